@@ -1,0 +1,346 @@
+"""The bookkeeping core: pure decisions over values, used by the code that talks to SQL and to brokers.
+
+Nothing here reads a clock, a database or a broker. A :class:`Row` is what counting needs to know of one Event. Every
+change of a row is a :class:`Turn`, made by one of the functions below; what the Task's counts move by is never written
+down beside it but derived from the row before and the row after (:func:`measure`), so counts equal rows by construction
+as long as both are written in one transaction.
+
+Three rules carry the rest:
+
+* **Fence.** ``attempt`` rises with every retry, requeue, recovery and give-back. A copy of a job carries the attempt it
+  was dispatched for; a copy whose attempt is not its row's is acknowledged unrun, and its outcome would lose the
+  compare-and-set.
+* **Flight.** A row is in flight when it is open, the dispatcher has passed it (``reserved``) and it does not wait for
+  ``due_at``. ``in_flight`` of a Task is ``dispatched - returned``, two counters that only rise.
+* **Copy key.** A broker holds at most one copy of the same (job id, attempt): pushing it again does nothing.
+
+`tests/unit/test_bookkeeping_model.py` drives exactly these functions through interleavings and crashes at every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final
+
+from asynctask.states import OPEN, PROBLEM, TERMINAL, Reason, State, Status, check_event
+
+__all__ = [
+    "COUNTED",
+    "POISON_DEATHS",
+    "Begin",
+    "Delta",
+    "Row",
+    "Turn",
+    "begin",
+    "cancel",
+    "explicit_retry",
+    "give_back",
+    "in_flight",
+    "may_close",
+    "may_dispatch",
+    "measure",
+    "outcome",
+    "recover",
+    "redispatch",
+    "release_due",
+    "room",
+    "stop",
+    "target",
+    "working",
+]
+
+COUNTED: Final = tuple(str(s) for s in Status)
+"""The counts of items, one per status; they always sum to the total."""
+
+POISON_DEATHS: Final = 3
+"""So many processes may die under a job that had begun before it ends in ``error`` (reason ``poison``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What the bookkeeping needs of an Event.
+
+    ``due_at`` is in microseconds, None when it does not wait; ``retries`` counts attempts that the retry policy gave;
+    ``deaths`` counts processes that died under it since its last outcome; ``reserved`` is true once the dispatcher has
+    passed the row (always for an Event without a Task). ``watched`` is set when a process died that held it, so that its
+    next worker records ``working`` before it performs. ``n_*`` are what the items of a slice came to so far.
+    """
+
+    status: Status
+    attempt: int = 1
+    due_at: int | None = None
+    retries: int = 0
+    deaths: int = 0
+    reserved: bool = False
+    items: int = 1
+    n_finish: int = 0
+    n_failed: int = 0
+    n_error: int = 0
+    n_cancelled: int = 0
+    process: str | None = None
+    watched: bool = False
+
+
+@dataclass(slots=True)
+class Delta:
+    """What a Task's counters move by. ``jobs`` counts Events, the rest of the first line counts items."""
+
+    enqueue: int = 0
+    working: int = 0
+    stopped: int = 0
+    finish: int = 0
+    failed: int = 0
+    error: int = 0
+    cancelled: int = 0
+    retrying: int = 0
+    jobs: int = 0
+    dispatched: int = 0
+    returned: int = 0
+
+    def add(self, other: Delta) -> None:
+        """Adds another delta to this one, in place."""
+        self.enqueue += other.enqueue
+        self.working += other.working
+        self.stopped += other.stopped
+        self.finish += other.finish
+        self.failed += other.failed
+        self.error += other.error
+        self.cancelled += other.cancelled
+        self.retrying += other.retrying
+        self.jobs += other.jobs
+        self.dispatched += other.dispatched
+        self.returned += other.returned
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, name) for name in Delta.__slots__)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One step of one row: legal by the table of states, with what the counts move by."""
+
+    before: Row | None
+    after: Row
+    reason: Reason
+
+    @property
+    def delta(self) -> Delta:
+        """What the Task's counters move by when this turn is written."""
+        return difference(self.before, self.after)
+
+
+def in_flight(row: Row) -> bool:
+    """Whether a copy of it is, or should be, in the broker or in a process."""
+    return row.reserved and row.due_at is None and row.status in (Status.ENQUEUE, Status.WORKING)
+
+
+def measure(row: Row) -> Mapping[str, int]:
+    """How one row stands in its Task's counts: its items per status, and its items that wait for a retry."""
+    done = row.n_finish + row.n_failed + row.n_error + row.n_cancelled
+    counts = {
+        "finish": row.n_finish,
+        "failed": row.n_failed,
+        "error": row.n_error,
+        "cancelled": row.n_cancelled,
+    }
+    counts[row.status] = counts.get(row.status, 0) + row.items - done
+    if row.status in OPEN and row.due_at is not None and row.retries > 0:
+        counts["retrying"] = row.items - done
+    return counts
+
+
+def difference(before: Row | None, after: Row) -> Delta:
+    """What the counters move by when a row goes from ``before`` (None: it is new) to ``after``."""
+    delta = Delta(jobs=1 if before is None else 0)
+    if before is not None:
+        for name, count in measure(before).items():
+            setattr(delta, name, getattr(delta, name) - count)
+    for name, count in measure(after).items():
+        setattr(delta, name, getattr(delta, name) + count)
+    was = before is not None and in_flight(before)
+    now = in_flight(after)
+    # A requeue that stays in flight (one copy lost, the next dispatched) returns one and dispatches one.
+    if was and (not now or (before is not None and after.attempt != before.attempt)):
+        delta.returned = 1
+    if now and (not was or (before is not None and after.attempt != before.attempt)):
+        delta.dispatched = 1
+    return delta
+
+
+def _turn(row: Row, target: Status, reason: Reason, **changes: object) -> Turn:
+    check_event(row.status, target, reason)
+    return Turn(row, replace(row, status=target, **changes), reason)  # type: ignore[arg-type]
+
+
+# -- Dispatch -----------------------------------------------------------------------------------------------------------
+
+
+def may_dispatch(state: str) -> bool:
+    """Whether a Task in this state may start jobs."""
+    return state in (State.SPLITTING, State.RUNNING)
+
+
+def room(state: str, parallel: int | None, flying: int, wanted: int) -> int:
+    """How many jobs of a Task may be reserved now: what is wanted, under its ``parallel`` less what is in flight."""
+    if not may_dispatch(state):
+        return 0
+    limit = wanted if parallel is None else min(wanted, parallel - flying)
+    return max(0, limit)
+
+
+def target(free_threads: int, consumed_per_s: float, ahead_s: float = 0.25) -> int:
+    """How many jobs should wait in a queue: one for each free thread and ``ahead_s`` seconds of consumption."""
+    return max(0, free_threads) + int(max(0.0, consumed_per_s) * ahead_s)
+
+
+def release_due(row: Row) -> Turn:
+    """A row whose ``due_at`` has come is reserved: it stops waiting and its next copy is dispatched."""
+    if row.status is not Status.ENQUEUE or row.due_at is None:
+        raise ValueError(f"only a waiting row can be released, not {row}")
+    return Turn(row, replace(row, due_at=None, reserved=True), Reason.RETRY)
+
+
+def redispatch(row: Row, state: str, *, held: bool, missed_before: bool, now: int) -> Turn | None:
+    """An open row in flight that the broker does not hold on two looks: it waits again, or is cancelled with its Task.
+
+    A row that a live process is ``working`` on is left alone: that the broker forgot it does not stop the work.
+    """
+    if held or not missed_before or row.status is not Status.ENQUEUE or not in_flight(row):
+        return None
+    if state == State.CANCELLED:
+        return cancel(row)
+    return _turn(row, Status.ENQUEUE, Reason.REDISPATCHED, attempt=row.attempt + 1, due_at=now)
+
+
+# -- Begin --------------------------------------------------------------------------------------------------------------
+
+
+class Begin(Enum):
+    """What to do with a fetched copy."""
+
+    RUN = "run"
+    DROP = "drop"  # acknowledge unrun: terminal, another attempt's copy, or not dispatched
+    GIVE_BACK = "give_back"  # the Task is paused: back to the ledger
+    CANCEL = "cancel"  # the Task is cancelled
+
+
+def begin(row: Row, attempt: int | None, state: str | None) -> Begin:
+    """Decides for a fetched copy of ``attempt`` (None: the engine knows none) under its Task's ``state`` (None: no Task)."""
+    if row.status in TERMINAL or row.status is Status.STOPPED:
+        return Begin.DROP
+    if attempt is not None and attempt != row.attempt:
+        return Begin.DROP
+    if row.due_at is not None and attempt is not None:
+        return Begin.DROP  # it waits in the ledger: whoever dispatches it next pushes its own copy
+    if state == State.CANCELLED:
+        return Begin.CANCEL
+    if state == State.PAUSED:
+        return Begin.GIVE_BACK
+    return Begin.RUN
+
+
+# -- Record -------------------------------------------------------------------------------------------------------------
+
+
+def working(row: Row, process: str, reason: Reason = Reason.STARTED) -> Turn:
+    """The job began and outlasts a flush (or is watched closely because a process died under it)."""
+    return _turn(row, Status.WORKING, reason, process=process)
+
+
+def outcome(row: Row, status: Status, reason: Reason, *, retry_at: int | None = None, now: int = 0) -> Turn:
+    """What one attempt came to.
+
+    Arguments: the terminal ``status`` (``finish``, ``failed``, ``error``) with its reason; ``retry_at`` when the retry
+    policy gives another attempt (then the row waits as ``enqueue`` until that time); with ``Reason.INTERRUPTED`` the row
+    waits again from ``now``.
+    """
+    if reason is Reason.INTERRUPTED:
+        return _turn(row, Status.ENQUEUE, reason, attempt=row.attempt + 1, due_at=now, process=None)
+    if retry_at is not None:
+        return _turn(
+            row,
+            Status.ENQUEUE,
+            Reason.RETRY,
+            attempt=row.attempt + 1,
+            due_at=retry_at,
+            retries=row.retries + 1,
+            deaths=0,
+            watched=False,
+            process=None,
+        )
+    return _turn(row, status, reason, process=None, deaths=0, watched=False, due_at=None, **_items_to(row, status))
+
+
+def give_back(row: Row, *, now: int) -> Turn:
+    """A copy that was fetched or waits in the broker goes back to the ledger unrun, and may be dispatched at once."""
+    return _turn(row, Status.ENQUEUE, Reason.GIVEN_BACK, attempt=row.attempt + 1, due_at=now, process=None)
+
+
+def recover(row: Row, state: str | None, *, now: int) -> Turn | None:
+    """The process that held this row's copy is dead. None where the row has nothing to recover.
+
+    A row that had begun (``working``) counts the death; the third ends it as poison. One that is still ``enqueue`` may
+    have begun within the last flush or not at all: it counts no death but is watched from now on. A row of a cancelled
+    Task is cancelled, for nobody can be running it any more.
+    """
+    if row.status not in (Status.ENQUEUE, Status.WORKING) or row.due_at is not None:
+        return None
+    deaths = row.deaths + (row.status is Status.WORKING)
+    if deaths >= POISON_DEATHS:
+        return _turn(
+            row, Status.ERROR, Reason.POISON, attempt=row.attempt + 1, deaths=deaths, process=None,
+            **_items_to(row, Status.ERROR),
+        )  # fmt: skip
+    if state == State.CANCELLED:
+        return cancel(row)
+    return _turn(
+        row, Status.ENQUEUE, Reason.WORKER_LOST, attempt=row.attempt + 1, due_at=now, deaths=deaths, process=None,
+        watched=True,
+    )  # fmt: skip
+
+
+# -- Control ------------------------------------------------------------------------------------------------------------
+
+
+def cancel(row: Row) -> Turn:
+    """An open row that nobody is running is cancelled; ``attempt`` rises, so that a copy still somewhere is dropped."""
+    return _turn(
+        row, Status.CANCELLED, Reason.CANCELLED, attempt=row.attempt + 1, due_at=None, process=None,
+        **_items_to(row, Status.CANCELLED),
+    )  # fmt: skip
+
+
+def stop(row: Row) -> Turn:
+    """A person stopped it: it waits, shown, until a person starts it again."""
+    return _turn(row, Status.STOPPED, Reason.STOPPED, attempt=row.attempt + 1, due_at=None, process=None)
+
+
+def explicit_retry(row: Row, *, now: int) -> Turn:
+    """A person's retry of a terminal row: it waits from ``now``, with its retries and deaths forgotten."""
+    open_again: dict[str, object] = {"n_failed": 0, "n_error": 0, "n_cancelled": 0}
+    return _turn(
+        row, Status.ENQUEUE, Reason.RETRIED, attempt=row.attempt + 1, due_at=now, retries=0, deaths=0, reserved=True,
+        process=None, **open_again,
+    )  # fmt: skip
+
+
+def may_close(state: str, sealed: bool, turning: bool, counts: Delta) -> bool:
+    """Whether a Task's generation may close: sealed, nothing being turned, and no open item by its counts.
+
+    The caller then asks the rows themselves before it closes: counts are a cache, rows are the truth.
+    """
+    if not sealed or turning or state not in (State.RUNNING, State.PAUSED, State.CANCELLED):
+        return False
+    return counts.enqueue == 0 and counts.working == 0 and counts.stopped == 0
+
+
+def _items_to(row: Row, status: Status) -> dict[str, object]:
+    """A job of one item ends whole: its items' column is the status; a slice keeps what its items came to."""
+    open_items = row.items - row.n_finish - row.n_failed - row.n_error - row.n_cancelled
+    name = f"n_{status}"
+    return {name: getattr(row, name) + open_items}
+
+
+assert PROBLEM < TERMINAL

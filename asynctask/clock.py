@@ -1,0 +1,116 @@
+"""Clock, ids and randomness: the only module that asks the machine for them.
+
+Everything else takes a :class:`Clock` and an :class:`Ids` as arguments, so that a test decides what time it is and which
+numbers come next. Times inside the program are integers: microseconds since 1970-01-01 UTC. They become RFC 3339 text
+only where they leave it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Final, Protocol
+
+__all__ = ["SECOND", "Clock", "Ids", "SystemClock", "SystemIds", "from_datetime", "hostname", "micros", "rfc3339"]
+
+SECOND: Final = 1_000_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Clock(Protocol):
+    """What time it is."""
+
+    def now(self) -> int:
+        """The wall clock: microseconds since 1970-01-01 UTC."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds of a clock that never goes back, for measuring durations within one process."""
+        ...
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    def now(self) -> int:
+        return time.time_ns() // 1000
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+class Ids(Protocol):
+    """Where new ids and random numbers come from."""
+
+    def jid(self) -> str:
+        """A job id: 24 lower-case hex digits."""
+        ...
+
+    def jids(self, count: int) -> list[str]:
+        """``count`` job ids at once."""
+        ...
+
+    def nonce(self) -> str:
+        """12 lower-case hex digits, once per process life."""
+        ...
+
+    def random(self) -> float:
+        """A number in [0, 1)."""
+        ...
+
+
+class SystemIds:
+    """Ids from the operating system's randomness.
+
+    A jid is 8 hex digits of seconds, then 16 random ones: neighbours in time are neighbours in the index on ``job_id``,
+    which keeps inserts cheap when the table holds a million rows.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._random = random.SystemRandom()
+
+    def jid(self) -> str:
+        return self.jids(1)[0]
+
+    def jids(self, count: int) -> list[str]:
+        prefix = f"{self._clock.now() // SECOND & 0xFFFFFFFF:08x}"
+        noise = os.urandom(8 * count).hex()
+        return [prefix + noise[i : i + 16] for i in range(0, 16 * count, 16)]
+
+    def nonce(self) -> str:
+        return os.urandom(6).hex()
+
+    def random(self) -> float:
+        return self._random.random()
+
+
+def micros(seconds: float) -> int:
+    """Seconds as whole microseconds."""
+    return round(seconds * SECOND)
+
+
+def from_datetime(when: datetime) -> int:
+    """An aware datetime as microseconds since 1970-01-01 UTC. Raises ValueError for a naive one."""
+    if when.tzinfo is None:
+        raise ValueError("a time without a zone is ambiguous: give an aware datetime, e.g. datetime.now(UTC)")
+    return (when - _EPOCH) // timedelta(microseconds=1)
+
+
+def rfc3339(at: int | None) -> str | None:
+    """Microseconds since the epoch as RFC 3339 text in UTC with milliseconds; None stays None."""
+    if at is None:
+        return None
+    return (_EPOCH + timedelta(microseconds=at)).strftime("%Y-%m-%dT%H:%M:%S.") + f"{at // 1000 % 1000:03d}Z"
+
+
+def hostname(names: Iterable[str] = ("DYNO",)) -> str:
+    """This machine's name; on platforms that give a dyno a name, that one."""
+    for name in names:
+        if value := os.environ.get(name):
+            return value
+    return socket.gethostname()

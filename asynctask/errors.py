@@ -1,0 +1,186 @@
+"""Every error of the project: one root, attributes instead of text to parse, messages that say how to mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = [
+    "AsyncTaskError",
+    "BrokerUnavailable",
+    "ConfigError",
+    "Conflict",
+    "InputError",
+    "JobInterrupted",
+    "JobTimeout",
+    "LedgerUnavailable",
+    "NormalException",
+    "NotBuilt",
+    "NotFound",
+    "Problem",
+    "SchemaOutdated",
+    "TooLarge",
+    "TransitionRefused",
+    "Unavailable",
+    "UnknownWorker",
+    "UnsupportedFormat",
+]
+
+
+class AsyncTaskError(Exception):
+    """Root of all errors. ``code`` is stable and meant for programs, the message for people."""
+
+    code = "error"
+
+
+class NormalException(AsyncTaskError):  # noqa: N818 - the name is the public contract
+    """The business said no: the item is ``failed``, never retried, and the job is over.
+
+    Arguments: the message that people will read, and optionally a stable ``code`` for grouping.
+    """
+
+    code = "failed"
+
+    def __init__(self, message: str = "", *, code: str | None = None) -> None:
+        super().__init__(message)
+        if code is not None:
+            self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with one cell, row or field.
+
+    ``row`` is the row as the user's spreadsheet numbers it (1 is the first); for JSON items it is the 1-based position.
+    """
+
+    row: int | None
+    column: str | None
+    code: str
+    message: str
+    value: Any = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "row": self.row,
+            "column": self.column,
+            "code": self.code,
+            "message": self.message,
+            "value": self.value,
+        }
+
+
+class InputError(AsyncTaskError):
+    """What came from outside cannot be taken. ``status`` is the HTTP status that says so, ``errors`` the single faults."""
+
+    code = "invalid_input"
+    status = 422
+
+    def __init__(
+        self, message: str, *, code: str | None = None, status: int | None = None, errors: Iterable[Problem] = ()
+    ) -> None:
+        super().__init__(message)
+        if code is not None:
+            self.code = code
+        if status is not None:
+            self.status = status
+        self.errors: Sequence[Problem] = tuple(errors)
+
+
+class TooLarge(InputError):
+    """Over a limit; the message names the limit, its value and the setting that moves it."""
+
+    code = "too_large"
+    status = 413
+
+
+class UnsupportedFormat(InputError):
+    """A file that is none of the formats that can be read, or not what its name says."""
+
+    code = "unsupported_format"
+    status = 415
+
+
+class UnknownWorker(InputError):
+    """No worker of that name is registered."""
+
+    code = "unknown_worker"
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        names = ", ".join(sorted(known)) or "none"
+        super().__init__(f"no worker is registered as {name!r}; registered: {names}")
+        self.name = name
+
+
+class NotBuilt(InputError):
+    """An option of the contract that this version cannot honour yet: refused, never accepted and ignored."""
+
+    code = "not_supported_yet"
+
+    def __init__(self, option: str) -> None:
+        super().__init__(f"{option!r} is not supported by this version yet; leave it out")
+        self.option = option
+
+
+class NotFound(AsyncTaskError):
+    """No such Task, Event, worker or process."""
+
+    code = "not_found"
+    status = 404
+
+
+class Conflict(AsyncTaskError):
+    """The present state forbids it; the message names the state and what would be allowed."""
+
+    code = "conflict"
+    status = 409
+
+
+class TransitionRefused(Conflict):
+    """An edge that the state machine does not have."""
+
+    code = "transition_refused"
+
+
+class ConfigError(AsyncTaskError):
+    """A setting is unknown, of the wrong type, or contradicts another."""
+
+    code = "bad_config"
+
+
+class SchemaOutdated(AsyncTaskError):
+    """The database's schema is not the one this version needs; the message prints the command that mends it."""
+
+    code = "schema_outdated"
+
+
+class Unavailable(AsyncTaskError):
+    """A server that is needed does not answer."""
+
+    code = "unavailable"
+    status = 503
+
+
+class LedgerUnavailable(Unavailable):
+    """The database does not answer."""
+
+    code = "ledger_unavailable"
+
+
+class BrokerUnavailable(Unavailable):
+    """The broker does not answer."""
+
+    code = "broker_unavailable"
+
+
+class JobTimeout(BaseException):  # noqa: N818 - control flow: `except Exception` in job code must not swallow it
+    """Raised inside a job that is over its ``timeout``."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        super().__init__(f"over its timeout of {seconds:g} s")
+        self.seconds = seconds
+
+
+class JobInterrupted(BaseException):  # noqa: N818 - control flow, see JobTimeout
+    """Raised inside a job that is still running when its runtime must end."""

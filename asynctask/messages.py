@@ -1,0 +1,102 @@
+"""The messages that the middleware leaves in an Event, in the languages that ship."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+__all__ = ["CATALOGUE", "KEEP_FIRST", "KEEP_LAST", "MAX_MESSAGE", "Catalogue", "append"]
+
+KEEP_FIRST: Final = 10
+KEEP_LAST: Final = 90
+MAX_MESSAGE: Final = 10_000
+"""Characters kept of one message."""
+
+CATALOGUE: Final[Mapping[str, Mapping[str, str]]] = {
+    "en": {
+        "working": "In progress",
+        "finish": "Done",
+        "failed": "Failed: {0}",
+        "error": "Error: {0}",
+        "retry": "Waiting for retry",
+        "interrupted": "Interrupted",
+        "timeout": "Timed out",
+        "stopped": "Stopped",
+        "worker_lost": "Worker lost",
+        "poison": "Worker lost three times; given up",
+        "cancelled": "Cancelled",
+        "given_back": "Taken back from the queue",
+        "redispatched": "Lost by the queue; dispatched again",
+        "retried": "Retried",
+        "resumed": "Started again",
+        "discarded": "Given up: {0}",
+    },
+    "zh_CN": {
+        "working": "处理中",
+        "finish": "已经完成",
+        "failed": "发生错误: {0}",
+        "error": "发生致命错误: {0}",
+        "retry": "等待重试",
+        "interrupted": "被中断",
+        "timeout": "超时",
+        "stopped": "已停止",
+        "worker_lost": "工作进程丢失",
+        "poison": "工作进程三次丢失，已放弃",
+        "cancelled": "已取消",
+        "given_back": "已从队列取回",
+        "redispatched": "队列丢失，重新派发",
+        "retried": "已重试",
+        "resumed": "重新开始",
+        "discarded": "已放弃: {0}",
+    },
+    "ja": {
+        "working": "処理中",
+        "finish": "完了しました",
+        "failed": "失敗: {0}",
+        "error": "エラー: {0}",
+        "retry": "再試行待ち",
+        "interrupted": "中断されました",
+        "timeout": "タイムアウトしました",
+        "stopped": "停止しました",
+        "worker_lost": "ワーカーが失われました",
+        "poison": "ワーカーが3回失われたため打ち切りました",
+        "cancelled": "取り消されました",
+        "given_back": "キューから戻されました",
+        "redispatched": "キューで失われたため再送しました",
+        "retried": "再実行します",
+        "resumed": "再開しました",
+        "discarded": "打ち切り: {0}",
+    },
+}
+
+
+class Catalogue:
+    """The messages of one locale. Raises KeyError for a locale that does not ship."""
+
+    def __init__(self, locale: str = "en") -> None:
+        self._texts = CATALOGUE[locale]
+        self.locale = locale
+
+    def __call__(self, key: str, text: str = "") -> str:
+        """The message for ``key``, with ``text`` in its place, at most ``MAX_MESSAGE`` characters."""
+        # Not str.format: the text comes from outside and may hold braces.
+        return self._texts[key].replace("{0}", text)[:MAX_MESSAGE]
+
+
+def append(
+    messages: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """Messages with new ones at the end: append-only, bounded to the first 10 and the last 90.
+
+    What falls out between them is counted in one entry ``{"dropped": n}`` that stands in its place.
+    """
+    merged = [*messages, *new]
+    gap = next((i for i, m in enumerate(merged) if "dropped" in m), None)
+    dropped = int(merged.pop(gap)["dropped"]) if gap is not None else 0
+    excess = len(merged) - KEEP_FIRST - KEEP_LAST
+    if excess > 0:
+        del merged[KEEP_FIRST : KEEP_FIRST + excess]
+        dropped += excess
+    if dropped:
+        merged.insert(KEEP_FIRST, {"dropped": dropped})
+    return merged
