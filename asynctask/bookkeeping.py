@@ -46,6 +46,7 @@ __all__ = [
     "redispatch",
     "release_due",
     "room",
+    "start",
     "stop",
     "target",
     "working",
@@ -317,12 +318,20 @@ def stop(row: Row) -> Turn:
     return _turn(row, Status.STOPPED, Reason.STOPPED, attempt=row.attempt + 1, due_at=None, process=None)
 
 
+def start(row: Row, *, now: int) -> Turn:
+    """A person starts a stopped job again: it waits from ``now``, or for the pointer if it was never reached."""
+    return _turn(row, Status.ENQUEUE, Reason.RESUMED, attempt=row.attempt + 1, due_at=now if row.reserved else None)
+
+
 def explicit_retry(row: Row, *, now: int) -> Turn:
-    """A person's retry of a terminal row: it waits from ``now``, with its retries and deaths forgotten."""
+    """A person's retry of a terminal row: it waits from ``now``, with its retries and deaths forgotten.
+
+    A row that the dispatcher has not reached yet needs no ``due_at``: the pointer will come by.
+    """
     open_again: dict[str, object] = {"n_failed": 0, "n_error": 0, "n_cancelled": 0}
     return _turn(
-        row, Status.ENQUEUE, Reason.RETRIED, attempt=row.attempt + 1, due_at=now, retries=0, deaths=0, reserved=True,
-        process=None, **open_again,
+        row, Status.ENQUEUE, Reason.RETRIED, attempt=row.attempt + 1, due_at=now if row.reserved else None,
+        retries=0, deaths=0, watched=False, process=None, **open_again,
     )  # fmt: skip
 
 

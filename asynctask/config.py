@@ -1,0 +1,168 @@
+"""Configuration: one frozen value. Each field is a keyword argument, an environment variable and a command-line flag.
+
+Nothing here looks at the environment by itself: :func:`load` takes it as an argument.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, get_type_hints
+
+from asynctask.errors import ConfigError
+from asynctask.messages import CATALOGUE
+
+__all__ = ["ENV_PREFIX", "Config", "Setting", "load", "settings"]
+
+ENV_PREFIX: Final = "ASYNCTASK_"
+_SECRET = frozenset({"database_url", "broker_url"})
+
+
+def _field(default: Any, text: str, *, low: float | None = None, high: float | None = None) -> Any:
+    return field(default=default, metadata={"help": text, "low": low, "high": high})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The settings of one application. Raises :class:`ConfigError` for values that cannot work."""
+
+    database_url: str = _field("sqlite:///asynctask.db", "The ledger's database, as SQLAlchemy writes URLs.")
+    broker_url: str = _field("", "Where jobs wait; empty: a table of the database.")
+    namespace: str = _field("", "Prefix of every key of a shared broker.")
+    locale: str = _field("en", "Language of the messages that the middleware records: " + ", ".join(CATALOGUE) + ".")
+    data_dir: str = _field("asynctask-data", "Folder for uploads and reports; every process must see the same one.")
+    app: str = _field("", "module:attribute of the application, for processes that this one starts.")
+
+    concurrency: int = _field(5, "Threads of a worker process.", low=1, high=1000)
+    processes: int = _field(1, "Worker processes.", low=1, high=256)
+    queues: str = _field("default", "Queues to work on, with weights: critical,3 default,1 (spaces between queues).")
+    strict_queues: bool = _field(False, "Take from the queues in the listed order, ignoring weights.")
+    shutdown_s: float = _field(25.0, "Seconds that running jobs are given at a stop.", low=0, high=86_400)
+    lease_s: float = _field(20.0, "Seconds after which a silent process counts as dead.", low=0.5, high=3600)
+    heartbeat_s: float = _field(5.0, "Seconds between renewals of the lease; less than half of it.", low=0.1, high=1800)
+    dispatch_ahead_s: float = _field(0.25, "Seconds of consumption that wait in the queue.", low=0.01, high=60)
+
+    host: str = _field("127.0.0.1", "Address of the web server.")
+    port: int = _field(8000, "Port of the web server; 0 takes a free one.", low=0, high=65_535)
+    web_threads: int = _field(8, "Threads of the web server.", low=1, high=256)
+
+    max_body_bytes: int = _field(16_777_216, "Largest JSON body of a request.", low=1024)
+    max_file_bytes: int = _field(209_715_200, "Largest uploaded file.", low=1024)
+    max_unzipped_bytes: int = _field(1_073_741_824, "Largest size of a workbook when unzipped.", low=1024)
+    max_unzip_ratio: int = _field(200, "Largest ratio of unzipped to zipped size of a workbook.", low=2)
+    max_rows: int = _field(1_000_000, "Most rows or items of one submission.", low=1)
+    max_columns: int = _field(1_000, "Most columns of a sheet.", low=1)
+    max_cell_chars: int = _field(32_767, "Most characters of one cell.", low=1)
+    max_item_bytes: int = _field(65_536, "Largest item, as JSON.", low=16)
+    max_json_depth: int = _field(32, "Deepest nesting of JSON.", low=1, high=90)
+    max_result_bytes: int = _field(65_536, "Largest result that a job may return, as JSON.", low=0)
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            _check(each.name, getattr(self, each.name), each.metadata["low"], each.metadata["high"])
+        if self.heartbeat_s * 2 > self.lease_s:
+            raise ConfigError(
+                f"heartbeat_s ({self.heartbeat_s:g}) must be at most half of lease_s ({self.lease_s:g}),"
+                " or one late renewal makes a living process count as dead"
+            )
+        if self.locale not in CATALOGUE:
+            raise ConfigError(f"locale {self.locale!r} does not ship; choose one of {', '.join(CATALOGUE)}")
+        if self.broker_url and not _same_database(self.broker_url, self.database_url):
+            raise ConfigError("broker_url: this version's only broker is the database itself; leave it empty")
+        if self.namespace:
+            raise ConfigError("namespace: the database broker has no keys to prefix; leave it empty")
+        self.queue_weights()
+
+    def queue_weights(self) -> dict[str, int]:
+        """The queues with their weights, in the listed order."""
+        weights: dict[str, int] = {}
+        for part in self.queues.split():
+            name, _, weight = part.partition(",")
+            if not name or (weight and not weight.isdecimal()) or weight == "0":
+                raise ConfigError(f"queues: {part!r} is no queue; write name or name,weight, with spaces between")
+            weights[name] = int(weight or 1)
+        if not weights:
+            raise ConfigError("queues: name at least one queue")
+        return weights
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One field with where its value came from: ``default``, ``environment`` or ``argument``."""
+
+    name: str
+    value: Any
+    origin: str
+    help: str
+    env: str
+
+    @property
+    def shown(self) -> Any:
+        """The value with passwords left out."""
+        if self.name in _SECRET and isinstance(self.value, str) and "@" in self.value:
+            scheme, _, rest = self.value.partition("://")
+            return f"{scheme}://***@{rest.rpartition('@')[2]}"
+        return self.value
+
+
+def load(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Config, dict[str, str]]:
+    """A configuration from keyword arguments (they win; None means not given) and an environment.
+
+    Returns it with the origin of each field. Raises :class:`ConfigError` for an unknown name, with the nearest known one.
+    """
+    types = get_type_hints(Config)
+    values: dict[str, Any] = {}
+    origins = dict.fromkeys(types, "default")
+    for key, text in environ.items():
+        if not key.startswith(ENV_PREFIX):
+            continue
+        name = key.removeprefix(ENV_PREFIX).lower()
+        if name not in types:
+            raise ConfigError(f"{key} is no setting{_did_you_mean(name, ENV_PREFIX, types)}")
+        values[name], origins[name] = _parse(name, text, types[name]), "environment"
+    for name, value in arguments.items():
+        if name not in types:
+            raise ConfigError(f"{name!r} is no setting{_did_you_mean(name, '', types)}")
+        if value is not None:
+            values[name], origins[name] = value, "argument"
+    return Config(**values), origins
+
+
+def settings(config: Config, origins: Mapping[str, str]) -> list[Setting]:
+    """Every field with its value, origin, help and environment variable."""
+    return [
+        Setting(
+            f.name, getattr(config, f.name), origins.get(f.name, "default"), f.metadata["help"], ENV_PREFIX + f.name.upper()
+        )
+        for f in fields(config)
+    ]
+
+
+def _did_you_mean(name: str, prefix: str, known: Mapping[str, Any]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    if not near:
+        return "; `asynctask config` lists them"
+    return f"; did you mean {prefix + near[0].upper() if prefix else near[0]}?"
+
+
+def _parse(name: str, text: str, kind: type) -> Any:
+    try:
+        if kind is bool:
+            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}[text.lower()]
+        return kind(text)
+    except (ValueError, KeyError):
+        raise ConfigError(f"{ENV_PREFIX}{name.upper()}={text!r} is no {kind.__name__}") from None
+
+
+def _check(name: str, value: Any, low: float | None, high: float | None) -> None:
+    kind = get_type_hints(Config)[name]
+    ok = isinstance(value, int | float) and not isinstance(value, bool) if kind is float else type(value) is kind
+    if not ok:
+        raise ConfigError(f"{name} must be {kind.__name__}, not {value!r}")
+    if (low is not None and value < low) or (high is not None and value > high):
+        raise ConfigError(f"{name} must be between {low or 0:g} and {'any' if high is None else f'{high:g}'}, not {value!r}")
+
+
+def _same_database(broker_url: str, database_url: str) -> bool:
+    return broker_url == database_url

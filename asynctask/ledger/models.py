@@ -1,0 +1,286 @@
+"""The tables. Every time is an integer: microseconds since 1970-01-01 UTC; JSON is text.
+
+Look-ups use nullable columns that are NULL in the common life (``due_at``, ``problem``, ``process``); their indexes are
+partial where the database can. No index names ``status``: on PostgreSQL that would make every outcome rewrite an index.
+There are no foreign keys on events and tallies (they cost a third of the load rate); ``doctor`` looks for orphans.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Float,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.dialects.mysql import LONGTEXT
+
+__all__ = [
+    "events",
+    "item_errors",
+    "jobs",
+    "metadata",
+    "processes",
+    "task_errors",
+    "task_log",
+    "task_rejects",
+    "task_samples",
+    "task_tallies",
+    "tasks",
+]
+
+metadata: Final = MetaData(
+    naming_convention={"ix": "ix_%(column_0_label)s", "uq": "uq_%(table_name)s_%(column_0_name)s", "pk": "pk_%(table_name)s"}
+)
+
+# SQLite gives a rowid only to a column whose type is exactly INTEGER.
+Key: Final = BigInteger().with_variant(Integer, "sqlite")
+Json: Final = Text().with_variant(LONGTEXT, "mysql", "mariadb")
+
+
+def _id() -> Column[int]:
+    return Column("id", Key, primary_key=True, autoincrement=True)
+
+
+def _count(name: str, default: int = 0) -> Column[int]:
+    return Column(name, BigInteger, nullable=False, server_default=text(str(default)))
+
+
+def _partial(name: str, *columns: str, where: str) -> Index:
+    return Index(name, *columns, sqlite_where=text(where), postgresql_where=text(where))
+
+
+tasks: Final = Table(
+    "tasks",
+    metadata,
+    _id(),
+    Column("worker_name", String(255), nullable=False),
+    Column("queue", String(255), nullable=False),
+    Column("title", String(255), nullable=False, server_default=""),
+    Column("owner", String(255), nullable=False, server_default=""),
+    Column("session", String(255)),
+    Column("state", String(16), nullable=False),
+    Column("state_reason", String(255)),
+    # What an explicit retry opens. It closes once, when generation_sealed and every row is terminal.
+    _count("generation", 1),
+    _count("generation_sealed", 0),
+    _count("version", 1),
+    _count("slots", 1),
+    # Knobs. parallel NULL is no limit of its own.
+    Column("parallel", Integer),
+    Column("interval_s", Float, nullable=False, server_default=text("0")),
+    Column("priority", Integer, nullable=False),
+    Column("tolerated_failures", String(16)),
+    _count("chunk_size", 1),
+    Column("options", Json),  # retry, timeout, ... as submitted, JSON
+    Column("on_complete", String(255)),
+    # Dispatch: rows with seq < next_seq have been reserved once; rows with seq < low_seq are terminal.
+    _count("next_seq"),
+    _count("low_seq"),
+    Column("reserved_from", BigInteger),
+    Column("dispatch_by", String(64)),
+    Column("dispatch_until", BigInteger),
+    # Split: where the items come from, how far it is, and who works on it until when.
+    Column("split_state", String(16), nullable=False),
+    Column("split_reason", String(1024)),
+    Column("split_source", Json),
+    Column("split_by", String(64)),
+    Column("split_until", BigInteger),
+    _count("split_cursor"),
+    Column("planned", BigInteger),
+    _count("created"),  # items
+    _count("created_jobs"),
+    _count("rejected"),
+    # Rows being turned in slices (cancel, retry): which, and how far.
+    Column("turning", String(16)),
+    Column("turn_statuses", String(64)),
+    _count("turn_cursor"),
+    Column("resubmit_of", BigInteger),
+    Column("idempotency_key", String(255)),
+    Column("body_digest", String(64)),
+    Column("origin", String(255)),  # the uploaded file's name
+    Column("created_at", BigInteger, nullable=False),
+    Column("started_at", BigInteger),
+    Column("updated_at", BigInteger, nullable=False),
+    Column("closed_at", BigInteger),
+    Column("finished_at", BigInteger),
+    UniqueConstraint("owner", "idempotency_key", name="uq_tasks_owner_idempotency_key"),
+    _partial("ix_tasks_open", "id", where="finished_at IS NULL"),
+)
+
+events: Final = Table(
+    "events",
+    metadata,
+    _id(),
+    Column("job_id", String(64), nullable=False),
+    Column("task_id", BigInteger),
+    Column("seq", BigInteger),
+    Column("worker_name", String(255)),  # NULL: the Task's
+    Column("queue", String(255)),  # NULL: the Task's
+    Column("status", String(9), nullable=False),
+    Column("attempt", Integer, nullable=False, server_default=text("1")),
+    Column("retries", Integer, nullable=False, server_default=text("0")),
+    Column("deaths", Integer, nullable=False, server_default=text("0")),
+    Column("watched", Integer, nullable=False, server_default=text("0")),
+    Column("items", Integer, nullable=False, server_default=text("1")),
+    Column("n_finish", Integer, nullable=False, server_default=text("0")),
+    Column("n_failed", Integer, nullable=False, server_default=text("0")),
+    Column("n_error", Integer, nullable=False, server_default=text("0")),
+    Column("n_cancelled", Integer, nullable=False, server_default=text("0")),
+    Column("params", Json),
+    Column("options", Json),  # of an Event without a Task: the rest of its payload
+    Column("added_messages", Json),
+    Column("result", Json),
+    Column("checkpoint", Json),
+    Column("first_row", BigInteger),
+    Column("last_row", BigInteger),
+    Column("due_at", BigInteger),
+    Column("problem", String(64)),
+    Column("process", String(64)),
+    Column("created_at", BigInteger, nullable=False),
+    Column("started_at", BigInteger),
+    Column("finished_at", BigInteger),
+    UniqueConstraint("job_id", name="uq_events_job_id"),
+    UniqueConstraint("task_id", "seq", name="uq_events_task_id_seq"),
+    _partial("ix_events_due", "due_at", "task_id", where="due_at IS NOT NULL"),
+    _partial("ix_events_task_due", "task_id", "due_at", where="due_at IS NOT NULL"),
+    _partial("ix_events_problem", "task_id", "id", "problem", where="problem IS NOT NULL"),
+    _partial("ix_events_process", "process", where="process IS NOT NULL"),
+)
+
+task_tallies: Final = Table(
+    "task_tallies",
+    metadata,
+    Column("task_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("slot", Integer, primary_key=True, autoincrement=False),
+    _count("version"),
+    *(
+        _count(name)
+        for name in (
+            "enqueue", "working", "stopped", "finish", "failed", "error", "cancelled",
+            "retrying", "jobs", "dispatched", "returned",
+        )
+    ),
+)  # fmt: skip
+
+task_rejects: Final = Table(
+    "task_rejects",
+    metadata,
+    Column("task_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("row", BigInteger, primary_key=True, autoincrement=False),
+    Column("errors", Json, nullable=False),  # [{column, code, message, value}]
+    Column("cells", Json),
+)
+
+item_errors: Final = Table(
+    "item_errors",
+    metadata,
+    _id(),
+    Column("task_id", BigInteger, nullable=False),
+    Column("event_id", BigInteger, nullable=False),
+    Column("row", BigInteger),
+    Column("status", String(9), nullable=False),
+    Column("code", String(64)),
+    Column("message", Json),
+    Column("digest", String(32), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Index("ix_item_errors_task_id_row", "task_id", "row"),
+    Index("ix_item_errors_event_id", "event_id"),
+)
+
+task_errors: Final = Table(
+    "task_errors",
+    metadata,
+    Column("task_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("slot", Integer, primary_key=True, autoincrement=False),
+    Column("digest", String(32), primary_key=True),
+    Column("status", String(9), nullable=False),
+    Column("message", Json, nullable=False),
+    _count("count"),
+    Column("sample_job_id", String(64)),
+    Column("sample_row", BigInteger),
+)
+
+task_samples: Final = Table(
+    "task_samples",
+    metadata,
+    Column("task_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("at", BigInteger, primary_key=True, autoincrement=False),
+    _count("done"),
+    _count("problems"),
+)
+
+task_log: Final = Table(
+    "task_log",
+    metadata,
+    _id(),
+    Column("task_id", BigInteger, nullable=False),
+    Column("at", BigInteger, nullable=False),
+    Column("who", String(255), nullable=False, server_default=""),
+    Column("action", String(32), nullable=False),
+    Column("detail", Json),
+    Index("ix_task_log_task_id", "task_id", "id"),
+)
+
+jobs: Final = Table(
+    "jobs",
+    metadata,
+    _id(),
+    Column("jid", String(64), nullable=False),
+    Column("attempt", Integer, nullable=False, server_default=text("0")),
+    Column("queue", String(255), nullable=False),
+    Column("priority", Integer, nullable=False),
+    Column("task_id", BigInteger),
+    # NULL: it waits in its queue. 'schedule', 'retry', 'dead': it is in that set, with run_at as its score.
+    Column("held_in", String(8)),
+    Column("run_at", BigInteger),
+    Column("process", String(64)),
+    Column("deaths", Integer, nullable=False, server_default=text("0")),
+    Column("payload", Json, nullable=False),
+    UniqueConstraint("jid", "attempt", name="uq_jobs_jid_attempt"),
+    _partial("ix_jobs_waiting", "queue", "priority", "id", where="process IS NULL AND held_in IS NULL"),
+    _partial("ix_jobs_sets", "held_in", "run_at", where="held_in IS NOT NULL"),
+    _partial("ix_jobs_process", "process", where="process IS NOT NULL"),
+    _partial("ix_jobs_task", "task_id", where="task_id IS NOT NULL"),
+)
+
+processes: Final = Table(
+    "processes",
+    metadata,
+    Column("identity", String(64), primary_key=True),
+    Column("kind", String(16), nullable=False),
+    Column("hostname", String(255), nullable=False),
+    Column("boot_id", String(64), nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("pid_started", BigInteger, nullable=False),
+    Column("started_at", BigInteger, nullable=False),
+    Column("beat_at", BigInteger, nullable=False),
+    Column("lease_until", BigInteger, nullable=False),
+    _count("concurrency"),
+    _count("busy"),
+    Column("rate", Float, nullable=False, server_default=text("0")),
+    Column("rss", BigInteger),
+    _count("quiet"),
+    Column("signal", String(8)),
+    Column("queues", Json, nullable=False),
+    Column("info", Json),
+)
+
+
+def columns_of(table: Table) -> list[str]:
+    """The names of a table's columns, in order."""
+    return [c.name for c in table.columns]
+
+
+def as_dict(row: Any) -> dict[str, Any]:
+    """A result row as a plain dict."""
+    return dict(row._mapping)
