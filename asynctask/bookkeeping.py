@@ -33,8 +33,10 @@ __all__ = [
     "Delta",
     "Row",
     "Turn",
+    "at_rest",
     "begin",
     "cancel",
+    "difference",
     "explicit_retry",
     "give_back",
     "in_flight",
@@ -137,6 +139,24 @@ def in_flight(row: Row) -> bool:
     return row.reserved and row.due_at is None and row.status in (Status.ENQUEUE, Status.WORKING)
 
 
+def at_rest(row: Row) -> bool:
+    """Whether it is open and nobody can be running its attempt: not dispatched yet, waiting for ``due_at``, or stopped.
+
+    Such a row of a cancelled Task is cancelled, whenever it is found: an interrupted, retried, given-back or stopped job
+    comes to rest after the cancel has passed it, and no dispatcher starts it.
+    """
+    return row.status in OPEN and not in_flight(row)
+
+
+def passed(seq: int, next_seq: int, attempt: int) -> bool:
+    """``Row.reserved`` of a Task's row, which has no column: the pointer is past it, or it was due once before that.
+
+    A row ahead of the pointer leaves its first attempt only by waiting for ``due_at`` (a stop and start, a cancel and
+    retry); when it is released it is in flight, and the pointer must not dispatch it a second time.
+    """
+    return seq < next_seq or attempt > 1
+
+
 def measure(row: Row) -> Mapping[str, int]:
     """How one row stands in its Task's counts: its items per status, and its items that wait for a retry."""
     done = row.n_finish + row.n_failed + row.n_error + row.n_cancelled
@@ -196,6 +216,16 @@ def target(free_threads: int, consumed_per_s: float, ahead_s: float = 0.25) -> i
     return max(0, free_threads) + int(max(0.0, consumed_per_s) * ahead_s)
 
 
+def reserve(row: Row) -> Turn | None:
+    """A row that the dispatcher's pointer passes is dispatched; None where it has nothing to dispatch.
+
+    None for a row that ended, waits or stopped meanwhile, and for one that was due, and so dispatched, before its turn.
+    """
+    if row.status is not Status.ENQUEUE or row.due_at is not None or row.reserved:
+        return None
+    return Turn(row, replace(row, reserved=True), Reason.SUBMITTED)
+
+
 def release_due(row: Row) -> Turn:
     """A row whose ``due_at`` has come is reserved: it stops waiting and its next copy is dispatched."""
     if row.status is not Status.ENQUEUE or row.due_at is None:
@@ -203,7 +233,7 @@ def release_due(row: Row) -> Turn:
     return Turn(row, replace(row, due_at=None, reserved=True), Reason.RETRY)
 
 
-def redispatch(row: Row, state: str, *, held: bool, missed_before: bool, now: int) -> Turn | None:
+def redispatch(row: Row, state: str | None, *, held: bool, missed_before: bool, now: int) -> Turn | None:
     """An open row in flight that the broker does not hold on two looks: it waits again, or is cancelled with its Task.
 
     A row that a live process is ``working`` on is left alone: that the broker forgot it does not stop the work.
@@ -321,6 +351,11 @@ def stop(row: Row) -> Turn:
 def start(row: Row, *, now: int) -> Turn:
     """A person starts a stopped job again: it waits from ``now``, or for the pointer if it was never reached."""
     return _turn(row, Status.ENQUEUE, Reason.RESUMED, attempt=row.attempt + 1, due_at=now if row.reserved else None)
+
+
+def start(row: Row, *, now: int) -> Turn:
+    """A person started a stopped row again: it waits from ``now``. The stop has raised ``attempt`` already."""
+    return _turn(row, Status.ENQUEUE, Reason.RESUMED, due_at=now)
 
 
 def explicit_retry(row: Row, *, now: int) -> Turn:

@@ -39,7 +39,11 @@ __all__ = [
 ]
 
 metadata: Final = MetaData(
-    naming_convention={"ix": "ix_%(column_0_label)s", "uq": "uq_%(table_name)s_%(column_0_name)s", "pk": "pk_%(table_name)s"}
+    naming_convention={
+        "ix": "ix_%(column_0_label)s",
+        "uq": "uq_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
 )
 
 # SQLite gives a rowid only to a column whose type is exactly INTEGER.
@@ -143,7 +147,8 @@ events: Final = Table(
     Column("checkpoint", Json),
     Column("first_row", BigInteger),
     Column("last_row", BigInteger),
-    Column("due_at", BigInteger),
+    Column("due_at", BigInteger),  # it waits in the ledger until then
+    Column("look_at", BigInteger),  # without a Task and in flight: when to look whether the broker still holds it
     Column("problem", String(64)),
     Column("process", String(64)),
     Column("created_at", BigInteger, nullable=False),
@@ -153,6 +158,7 @@ events: Final = Table(
     UniqueConstraint("task_id", "seq", name="uq_events_task_id_seq"),
     _partial("ix_events_due", "due_at", "task_id", where="due_at IS NOT NULL"),
     _partial("ix_events_task_due", "task_id", "due_at", where="due_at IS NOT NULL"),
+    _partial("ix_events_look", "look_at", where="look_at IS NOT NULL"),
     _partial("ix_events_problem", "task_id", "id", "problem", where="problem IS NOT NULL"),
     _partial("ix_events_process", "process", where="process IS NOT NULL"),
 )

@@ -1,0 +1,68 @@
+"""What every function of the ledger works with."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from asynctask.clock import Clock, Ids, SystemClock, SystemIds, rfc3339
+from asynctask.ledger.database import Database
+from asynctask.messages import Catalogue
+
+__all__ = ["MAX_SLOTS", "SLOTS_FROM", "Ledger", "dumps", "loads", "stamp"]
+
+MAX_SLOTS = 32
+"""Slots of ``task_tallies`` that a large Task has: so many processes can count at once without meeting."""
+
+SLOTS_FROM = 1_000
+"""Items from which a Task has more than one slot."""
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The ledger as one process sees it.
+
+    ``identity`` names the process in leases and in ``events.process``; it also chooses the slot of the tallies that this
+    process counts in, so that no two processes wait for each other's row.
+    """
+
+    database: Database
+    clock: Clock = field(default_factory=SystemClock)
+    ids: Ids = field(default_factory=SystemIds)
+    catalogue: Catalogue = field(default_factory=Catalogue)
+    identity: str = "local"
+
+    def slot(self, slots: int) -> int:
+        """The slot of a Task with so many slots that this process counts in."""
+        return zlib.crc32(self.identity.encode()) % max(1, slots)
+
+    def now(self) -> int:
+        """The wall clock in microseconds."""
+        return self.clock.now()
+
+
+def dumps(value: Any) -> str:
+    """Compact JSON text. Raises TypeError for what JSON cannot say."""
+    return orjson.dumps(value, option=orjson.OPT_PASSTHROUGH_SUBCLASS).decode()
+
+
+def loads(text: str | bytes | None) -> Any:
+    """The value of JSON text; None stays None."""
+    return None if text is None else orjson.loads(text)
+
+
+def stamp(at: int, status: str, message: str, attempt: int, row: int | None = None) -> dict[str, Any]:
+    """One message as it stands in ``added_messages``."""
+    entry: dict[str, Any] = {"at": rfc3339(at), "status": status, "message": message, "attempt": attempt}
+    if row is not None:
+        entry["row"] = row
+    return entry
+
+
+def chunks(values: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
+    """Slices of at most ``size``."""
+    return (values[i : i + size] for i in range(0, len(values), size))

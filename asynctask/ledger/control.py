@@ -1,0 +1,249 @@
+"""Control of a running Task: pause, resume, cancel, retry, and the knobs. Each is accepted without any living worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from asynctask.bookkeeping import Turn, cancel, explicit_retry, give_back, in_flight
+from asynctask.errors import Conflict, InputError
+from asynctask.ledger import tasks as task_rows
+from asynctask.ledger.base import Ledger
+from asynctask.ledger.models import events, tasks
+from asynctask.ledger.transitions import Applied, Change, EventRecord, apply, read_events
+from asynctask.states import OPEN, Reason, State, Status
+
+__all__ = ["cancel_task", "give_back_copies", "pause", "resume", "retry", "turn_some", "turning_tasks", "update"]
+
+_t, _e = tasks.c, events.c
+SLICE = 10_000
+"""Rows that are turned in one transaction at most; less where that would hold the write lock for too long."""
+
+_SQLITE_SLICE = 2_000
+_KNOBS = frozenset({"parallel", "priority", "title"})
+
+
+def _change_state(
+    ledger: Ledger,
+    task_id: int,
+    who: str,
+    action: str,
+    allowed: Callable[[dict[str, Any]], tuple[State, Reason] | None],
+) -> bool:
+    """Locks the Task, asks ``allowed`` for the edge (None: nothing to do), takes it. Returns whether anything changed."""
+    with ledger.database.write() as connection:
+        task = task_rows.lock(connection, task_id)
+        edge = allowed(task)
+        if edge is None:
+            return False
+        task_rows.turn(connection, ledger, task, *edge, state_reason=None)
+        task_rows.log(connection, ledger, task_id, action, None, who)
+    return True
+
+
+def pause(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
+    """No new start until resumed. Running jobs go on. Idempotent; returns whether it changed anything.
+
+    Raises :class:`Conflict` where the Task is over.
+    """
+
+    def allowed(task: dict[str, Any]) -> tuple[State, Reason] | None:
+        if task["state"] == State.PAUSED:
+            return None
+        if task["state"] not in (State.SPLITTING, State.RUNNING):
+            raise Conflict(f"Task {task_id} is {task['state']}; only a splitting or running Task can be paused")
+        return State.PAUSED, Reason.PAUSED
+
+    return _change_state(ledger, task_id, who, "paused", allowed)
+
+
+def resume(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
+    """A paused Task starts jobs again. Idempotent; raises :class:`Conflict` where the Task is over."""
+
+    def allowed(task: dict[str, Any]) -> tuple[State, Reason] | None:
+        if task["state"] in (State.SPLITTING, State.RUNNING):
+            return None
+        if task["state"] != State.PAUSED:
+            raise Conflict(f"Task {task_id} is {task['state']}; only a paused Task can be resumed")
+        return (State.SPLITTING if task["split_state"] == "splitting" else State.RUNNING), Reason.RESUMED
+
+    return _change_state(ledger, task_id, who, "resumed", allowed)
+
+
+def cancel_task(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
+    """Cancels: the state changes at once, so nothing new starts; rows are turned by :func:`turn_some` afterwards.
+
+    Idempotent; raises :class:`Conflict` where the Task is finished, finalizing or rejected.
+    """
+    with ledger.database.write() as connection:
+        task = task_rows.lock(connection, task_id)
+        if task["state"] == State.CANCELLED:
+            return False
+        if task["state"] not in (State.SPLITTING, State.RUNNING, State.PAUSED):
+            raise Conflict(f"Task {task_id} is {task['state']} already; there is nothing left to cancel")
+        values: dict[str, Any] = {"turning": "cancel", "turn_cursor": -1, "state_reason": None, "generation_sealed": 1}
+        if task["split_state"] == "splitting":
+            values |= {"split_state": "cancelled", "split_by": None, "split_until": None}
+        task_rows.turn(connection, ledger, task, State.CANCELLED, Reason.CANCELLED, **values)
+        task_rows.log(connection, ledger, task_id, "cancelled", None, who)
+    return True
+
+
+def retry(ledger: Ledger, task_id: int, statuses: Collection[str] = (), *, who: str = "") -> bool:
+    """Opens a new generation in which the chosen terminal rows run again; rows are turned by :func:`turn_some` afterwards.
+
+    ``statuses``: ``failed``, ``error``, ``cancelled``; default the first two. Returns False where no row is of these.
+    Raises :class:`Conflict` where the state forbids it, :class:`InputError` for a status that cannot be retried.
+    """
+    chosen = tuple(statuses) or (str(Status.FAILED), str(Status.ERROR))
+    wrong = set(chosen) - {Status.FAILED, Status.ERROR, Status.CANCELLED}
+    if wrong:
+        raise InputError(f"cannot retry items that are {', '.join(sorted(wrong))}; choose of failed, error, cancelled")
+    with ledger.database.write() as connection:
+        task = task_rows.lock(connection, task_id)
+        if task["turning"] is not None:
+            raise Conflict(f"Task {task_id} is still turning rows ({task['turning']}); try again in a moment")
+        if task["state"] not in (State.RUNNING, State.FINISHED, State.CANCELLED) or (
+            task["state"] == State.CANCELLED and task["closed_at"] is None
+        ):
+            raise Conflict(f"Task {task_id} is {task['state']}; its items can be retried once it runs or is finished")
+        found = sa.select(sa.literal(1)).where(_e.task_id == task_id, _e.status.in_(chosen)).limit(1)
+        if connection.execute(found).first() is None:
+            return False
+        task_rows.turn(
+            connection, ledger, task, State.RUNNING, Reason.RETRIED,
+            generation=task["generation"] + 1, generation_sealed=0, turning="retry", turn_statuses=",".join(chosen),
+            turn_cursor=-1, closed_at=None, finished_at=None, state_reason=None,
+        )  # fmt: skip
+        task_rows.log(connection, ledger, task_id, "retried", {"statuses": list(chosen)}, who)
+    return True
+
+
+def update(ledger: Ledger, task_id: int, changes: dict[str, Any], *, who: str = "") -> dict[str, Any]:
+    """Turns knobs: ``parallel`` (None: no limit), ``priority``, ``title``. Returns the Task's columns as they were before.
+
+    Raises :class:`Conflict` where the Task is over, :class:`InputError` for a knob or value that is none.
+    """
+    values = _checked(changes)
+    with ledger.database.write() as connection:
+        task = task_rows.lock(connection, task_id)
+        if task["finished_at"] is not None and set(values) != {"title"}:
+            raise Conflict(f"Task {task_id} is {task['state']}; its knobs do nothing any more")
+        connection.execute(
+            tasks.update()
+            .where(_t.id == task_id)
+            .values({**values, "version": _t.version + 1, "updated_at": ledger.now()})
+        )
+        task_rows.log(connection, ledger, task_id, "changed", {k: [task[k], v] for k, v in values.items()}, who)
+    return task
+
+
+def _checked(changes: dict[str, Any]) -> dict[str, Any]:
+    if unknown := set(changes) - _KNOBS:
+        raise InputError(f"no such knob: {', '.join(sorted(unknown))}; there are {', '.join(sorted(_KNOBS))}")
+    if not changes:
+        raise InputError(f"nothing to change; give one of {', '.join(sorted(_KNOBS))}")
+    parallel = changes.get("parallel")
+    if parallel is not None and (
+        not isinstance(parallel, int) or isinstance(parallel, bool) or not 1 <= parallel <= 100_000
+    ):
+        raise InputError(
+            "parallel must be a whole number from 1 to 100000, or null for no limit; to stop, pause the Task"
+        )
+    if "priority" in changes:
+        priority = changes["priority"]
+        if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > 1_000_000:
+            raise InputError("priority must be a whole number from -1000000 to 1000000; smaller runs first")
+    if "title" in changes and (not isinstance(changes["title"], str) or len(changes["title"]) > 255):
+        raise InputError("title must be text of at most 255 characters")
+    return dict(changes)
+
+
+# -- Turning rows in slices ---------------------------------------------------------------------------------------------
+
+
+def turning_tasks(connection: Connection) -> list[int]:
+    """Tasks whose rows are still being turned."""
+    statement = sa.select(_t.id).where(_t.finished_at.is_(None), _t.turning.is_not(None)).order_by(_t.id)
+    return [int(i) for (i,) in connection.execute(statement)]
+
+
+def turn_some(ledger: Ledger, task_id: int) -> bool:
+    """Turns the next slice of rows of a cancel or retry. Returns whether there is more to do.
+
+    Any process may do it, at any time: the cursor moves in the transaction of the rows.
+    """
+    with ledger.database.write() as connection:
+        task = task_rows.lock(connection, task_id)
+        if task["turning"] is None:
+            return False
+        size = _SQLITE_SLICE if ledger.database.is_sqlite else SLICE
+        wanted = [str(s) for s in OPEN] if task["turning"] == "cancel" else task["turn_statuses"].split(",")
+        statement = (
+            sa.select(_e.id, _e.seq)
+            .where(_e.task_id == task_id, _e.seq > task["turn_cursor"], _e.status.in_(wanted))
+            .order_by(_e.seq)
+            .limit(size)
+        )
+        found = [(int(i), int(seq)) for i, seq in connection.execute(statement)]
+        apply(connection, ledger, [_turn_change(ledger, task, i) for i, _ in found])
+        more = len(found) == size
+        values: dict[str, Any] = {"turn_cursor": found[-1][1]} if more else _turned(task)
+        connection.execute(tasks.update().where(_t.id == task_id).values(values))
+    return more
+
+
+def _turned(task: dict[str, Any]) -> dict[str, Any]:
+    done: dict[str, Any] = {"turning": None, "turn_statuses": None}
+    if task["turning"] == "cancel":
+        # Every row behind the pointer is terminal now; were it left where it is, a later retry would pass them twice.
+        return {**done, "next_seq": task["created_jobs"], "reserved_from": None}
+    return {**done, "generation_sealed": 1}
+
+
+def _turn_change(ledger: Ledger, task: dict[str, Any], event_id: int) -> Change:
+    if task["turning"] == "cancel":
+        return Change(event_id, _cancel_unless_flying, notes=[("cancelled", ledger.catalogue("cancelled"))])
+    chosen = frozenset(task["turn_statuses"].split(","))
+    now = ledger.now()
+
+    def again(record: EventRecord) -> Turn | None:
+        return explicit_retry(record.row, now=now) if record.row.status in chosen else None
+
+    return Change(event_id, again, notes=[("enqueue", ledger.catalogue("retried"))])
+
+
+def _cancel_unless_flying(record: EventRecord) -> Turn | None:
+    """Only rows that nobody can be running: one in flight is cancelled when it is fetched, or keeps its own outcome."""
+    row = record.row
+    return cancel(row) if row.status in OPEN and not in_flight(row) else None
+
+
+def give_back_copies(ledger: Ledger, copies: Sequence[tuple[str, int]]) -> list[Applied]:
+    """(job id, attempt) of copies that were taken out of the broker unrun: their rows wait again, or are cancelled."""
+    attempts = dict(copies)
+    applied: list[Applied] = []
+    jids = list(attempts)
+    for start in range(0, len(jids), 1_000):
+        with ledger.database.write() as connection:
+            now = ledger.now()
+            records = read_events(connection, _e.job_id.in_(jids[start : start + 1_000]))
+            applied += apply(connection, ledger, [_given_back(ledger, r, attempts, now) for r in records])
+    return applied
+
+
+def _given_back(ledger: Ledger, record: EventRecord, attempts: dict[str, int], now: int) -> Change:
+    def decide(seen: EventRecord) -> Turn | None:
+        if (
+            seen.row.attempt != attempts[seen.job_id]
+            or seen.row.status is not Status.ENQUEUE
+            or not in_flight(seen.row)
+        ):
+            return None
+        return cancel(seen.row) if seen.task_state == State.CANCELLED else give_back(seen.row, now=now)
+
+    cancelled = record.task_state == State.CANCELLED
+    return Change(record.id, decide, notes=[("cancelled", ledger.catalogue("cancelled"))] if cancelled else [])

@@ -1,0 +1,196 @@
+"""Processes and their leases; what happens to the jobs of one that died."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from asynctask.bookkeeping import Turn, recover
+from asynctask.clock import micros
+from asynctask.ledger.base import Ledger, dumps
+from asynctask.ledger.models import as_dict, events, processes
+from asynctask.ledger.transitions import Applied, Change, EventRecord, Failure, apply
+from asynctask.states import Reason, Status
+
+__all__ = [
+    "Host",
+    "beat",
+    "dead_processes",
+    "forget",
+    "list_processes",
+    "living",
+    "recover_events",
+    "register",
+    "signal",
+]
+
+_p, _e = processes.c, events.c
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The machine that this process runs on: enough to tell whether another process of the same machine still lives."""
+
+    name: str
+    boot_id: str
+
+    @classmethod
+    def local(cls, name: str) -> Host:
+        """This machine; ``name`` is its host name."""
+        try:
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        except OSError:
+            boot = ""
+        return cls(name, boot)
+
+    def started(self, pid: int) -> int | None:
+        """When process ``pid`` of this machine started, in the kernel's ticks; None where there is none (or a zombie)."""
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return None
+        fields = stat.rpartition(")")[2].split()
+        return None if fields[0] in ("Z", "X") else int(fields[19])
+
+    def knows_dead(self, process: Mapping[str, Any]) -> bool:
+        """Whether a registered process ran on this machine and is certainly gone."""
+        if process["hostname"] != self.name or not self.boot_id:
+            return False
+        if process["boot_id"] != self.boot_id:
+            return True
+        return self.started(process["pid"]) != process["pid_started"]
+
+
+def register(
+    ledger: Ledger,
+    host: Host,
+    *,
+    kind: str,
+    pid: int,
+    lease_s: float,
+    concurrency: int = 0,
+    queues: Sequence[str] = (),
+    info: Mapping[str, Any] | None = None,
+) -> None:
+    """Makes a process known under the ledger's identity, with a lease of ``lease_s`` seconds."""
+    now = ledger.now()
+    values = {
+        "identity": ledger.identity, "kind": kind, "hostname": host.name, "boot_id": host.boot_id, "pid": pid,
+        "pid_started": host.started(pid) or 0, "started_at": now, "beat_at": now, "lease_until": now + micros(lease_s),
+        "concurrency": concurrency, "queues": dumps(list(queues)), "info": dumps(dict(info or {})),
+    }  # fmt: skip
+    with ledger.database.write() as connection:
+        connection.execute(processes.insert().values(values))
+
+
+def beat(ledger: Ledger, *, lease_s: float, **values: Any) -> str | None:
+    """Renews this process's lease and updates what it says of itself.
+
+    Returns the signal that somebody left for it (``TSTP``, ``TERM``), or ``"LOST"`` where another process has already
+    declared it dead: then it must begin nothing more under this identity.
+    """
+    now = ledger.now()
+    with ledger.database.write() as connection:
+        found = connection.execute(sa.select(_p.signal).where(_p.identity == ledger.identity)).one_or_none()
+        if found is None:
+            return "LOST"
+        connection.execute(
+            processes.update()
+            .where(_p.identity == ledger.identity)
+            .values(beat_at=now, lease_until=now + micros(lease_s), signal=None, **values)
+        )
+    return found[0]  # type: ignore[no-any-return]
+
+
+def signal(ledger: Ledger, identity: str, name: str) -> bool:
+    """Leaves a signal (``TSTP`` quiet, ``TERM`` stop) for a process; it obeys at its next beat. False if there is none."""
+    with ledger.database.write() as connection:
+        return connection.execute(processes.update().where(_p.identity == identity).values(signal=name)).rowcount == 1
+
+
+def forget(ledger: Ledger, identity: str) -> None:
+    """Removes a process that ended in order or whose jobs have been recovered."""
+    with ledger.database.write() as connection:
+        connection.execute(processes.delete().where(_p.identity == identity))
+
+
+def list_processes(connection: Connection) -> list[dict[str, Any]]:
+    """Every registered process, as dicts of the columns."""
+    return [as_dict(row) for row in connection.execute(sa.select(processes).order_by(_p.started_at, _p.identity))]
+
+
+def living(connection: Connection, now: int, kind: str = "worker") -> list[dict[str, Any]]:
+    """Processes of a kind whose lease runs."""
+    statement = sa.select(processes).where(_p.kind == kind, _p.lease_until > now)
+    return [as_dict(row) for row in connection.execute(statement)]
+
+
+def dead_processes(connection: Connection, host: Host, now: int) -> list[str]:
+    """Identities of processes whose lease ended, or that ran on this machine and are gone."""
+    return [
+        str(process["identity"])
+        for process in list_processes(connection)
+        if process["lease_until"] <= now or host.knows_dead(process)
+    ]
+
+
+def recover_events(ledger: Ledger, identity: str, copies: Sequence[tuple[str, int]]) -> list[Applied]:
+    """Turns the Events of a dead process: those whose copies it held, and those it was known to be working on.
+
+    ``copies`` are (job id, attempt) as the broker lists them. Doing it twice changes nothing: the attempt has moved on.
+    """
+    applied: list[Applied] = []
+    attempts = dict(copies)
+    for ids in _events_of(ledger, identity, list(attempts)):
+        with ledger.database.write() as connection:
+            now = ledger.now()
+            changes = [_change(ledger, event_id, status, identity, attempts, now) for event_id, status in ids]
+            applied += apply(connection, ledger, changes)
+    return applied
+
+
+def _events_of(ledger: Ledger, identity: str, jids: Sequence[str]) -> list[list[tuple[int, str]]]:
+    found: dict[int, str] = {}
+    with ledger.database.read() as connection:
+        for start in range(0, len(jids), 1000):
+            part = jids[start : start + 1000]
+            found.update(
+                (int(i), s) for i, s in connection.execute(sa.select(_e.id, _e.status).where(_e.job_id.in_(part)))
+            )
+        found.update(
+            (int(i), s) for i, s in connection.execute(sa.select(_e.id, _e.status).where(_e.process == identity))
+        )
+    ids = sorted(found.items())
+    return [ids[i : i + 1000] for i in range(0, len(ids), 1000)]
+
+
+def _change(ledger: Ledger, event_id: int, status: str, identity: str, attempts: Mapping[str, int], now: int) -> Change:
+    def decide(record: EventRecord) -> Turn | None:
+        row = record.row
+        held = attempts.get(record.job_id) == row.attempt and row.process in (None, identity)
+        if not held and row.process != identity:
+            return None
+        turn = recover(row, record.task_state, now=now)
+        if turn is not None:
+            change.notes = _notes(ledger, turn)
+            if turn.reason is Reason.POISON:
+                change.failure = Failure("poison", ledger.catalogue("poison"))
+        return turn
+
+    change = Change(event_id, decide)
+    return change
+
+
+def _notes(ledger: Ledger, turn: Turn) -> list[tuple[str, str]]:
+    say = ledger.catalogue
+    if turn.reason is Reason.CANCELLED:
+        return [("cancelled", say("cancelled"))]
+    if turn.before is None or turn.before.status is not Status.WORKING:
+        return []  # it may never have begun: saying that it was lost would be a guess
+    lost = [("error", say("worker_lost"))]
+    return [*lost, ("error", say("poison"))] if turn.reason is Reason.POISON else [*lost, ("enqueue", say("retry"))]

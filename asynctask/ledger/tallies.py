@@ -1,0 +1,52 @@
+"""The counts of a Task, spread over slots so that no two processes wait for one hot row.
+
+They move only in the transaction in which the rows moved, by what :mod:`asynctask.bookkeeping` derives from those rows.
+Rows are written in the order of (task_id, slot), after the events: one order of locks everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.engine import Connection
+
+from asynctask.bookkeeping import Delta
+from asynctask.ledger.models import task_tallies
+
+__all__ = ["FIELDS", "insert_or_add", "move", "total"]
+
+FIELDS = tuple(Delta.__slots__)
+
+
+def insert_or_add(connection: Connection, table: sa.Table, keys: tuple[str, ...], added: tuple[str, ...]) -> Any:
+    """An INSERT that adds to the columns ``added`` where a row of the same ``keys`` stands already."""
+    name = connection.dialect.name
+    if name in ("mysql", "mariadb"):
+        into = mysql.insert(table)
+        return into.on_duplicate_key_update({c: table.c[c] + into.inserted[c] for c in added})
+    make: Any = sqlite.insert if name == "sqlite" else postgresql.insert
+    statement = make(table)
+    return statement.on_conflict_do_update(
+        index_elements=list(keys), set_={c: table.c[c] + statement.excluded[c] for c in added}
+    )
+
+
+def move(connection: Connection, deltas: Mapping[tuple[int, int], Delta]) -> None:
+    """Moves counts: (task id, slot) to what they move by. Every move raises the Task's version."""
+    rows = [
+        {"task_id": task_id, "slot": slot, "version": 1, **{f: getattr(delta, f) for f in FIELDS}}
+        for (task_id, slot), delta in sorted(deltas.items())
+        if delta
+    ]
+    if rows:
+        connection.execute(insert_or_add(connection, task_tallies, ("task_id", "slot"), ("version", *FIELDS)), rows)
+
+
+def total(connection: Connection, task_id: int) -> Delta:
+    """The counts of one Task, summed over its slots."""
+    columns = [sa.func.coalesce(sa.func.sum(task_tallies.c[f]), 0) for f in FIELDS]
+    row = connection.execute(sa.select(*columns).where(task_tallies.c.task_id == task_id)).one()
+    return Delta(*(int(value) for value in row))

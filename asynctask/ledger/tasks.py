@@ -1,0 +1,342 @@
+"""Tasks: making one, adding its items in slices, sealing it, and the one function that changes its state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+from sqlalchemy.engine import Connection
+
+from asynctask.bookkeeping import Delta
+from asynctask.clock import micros
+from asynctask.errors import Conflict, InputError, NotFound
+from asynctask.ledger import tallies
+from asynctask.ledger.base import MAX_SLOTS, SLOTS_FROM, Ledger, dumps
+from asynctask.ledger.models import as_dict, events, task_log, task_rejects, tasks
+from asynctask.states import Reason, State, check_task
+
+__all__ = [
+    "NewItem",
+    "NewTask",
+    "Reject",
+    "SplitLost",
+    "add_slice",
+    "by_idempotency_key",
+    "claim_split",
+    "create",
+    "fail_split",
+    "get",
+    "lock",
+    "log",
+    "refuse_submission",
+    "seal",
+    "stalled_splits",
+    "turn",
+]
+
+_t = tasks.c
+
+
+class SplitLost(Exception):
+    """Somebody else holds the split, or it is over: whoever raised this must stop adding items. ``reason`` says which."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class NewTask:
+    """What a submission says of itself. ``source`` (JSON-ready) is how a split can be taken up again, None if it cannot."""
+
+    worker_name: str
+    queue: str
+    priority: int
+    title: str = ""
+    owner: str = ""
+    parallel: int | None = None
+    planned: int | None = None
+    source: dict[str, Any] | None = None
+    origin: str | None = None
+    resubmit_of: int | None = None
+    idempotency_key: str | None = None
+    body_digest: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NewItem:
+    """One accepted item: its params as JSON text and the row it came from."""
+
+    params: str
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """One refused row: its problems (``{column, code, message, value}``) and its cells, JSON-ready."""
+
+    row: int
+    errors: Sequence[dict[str, Any]]
+    cells: Any
+
+
+def create(ledger: Ledger, new: NewTask, *, lease_s: float) -> tuple[int, bool]:
+    """Makes a Task in ``splitting`` whose split this process holds for ``lease_s`` seconds.
+
+    Returns (task id, True), or (the first submission's id, False) where the owner's idempotency key was used before with
+    the same body. Raises :class:`InputError` (422) where it was used with another body.
+    """
+    check_task(None, State.SPLITTING, Reason.SUBMITTED)
+    now = ledger.now()
+    values = {
+        "worker_name": new.worker_name, "queue": new.queue, "priority": new.priority, "title": new.title[:255],
+        "owner": new.owner, "parallel": new.parallel, "planned": new.planned, "origin": new.origin,
+        "resubmit_of": new.resubmit_of, "idempotency_key": new.idempotency_key, "body_digest": new.body_digest,
+        "options": dumps(new.options), "split_source": dumps(new.source) if new.source is not None else None,
+        "state": State.SPLITTING, "split_state": "splitting", "split_by": ledger.identity,
+        "split_until": now + micros(lease_s), "created_at": now, "updated_at": now,
+        "slots": MAX_SLOTS if new.planned is not None and new.planned >= SLOTS_FROM else 1,
+    }  # fmt: skip
+    try:
+        with ledger.database.write() as connection:
+            inserted = connection.execute(tasks.insert().values(values)).inserted_primary_key
+            assert inserted is not None
+            task_id = int(inserted[0])
+            log(connection, ledger, task_id, "submitted", {"title": new.title, "worker": new.worker_name}, new.owner)
+        return task_id, True
+    except exc.IntegrityError:
+        if new.idempotency_key is None:
+            raise
+        return _first_answer(ledger, new), False
+
+
+def _first_answer(ledger: Ledger, new: NewTask) -> int:
+    assert new.idempotency_key is not None
+    first = by_idempotency_key(ledger, new.owner, new.idempotency_key)
+    if first is None:
+        raise Conflict("a submission with this Idempotency-Key was just removed; send it again with a new key")
+    if first["body_digest"] != new.body_digest:
+        raise InputError(
+            f"this Idempotency-Key was used for Task {first['id']} with another body; use a new key for a new list",
+            code="idempotency_key_reused",
+        )
+    return int(first["id"])
+
+
+def by_idempotency_key(ledger: Ledger, owner: str, key: str) -> dict[str, Any] | None:
+    """The Task that an owner submitted under this key, as a dict of its columns."""
+    with ledger.database.read() as connection:
+        row = connection.execute(sa.select(tasks).where(_t.owner == owner, _t.idempotency_key == key)).one_or_none()
+    return None if row is None else as_dict(row)
+
+
+def get(connection: Connection, task_id: int) -> dict[str, Any]:
+    """One Task's columns. Raises :class:`NotFound`."""
+    row = connection.execute(sa.select(tasks).where(_t.id == task_id)).one_or_none()
+    if row is None:
+        raise NotFound(f"there is no Task {task_id}")
+    return as_dict(row)
+
+
+def lock(connection: Connection, task_id: int) -> dict[str, Any]:
+    """Like :func:`get`, with the row locked until the transaction ends."""
+    statement = sa.select(tasks).where(_t.id == task_id)
+    if connection.dialect.name != "sqlite":
+        statement = statement.with_for_update()
+    row = connection.execute(statement).one_or_none()
+    if row is None:
+        raise NotFound(f"there is no Task {task_id}")
+    return as_dict(row)
+
+
+def turn(
+    connection: Connection,
+    ledger: Ledger,
+    task: dict[str, Any],
+    target: State,
+    reason: Reason,
+    **values: Any,
+) -> bool:
+    """The one way a Task's state changes: a compare-and-set on its state and generation, legal by the table.
+
+    ``task`` is the row as read; ``values`` are further columns to set. Returns whether this caller won.
+    """
+    check_task(task["state"], target, reason)
+    now = ledger.now()
+    result = connection.execute(
+        tasks.update()
+        .where(_t.id == task["id"], _t.state == task["state"], _t.generation == task["generation"])
+        .values({"state": target, "version": _t.version + 1, "updated_at": now, **values})
+    )
+    if result.rowcount != 1:
+        return False
+    task.update(values, state=target)
+    return True
+
+
+def log(
+    connection: Connection, ledger: Ledger, task_id: int, action: str, detail: dict[str, Any] | None, who: str = ""
+) -> None:
+    """Notes who did what to a Task."""
+    connection.execute(
+        task_log.insert().values(
+            task_id=task_id, at=ledger.now(), who=who, action=action, detail=dumps(detail) if detail else None
+        )
+    )
+
+
+def add_slice(
+    ledger: Ledger,
+    task_id: int,
+    items: Sequence[NewItem],
+    rejects: Sequence[Reject],
+    *,
+    cursor: int,
+    lease_s: float,
+) -> int:
+    """Adds one slice of items, in one transaction with the split's progress and the counts.
+
+    ``cursor`` is the last row of the source that this slice covers: whoever takes the split over goes on after it.
+    Returns the jobs created so far. Raises :class:`SplitLost` where this process does not hold the split any more or the
+    Task was cancelled.
+    """
+    jids = ledger.ids.jids(len(items))
+    with ledger.database.write() as connection:
+        task = lock(connection, task_id)
+        _still_mine(ledger, task)
+        now = ledger.now()
+        first = task["created_jobs"]
+        connection.execute(
+            tasks.update()
+            .where(_t.id == task_id)
+            .values(
+                created_jobs=first + len(items),
+                created=task["created"] + len(items),
+                rejected=task["rejected"] + len(rejects),
+                split_cursor=cursor,
+                split_until=now + micros(lease_s),
+                slots=MAX_SLOTS if first + len(items) >= SLOTS_FROM else task["slots"],
+                version=task["version"] + 1,
+                updated_at=now,
+            )
+        )
+        if items:
+            connection.execute(
+                events.insert(),
+                [
+                    {
+                        "job_id": jid, "task_id": task_id, "seq": first + i, "status": "enqueue", "params": item.params,
+                        "first_row": item.row, "last_row": item.row, "created_at": now,
+                    }
+                    for i, (jid, item) in enumerate(zip(jids, items, strict=True))
+                ],
+            )  # fmt: skip
+            new = Delta(enqueue=len(items), jobs=len(items))
+            tallies.move(connection, {(task_id, ledger.slot(task["slots"])): new})
+        _write_rejects(connection, task_id, rejects)
+    return int(first + len(items))
+
+
+def _write_rejects(connection: Connection, task_id: int, rejects: Sequence[Reject]) -> None:
+    rows = [
+        {"task_id": task_id, "row": reject.row, "errors": dumps(list(reject.errors)), "cells": dumps(reject.cells)}
+        for reject in rejects
+    ]
+    if rows:
+        connection.execute(task_rejects.insert(), rows)
+
+
+def _still_mine(ledger: Ledger, task: dict[str, Any]) -> None:
+    if task["state"] == State.CANCELLED:
+        raise SplitLost("cancelled")
+    if task["split_state"] != "splitting":
+        raise SplitLost(f"the split is {task['split_state']} already")
+    if task["split_by"] != ledger.identity:
+        raise SplitLost(f"{task['split_by']} took the split over")
+
+
+def seal(ledger: Ledger, task_id: int) -> None:
+    """Every item is in the ledger: the generation may close once they are all terminal. Raises :class:`SplitLost`."""
+    with ledger.database.write() as connection:
+        task = lock(connection, task_id)
+        _still_mine(ledger, task)
+        _end_split(connection, ledger, task, "sealed", None, Reason.SEALED)
+
+
+def fail_split(ledger: Ledger, task_id: int, reason: str, *, anyone: bool = False) -> None:
+    """The split broke off for good: what was created runs on, and the Task says why it is not whole.
+
+    ``anyone``: the caller is the sweep, which found the lease of a split that cannot be taken up again ended.
+    """
+    with ledger.database.write() as connection:
+        task = lock(connection, task_id)
+        if not anyone:
+            _still_mine(ledger, task)
+        elif task["split_state"] != "splitting" or (task["split_until"] or 0) > ledger.now():
+            return
+        _end_split(connection, ledger, task, "failed", reason[:1024], Reason.SPLIT_FAILED)
+
+
+def _end_split(
+    connection: Connection, ledger: Ledger, task: dict[str, Any], split_state: str, why: str | None, reason: Reason
+) -> None:
+    values: dict[str, Any] = {
+        "split_state": split_state, "split_reason": why, "split_by": None, "split_until": None, "generation_sealed": 1,
+    }  # fmt: skip
+    if split_state == "sealed":
+        values["planned"] = task["created"] + task["rejected"]
+    now = ledger.now()
+    if task["created_jobs"] == 0 and task["state"] in (State.SPLITTING, State.PAUSED):
+        # Nothing to run and nothing to wait for: the end, said as what it is.
+        values |= {
+            "closed_at": now,
+            "finished_at": now,
+            "state_reason": why or ("no_items" if not task["rejected"] else "all_rejected"),
+        }
+        turn(connection, ledger, task, State.REJECTED, Reason.NOTHING_ACCEPTED, **values)
+    elif task["state"] == State.SPLITTING:
+        turn(connection, ledger, task, State.RUNNING, reason, state_reason="split_failed" if why else None, **values)
+    else:
+        connection.execute(
+            tasks.update().where(_t.id == task["id"]).values({**values, "version": _t.version + 1, "updated_at": now})
+        )
+    log(connection, ledger, task["id"], f"split {split_state}", {"reason": why} if why else None)
+
+
+def refuse_submission(ledger: Ledger, task_id: int) -> None:
+    """Takes back a Task of which nothing was accepted, so that a corrected upload may use the same idempotency key."""
+    with ledger.database.write() as connection:
+        task = lock(connection, task_id)
+        if task["created_jobs"] == 0:
+            connection.execute(tasks.update().where(_t.id == task_id).values(idempotency_key=None))
+
+
+def claim_split(ledger: Ledger, task_id: int, *, lease_s: float, of: str | None = None) -> dict[str, Any] | None:
+    """Takes a split whose lease has ended, or (``of``) hands it on from the process that held it so far.
+
+    Returns the Task's columns (``split_cursor`` says where to go on), or None where somebody else has it.
+    """
+    with ledger.database.write() as connection:
+        task = lock(connection, task_id)
+        now = ledger.now()
+        free = (task["split_until"] or 0) <= now or task["split_by"] in (of, ledger.identity)
+        if task["split_state"] != "splitting" or not free:
+            return None
+        until = now + micros(lease_s)
+        connection.execute(tasks.update().where(_t.id == task_id).values(split_by=ledger.identity, split_until=until))
+    task.update(split_by=ledger.identity, split_until=until)
+    return task
+
+
+def stalled_splits(connection: Connection, now: int) -> list[tuple[int, bool]]:
+    """Tasks whose split nobody works on any more: (id, whether it can be taken up again)."""
+    rows = connection.execute(
+        sa.select(_t.id, _t.split_source.is_not(None))
+        .where(_t.finished_at.is_(None), _t.split_state == "splitting", _t.split_until <= now)
+        .order_by(_t.id)
+    )
+    return [(int(task_id), bool(again)) for task_id, again in rows]

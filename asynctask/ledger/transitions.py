@@ -1,0 +1,339 @@
+"""The one function through which every Event changes: compare-and-set, messages and counts in one transaction."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from asynctask.bookkeeping import Delta, Row, Turn
+from asynctask.errors import LedgerUnavailable
+from asynctask.ledger import tallies
+from asynctask.ledger.base import Ledger, chunks, dumps, loads, stamp
+from asynctask.ledger.models import events, item_errors, task_errors, tasks
+from asynctask.messages import append
+from asynctask.states import PROBLEM, TERMINAL, Reason, Status
+
+__all__ = ["Applied", "Change", "EventRecord", "Failure", "apply", "read_events", "read_tasks_events"]
+
+MAX_GROUPS = 100
+"""Groups of failure messages kept for one Task; the rest are counted under "other"."""
+
+_BATCH = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an item ended ``failed`` or ``error``: a code for programs, a message for people."""
+
+    code: str
+    message: str
+
+
+@dataclass(slots=True)
+class EventRecord:
+    """One Event as read: its bookkeeping row, and what deciding and recording need beside it."""
+
+    id: int
+    job_id: str
+    task_id: int | None
+    seq: int | None
+    row: Row
+    messages: str | None
+    first_row: int | None
+    started_at: int | None
+    finished_at: int | None
+    worker_name: str
+    queue: str
+    task_state: str | None
+    slots: int
+
+
+@dataclass(slots=True)
+class Change:
+    """A change that is wanted of one Event.
+
+    ``decide`` is given the Event as it stands under the transaction and answers with the turn to take, or None to leave
+    it (the compare-and-set is lost). ``notes`` are (status, message) pairs for ``added_messages``, written only if it won.
+    ``values`` are further columns to set (``result``, ``checkpoint``, ``started_at``); ``failure`` goes with a turn that
+    ends ``failed`` or ``error``.
+    """
+
+    event_id: int
+    decide: Callable[[EventRecord], Turn | None]
+    notes: Sequence[tuple[str, str]] = ()
+    failure: Failure | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+    noted_at: int | None = None
+
+
+@dataclass(slots=True)
+class Applied:
+    """What came of a change: ``turn`` is None where the compare-and-set was lost or the Event is gone (``record`` None)."""
+
+    change: Change
+    record: EventRecord | None
+    turn: Turn | None
+
+
+_e, _t = events.c, tasks.c
+_READ = (
+    sa.select(
+        _e.id, _e.job_id, _e.task_id, _e.seq, _e.status, _e.attempt, _e.due_at, _e.retries, _e.deaths, _e.watched,
+        _e["items"], _e.n_finish, _e.n_failed, _e.n_error, _e.n_cancelled, _e.process, _e.added_messages, _e.first_row,
+        _e.started_at, _e.finished_at, sa.func.coalesce(_e.worker_name, _t.worker_name, ""),
+        sa.func.coalesce(_e.queue, _t.queue, "default"), _t.state, _t.next_seq, _t.slots,
+    )
+    .select_from(events.outerjoin(tasks, _t.id == _e.task_id))
+)  # fmt: skip
+
+_WRITTEN = (
+    "status", "attempt", "due_at", "retries", "deaths", "watched", "n_finish", "n_failed", "n_error", "n_cancelled",
+    "process", "problem", "look_at", "added_messages", "result", "checkpoint", "started_at", "finished_at",
+)  # fmt: skip
+_KEPT = ("result", "checkpoint")  # left as they are unless the change says otherwise
+
+_GUARD = (
+    (_e.id == sa.bindparam("b_id"))
+    & (_e.attempt == sa.bindparam("b_attempt"))
+    & (_e.status == sa.bindparam("b_status"))
+)
+
+
+def _update(written: Iterable[str]) -> sa.Update:
+    return events.update().where(_GUARD).values({name: sa.bindparam(f"v_{name}") for name in written})
+
+
+_UPDATE_ALL = _update(_WRITTEN)
+_UPDATE_KEEP = _update(n for n in _WRITTEN if n not in _KEPT)
+
+
+def _record(found: Any) -> EventRecord:
+    (
+        id_, job_id, task_id, seq, status, attempt, due_at, retries, deaths, watched, items, n_finish, n_failed, n_error,
+        n_cancelled, process, messages, first_row, started_at, finished_at, worker_name, queue, state, next_seq, slots,
+    ) = found  # fmt: skip
+    reserved = task_id is None or (seq is not None and next_seq is not None and seq < next_seq)
+    row = Row(
+        Status(status), attempt, due_at, retries, deaths, reserved, items, n_finish, n_failed, n_error, n_cancelled,
+        process, bool(watched),
+    )  # fmt: skip
+    return EventRecord(
+        id_,
+        job_id,
+        task_id,
+        seq,
+        row,
+        messages,
+        first_row,
+        started_at,
+        finished_at,
+        worker_name,
+        queue,
+        state,
+        slots or 1,
+    )
+
+
+def read_events(connection: Connection, condition: Any, *, lock: bool = False) -> list[EventRecord]:
+    """Events by a condition on the table, in the order of their ids; with ``lock`` until the transaction ends."""
+    statement = _READ.where(condition).order_by(_e.id)
+    if lock and connection.dialect.name != "sqlite":  # on SQLite the write transaction itself excludes other writers
+        statement = statement.with_for_update(of=events)
+    return [_record(found) for found in connection.execute(statement)]
+
+
+def read_tasks_events(
+    connection: Connection, task_id: int, low: int, high: int, *, limit: int = 10_000
+) -> list[EventRecord]:
+    """Events of one Task with ``low <= seq < high``, in the order of their ``seq``."""
+    statement = _READ.where(_e.task_id == task_id, _e.seq >= low, _e.seq < high).order_by(_e.seq).limit(limit)
+    return [_record(found) for found in connection.execute(statement)]
+
+
+def apply(connection: Connection, ledger: Ledger, changes: Sequence[Change]) -> list[Applied]:
+    """Takes every change whose decision still holds, in the caller's write transaction.
+
+    Events, their messages, the Task's counts and its grouped errors move together. The rows are read under the
+    transaction's lock, the decision is made by the bookkeeping core on what was read, and the UPDATE compares status and
+    attempt once more. Returns what came of each change, in the order given. An Event may stand in one call only once.
+    """
+    applied: list[Applied] = []
+    for batch in chunks(changes, _BATCH):
+        applied += _apply_batch(connection, ledger, batch)
+    return applied
+
+
+def _apply_batch(connection: Connection, ledger: Ledger, changes: Sequence[Change]) -> list[Applied]:
+    ids = [change.event_id for change in changes]
+    records = {record.id: record for record in read_events(connection, _e.id.in_(ids), lock=True)}
+    now = ledger.now()
+    results: list[Applied] = []
+    won: list[Applied] = []
+    moved: dict[tuple[int, int], Delta] = {}
+    for change in changes:
+        record = records.get(change.event_id)
+        turn = change.decide(record) if record is not None else None
+        results.append(Applied(change, record, turn))
+        if turn is None or record is None:
+            continue
+        won.append(results[-1])
+        record.row = turn.after
+        if record.task_id is not None:
+            moved.setdefault((record.task_id, ledger.slot(record.slots)), Delta()).add(turn.delta)
+    _write(connection, won, now)
+    _write_failures(connection, ledger, won)
+    tallies.move(connection, moved)
+    return results
+
+
+def _write(connection: Connection, won: Sequence[Applied], now: int) -> None:
+    everything, keeping = [], []
+    for each in won:
+        values = _values(each, now)
+        (keeping if "v_result" not in values and "v_checkpoint" not in values else everything).append(values)
+    for values in everything:
+        values.setdefault("v_result", None)
+        values.setdefault("v_checkpoint", None)
+    for statement, rows in ((_UPDATE_KEEP, keeping), (_UPDATE_ALL, everything)):
+        if rows and connection.execute(statement, rows).rowcount != len(rows):
+            raise LedgerUnavailable("rows changed under their lock; the transaction is rolled back and tried again")
+
+
+def _values(each: Applied, now: int) -> dict[str, Any]:
+    change, record, turn = each.change, each.record, each.turn
+    assert record is not None
+    assert turn is not None
+    assert turn.before is not None
+    before, after = turn.before, turn.after
+    if change.notes:
+        at = change.noted_at or now
+        new = [stamp(at, status, text, before.attempt) for status, text in change.notes]
+        record.messages = dumps(append(loads(record.messages) or [], new))
+    over = after.status in TERMINAL
+    values = {
+        "b_id": record.id,
+        "b_attempt": before.attempt,
+        "b_status": str(before.status),
+        "v_status": str(after.status),
+        "v_attempt": after.attempt,
+        "v_due_at": after.due_at,
+        "v_retries": after.retries,
+        "v_deaths": after.deaths,
+        "v_watched": int(after.watched),
+        "v_n_finish": after.n_finish,
+        "v_n_failed": after.n_failed,
+        "v_n_error": after.n_error,
+        "v_n_cancelled": after.n_cancelled,
+        "v_process": after.process,
+        "v_problem": _problem(change, turn) if after.status in PROBLEM else None,
+        "v_look_at": None,
+        "v_added_messages": record.messages,
+        "v_started_at": record.started_at,
+        "v_finished_at": now if over else None,
+    }
+    for name, value in change.values.items():
+        values[f"v_{name}"] = value
+    return values
+
+
+def _problem(change: Change, turn: Turn) -> str:
+    return (change.failure.code if change.failure else str(turn.reason))[:64]
+
+
+def _group(failure: Failure, status: str) -> str:
+    """Failures with a code of their own are one group whatever names their messages carry; others group by message."""
+    text = failure.message if failure.code in ("failed", "raised") else failure.code
+    return hashlib.blake2b(f"{status}\0{text}".encode(), digest_size=16).hexdigest()
+
+
+def _write_failures(connection: Connection, ledger: Ledger, won: Sequence[Applied]) -> None:
+    ended, reopened = [], []
+    for each in won:
+        record, turn = each.record, each.turn
+        if record is None or turn is None or record.task_id is None:
+            continue
+        if turn.after.status in PROBLEM:
+            ended.append((record, turn, each.change.failure or Failure(str(turn.reason), str(turn.reason))))
+        elif turn.reason is Reason.RETRIED:
+            reopened.append(record)
+    if ended:
+        _count_failures(connection, ledger, ended)
+    if reopened:
+        _forget_failures(connection, ledger, reopened)
+
+
+def _count_failures(connection: Connection, ledger: Ledger, ended: Sequence[tuple[EventRecord, Turn, Failure]]) -> None:
+    known = _known_groups(connection, {record.task_id for record, _, _ in ended if record.task_id is not None})
+    rows, groups = [], {}
+    for record, turn, failure in ended:
+        assert record.task_id is not None
+        status = str(turn.after.status)
+        digest = _group(failure, status)
+        groups_of_task = known.setdefault(record.task_id, set())
+        if digest not in groups_of_task and len(groups_of_task) >= MAX_GROUPS:
+            digest, shown = f"other-{status}", "other"
+        else:
+            shown = failure.message
+        groups_of_task.add(digest)
+        rows.append(
+            {
+                "task_id": record.task_id, "event_id": record.id, "row": record.first_row, "status": status,
+                "code": failure.code[:64], "message": failure.message, "digest": digest, "attempt": turn.after.attempt,
+            }
+        )  # fmt: skip
+        key = (record.task_id, ledger.slot(record.slots), digest)
+        group = groups.setdefault(
+            key,
+            {
+                "task_id": key[0], "slot": key[1], "digest": digest, "status": status, "message": shown, "count": 0,
+                "sample_job_id": record.job_id, "sample_row": record.first_row,
+            },
+        )  # fmt: skip
+        group["count"] += 1
+    connection.execute(item_errors.insert(), rows)
+    _move_groups(connection, [groups[key] for key in sorted(groups)])
+
+
+def _move_groups(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
+    statement = tallies.insert_or_add(connection, task_errors, ("task_id", "slot", "digest"), ("count",))
+    connection.execute(statement, rows)
+
+
+def _known_groups(connection: Connection, task_ids: set[int]) -> dict[int, set[str]]:
+    known: dict[int, set[str]] = {}
+    select = (
+        sa.select(task_errors.c.task_id, task_errors.c.digest).where(task_errors.c.task_id.in_(task_ids)).distinct()
+    )
+    for task_id, digest in connection.execute(select):
+        known.setdefault(task_id, set()).add(digest)
+    return known
+
+
+def _forget_failures(connection: Connection, ledger: Ledger, reopened: Sequence[EventRecord]) -> None:
+    """An explicit retry takes its items' failures out of the groups: they count again if they fail again."""
+    slots = {record.task_id: ledger.slot(record.slots) for record in reopened}
+    ids = [record.id for record in reopened]
+    c = item_errors.c
+    found = connection.execute(
+        sa.select(c.task_id, c.digest, sa.func.min(c.status), sa.func.count())
+        .where(c.event_id.in_(ids))
+        .group_by(c.task_id, c.digest)
+    ).all()
+    if not found:
+        return
+    connection.execute(item_errors.delete().where(c.event_id.in_(ids)))
+    _move_groups(
+        connection,
+        [
+            {
+                "task_id": task_id, "slot": slots[task_id], "digest": digest, "status": status, "message": "",
+                "count": -count, "sample_job_id": None, "sample_row": None,
+            }
+            for task_id, digest, status, count in sorted(found)
+        ],
+    )  # fmt: skip
