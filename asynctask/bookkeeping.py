@@ -142,19 +142,10 @@ def in_flight(row: Row) -> bool:
 def at_rest(row: Row) -> bool:
     """Whether it is open and nobody can be running its attempt: not dispatched yet, waiting for ``due_at``, or stopped.
 
-    Such a row of a cancelled Task is cancelled, whenever it is found: an interrupted, retried, given-back or stopped job
-    comes to rest after the cancel has passed it, and no dispatcher starts it.
+    In a cancelled Task such a row is cancelled whenever it is found, not in one pass: an interrupted, retried, given-back
+    or stopped job comes to rest after the pass went by, and no dispatcher starts it any more.
     """
     return row.status in OPEN and not in_flight(row)
-
-
-def passed(seq: int, next_seq: int, attempt: int) -> bool:
-    """``Row.reserved`` of a Task's row, which has no column: the pointer is past it, or it was due once before that.
-
-    A row ahead of the pointer leaves its first attempt only by waiting for ``due_at`` (a stop and start, a cancel and
-    retry); when it is released it is in flight, and the pointer must not dispatch it a second time.
-    """
-    return seq < next_seq or attempt > 1
 
 
 def measure(row: Row) -> Mapping[str, int]:
@@ -216,16 +207,6 @@ def target(free_threads: int, consumed_per_s: float, ahead_s: float = 0.25) -> i
     return max(0, free_threads) + int(max(0.0, consumed_per_s) * ahead_s)
 
 
-def reserve(row: Row) -> Turn | None:
-    """A row that the dispatcher's pointer passes is dispatched; None where it has nothing to dispatch.
-
-    None for a row that ended, waits or stopped meanwhile, and for one that was due, and so dispatched, before its turn.
-    """
-    if row.status is not Status.ENQUEUE or row.due_at is not None or row.reserved:
-        return None
-    return Turn(row, replace(row, reserved=True), Reason.SUBMITTED)
-
-
 def release_due(row: Row) -> Turn:
     """A row whose ``due_at`` has come is reserved: it stops waiting and its next copy is dispatched."""
     if row.status is not Status.ENQUEUE or row.due_at is None:
@@ -258,7 +239,7 @@ class Begin(Enum):
 
 
 def begin(row: Row, attempt: int | None, state: str | None) -> Begin:
-    """Decides for a fetched copy of ``attempt`` (None: the engine knows none) under its Task's ``state`` (None: no Task)."""
+    """Decides for a fetched copy of ``attempt`` (None: the engine knows none) by its Task's ``state`` (None: no Task)."""
     if row.status in TERMINAL or row.status is Status.STOPPED:
         return Begin.DROP
     if attempt is not None and attempt != row.attempt:
@@ -351,11 +332,6 @@ def stop(row: Row) -> Turn:
 def start(row: Row, *, now: int) -> Turn:
     """A person starts a stopped job again: it waits from ``now``, or for the pointer if it was never reached."""
     return _turn(row, Status.ENQUEUE, Reason.RESUMED, attempt=row.attempt + 1, due_at=now if row.reserved else None)
-
-
-def start(row: Row, *, now: int) -> Turn:
-    """A person started a stopped row again: it waits from ``now``. The stop has raised ``attempt`` already."""
-    return _turn(row, Status.ENQUEUE, Reason.RESUMED, due_at=now)
 
 
 def explicit_retry(row: Row, *, now: int) -> Turn:
