@@ -13,7 +13,7 @@ from asynctask.errors import Conflict, InputError
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.models import events, tasks
-from asynctask.ledger.transitions import Applied, Change, EventRecord, apply, read_events
+from asynctask.ledger.transitions import Applied, Change, EventRecord, Note, apply, read_events
 from asynctask.states import OPEN, Reason, State, Status
 
 __all__ = ["cancel_task", "give_back_copies", "pause", "resume", "retry", "turn_some", "turning_tasks", "update"]
@@ -133,9 +133,7 @@ def update(ledger: Ledger, task_id: int, changes: dict[str, Any], *, who: str = 
         if task["finished_at"] is not None and set(values) != {"title"}:
             raise Conflict(f"Task {task_id} is {task['state']}; its knobs do nothing any more")
         connection.execute(
-            tasks.update()
-            .where(_t.id == task_id)
-            .values({**values, "version": _t.version + 1, "updated_at": ledger.now()})
+            tasks.update().where(_t.id == task_id).values({**values, "version": _t.version + 1, "updated_at": ledger.now()})
         )
         task_rows.log(connection, ledger, task_id, "changed", {k: [task[k], v] for k, v in values.items()}, who)
     return task
@@ -150,9 +148,7 @@ def _checked(changes: dict[str, Any]) -> dict[str, Any]:
     if parallel is not None and (
         not isinstance(parallel, int) or isinstance(parallel, bool) or not 1 <= parallel <= 100_000
     ):
-        raise InputError(
-            "parallel must be a whole number from 1 to 100000, or null for no limit; to stop, pause the Task"
-        )
+        raise InputError("parallel must be a whole number from 1 to 100000, or null for no limit; to stop, pause the Task")
     if "priority" in changes:
         priority = changes["priority"]
         if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > 1_000_000:
@@ -206,14 +202,14 @@ def _turned(task: dict[str, Any]) -> dict[str, Any]:
 
 def _turn_change(ledger: Ledger, task: dict[str, Any], event_id: int) -> Change:
     if task["turning"] == "cancel":
-        return Change(event_id, _cancel_unless_flying, notes=[("cancelled", ledger.catalogue("cancelled"))])
+        return Change(event_id, _cancel_unless_flying, notes=[Note("cancelled", ledger.catalogue("cancelled"))])
     chosen = frozenset(task["turn_statuses"].split(","))
     now = ledger.now()
 
     def again(record: EventRecord) -> Turn | None:
         return explicit_retry(record.row, now=now) if record.row.status in chosen else None
 
-    return Change(event_id, again, notes=[("enqueue", ledger.catalogue("retried"))])
+    return Change(event_id, again, notes=[Note("enqueue", ledger.catalogue("retried"))])
 
 
 def _cancel_unless_flying(record: EventRecord) -> Turn | None:
@@ -237,13 +233,9 @@ def give_back_copies(ledger: Ledger, copies: Sequence[tuple[str, int]]) -> list[
 
 def _given_back(ledger: Ledger, record: EventRecord, attempts: dict[str, int], now: int) -> Change:
     def decide(seen: EventRecord) -> Turn | None:
-        if (
-            seen.row.attempt != attempts[seen.job_id]
-            or seen.row.status is not Status.ENQUEUE
-            or not in_flight(seen.row)
-        ):
+        if seen.row.attempt != attempts[seen.job_id] or seen.row.status is not Status.ENQUEUE or not in_flight(seen.row):
             return None
         return cancel(seen.row) if seen.task_state == State.CANCELLED else give_back(seen.row, now=now)
 
     cancelled = record.task_state == State.CANCELLED
-    return Change(record.id, decide, notes=[("cancelled", ledger.catalogue("cancelled"))] if cancelled else [])
+    return Change(record.id, decide, notes=[Note("cancelled", ledger.catalogue("cancelled"))] if cancelled else [])

@@ -99,23 +99,22 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """A connection in a write transaction, committed at the end. Keep it short (50 ms). Raises :class:`LedgerUnavailable`.
+        """A connection in a write transaction, committed at the end. Raises :class:`LedgerUnavailable`.
 
-        On SQLite the transaction is IMMEDIATE and behind the blocking lock, so what it reads cannot change under it.
+        Keep it short (50 ms). On SQLite the transaction is IMMEDIATE and behind the blocking lock, so what it reads cannot change under it.
         """
         if self._lock is None:
             with _translated(), self.engine.begin() as connection:
                 yield connection
             return
-        with _translated():
-            # The connection is taken before the lock: who holds the lock never waits for a connection.
-            with self._writer.connect() as connection:
-                self._lock.acquire()
-                try:
-                    with connection.begin():
-                        yield connection
-                finally:
-                    self._lock.release()
+        # The connection is taken before the lock: who holds the lock never waits for a connection.
+        with _translated(), self._writer.connect() as connection:
+            self._lock.acquire()
+            try:
+                with connection.begin():
+                    yield connection
+            finally:
+                self._lock.release()
 
     def close(self) -> None:
         """Closes every connection."""

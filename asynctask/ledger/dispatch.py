@@ -20,7 +20,7 @@ from asynctask.ledger import tallies
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.models import events, task_tallies, tasks
-from asynctask.ledger.transitions import Applied, Change, EventRecord, apply, read_events
+from asynctask.ledger.transitions import Applied, Change, EventRecord, Note, apply, read_events
 from asynctask.states import State, Status
 
 __all__ = [
@@ -89,8 +89,7 @@ def runnable(connection: Connection, now: int) -> list[Runnable]:
         .order_by(_t.priority, _t.id)
     )
     return [
-        Runnable(i, q, p, par, int(fly), int(wait), bool(d))
-        for i, q, p, par, fly, wait, d in connection.execute(statement)
+        Runnable(i, q, p, par, int(fly), int(wait), bool(d)) for i, q, p, par, fly, wait, d in connection.execute(statement)
     ]
 
 
@@ -135,20 +134,14 @@ def _release(connection: Connection, ledger: Ledger, task_id: int, count: int, n
 def _release_if_due(now: int) -> Any:
     def decide(record: EventRecord) -> Any:
         row = record.row
-        return (
-            release_due(row) if row.status is Status.ENQUEUE and row.due_at is not None and row.due_at <= now else None
-        )
+        return release_due(row) if row.status is Status.ENQUEUE and row.due_at is not None and row.due_at <= now else None
 
     return decide
 
 
 def _at_pointer(connection: Connection, task_id: int, low: int, high: int) -> list[Ready]:
     condition = (
-        (_e.task_id == task_id)
-        & (_e.seq >= low)
-        & (_e.seq < high)
-        & (_e.status == Status.ENQUEUE)
-        & _e.due_at.is_(None)
+        (_e.task_id == task_id) & (_e.seq >= low) & (_e.seq < high) & (_e.status == Status.ENQUEUE) & _e.due_at.is_(None)
     )
     return _read_ready(connection, condition, lock=True)
 
@@ -212,15 +205,11 @@ def take_again(ledger: Ledger, task_id: int, *, lease_s: float, limit: int = 10_
         if task["dispatch_by"] is None or _held_by_another(ledger, task, now):
             return []
         connection.execute(
-            tasks.update()
-            .where(_t.id == task_id)
-            .values(dispatch_by=ledger.identity, dispatch_until=now + micros(lease_s))
+            tasks.update().where(_t.id == task_id).values(dispatch_by=ledger.identity, dispatch_until=now + micros(lease_s))
         )
         if task["reserved_from"] is None:
             return []
-        return _at_pointer(
-            connection, task_id, task["reserved_from"], min(task["next_seq"], task["reserved_from"] + limit)
-        )
+        return _at_pointer(connection, task_id, task["reserved_from"], min(task["next_seq"], task["reserved_from"] + limit))
 
 
 def reserve_alone(ledger: Ledger, limit: int, *, look_again_s: float) -> list[Ready]:
@@ -273,7 +262,7 @@ def lost_copies(ledger: Ledger, lost: Sequence[tuple[int, int]]) -> list[Applied
     with ledger.database.write() as connection:
         now = ledger.now()
         changes = [
-            Change(event_id, _redispatch_if(attempt, now), notes=[("enqueue", ledger.catalogue("redispatched"))])
+            Change(event_id, _redispatch_if(attempt, now), notes=[Note("enqueue", ledger.catalogue("redispatched"))])
             for event_id, attempt in lost
         ]
         return apply(connection, ledger, changes)

@@ -14,7 +14,7 @@ from asynctask.bookkeeping import Turn, recover
 from asynctask.clock import micros
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.models import as_dict, events, processes
-from asynctask.ledger.transitions import Applied, Change, EventRecord, Failure, apply
+from asynctask.ledger.transitions import Applied, Change, EventRecord, Failure, Note, apply
 from asynctask.states import Reason, Status
 
 __all__ = [
@@ -63,7 +63,7 @@ class Host:
             return False
         if process["boot_id"] != self.boot_id:
             return True
-        return self.started(process["pid"]) != process["pid_started"]
+        return self.started(int(process["pid"])) != int(process["pid_started"])
 
 
 def register(
@@ -159,12 +159,8 @@ def _events_of(ledger: Ledger, identity: str, jids: Sequence[str]) -> list[list[
     with ledger.database.read() as connection:
         for start in range(0, len(jids), 1000):
             part = jids[start : start + 1000]
-            found.update(
-                (int(i), s) for i, s in connection.execute(sa.select(_e.id, _e.status).where(_e.job_id.in_(part)))
-            )
-        found.update(
-            (int(i), s) for i, s in connection.execute(sa.select(_e.id, _e.status).where(_e.process == identity))
-        )
+            found.update((int(i), s) for i, s in connection.execute(sa.select(_e.id, _e.status).where(_e.job_id.in_(part))))
+        found.update((int(i), s) for i, s in connection.execute(sa.select(_e.id, _e.status).where(_e.process == identity)))
     ids = sorted(found.items())
     return [ids[i : i + 1000] for i in range(0, len(ids), 1000)]
 
@@ -186,11 +182,11 @@ def _change(ledger: Ledger, event_id: int, status: str, identity: str, attempts:
     return change
 
 
-def _notes(ledger: Ledger, turn: Turn) -> list[tuple[str, str]]:
+def _notes(ledger: Ledger, turn: Turn) -> list[Note]:
     say = ledger.catalogue
     if turn.reason is Reason.CANCELLED:
-        return [("cancelled", say("cancelled"))]
+        return [Note("cancelled", say("cancelled"))]
     if turn.before is None or turn.before.status is not Status.WORKING:
         return []  # it may never have begun: saying that it was lost would be a guess
-    lost = [("error", say("worker_lost"))]
-    return [*lost, ("error", say("poison"))] if turn.reason is Reason.POISON else [*lost, ("enqueue", say("retry"))]
+    lost = [Note("error", say("worker_lost"))]
+    return [*lost, Note("error", say("poison"))] if turn.reason is Reason.POISON else [*lost, Note("enqueue", say("retry"))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -18,7 +18,7 @@ from asynctask.ledger.models import events, item_errors, task_errors, tasks
 from asynctask.messages import append
 from asynctask.states import PROBLEM, TERMINAL, Reason, Status
 
-__all__ = ["Applied", "Change", "EventRecord", "Failure", "apply", "read_events", "read_tasks_events"]
+__all__ = ["Applied", "Change", "EventRecord", "Failure", "Note", "apply", "read_events", "read_tasks_events"]
 
 MAX_GROUPS = 100
 """Groups of failure messages kept for one Task; the rest are counted under "other"."""
@@ -32,6 +32,14 @@ class Failure:
 
     code: str
     message: str
+
+
+class Note(NamedTuple):
+    """A message for ``added_messages``; ``at`` (microseconds) only where it is not the time of writing."""
+
+    status: str
+    message: str
+    at: int | None = None
 
 
 @dataclass(slots=True)
@@ -58,17 +66,16 @@ class Change:
     """A change that is wanted of one Event.
 
     ``decide`` is given the Event as it stands under the transaction and answers with the turn to take, or None to leave
-    it (the compare-and-set is lost). ``notes`` are (status, message) pairs for ``added_messages``, written only if it won.
+    it (the compare-and-set is lost). ``notes`` go to ``added_messages``, if it won.
     ``values`` are further columns to set (``result``, ``checkpoint``, ``started_at``); ``failure`` goes with a turn that
     ends ``failed`` or ``error``.
     """
 
     event_id: int
     decide: Callable[[EventRecord], Turn | None]
-    notes: Sequence[tuple[str, str]] = ()
+    notes: Sequence[Note] = ()
     failure: Failure | None = None
     values: dict[str, Any] = field(default_factory=dict)
-    noted_at: int | None = None
 
 
 @dataclass(slots=True)
@@ -98,9 +105,7 @@ _WRITTEN = (
 _KEPT = ("result", "checkpoint")  # left as they are unless the change says otherwise
 
 _GUARD = (
-    (_e.id == sa.bindparam("b_id"))
-    & (_e.attempt == sa.bindparam("b_attempt"))
-    & (_e.status == sa.bindparam("b_status"))
+    (_e.id == sa.bindparam("b_id")) & (_e.attempt == sa.bindparam("b_attempt")) & (_e.status == sa.bindparam("b_status"))
 )
 
 
@@ -192,7 +197,8 @@ def _apply_batch(connection: Connection, ledger: Ledger, changes: Sequence[Chang
 
 
 def _write(connection: Connection, won: Sequence[Applied], now: int) -> None:
-    everything, keeping = [], []
+    everything: list[dict[str, Any]] = []
+    keeping: list[dict[str, Any]] = []
     for each in won:
         values = _values(each, now)
         (keeping if "v_result" not in values and "v_checkpoint" not in values else everything).append(values)
@@ -211,8 +217,7 @@ def _values(each: Applied, now: int) -> dict[str, Any]:
     assert turn.before is not None
     before, after = turn.before, turn.after
     if change.notes:
-        at = change.noted_at or now
-        new = [stamp(at, status, text, before.attempt) for status, text in change.notes]
+        new = [stamp(note.at or now, note.status, note.message, before.attempt) for note in change.notes]
         record.messages = dumps(append(loads(record.messages) or [], new))
     over = after.status in TERMINAL
     values = {
@@ -269,7 +274,8 @@ def _write_failures(connection: Connection, ledger: Ledger, won: Sequence[Applie
 
 def _count_failures(connection: Connection, ledger: Ledger, ended: Sequence[tuple[EventRecord, Turn, Failure]]) -> None:
     known = _known_groups(connection, {record.task_id for record, _, _ in ended if record.task_id is not None})
-    rows, groups = [], {}
+    rows: list[dict[str, Any]] = []
+    groups: dict[tuple[int, int, str], dict[str, Any]] = {}
     for record, turn, failure in ended:
         assert record.task_id is not None
         status = str(turn.after.status)
@@ -306,9 +312,7 @@ def _move_groups(connection: Connection, rows: Sequence[dict[str, Any]]) -> None
 
 def _known_groups(connection: Connection, task_ids: set[int]) -> dict[int, set[str]]:
     known: dict[int, set[str]] = {}
-    select = (
-        sa.select(task_errors.c.task_id, task_errors.c.digest).where(task_errors.c.task_id.in_(task_ids)).distinct()
-    )
+    select = sa.select(task_errors.c.task_id, task_errors.c.digest).where(task_errors.c.task_id.in_(task_ids)).distinct()
     for task_id, digest in connection.execute(select):
         known.setdefault(task_id, set()).add(digest)
     return known

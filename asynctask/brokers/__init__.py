@@ -1,0 +1,1 @@
+"""Brokers: where jobs wait. ``base`` says what one must guarantee, the other modules are the implementations."""

@@ -1,0 +1,154 @@
+"""The contract of a broker: where jobs wait between the dispatcher and a worker.
+
+A broker is disposable for tracked jobs: the ledger can fill it again. It promises
+
+* **one copy**: it holds at most one copy of the same (jid, attempt); pushing it again does nothing;
+* **no thin air**: a fetched copy leaves its queue into the fetching process's own list in the same step, and stays there
+  until it is acknowledged, put back or taken by recovery;
+* **order**: within a queue smaller priorities come first, then the order of pushing; queues are tried in the order given;
+* **an honest answer** to "do you hold this copy?", waiting or in a process's list.
+
+Attempt 0 is a job that nobody tracks: its jid alone is its identity, and its retries live in the broker's own sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+__all__ = ["DEAD", "RETRY", "SCHEDULE", "Broker", "Capabilities", "Copy", "Held", "Key"]
+
+SCHEDULE = "schedule"
+RETRY = "retry"
+DEAD = "dead"
+
+Key = tuple[str, int]
+"""(jid, attempt): what a broker knows a copy by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What brokers may differ in; a test asks here and never for a class.
+
+    ``priority``: orders within a queue by priority. ``blocking``: a fetch can wait at the server. ``survives_restart``:
+    what it holds is still there after its server died.
+    """
+
+    priority: bool
+    blocking: bool
+    survives_restart: bool
+
+
+@dataclass(slots=True)
+class Copy:
+    """One copy of a job on its way.
+
+    ``payload`` is the job as JSON text, kept byte for byte; ``attempt`` is the fence (0: untracked); ``handle`` is the
+    broker's own mark of a fetched copy.
+    """
+
+    jid: str
+    attempt: int
+    queue: str
+    payload: str
+    priority: int = 0
+    task_id: int | None = None
+    deaths: int = 0
+    handle: Any = None
+
+    @property
+    def key(self) -> Key:
+        """What the broker knows it by."""
+        return self.jid, self.attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An entry of one of the sets: ``at`` is when it is due (or died), in microseconds."""
+
+    copy: Copy
+    at: int
+
+
+class Broker(Protocol):
+    """Where jobs wait. Every method may raise :class:`~asynctask.errors.BrokerUnavailable`."""
+
+    capabilities: Capabilities
+
+    # -- the way of a job
+
+    def push(self, copies: Sequence[Copy]) -> None:
+        """Puts copies at the end of their queues, all or none of one call; those held already are left as they are."""
+        ...
+
+    def exchange(self, process: str, done: Sequence[Copy], queues: Sequence[str], limit: int) -> list[Copy]:
+        """Acknowledges ``done`` and fetches up to ``limit`` copies into the process's list, in one round trip.
+
+        ``queues`` are tried in the order given. Acknowledging a copy that is not in the list any more does nothing.
+        """
+        ...
+
+    def put_back(self, process: str, copies: Sequence[Copy]) -> None:
+        """Unfinished copies return to the head of their queues (of their priority), unchanged."""
+        ...
+
+    def withdraw(self, task_id: int, limit: int) -> list[Key]:
+        """Takes up to ``limit`` waiting copies of a Task out of their queues; those in a process's list stay there."""
+        ...
+
+    # -- what is where
+
+    def holds(self, keys: Collection[Key]) -> set[Key]:
+        """Which of these copies are held, waiting or in a process's list."""
+        ...
+
+    def waiting(self, queues: Collection[str]) -> Mapping[str, int]:
+        """How many copies wait in each of these queues."""
+        ...
+
+    def queues(self) -> Mapping[str, int]:
+        """Every queue in which something waits, with how many."""
+        ...
+
+    # -- processes
+
+    def held_by(self, process: str) -> list[Copy]:
+        """The copies in a process's list."""
+        ...
+
+    def holders(self) -> set[str]:
+        """Processes in whose list anything is."""
+        ...
+
+    def drop(self, process: str, copies: Sequence[Copy]) -> None:
+        """Takes copies out of a process's list for good; what :meth:`exchange` does with ``done``, without a fetch."""
+        ...
+
+    # -- the sets of untracked jobs
+
+    def hold(self, set_name: str, copies: Sequence[Held], *, process: str | None = None) -> None:
+        """Puts copies into ``schedule``, ``retry`` or ``dead``; with ``process``, out of that process's list in the same step."""
+        ...
+
+    def release_due(self, set_name: str, now: int, limit: int) -> int:
+        """Moves members of a set that are due to their queues, without a moment in which they are in neither."""
+        ...
+
+    def members(self, set_name: str, limit: int) -> list[Held]:
+        """Members of a set, in the order of ``at``."""
+        ...
+
+    # -- waiting
+
+    def wait(self, timeout: float) -> bool:
+        """Waits until something may have been pushed, by any process, for at most ``timeout`` seconds."""
+        ...
+
+    def wake(self) -> None:
+        """Ends every :meth:`wait` of this process."""
+        ...
+
+    def close(self) -> None:
+        """Gives back connections."""
+        ...

@@ -1,0 +1,213 @@
+"""Group commit: the outcomes of all threads of a process go to the ledger together, one transaction a flush."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from asynctask.bookkeeping import Row, Turn, cancel, give_back, outcome, working
+from asynctask.errors import LedgerUnavailable
+from asynctask.ledger.base import Ledger
+from asynctask.ledger.closing import candidates, try_close
+from asynctask.ledger.transitions import Applied, Change, EventRecord, Failure, Note, apply
+from asynctask.states import OPEN, Reason, State, Status
+
+__all__ = ["Outcome", "Recorder"]
+
+_MAX_BATCH = 1_000
+_RETRY_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What is to be recorded of one attempt of one Event.
+
+    ``status`` and ``reason`` name the edge; ``retry_at`` (microseconds) turns an error into another attempt.
+    ``then`` is called once the transaction is committed, with whether the compare-and-set was won: only then may the
+    job's copy be acknowledged.
+    """
+
+    event_id: int
+    attempt: int
+    status: Status
+    reason: Reason
+    notes: list[Note] = field(default_factory=list)
+    retry_at: int | None = None
+    failure: Failure | None = None
+    result: str | None = None
+    started_at: int | None = None
+    then: Callable[[bool], None] | None = None
+
+
+class Recorder:
+    """The group commit of one process.
+
+    :meth:`put` never blocks on the database. A thread flushes what has come together while the flush before it was being
+    committed; so a lone outcome is written at once and a storm is written a thousand at a time. While the ledger does
+    not answer, outcomes wait in memory and :attr:`healthy` is false: then the runtime begins nothing new.
+    """
+
+    def __init__(self, ledger: Ledger, *, on_flush: Callable[[Sequence[Outcome]], None] | None = None) -> None:
+        self._ledger = ledger
+        self._on_flush = on_flush
+        self._pending: list[Outcome] = []
+        self._condition = threading.Condition()
+        self._stopping = False
+        self._flushing = False
+        self._thread: threading.Thread | None = None
+        self._log = structlog.get_logger("asynctask.recorder")
+        self.healthy = True
+        self.recorded = 0
+
+    def start(self) -> None:
+        """Starts the flushing thread."""
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+        self._thread.start()
+
+    def put(self, outcomes: Sequence[Outcome]) -> None:
+        """Hands over outcomes; they are committed soon, and each one's ``then`` is called after that."""
+        with self._condition:
+            self._pending.extend(outcomes)
+            self._condition.notify()
+
+    @property
+    def waiting(self) -> int:
+        """Outcomes that are not committed yet."""
+        with self._condition:
+            return len(self._pending) + int(self._flushing)
+
+    def drain(self, timeout: float) -> bool:
+        """Waits until everything handed over is committed; False if that did not happen in time."""
+        with self._condition:
+            return self._condition.wait_for(lambda: not self._pending and not self._flushing, timeout)
+
+    def stop(self, timeout: float) -> bool:
+        """Commits what is there and ends. Returns False if the ledger did not take everything in time."""
+        drained = self.drain(timeout)
+        with self._condition:
+            self._stopping = True
+            self._condition.notify_all()
+        if self._thread is not None:
+            self._thread.join(timeout)
+        return drained
+
+    def _run(self) -> None:
+        tries = 0
+        while True:
+            batch = self._take()
+            if batch is None:
+                return
+            try:
+                self.flush(batch)
+                tries, self.healthy = 0, True
+            except Exception as error:
+                self.healthy = False
+                self._log.warning("ledger_away", error=str(error), outcomes=len(batch), tried=tries + 1)
+                self._give_back(batch)
+                if self._pause(_RETRY_S[min(tries, len(_RETRY_S) - 1)]):
+                    return
+                tries += 1
+
+    def _take(self) -> list[Outcome] | None:
+        with self._condition:
+            self._flushing = False
+            self._condition.notify_all()
+            self._condition.wait_for(lambda: self._pending or self._stopping)
+            if not self._pending:
+                return None
+            batch, self._pending = self._pending[:_MAX_BATCH], self._pending[_MAX_BATCH:]
+            self._flushing = True
+            return batch
+
+    def _give_back(self, batch: list[Outcome]) -> None:
+        with self._condition:
+            self._pending[:0] = batch
+            self._flushing = False
+
+    def _pause(self, seconds: float) -> bool:
+        with self._condition:
+            return self._condition.wait_for(lambda: self._stopping, seconds)
+
+    def flush(self, batch: Sequence[Outcome]) -> None:
+        """Commits a batch, then tells each outcome, then looks whether Tasks are over. Raises LedgerUnavailable."""
+        waves = _waves(batch)
+        tasks_ended: set[int] = set()
+        for wave in waves:
+            with self._ledger.database.write() as connection:
+                applied = apply(connection, self._ledger, [_change(self._ledger, each) for each in wave])
+            tasks_ended |= {a.record.task_id for a in applied if _ended(a) and a.record and a.record.task_id is not None}
+            self.recorded += len(wave)
+            for each, result in zip(wave, applied, strict=True):
+                if each.then is not None:
+                    each.then(result.turn is not None)
+            if self._on_flush is not None:
+                self._on_flush(wave)
+        self._close(tasks_ended)
+
+    def _close(self, task_ids: set[int]) -> None:
+        if not task_ids:
+            return
+        try:
+            with self._ledger.database.read() as connection:
+                over = candidates(connection, task_ids)
+            for task_id in over:
+                try_close(self._ledger, task_id)
+        except LedgerUnavailable as error:  # the sweep looks again
+            self._log.warning("close_put_off", error=str(error))
+
+
+def _waves(batch: Sequence[Outcome]) -> list[list[Outcome]]:
+    """Outcomes in transactions such that no Event stands in one transaction twice; nearly always a single one."""
+    waves: list[list[Outcome]] = []
+    turns: dict[int, int] = {}
+    for each in batch:
+        turn = turns.get(each.event_id, 0)
+        turns[each.event_id] = turn + 1
+        if turn == len(waves):
+            waves.append([])
+        waves[turn].append(each)
+    return waves
+
+
+def _ended(applied: Applied) -> bool:
+    return applied.turn is not None and applied.turn.after.status not in OPEN
+
+
+def _change(ledger: Ledger, each: Outcome) -> Change:
+    values: dict[str, Any] = {}
+    if each.result is not None:
+        values["result"] = each.result
+    if each.started_at is not None:
+        values["started_at"] = each.started_at
+    change = Change(each.event_id, lambda record: None, notes=each.notes, failure=each.failure, values=values)
+
+    def decide(record: EventRecord) -> Turn | None:
+        row = record.row
+        if row.attempt != each.attempt or row.status not in (Status.ENQUEUE, Status.WORKING):
+            return None
+        if record.started_at is not None:
+            values.pop("started_at", None)
+        turn = _turn(ledger, row, record.task_state, each)
+        if turn is not None and turn.reason is Reason.CANCELLED:
+            change.notes = [*each.notes, Note("cancelled", ledger.catalogue("cancelled"))]
+        return turn
+
+    change.decide = decide
+    return change
+
+
+def _turn(ledger: Ledger, row: Row, state: str | None, each: Outcome) -> Turn | None:
+    if each.status is Status.WORKING:
+        return working(row, ledger.identity) if row.status is Status.ENQUEUE else None
+    if each.status is Status.CANCELLED:
+        return cancel(row)
+    if each.reason is Reason.GIVEN_BACK:
+        return cancel(row) if state == State.CANCELLED else give_back(row, now=ledger.now())
+    waits_again = each.retry_at is not None or each.reason is Reason.INTERRUPTED
+    if waits_again and state == State.CANCELLED:
+        return cancel(row)  # nothing of a cancelled Task starts again; what happened stands in the messages
+    return outcome(row, each.status, each.reason, retry_at=each.retry_at, now=ledger.now())

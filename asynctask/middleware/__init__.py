@@ -1,0 +1,1 @@
+"""Middleware: what wraps the pushing and the performing of a job."""

@@ -1,0 +1,100 @@
+"""Chains of middleware, the same on the client side (push) and on the server side (perform).
+
+A middleware is called as ``middleware(worker, job, queue, call_next)``. It returns what ``call_next()`` returned (or
+something else in its place). On the client side one that does not call ``call_next`` stops the push.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from asynctask.job import CurrentJob
+from asynctask.worker import Worker
+
+__all__ = ["Chain", "Middleware"]
+
+Middleware = Callable[[Worker, CurrentJob, str, Callable[[], Any]], Any]
+
+
+class Chain:
+    """An ordered list of middleware. A class is instantiated anew for each job, a function or object is called as it is.
+
+    Adding what is there already moves it to the new place.
+    """
+
+    def __init__(self) -> None:
+        self._entries: tuple[Any, ...] = ()
+
+    def add(self, middleware: Any) -> None:
+        """Puts it at the end: nearest to the job."""
+        self._entries = (*self._without(middleware), middleware)
+
+    def prepend(self, middleware: Any) -> None:
+        """Puts it at the front: farthest from the job."""
+        self._entries = (middleware, *self._without(middleware))
+
+    def insert_before(self, existing: Any, middleware: Any) -> None:
+        """Puts it right before ``existing``; at the front if that is not there."""
+        self._insert(existing, middleware, after=False)
+
+    def insert_after(self, existing: Any, middleware: Any) -> None:
+        """Puts it right after ``existing``; at the end if that is not there."""
+        self._insert(existing, middleware, after=True)
+
+    def remove(self, middleware: Any) -> None:
+        """Takes it out; nothing happens if it is not there."""
+        self._entries = self._without(middleware)
+
+    def exists(self, middleware: Any) -> bool:
+        """Whether it, or an instance of it, is in the chain."""
+        return any(_is(entry, middleware) for entry in self._entries)
+
+    def clear(self) -> None:
+        """Takes everything out."""
+        self._entries = ()
+
+    def names(self) -> list[str]:
+        """The names in order, the outermost first."""
+        return [_name(entry) for entry in self._entries]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def invoke(self, worker: Worker, job: CurrentJob, queue: str, inner: Callable[[], Any]) -> Any:
+        """Calls the chain around ``inner``; returns what the outermost middleware returned."""
+        entries = self._entries
+
+        def step(position: int) -> Any:
+            if position == len(entries):
+                return inner()
+            entry = entries[position]
+            middleware: Middleware = entry() if inspect.isclass(entry) else entry
+            return middleware(worker, job, queue, lambda: step(position + 1))
+
+        return step(0)
+
+    def _without(self, middleware: Any) -> tuple[Any, ...]:
+        return tuple(entry for entry in self._entries if not _is(entry, middleware))
+
+    def _insert(self, existing: Any, middleware: Any, *, after: bool) -> None:
+        rest = list(self._without(middleware))
+        position = next((i for i, entry in enumerate(rest) if _is(entry, existing)), None)
+        if position is None:
+            position = len(rest) if after else 0
+        elif after:
+            position += 1
+        rest.insert(position, middleware)
+        self._entries = tuple(rest)
+
+
+def _is(entry: Any, wanted: Any) -> bool:
+    return entry is wanted or (inspect.isclass(wanted) and type(entry) is wanted)
+
+
+def _name(entry: Any) -> str:
+    return str(getattr(entry, "__qualname__", None) or type(entry).__qualname__)

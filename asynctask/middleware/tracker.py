@@ -1,0 +1,286 @@
+"""The tracker: what every engine's middleware calls to have the life of a job recorded.
+
+An engine (the own runtime, Dramatiq, ...) takes these steps for a job that it got hold of:
+
+1. :meth:`Tracker.begin` with the whole batch it fetched: one read, and a :class:`Ticket` each that says whether to run it.
+2. :meth:`Tracker.start` when it is really performed.
+3. One of :meth:`Ticket.finish`, :meth:`Ticket.fail`, :meth:`Ticket.raised` with what it came to. Nothing is written yet.
+4. :meth:`Tracker.settle` once the engine has decided what follows (a retry, or nothing): one outcome goes to the group
+   commit, and ``then`` is called when it is in the ledger. Only after that may the engine acknowledge the job.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+
+from asynctask.bookkeeping import Begin, begin
+from asynctask.errors import JobInterrupted, JobTimeout
+from asynctask.job import CurrentJob
+from asynctask.ledger.base import Ledger, dumps
+from asynctask.ledger.models import events
+from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.ledger.transitions import EventRecord, Failure, Note, read_events
+from asynctask.messages import MAX_MESSAGE
+from asynctask.states import Reason, Status
+
+__all__ = ["Arrival", "Ticket", "Tracker"]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A job that an engine got hold of.
+
+    ``attempt`` is the fence that travels with the job; None where the engine's jobs carry none. ``params`` is what its
+    Event should say if it has none yet: JSON-ready.
+    """
+
+    job_id: str
+    attempt: int | None
+    worker_name: str
+    queue: str
+    params: Any = None
+
+
+@dataclass(slots=True)
+class Ticket:
+    """The right to perform one attempt of one job, and what came of it."""
+
+    verdict: Begin
+    job_id: str
+    event_id: int
+    task_id: int | None
+    attempt: int
+    retries: int = 0
+    watched: bool = False
+    row: int | None = None
+    started_at: int | None = None
+    status: Status | None = None
+    reason: Reason = Reason.RETURNED
+    failure: Failure | None = None
+    result: str | None = None
+    said: bool = False  # the working message stands in an outcome already
+    lost: bool = False  # the compare-and-set of `working` was lost: whatever this attempt does counts no more
+    settled: bool = False
+    exited: bool = False  # job code raised SystemExit or KeyboardInterrupt itself
+    job: CurrentJob | None = None
+    _notes: list[Note] = field(default_factory=list)
+
+    def finish(self, result: Any, limit: int = 65_536) -> None:
+        """It returned; ``result`` is kept if it is JSON of at most ``limit`` bytes."""
+        self.status, self.reason, self.failure = Status.FINISH, Reason.RETURNED, None
+        self.result, note = _result(result, limit)
+        if note:
+            self._notes.append(Note("working", note))
+
+    def fail(self, error: BaseException) -> None:
+        """The business said no."""
+        self.status, self.reason = Status.FAILED, Reason.REFUSED
+        self.failure = Failure(str(getattr(error, "code", "failed")) or "failed", str(error)[:MAX_MESSAGE])
+
+    def raised(self, error: BaseException) -> None:
+        """It raised: a bug, a timeout, an interruption."""
+        if isinstance(error, JobTimeout):
+            self.status, self.reason, self.failure = Status.ERROR, Reason.TIMEOUT, Failure("timeout", str(error))
+            return
+        if isinstance(error, JobInterrupted):
+            self.status, self.reason, self.failure = Status.ERROR, Reason.INTERRUPTED, None
+            return
+        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        self.status, self.reason = Status.ERROR, Reason.RAISED
+        # SystemExit and KeyboardInterrupt of job code's own: said as an interruption, retried as any error.
+        self.exited = isinstance(error, SystemExit | KeyboardInterrupt)
+        self.failure = Failure("interrupted" if self.exited else "raised", text[:MAX_MESSAGE])
+
+
+class Tracker:
+    """Records the life of jobs in the ledger, for any engine."""
+
+    def __init__(self, ledger: Ledger, recorder: Recorder) -> None:
+        self._ledger = ledger
+        self._recorder = recorder
+        self._running: dict[int, tuple[float, Ticket]] = {}
+        self._lock = threading.Lock()
+
+    # -- 1. begin
+
+    def begin(self, arrivals: Sequence[Arrival]) -> list[Ticket]:
+        """One read for a batch of jobs: a ticket each, in order. Raises LedgerUnavailable.
+
+        A job without an Event (pushed by hand, or by another program) is given a stand-alone one now.
+        """
+        records = self._read([arrival.job_id for arrival in arrivals])
+        missing = [arrival for arrival in arrivals if arrival.job_id not in records]
+        if missing:
+            self.enqueue(missing)
+            records |= self._read([arrival.job_id for arrival in missing])
+        return [self._ticket(arrival, records[arrival.job_id]) for arrival in arrivals]
+
+    def _read(self, job_ids: Sequence[str]) -> dict[str, EventRecord]:
+        with self._ledger.database.read() as connection:
+            return {record.job_id: record for record in read_events(connection, events.c.job_id.in_(job_ids))}
+
+    def _ticket(self, arrival: Arrival, record: EventRecord) -> Ticket:
+        row = record.row
+        attempt = arrival.attempt
+        if attempt is not None and record.task_id is None and row.attempt == 1 and attempt == 0:
+            attempt = None  # a foreign job: it carries no fence of ours
+        return Ticket(
+            begin(row, attempt, record.task_state), record.job_id, record.id, record.task_id, row.attempt, row.retries,
+            row.watched or row.deaths > 0, record.first_row,
+        )  # fmt: skip
+
+    def enqueue(
+        self, arrivals: Sequence[Arrival], *, due_at: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> None:
+        """Makes stand-alone Events, waiting until ``due_at`` (None: they are in somebody's queue). Known ids are left."""
+        now = self._ledger.now()
+        rows = [
+            {
+                "job_id": a.job_id, "worker_name": a.worker_name, "queue": a.queue, "status": Status.ENQUEUE,
+                "params": None if a.params is None else dumps(a.params), "due_at": due_at, "created_at": now,
+                "options": dumps(dict(options)) if options else None,
+            }
+            for a in {a.job_id: a for a in arrivals}.values()
+        ]  # fmt: skip
+        with self._ledger.database.write() as connection:
+            ids = [row["job_id"] for row in rows]
+            known = set(connection.execute(sa.select(events.c.job_id).where(events.c.job_id.in_(ids))).scalars())
+            rows = [row for row in rows if row["job_id"] not in known]
+            if rows:
+                connection.execute(events.insert(), rows)
+
+    # -- 2. start
+
+    def start(self, ticket: Ticket) -> None:
+        """It is being performed now. For a watched job the ``working`` status is in the ledger when this returns."""
+        ticket.started_at = self._ledger.now()
+        with self._lock:
+            self._running[id(ticket)] = (self._ledger.clock.monotonic(), ticket)
+        if ticket.watched:
+            done = threading.Event()
+            self._recorder.put([self._working(ticket, done.set)])
+            done.wait()
+
+    def note_long(self, older_than_s: float) -> None:
+        """Has ``working`` recorded of jobs that run for longer than this and were not noted yet; called at a steady beat."""
+        limit = self._ledger.clock.monotonic() - older_than_s
+        with self._lock:
+            long = [t for begun, t in self._running.values() if begun <= limit and not t.said and t.status is None]
+        self._recorder.put([self._working(ticket) for ticket in long])
+
+    def running(self) -> list[Ticket]:
+        """Tickets that were started and not settled."""
+        with self._lock:
+            return [ticket for _, ticket in self._running.values()]
+
+    def _working(self, ticket: Ticket, done: Callable[[], None] | None = None) -> Outcome:
+        notes = self._opening(ticket)
+
+        def then(won: bool) -> None:
+            ticket.lost = not won
+            if done is not None:
+                done()
+
+        return Outcome(
+            ticket.event_id, ticket.attempt, Status.WORKING, Reason.STARTED, notes, started_at=ticket.started_at, then=then
+        )
+
+    # -- 4. settle
+
+    def settle(
+        self,
+        ticket: Ticket,
+        *,
+        retry_at: int | None = None,
+        discarded: str | None = None,
+        then: Callable[[bool], None] | None = None,
+    ) -> None:
+        """Hands the outcome to the group commit. ``then`` is called once it is committed, with whether it was won.
+
+        ``retry_at`` (microseconds) where another attempt follows; ``discarded`` says why the engine gave the job up
+        outside its own code. Settling twice does nothing: the first word stands.
+        """
+        with self._lock:
+            if ticket.settled:
+                return
+            ticket.settled = True
+            self._running.pop(id(ticket), None)
+        self._recorder.put([self._outcome(ticket, retry_at, discarded, then)])
+
+    def release(self, ticket: Ticket, then: Callable[[bool], None] | None = None) -> None:
+        """A fetched job that was not run: back to the ledger, or cancelled with its Task."""
+        with self._lock:
+            if ticket.settled:
+                return
+            ticket.settled = True
+            self._running.pop(id(ticket), None)
+        cancelled = ticket.verdict is Begin.CANCEL
+        status, reason = (Status.CANCELLED, Reason.CANCELLED) if cancelled else (Status.ENQUEUE, Reason.GIVEN_BACK)
+        notes = [Note("cancelled", self._ledger.catalogue("cancelled"))] if cancelled else []
+        self._recorder.put([Outcome(ticket.event_id, ticket.attempt, status, reason, notes, then=then)])
+
+    def _outcome(
+        self, ticket: Ticket, retry_at: int | None, discarded: str | None, then: Callable[[bool], None] | None
+    ) -> Outcome:
+        if discarded is not None:
+            ticket.status, ticket.reason = Status.ERROR, Reason.DISCARDED
+            ticket.failure = Failure("discarded", self._ledger.catalogue("discarded", discarded))
+        elif ticket.status is None:  # nobody between the engine and the job said what came of it
+            ticket.status, ticket.reason = Status.FINISH, Reason.RETURNED
+        notes = self._opening(ticket) if ticket.started_at is not None else []
+        notes += self._closing(ticket, retry_at)
+        return Outcome(
+            ticket.event_id, ticket.attempt, ticket.status, ticket.reason, notes, retry_at, ticket.failure, ticket.result,
+            ticket.started_at, then,
+        )  # fmt: skip
+
+    def _opening(self, ticket: Ticket) -> list[Note]:
+        notes = [] if ticket.said else [Note("working", self._ledger.catalogue("working"), ticket.started_at)]
+        ticket.said = True
+        if ticket.job is not None:
+            notes += [Note("working", text[:MAX_MESSAGE]) for text in ticket.job.take_messages()]
+        return notes
+
+    def _closing(self, ticket: Ticket, retry_at: int | None) -> list[Note]:
+        say, text = self._ledger.catalogue, ticket.failure.message if ticket.failure else ""
+        notes, ticket._notes = ticket._notes, []
+        if ticket.status is Status.FINISH:
+            return [*notes, Note("finish", say("finish"))]
+        if ticket.status is Status.FAILED:
+            return [*notes, Note("failed", say("failed", text))]
+        key = {Reason.TIMEOUT: "timeout", Reason.INTERRUPTED: "interrupted"}.get(ticket.reason, "error")
+        if ticket.exited:
+            key = "interrupted"
+        if ticket.reason is Reason.DISCARDED:
+            return [*notes, Note("error", text)]
+        notes = [*notes, Note("error", say(key, text))]
+        if retry_at is not None or ticket.reason is Reason.INTERRUPTED:
+            notes.append(Note("enqueue", say("retry")))
+        return notes
+
+
+def _result(value: Any, limit: int) -> tuple[str | None, str | None]:
+    if value is None:
+        return None, None
+    try:
+        text = orjson.dumps(value, default=_plain).decode()
+    except TypeError as error:
+        return None, f"The result was not kept: {error}"
+    if len(text) > limit:
+        return None, f"The result was not kept: {len(text)} bytes are over max_result_bytes ({limit})"
+    return text, None
+
+
+def _plain(value: Any) -> Any:
+    dump = getattr(value, "model_dump", None)
+    if callable(dump):
+        return dump(mode="json")
+    if isinstance(value, set | frozenset | bytes):
+        raise TypeError(f"{type(value).__name__} is no JSON")
+    return str(value)

@@ -1,0 +1,165 @@
+"""Workers: functions and classes that perform an item, known by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Protocol, get_type_hints
+
+from pydantic import BaseModel
+
+from asynctask.errors import ConfigError, NormalException
+from asynctask.job import CurrentJob
+from asynctask.priority import Priority
+
+__all__ = ["DEFAULT_RETRIES", "TRACKED_RETRIES", "Pusher", "RetryIn", "Shape", "Worker", "describe"]
+
+TRACKED_RETRIES = 3
+"""Retries of a tracked job that names none: Sidekiq's 25 would hold a Task open for three weeks."""
+
+DEFAULT_RETRIES = 25
+"""Retries of an untracked job that names none, as Sidekiq's."""
+
+RetryIn = Callable[[int, BaseException, CurrentJob], float | str | None]
+"""(count of retries so far, exception, job) -> seconds, or "kill" or "discard", or None for the default."""
+
+
+class Shape(Protocol):
+    """How the items of a worker look; made by the bulk side, used by the runtime to give an item its type back."""
+
+    @property
+    def model(self) -> type[BaseModel] | None: ...
+
+    @property
+    def expected(self) -> frozenset[str]: ...
+
+    def revive(self, params: Any) -> Any: ...
+
+
+class Pusher(Protocol):
+    """What pushes jobs for a worker: the application."""
+
+    def push(
+        self, worker: Worker, args: Sequence[Sequence[Any]], *, at: float | None = None, options: Mapping[str, Any]
+    ) -> list[str | None]: ...
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A registered worker: the function, and what its decorator said.
+
+    ``retry``: True for the default count, False or 0 for none, or how many. ``timeout`` in seconds. ``failed_on``:
+    exceptions that mean "the business said no". ``use_task_event``: whether its jobs are tracked. Calling a worker calls
+    the function itself, in this thread.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    queue: str = "default"
+    retry: int | bool = TRACKED_RETRIES
+    priority: int = Priority.USER_MID
+    timeout: float | None = None
+    failed_on: tuple[type[BaseException], ...] = ()
+    use_task_event: bool = True
+    retry_in: RetryIn | None = None
+    retries_exhausted: Callable[[CurrentJob, BaseException], Any] | None = None
+    is_async: bool = False
+    model: type[BaseModel] | None = None
+    shape: Shape | None = None
+    pusher: Pusher | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def doc(self) -> str:
+        """The first paragraph of the function's docstring."""
+        return (inspect.getdoc(self.function) or "").partition("\n\n")[0]
+
+    @property
+    def max_retries(self) -> int:
+        """How many retries a job of it gets that names none itself."""
+        if self.retry is True:
+            return TRACKED_RETRIES if self.use_task_event else DEFAULT_RETRIES
+        return int(self.retry)
+
+    def refuses(self, error: BaseException) -> bool:
+        """Whether an exception means that the business said no."""
+        return isinstance(error, (NormalException, *self.failed_on))
+
+    def json_schema(self) -> dict[str, Any] | None:
+        """The JSON Schema of an item; None where any object will do."""
+        return None if self.model is None else self.model.model_json_schema()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    # -- Sidekiq's verbs
+
+    def set(self, **options: Any) -> Worker:
+        """The same worker with other options for the jobs pushed through it: ``queue``, ``retry``, ``priority``.
+
+        Raises :class:`ConfigError` for an option that is none.
+        """
+        allowed = {"queue", "retry", "priority"}
+        if unknown := set(options) - allowed:
+            raise ConfigError(f"no such job option: {', '.join(sorted(unknown))}; there are {', '.join(sorted(allowed))}")
+        return replace(self, overrides={**self.overrides, **options})
+
+    def perform_async(self, *args: Any) -> str | None:
+        """Pushes a job. Returns its job id, or None where a client middleware stopped it."""
+        return self._push([args])[0]
+
+    delay = perform_async
+
+    def perform_in(self, seconds: float, *args: Any) -> str | None:
+        """Pushes a job that starts ``seconds`` from now (a number of a billion or more is an epoch time, as in Sidekiq)."""
+        return self._push([args], at=seconds)[0]
+
+    def perform_at(self, when: float | datetime, *args: Any) -> str | None:
+        """Pushes a job that starts at ``when``: an aware datetime or an epoch time in seconds."""
+        if isinstance(when, datetime):
+            if when.tzinfo is None:
+                raise ValueError("a time without a zone is ambiguous: give an aware datetime, e.g. datetime.now(UTC)")
+            when = when.timestamp()
+        return self._push([args], at=when)[0]
+
+    def perform_bulk(self, items: Sequence[Any]) -> list[str | None]:
+        """Pushes a job for each item (an item is its job's one argument; a list is its arguments)."""
+        return self._push([tuple(item) if isinstance(item, list | tuple) else (item,) for item in items])
+
+    def _push(self, args: Sequence[Sequence[Any]], at: float | None = None) -> list[str | None]:
+        if self.pusher is None:
+            raise ConfigError(f"worker {self.name!r} belongs to no application, so nothing can be pushed")
+        return self.pusher.push(self, args, at=at, options=self.overrides)
+
+
+def describe(target: Any) -> tuple[str, Callable[..., Any], bool, type[BaseModel] | None]:
+    """What a function or class says of itself as a worker: its name, what to call, whether it is ``async``, its model.
+
+    A class is instantiated for each job and its ``perform`` called. Raises :class:`ConfigError` for anything else.
+    """
+    if inspect.isclass(target):
+        perform = getattr(target, "perform", None)
+        if not callable(perform):
+            raise ConfigError(f"worker class {target.__name__} needs a method perform(self, item)")
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return target().perform(*args, **kwargs)
+
+        call.__doc__ = inspect.getdoc(target)
+        return target.__name__, call, inspect.iscoroutinefunction(perform), _model_of(perform, skip_self=True)
+    if not callable(target):
+        raise ConfigError(f"a worker is a function or a class, not {target!r}")
+    return target.__name__, target, inspect.iscoroutinefunction(target), _model_of(target)
+
+
+def _model_of(function: Callable[..., Any], *, skip_self: bool = False) -> type[BaseModel] | None:
+    parameters = list(inspect.signature(function).parameters.values())[int(skip_self) :]
+    if not parameters:
+        return None
+    try:
+        hint = get_type_hints(function).get(parameters[0].name)
+    except NameError:  # an annotation that only a type checker can see
+        return None
+    return hint if inspect.isclass(hint) and issubclass(hint, BaseModel) else None
