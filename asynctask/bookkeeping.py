@@ -233,7 +233,7 @@ class Begin(Enum):
     """What to do with a fetched copy."""
 
     RUN = "run"
-    DROP = "drop"  # acknowledge unrun: terminal, another attempt's copy, or not dispatched
+    DROP = "drop"  # acknowledge unrun: terminal, another attempt's copy, not dispatched, or at work in a process
     GIVE_BACK = "give_back"  # the Task is paused: back to the ledger
     CANCEL = "cancel"  # the Task is cancelled
 
@@ -246,6 +246,8 @@ def begin(row: Row, attempt: int | None, state: str | None) -> Begin:
         return Begin.DROP
     if row.due_at is not None and attempt is not None:
         return Begin.DROP  # it waits in the ledger: whoever dispatches it next pushes its own copy
+    if row.process is not None and attempt is not None:
+        return Begin.DROP  # a process is on this attempt; the broker forgot its copy and was given another
     if state == State.CANCELLED:
         return Begin.CANCEL
     if state == State.PAUSED:
