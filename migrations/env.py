@@ -9,9 +9,7 @@ from asynctask.ledger.models import metadata
 
 
 def run(connection) -> None:
-    context.configure(
-        connection=connection, target_metadata=metadata, render_as_batch=True, transaction_per_migration=True
-    )
+    context.configure(connection=connection, target_metadata=metadata, render_as_batch=True, transaction_per_migration=True)
     with context.begin_transaction():
         context.run_migrations()
 

@@ -112,7 +112,7 @@ def reserve(ledger: Ledger, task_id: int, wanted: int, *, lease_s: float) -> lis
         ready = _read_ready(connection, _e.id.in_(ids)) if ids else []
         if high > low:
             fresh = _at_pointer(connection, task_id, low, high)
-            tallies.move(connection, {(task_id, ledger.slot(task["slots"])): Delta(dispatched=len(fresh))})
+            tallies.move(connection, {(task_id, ledger.slot(task["slots"])): Delta(dispatched=len(fresh))}, now)
             ready += fresh
         if ready or high > low:
             _advance(connection, ledger, task, low, high, now + micros(lease_s))

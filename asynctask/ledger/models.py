@@ -169,6 +169,7 @@ task_tallies: Final = Table(
     Column("task_id", BigInteger, primary_key=True, autoincrement=False),
     Column("slot", Integer, primary_key=True, autoincrement=False),
     _count("version"),
+    Column("updated_at", BigInteger),
     *(
         _count(name)
         for name in (

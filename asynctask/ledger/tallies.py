@@ -21,28 +21,33 @@ __all__ = ["FIELDS", "insert_or_add", "move", "total"]
 FIELDS = tuple(Delta.__slots__)
 
 
-def insert_or_add(connection: Connection, table: sa.Table, keys: tuple[str, ...], added: tuple[str, ...]) -> Any:
-    """An INSERT that adds to the columns ``added`` where a row of the same ``keys`` stands already."""
+def insert_or_add(
+    connection: Connection, table: sa.Table, keys: tuple[str, ...], added: tuple[str, ...], replaced: tuple[str, ...] = ()
+) -> Any:
+    """An INSERT that, where a row of the same ``keys`` stands already, adds to its columns ``added`` and sets ``replaced``."""
     name = connection.dialect.name
     if name in ("mysql", "mariadb"):
         into = mysql.insert(table)
-        return into.on_duplicate_key_update({c: table.c[c] + into.inserted[c] for c in added})
+        sums: dict[str, Any] = {c: table.c[c] + into.inserted[c] for c in added}
+        return into.on_duplicate_key_update({**sums, **{c: into.inserted[c] for c in replaced}})
     make: Any = sqlite.insert if name == "sqlite" else postgresql.insert
     statement = make(table)
+    sums = {c: table.c[c] + statement.excluded[c] for c in added}
     return statement.on_conflict_do_update(
-        index_elements=list(keys), set_={c: table.c[c] + statement.excluded[c] for c in added}
+        index_elements=list(keys), set_={**sums, **{c: statement.excluded[c] for c in replaced}}
     )
 
 
-def move(connection: Connection, deltas: Mapping[tuple[int, int], Delta]) -> None:
+def move(connection: Connection, deltas: Mapping[tuple[int, int], Delta], now: int) -> None:
     """Moves counts: (task id, slot) to what they move by. Every move raises the Task's version."""
     rows = [
-        {"task_id": task_id, "slot": slot, "version": 1, **{f: getattr(delta, f) for f in FIELDS}}
+        {"task_id": task_id, "slot": slot, "version": 1, "updated_at": now, **{f: getattr(delta, f) for f in FIELDS}}
         for (task_id, slot), delta in sorted(deltas.items())
         if delta
     ]
     if rows:
-        connection.execute(insert_or_add(connection, task_tallies, ("task_id", "slot"), ("version", *FIELDS)), rows)
+        added = ("version", *FIELDS)
+        connection.execute(insert_or_add(connection, task_tallies, ("task_id", "slot"), added, ("updated_at",)), rows)
 
 
 def total(connection: Connection, task_id: int) -> Delta:

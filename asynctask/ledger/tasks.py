@@ -236,7 +236,7 @@ def add_slice(
                 ],
             )  # fmt: skip
             new = Delta(enqueue=len(items), jobs=len(items))
-            tallies.move(connection, {(task_id, ledger.slot(task["slots"])): new})
+            tallies.move(connection, {(task_id, ledger.slot(task["slots"])): new}, now)
         _write_rejects(connection, task_id, rejects)
     return int(first + len(items))
 

@@ -192,7 +192,7 @@ def _apply_batch(connection: Connection, ledger: Ledger, changes: Sequence[Chang
             moved.setdefault((record.task_id, ledger.slot(record.slots)), Delta()).add(turn.delta)
     _write(connection, won, now)
     _write_failures(connection, ledger, won)
-    tallies.move(connection, moved)
+    tallies.move(connection, moved, now)
     return results
 
 
