@@ -1,0 +1,337 @@
+"""``demo``: the whole thing on SQLite, with a real sheet, real processes and an audit of the outcome at the end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from fcntl import LOCK_EX, LOCK_NB, flock
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from asynctask.cli.audit import Finding, audit_campaigns, audit_products, read_report, sheet_codes
+from asynctask.cli.http import Api
+from asynctask.cli.live import Bars, summary
+from asynctask.cli.loading import examples_folder, load_file
+from asynctask.cli.options import Command, Session, environment, pass_session
+from asynctask.cli.output import FAILURES, OK, Output, number
+from asynctask.cli.serve import address, child_argv, free_port
+from asynctask.clock import SystemClock
+from asynctask.config import ENV_PREFIX
+from asynctask.errors import ConfigError, Unavailable
+
+__all__ = ["COMMANDS"]
+
+_MARK: Final = ".asynctask-demo"
+_SHOP: Final = "PROMOTIONS_DATABASE_URL"
+_PRODUCTS: Final = 200
+_START_S: Final = 60.0
+_RUN_S: Final = 300.0
+_OWN: Final = frozenset({"database_url", "broker_url", "data_dir", "app"})
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A Task that was followed to its end over HTTP: its last progress, and the seconds since it was sent."""
+
+    progress: dict[str, Any]
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        rows = self.progress["counts"]["total"] + self.progress["split"]["rejected"]
+        return float(rows / self.seconds)
+
+
+@click.command("demo", cls=Command)
+@click.option(
+    "--dir", "folder", type=click.Path(file_okay=False, path_type=Path), default=Path("demo-data"), show_default=True,
+    help="The folder that it makes, anew each time.",
+)  # fmt: skip
+@click.option("--rows", type=click.IntRange(100, 100_000), default=10_000, show_default=True, help="Rows of the sheet.")
+@click.option("--keep", is_flag=True, help="Leave it running at the end, until Ctrl-C.")
+@pass_session
+def demo(session: Session, folder: Path, rows: int, keep: bool) -> int:
+    """Show the whole thing at work on an example shop.
+
+    It hands over 200 products as JSON and 10,000 campaigns as a spreadsheet, follows both, fetches the report of what
+    did not succeed, and audits the outcome against what the shop holds: exit code 1 if anything disagrees.
+    """
+    own = _OWN.intersection(session.flags)
+    if own:
+        raise click.UsageError(f"--{sorted(own)[0].replace('_', '-')} is the demo's own affair: it brings everything along")
+    with ExitStack() as stack:
+        stack.enter_context(_term_as_interrupt())
+        folder = stack.enter_context(_fresh(folder))
+        run = _Run(session, folder, rows)
+        stack.enter_context(environment(run.settings, session.environ))
+        stack.enter_context(_variable(session.environ, _SHOP, f"sqlite:///{folder / 'promotions.db'}"))
+        stack.enter_context(run.services())
+        found = run.perform()
+        session.out.document({**found, "url": run.url if keep else None})
+        run.tell(found, keep)
+        if keep:
+            _until_interrupt()
+    return OK if found["ok"] else FAILURES
+
+
+class _Run:
+    """One run of the demo in one folder."""
+
+    def __init__(self, session: Session, folder: Path, rows: int) -> None:
+        config, _ = session.config()
+        self.out: Output = session.out
+        self._environ = session.environ
+        self._folder, self._rows = folder, rows
+        self._clock, self._pause = SystemClock(), threading.Event()
+        port = free_port(config.host, session.flags.get("port", 0))
+        self.url = address(config.host, port)
+        self._api = Api(self.url)
+        self.settings = {
+            **session.flags,
+            "database_url": f"sqlite:///{folder / 'asynctask.db'}",
+            "data_dir": str(folder / "asynctask-data"),
+            "port": port,
+            "processes": session.flags.get("processes", 1),
+        }
+        self.report = folder / "report.xlsx"
+        self._sheet = folder / "campaigns.xlsx"
+        examples = examples_folder()
+        self._shop_file = examples / "promotions.py"
+        self._untidy = load_file(examples / "untidy_sheet.py")
+
+    @contextmanager
+    def services(self) -> Iterator[None]:
+        """The web server and the workers, started and ready; at the end of the block no process is left."""
+        log = self._folder / "services.log"
+        argv = child_argv(f"{self._shop_file}:app", "up", {})
+        with log.open("wb") as sink:
+            up = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                env=self._child_environment(),
+                start_new_session=True,
+            )
+        try:
+            self._wait_until_ready(up, log)
+            yield
+        finally:
+            _stop(up)
+
+    def _child_environment(self) -> dict[str, str]:
+        """Ours, less settings that were meant for some other application."""
+        keep = {ENV_PREFIX + name.upper() for name in self.settings}
+        return {k: v for k, v in self._environ.items() if not k.startswith(ENV_PREFIX) or k in keep}
+
+    def _wait_until_ready(self, up: subprocess.Popen[bytes], log: Path) -> None:
+        until = self._clock.monotonic() + _START_S
+        while True:
+            try:
+                self._api.get("/readyz")
+                return
+            except Unavailable:
+                if up.poll() is not None or self._clock.monotonic() > until:
+                    last = log.read_text("utf-8", "replace").strip().splitlines()[-3:]
+                    raise Unavailable(f"the demo's services did not start; {log} ends with: {' / '.join(last)}") from None
+                self._pause.wait(0.05)
+
+    def perform(self) -> dict[str, Any]:
+        """Sends both lists, follows them, fetches the report and audits everything. Returns what the command prints."""
+        self.out.line(f"Writing a sheet of {number(self._rows)} rows, as untidy as people's are: {self._sheet}")
+        expected = self._untidy.write_sheet(self._sheet, self._rows)
+        shop = load_file(self._shop_file)
+        products = shop.products(_PRODUCTS)
+        self.out.line(f"Sending {number(len(products))} products as JSON and the sheet as a form, to {self.url}\n")
+        body = {"worker": "enroll_product", "items": products, "title": "Products"}
+        sent = {self._sent(self._api.post_json("/api/tasks", body).json()): self._clock.monotonic()}
+        fields = {"worker": "create_campaign", "title": self._sheet.name}
+        sent[self._sent(self._api.post_file("/api/tasks", self._sheet, fields).json())] = self._clock.monotonic()
+        enrolled, created = self._follow(sent)
+        task_id = created.progress["task_id"]
+        self._fetch_report(task_id)
+        findings = [
+            *audit_products(enrolled.progress, products, shop.planned_refusals(_PRODUCTS), shop.enrolled_skus()),
+            *audit_campaigns(
+                created.progress,
+                sheet_codes(self._sheet, self._untidy.HEADER_ROW),
+                read_report(self.report),
+                shop.campaign_codes(),
+                expected,
+            ),
+        ]
+        shop.shop.close()
+        errors = {each.progress["task_id"]: self._errors(each.progress["task_id"]) for each in (enrolled, created)}
+        return _found(enrolled, created, errors, findings, self._retried(enrolled.progress["task_id"]), self.report)
+
+    def _sent(self, progress: Mapping[str, Any]) -> int:
+        return int(progress["task_id"])
+
+    def _follow(self, sent: Mapping[int, float]) -> list[Followed]:
+        """Polls the Tasks as a frontend does, with the ETag of the last answer, until all are done."""
+        tags: dict[int, str] = {}
+        seen: dict[int, dict[str, Any]] = {}
+        done: dict[int, Followed] = {}
+        until = self._clock.monotonic() + _RUN_S
+        with Bars(self.out, self._clock.monotonic) as bars:
+            while len(done) < len(sent):
+                for task_id in sent.keys() - done.keys():
+                    answer = self._api.get(f"/api/tasks/{task_id}", If_None_Match=tags.get(task_id, ""))
+                    if answer.status != 304:
+                        tags[task_id], seen[task_id] = answer.headers.get("etag", ""), answer.json()
+                    bars.show(seen[task_id])
+                    if seen[task_id]["done"]:
+                        done[task_id] = Followed(seen[task_id], self._clock.monotonic() - sent[task_id])
+                if self._clock.monotonic() > until:
+                    raise Unavailable(f"the demo is not done after {_RUN_S:g} s; {self._folder}/services.log may say why")
+                self._pause.wait(0.1)
+        return [done[task_id] for task_id in sorted(done)]
+
+    def _fetch_report(self, task_id: int) -> None:
+        answer = self._api.get(f"/api/tasks/{task_id}/report.xlsx?rows=failed")
+        self.report.write_bytes(answer.body)
+
+    def _errors(self, task_id: int) -> list[dict[str, Any]]:
+        return list(self._api.get(f"/api/tasks/{task_id}/errors").json()["errors"])
+
+    def _retried(self, task_id: int) -> int:
+        """How many rows needed more than one attempt."""
+        events = self._api.get(f"/api/tasks/{task_id}/events?limit={_PRODUCTS}").json()["events"]
+        return sum(event["attempt"] > 1 for event in events)
+
+    def tell(self, found: Mapping[str, Any], keep: bool) -> None:
+        """The outcome, for people."""
+        out = self.out
+        out.line()
+        for each in found["tasks"]:
+            rate = f"{each['rows_per_s']:,.0f} rows/s"
+            out.line(f"{each['title']}: {number(each['rows'])} rows in {each['seconds']:.1f} s ({rate})", style="bold")
+            out.line(f"  {summary(each['progress']).plain}")
+        out.line(f"  {found['retried']} products were retried after the inventory service had not answered")
+        out.line()
+        rows = [(number(e["count"]), e["status"], e["message"]) for each in found["tasks"] for e in each["errors"]]
+        out.table(("count", "status", "message"), rows, longest=90)
+        out.line()
+        for each in found["audit"]:
+            out.line(f"{'ok   ' if each['holds'] else 'WRONG'} {each['claim']}", style="green" if each["holds"] else "red")
+            for sentence in each["contradictions"]:
+                out.line(f"      {sentence}", style="red")
+        out.line()
+        out.line(f"Report: {found['report']}")
+        if keep:
+            out.line(f"Page:   {self.url} (Ctrl-C stops it)")
+        else:
+            out.line(f"Page:   {self.url} (stopped now; `asynctask demo --keep` leaves it running)")
+
+
+def _found(
+    enrolled: Followed,
+    created: Followed,
+    errors: Mapping[int, list[dict[str, Any]]],
+    findings: list[Finding],
+    retried: int,
+    report: Path,
+) -> dict[str, Any]:
+    tasks = [
+        {
+            "task_id": each.progress["task_id"],
+            "title": each.progress["title"],
+            "rows": each.progress["counts"]["total"] + each.progress["split"]["rejected"],
+            "seconds": round(each.seconds, 3),
+            "rows_per_s": round(each.rate, 1),
+            "errors": errors[each.progress["task_id"]],
+            "progress": each.progress,
+        }
+        for each in (enrolled, created)
+    ]
+    audit = [{"claim": f.claim, "holds": f.holds, "contradictions": list(f.contradictions)} for f in findings]
+    return {
+        "ok": all(finding.holds for finding in findings),
+        "tasks": tasks,
+        "retried": retried,
+        "audit": audit,
+        "report": str(report),
+    }
+
+
+@contextmanager
+def _fresh(folder: Path) -> Iterator[Path]:
+    """The demo's folder, emptied and locked. Deletes nothing that an earlier demo did not make. Raises ConfigError."""
+    folder = folder.resolve()
+    mark = folder / _MARK
+    if folder.exists() and not mark.is_file() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not the demo's and not empty: name another folder with --dir")
+    folder.mkdir(parents=True, exist_ok=True)
+    with mark.open("a") as lock:
+        try:
+            flock(lock, LOCK_EX | LOCK_NB)
+        except OSError:
+            raise ConfigError(f"a demo is running in {folder}: stop it, or name another folder with --dir") from None
+        for each in folder.iterdir():
+            if each != mark:
+                shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink()
+        yield folder
+
+
+@contextmanager
+def _variable(environ: Any, name: str, value: str) -> Iterator[None]:
+    before = environ.get(name)
+    environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            environ.pop(name, None)
+        else:
+            environ[name] = before
+
+
+@contextmanager
+def _term_as_interrupt() -> Iterator[None]:
+    """A TERM ends the demo like Ctrl-C does: with every process stopped."""
+
+    def interrupt(_number: int, _frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _until_interrupt() -> None:
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        pass
+
+
+def _stop(up: subprocess.Popen[bytes]) -> None:
+    """Stops the services as Ctrl-C would; what does not listen is killed, so that nothing lingers."""
+    try:
+        up.terminate()
+        up.wait(timeout=30)
+    except subprocess.TimeoutExpired:
+        sys.stderr.write("the demo's services do not stop by themselves; they are killed\n")
+    finally:
+        try:
+            os.killpg(up.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        up.wait()
+
+
+COMMANDS: Final = (demo,)

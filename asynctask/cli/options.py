@@ -1,0 +1,209 @@
+"""The flags that all commands share: every field of the configuration, ``-A`` and ``--json``; and what they come to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Final, get_type_hints
+
+import click
+
+from asynctask.cli.loading import load_app
+from asynctask.cli.output import Output
+from asynctask.config import ENV_PREFIX, Config, load
+from asynctask.errors import ConfigError
+
+if TYPE_CHECKING:
+    from asynctask.app import AsyncTask
+
+__all__ = ["TASK_ID", "Command", "Group", "Session", "SettingOption", "environment", "pass_session", "setting_options"]
+
+# What a command hands to the process that it starts: these may differ from what the application was built with.
+OF_A_PROCESS: Final = frozenset(
+    {"concurrency", "processes", "queues", "strict_queues", "shutdown_s", "host", "port", "web_threads", "app"}
+)
+TASK_ID: Final = click.IntRange(1, 2**63 - 1)
+_SHORT: Final = {"app": ("-A",)}
+
+
+class Session:
+    """One call of the program: its flags, its output, and the application once it is needed.
+
+    Arguments: ``environ``, the variables to read settings from and, while the application is loaded and at work, to
+    write the flags to: an application is built when its module is imported, and the processes that are started from
+    here must see the same. :meth:`close` undoes it.
+    """
+
+    def __init__(self, out: Output, environ: MutableMapping[str, str] | None = None) -> None:
+        self.out = out
+        self.environ = os.environ if environ is None else environ
+        self.flags: dict[str, Any] = {}
+        self._stack = ExitStack()
+        self._app: AsyncTask | None = None
+
+    @property
+    def target(self) -> str:
+        """``module:app`` as the flag or ``ASYNCTASK_APP`` has it, or empty."""
+        return str(self.flags.get("app") or self.environ.get(ENV_PREFIX + "APP", ""))
+
+    def config(self) -> tuple[Config, dict[str, str]]:
+        """The settings of the flags and the environment alone, and where each came from. Raises :class:`ConfigError`."""
+        config, origins = load(self.flags, self.environ)
+        return config, {name: "flag" if origin == "argument" else origin for name, origin in origins.items()}
+
+    def app(self, *, required: str = "") -> AsyncTask:
+        """The application of ``-A``; without it one that knows no worker, which is enough to look and to steer.
+
+        Arguments: ``required``, what the command needs it for. Raises :class:`click.UsageError`, :class:`ConfigError`.
+        """
+        if self._app is None:
+            if required and not self.target:
+                raise click.UsageError(
+                    f"{required}: name your application with -A module:app, or set {ENV_PREFIX}APP;"
+                    " `asynctask demo` shows one at work"
+                )
+            self.config()  # a bad value is told as that of the flag, not as a failed import
+            self._stack.enter_context(environment(self.flags, self.environ))
+            self._app = self._build()
+            self._stack.callback(self._app.close)
+            self._agree(self._app.config)
+        return self._app
+
+    def _build(self) -> AsyncTask:
+        if self.target:
+            return load_app(self.target)
+        from asynctask.app import AsyncTask
+
+        return AsyncTask()
+
+    def _agree(self, config: Config) -> None:
+        """An application that fixes a setting in its code must not silently overrule a flag."""
+        for name, value in self.flags.items():
+            if name not in OF_A_PROCESS and getattr(config, name) != value:
+                flag = "--" + name.replace("_", "-")
+                raise ConfigError(
+                    f"{flag} has no effect: {self.target} sets {name} itself ({getattr(config, name)!r});"
+                    f" leave the flag out, or leave {name} out of AsyncTask(...)"
+                )
+
+    def setting(self, config: Config, name: str) -> Any:
+        """A setting of a process: the flag of the command, or else what the application has."""
+        value = self.flags.get(name)
+        return getattr(config, name) if value is None else value
+
+    def close(self) -> None:
+        """Closes the application and puts the environment back."""
+        self._app = None
+        self._stack.close()
+
+
+@contextmanager
+def environment(settings: Mapping[str, Any], environ: MutableMapping[str, str]) -> Iterator[None]:
+    """Settings as environment variables, for as long as the block lasts."""
+    changed = {ENV_PREFIX + name.upper(): str(value) for name, value in settings.items() if value is not None}
+    before = {name: environ.get(name) for name in changed}
+    environ.update(changed)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                environ.pop(name, None)
+            else:
+                environ[name] = value
+
+
+pass_session: Final = click.make_pass_decorator(Session)
+
+
+class SettingOption(click.Option):
+    """A flag for one field of the configuration; it is noted in the session, the command does not see it."""
+
+
+def setting_options(*, hidden: bool) -> list[click.Option]:
+    """One flag for each field of :class:`Config`, in its order."""
+    types = get_type_hints(Config)
+    made: list[click.Option] = []
+    for field in fields(Config):
+        flag = "--" + field.name.replace("_", "-")
+        kind = types[field.name]
+        made.append(
+            SettingOption(
+                [*_SHORT.get(field.name, ()), f"{flag}/--no-{flag[2:]}" if kind is bool else flag, field.name],
+                type=None if kind is bool else kind,
+                default=None,
+                help=field.metadata["help"],
+                expose_value=False,
+                hidden=hidden,
+                callback=_note_setting,
+            )
+        )
+    return made
+
+
+def _note_setting(context: click.Context, option: click.Parameter, value: Any) -> Any:
+    if value is not None and option.name is not None:
+        context.find_object(Session).flags[option.name] = value  # type: ignore[union-attr]
+    return value
+
+
+def _note_json(context: click.Context, _option: click.Parameter, value: bool) -> None:
+    if value:
+        context.find_object(Session).out.json = True  # type: ignore[union-attr]
+
+
+def json_option() -> click.Option:
+    """``--json``."""
+    return click.Option(
+        ["--json", "as_json"],
+        is_flag=True,
+        expose_value=False,
+        callback=_note_json,
+        help="Write one JSON document to stdout and nothing else.",
+    )
+
+
+def _with_shared(params: Sequence[click.Parameter] | None, *, hidden: bool) -> list[click.Parameter]:
+    own = list(params or ())
+    taken = {flag for each in own for flag in (*each.opts, *each.secondary_opts)}
+    shared = [o for o in setting_options(hidden=hidden) if not taken.intersection((*o.opts, *o.secondary_opts))]
+    return [*own, json_option(), *shared]
+
+
+class Command(click.Command):
+    """A command that takes the shared flags also after its name, where people look for them."""
+
+    def __init__(self, name: str | None, *, params: list[click.Parameter] | None = None, **options: Any) -> None:
+        super().__init__(name, params=_with_shared(params, hidden=True), **options)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_epilog(ctx, formatter)
+        formatter.write_paragraph()
+        formatter.write_text("-A and every setting of `asynctask --help` are taken here too.")
+
+
+class Group(click.Group):
+    """A group that takes the shared flags before its commands. Only the root lists them in its help."""
+
+    command_class = Command
+
+    def __init__(
+        self, name: str | None, *, params: list[click.Parameter] | None = None, lists: bool = False, **options: Any
+    ) -> None:
+        super().__init__(name, params=_with_shared(params, hidden=not lists), **options)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        own: list[tuple[str, str]] = []
+        settings: list[tuple[str, str]] = []
+        for each in self.get_params(ctx):
+            record = each.get_help_record(ctx)
+            if record is not None:
+                (settings if isinstance(each, SettingOption) and each.name != "app" else own).append(record)
+        with formatter.section("Options"):
+            formatter.write_dl(own)
+        self.format_commands(ctx, formatter)
+        if settings:
+            with formatter.section(f"Settings (also after the command, or as {ENV_PREFIX}<NAME>)"):
+                formatter.write_dl(settings)

@@ -1,0 +1,90 @@
+"""The root of the command line: its commands, and what an error means for the exit code."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import MutableMapping, Sequence
+from typing import IO
+
+import click
+
+from asynctask import __version__
+from asynctask.cli import database, demo, serve, submit, tasks
+from asynctask.cli.options import Group, Session
+from asynctask.cli.output import DETACHED, OK, Output
+from asynctask.errors import AsyncTaskError
+
+__all__ = ["build", "run"]
+
+_HELP = """Hand over a list, and have every item accounted for.
+
+Exit codes: 0 ok, 1 finished with failures, 2 usage or bad input, 3 unavailable.
+"""
+
+
+def build() -> Group:
+    """The root group with every command."""
+    group = Group("asynctask", help=_HELP, lists=True, params=[_version()], context_settings={"max_content_width": 110})
+    for module in (demo, serve, submit, tasks, database):
+        for command in module.COMMANDS:
+            group.add_command(command)
+    return group
+
+
+def _version() -> click.Option:
+    def show(context: click.Context, _option: click.Parameter, value: bool) -> None:
+        if value:
+            click.echo(f"asynctask {__version__}")
+            context.exit()
+
+    return click.Option(
+        ["--version"], is_flag=True, expose_value=False, is_eager=True, callback=show, help="Show the version."
+    )
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    stdout: IO[str] | None = None,
+    stderr: IO[str] | None = None,
+    environ: MutableMapping[str, str] | None = None,
+) -> int:
+    """Runs one command and returns its exit code.
+
+    Arguments: ``argv``, the words after the program's name; the streams and the environment, by default the process's.
+    """
+    # Looked for by hand, for a usage error is found before the flag is read.
+    as_json = "--json" in argv[: argv.index("--")] if "--" in argv else "--json" in argv
+    _lenient(sys.stdout if stdout is None else stdout)
+    out = Output(stdout, stderr, json=as_json)
+    session = Session(out, environ)
+    try:
+        code = build().main(args=list(argv), prog_name="asynctask", standalone_mode=False, obj=session)
+        return code if isinstance(code, int) else OK
+    except (AsyncTaskError, click.ClickException) as error:
+        return out.error(_with_help(error))
+    except (click.Abort, KeyboardInterrupt):
+        return DETACHED
+    except OSError as error:
+        if error.errno != errno.EPIPE:
+            return out.error(click.UsageError(f"{error.strerror or error}: {error.filename or 'a file'}"))
+        # Whoever read our output has seen enough. Python would complain once more when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    finally:
+        session.close()
+
+
+def _with_help(error: Exception) -> Exception:
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        return click.UsageError(f"{error.format_message()} (see `{error.ctx.command_path} --help`)")
+    return error
+
+
+def _lenient(stream: IO[str]) -> None:
+    """A terminal that cannot show a character gets its escape; no command fails over that."""
+    reconfigure = getattr(stream, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="backslashreplace")

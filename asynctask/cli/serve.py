@@ -1,0 +1,169 @@
+"""Processes that stay: ``up``, ``web`` and ``worker``."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import click
+
+from asynctask.cli.options import Command, Session, pass_session
+from asynctask.cli.output import OK, clean
+from asynctask.config import Config
+from asynctask.errors import ConfigError
+
+__all__ = ["COMMANDS", "address", "child_argv", "free_port"]
+
+_Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+_ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - names of what is bound, no binding
+
+
+def address(host: str, port: int) -> str:
+    """The address of the page, as a browser on this machine takes it."""
+    name = _ANYWHERE.get(host, host)
+    return f"http://[{name}]:{port}/" if ":" in name else f"http://{name}:{port}/"
+
+
+def free_port(host: str, port: int) -> int:
+    """``port`` if it can be had, or any free one for 0. Raises :class:`ConfigError` when it is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"{host} port {port} cannot be had ({error.strerror}): stop what uses it, or choose another with --port"
+                " (0 takes a free one)"
+            ) from error
+        return int(probe.getsockname()[1])
+
+
+def child_argv(target: str, command: str, flags: Mapping[str, Any]) -> list[str]:
+    """The words that start one of our own commands in a process of its own, by the same Python.
+
+    Arguments: ``flags``, settings by name; those that are None are left out.
+    """
+    words = [sys.executable, "-m", "asynctask", "-A", target, command]
+    for name, value in flags.items():
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            words.append(flag)
+        elif value is False:
+            words.append("--no-" + flag[2:])
+        elif value is not None:
+            words += [flag, str(value)]
+    return words
+
+
+@click.command("web", cls=Command)
+@pass_session
+def web(session: Session) -> int:
+    """Run the web server: the API and the page.
+
+    --host, --port and --web-threads say where and how wide.
+    """
+    from webapi.server import serve
+
+    app = session.app(required="the web server offers the workers of an application")
+    host, port = session.setting(app.config, "host"), session.setting(app.config, "port")
+    if port:
+        free_port(host, port)
+    app.ensure_schema()
+
+    def ready(url: str) -> None:
+        session.out.document({"url": url, "pid": os.getpid()})
+        session.out.line(f"{url} (Ctrl-C stops it)")
+
+    serve(app, host=host, port=port, threads=session.setting(app.config, "web_threads"), ready=ready)
+    return OK
+
+
+def _note(name: str) -> Any:
+    def callback(context: click.Context, _option: click.Parameter, value: Any) -> Any:
+        if value is not None and value != ():
+            session = context.find_object(Session)
+            assert session is not None
+            session.flags[name] = " ".join(value) if isinstance(value, tuple) else value
+        return value
+
+    return callback
+
+
+def _short(flags: Sequence[str], name: str, kind: Any, text: str, **more: Any) -> _Decorator:
+    """A short flag of ``worker`` for a setting that also has a long one."""
+    return click.option(
+        *flags, f"short_{name}", type=kind, default=None, expose_value=False, callback=_note(name), help=text, **more
+    )
+
+
+@click.command("worker", cls=Command)
+@_short(("-c",), "concurrency", int, "Threads of each process (--concurrency).")
+@_short(("-p",), "processes", int, "Processes (--processes).")
+@_short(("-q",), "queues", str, "A queue, or queue,weight; may be given several times (--queues).", multiple=True)
+@_short(("--strict",), "strict_queues", None, "Take from the queues in the given order (--strict-queues).", is_flag=True)
+@_short(("-t",), "shutdown_s", float, "Seconds that running jobs are given at a stop (--shutdown-s).")
+@pass_session
+def worker(session: Session) -> int:
+    """Run workers, until TERM or Ctrl-C.
+
+    They fetch jobs and perform them.
+    """
+    app = session.app(required="a worker performs the jobs of an application")
+    settings = {
+        name: session.setting(app.config, name)
+        for name in ("concurrency", "processes", "queues", "strict_queues", "shutdown_s")
+    }
+    Config(**{**_plain(app.config), **settings})  # the flags of this command are checked like those of the application
+    app.ensure_schema()
+    processes = settings.pop("processes")
+    session.out.document({"pid": os.getpid(), "processes": processes, **settings})
+    session.out.line(
+        f"{processes} worker process{'es' if processes > 1 else ''} of {settings['concurrency']} threads,"
+        f" queues {clean(settings['queues'])} (Ctrl-C stops {'them' if processes > 1 else 'it'})"
+    )
+    if processes > 1:
+        argv = child_argv(session.target, "worker", {**settings, "processes": 1})
+        return _supervise(session, [(f"worker-{n}", argv) for n in range(1, processes + 1)])
+    code = app.run_worker(
+        concurrency=settings["concurrency"],
+        queues=settings["queues"],
+        strict=settings["strict_queues"],
+        shutdown_s=settings["shutdown_s"],
+    )
+    return int(code or OK)
+
+
+def _plain(config: Config) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in Config.__dataclass_fields__}
+
+
+@click.command("up", cls=Command)
+@pass_session
+def up(session: Session) -> int:
+    """Run web server and workers, until TERM or Ctrl-C."""
+    app = session.app(required="up runs the workers of an application")
+    config = app.config
+    host, processes = session.setting(config, "host"), session.setting(config, "processes")
+    port = free_port(host, session.setting(config, "port"))
+    app.ensure_schema()  # once, before two children try it
+    url = address(host, port)
+    # The settings that were given as flags reach the children through the environment; these three are decided here.
+    web_argv = child_argv(session.target, "web", {"host": host, "port": port})
+    worker_argv = child_argv(session.target, "worker", {"processes": 1})
+    session.out.document({"url": url, "pid": os.getpid(), "processes": processes})
+    session.out.line(f"{url} (Ctrl-C stops it)")
+    workers = [(f"worker-{n}", worker_argv) for n in range(1, processes + 1)]
+    return _supervise(session, [("web", web_argv), *workers])
+
+
+def _supervise(session: Session, children: Sequence[tuple[str, Sequence[str]]]) -> int:
+    from asynctask.runtime.supervisor import ChildSpec, Supervisor
+
+    return Supervisor([ChildSpec(name, list(argv)) for name, argv in children]).run()
+
+
+COMMANDS: Final = (up, web, worker)

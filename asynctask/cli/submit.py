@@ -1,0 +1,161 @@
+"""``submit`` and ``watch``: hand over a file, and look on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from asynctask.cli.live import Bars, headline
+from asynctask.cli.options import TASK_ID, Command, Session, pass_session
+from asynctask.cli.output import DETACHED, FAILURES, OK, clean, number
+from asynctask.clock import SystemClock
+from asynctask.errors import InputError, Unavailable
+from asynctask.priority import Priority
+
+if TYPE_CHECKING:
+    from asynctask.app import AsyncTask, TaskHandle
+
+__all__ = ["COMMANDS", "follow", "outcome", "priority_value"]
+
+_LOOK_EVERY_S: Final = 0.25
+_PATIENCE_S: Final = 120.0  # a database that is away for longer than this is no hiccup
+_SHOWN_ERRORS: Final = 10
+
+
+def outcome(progress: Mapping[str, Any]) -> int:
+    """The exit code of a Task that is done: 0 only if every row of the list was accepted and finished."""
+    counts = progress["counts"]
+    fine = counts["finish"] == counts["total"] and not progress["split"]["rejected"] and progress["state"] == "finished"
+    return OK if fine else FAILURES
+
+
+def priority_value(text: str) -> int:
+    """A priority as a number or by its name, ``ADMIN_HIGH``. Raises :class:`InputError`."""
+    try:
+        return int(text)
+    except ValueError:
+        name = text.strip().upper().replace("-", "_")
+        if name in Priority.__members__:
+            return int(Priority[name])
+    names = ", ".join(Priority.__members__)
+    raise InputError(f"priority {text!r} is neither a whole number nor one of {names}", code="invalid_option")
+
+
+def follow(session: Session, handle: TaskHandle) -> dict[str, Any]:
+    """Shows a Task until it is done and returns its last progress; waits out a database that is away for a while.
+
+    Raises :class:`LedgerUnavailable` when it stays away, KeyboardInterrupt when the person has seen enough.
+    """
+    clock, pause = SystemClock(), Event()
+    lost_at: float | None = None
+    with Bars(session.out, clock.monotonic) as bars:
+        while True:
+            try:
+                progress = handle.progress()
+            except Unavailable as error:
+                lost_at = clock.monotonic() if lost_at is None else lost_at
+                if clock.monotonic() - lost_at > _PATIENCE_S:
+                    raise
+                bars.note(handle.id, f"connection lost, trying again ({clean(error, longest=100)})")
+                pause.wait(1.0)
+                continue
+            lost_at = None
+            bars.show(progress)
+            if progress["done"]:
+                return progress
+            pause.wait(min(_LOOK_EVERY_S, progress["poll_after_ms"] / 1000))
+
+
+def _watch(session: Session, app: AsyncTask, handle: TaskHandle) -> int:
+    try:
+        progress = follow(session, handle)
+    except KeyboardInterrupt:
+        session.out.note(f"\nTask {handle.id} goes on without you. To look on again: asynctask watch {handle.id}")
+        return DETACHED
+    session.out.document(progress)
+    if not session.out.json:
+        _closing_words(session, progress)
+    return outcome(progress)
+
+
+def _closing_words(session: Session, progress: Mapping[str, Any]) -> None:
+    errors = progress["top_errors"][:_SHOWN_ERRORS]
+    if errors:
+        session.out.line()
+        rows = [(number(each["count"]), each["status"], each["message"]) for each in errors]
+        session.out.table(("count", "status", "message"), rows)
+    if outcome(progress) != OK:
+        task_id = progress["task_id"]
+        session.out.line(f"The rows to correct: asynctask report {task_id} -o failed.xlsx")
+
+
+@click.command("watch", cls=Command)
+@click.argument("task_id", type=TASK_ID)
+@pass_session
+def watch(session: Session, task_id: int) -> int:
+    """Show a Task until it is done. Ctrl-C leaves it running."""
+    app = session.app()
+    handle = app.task(task_id)
+    return _watch(session, app, handle)
+
+
+def _columns(_context: click.Context, _option: click.Parameter, text: str | None) -> dict[str, str] | None:
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise click.BadParameter(f'no JSON ({error}); write {{"header in the sheet": "field of the item"}}') from None
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise click.BadParameter('must be an object of texts: {"header in the sheet": "field of the item"}')
+    return found
+
+
+@click.command("submit", cls=Command)
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path))
+@click.option("--worker", required=True, help="The worker that performs the rows.")
+@click.option("--watch", "look_on", is_flag=True, help="Stay and show it until it is done.")
+@click.option("--sheet", help="The sheet of a workbook; by default the first that is visible and has rows.")
+@click.option("--columns", callback=_columns, help='Headers that do not match by themselves: {"SKU no.": "sku"}.')
+@click.option("--title", help="What people will read in lists; by default the file's name.")
+@click.option("--parallel", type=click.IntRange(min=1), help="Most rows at work at once.")
+@click.option("--priority", help="Smaller runs first: a number or a name such as ADMIN_HIGH.")
+@click.option("--idempotency-key", help="The same key with the same file is one Task, however often it is sent.")
+@pass_session
+def submit(session: Session, /, file: Path, worker: str, look_on: bool, priority: str | None, **options: Any) -> int:
+    """Hand over a file of rows (xlsx, csv or json) to a worker."""
+    app = session.app(required="submit needs the worker's code, to check the rows")
+    given = {name: value for name, value in options.items() if value is not None}
+    if priority is not None:
+        given["priority"] = priority_value(priority)
+    given.setdefault("title", file.name)
+    with file.open("rb") as stream:
+        stored = app.uploads.store(stream, file.name)
+    submission = app.submit_file(worker, stored, **given)
+    progress = submission.task.progress()
+    if not look_on:
+        return _taken(session, submission, progress)
+    session.out.line(f"{headline(progress)}: {'taken' if submission.created else 'was taken before'}")
+    session.out.problems(submission.problems or ())
+    return _watch(session, app, submission.task)
+
+
+def _taken(session: Session, submission: Any, progress: dict[str, Any]) -> int:
+    out, task_id = session.out, progress["task_id"]
+    problems = submission.problems
+    found = None if problems is None else [problem.as_dict() for problem in problems]
+    out.document({**progress, "created": submission.created, "errors": found})
+    out.line(f"{headline(progress)}: {'taken' if submission.created else 'was taken before'}")
+    if problems:
+        out.line(f"{number(progress['split']['rejected'])} rows were rejected and will not be performed:")
+        out.problems(problems)
+    out.line(f"To look on: asynctask watch {task_id}")
+    return FAILURES if progress["state"] == "rejected" else OK
+
+
+COMMANDS: Final = (submit, watch)

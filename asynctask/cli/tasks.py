@@ -1,0 +1,296 @@
+"""Looking at Tasks and steering them: tasks, show, set, pause, resume, cancel, retry, report."""
+
+from __future__ import annotations
+
+import difflib
+import getpass
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from asynctask.cli.live import headline, pace, summary
+from asynctask.cli.options import TASK_ID, Command, Session, pass_session
+from asynctask.cli.output import OK, clean, number
+from asynctask.cli.submit import priority_value
+from asynctask.errors import InputError
+from asynctask.states import PROBLEM, State, Status
+
+if TYPE_CHECKING:
+    from asynctask.app import TaskHandle
+
+__all__ = ["COMMANDS", "who"]
+
+KNOBS: Final = ("parallel", "priority", "title", "interval", "tolerated_failures")
+ROWS: Final = ("failed", "succeeded", "unprocessed", "rejected", "all")
+_FAILED: Final = tuple(sorted(status.value for status in PROBLEM))
+
+
+def who() -> str:
+    """The name that a Task's log gets for what is done here."""
+    try:
+        return f"{getpass.getuser()} (command line)"
+    except (OSError, KeyError):  # a container's user need not have a name
+        return f"uid {os.getuid()} (command line)"
+
+
+@click.command("tasks", cls=Command)
+@click.option("--state", type=click.Choice([state.value for state in State]), help="Only those in this state.")
+@click.option("--worker", help="Only those of this worker.")
+@click.option("--owner", help="Only those of this owner.")
+@click.option("--after", type=int, help="Go on after this Task: the last of the page before.")
+@click.option("--limit", type=click.IntRange(1, 200), default=20, show_default=True, help="Most Tasks to list.")
+@pass_session
+def tasks(session: Session, /, limit: int, **filters: Any) -> int:
+    """List Tasks, newest first."""
+    found = session.app().tasks(limit=limit, **filters)
+    session.out.document({"tasks": found})
+    if not found:
+        session.out.line("No Task is there." if not any(filters.values()) else "No such Task is there.")
+        return OK
+    session.out.table(
+        ("id", "worker", "state", "percent", "total", "finish", "failed", "error", "rejected", "created", "title"),
+        map(_row, found),
+        longest=40,
+    )
+    if len(found) == limit:
+        session.out.line(f"Older ones: asynctask tasks --after {found[-1]['task_id']}")
+    return OK
+
+
+def _row(progress: Mapping[str, Any]) -> tuple[Any, ...]:
+    counts, percent = progress["counts"], progress["progress"]["percent"]
+    return (
+        progress["task_id"],
+        progress["worker"],
+        progress["state"],
+        "" if percent is None else f"{percent:.2f}",
+        *(number(counts[name]) for name in ("total", "finish", "failed", "error")),
+        number(progress["split"]["rejected"]),
+        str(progress["created_at"])[:19].replace("T", " "),
+        progress["title"],
+    )
+
+
+@click.command("show", cls=Command)
+@click.argument("task_id", type=TASK_ID)
+@click.option("--failed", is_flag=True, help="Also the rows that ended failed or error, and their messages grouped.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Most rows of --failed.")
+@click.option("--after", type=int, help="Go on after this row of --failed: the last id of the page before.")
+@pass_session
+def show(session: Session, task_id: int, failed: bool, limit: int, after: int | None) -> int:
+    """Show one Task as it is now."""
+    handle = session.app().task(task_id)
+    progress = handle.progress()
+    events = handle.events(_FAILED, after, limit) if failed else []
+    if session.out.json:
+        more = {"error_groups": handle.error_groups(), "events": events} if failed else {}
+        session.out.document({**progress, **more})
+        return OK
+    _describe(session, progress)
+    if failed:
+        _failures(session, progress, events, limit)
+    return OK
+
+
+def _describe(session: Session, progress: Mapping[str, Any]) -> None:
+    out, control, split = session.out, progress["control"], progress["split"]
+    out.line(headline(progress), style="bold")
+    out.line(f"{pace(progress)}: {summary(progress).plain}")
+    out.line()
+    planned = "unknown" if split["planned"] is None else number(split["planned"])
+    out.fields(
+        {
+            "split": f"{split['state']}, {number(split['created'])} of {planned} rows",
+            "parallel": control["parallel"] or "as many as the workers can",
+            "in flight": control["in_flight"],
+            "priority": control["priority"],
+            "generation": progress["generation"],
+            "created": progress["created_at"],
+            "started": progress["started_at"],
+            "finished": progress["finished_at"],
+            "next retry": progress["next_retry_at"],
+            "resubmit of": progress["resubmit_of"],
+        }
+    )
+    if progress["top_errors"]:
+        out.line()
+        rows = [(number(each["count"]), each["status"], each["message"]) for each in progress["top_errors"]]
+        out.table(("count", "status", "message"), rows)
+
+
+def _failures(session: Session, progress: Mapping[str, Any], events: list[dict[str, Any]], limit: int) -> None:
+    out = session.out
+    out.line()
+    if not events:
+        out.line("No row has failed." if progress["done"] else "No row has failed so far.")
+        return
+    rows = [(e["id"], e["row"], e["status"], e["attempt"], _last_message(e), e["params"]) for e in events]
+    out.table(("id", "row", "status", "attempt", "message", "item"), rows, longest=100)
+    if len(events) == limit:
+        task_id = progress["task_id"]
+        out.line(f"The next: asynctask show {task_id} --failed --after {events[-1]['id']}")
+        out.line(f"All of them: asynctask report {task_id} -o failed.xlsx")
+
+
+def _last_message(event: Mapping[str, Any]) -> str:
+    messages = event["messages"] or [{}]
+    return str(messages[-1].get("message", ""))
+
+
+def _knob(text: str) -> tuple[str, Any]:
+    """``parallel=5`` as its name and value. Raises :class:`InputError`."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise InputError(f"{text!r} is no knob: write name=value, e.g. parallel=5", code="invalid_option")
+    if name not in KNOBS:
+        near = difflib.get_close_matches(name, KNOBS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(KNOBS)}"
+        raise InputError(f"{name!r} is no knob; {hint}", code="unknown_option")
+    if name == "title":
+        return name, value
+    if name == "priority":
+        return name, priority_value(value)
+    if name in ("parallel", "tolerated_failures") and value.lower() in ("none", ""):
+        return name, None
+    kind: Callable[[str], Any] = float if name == "interval" else int
+    try:
+        return name, kind(value)
+    except ValueError:
+        wanted = "a number of seconds" if kind is float else "a whole number"
+        raise InputError(f"{name} must be {wanted}, not {value!r}", code="invalid_option") from None
+
+
+@click.command("set", cls=Command)
+@click.argument("task_id", type=TASK_ID)
+@click.argument("knobs", nargs=-1, required=True, metavar="NAME=VALUE...")
+@pass_session
+def set_knobs(session: Session, task_id: int, knobs: tuple[str, ...]) -> int:
+    """Turn the knobs of a Task while it runs.
+
+    parallel=5 (or none), priority=120 (or ADMIN_HIGH), title=TEXT.
+    """
+    values = dict(map(_knob, knobs))
+    handle = session.app().task(task_id)
+    progress = handle.update(who=who(), **values)
+    session.out.document(progress)
+    _describe_control(session, progress)
+    return OK
+
+
+def _describe_control(session: Session, progress: Mapping[str, Any]) -> None:
+    control = progress["control"]
+    parallel = control["parallel"] or "as many as the workers can"
+    session.out.line(f"{headline(progress)}: parallel {parallel}, priority {control['priority']}")
+
+
+def _steered(session: Session, task_id: int, done: str, action: Callable[[TaskHandle], bool]) -> int:
+    handle = session.app().task(task_id)
+    changed = action(handle)
+    progress = handle.progress()
+    session.out.document({**progress, "changed": changed})
+    words = done if changed else f"nothing to do, it is {clean(progress['state'])}"
+    session.out.line(f"{headline(progress)}: {words}: {summary(progress).plain}")
+    return OK
+
+
+@click.command("pause", cls=Command)
+@click.argument("task_id", type=TASK_ID)
+@pass_session
+def pause(session: Session, task_id: int) -> int:
+    """Start no more rows of a Task until it is resumed."""
+    return _steered(session, task_id, "paused", lambda handle: handle.pause(who=who()))
+
+
+@click.command("resume", cls=Command)
+@click.argument("task_id", type=TASK_ID)
+@pass_session
+def resume(session: Session, task_id: int) -> int:
+    """Go on with a paused Task."""
+    return _steered(session, task_id, "resumed", lambda handle: handle.resume(who=who()))
+
+
+@click.command("cancel", cls=Command)
+@click.argument("task_id", type=TASK_ID)
+@pass_session
+def cancel(session: Session, task_id: int) -> int:
+    """Give up the rows of a Task that have not begun.
+
+    What has begun keeps its own outcome.
+    """
+    return _steered(session, task_id, "cancelled", lambda handle: handle.cancel(who=who()))
+
+
+def _statuses(_context: click.Context, _option: click.Parameter, text: str) -> tuple[str, ...]:
+    allowed = (Status.FAILED.value, Status.ERROR.value, Status.CANCELLED.value)
+    found = tuple(part.strip() for part in text.split(",") if part.strip())
+    wrong = [part for part in found if part not in allowed]
+    if wrong:
+        raise click.BadParameter(f"{wrong[0]!r} cannot be retried; choose from {', '.join(allowed)}")
+    return found
+
+
+@click.command("retry", cls=Command)
+@click.argument("task_id", type=TASK_ID)
+@click.option("--status", default="", callback=_statuses, help="Only rows that ended so: failed,error,cancelled.")
+@pass_session
+def retry(session: Session, task_id: int, status: tuple[str, ...]) -> int:
+    """Run the rows again that did not finish."""
+    return _steered(session, task_id, "runs again", lambda handle: handle.retry(status, who=who()))
+
+
+@click.command("report", cls=Command)
+@click.argument("task_id", type=TASK_ID)
+@click.option(
+    "-o", "--output", "path", required=True, type=click.Path(dir_okay=False, path_type=Path), help="FILE.xlsx or FILE.csv."
+)
+@click.option("--rows", type=click.Choice(ROWS), default="failed", show_default=True, help="Which rows to write.")
+@pass_session
+def report(session: Session, task_id: int, path: Path, rows: str) -> int:
+    """Write the rows that did not succeed to a file.
+
+    They have their original columns, what became of them and why: ready to be corrected and sent again.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in (".xlsx", ".csv"):
+        raise InputError(f"{path.name} ends in neither .xlsx nor .csv: the suffix decides what is written")
+    handle = session.app().task(task_id)
+    written = _write_report(handle, path, suffix, rows)
+    session.out.document({"task_id": task_id, "rows": rows, "written": written, "path": str(path.resolve())})
+    session.out.line(f"{path}: {number(written)} rows ({rows})")
+    return OK
+
+
+def _write_report(handle: TaskHandle, path: Path, suffix: str, rows: str) -> int:
+    from asynctask.bulk import report_files
+
+    content = handle.report(rows)
+    with _replacing(path, suffix) as temporary:
+        if suffix == ".xlsx":
+            return report_files.write_xlsx(temporary, content.headers, content.rows)
+        with temporary.open("wb") as stream:
+            return report_files.write_csv(stream, content.headers, content.rows)
+
+
+@contextmanager
+def _replacing(path: Path, suffix: str) -> Iterator[Path]:
+    """A file beside ``path`` that takes its place when all went well: a report is whole or not there."""
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=suffix, dir=path.parent)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}") from error
+    os.close(descriptor)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+COMMANDS: Final = (tasks, show, set_knobs, pause, resume, cancel, retry, report)
