@@ -174,13 +174,16 @@ class BrokerUnavailable(Unavailable):
     code = "broker_unavailable"
 
 
-class JobTimeout(BaseException):  # noqa: N818 - control flow: `except Exception` in job code must not swallow it
+class JobTimeout(BaseException):
     """Raised inside a job that is over its ``timeout``."""
 
     def __init__(self, seconds: float = 0.0) -> None:
-        super().__init__(f"over its timeout of {seconds:g} s")
+        super().__init__(seconds)
         self.seconds = seconds
 
+    def __str__(self) -> str:
+        return f"over its timeout of {self.seconds:g} s"
 
-class JobInterrupted(BaseException):  # noqa: N818 - control flow, see JobTimeout
+
+class JobInterrupted(BaseException):
     """Raised inside a job that is still running when its runtime must end."""

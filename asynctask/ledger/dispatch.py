@@ -21,13 +21,15 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.models import events, task_tallies, tasks
 from asynctask.ledger.transitions import Applied, Change, EventRecord, Note, apply, read_events
-from asynctask.states import State, Status
+from asynctask.states import OPEN, State, Status
 
 __all__ = [
     "Ready",
     "Runnable",
+    "advance_low",
     "confirm",
     "flying_rows",
+    "flying_tasks",
     "look_later",
     "lost_copies",
     "reserve",
@@ -242,6 +244,31 @@ def look_later(ledger: Ledger, event_ids: Sequence[int], *, look_again_s: float)
             .where(_e.id.in_(list(event_ids)), _e.look_at.is_not(None))
             .values(look_at=ledger.now() + micros(look_again_s))
         )
+
+
+def flying_tasks(connection: Connection) -> list[int]:
+    """Tasks that have anything in flight."""
+    statement = (
+        sa.select(_t.id)
+        .join(task_tallies, _n.task_id == _t.id)
+        .where(_t.finished_at.is_(None))
+        .group_by(_t.id)
+        .having(_FLYING > 0)
+    )
+    return [int(i) for (i,) in connection.execute(statement)]
+
+
+def advance_low(ledger: Ledger, task_ids: Sequence[int]) -> None:
+    """Moves each Task's low mark up to its first open row, so that later looks pass over what is over."""
+    for task_id in task_ids:
+        with ledger.database.write() as connection:
+            task = task_rows.lock(connection, task_id)
+            behind = (_e.task_id == task_id) & (_e.seq >= task["low_seq"]) & (_e.seq < task["next_seq"])
+            still_open = sa.select(_e.seq).where(behind, _e.status.in_([str(s) for s in OPEN])).order_by(_e.seq).limit(1)
+            first = connection.execute(still_open).scalar()
+            low = task["next_seq"] if first is None else first
+            if low > task["low_seq"]:
+                connection.execute(tasks.update().where(_t.id == task_id).values(low_seq=low))
 
 
 def flying_rows(connection: Connection, task_id: int, limit: int = 10_000) -> list[EventRecord]:

@@ -35,6 +35,7 @@ __all__ = [
     "rejects",
     "rows_by_status",
     "sample",
+    "unsampled",
 ]
 
 _t, _e, _n, _x, _s = tasks.c, events.c, task_tallies.c, task_errors.c, task_samples.c
@@ -379,6 +380,15 @@ def rejects(connection: Connection, task_id: int, *, after: int = 0, limit: int 
 # -- Samples ------------------------------------------------------------------------------------------------------
 
 
+_LAST = sa.select(sa.func.max(_s.at)).where(_s.task_id == _t.id).scalar_subquery()
+
+
+def unsampled(connection: Connection, now: int, every_s: float) -> bool:
+    """Whether any running Task has no sample of the last ``every_s`` seconds."""
+    old = sa.or_(_LAST.is_(None), now - micros(every_s) >= _LAST)
+    return connection.execute(sa.select(_t.id).where(_t.finished_at.is_(None), old).limit(1)).first() is not None
+
+
 def sample(connection: Connection, now: int, every_s: float, keep: int = 100) -> int:
     """Notes how far each running Task is, at most once in ``every_s`` seconds each; returns how many were noted.
 
@@ -386,11 +396,10 @@ def sample(connection: Connection, now: int, every_s: float, keep: int = 100) ->
     """
     done = sa.func.sum(_n.finish + _n.failed + _n.error + _n.cancelled)
     problems = sa.func.sum(_n.failed + _n.error)
-    last = sa.select(sa.func.max(_s.at)).where(_s.task_id == _t.id).scalar_subquery()
     statement = (
         sa.select(_t.id, done, problems)
         .join(task_tallies, _n.task_id == _t.id)
-        .where(_t.finished_at.is_(None), sa.or_(last.is_(None), last <= now - micros(every_s)))
+        .where(_t.finished_at.is_(None), sa.or_(_LAST.is_(None), now - micros(every_s) >= _LAST))
         .group_by(_t.id)
     )
     rows = [

@@ -1,0 +1,76 @@
+"""Control of a running Task as its user sees it: the ledger's part, then what waits in the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from asynctask.brokers.base import Broker
+from asynctask.clock import Clock
+from asynctask.errors import NotBuilt
+from asynctask.ledger import control
+from asynctask.ledger.base import Ledger
+
+__all__ = ["Control"]
+
+_WITHDRAW = 1_000
+_TURN_FOR_S = 0.5
+_LATER = frozenset({"interval", "tolerated_failures"})
+
+
+class Control:
+    """Pause, resume, cancel, retry and knobs. Each takes effect on new starts at once, with or without living workers."""
+
+    def __init__(self, ledger: Ledger, broker: Broker, clock: Clock) -> None:
+        self._ledger = ledger
+        self._broker = broker
+        self._clock = clock
+
+    def pause(self, task_id: int, who: str = "") -> bool:
+        """No new start; what waits in the broker goes back to the ledger. Raises :class:`Conflict` where it is over."""
+        changed = control.pause(self._ledger, task_id, who=who)
+        self.withdraw(task_id)
+        return changed
+
+    def resume(self, task_id: int, who: str = "") -> bool:
+        """Starts again."""
+        return control.resume(self._ledger, task_id, who=who)
+
+    def cancel(self, task_id: int, who: str = "") -> bool:
+        """No new start, and open rows are cancelled: here for half a second, the rest by the sweep of any process."""
+        changed = control.cancel_task(self._ledger, task_id, who=who)
+        self.withdraw(task_id)
+        self.turn(task_id)
+        return changed
+
+    def retry(self, task_id: int, statuses: Collection[str] = (), who: str = "") -> bool:
+        """Opens a new generation with the rows of these statuses."""
+        changed = control.retry(self._ledger, task_id, statuses, who=who)
+        self.turn(task_id)
+        return changed
+
+    def update(self, task_id: int, changes: dict[str, Any], who: str = "") -> None:
+        """Turns knobs. What waits in the broker under the old ones is taken back and dispatched anew."""
+        if later := _LATER & set(changes):
+            raise NotBuilt(sorted(later)[0])
+        control.update(self._ledger, task_id, changes, who=who)
+        if set(changes) & {"parallel", "priority"}:
+            self.withdraw(task_id)
+
+    def withdraw(self, task_id: int) -> int:
+        """Takes the Task's waiting copies out of the broker; returns how many."""
+        count = 0
+        while True:
+            keys = self._broker.withdraw(task_id, _WITHDRAW)
+            control.give_back_copies(self._ledger, keys)
+            count += len(keys)
+            if len(keys) < _WITHDRAW:
+                return count
+
+    def turn(self, task_id: int, seconds: float = _TURN_FOR_S) -> bool:
+        """Turns rows of a cancel or retry for so long; returns whether it is done."""
+        until = self._clock.monotonic() + seconds
+        while control.turn_some(self._ledger, task_id):
+            if self._clock.monotonic() > until:
+                return False
+        return True

@@ -1,0 +1,213 @@
+"""The sweep: everything that must happen although nobody is there to do it.
+
+It runs in every process; doing anything of it twice is harmless.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker, Copy, Held, Key
+from asynctask.bulk.control import Control
+from asynctask.clock import micros
+from asynctask.errors import Unavailable
+from asynctask.ledger import control, dispatch, queries, recovery
+from asynctask.ledger import tasks as task_rows
+from asynctask.ledger.base import Ledger
+from asynctask.ledger.closing import candidates, try_close
+from asynctask.ledger.transitions import EventRecord
+
+__all__ = ["Sweep"]
+
+LOOK_S = 10.0
+SAMPLE_S = 5.0
+POISON_COPIES = 3
+_DUE_AT_ONCE = 1_000
+
+
+class Sweep:
+    """Recovers the dead, closes what is over, takes up stalled splits, turns rows, finds lost copies, takes samples.
+
+    ``take_up`` starts the split of a Task anew in a way that fits this process; None where it must not split.
+    ``every_s`` is the pause between two sweeps.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        broker: Broker,
+        host: recovery.Host,
+        controls: Control,
+        *,
+        take_up: Callable[[int], None] | None = None,
+        nudge: Callable[[], None] = lambda: None,
+        every_s: float = 1.0,
+    ) -> None:
+        self._ledger = ledger
+        self._broker = broker
+        self._host = host
+        self._controls = controls
+        self._take_up = take_up
+        self._nudge = nudge
+        self._every_s = every_s
+        self._missed: dict[Key, tuple[int, int]] = {}
+        self._looked_at = 0
+        self._unknown: set[str] = set()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._log = structlog.get_logger("asynctask.sweep")
+
+    def start(self) -> None:
+        """Sweeps in a thread of its own until :meth:`stop`."""
+        self._thread = threading.Thread(target=self._run, name="sweep", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(10)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self.sweep()
+            self._stop.wait(self._every_s)
+
+    def sweep(self) -> None:
+        """Does each part once; a part that fails leaves the others their turn."""
+        parts = (
+            self.recover_dead, self.release_due, self.turn_rows, self.take_up_splits, self.close, self.find_lost, self.sample,
+        )  # fmt: skip
+        for part in parts:
+            try:
+                part()
+            except Unavailable as error:
+                self._log.warning("sweep_put_off", part=part.__name__, error=str(error))
+            except Exception:
+                self._log.exception("sweep_failed", part=part.__name__)
+
+    # -- the dead
+
+    def recover_dead(self) -> int:
+        """Takes the jobs of dead processes back. Returns how many processes were recovered."""
+        now = self._ledger.now()
+        with self._ledger.database.read() as connection:
+            dead = recovery.dead_processes(connection, self._host, now)
+            known = {str(process["identity"]) for process in recovery.list_processes(connection)}
+        # A list whose owner is registered nowhere: it was recovered in part, or died before it registered.
+        unknown = self._broker.holders() - known
+        orphans = [identity for identity in unknown if identity in self._unknown and identity != self._ledger.identity]
+        self._unknown = unknown
+        for identity in {*dead, *orphans} - {self._ledger.identity}:
+            self.recover(identity)
+        return len(dead) + len(orphans)
+
+    def recover(self, identity: str) -> None:
+        """What a dead process held: tracked jobs wait in the ledger again, untracked ones in their queues."""
+        held = self._broker.held_by(identity)
+        tracked = [copy for copy in held if copy.attempt > 0]
+        applied = recovery.recover_events(self._ledger, identity, [copy.key for copy in tracked])
+        self._broker.drop(identity, tracked)
+        self._put_back(identity, [copy for copy in held if copy.attempt == 0])
+        recovery.forget(self._ledger, identity)
+        turned = sum(each.turn is not None for each in applied)
+        self._log.warning("process_recovered", identity=identity, jobs=len(held), recovered=turned)
+        self._nudge()
+
+    def _put_back(self, identity: str, copies: Sequence[Copy]) -> None:
+        now = self._ledger.now()
+        for copy in copies:
+            copy.deaths += 1
+        poison = [copy for copy in copies if copy.deaths >= POISON_COPIES]
+        self._broker.hold(DEAD, [Held(copy, now) for copy in poison], process=identity)
+        self._broker.put_back(identity, [copy for copy in copies if copy.deaths < POISON_COPIES])
+
+    # -- what is due
+
+    def release_due(self) -> None:
+        """Untracked jobs whose time has come go to their queues."""
+        now = self._ledger.now()
+        for name in (RETRY, SCHEDULE):
+            while self._broker.release_due(name, now, _DUE_AT_ONCE) == _DUE_AT_ONCE:
+                pass
+
+    def turn_rows(self) -> None:
+        """Goes on with cancels and retries that are turning rows."""
+        with self._ledger.database.read() as connection:
+            turning = control.turning_tasks(connection)
+        for task_id in turning:
+            self._controls.withdraw(task_id)
+            self._controls.turn(task_id)
+            self._nudge()
+
+    def take_up_splits(self) -> None:
+        """Splits whose lease ended are taken up again, or ended as broken where their source is gone with its process."""
+        with self._ledger.database.read() as connection:
+            stalled = task_rows.stalled_splits(connection, self._ledger.now())
+        for task_id, again in stalled:
+            if not again:
+                task_rows.fail_split(
+                    self._ledger,
+                    task_id,
+                    "the program that handed in the items ended before it had handed in all",
+                    anyone=True,
+                )
+            elif self._take_up is not None:
+                self._take_up(task_id)
+
+    def close(self) -> None:
+        """Closes every Task that is over."""
+        with self._ledger.database.read() as connection:
+            over = candidates(connection)
+        for task_id in over:
+            try_close(self._ledger, task_id)
+
+    # -- lost copies
+
+    def find_lost(self) -> int:
+        """Dispatches again what the broker did not hold on two looks 10 s apart. Returns how many copies were lost."""
+        now = self._ledger.now()
+        if now - self._looked_at < micros(LOOK_S):
+            return 0
+        self._looked_at = now
+        self._look_at_alone()
+        with self._ledger.database.read() as connection:
+            tasks = dispatch.flying_tasks(connection)
+        dispatch.advance_low(self._ledger, tasks)
+        with self._ledger.database.read() as connection:
+            flying = {
+                (record.job_id, record.row.attempt): record
+                for task_id in tasks
+                for record in dispatch.flying_rows(connection, task_id)
+            }
+        held = self._broker.holds(flying) if flying else set()
+        missing = {key: record for key, record in flying.items() if key not in held}
+        lost = [(record.id, key[1]) for key, record in missing.items() if key in self._missed]
+        self._missed = {key: (record.id, key[1]) for key, record in missing.items()}
+        if lost:
+            dispatch.lost_copies(self._ledger, lost)
+            self._log.warning("copies_lost", count=len(lost))
+            self._nudge()
+        return len(lost)
+
+    def _look_at_alone(self) -> None:
+        with self._ledger.database.read() as connection:
+            records: list[EventRecord] = dispatch.to_look_at(connection, self._ledger.now())
+        if not records:
+            return
+        held = self._broker.holds({(r.job_id, r.row.attempt) for r in records})
+        there = [r.id for r in records if (r.job_id, r.row.attempt) in held]
+        gone = [(r.id, r.row.attempt) for r in records if (r.job_id, r.row.attempt) not in held]
+        dispatch.look_later(self._ledger, there, look_again_s=30.0)
+        dispatch.lost_copies(self._ledger, gone)
+
+    def sample(self) -> None:
+        """Notes how far each running Task is, for rate and chart."""
+        with self._ledger.database.read() as connection:
+            wanted = queries.unsampled(connection, self._ledger.now(), SAMPLE_S)
+        if wanted:
+            with self._ledger.database.write() as connection:
+                queries.sample(connection, self._ledger.now(), SAMPLE_S)

@@ -1,0 +1,1 @@
+"""The runtime: the process that fetches jobs and performs them."""

@@ -1,0 +1,259 @@
+"""The launcher: puts the parts of a worker process together, and takes them apart in the right order.
+
+Who creates whom: launcher -> heartbeat, recorder, manager (-> fetcher, processors), dispatcher, sweep.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import structlog
+
+from asynctask.brokers.base import Broker
+from asynctask.bulk.control import Control
+from asynctask.bulk.dispatcher import Dispatcher, PushFilter
+from asynctask.bulk.sweep import Sweep
+from asynctask.clock import Clock, Ids
+from asynctask.config import Config
+from asynctask.errors import Unavailable
+from asynctask.job import CurrentJob
+from asynctask.ledger import recovery
+from asynctask.ledger.base import Ledger, dumps
+from asynctask.ledger.recorder import Recorder
+from asynctask.middleware.chain import Chain
+from asynctask.middleware.task_event import TaskEventMiddleware
+from asynctask.middleware.tracker import Tracker
+from asynctask.runtime.heartbeat import Heartbeat
+from asynctask.runtime.manager import Manager
+from asynctask.runtime.performer import Hooks, Performer
+from asynctask.worker import Worker
+
+__all__ = ["Launcher", "Parts"]
+
+LONG_S = 0.1
+"""A job that runs for longer than this has its ``working`` status written by itself."""
+
+_FLUSH_S = 5.0
+
+
+class Parts(Protocol):
+    """What an application gives a worker process."""
+
+    config: Config
+    ledger: Ledger
+    broker: Broker
+    clock: Clock
+    ids: Ids
+    host: recovery.Host
+    controls: Control
+    server_middleware: Chain
+
+    @property
+    def workers(self) -> Mapping[str, Worker]: ...
+
+    def fire(self, event: str, *args: Any) -> None: ...
+
+    def take_up_split(self, task_id: int) -> None: ...
+
+    def outgoing(self) -> PushFilter | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Queues:
+    """The queues of a process with their weights; ``strict`` takes them in the listed order."""
+
+    weights: Mapping[str, int]
+    strict: bool = False
+
+    @property
+    def names(self) -> Sequence[str]:
+        return tuple(self.weights)
+
+    def order(self) -> Sequence[str]:
+        """The order of one fetch: as listed, or drawn by weight."""
+        if self.strict or len(self.weights) == 1:
+            return self.names
+        drawn = [name for name, weight in self.weights.items() for _ in range(weight)]
+        random.shuffle(drawn)
+        return tuple(dict.fromkeys(drawn))
+
+
+class Launcher:
+    """One worker process, in this process. ``identity`` comes with the ledger of ``parts``."""
+
+    def __init__(self, parts: Parts, *, concurrency: int, queues: Queues, shutdown_s: float, version: str = "") -> None:
+        config, ledger = parts.config, parts.ledger
+        self._parts = parts
+        self._concurrency = concurrency
+        self._queues = queues
+        self._shutdown_s = shutdown_s
+        self._version = version
+        self._log = structlog.get_logger("asynctask.launcher")
+        self._stop = threading.Event()
+        self._lost = False
+        self._ticker_stop = threading.Event()
+        self._ticker: threading.Thread | None = None
+        self.recorder = Recorder(ledger)
+        self.tracker = Tracker(ledger, self.recorder)
+        self.heartbeat = Heartbeat(
+            ledger, parts.clock, every_s=config.heartbeat_s, lease_s=config.lease_s, tell=self._tell, on_signal=self.obey
+        )
+        self.dispatcher = Dispatcher(
+            ledger,
+            parts.broker,
+            ahead_s=config.dispatch_ahead_s,
+            local=lambda: self.manager.load(),
+            outgoing=parts.outgoing(),
+        )
+        self.manager = Manager(
+            identity=ledger.identity, broker=parts.broker, tracker=self.tracker, clock=parts.clock, workers=parts.workers,
+            queues=queues.names, queue_order=queues.order, concurrency=concurrency, may_start=self._may_start,
+            on_dry=self.dispatcher.nudge, unrecorded=lambda: self.recorder.waiting,
+        )  # fmt: skip
+        self.performer = Performer(
+            identity=ledger.identity, broker=parts.broker, tracker=self.tracker, chain=self._chain(), clock=parts.clock,
+            ids=parts.ids,
+            hooks=Hooks(self.manager.done, self.manager.replace, self._death, self._error),
+        )  # fmt: skip
+        self.sweep = Sweep(
+            ledger, parts.broker, parts.host, parts.controls,
+            take_up=parts.take_up_split, nudge=self.dispatcher.nudge, every_s=min(1.0, config.lease_s / 4),
+        )  # fmt: skip
+
+    def _chain(self) -> Chain:
+        """The user's middleware around ours: the one that records stands nearest to the job."""
+        chain = Chain()
+        for middleware in self._parts.server_middleware:
+            chain.add(middleware)
+        chain.add(TaskEventMiddleware(self.tracker, self._parts.config.max_result_bytes))
+        return chain
+
+    # -- life
+
+    def start(self) -> None:
+        """Registers the process and starts its parts. Raises LedgerUnavailable."""
+        recovery.register(
+            self._parts.ledger, self._parts.host, kind="worker", pid=os.getpid(), lease_s=self._parts.config.lease_s,
+            concurrency=self._concurrency, queues=self._queues.names, info=self._info(),
+        )  # fmt: skip
+        self._parts.fire("startup")
+        self.heartbeat.start()
+        self.recorder.start()
+        self.manager.start(self.performer)
+        self.dispatcher.start()
+        self.sweep.start()
+        self._ticker = threading.Thread(target=self._tick, name="ticker", daemon=True)
+        self._ticker.start()
+
+    def quiet(self) -> None:
+        """Takes no new job; what runs goes on."""
+        if not self.manager.is_quiet:
+            self._log.info("quiet")
+            self.manager.quiet()
+            self._parts.fire("quiet")
+
+    def stop(self) -> bool:
+        """Quiet, waits for running jobs, gives the unfinished back, ends. Returns whether every thread could be ended."""
+        self.quiet()
+        self._parts.fire("shutdown")
+        idle = self.manager.wait_idle(self._shutdown_s)
+        if not idle:
+            interrupted = self.manager.interrupt()
+            self._log.warning("jobs_interrupted", count=interrupted)
+        self.recorder.drain(_FLUSH_S)
+        self.dispatcher.stop()
+        self.sweep.stop()
+        self.manager.stop()
+        recorded = self.recorder.stop(_FLUSH_S)
+        self._ticker_stop.set()
+        self.heartbeat.stop()
+        self.performer.watchdog.stop()
+        self.performer.loop.stop()
+        self._leave(recorded)
+        return idle and self.manager.busy == 0
+
+    def _leave(self, recorded: bool) -> None:
+        try:
+            if recorded and not self._lost and not self._parts.broker.held_by(self._parts.ledger.identity):
+                recovery.forget(self._parts.ledger, self._parts.ledger.identity)
+        except Unavailable as error:  # the lease runs out by itself
+            self._log.warning("leave_put_off", error=str(error))
+
+    def run(self) -> int:
+        """Runs in the foreground until told to stop, by a signal or from outside. Returns the exit code.
+
+        TSTP: quiet. TERM, INT: stop within the shutdown time. A second INT ends at once. TTIN: the stacks of all threads.
+        """
+        interrupts = 0
+
+        def on_stop(number: int, _frame: Any) -> None:
+            nonlocal interrupts
+            interrupts += number == signal.SIGINT
+            if interrupts > 1:
+                os._exit(130)
+            self._stop.set()
+
+        # A handler must not take locks: it only says that somebody should.
+        quiet = threading.Event()
+        signal.signal(signal.SIGTERM, on_stop)
+        signal.signal(signal.SIGINT, on_stop)
+        signal.signal(signal.SIGTSTP, lambda number, frame: quiet.set())
+        if hasattr(signal, "SIGTTIN"):
+            faulthandler.register(signal.SIGTTIN, all_threads=True)
+        self.start()
+        self._log.info("working", identity=self._parts.ledger.identity, concurrency=self._concurrency)
+        while not self._stop.wait(0.2):
+            if quiet.is_set():
+                self.quiet()
+        clean = self.stop()
+        if not clean:
+            # A hung thread must not hold the process: its job is recorded as interrupted and waits again.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1 if self._lost else 0)
+        return 1 if self._lost else 0
+
+    def obey(self, name: str) -> None:
+        """A signal that came through the ledger: ``TSTP`` quiet, ``TERM`` stop, ``LOST`` declared dead."""
+        if name == "TSTP":
+            self.quiet()
+        elif name == "TERM":
+            self._stop.set()
+        elif name == "LOST" and not self._lost:
+            self._lost = True
+            self._log.error("declared_dead", identity=self._parts.ledger.identity)
+            self._stop.set()
+
+    # -- parts' questions
+
+    def _may_start(self) -> bool:
+        return self.heartbeat.fresh() and self.recorder.healthy and not self._lost
+
+    def _tell(self) -> dict[str, Any]:
+        load = self.manager.load()
+        return {"busy": self.manager.busy, "rate": load.rate, "quiet": int(self.manager.is_quiet)}
+
+    def _info(self) -> dict[str, Any]:
+        return {
+            "version": self._version,
+            "workers": sorted(self._parts.workers),
+            "weights": dumps(dict(self._queues.weights)),
+        }
+
+    def _tick(self) -> None:
+        while not self._ticker_stop.wait(LONG_S):
+            self.tracker.note_long(LONG_S)
+
+    def _death(self, job: CurrentJob, error: BaseException) -> None:
+        self._parts.fire("death", job, error)
+
+    def _error(self, error: BaseException, context: Mapping[str, Any]) -> None:
+        self._parts.fire("error", error, context)

@@ -1,0 +1,382 @@
+"""The manager: fetches jobs in batches, hands them to its processors, acknowledges what is recorded.
+
+Threads of a process: one fetcher (this module), ``concurrency`` processors, the recorder, the watchdog, the event loop if
+there are ``async`` workers; the launcher adds heartbeat, dispatcher and sweep.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from queue import Empty, SimpleQueue
+
+import structlog
+
+from asynctask.bookkeeping import Begin
+from asynctask.brokers.base import DEAD, Broker, Copy, Held
+from asynctask.bulk.dispatcher import Load
+from asynctask.bulk.payload import decode
+from asynctask.clock import Clock
+from asynctask.errors import Unavailable
+from asynctask.job import CurrentJob
+from asynctask.middleware.task_event import TICKET
+from asynctask.middleware.tracker import Arrival, Ticket, Tracker
+from asynctask.runtime.interrupt import interrupt_thread
+from asynctask.runtime.performer import Assignment, Performer
+from asynctask.worker import Worker
+
+__all__ = ["Manager", "QueueOrder"]
+
+AHEAD_S = 0.1
+"""A process fetches what its idle threads take at once and what they will finish in this time: long jobs are not hoarded."""
+
+MAX_FETCH = 1_000
+MAX_UNRECORDED = 5_000
+_IDLE_WAIT_S = 0.5
+_UNWIND_S = 1.0
+
+QueueOrder = Callable[[], Sequence[str]]
+
+
+class Manager:
+    """The jobs of one process.
+
+    Arguments: ``workers`` by name; ``queue_order`` gives the queues in the order of the next fetch; ``may_start`` is false
+    while nothing may begin (the heartbeat is late, the ledger is away); ``on_dry`` is called when the queues gave less than
+    was wanted; ``unrecorded`` says how many outcomes wait for the ledger.
+    """
+
+    def __init__(
+        self,
+        *,
+        identity: str,
+        broker: Broker,
+        tracker: Tracker,
+        clock: Clock,
+        workers: Mapping[str, Worker],
+        queues: Sequence[str],
+        queue_order: QueueOrder,
+        concurrency: int,
+        may_start: Callable[[], bool],
+        on_dry: Callable[[], None],
+        unrecorded: Callable[[], int],
+    ) -> None:
+        self._identity = identity
+        self._broker = broker
+        self._tracker = tracker
+        self._clock = clock
+        self._workers = workers
+        self._queues = tuple(queues)
+        self._queue_order = queue_order
+        self._concurrency = concurrency
+        self._may_start = may_start
+        self._on_dry = on_dry
+        self._unrecorded = unrecorded
+        self._buffer: SimpleQueue[Assignment | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._done: list[Copy] = []
+        self._running: dict[int, Assignment] = {}
+        self._threads: set[threading.Thread] = set()
+        self._fetcher: threading.Thread | None = None
+        self._quiet = threading.Event()
+        self._ended = threading.Event()
+        self._log = structlog.get_logger("asynctask.manager")
+        self._rate = _Rate(clock)
+        self.performer: Performer | None = None
+
+    # -- life
+
+    def start(self, performer: Performer) -> None:
+        """Starts the processors and the fetcher."""
+        self.performer = performer
+        for _ in range(self._concurrency):
+            self._spawn()
+        self._fetcher = threading.Thread(target=self._fetch, name="fetcher", daemon=True)
+        self._fetcher.start()
+
+    def quiet(self) -> None:
+        """Fetches nothing more and starts nothing more; what was fetched and not started is given back."""
+        if self._quiet.is_set():
+            return
+        self._quiet.set()
+        self._broker.wake()
+        for assignment in self._unstarted():
+            self._release(assignment)
+
+    def wait_idle(self, timeout: float) -> bool:
+        """Waits until no job runs; False if one still does after ``timeout`` seconds."""
+        until = self._clock.monotonic() + timeout
+        while self.busy:
+            left = until - self._clock.monotonic()
+            if left <= 0:
+                return False
+            self._ended.wait(min(0.05, left))
+            self._ended.clear()
+        return True
+
+    def interrupt(self) -> int:
+        """Ends what still runs: raised in its thread first, then recorded without it. Returns how many jobs that were."""
+        assert self.performer is not None
+        left = self._assignments()
+        self.performer.loop.interrupt()
+        for assignment in left:
+            if assignment.worker is None or not assignment.worker.is_async:
+                interrupt_thread(assignment.thread_id)
+        self.wait_idle(_UNWIND_S)
+        for assignment in self._assignments():
+            self.performer.interrupted(assignment)
+        return len(left)
+
+    def stop(self) -> None:
+        """Ends the threads that can be ended and acknowledges the last recorded jobs."""
+        for _ in range(len(self._threads)):
+            self._buffer.put(None)
+        self._broker.wake()
+        if self._fetcher is not None:
+            self._fetcher.join(5)
+        for thread in list(self._threads):
+            thread.join(0.2)
+        try:
+            self._broker.drop(self._identity, self._take_done())
+        except Unavailable as error:  # recovery drops them: their outcomes are recorded
+            self._log.warning("acknowledge_put_off", error=str(error))
+
+    # -- what it says of itself
+
+    @property
+    def busy(self) -> int:
+        """Jobs that run now."""
+        with self._lock:
+            return len(self._running)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether :meth:`quiet` was called."""
+        return self._quiet.is_set()
+
+    @property
+    def stopping(self) -> bool:
+        """What ``should_stop()`` of a job says."""
+        return self._quiet.is_set()
+
+    def load(self) -> Load:
+        """What the dispatcher should keep ready for this process."""
+        if self._quiet.is_set() or not self._may_start():
+            return Load(self._identity, self._queues, 0, 0.0)
+        free = max(0, self._concurrency - self.busy - self._buffer.qsize())
+        return Load(self._identity, self._queues, free, self._rate.per_second)
+
+    # -- fetching
+
+    def _fetch(self) -> None:
+        tries = 0
+        while not self._quiet.is_set():
+            done: list[Copy] = []
+            try:
+                limit = self._room()
+                done = self._take_done()
+                copies = self._broker.exchange(self._identity, done, self._queue_order(), limit)
+                done = []
+                if copies:
+                    self._begin(copies)
+                elif limit > 0:
+                    self._on_dry()
+                if len(copies) < limit or limit <= 0:
+                    self._broker.wait(_IDLE_WAIT_S if limit > 0 else AHEAD_S / 4)
+                tries = 0
+            except Unavailable as error:
+                tries += 1
+                self._log.warning("fetch_put_off", error=str(error), tries=tries)
+                self._keep_done(done)
+                self._quiet.wait(min(0.1 * 2**tries, 5.0))
+            except Exception:
+                self._log.exception("fetch_failed")
+                self._keep_done(done)
+                self._quiet.wait(1.0)
+
+    def _room(self) -> int:
+        """How many jobs to fetch now: none while enough lies ready, so that fetches stay few and large."""
+        if not self._may_start() or self._unrecorded() > MAX_UNRECORDED:
+            return 0
+        assert self.performer is not None
+        rate = self._rate.update(self.performer.performed)
+        ready = self._buffer.qsize()
+        idle = self._concurrency - self.busy
+        wanted = min(MAX_FETCH, max(0, idle) + int(rate * AHEAD_S))
+        return wanted - ready if ready <= wanted // 2 else 0
+
+    def _begin(self, copies: Sequence[Copy]) -> None:
+        assignments = [each for each in (self._assign(copy) for copy in copies) if each is not None]
+        tracked = [each for each in assignments if self._is_tracked(each)]
+        tickets = self._begin_tracked(tracked, copies)
+        for each, ticket in zip(tracked, tickets, strict=True):
+            self._bind(each, ticket)
+        for each in assignments:
+            if each.ticket is not None and each.ticket.verdict is not Begin.RUN:
+                self._release(each)
+            else:
+                self._buffer.put(each)
+
+    def _begin_tracked(self, tracked: Sequence[Assignment], copies: Sequence[Copy]) -> list[Ticket]:
+        if not tracked:
+            return []
+        try:
+            return self._tracker.begin(
+                [
+                    Arrival(
+                        each.copy.jid, each.copy.attempt, str(each.payload["class"]), each.copy.queue, each.payload["args"]
+                    )
+                    for each in tracked
+                ]
+            )
+        except Unavailable:
+            self._broker.put_back(self._identity, copies)
+            raise
+
+    def _is_tracked(self, assignment: Assignment) -> bool:
+        if assignment.copy.attempt > 0:
+            return True
+        opted = assignment.payload.get("use_task_event")
+        if isinstance(opted, bool):
+            return opted
+        return assignment.worker is not None and assignment.worker.use_task_event
+
+    def _assign(self, copy: Copy) -> Assignment | None:
+        try:
+            payload = decode(copy.payload)
+        except ValueError as error:
+            self._log.error("undecodable_job", jid=copy.jid, queue=copy.queue, error=str(error))
+            self._broker.hold(DEAD, [Held(copy, self._clock.now())], process=self._identity)
+            return None
+        job = CurrentJob(
+            copy.jid,
+            task_id=copy.task_id,
+            attempt=max(1, copy.attempt),
+            queue=copy.queue,
+            payload=dict(payload),
+            should_stop=self._quiet.is_set,
+        )
+        return Assignment(copy, payload, job, self._workers.get(str(payload["class"])), None)
+
+    def _bind(self, assignment: Assignment, ticket: Ticket) -> None:
+        assignment.ticket = ticket
+        ticket.job = assignment.job
+        assignment.job.task_id = ticket.task_id
+        assignment.job.attempt = ticket.attempt
+        assignment.job.state[TICKET] = ticket
+
+    # -- acknowledging
+
+    def done(self, assignment: Assignment) -> None:
+        """Its outcome is in the ledger (or it has none): its copy is acknowledged with the next exchange."""
+        with self._lock:
+            self._done.append(assignment.copy)
+            many = len(self._done) >= MAX_FETCH // 2 or not self._running
+        if many:
+            self._broker.wake()
+
+    def _take_done(self) -> list[Copy]:
+        with self._lock:
+            taken, self._done = self._done, []
+            return taken
+
+    def _keep_done(self, copies: Sequence[Copy]) -> None:
+        with self._lock:
+            self._done[:0] = copies
+
+    # -- processors
+
+    def _spawn(self) -> None:
+        thread = threading.Thread(target=self._process, name="processor", daemon=True)
+        with self._lock:
+            self._threads.add(thread)
+        thread.start()
+
+    def _process(self) -> None:
+        """A processor: takes assignments until it is told to end. One that dies is replaced."""
+        me = threading.current_thread()
+        ended = False
+        try:
+            while True:
+                assignment = self._buffer.get()
+                if assignment is None:
+                    ended = True
+                    return
+                self._run(assignment)
+                if assignment.abandoned:  # it came back after all, but another thread has its place
+                    ended = True
+                    return
+        finally:
+            with self._lock:
+                self._threads.discard(me)
+            if not ended and not self._quiet.is_set():
+                self._log.error("processor_died")
+                self._spawn()
+
+    def _run(self, assignment: Assignment) -> None:
+        while not self._may_start() and not self._quiet.is_set():
+            self._quiet.wait(0.05)
+        if self._quiet.is_set():
+            self._release(assignment)
+            return
+        assert self.performer is not None
+        key = id(assignment)
+        with self._lock:
+            self._running[key] = assignment
+        try:
+            self.performer.perform(assignment)
+        finally:
+            with self._lock:
+                self._running.pop(key, None)
+            if self._quiet.is_set():
+                self._ended.set()
+            elif self._buffer.empty():
+                self._broker.wake()
+
+    def replace(self, assignment: Assignment) -> None:
+        """The thread of this job is lost to it: another takes its place."""
+        with self._lock:
+            self._running.pop(id(assignment), None)
+        if not self._quiet.is_set():
+            self._spawn()
+
+    def _release(self, assignment: Assignment) -> None:
+        assert self.performer is not None
+        try:
+            self.performer.release(assignment)
+        except Unavailable as error:  # recovery finds it in this process's list
+            self._log.warning("release_put_off", job_id=assignment.copy.jid, error=str(error))
+
+    def _unstarted(self) -> list[Assignment]:
+        taken = []
+        while True:
+            try:
+                assignment = self._buffer.get_nowait()
+            except Empty:
+                return taken
+            if assignment is not None:
+                taken.append(assignment)
+
+    def _assignments(self) -> list[Assignment]:
+        with self._lock:
+            return [a for a in self._running.values() if not a.abandoned]
+
+
+class _Rate:
+    """Jobs finished in a second, smoothed; looked at no more often than every 50 ms."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._at = clock.monotonic()
+        self._count = 0
+        self.per_second = 0.0
+
+    def update(self, count: int) -> float:
+        now = self._clock.monotonic()
+        passed = now - self._at
+        if passed >= 0.05:
+            fresh = (count - self._count) / passed
+            # Up at once, down slowly: a short pause must not make the next fetch a single job.
+            self.per_second = fresh if fresh > self.per_second else self.per_second * 0.7 + fresh * 0.3
+            self._at, self._count = now, count
+        return self.per_second

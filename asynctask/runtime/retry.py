@@ -1,0 +1,77 @@
+"""The retry policy: what follows a job that raised. Pure; the runtime asks once, before anything is recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import structlog
+
+from asynctask.clock import micros
+from asynctask.errors import JobInterrupted
+from asynctask.job import CurrentJob
+from asynctask.worker import DEFAULT_RETRIES, TRACKED_RETRIES, Worker
+
+__all__ = ["Decision", "Follow", "backoff", "decide", "retries_of"]
+
+
+class Follow(Enum):
+    """What follows an attempt that raised."""
+
+    RETRY = "retry"
+    DEAD = "dead"  # no retry is left, or the policy says so: kept, shown, hooks run
+    DISCARD = "discard"  # dropped without the hooks
+    AGAIN = "again"  # the runtime stopped under it: it was not its fault
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What follows, and for a retry after how many microseconds."""
+
+    follow: Follow
+    delay: int = 0
+
+
+def backoff(count: int, noise: float) -> float:
+    """Sidekiq's pause before retry number ``count`` (0 is the first), in seconds: count^4 + 15, and jitter.
+
+    ``noise`` is a number in [0, 1). Source: sidekiq 8, job_retry.rb.
+    """
+    return float(count**4 + 15 + int(noise * 10 * (count + 1)))
+
+
+def retries_of(retry: object, *, tracked: bool) -> int:
+    """How many retries the payload member ``retry`` means. The truth table is Ruby's: only false and null are false."""
+    if retry is None or retry is False:
+        return 0
+    if isinstance(retry, int) and not isinstance(retry, bool):
+        return retry
+    return TRACKED_RETRIES if tracked else DEFAULT_RETRIES
+
+
+def decide(
+    error: BaseException, job: CurrentJob, worker: Worker | None, *, retries: int, limit: int, noise: float
+) -> Decision:
+    """What follows ``error``, after ``retries`` retries of at most ``limit``."""
+    if isinstance(error, JobInterrupted):
+        return Decision(Follow.AGAIN)
+    if retries >= limit:
+        return Decision(Follow.DEAD)
+    seconds: float | None = None
+    if worker is not None and worker.retry_in is not None:
+        answer = _ask(worker, retries, error, job)
+        if answer == "kill":
+            return Decision(Follow.DEAD)
+        if answer == "discard":
+            return Decision(Follow.DISCARD)
+        seconds = answer if isinstance(answer, int | float) and answer > 0 else None
+    return Decision(Follow.RETRY, micros(backoff(retries, noise) if seconds is None else seconds))
+
+
+def _ask(worker: Worker, retries: int, error: BaseException, job: CurrentJob) -> float | str | None:
+    assert worker.retry_in is not None
+    try:
+        return worker.retry_in(retries, error, job)
+    except Exception:  # a broken policy must not lose the retry
+        structlog.get_logger("asynctask.retry").exception("retry_in_failed", worker=worker.name)
+        return None
