@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any, Final
 
 import click
@@ -14,6 +15,8 @@ from asynctask.cli.options import Command, Session, pass_session
 from asynctask.cli.output import OK, clean
 from asynctask.config import Config
 from asynctask.errors import ConfigError
+from asynctask.ledger import schema
+from asynctask.ledger.database import Database
 
 __all__ = ["COMMANDS", "address", "child_argv", "free_port"]
 
@@ -59,6 +62,13 @@ def child_argv(target: str, command: str, flags: Mapping[str, Any]) -> list[str]
     return words
 
 
+def _ensure_schema(config: Config) -> None:
+    """Checks the schema (an empty SQLite file is set up) on a connection of its own: the web server forks, and open
+    connections of the application would not survive that."""
+    with closing(Database(config.database_url)) as database:
+        schema.ensure(database)
+
+
 @click.command("web", cls=Command)
 @pass_session
 def web(session: Session) -> int:
@@ -72,7 +82,7 @@ def web(session: Session) -> int:
     host, port = session.setting(app.config, "host"), session.setting(app.config, "port")
     if port:
         free_port(host, port)
-    app.ensure_schema()
+    _ensure_schema(app.config)
 
     def ready(url: str) -> None:
         session.out.document({"url": url, "pid": os.getpid()})
@@ -118,7 +128,7 @@ def worker(session: Session) -> int:
         for name in ("concurrency", "processes", "queues", "strict_queues", "shutdown_s")
     }
     Config(**{**_plain(app.config), **settings})  # the flags of this command are checked like those of the application
-    app.ensure_schema()
+    _ensure_schema(app.config)
     processes = settings.pop("processes")
     session.out.document({"pid": os.getpid(), "processes": processes, **settings})
     session.out.line(
@@ -149,7 +159,7 @@ def up(session: Session) -> int:
     config = app.config
     host, processes = session.setting(config, "host"), session.setting(config, "processes")
     port = free_port(host, session.setting(config, "port"))
-    app.ensure_schema()  # once, before two children try it
+    _ensure_schema(config)  # once, before two children try it
     url = address(host, port)
     # The settings that were given as flags reach the children through the environment; these three are decided here.
     web_argv = child_argv(session.target, "web", {"host": host, "port": port})

@@ -1,0 +1,58 @@
+# `make` lists what there is. Every target makes the virtual environment in .venv by itself.
+PYTHON ?= python3
+ARGS ?=
+BIN := .venv/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench bench-full clean
+
+help: ## Show this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: .venv/.runtime ## Show everything at work on an example shop, and audit the outcome (ARGS="--keep" leaves it running)
+	@$(BIN)/asynctask demo $(ARGS)
+
+# TEST_STATUS, if it is set, names a file for pytest's own exit code: make has only one code for every failure.
+test: .venv/.dev ## Run every test (ARGS="-k name" picks some)
+	@sh scripts/test-servers.sh
+	@$(BIN)/python -m pytest $(ARGS) || { code=$$?; [ -n "$$TEST_STATUS" ] || exit $$code; echo $$code > "$$TEST_STATUS"; }
+
+check: .venv/.dev ## Run every check that is not a test of behaviour: format, lint, types, imports, docs
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/unit/test_docs.py
+
+bench: .venv/.dev ## Run every benchmark with a small number, to see that it works
+	$(BIN)/python -m benchmarks.tracked -n 1000
+	$(BIN)/python -m benchmarks.submit -n 1000
+	$(BIN)/python -m benchmarks.poll -n 1000
+
+bench-full: .venv/.dev ## Run every benchmark with the number that its figures are given for
+	$(BIN)/python -m benchmarks.tracked -n 50000
+	$(BIN)/python -m benchmarks.submit -n 100000
+	$(BIN)/python -m benchmarks.poll -n 100000
+
+clean: ## Remove the virtual environment, caches, builds and the demo's data
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build demo-data
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps: what was installed, and newer than what it was installed from.
+.venv/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or later is needed; name one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@rm -rf .venv
+	@$(PYTHON) -m venv .venv || { rm -rf .venv; echo "on Debian: apt-get install python3-venv" >&2; exit 1; }
+	@touch $@
+
+.venv/.runtime: pyproject.toml constraints.txt | .venv/.made
+	@echo "installing into .venv ..."
+	@$(BIN)/python -m pip install -q -c constraints.txt -e .
+	@touch $@
+
+.venv/.dev: pyproject.toml constraints.txt | .venv/.made
+	@echo "installing into .venv, with the tools for development ..."
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	@touch $@ .venv/.runtime

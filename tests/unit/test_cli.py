@@ -1,0 +1,353 @@
+"""The command line as far as it needs no application: flags, errors, exit codes, what reaches a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import click
+import pytest
+
+from asynctask.cli.audit import ReportRows, audit_campaigns
+from asynctask.cli.live import Bars, duration, pace, summary
+from asynctask.cli.options import environment
+from asynctask.cli.output import Output, clean, exit_code
+from asynctask.cli.root import build, run
+from asynctask.cli.serve import address, child_argv, free_port
+from asynctask.cli.submit import follow, outcome, priority_value
+from asynctask.errors import Conflict, InputError, LedgerUnavailable, NotFound, Problem, SchemaOutdated
+
+
+def call(*argv: str, environ: dict[str, str] | None = None) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    code = run(argv, stdout=out, stderr=err, environ={} if environ is None else environ)
+    return code, out.getvalue(), err.getvalue()
+
+
+def progress(**changes: Any) -> dict[str, Any]:
+    counts = dict.fromkeys(("enqueue", "working", "stopped", "finish", "failed", "error", "cancelled"), 0)
+    counts |= changes.pop("counts", {"finish": 10})
+    return {
+        "task_id": 7,
+        "title": "Spring sale",
+        "worker": "enrol",
+        "state": "finished",
+        "state_reason": None,
+        "done": True,
+        "split": {"state": "sealed", "planned": 10, "created": 10, "rejected": 0},
+        "counts": {"total": sum(counts.values()), **counts},
+        "retrying": 0,
+        "progress": {"percent": 100.0, "rate_per_s": None, "eta_s": None},
+        "poll_after_ms": 1000,
+        **changes,
+    }
+
+
+class Handle:
+    """A Task whose next answers are given: progress objects, or errors to raise."""
+
+    id = 7
+
+    def __init__(self, *answers: Any) -> None:
+        self._answers = list(answers)
+
+    def progress(self) -> Any:
+        answer = self._answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+# --- settings as flags ---
+
+
+def settings_of(text: str) -> dict[str, Any]:
+    return {each["name"]: each for each in json.loads(text)["settings"]}
+
+
+def test_a_setting_is_taken_before_the_command_and_after_it_and_the_latter_wins() -> None:
+    code, out, _ = call("--json", "--max-rows", "5", "--max-columns", "6", "config", "--max-rows", "7")
+    found = settings_of(out)
+    assert code == 0
+    assert (found["max_rows"]["value"], found["max_rows"]["origin"]) == (7, "flag")
+    assert (found["max_columns"]["value"], found["max_columns"]["origin"]) == (6, "flag")
+
+
+def test_config_tells_where_each_value_came_from_and_leaves_passwords_out() -> None:
+    environ = {"ASYNCTASK_DATABASE_URL": "postgresql://anna:secret@db/jobs", "ASYNCTASK_LOCALE": "ja"}
+    code, out, _ = call("config", "--json", "--no-strict-queues", environ=environ)
+    found = settings_of(out)
+    assert code == 0
+    assert found["locale"]["origin"] == "environment"
+    assert found["strict_queues"] == found["strict_queues"] | {"value": False, "origin": "flag"}
+    assert found["port"]["origin"] == "default"
+    assert "secret" not in out
+    assert "anna" not in out
+
+
+def test_a_flag_wins_over_the_environment() -> None:
+    _, out, _ = call("config", "--json", "--locale", "zh_CN", environ={"ASYNCTASK_LOCALE": "ja"})
+    assert settings_of(out)["locale"]["value"] == "zh_CN"
+
+
+def test_a_value_that_cannot_work_is_a_usage_error_that_names_the_setting() -> None:
+    assert call("config", "--max-rows", "0")[::2] == (2, "error: max_rows must be between 1 and any, not 0\n")
+    code, out, err = call("config", "--max-rows", "many", "--json")
+    assert (code, out) == (2, "")
+    assert "max-rows" in json.loads(err)["error"]["message"]
+
+
+def test_a_misspelt_variable_is_told_with_the_nearest_setting() -> None:
+    code, _, err = call("config", environ={"ASYNCTASK_MAX_ROW": "5"})
+    assert code == 2
+    assert "ASYNCTASK_MAX_ROWS" in err
+
+
+def test_settings_stand_in_the_environment_for_as_long_as_the_block_lasts() -> None:
+    environ = {"ASYNCTASK_PORT": "1"}
+    with environment({"port": 2, "locale": "ja", "app": None}, environ):
+        assert environ == {"ASYNCTASK_PORT": "2", "ASYNCTASK_LOCALE": "ja"}
+    assert environ == {"ASYNCTASK_PORT": "1"}
+
+
+def test_every_command_takes_json_and_every_setting() -> None:
+    def visit(command: click.Command) -> None:
+        flags = {flag for each in command.params for flag in each.opts}
+        assert {"--json", "-A", "--database-url", "--data-dir", "--locale", "--max-rows"} <= flags, command.name
+        for child in getattr(command, "commands", {}).values():
+            visit(child)
+
+    visit(build())
+
+
+# --- errors and exit codes ---
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (("bogus",), "bogus"),
+        (("watch", "seven"), "seven"),
+        (("watch", "0"), "0"),
+        (("up",), "-A module:app"),
+        (("worker",), "ASYNCTASK_APP"),
+        (("submit", "no-such-file.csv", "--worker", "w"), "no-such-file.csv"),
+        (("set", "7", "paralel=5"), "did you mean parallel?"),
+        (("set", "7", "parallel"), "name=value"),
+        (("set", "7", "parallel=many"), "whole number"),
+        (("set", "7", "priority=SOON"), "ADMIN_HIGH"),
+        (("retry", "7", "--status", "finish"), "failed, error, cancelled"),
+        (("report", "7", "-o", "report.pdf"), ".xlsx"),
+        (("report", "7", "-o", "report.csv", "--rows", "some"), "some"),
+        (("demo", "--database-url", "sqlite:///x.db"), "--database-url"),
+        (("demo", "--rows", "5"), "5"),
+    ],
+)
+def test_a_usage_error_ends_with_2_and_says_how_to_mend_it(argv: tuple[str, ...], told: str) -> None:
+    code, out, err = call(*argv)
+    assert (code, out) == (2, "")
+    assert told in err
+    code, out, err = call(*argv, "--json")
+    assert (code, out) == (2, "")
+    assert told in json.loads(err)["error"]["message"]
+
+
+def test_the_help_is_no_error() -> None:
+    for argv in ((), ("--help",), ("db", "--help"), ("submit", "--help")):
+        assert call(*argv)[0] in (0, 2 if not argv else 0)
+
+
+def test_the_kind_of_an_error_decides_the_exit_code() -> None:
+    assert exit_code(LedgerUnavailable("away")) == exit_code(SchemaOutdated("old")) == 3
+    assert exit_code(InputError("bad")) == exit_code(NotFound("none")) == exit_code(Conflict("no")) == 2
+
+
+def test_an_old_schema_is_3_with_the_command_that_mends_it(tmp_path: Any) -> None:
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    code, _, err = call("db", "check", "--database-url", url)
+    assert code == 3
+    assert "asynctask db upgrade" in err
+    code, out, _ = call("db", "upgrade", "--json", "--database-url", url)
+    assert (code, json.loads(out)["changed"]) == (0, True)
+    assert json.loads(call("db", "upgrade", "--json", "--database-url", url)[1])["changed"] is False
+    assert call("db", "check", "--database-url", url)[0] == 0
+
+
+def test_an_error_lists_the_rows_that_are_wrong() -> None:
+    err = io.StringIO()
+    problems = [Problem(n, "Budget", "wrong_type", "is no number", "\x1b[31mten") for n in range(1, 15)]
+    assert Output(io.StringIO(), err).error(InputError("14 rows are wrong", errors=problems)) == 2
+    assert err.getvalue().startswith("error: 14 rows are wrong\n  row 1, Budget: is no number")
+    assert "... and 4 more" in err.getvalue()
+    assert "\x1b" not in err.getvalue()
+
+
+# --- text that came from outside ---
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Spring sale 春季 さくら é 🌱", "Spring sale 春季 さくら é 🌱"),
+        ("\x1b[2Jgone", "\\x1b[2Jgone"),
+        ("a\nb\tc", "a b c"),
+        ("\u202etxt.exe", "\\u202etxt.exe"),
+        ("\x9b31m", "\\x9b31m"),
+        ("lone \ud800", "lone \\ud800"),
+        (None, ""),
+        (7, "7"),
+    ],
+)
+def test_text_from_outside_cannot_steer_the_terminal(text: Any, shown: str) -> None:
+    assert clean(text) == shown
+
+
+def test_a_plain_table_is_aligned_by_width_on_the_screen_and_interprets_no_markup() -> None:
+    out = io.StringIO()
+    Output(out).table(("id", "title", "n"), [(1, "[bold]春季[/bold]", 5), (22, "x", 6)])
+    lines = out.getvalue().splitlines()
+    assert lines[1] == "1   [bold]春季[/bold]  5"
+    assert lines[2] == "22  x                  6"
+
+
+def test_with_json_nothing_but_the_document_is_written() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    output = Output(out, err, json=True)
+    output.line("text")
+    output.table(("a",), [(1,)])
+    output.note("note")
+    output.document({"a": "é"})
+    assert json.loads(out.getvalue()) == {"a": "é"}
+    assert err.getvalue() == ""
+
+
+# --- progress ---
+
+
+def test_a_watched_task_ends_0_only_if_every_row_was_accepted_and_finished() -> None:
+    assert outcome(progress()) == 0
+    assert outcome(progress(counts={"finish": 9, "failed": 1})) == 1
+    assert outcome(progress(split={"state": "sealed", "planned": 11, "created": 10, "rejected": 1})) == 1
+    assert outcome(progress(state="cancelled", counts={"finish": 0})) == 1
+    assert outcome(progress(state="rejected", counts={"finish": 0})) == 1
+
+
+class _Session:
+    def __init__(self) -> None:
+        self.out = Output(io.StringIO(), io.StringIO())
+
+
+def test_watching_waits_out_a_database_that_is_away_and_says_so_once() -> None:
+    session: Any = _Session()
+    running = progress(state="running", done=False, counts={"finish": 5, "enqueue": 5}, poll_after_ms=1)
+    handle: Any = Handle(running, LedgerUnavailable("restarting"), LedgerUnavailable("restarting"), running, progress())
+    assert follow(session, handle)["done"]
+    assert session.out._stderr.getvalue().count("connection lost") == 1
+    assert "finish 10" in session.out._stdout.getvalue().splitlines()[-1]
+
+
+def test_without_a_terminal_a_line_is_written_only_when_something_is_new() -> None:
+    now = [0.0]
+    out = io.StringIO()
+    with Bars(Output(out), lambda: now[0]) as bars:
+        for second in range(10):
+            now[0] = second
+            counts = {"finish": second // 5, "enqueue": 10 - second // 5}
+            bars.show(progress(state="running", done=False, counts=counts))
+        bars.show(progress())
+    assert len(out.getvalue().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(None, ""), (0, "0 s"), (59.4, "59 s"), (185, "3 min 5 s"), (7_800, "2 h 10 min")]
+)
+def test_a_duration_is_said_as_people_say_it(seconds: float | None, said: str) -> None:
+    assert duration(seconds) == said
+
+
+def test_a_task_that_is_still_split_has_no_percentage_and_no_bar_over_100() -> None:
+    early = progress(
+        state="splitting",
+        done=False,
+        counts={"enqueue": 3},
+        progress={"percent": None, "rate_per_s": None, "eta_s": None},
+    )
+    assert pace(early) == "splitting"
+    assert summary(early).plain == "enqueue 3"
+
+
+# --- small things ---
+
+
+def test_the_address_of_a_page_is_one_that_a_browser_takes() -> None:
+    assert address("0.0.0.0", 80) == "http://127.0.0.1:80/"
+    assert address("::1", 80) == "http://[::1]:80/"
+
+
+def test_a_port_that_is_taken_is_told_with_what_to_do() -> None:
+    import socket
+
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        with pytest.raises(Exception, match="--port"):
+            free_port("127.0.0.1", holder.getsockname()[1])
+    assert free_port("127.0.0.1", 0) > 0
+
+
+def test_a_child_is_started_with_the_flags_that_are_given() -> None:
+    words = child_argv("shop:app", "worker", {"processes": 1, "strict_queues": False, "queues": "a,3 b", "port": None})
+    assert words[1:] == ["-m", "asynctask", "-A", "shop:app", "worker", "--processes", "1", "--no-strict-queues",
+                         "--queues", "a,3 b"]  # fmt: skip
+
+
+def test_a_priority_is_a_number_or_a_name() -> None:
+    assert priority_value("17") == 17
+    assert priority_value("admin-high") == priority_value("ADMIN_HIGH") == 120
+
+
+# --- the demo's audit: each thing that it claims to see, it sees ---
+
+
+class _Expected:
+    rows = 4
+
+    def disagreements(self, **_found: Any) -> list[str]:
+        return []
+
+
+def _audit(**changes: Any) -> list[str]:
+    found: dict[str, Any] = {
+        "counts": {"finish": 2, "failed": 1},
+        "rejected": 1,
+        "sheet": {4: "a", 5: "b", 6: "b", 7: "c"},
+        "report": ReportRows({6: "failed", 7: "rejected"}, {6: "b", 7: "c"}, ()),
+        "codes": ["a", "b"],
+    } | changes
+    state = progress(counts=found["counts"], split={"state": "sealed", "rejected": found["rejected"]})
+    findings = audit_campaigns(state, found["sheet"], found["report"], found["codes"], _Expected())
+    return [sentence for finding in findings for sentence in finding.contradictions]
+
+
+def test_the_audit_is_content_when_everything_agrees() -> None:
+    assert _audit() == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"codes": ["a"]},
+        {"codes": ["a", "b", "c"]},
+        {"counts": {"finish": 3, "failed": 1}},
+        {"counts": {"finish": 2, "failed": 1, "cancelled": 1}},
+        {"rejected": 0},
+        {"report": ReportRows({6: "failed"}, {6: "b"}, ())},
+        {"report": ReportRows({4: "failed", 7: "rejected"}, {4: "a", 7: "c"}, ())},
+        {"report": ReportRows({6: "failed", 7: "rejected"}, {6: "x", 7: "c"}, ())},
+        {"report": ReportRows({6: "failed", 7: "rejected"}, {6: "b", 7: "c"}, (7,))},
+        {"sheet": {4: "a", 5: "b", 6: "b"}},
+    ],
+)
+def test_the_audit_sees_each_way_of_being_wrong(changes: dict[str, Any]) -> None:
+    assert _audit(**changes) != []

@@ -1,0 +1,87 @@
+"""What people forget: every setting, command and flag stands in the docs; what the README and Makefile name exists."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import click
+import pytest
+
+from asynctask.cli.options import SettingOption
+from asynctask.cli.root import build
+from asynctask.config import ENV_PREFIX, Config
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def commands(group: click.Group, above: str = "") -> Iterator[tuple[str, click.Command]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{above}{name} ")
+        else:
+            yield above + name, command
+
+
+def setting_row(name: str) -> str:
+    field = Config.__dataclass_fields__[name]
+    low, high = field.metadata["low"], field.metadata["high"]
+    limits = "" if low is None else f" From {low:,}" + (f" to {high:,}." if high is not None else ".")
+    default = f"`{field.default}`" if field.default != "" else "(empty)"
+    flag = "-A" if name == "app" else "--" + name.replace("_", "-")
+    return f"| `{name}` | `{ENV_PREFIX}{name.upper()}` | `{flag}` | {default} | {field.metadata['help']}{limits} |"
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Config)])
+def test_every_setting_stands_in_the_table_of_settings(name: str) -> None:
+    row = setting_row(name)
+    assert row in (ROOT / "docs/configuration.md").read_text().splitlines(), (
+        f"put this line into docs/configuration.md:\n{row}"
+    )
+
+
+def test_the_table_of_settings_has_no_setting_that_does_not_exist() -> None:
+    named = re.findall(r"^\| `(\w+)` \| `ASYNCTASK_", (ROOT / "docs/configuration.md").read_text(), re.MULTILINE)
+    assert sorted(named) == sorted(field.name for field in fields(Config))
+
+
+@pytest.mark.parametrize(("name", "command"), list(commands(build())))
+def test_every_command_has_its_section_and_every_flag_of_its_own_is_in_it(name: str, command: click.Command) -> None:
+    text = (ROOT / "docs/cli.md").read_text()
+    heading = f"## `asynctask {name}`\n"
+    assert heading in text, f"docs/cli.md needs a section {heading!r}"
+    section = text.partition(heading)[2].partition("\n## ")[0]
+    for option in command.params:
+        if isinstance(option, click.Option) and not isinstance(option, SettingOption) and option.name != "as_json":
+            longest = max(option.opts, key=len)
+            assert f"`{longest}" in section, f"the section of {name} in docs/cli.md does not tell about {longest}"
+
+
+def test_every_command_says_in_its_help_what_it_does() -> None:
+    for name, command in commands(build()):
+        assert command.help, f"{name} has no help"
+        assert all(o.help for o in command.params if isinstance(o, click.Option)), f"a flag of {name} has no help"
+
+
+def test_every_target_of_the_makefile_stands_in_its_help() -> None:
+    text = (ROOT / "Makefile").read_text()
+    phony = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)
+    assert phony is not None
+    for target in phony[1].split():
+        assert re.search(rf"^{target}:.*## \S", text, re.MULTILINE), f"{target} needs a ## description in the Makefile"
+
+
+@pytest.mark.parametrize("page", sorted(str(p.relative_to(ROOT)) for p in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))))
+def test_every_link_of_a_page_leads_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text()
+    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+        if "://" not in link:
+            assert (ROOT / page).parent.joinpath(link).exists(), f"{page} links to {link}, which is not there"
+
+
+def test_the_constraints_name_versions_and_no_addresses() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[A-Za-z0-9.]+", line) for line in lines if not line.startswith("#"))
+    assert not any("://" in line for line in lines)
