@@ -14,6 +14,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
     Arguments: ``argv``, the words after the program's name; without it those that the process was started with.
     """
+    from asynctask.cli.output import log_to_stderr
     from asynctask.cli.root import run
 
+    log_to_stderr()
     sys.exit(run(sys.argv[1:] if argv is None else argv))

@@ -111,22 +111,25 @@ class _Run:
     @contextmanager
     def services(self) -> Iterator[None]:
         """The web server and the workers, started and ready; at the end of the block no process is left."""
+        from asynctask.runtime.supervisor import LIFELINE
+
         log = self._folder / "services.log"
         argv = child_argv(f"{self._shop_file}:app", "up", {})
-        with log.open("wb") as sink:
-            up = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
-                env=self._child_environment(),
-                start_new_session=True,
-            )
+        theirs, ours = os.pipe()  # when this process dies, however it dies, they read the end of it and stop
         try:
-            self._wait_until_ready(up, log)
-            yield
+            with log.open("wb") as sink:
+                up = subprocess.Popen(
+                    argv, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, pass_fds=(theirs,), start_new_session=True,
+                    env={**self._child_environment(), LIFELINE: str(theirs)},
+                )  # fmt: skip
+            try:
+                self._wait_until_ready(up, log)
+                yield
+            finally:
+                _stop(up)
         finally:
-            _stop(up)
+            os.close(theirs)
+            os.close(ours)
 
     def _child_environment(self) -> dict[str, str]:
         """Ours, less settings that were meant for some other application."""

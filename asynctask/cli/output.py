@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any, Final
 
 import click
+import structlog
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console
@@ -17,7 +19,7 @@ from rich.text import Text
 
 from asynctask.errors import AsyncTaskError, Problem, SchemaOutdated, Unavailable
 
-__all__ = ["DETACHED", "FAILURES", "OK", "UNAVAILABLE", "USAGE", "Output", "clean", "exit_code", "number"]
+__all__ = ["DETACHED", "FAILURES", "OK", "UNAVAILABLE", "USAGE", "Output", "clean", "exit_code", "log_to_stderr", "number"]
 
 OK: Final = 0
 FAILURES: Final = 1
@@ -69,6 +71,22 @@ def number(value: int | float) -> str:
 def exit_code(error: BaseException) -> int:
     """The exit code that an error ends the command with."""
     return UNAVAILABLE if isinstance(error, Unavailable | SchemaOutdated) else USAGE
+
+
+def log_to_stderr() -> None:
+    """Sends what the process logs to stderr, for stdout is the command's: lines for people on a terminal, else JSON."""
+    people = sys.stderr.isatty()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *([] if people else [structlog.processors.format_exc_info]),
+            structlog.dev.ConsoleRenderer() if people else structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+    )
 
 
 class Output:

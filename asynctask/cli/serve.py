@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ import click
 
 from asynctask.cli.options import Command, Session, pass_session
 from asynctask.cli.output import OK, clean
+from asynctask.clock import SystemClock
 from asynctask.config import Config
 from asynctask.errors import ConfigError
 from asynctask.ledger import schema
@@ -85,9 +87,9 @@ def web(session: Session) -> int:
     _ensure_schema(app.config)
 
     def ready(url: str) -> None:
-        session.out.document({"url": url, "pid": os.getpid()})
-        session.out.line(f"{url} (Ctrl-C stops it)")
+        _banner(session, {"url": url, "pid": os.getpid()}, f"{url} (Ctrl-C stops it)")
 
+    _end_with_parent(session)
     serve(app, host=host, port=port, threads=session.setting(app.config, "web_threads"), ready=ready)
     return OK
 
@@ -129,15 +131,18 @@ def worker(session: Session) -> int:
     }
     Config(**{**_plain(app.config), **settings})  # the flags of this command are checked like those of the application
     _ensure_schema(app.config)
-    processes = settings.pop("processes")
-    session.out.document({"pid": os.getpid(), "processes": processes, **settings})
-    session.out.line(
-        f"{processes} worker process{'es' if processes > 1 else ''} of {settings['concurrency']} threads,"
-        f" queues {clean(settings['queues'])} (Ctrl-C stops {'them' if processes > 1 else 'it'})"
+    processes, shutdown_s = settings.pop("processes"), settings["shutdown_s"]
+    several = processes > 1
+    _banner(
+        session,
+        {"pid": os.getpid(), "processes": processes, **settings},
+        f"{processes} worker process{'es' if several else ''} of {settings['concurrency']} threads,"
+        f" queues {clean(settings['queues'])} (Ctrl-C stops {'them' if several else 'it'})",
     )
-    if processes > 1:
+    if several:
         argv = child_argv(session.target, "worker", {**settings, "processes": 1})
-        return _supervise(session, [(f"worker-{n}", argv) for n in range(1, processes + 1)])
+        return _supervise(session, [(f"worker-{n}", argv) for n in range(1, processes + 1)], shutdown_s)
+    _end_with_parent(session)
     code = app.run_worker(
         concurrency=settings["concurrency"],
         queues=settings["queues"],
@@ -161,19 +166,39 @@ def up(session: Session) -> int:
     port = free_port(host, session.setting(config, "port"))
     _ensure_schema(config)  # once, before two children try it
     url = address(host, port)
-    # The settings that were given as flags reach the children through the environment; these three are decided here.
-    web_argv = child_argv(session.target, "web", {"host": host, "port": port})
-    worker_argv = child_argv(session.target, "worker", {"processes": 1})
-    session.out.document({"url": url, "pid": os.getpid(), "processes": processes})
-    session.out.line(f"{url} (Ctrl-C stops it)")
+    # Flags reach the children through the environment too; but these win over what the application's code says.
+    flags = session.flags
+    web_argv = child_argv(session.target, "web", {"host": host, "port": port, "web_threads": flags.get("web_threads")})
+    worker_flags = {name: flags.get(name) for name in ("concurrency", "queues", "strict_queues", "shutdown_s")}
+    worker_argv = child_argv(session.target, "worker", {"processes": 1, **worker_flags})
+    _banner(session, {"url": url, "pid": os.getpid(), "processes": processes}, f"{url} (Ctrl-C stops it)")
     workers = [(f"worker-{n}", worker_argv) for n in range(1, processes + 1)]
-    return _supervise(session, [("web", web_argv), *workers])
+    return _supervise(session, [("web", web_argv), *workers], session.setting(config, "shutdown_s"))
 
 
-def _supervise(session: Session, children: Sequence[tuple[str, Sequence[str]]]) -> int:
-    from asynctask.runtime.supervisor import ChildSpec, Supervisor
+def _supervise(session: Session, children: Sequence[tuple[str, Sequence[str]]], shutdown_s: float) -> int:
+    from asynctask.runtime.supervisor import ChildSpec, Supervisor, watch_parent
 
-    return Supervisor([ChildSpec(name, list(argv)) for name, argv in children]).run()
+    specs = [ChildSpec(name, argv) for name, argv in children]
+    supervisor = Supervisor(specs, clock=SystemClock(), environ=session.environ, shutdown_s=shutdown_s)
+    watch_parent(session.environ, supervisor.stop)
+    return supervisor.run()
+
+
+def _banner(session: Session, document: Mapping[str, Any], line: str) -> None:
+    """What a process says when it starts. One that a supervisor started is silent: stdout is the supervisor's."""
+    from asynctask.runtime.supervisor import LIFELINE
+
+    if LIFELINE not in session.environ:
+        session.out.document(document)
+        session.out.line(line)
+
+
+def _end_with_parent(session: Session) -> None:
+    """A process that a supervisor started stops, in order, when the supervisor is gone."""
+    from asynctask.runtime.supervisor import watch_parent
+
+    watch_parent(session.environ, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
 
 COMMANDS: Final = (up, web, worker)
