@@ -1,0 +1,36 @@
+"""The web API and its page: a client of :mod:`asynctask`, made by :func:`create_app` for one application at a time."""
+
+from __future__ import annotations
+
+from apiflask import APIFlask
+from asynctask.app import AsyncTask
+
+from asynctask._version import __version__
+from webapi import health, openapi, pages, problems, reports, security, tasks, workers
+from webapi.current import EXTENSION
+from webapi.reading import request_class
+
+__all__ = ["create_app"]
+
+
+def create_app(app: AsyncTask) -> APIFlask:
+    """A Flask application that serves ``app``. Several can live in one process.
+
+    Nothing is started: whoever serves it calls ``app.start_services()`` in the process that answers, see
+    :mod:`webapi.server`.
+    """
+    flask_app = APIFlask("webapi", title="AsyncTask", version=__version__, docs_path=None)
+    flask_app.extensions[EXTENSION] = app
+    flask_app.request_class = request_class(app.config)
+    flask_app.config.update(
+        MAX_CONTENT_LENGTH=app.config.max_body_bytes,
+        # Titles and messages of users keep their characters, and keys the order in which the contract gives them.
+        SEND_FILE_MAX_AGE_DEFAULT=3600,
+    )
+    flask_app.json.sort_keys = False  # type: ignore[attr-defined]
+    problems.register(flask_app)
+    security.register(flask_app)
+    openapi.register(flask_app)
+    for each in (tasks, reports, workers, health, pages):
+        flask_app.register_blueprint(each.blueprint)
+    return flask_app

@@ -1,0 +1,34 @@
+"""The AsyncTask that a Flask application serves: kept in the application, so that several live in one process."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from asynctask.app import AsyncTask, TaskHandle
+from flask import current_app, request
+
+from asynctask.errors import NotFound
+
+__all__ = ["EXTENSION", "asynctask_app", "find_task", "who"]
+
+EXTENSION: Final = "asynctask"
+_MAX_ID: Final = 2**63 - 1
+
+
+def asynctask_app() -> AsyncTask:
+    """The AsyncTask of the application that answers the request at hand."""
+    app = current_app.extensions[EXTENSION]
+    assert isinstance(app, AsyncTask)
+    return app
+
+
+def find_task(task_id: int) -> TaskHandle:
+    """The Task, or :class:`NotFound` (404)."""
+    if task_id > _MAX_ID:
+        raise NotFound(f"there is no Task {task_id}")
+    return asynctask_app().task(task_id)
+
+
+def who() -> str:
+    """Who asks, for a Task's log: this version knows nobody by name, so it is the address."""
+    return f"web {request.remote_addr or 'unknown'}"

@@ -1,0 +1,47 @@
+"""/healthz and /readyz: does the process live, and can it do its work."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from apiflask import APIBlueprint
+from flask import Response
+
+from asynctask.errors import LedgerUnavailable, SchemaOutdated, Unavailable
+from webapi.current import asynctask_app
+from webapi.problems import problem_response
+from webapi.schemas import Health, NoQuery
+from webapi.wire import json_response
+
+__all__ = ["blueprint"]
+
+blueprint: Final = APIBlueprint("health", __name__, tag="Health")
+
+
+@blueprint.get("/healthz")
+@blueprint.input(NoQuery, location="query", arg_name="query")
+@blueprint.output(Health)
+@blueprint.doc(operation_id="healthz")
+def healthz(query: NoQuery) -> Response:
+    """The process lives"""
+    return _fresh(json_response({"status": "ok"}))
+
+
+@blueprint.get("/readyz")
+@blueprint.input(NoQuery, location="query", arg_name="query")
+@blueprint.output(Health)
+@blueprint.doc(operation_id="readyz", responses=[503])
+def readyz(query: NoQuery) -> Response:
+    """The database answers and its schema is the one that is needed"""
+    try:
+        asynctask_app().ensure_schema()
+        asynctask_app().tasks(limit=1)
+    except (SchemaOutdated, Unavailable) as error:
+        code = error.code if isinstance(error, SchemaOutdated | LedgerUnavailable) else "unavailable"
+        return problem_response(503, str(error), code=code, headers={"Retry-After": "2"})
+    return _fresh(json_response({"status": "ok"}))
+
+
+def _fresh(response: Response) -> Response:
+    response.headers["Cache-Control"] = "no-store"
+    return response

@@ -1,0 +1,170 @@
+"""Every error as ``application/problem+json`` (RFC 9457): what is wrong, where, and how to mend it."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Collection, Iterable, Sequence
+from http import HTTPStatus
+from typing import Any, Final
+
+from apiflask import APIFlask
+from apiflask.exceptions import HTTPError
+from flask import Response, request
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound, RequestEntityTooLarge
+
+from asynctask.bulk.problems import describe
+from asynctask.errors import AsyncTaskError, InputError, NotBuilt, Problem
+from webapi.wire import json_text
+
+__all__ = ["CrossSite", "MalformedBody", "did_you_mean", "from_validation", "problem_response", "register"]
+
+MEDIA_TYPE: Final = "application/problem+json"
+MAX_ERRORS: Final = 10_000
+"""Single faults in one answer; the rest is counted in ``errors_total``."""
+
+_log = logging.getLogger(__name__)
+
+
+class MalformedBody(InputError):
+    """The body of a request cannot be read at all: cut off, or no JSON, or no form."""
+
+    code = "malformed_body"
+    status = 400
+
+
+class CrossSite(InputError):
+    """A page of another site tried to change something here with the visitor's browser."""
+
+    code = "cross_site"
+    status = 403
+
+
+# -- Answers ------------------------------------------------------------------------------------------------------------
+
+
+def problem_response(
+    status: int, detail: str, *, code: str, errors: Iterable[Problem] = (), headers: Any = None, **members: Any
+) -> Response:
+    """A problem+json answer. ``errors`` are the single faults, ``members`` are added as extension members."""
+    faults = list(errors)
+    body: dict[str, Any] = {
+        "type": f"urn:asynctask:problem:{code}",
+        "title": _title(status),
+        "status": status,
+        "detail": detail,
+        "instance": request.full_path.rstrip("?"),
+        "code": code,
+        "errors": [fault.as_dict() for fault in faults[:MAX_ERRORS]],
+    }
+    if len(faults) > MAX_ERRORS:
+        body["errors_total"] = len(faults)
+    response = Response(json_text({**body, **members}), status=status, mimetype=MEDIA_TYPE)
+    response.headers["Cache-Control"] = "no-store"
+    if headers is not None:
+        response.headers.extend(headers)
+    return response
+
+
+def register(flask_app: APIFlask) -> None:
+    """Makes every error of ``flask_app`` a problem+json answer, whoever raised it."""
+    flask_app.register_error_handler(AsyncTaskError, _from_asynctask)
+    flask_app.register_error_handler(HTTPException, _from_http)
+    flask_app.register_error_handler(HTTPError, _from_apiflask)
+    flask_app.register_error_handler(Exception, _from_bug)
+
+
+def _from_asynctask(error: Exception) -> Response:
+    assert isinstance(error, AsyncTaskError)
+    status = int(getattr(error, "status", 500))
+    errors: Sequence[Problem] = getattr(error, "errors", ())
+    if isinstance(error, NotBuilt) and not errors:
+        errors = (Problem(None, error.option, error.code, str(error)),)
+    if status >= 500:
+        _log.error("%s %s: %s", request.method, request.path, error)
+    headers = {"Retry-After": "2"} if status == 503 else None
+    return problem_response(status, str(error), code=error.code, errors=errors, headers=headers)
+
+
+def _from_http(error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    status = error.code or 500
+    if 300 <= status < 400:
+        response = error.get_response()
+        assert isinstance(response, Response)
+        return response
+    headers = [(k, v) for k, v in error.get_headers() if k.lower() not in ("content-type", "content-length")]
+    return problem_response(status, _plain(error), code=_code(status), headers=headers)
+
+
+def _plain(error: HTTPException) -> str:
+    if isinstance(error, NotFound):
+        return f"there is nothing at {request.path}; see /docs for what there is"
+    if isinstance(error, MethodNotAllowed):
+        allowed = ", ".join(sorted(error.valid_methods or ()))
+        return f"{request.method} is not possible at {request.path}; possible: {allowed}"
+    if isinstance(error, RequestEntityTooLarge):
+        return f"the body is over the limit of {request.max_content_length or 0:,} bytes; send less at once"
+    return error.description or _title(error.code or 500)
+
+
+def _from_apiflask(error: Exception) -> Response:
+    assert isinstance(error, HTTPError)
+    return problem_response(error.status_code, error.message or _title(error.status_code), code=_code(error.status_code))
+
+
+def _from_bug(error: Exception) -> Response:
+    # What went wrong inside stands in the log, not in an answer to strangers.
+    _log.exception("%s %s failed", request.method, request.path, exc_info=error)
+    detail = "something went wrong here, and it is in the server's log; nothing needs to be changed in the request"
+    return problem_response(500, detail, code="internal_error")
+
+
+def _title(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Error"
+
+
+def _code(status: int) -> str:
+    known = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 415: "unsupported_media_type"}
+    return known.get(status) or _title(status).lower().replace(" ", "_").replace("'", "")
+
+
+# -- Validation of options, queries and bodies --------------------------------------------------------------------------
+
+
+def from_validation(error: ValidationError, known: Collection[str], what: str) -> InputError:
+    """What pydantic found, as one :class:`InputError` (422) that names every field; ``what`` is "option", say."""
+    problems = [_fault(each, known) for each in error.errors(include_url=False)]
+    first, more = problems[0], f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    code = "invalid_" + what.replace(" ", "_")
+    subject = f"{what} {first.column!r}" if first.column else "the body"
+    return InputError(f"{subject} {first.message}{more}", code=code, errors=problems)
+
+
+def _fault(error: ErrorDetails, known: Collection[str]) -> Problem:
+    # The last parts of a place in a union name the alternative that was tried, not a place in the data.
+    field = ".".join(str(part) for part in error["loc"] if part not in ("int", "str", "float"))
+    if error["type"] == "extra_forbidden":
+        return Problem(None, field, "unknown_option", f"is not known{did_you_mean(field, known)}", _shown(error["input"]))
+    code, message = describe(error)
+    return Problem(None, field or None, code, message, None if error["type"] == "missing" else _shown(error["input"]))
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, bool | int | float | None):
+        return value if not isinstance(value, int) or abs(value) < 2**53 else str(value)[:200]
+    text = value if isinstance(value, str) else json_text(value).decode()
+    return text if len(text) <= 200 else text[:199] + "…"
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """``; did you mean X?`` where one of ``known`` is near, else the list of them."""
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; there are {', '.join(sorted(known))}" if known else ""

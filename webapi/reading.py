@@ -1,0 +1,160 @@
+"""Reading requests: every body has a limit, is read whole or refused, and is never held in memory where it is a file."""
+
+from __future__ import annotations
+
+from io import RawIOBase
+from typing import IO, Any, Final, cast
+
+from flask import Request, request
+from werkzeug.exceptions import RequestEntityTooLarge
+from werkzeug.formparser import FormDataParser
+from werkzeug.utils import cached_property
+from werkzeug.wsgi import get_input_stream
+
+from asynctask.config import Config
+from asynctask.errors import InputError, TooLarge
+from webapi.problems import MalformedBody
+from webapi.wire import parse_json
+
+__all__ = ["ApiRequest", "UnsupportedMediaType", "current_request", "request_class"]
+
+JSON: Final = "application/json"
+FORM: Final = "multipart/form-data"
+MAX_FORM_PARTS: Final = 100
+MAX_FIELD_BYTES: Final = 262_144
+FORM_OVERHEAD: Final = 1_048_576
+"""What a form may hold beside its file, in bytes."""
+
+
+class UnsupportedMediaType(InputError):
+    """The body is of a type that this route does not read."""
+
+    code = "unsupported_media_type"
+    status = 415
+
+
+class ApiRequest(Request):
+    """A request that keeps the configuration's limits. Made per application by :func:`request_class`."""
+
+    limits: Config
+    max_form_memory_size = MAX_FIELD_BYTES
+    max_form_parts = MAX_FORM_PARTS
+
+    def get_json(self, force: bool = False, silent: bool = False, cache: bool = True) -> Any:
+        """The body as JSON. Raises for another content type (415), too long (413), no JSON (400), too deep (422)."""
+        self.require(JSON)
+        self.max_content_length = self.limits.max_body_bytes
+        try:
+            body = self.get_data(cache=False)
+        except RequestEntityTooLarge:
+            raise _too_large("JSON body", "max_body_bytes", self.limits.max_body_bytes) from None
+        return parse_json(body, max_depth=self.limits.max_json_depth)
+
+    def load_form(self) -> None:
+        """Reads a multipart form: afterwards ``form`` and ``files`` are there, files in temporary files on disk.
+
+        Raises for another content type (415), too long (413), cut off or no form at all (400).
+        """
+        self.require(FORM)
+        limit = self.limits.max_file_bytes
+        self.max_content_length = limit + FORM_OVERHEAD
+        try:
+            self._load_form_data()
+        except RequestEntityTooLarge:
+            if (self.content_length or 0) > self.max_content_length:
+                raise _too_large("file", "max_file_bytes", limit) from None
+            raise TooLarge(
+                f"the file is over the limit of {limit:,} bytes (max_file_bytes), or the form has more than"
+                f" {MAX_FORM_PARTS} fields or a field of more than {MAX_FIELD_BYTES:,} bytes; send less at once"
+            ) from None
+        except ValueError as error:
+            raise MalformedBody(
+                f"the form cannot be read to its end: {error}; was it cut off? Send it again, with its closing boundary"
+            ) from None
+
+    def require(self, *accepted: str) -> None:
+        """Raises :class:`UnsupportedMediaType` where the body is none of the ``accepted`` types."""
+        if self.mimetype not in accepted:
+            found = repr(self.mimetype) if self.mimetype else "missing"
+            raise UnsupportedMediaType(f"Content-Type is {found}; send {' or '.join(accepted)}")
+        coding = self.headers.get("Content-Encoding", "identity")
+        if coding != "identity":
+            raise UnsupportedMediaType(f"Content-Encoding {coding!r} is not read; send the body as it is")
+
+    def make_form_data_parser(self) -> FormDataParser:
+        parser = super().make_form_data_parser()
+        parser.silent = False
+        return parser
+
+    @cached_property
+    def stream(self) -> IO[bytes]:
+        """The body; reading it raises where it ends before its Content-Length, or goes over the limit."""
+        # One more, because werkzeug refuses a body as soon as its limit is reached, not when it is passed.
+        limit = None if self.max_content_length is None else self.max_content_length + 1
+        stream = get_input_stream(self.environ, max_content_length=limit)
+        return cast(IO[bytes], _WholeBody(stream, self.content_length))
+
+    def _get_file_stream(self, *args: Any, **kwargs: Any) -> IO[bytes]:
+        file = super()._get_file_stream(*args, **kwargs)
+        self._spooled.append(file)
+        return file
+
+    @cached_property
+    def _spooled(self) -> list[IO[bytes]]:
+        return []
+
+    def close(self) -> None:
+        # Also the files of a form that could not be read to its end, which `files` does not know.
+        for file in self._spooled:
+            file.close()
+        super().close()
+
+
+def request_class(config: Config) -> type[ApiRequest]:
+    """The request class of one application: its limits travel with it, so that several can live in one process."""
+    return cast(type[ApiRequest], type("ConfiguredRequest", (ApiRequest,), {"limits": config}))
+
+
+def current_request() -> ApiRequest:
+    """The request at hand."""
+    incoming = request._get_current_object()  # type: ignore[attr-defined]
+    assert isinstance(incoming, ApiRequest)
+    return incoming
+
+
+class _WholeBody(RawIOBase):
+    """A body that ends where its Content-Length says, or is refused: a server may hand on the half that came."""
+
+    def __init__(self, stream: IO[bytes], length: int | None) -> None:
+        self._stream = stream
+        self._length = length
+        self._seen = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1) -> bytes:
+        try:
+            data = self._stream.read(-1 if size is None else size)
+        except (RequestEntityTooLarge, InputError):
+            raise
+        except Exception as error:  # the server's own errors for a connection that broke; each server has others
+            raise self._cut() from error
+        self._seen += len(data)
+        if self._length is not None and self._seen < self._length and (not data or size is None or size < 0):
+            raise self._cut()
+        return data
+
+    def readall(self) -> bytes:
+        return self.read()
+
+    def _cut(self) -> MalformedBody:
+        of = f" of {self._length:,}" if self._length is not None else ""
+        return MalformedBody(f"the body was cut off after {self._seen:,}{of} bytes; send it again, whole")
+
+
+def _too_large(what: str, setting: str, limit: int) -> TooLarge:
+    return TooLarge(
+        f"the {what} is over the limit of {limit:,} bytes ({setting}); send less at once, or have the operator raise"
+        f" ASYNCTASK_{setting.upper()}"
+    )

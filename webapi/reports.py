@@ -1,0 +1,106 @@
+"""/api/tasks/ID/report.csv and .xlsx: the rows of a Task with what became of each."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from apiflask import APIBlueprint, FileSchema
+from asynctask.app import TaskHandle
+from flask import Response, send_file
+
+from asynctask.bulk.problems import jsonable
+from asynctask.bulk.report_files import iter_csv, write_xlsx
+from webapi.current import find_task
+from webapi.links import page_links
+from webapi.schemas import RejectedPage, RejectedQuery, ReportQuery
+from webapi.wire import json_response
+
+__all__ = ["blueprint"]
+
+CSV: Final = "text/csv"
+XLSX: Final = "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"
+
+# What no file system takes, what is a path, and what turns the direction of text so that a name reads as another one.
+_UNSAFE: Final = re.compile(r'[\x00-\x1f\x7f-\x9f/\\:*?"<>|\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]')
+
+blueprint: Final = APIBlueprint("reports", __name__, url_prefix="/api/tasks", tag="Reports")
+
+
+@blueprint.get("/<int:task_id>/report.csv")
+@blueprint.input(ReportQuery, location="query", arg_name="query")
+@blueprint.output(FileSchema(type="string", format="binary"), content_type=CSV)
+@blueprint.doc(operation_id="getCsvReport", responses=[503])
+def csv(task_id: int, query: ReportQuery) -> Response:
+    """The report as CSV: the original columns, then row, status, error, attempts, result
+
+    It can be corrected and handed in again. Texts that a spreadsheet would take for a formula begin with an apostrophe.
+    """
+    task = find_task(task_id)
+    report = task.report(rows=query.rows)
+    response = Response(_begun(iter_csv(report.headers, report.rows)), mimetype=CSV)
+    _name(response, task, query.rows, "csv")
+    return response
+
+
+@blueprint.get("/<int:task_id>/report.xlsx")
+@blueprint.input(ReportQuery, location="query", arg_name="query")
+@blueprint.output(FileSchema(type="string", format="binary"), content_type=XLSX)
+@blueprint.doc(operation_id="getXlsxReport", responses=[503])
+def xlsx(task_id: int, query: ReportQuery) -> Response:
+    """The report as a workbook, with the cells that were refused marked
+
+    It can be corrected and handed in again.
+    """
+    task = find_task(task_id)
+    report = task.report(rows=query.rows)
+    with tempfile.TemporaryDirectory(prefix="asynctask-report-") as folder:
+        path = Path(folder) / "report.xlsx"
+        write_xlsx(path, report.headers, report.rows)
+        # The file is open when its folder goes: it is there until it has been sent, whatever happens then.
+        file = path.open("rb")
+    response = send_file(file, mimetype=XLSX)
+    response.call_on_close(file.close)
+    response.content_length = file.seek(0, 2)
+    file.seek(0)
+    _name(response, task, query.rows, "xlsx")
+    return response
+
+
+@blueprint.get("/<int:task_id>/rejected")
+@blueprint.input(RejectedQuery, location="query", arg_name="query")
+@blueprint.output(RejectedPage)
+@blueprint.doc(operation_id="listRejected", responses=[503])
+def rejected(task_id: int, query: RejectedQuery) -> Response:
+    """The rows that the validation refused, with what is wrong in each
+
+    `links.next` leads to the next page and is null on the last one.
+    """
+    rows = (row for row in find_task(task_id).report(rows="rejected").rows if (row.number or 0) > (query.after or 0))
+    page = [
+        {"row": row.number, "error": row.error, "columns": dict(row.bad_columns), "values": jsonable(row.values)}
+        for row in islice(rows, query.limit)
+    ]
+    after = page[-1]["row"] if len(page) == query.limit else None
+    return json_response({"rejected": page, "links": page_links(after)})
+
+
+def _begun(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """The chunks, the first of them made already: what fails at once is an error answer, not half a file."""
+    first = next(chunks, b"")
+    return chain((first,), chunks)
+
+
+def _name(response: Response, task: TaskHandle, rows: str, suffix: str) -> None:
+    """The name of the file: plain for every program, and with the Task's title for those that read RFC 8187."""
+    plain = f"task-{task.id}-{rows}.{suffix}"
+    title = _UNSAFE.sub(" ", task.progress()["title"])
+    title = " ".join(title.split())[:80].strip(". ")
+    name = quote(f"{title} - {plain}" if title else plain, safe="")
+    response.headers["Content-Disposition"] = f"attachment; filename=\"{plain}\"; filename*=UTF-8''{name}"
+    response.headers["Cache-Control"] = "no-store"

@@ -1,0 +1,442 @@
+"""The shapes of what comes in (checked) and of what goes out (for the OpenAPI document)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, StringConstraints, ValidationError
+
+from webapi.problems import from_validation
+
+__all__ = [
+    "ErrorGroups",
+    "Event",
+    "EventPage",
+    "EventQuery",
+    "FileSubmission",
+    "Health",
+    "JsonSubmission",
+    "Knobs",
+    "LogEntries",
+    "NoQuery",
+    "OneTaskQuery",
+    "Options",
+    "ProblemDetails",
+    "Progress",
+    "RejectedPage",
+    "RejectedQuery",
+    "ReportQuery",
+    "RetryQuery",
+    "Submitted",
+    "TaskPage",
+    "TaskQuery",
+    "Workers",
+]
+
+# PostgreSQL has no text with NUL in it, so none is taken anywhere.
+Title = Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00]*$")]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^\x00]*$")]
+Id = Annotated[int, Field(ge=1, le=2**63 - 1)]
+StatusName = Literal["enqueue", "working", "stopped", "finish", "failed", "error", "cancelled"]
+StateName = Literal["splitting", "running", "paused", "finalizing", "finished", "cancelled", "rejected"]
+RowsName = Literal["failed", "succeeded", "unprocessed", "rejected", "all"]
+
+
+class _Listed:
+    """Text that holds some of ``names`` with commas between; its check says better than a pattern what is wrong."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def __call__(self, text: str) -> str:
+        chosen = text.split(",")
+        if wrong := [each for each in chosen if each not in self._names]:
+            raise ValueError(f"must be of {', '.join(self._names)}, with commas between; not {wrong[0]!r}")
+        if len(chosen) > len(self._names):
+            raise ValueError(f"must name at most {len(self._names)}, each once")
+        return text
+
+    def schema(self, schema: dict[str, Any]) -> None:
+        one = "|".join(self._names)
+        schema["pattern"] = f"^({one})(,({one})){{0,{len(self._names) - 1}}}$"
+
+
+class _Ids:
+    """Task ids with commas between."""
+
+    def __call__(self, text: str) -> str:
+        chosen = text.split(",")
+        if not all(each.isascii() and each.isdecimal() and len(each) < 19 for each in chosen):
+            raise ValueError("must be Task ids with commas between: 7,8,9")
+        if len(chosen) > 200:
+            raise ValueError(f"must name at most 200 Tasks, not {len(chosen)}; ask for them in several requests")
+        return text
+
+    def schema(self, schema: dict[str, Any]) -> None:
+        schema["pattern"] = "^[0-9]{1,18}(,[0-9]{1,18}){0,199}$"
+
+
+_IDS = _Ids()
+_ANY = _Listed("enqueue", "working", "stopped", "finish", "failed", "error", "cancelled")
+_OVER = _Listed("failed", "error", "cancelled")
+Ids = Annotated[str, AfterValidator(_IDS), Field(json_schema_extra=_IDS.schema)]
+Statuses = Annotated[str, AfterValidator(_ANY), Field(json_schema_extra=_ANY.schema)]
+RetryStatuses = Annotated[str, AfterValidator(_OVER), Field(json_schema_extra=_OVER.schema)]
+
+
+# -- In -----------------------------------------------------------------------------------------------------------------
+
+
+class _In(BaseModel):
+    """Unknown fields are refused with the nearest known one. ``what`` names a field in messages."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, str_max_length=10_000)
+    what: ClassVar[str] = "field"
+
+    @classmethod
+    def model_validate(cls, obj: Any, **how: Any) -> Self:
+        """As pydantic's; raises :class:`asynctask.errors.InputError` with every fault at once."""
+        try:
+            return super().model_validate(obj, **how)
+        except ValidationError as error:
+            raise from_validation(error, list(cls.model_fields), cls.what) from None
+
+
+class _Query(_In):
+    """Query parameters: text that is read as what the field says."""
+
+    model_config = ConfigDict(strict=False)
+    what: ClassVar[str] = "query parameter"
+
+
+class NoQuery(_Query):
+    """No parameters."""
+
+
+class TaskQuery(_Query):
+    """Which Tasks to list."""
+
+    ids: Ids | None = Field(None, description="Task ids with commas between, at most 200; the other filters apply too.")
+    state: StateName | None = Field(None, description="Only Tasks in this state.")
+    worker: Name | None = Field(None, description="Only Tasks of this worker.")
+    owner: Name | None = Field(None, description="Only Tasks of this owner.")
+    after: Id | None = Field(None, description="The last task_id of the page before.")
+    limit: int = Field(50, ge=1, le=200, description="Tasks on a page.")
+
+
+class OneTaskQuery(_Query):
+    """What to add to the progress object."""
+
+    include: Literal["errors"] | None = Field(None, description="`errors` adds the first 20 failures.")
+    wait: float | None = Field(None, description="Not supported yet: poll with If-None-Match instead.")
+    version: int | None = Field(None, description="Not supported yet.")
+
+
+class EventQuery(_Query):
+    """Which Events of a Task to list."""
+
+    status: Statuses | None = Field(None, description="Statuses with commas between; default: all.")
+    after: Id | None = Field(None, description="The last id of the page before.")
+    limit: int = Field(100, ge=1, le=1000, description="Events on a page.")
+
+
+class RetryQuery(_Query):
+    """Which items run again."""
+
+    status: RetryStatuses | None = Field(
+        None, description="Statuses with commas between, of failed, error, cancelled; default: failed,error."
+    )
+
+
+class ReportQuery(_Query):
+    """Which rows a report holds."""
+
+    rows: RowsName = Field("failed", description="`failed` stands for failed and error, `rejected` for never taken.")
+
+
+class RejectedQuery(_Query):
+    """Which rejected rows to list."""
+
+    after: Id | None = Field(None, description="The last row of the page before.")
+    limit: int = Field(100, ge=1, le=1000, description="Rows on a page.")
+
+
+class Options(_In):
+    """What a submission may say beside its worker and its items. What is left out keeps the worker's default."""
+
+    what: ClassVar[str] = "option"
+
+    title: Title | None = Field(None, description="A name that people will read.")
+    parallel: int | None = Field(None, ge=1, le=100_000, description="Jobs that may run at once; null for no limit.")
+    priority: int | None = Field(None, ge=-1_000_000, le=1_000_000, description="Smaller runs first.")
+    queue: Name | None = Field(None, description="Another queue than the worker's own.")
+    owner: Title | None = Field(None, description="Whose Task it is; Idempotency-Key is unique per owner.")
+    interval: float | None = Field(None, description="Not supported yet.")
+    session: str | None = Field(None, description="Not supported yet.")
+    chunk_size: int | None = Field(None, description="Only 1 is supported yet.")
+    tolerated_failures: int | float | str | None = Field(None, description="Not supported yet.")
+    on_complete: JsonValue = Field(None, description="Not supported yet.")
+    resubmit_of: int | None = Field(None, description="Not supported yet.")
+    dry_run: bool | None = Field(None, description="Not supported yet.")
+    strict: bool | None = Field(None, description="Not supported yet.")
+    unique: JsonValue = Field(None, description="Not supported yet.")
+
+
+class JsonSubmission(Options):
+    """A list of items as JSON."""
+
+    worker: Name = Field(description="The worker's name; GET /api/workers lists them.")
+    items: list[Any] = Field(min_length=1, description="The items, each as the worker's JSON Schema says.")
+
+
+class FileSubmission(Options):
+    """A list of items as a file: the fields of the form beside the file."""
+
+    model_config = ConfigDict(strict=False)
+
+    worker: Name = Field(description="The worker's name; GET /api/workers lists them.")
+    sheet: Name | None = Field(None, description="The worksheet; default: the first visible one with rows.")
+    columns: dict[str, str] | None = Field(
+        None, description='Which header means which field, as JSON: {"Artikel-Nr.": "sku"}; the rest is found by name.'
+    )
+
+
+class Knobs(_In):
+    """The knobs of a running Task; at least one."""
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
+    what: ClassVar[str] = "knob"
+
+    title: Title = Field("", description="A name that people will read.")
+    parallel: int | None = Field(None, ge=1, le=100_000, description="Jobs that may run at once; null for no limit.")
+    priority: int = Field(0, ge=-1_000_000, le=1_000_000, description="Smaller runs first.")
+    interval: float = Field(0.0, description="Not supported yet.")
+    tolerated_failures: int | float | str | None = Field(None, description="Not supported yet.")
+
+
+# -- Out ----------------------------------------------------------------------------------------------------------------
+
+
+class _Out(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+Time = Annotated[str, Field(description="RFC 3339, UTC", json_schema_extra={"format": "date-time"})]
+
+
+class Fault(_Out):
+    """One thing wrong with one cell, row or field."""
+
+    row: int | None
+    column: str | None
+    code: str
+    message: str
+    value: JsonValue
+
+
+class ProblemDetails(BaseModel):
+    """RFC 9457."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    code: str
+    errors: list[Fault]
+
+
+class Split(_Out):
+    state: str
+    reason: str | None
+    planned: int | None
+    created: int
+    rejected: int
+
+
+class Counts(_Out):
+    """Items by status; they sum to ``total``."""
+
+    total: int
+    enqueue: int
+    working: int
+    stopped: int
+    finish: int
+    failed: int
+    error: int
+    cancelled: int
+
+
+class Done(_Out):
+    done: int
+    remaining: int
+    percent: float | None
+    rate_per_s: float | None
+    eta_s: float | None
+
+
+class Control(_Out):
+    parallel: int | None
+    in_flight: int
+    interval: float
+    priority: int
+    session: str | None
+    tolerated_failures: int | float | str | None
+
+
+class TopError(_Out):
+    message: str
+    status: str
+    count: int
+    sample_job_id: str | None
+
+
+class Links(_Out):
+    self: str
+    events: str
+    errors: str
+    report: str
+    ui: str
+
+
+class Event(_Out):
+    """The record of one job."""
+
+    id: int
+    job_id: str
+    task_id: int | None
+    worker: str | None
+    queue: str | None
+    status: StatusName
+    attempt: int
+    retries: int
+    row: int | None
+    params: JsonValue
+    messages: list[dict[str, JsonValue]]
+    result: JsonValue
+    problem: str | None
+    due_at: Time | None
+    created_at: Time | None
+    started_at: Time | None
+    finished_at: Time | None
+    process: str | None
+
+
+class Progress(_Out):
+    """How far a Task is."""
+
+    task_id: int
+    title: str
+    worker: str
+    owner: str | None
+    state: StateName
+    state_reason: str | None
+    done: bool
+    split: Split
+    counts: Counts
+    retrying: int
+    next_retry_at: Time | None
+    jobs: int
+    progress: Done
+    control: Control
+    top_errors: list[TopError]
+    resubmit_of: int | None
+    generation: int
+    version: int
+    poll_after_ms: int
+    created_at: Time
+    started_at: Time | None
+    updated_at: Time
+    finished_at: Time | None
+    links: Links
+    errors: list[Event] | None = Field(None, description="With include=errors: the first 20 failures.")
+
+
+class Submitted(Progress):
+    """The progress object, with the rows that were refused where they are known already."""
+
+    errors: list[Fault] | None = None  # type: ignore[assignment]
+    errors_total: int | None = Field(None, description="How many there are, where `errors` holds only the first.")
+
+
+class PageLinks(_Out):
+    self: str
+    next: str | None
+
+
+class TaskPage(_Out):
+    tasks: list[Progress]
+    links: PageLinks
+
+
+class EventPage(_Out):
+    events: list[Event]
+    links: PageLinks
+
+
+class ErrorGroup(_Out):
+    message: str
+    status: str
+    count: int
+    sample_job_id: str | None
+    sample_rows: list[int]
+
+
+class ErrorGroups(_Out):
+    errors: list[ErrorGroup]
+
+
+class RejectedRow(_Out):
+    """A row that the validation refused."""
+
+    row: int | None
+    error: str | None
+    columns: dict[str, str] = Field(description="What is wrong, by column.")
+    values: JsonValue
+
+
+class RejectedPage(_Out):
+    rejected: list[RejectedRow]
+    links: PageLinks
+
+
+class LogEntry(_Out):
+    at: Time
+    who: str
+    action: str
+    detail: JsonValue
+
+
+class LogEntries(_Out):
+    log: list[LogEntry]
+
+
+class ItemField(_Out):
+    """A field of a worker's item."""
+
+    name: str
+    title: str
+    required: bool
+    description: str | None
+
+
+class WorkerInfo(_Out):
+    name: str
+    doc: str
+    queue: str
+    retry: int | bool
+    priority: int
+    timeout: float | None
+    fields: list[ItemField]
+    headers: list[str] = Field(description="Every header that a sheet may use for them.")
+    item_schema: dict[str, JsonValue] | None = Field(description="JSON Schema of an item; null where any object will do.")
+
+
+class Workers(_Out):
+    workers: list[WorkerInfo]
+
+
+class Health(_Out):
+    status: Literal["ok"]

@@ -1,0 +1,72 @@
+// Building and filling elements. Data goes in as text only: nothing here, or anywhere, sets innerHTML.
+
+export const $ = (selector, root = document) => root.querySelector(selector);
+export const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
+
+/** An element with attributes and children; `undefined`, `null` and `false` are left out. */
+export function el(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === undefined || value === null || value === false) continue;
+    node.setAttribute(name, value === true ? "" : String(value));
+  }
+  node.append(...children.flat().filter((c) => c !== undefined && c !== null && c !== false));
+  return node;
+}
+
+/** Text of users: in its own direction, whatever surrounds it. */
+export const user = (value, attributes = {}) => el("span", { dir: "auto", class: "user", ...attributes }, String(value ?? ""));
+
+export function setText(node, value) {
+  const text = String(value ?? "");
+  if (node.textContent !== text) node.textContent = text;
+}
+
+export function show(node, visible) {
+  if (node.hidden === visible) node.hidden = !visible;
+}
+
+/** Segments in the given order; each is [class, share from 0 to 1]. */
+export function drawBar(bar, segments, { percent, text }) {
+  for (const [i, [kind, share]] of segments.entries()) {
+    const fill = bar.children[i] ?? bar.appendChild(el("span", { class: `fill ${kind}` }));
+    fill.style.width = `${Math.max(0, Math.min(100, share * 100))}%`;
+  }
+  if (percent === null) bar.removeAttribute("aria-valuenow");
+  else bar.setAttribute("aria-valuenow", String(percent));
+  bar.setAttribute("aria-valuetext", text);
+  bar.classList.toggle("unknown", percent === null);
+}
+
+/** A problem (RFC 9457) with its bad rows as a table, put into `box`; null takes it away. */
+export function showProblem(box, problem) {
+  box.replaceChildren();
+  show(box, problem !== null);
+  if (problem === null) return;
+  box.append(el("p", {}, el("strong", {}, user(problem.detail || problem.title || "It did not work."))));
+  const errors = (problem.errors || []).filter((e) => e.row !== null || e.column !== null);
+  if (errors.length) box.append(errorTable(errors, problem.errors_total ?? errors.length));
+  box.focus();
+}
+
+const SHOWN = 200;
+
+function errorTable(errors, total) {
+  const rows = errors.slice(0, SHOWN).map((e) =>
+    el("tr", {}, el("td", { class: "number" }, e.row ?? ""), el("td", {}, user(e.column)), el("td", {}, user(e.message)),
+      el("td", {}, e.value === null || e.value === undefined ? "" : user(plain(e.value), { class: "user value" }))));
+  const heads = ["Row", "Column", "Reason", "Value"].map((h, i) => el("th", { scope: "col", class: i === 0 ? "number" : null }, h));
+  const table = el("table", {}, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows));
+  const box = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Refused rows" }, table);
+  return total > rows.length ? el("div", {}, box, el("p", { class: "quiet" }, `and ${total - rows.length} more`)) : box;
+}
+
+export const plain = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+
+/** The cells of a row as name: value pairs, as short as a table needs them. */
+export function cells(values) {
+  if (values === null || typeof values !== "object" || Array.isArray(values)) return user(plain(values));
+  const pairs = Object.entries(values).filter(([, v]) => v !== null && v !== "");
+  return el("span", { class: "cells" }, pairs.slice(0, 12).map(([name, value]) =>
+    el("span", { class: "cell" }, user(name, { class: "user name" }), " ", user(plain(value)))));
+}

@@ -1,0 +1,141 @@
+// The form that hands in a list, and the recent Tasks.
+
+import { Poller, Refused, call, upload } from "./api.js";
+import { $, $$, drawBar, el, setText, show, showProblem, user } from "./dom.js";
+import { STATES, count, pace, percent, segments, sentence, when } from "./words.js";
+
+const api = document.body.dataset.api;
+const PAGE = 10;
+
+// -- The form ----------------------------------------------------------------------------------------------------------
+
+const form = $("#upload");
+if (form) {
+  const file = $("#file");
+  $("#worker").addEventListener("change", showWorker);
+  file.addEventListener("change", showFile);
+  form.addEventListener("submit", send);
+  for (const kind of ["dragenter", "dragover"]) form.addEventListener(kind, (e) => { e.preventDefault(); $("#drop").classList.add("over"); });
+  for (const kind of ["dragleave", "drop"]) form.addEventListener(kind, (e) => { e.preventDefault(); $("#drop").classList.remove("over"); });
+  form.addEventListener("drop", (e) => {
+    if (!e.dataTransfer.files.length) return;
+    file.files = e.dataTransfer.files;
+    showFile();
+  });
+  // A browser that goes back fills the form in again without telling.
+  showWorker();
+  showFile();
+}
+
+function showWorker() {
+  for (const each of $$("[data-worker]")) show(each, each.dataset.worker === $("#worker").value);
+}
+
+function size(bytes) {
+  const units = ["bytes", "KiB", "MiB", "GiB"];
+  let n = bytes;
+  let i = 0;
+  while (n >= 1024 && i < units.length - 1) { n /= 1024; i += 1; }
+  return `${i ? n.toFixed(1) : n} ${units[i]}`;
+}
+
+function showFile() {
+  const chosen = $("#file").files[0];
+  if (!chosen) return;
+  setText($("#file-name"), chosen.name);
+  setText($("#file-about"), size(chosen.size));
+  $("#drop").classList.add("chosen");
+}
+
+async function send(event) {
+  event.preventDefault();
+  const chosen = $("#file").files[0];
+  const limit = Number(form.dataset.maxBytes);
+  showProblem($("#problem"), null);
+  if (chosen.size > limit) {
+    showProblem($("#problem"), { detail: `${chosen.name} has ${size(chosen.size)}; at most ${size(limit)} are taken. Split it into several files.` });
+    return;
+  }
+  sending(0);
+  try {
+    const task = await upload(form.action, new FormData(form), sending);
+    window.location.assign(task.links.ui);
+  } catch (error) {
+    if (!(error instanceof Refused)) throw error;
+    show($("#sending"), false);
+    $("#send").disabled = false;
+    showProblem($("#problem"), error.problem);
+  }
+}
+
+function sending(share) {
+  const whole = Math.floor(share * 100);
+  $("#send").disabled = true;
+  show($("#sending"), true);
+  const text = whole < 100 ? `Sending: ${whole} %` : "Sent; the first rows are being read…";
+  drawBar($("#sending-bar"), [["finish", share]], { percent: whole, text });
+  setText($("#sending-text"), text);
+}
+
+// -- The recent Tasks --------------------------------------------------------------------------------------------------
+
+const list = $("#tasks");
+const shown = new Map();
+let older = null;
+
+function entry(p) {
+  const bar = el("div", { class: "bar thin", role: "progressbar", "aria-valuemin": "0", "aria-valuemax": "100", "aria-label": p.title || `Task ${p.task_id}` });
+  const node = el("li", {},
+    el("a", { class: "task", href: p.links.ui },
+      el("span", { class: "task-head" }, user(p.title || `Task ${p.task_id}`, { class: "user task-title" }), el("span", { class: "badge" })),
+      bar,
+      el("span", { class: "task-foot" }, el("span", { class: "said" }), el("span", { class: "quiet meta" }))));
+  node.dataset.id = p.task_id;
+  return node;
+}
+
+function fill(node, p) {
+  const badge = $(".badge", node);
+  setText($(".task-title", node), p.title || `Task ${p.task_id}`);
+  setText(badge, STATES[p.state] ?? p.state);
+  badge.className = `badge ${badgeKind(p)}`;
+  drawBar($(".bar", node), segments(p), { percent: p.progress.percent, text: `${percent(p)}, ${sentence(p)}` });
+  setText($(".said", node), `${percent(p)} of ${count(p.counts.total)} · ${sentence(p)}`);
+  setText($(".meta", node), [p.worker, pace(p), when(p.created_at)].filter(Boolean).join(" · "));
+}
+
+export function badgeKind(p) {
+  return p.state === "finished" && p.counts.failed + p.counts.error > 0 ? "finished-with-failures" : p.state;
+}
+
+function draw(tasks) {
+  list.setAttribute("aria-busy", "false");
+  for (const p of tasks) {
+    if (!shown.has(p.task_id)) place(p);
+    fill(shown.get(p.task_id), p);
+  }
+  show($("#no-tasks"), shown.size === 0);
+}
+
+function place(p) {
+  const node = entry(p);
+  const before = [...list.children].find((other) => Number(other.dataset.id) < p.task_id);
+  list.insertBefore(node, before ?? null);
+  shown.set(p.task_id, node);
+}
+
+new Poller(`${api}?limit=${PAGE}`, {
+  every: 2000,
+  onData(page) {
+    draw(page.tasks);
+    if (older === null) older = page.links.next ?? "";
+    show($("#older"), Boolean(older));
+  },
+}).start();
+
+$("#older").addEventListener("click", async () => {
+  const page = await call(older);
+  draw(page.tasks);
+  older = page.links.next ?? "";
+  show($("#older"), Boolean(older));
+});

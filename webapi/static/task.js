@@ -1,0 +1,266 @@
+// A Task's own page: its bar, its knobs, its failures. Everything moves without a reload.
+
+import { Poller, Refused, call } from "./api.js";
+import { $, $$, cells, drawBar, el, setText, show, showProblem, user } from "./dom.js";
+import { COUNTS, KINDS, STATES, count, pace, percent, rows, segments, sentence, when } from "./words.js";
+
+const id = $("#task").dataset.id;
+const self = `${document.body.dataset.api}/${id}`;
+const PAGE = 20;
+
+const poller = new Poller(self, {
+  onData: draw,
+  onGone: () => setText($("#words"), "This Task is not there any more."),
+}).start();
+
+function draw(p) {
+  $("#task").setAttribute("aria-busy", "false");
+  drawHead(p);
+  drawCounts(p);
+  drawControls(p);
+  drawKnobs(p);
+  drawReports(p);
+  drawTables(p);
+}
+
+// -- How far it is -----------------------------------------------------------------------------------------------------
+
+let said = "";
+
+function drawHead(p) {
+  const title = p.title || `Task ${p.task_id}`;
+  setText($("#task-title"), title);
+  document.title = `${p.progress.percent === null ? "" : `${Math.floor(p.progress.percent)} % · `}${title}`;
+  const badge = $("#state");
+  setText(badge, STATES[p.state] ?? p.state);
+  badge.className = `badge ${p.state === "finished" && p.counts.failed + p.counts.error > 0 ? "finished-with-failures" : p.state}`;
+  setText($("#words"), sentence(p));
+  drawBar($("#bar"), segments(p), { percent: p.progress.percent, text: `${percent(p)}, ${sentence(p)}` });
+  setText($("#percent"), percent(p));
+  setText($("#of"), `${count(p.progress.done)} of ${rows(p.counts.total)}`);
+  setText($("#pace"), pace(p));
+  // A reader of screens hears every tenth and every change of state, not every row.
+  const now = `${p.state} ${Math.floor((p.progress.percent ?? 0) / 10)}`;
+  if (now !== said) setText($("#live"), `${percent(p)}. ${sentence(p)}`);
+  said = now;
+}
+
+function drawCounts(p) {
+  const box = $("#counts");
+  for (const [kind, word] of COUNTS) {
+    let item = $(`[data-kind="${kind}"]`, box);
+    if (!item) {
+      item = el("div", { "data-kind": kind, class: `count ${kind}` }, el("dt", {}, word), el("dd", {}));
+      box.append(item);
+    }
+    setText($("dd", item), count(p.counts[kind]));
+    item.classList.toggle("zero", p.counts[kind] === 0);
+  }
+}
+
+// -- Control -----------------------------------------------------------------------------------------------------------
+
+const ALLOWED = {
+  pause: (p) => ["splitting", "running"].includes(p.state),
+  resume: (p) => p.state === "paused",
+  cancel: (p) => ["splitting", "running", "paused"].includes(p.state),
+  retry: (p) => ["running", "finished"].includes(p.state) && p.counts.failed + p.counts.error > 0,
+  "retry-cancelled": (p) => p.state === "cancelled" && p.done && p.counts.cancelled > 0,
+};
+
+function drawControls(p) {
+  for (const button of $$("[data-verb]")) show(button, ALLOWED[button.dataset.verb](p));
+}
+
+for (const button of $$("[data-verb]")) button.addEventListener("click", () => act(button));
+
+async function act(button) {
+  const verb = button.dataset.verb;
+  if (verb === "cancel" && !(await sure())) return;
+  await attempt(async () => {
+    button.disabled = true;
+    try {
+      draw(await call(verb === "retry-cancelled" ? `${self}/retry?status=failed,error,cancelled` : `${self}/${verb}`, { method: "POST" }));
+    } finally {
+      button.disabled = false;
+    }
+  });
+}
+
+function sure() {
+  const dialog = $("#confirm");
+  dialog.returnValue = "no";
+  dialog.showModal();
+  return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true }));
+}
+
+/** Does it, shows the problem where it is refused, and looks again at once. */
+async function attempt(work) {
+  showProblem($("#problem"), null);
+  try {
+    await work();
+  } catch (error) {
+    if (!(error instanceof Refused)) throw error;
+    showProblem($("#problem"), error.problem);
+  }
+  poller.now();
+}
+
+// -- Knobs -------------------------------------------------------------------------------------------------------------
+
+const knobs = $("#knobs");
+let edited = false;
+knobs.addEventListener("input", () => { edited = true; });
+knobs.addEventListener("submit", async (event) => {
+  event.preventDefault();
+  setText($("#knobs-said"), "");
+  await attempt(async () => {
+    const parallel = knobs.parallel.value === "" ? null : Number(knobs.parallel.value);
+    const p = await call(self, { method: "PATCH", body: { parallel, priority: Number(knobs.priority.value) } });
+    edited = false;
+    draw(p);
+    setText($("#knobs-said"), "Applied; what starts from now on follows it.");
+  });
+});
+
+function drawKnobs(p) {
+  // What somebody is typing is not overwritten under their hands.
+  if (!edited) {
+    const { parallel, priority } = p.control;
+    if (knobs.parallel.value !== String(parallel ?? "")) knobs.parallel.value = parallel ?? "";
+    if (knobs.priority.value !== String(priority)) knobs.priority.value = priority;
+  }
+  for (const field of knobs.elements) field.disabled = p.done;
+  const facts = [
+    ["Worker", p.worker], ["Running now", count(p.control.in_flight)], ["Handed in", when(p.created_at)], ["Began", when(p.started_at)],
+    ["Ended", when(p.finished_at)], ["Rows not taken", count(p.split.rejected)], ["Waiting for another try", count(p.retrying)],
+  ];
+  const box = $("#facts");
+  facts.forEach(([name, value], i) => {
+    const pair = box.children[i] ?? box.appendChild(el("div", {}, el("dt", {}, name), el("dd", { dir: "auto" })));
+    setText($("dd", pair), value);
+  });
+}
+
+// -- Reports -----------------------------------------------------------------------------------------------------------
+
+const REPORTS = [
+  ["failed", "Rows that did not succeed", (p) => p.counts.failed + p.counts.error],
+  ["rejected", "Rows that were not taken", (p) => p.split.rejected],
+  ["succeeded", "Rows that succeeded", (p) => p.counts.finish],
+  ["unprocessed", "Rows not processed", (p) => (p.done ? p.counts.cancelled : 0)],
+];
+
+function drawReports(p) {
+  const box = $("#reports");
+  let some = false;
+  for (const [kind, word, number] of REPORTS) {
+    let item = $(`[data-rows="${kind}"]`, box);
+    if (!item) {
+      const link = (suffix) => el("a", { class: "button", href: `${self}/report.${suffix}?rows=${kind}`, download: true, "aria-label": `${word}, as ${suffix}` }, suffix);
+      item = el("li", { "data-rows": kind }, el("span", { class: "grow" }, `${word} `, el("span", { class: "quiet number" })), link("xlsx"), link("csv"));
+      box.append(item);
+    }
+    const n = number(p);
+    setText($(".number", item), count(n));
+    show(item, n > 0);
+    some ||= n > 0;
+  }
+  show($("#no-reports"), !some);
+}
+
+// -- Failures ----------------------------------------------------------------------------------------------------------
+
+/** A table that is read page by page, forward and back, and looked at again only when its number of rows has changed. */
+class Pages {
+  constructor(name, url, items, row) {
+    Object.assign(this, { name, url, items, row, starts: [null], next: null, seen: -1, busy: false });
+    const button = (word, step) => {
+      const node = el("button", { type: "button", class: "ghost" }, word);
+      node.addEventListener("click", () => this.turn(step));
+      return node;
+    };
+    [this.back, this.place, this.on] = [button("← Earlier", -1), el("span", { class: "quiet" }), button("Later →", 1)];
+    this.back.hidden = this.on.hidden = true;
+    $(`[data-pager="${name}"]`).append(this.back, this.place, this.on);
+  }
+
+  update(number) {
+    show($(`#${this.name}-card`), number > 0);
+    if (number === this.seen || this.busy) return;
+    this.number = number;
+    if (number > 0) this.load(number);
+    else this.seen = number;
+  }
+
+  turn(step) {
+    if (step > 0) this.starts.push(this.next);
+    else this.starts.pop();
+    this.load(this.number);
+  }
+
+  async load(number) {
+    this.busy = true;
+    try {
+      const after = this.starts.at(-1);
+      const page = await call(`${this.url}limit=${PAGE}${after === null ? "" : `&after=${after}`}`);
+      this.fill(page, number);
+      this.seen = number;
+    } catch (error) {
+      if (!(error instanceof Refused)) throw error; // the next poll comes back to it
+    } finally {
+      this.busy = false;
+    }
+  }
+
+  fill(page, number) {
+    $(`#${this.name} tbody`).replaceChildren(...page[this.items].map(this.row));
+    this.next = page.links.next === null ? null : new URL(page.links.next, location.href).searchParams.get("after");
+    const first = (this.starts.length - 1) * PAGE;
+    setText(this.place, `${count(first + 1)}–${count(first + page[this.items].length)} of ${count(number)}`);
+    this.back.disabled = this.starts.length === 1;
+    this.on.disabled = this.next === null;
+    show(this.back, number > PAGE);
+    show(this.on, number > PAGE);
+  }
+}
+
+const failed = new Pages("failed", `${self}/events?status=failed,error&`, "events", (e) =>
+  el("tr", {}, el("td", { class: "number" }, e.row ?? ""), el("td", {}, kind(e.status)), el("td", {}, user(reason(e))),
+    el("td", { class: "number" }, count(e.attempt)), el("td", {}, cells(e.params))));
+
+const rejected = new Pages("rejected", `${self}/rejected?`, "rejected", (r) =>
+  el("tr", {}, el("td", { class: "number" }, r.row ?? ""), el("td", {}, reasons(r)), el("td", {}, cells(r.values))));
+
+const kind = (status) => el("span", { class: `badge ${status}` }, KINDS[status] ?? status);
+
+function reason(event) {
+  const last = event.messages.findLast((m) => m.status === event.status) ?? event.messages.at(-1);
+  return last?.message ?? "";
+}
+
+function reasons(r) {
+  const pairs = Object.entries(r.columns);
+  if (!pairs.length) return user(r.error);
+  return el("ul", { class: "reasons" }, pairs.map(([column, text]) => el("li", {}, user(column, { class: "user name" }), ": ", user(text))));
+}
+
+let grouped = "";
+
+function drawTables(p) {
+  const bad = p.counts.failed + p.counts.error;
+  failed.update(bad);
+  rejected.update(p.split.rejected);
+  show($("#groups-card"), bad > 0);
+  const now = `${p.generation} ${p.counts.failed} ${p.counts.error}`;
+  if (now === grouped) return;
+  grouped = now;
+  drawGroups().catch(() => { grouped = ""; });
+}
+
+async function drawGroups() {
+  const { errors } = await call(`${self}/errors`);
+  $("#groups tbody").replaceChildren(...errors.map((g) =>
+    el("tr", {}, el("td", { class: "number" }, count(g.count)), el("td", {}, kind(g.status)), el("td", {}, user(g.message)),
+      el("td", {}, g.sample_rows.slice(0, 5).map((n) => count(n)).join(", ")))));
+}

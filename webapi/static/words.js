@@ -1,0 +1,79 @@
+// Numbers, times and states as people say them.
+
+const numbers = new Intl.NumberFormat();
+const rates = new Intl.NumberFormat(undefined, { maximumFractionDigits: 1 });
+
+export const count = (n) => numbers.format(n);
+export const rows = (n) => `${count(n)} ${n === 1 ? "row" : "rows"}`;
+
+/** Seconds as "about 3 min". */
+export function duration(seconds) {
+  if (seconds < 1) return "less than a second";
+  if (seconds < 90) return `${Math.round(seconds)} s`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
+  if (seconds < 129600) return `${rates.format(seconds / 3600)} h`;
+  return `${rates.format(seconds / 86400)} days`;
+}
+
+export const when = (text) => (text ? new Date(text).toLocaleString() : "–");
+
+export const STATES = {
+  splitting: "reading", running: "running", paused: "paused", finalizing: "closing", finished: "finished",
+  cancelled: "cancelled", rejected: "rejected",
+};
+
+export const KINDS = { failed: "refused", error: "error" };
+
+export const COUNTS = [
+  ["finish", "succeeded"], ["failed", "refused"], ["error", "errors"], ["cancelled", "cancelled"],
+  ["working", "running"], ["enqueue", "waiting"], ["stopped", "stopped"],
+];
+
+const unsuccessful = (c) => c.failed + c.error;
+
+/** What a Task does now, in a sentence. */
+export function sentence(p) {
+  const { counts: c, split } = p;
+  const waits = p.retrying ? ` ${rows(p.retrying)} wait for another try.` : "";
+  switch (p.state) {
+    case "splitting": return `Reading the list: ${rows(c.total)} so far.${waits}`;
+    case "running": return running(p) + waits;
+    case "paused": return "Paused: nothing new is started until you resume it.";
+    case "finalizing": return "Every row is done; the Task is being closed.";
+    case "finished": return finished(p);
+    case "cancelled": return p.done ? `Cancelled: ${rows(c.cancelled)} were not run.` : "Being cancelled: nothing new is started.";
+    case "rejected": return `Rejected: none of the ${rows(split.rejected)} could be taken.`;
+    default: return p.state;
+  }
+}
+
+function running(p) {
+  if (p.state_reason === "stopped_jobs") return "Only stopped jobs are left; they wait to be started again.";
+  if (p.counts.working + p.control.in_flight === 0 && p.started_at === null) return "Waiting for a worker to begin.";
+  return "Running.";
+}
+
+function finished(p) {
+  const bad = unsuccessful(p.counts);
+  const lost = p.state_reason === "callback_failed" ? " What should have followed it failed." : "";
+  const rejected = p.split.rejected ? ` ${rows(p.split.rejected)} were not taken.` : "";
+  if (bad === 0) return `Finished: every row that was taken succeeded.${rejected}${lost}`;
+  return `Finished: ${rows(bad)} of ${count(p.counts.total)} did not succeed.${rejected}${lost}`;
+}
+
+/** Rate and time left, or "" where nothing is known. */
+export function pace(p) {
+  if (p.done) return p.started_at && p.finished_at ? `took ${duration((new Date(p.finished_at) - new Date(p.started_at)) / 1000)}` : "";
+  const parts = [];
+  if (p.progress.rate_per_s) parts.push(`${rates.format(p.progress.rate_per_s)} rows/s`);
+  if (p.progress.eta_s !== null && p.progress.eta_s !== undefined && p.state !== "paused") parts.push(`about ${duration(p.progress.eta_s)} left`);
+  return parts.join(", ");
+}
+
+/** The parts of the bar: what has ended, by outcome, out of what there is. */
+export function segments(p) {
+  const all = Math.max(p.counts.total, p.split.planned ?? 0, 1);
+  return ["finish", "failed", "error", "cancelled"].map((kind) => [kind, p.counts[kind] / all]);
+}
+
+export const percent = (p) => (p.progress.percent === null ? "–" : `${p.progress.percent} %`);

@@ -1,0 +1,72 @@
+"""/api/workers and /api/jobs: what can be done with a list, and the life of one job."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from apiflask import APIBlueprint
+from asynctask.app import AsyncTask
+from flask import Response
+
+from webapi.current import asynctask_app
+from webapi.schemas import Event, NoQuery, Workers
+from webapi.wire import json_response
+
+__all__ = ["blueprint", "describe"]
+
+blueprint: Final = APIBlueprint("workers", __name__, url_prefix="/api", tag="Workers")
+
+
+@blueprint.get("/workers")
+@blueprint.input(NoQuery, location="query", arg_name="query")
+@blueprint.output(Workers)
+@blueprint.doc(operation_id="listWorkers")
+def index(query: NoQuery) -> Response:
+    """The registered workers, with what an item of each must be"""
+    return json_response({"workers": describe(asynctask_app())})
+
+
+@blueprint.get("/jobs/<job_id>")
+@blueprint.input(NoQuery, location="query", arg_name="query")
+@blueprint.output(Event)
+@blueprint.doc(operation_id="getJob", responses=[503])
+def job(job_id: str, query: NoQuery) -> Response:
+    """The life of one job: its Event"""
+    return json_response(asynctask_app().event(job_id))
+
+
+def describe(app: AsyncTask) -> list[dict[str, Any]]:
+    """Every worker with its item's fields in order, the headers that a sheet may use, and the JSON Schema."""
+    found = []
+    for name, worker in sorted(app.workers.items()):
+        schema = worker.json_schema()
+        found.append(
+            {
+                "name": name,
+                "doc": worker.doc or "",
+                "queue": worker.queue,
+                "retry": worker.retry,
+                "priority": worker.priority,
+                "timeout": worker.timeout,
+                "fields": _fields(schema, worker.shape.expected if worker.shape else frozenset()),
+                "headers": sorted(worker.shape.expected) if worker.shape else [],
+                "item_schema": schema,
+            }
+        )
+    return found
+
+
+def _fields(schema: dict[str, Any] | None, headers: frozenset[str]) -> list[dict[str, Any]]:
+    if schema is None:
+        return []
+    required = set(schema.get("required", ()))
+    return [
+        {
+            "name": name,
+            # A title that pydantic made up from the name is no header that a sheet may use.
+            "title": field["title"] if field.get("title") in headers else name,
+            "required": name in required,
+            "description": field.get("description"),
+        }
+        for name, field in schema.get("properties", {}).items()
+    ]
