@@ -1,0 +1,1 @@
+"""Bulk work: reading lists, splitting them into jobs, dispatching, reporting."""

@@ -1,0 +1,214 @@
+"""Cells as people type them, made into what a field wants: numbers, dates and yes or no written as text.
+
+Only what has one meaning is taken. Everything else goes on to the model as it is, or is refused here where the model would
+read something into it that nobody meant, such as the number 86400 as a date.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import types
+import unicodedata
+from collections.abc import Callable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+
+__all__ = ["Coercer", "Unclear", "allows_none", "coercer_for"]
+
+Coercer = Callable[[Any], Any]
+_YES: Final = frozenset({"yes", "y", "true", "t", "on", "1", "是", "はい"})
+_NO: Final = frozenset({"no", "n", "false", "f", "off", "0", "否", "いいえ"})
+_NUMBER: Final = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d{1,400})(?:\.\d{0,400})?(?:[eE][+-]?\d{1,3})?")
+_DATE_YMD: Final = re.compile(
+    r"(\d{4})(?:-(\d{1,2})-(\d{1,2})|/(\d{1,2})/(\d{1,2})|\.(\d{1,2})\.(\d{1,2})|年(\d{1,2})月(\d{1,2})日)"
+)
+_DATE_DMY: Final = re.compile(r"(\d{1,2})\.(\d{1,2})\.(\d{4})")
+_DATE_SLASH: Final = re.compile(r"(\d{1,2})[/-](\d{1,2})[/-](\d{4})")
+_TIME: Final = re.compile(r"\d{1,2}:\d{2}(?::\d{2}(?:\.\d{1,6})?)?(?:\s?(?:Z|[+-]\d{2}:?\d{2}))?")
+_SEPARATOR: Final = re.compile(r"[Tt]|\s+")
+_LONGEST: Final = 1_000
+_MENDS: Final = "write it as 2026-03-05"
+
+
+class Unclear(Exception):
+    """A cell that cannot be taken; ``code`` and ``message`` as of a :class:`~asynctask.errors.Problem`."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message
+
+
+def allows_none(annotation: Any) -> bool:
+    """Whether None is a legal value of this annotation."""
+    members = _members(annotation)
+    return type(None) in members or None in members or Any in members
+
+
+def coercer_for(annotation: Any, *, sheet: bool) -> Coercer | None:
+    """What makes a cell fit an annotation; None where the model should see every cell as it is.
+
+    ``sheet``: cells of a sheet, where a number is never meant as a time stamp and carries no more than 15 digits; else
+    values from JSON. The coercer raises :class:`Unclear`.
+    """
+    members = [each for each in _members(annotation) if each not in (None, type(None))]
+    if len(members) != 1:
+        return None
+    kind = _kind(members[0])
+    if kind is datetime or kind is date:
+        return _moment(kind, sheet)
+    if kind is Decimal:
+        return _decimal if sheet else _number
+    if kind is str:
+        return _text_of_cell if sheet else _text_of_json
+    return {bool: _boolean, int: _integer, float: _number}.get(kind)
+
+
+def _members(annotation: Any) -> list[Any]:
+    """The alternatives of an annotation, with Annotated, NewType and type aliases taken off."""
+    while True:
+        if get_origin(annotation) is Annotated:
+            annotation = get_args(annotation)[0]
+        elif hasattr(annotation, "__value__"):
+            annotation = annotation.__value__
+        elif hasattr(annotation, "__supertype__"):
+            annotation = annotation.__supertype__
+        else:
+            break
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [member for each in get_args(annotation) for member in _members(each)]
+    return [annotation]
+
+
+def _kind(annotation: Any) -> Any:
+    if get_origin(annotation) is Literal:
+        return str if all(isinstance(each, str) for each in get_args(annotation)) else None
+    if not isinstance(annotation, type):
+        return None
+    if issubclass(annotation, Enum):
+        return str if all(isinstance(each.value, str) for each in annotation) else None
+    return next((kind for kind in (bool, int, float, Decimal, datetime, date, str) if issubclass(annotation, kind)), None)
+
+
+def _plain(text: str) -> str:
+    """Full-width digits and signs as plain ones, spaces off, a true minus as a hyphen."""
+    text = text.strip() if text.isascii() else unicodedata.normalize("NFKC", text).strip().replace("−", "-")
+    return text[:_LONGEST]
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, str):
+        text = _plain(value)
+        if not _NUMBER.fullmatch(text):
+            raise Unclear("wrong_type", "must be a number, such as 1200 or 12.5")
+        return text.replace(",", "")
+    if isinstance(value, bool):
+        raise Unclear("wrong_type", "must be a number, not yes or no")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise Unclear("wrong_type", "must be a finite number")
+    return value
+
+
+def _decimal(value: Any) -> Any:
+    # A spreadsheet computes in binary and shows 15 digits: 0.1 + 0.2 is 0.3 there.
+    return Decimal(format(value, ".15g")) if isinstance(value, float) and math.isfinite(value) else _number(value)
+
+
+def _integer(value: Any) -> Any:
+    value = _number(value)
+    if isinstance(value, str):
+        whole, _, fraction = value.partition(".")
+        if not fraction.strip("0") and "e" not in value.lower():
+            return int(whole)
+        return float(value)
+    return value
+
+
+def _boolean(value: Any) -> Any:
+    if isinstance(value, str):
+        word = _plain(value).casefold()
+        if word in _YES:
+            return True
+        if word in _NO:
+            return False
+        raise Unclear("wrong_type", "must be yes or no (also true/false, 1/0, 是/否, はい/いいえ)")
+    return value
+
+
+def _text_of_json(value: Any) -> Any:
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def _text_of_cell(value: Any) -> Any:
+    """The text that a cell shows, as near as its value tells."""
+    if isinstance(value, bool):
+        return "TRUE" if value else "FALSE"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return format(value, ".15g")
+    if isinstance(value, datetime):
+        return value.isoformat(" ")
+    if isinstance(value, date | time):
+        return value.isoformat()
+    return str(value) if isinstance(value, timedelta) else value
+
+
+def _moment(kind: type[date], sheet: bool) -> Coercer:
+    """For date and datetime fields."""
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, str):
+            return _parse_moment(_plain(value), kind)
+        if isinstance(value, datetime):
+            return _as_date(value) if kind is date else value
+        if isinstance(value, date):
+            return value if kind is date else datetime(value.year, value.month, value.day)  # noqa: DTZ001 - as written
+        if isinstance(value, bool | time | timedelta) or sheet:
+            raise Unclear("wrong_type", f"is no date; format the cell as a date, or {_MENDS}")
+        return value
+
+    return convert
+
+
+def _as_date(moment: datetime) -> date:
+    if moment.time() != time():
+        raise Unclear("wrong_type", "is a date with a time; only the date is wanted")
+    return moment.date()
+
+
+def _parse_moment(text: str, kind: type[date]) -> date:
+    day_text, rest = text, ""
+    if match := _SEPARATOR.search(text):
+        day_text, rest = text[: match.start()], text[match.end() :].strip()
+    day = _parse_day(day_text)
+    if not rest:
+        return day if kind is date else datetime(day.year, day.month, day.day)  # noqa: DTZ001 - as written
+    if not _TIME.fullmatch(rest):
+        raise Unclear("invalid_date", f"is no date that can be read; {_MENDS}")
+    clock = rest.replace(" ", "").rjust(len(rest) + (rest.index(":") == 1), "0")
+    try:
+        moment = datetime.combine(day, time.fromisoformat(clock))
+    except ValueError:
+        raise Unclear("invalid_date", "has a time that does not exist; write it as 2026-03-05 14:30") from None
+    return _as_date(moment) if kind is date else moment
+
+
+def _parse_day(text: str) -> date:
+    if match := _DATE_YMD.fullmatch(text):
+        year, month, day = (int(each) for each in match.groups() if each is not None)
+    elif match := _DATE_DMY.fullmatch(text):
+        day, month, year = map(int, match.groups())
+    elif match := _DATE_SLASH.fullmatch(text):
+        first, second, year = map(int, match.groups())
+        if first <= 12 and second <= 12 and first != second:
+            raise Unclear("ambiguous_date", f"may be day/month or month/day; {_MENDS}")
+        day, month = (first, second) if second <= 12 else (second, first)
+    else:
+        raise Unclear("invalid_date", f"is no date that can be read; {_MENDS}")
+    try:
+        return date(year, month, day)
+    except ValueError:
+        raise Unclear("invalid_date", "is a day that does not exist; correct it") from None

@@ -1,0 +1,357 @@
+"""From a row to an item: headers to fields, cells to values, and everything that is wrong with a row at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+import pydantic
+from pydantic.fields import FieldInfo
+
+from asynctask.bulk.coerce import Coercer, Unclear, allows_none, coercer_for
+from asynctask.bulk.problems import describe, jsonable
+from asynctask.bulk.readers.base import CellError, RawRow, normalise, report_block, shorten
+from asynctask.errors import InputError, Problem
+
+__all__ = ["Accepted", "Binding", "ItemShape", "Refused"]
+
+_SHOWN: Final = 50
+_TAKES_BLANK: Final = (None, coercer_for(str, sheet=False))
+"""Of JSON an empty text is a text, and none of our business where the model alone judges; elsewhere it is nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A row that became an item: ``item`` is JSON-ready, by field name."""
+
+    row: int
+    item: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A row that did not: all its problems, and its original cells, JSON-ready."""
+
+    row: int
+    problems: tuple[Problem, ...]
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    header: str
+    field: str
+    coerce: Coercer | None
+    keeps_none: bool
+    """Whether an empty cell is given to the model as None: the field is required, but may be None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """Which header stands for which field; made by :meth:`ItemShape.bind` once for a sheet.
+
+    ``columns`` is empty for a worker without a model: every header but ``ignored`` is then a key of the item.
+    """
+
+    columns: tuple[_Column, ...]
+    ignored: frozenset[str]
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Header -> field, of the bound ones."""
+        return {column.header: column.field for column in self.columns}
+
+
+class ItemShape:
+    """What the items of a worker look like. Built once per worker.
+
+    Arguments: ``model``, the worker's pydantic model, None if it takes any dict; ``columns``, header -> field name, for
+    sheets whose headers are none of the model's names; ``max_item_bytes``, the largest item as JSON.
+    Raises :class:`InputError` ``unknown_column`` if ``columns`` names a field that the model does not have.
+    """
+
+    def __init__(
+        self,
+        model: type[pydantic.BaseModel] | None,
+        columns: Mapping[str, str] | None = None,
+        max_item_bytes: int = 65_536,
+    ) -> None:
+        self.model, self._max_bytes = model, max_item_bytes
+        self._columns = dict(columns or {})
+        self._fields: dict[str, FieldInfo] = dict(model.model_fields) if model else {}
+        unknown = sorted(set(self._columns.values()) - set(self._fields)) if model else []
+        if unknown:
+            raise InputError(
+                f"columns: {', '.join(unknown)} is no field of the item; its fields: {', '.join(self._fields)}",
+                code="unknown_column",
+            )
+        self._names = {name: _names(name, info) for name, info in self._fields.items()}
+        self.expected: frozenset[str] = frozenset(
+            [*self._columns, *(each for names in self._names.values() for each in names)]
+        )
+        self._json_columns = self._plan_json()
+
+    def bind(self, headers: Sequence[str]) -> Binding:
+        """Match the headers of a sheet with the fields; names are compared normalised, unknown headers are ignored.
+
+        Raises :class:`InputError`: ``missing_columns`` if a required field has no column, ``unknown_column`` if
+        ``columns`` names a header that is not there, ``duplicate_column`` if two columns stand for one field.
+        """
+        ignored = report_block(headers)
+        usable = [header for header in headers if header not in ignored]
+        present = {normalise(header): header for header in usable}
+        absent = sorted(header for header in self._columns if normalise(header) not in present)
+        if absent:
+            raise InputError(
+                f"columns: the sheet has no column {', '.join(map(repr, absent))}; it has: {_listed(usable)}",
+                code="unknown_column",
+            )
+        if self.model is None:
+            renamed = {normalise(header): field for header, field in self._columns.items()}
+            columns = [_Column(h, renamed[normalise(h)], None, True) for h in usable if normalise(h) in renamed]
+            return Binding(tuple(columns), ignored)
+        by_field = self._match(present)
+        self._refuse_missing(by_field, usable)
+        made = (self._column(header, field, sheet=True) for field, header in by_field.items())
+        return Binding(tuple(made), ignored)
+
+    def validate(self, row: RawRow, binding: Binding | None) -> Accepted | Refused:
+        """Make an item of a row, or say everything that is wrong with it. ``binding`` is None for JSON."""
+        values = row.values
+        if isinstance(values, pydantic.BaseModel):
+            values = values.model_dump(round_trip=True)
+        if not isinstance(values, Mapping):
+            text = 'must be an object such as {"name": "value"}, one for each item'
+            problem = Problem(row.number, None, "not_an_object", text, shorten(jsonable(values)))
+            return Refused(row.number, (problem,), {"value": jsonable(values)})
+        if row.problems:
+            return Refused(row.number, row.problems, jsonable(values))
+        if self.model is None:
+            return self._plain(row.number, values, binding)
+        if binding is not None:
+            data, problems = _take_cells(row.number, values, binding.columns)
+        else:
+            data, problems = self._take_json(row.number, values)
+        return self._by_model(row.number, values, data, problems, binding)
+
+    def revive(self, params: dict[str, Any]) -> Any:
+        """What the worker's function is given: the model made of an accepted item, or the dict itself without a model.
+
+        Raises :class:`pydantic.ValidationError` if the model has changed since and refuses the item now.
+        """
+        if self.model is None:
+            return params
+        return self.model.model_validate_json(orjson.dumps(params), by_alias=True, by_name=True)
+
+    def _by_model(
+        self,
+        number: int,
+        values: Mapping[str, Any],
+        data: dict[str, Any],
+        problems: list[Problem],
+        binding: Binding | None,
+    ) -> Accepted | Refused:
+        assert self.model is not None
+        try:
+            item = self.model.model_validate(data, by_alias=True, by_name=True).model_dump(mode="json", round_trip=True)
+        except pydantic.ValidationError as error:
+            found = self._problems(number, error, values, binding, {problem.column for problem in problems})
+            problems.extend(found)
+        except Exception as error:
+            # A validator of the model that stumbles over a value refuses this row, never the other 9,999.
+            text = f"could not be checked ({type(error).__name__}: {shorten(str(error))}); correct the row"
+            problems.append(Problem(number, None, "invalid", text))
+        if not problems:
+            problems.extend(self._unstorable(number, item))
+        return Refused(number, tuple(problems), jsonable(values)) if problems else Accepted(number, item)
+
+    def _plain(self, number: int, values: Mapping[str, Any], binding: Binding | None) -> Accepted | Refused:
+        ignored = binding.ignored if binding else frozenset()
+        renamed = binding.fields if binding else {}
+        kept = {key: value for key, value in values.items() if key not in ignored}
+        problems = [_cell_error(number, key, value) for key, value in kept.items() if isinstance(value, CellError)]
+        item = {renamed.get(key, str(key)): jsonable(value) for key, value in kept.items()}
+        if not problems:
+            problems.extend(self._unstorable(number, {renamed.get(key, key): value for key, value in kept.items()}))
+        return Refused(number, tuple(problems), jsonable(values)) if problems else Accepted(number, item)
+
+    def _unstorable(self, number: int, item: Mapping[str, Any]) -> Iterable[Problem]:
+        try:
+            body = orjson.dumps(item, default=jsonable)
+        except TypeError as error:
+            return [Problem(number, None, "invalid", f"cannot be kept as JSON ({error}); correct the row")]
+        if len(body) > self._max_bytes:
+            text = (
+                f"the item has {len(body):,} bytes as JSON, over the limit of {self._max_bytes:,} (max_item_bytes);"
+                " shorten it, or have the operator raise ASYNCTASK_MAX_ITEM_BYTES"
+            )
+            return [Problem(number, None, "item_too_large", text)]
+        if b"\\u0000" in body and _has_nul(item):
+            return [Problem(number, None, "invalid", "contains a NUL character; delete it")]
+        return ()
+
+    def _problems(
+        self,
+        number: int,
+        error: pydantic.ValidationError,
+        values: Mapping[str, Any],
+        binding: Binding | None,
+        known: set[str | None],
+    ) -> Iterable[Problem]:
+        headers = {column.field: column.header for column in binding.columns} if binding else None
+        for each in error.errors(include_url=False):
+            loc = [str(part) for part in each["loc"]]
+            first = self._written(loc[0], values, headers) if loc else None
+            if first is not None and first in known:
+                continue
+            column = ".".join([first, *loc[1:]]) if first is not None else None
+            code, message = describe(each)
+            given = values.get(first, each["input"]) if first is not None and len(loc) == 1 else each["input"]
+            value = None if code == "missing" or not loc else _small(jsonable(given))
+            yield Problem(number, column, code, message, value)
+
+    def _take_json(self, number: int, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+        data: dict[str, Any] = {}
+        problems: list[Problem] = []
+        for key, value in values.items():
+            column = self._json_columns.get(key)
+            if column is None:
+                data[str(key)] = value
+                continue
+            blank = isinstance(value, str) and not value.strip() and column.coerce not in _TAKES_BLANK
+            if value is None or (blank and column.keeps_none):
+                data[key] = None
+            if value is None or blank:
+                continue
+            try:
+                data[key] = column.coerce(value) if column.coerce else value
+            except Unclear as error:
+                problems.append(Problem(number, str(key), error.code, error.message, _small(jsonable(value))))
+        return data, problems
+
+    def _plan_json(self) -> dict[str, _Column]:
+        plan = {}
+        for field, info in self._fields.items():
+            column = self._column("", field, sheet=False)
+            plan.update(dict.fromkeys([field, *_aliases(info)], column))
+        return plan
+
+    def _column(self, header: str, field: str, *, sheet: bool) -> _Column:
+        info = self._fields[field]
+        nullable = info.is_required() and allows_none(info.annotation)
+        return _Column(header, field, coercer_for(info.annotation, sheet=sheet), nullable)
+
+    def _match(self, present: Mapping[str, str]) -> dict[str, str]:
+        """Field -> header. ``columns`` goes before everything that a model says."""
+        mapped = {field: present[normalise(header)] for header, field in self._columns.items()}
+        taken = set(mapped.values())
+        by_field: dict[str, str] = {}
+        problems = []
+        for field, names in self._names.items():
+            if field in mapped:
+                by_field[field] = mapped[field]
+                continue
+            keys = dict.fromkeys(normalise(name) for name in names)
+            found = [present[key] for key in keys if key in present and present[key] not in taken]
+            if len(found) > 1:
+                text = f"{' and '.join(map(repr, found))} both stand for {field}; delete or rename one of them"
+                problems.append(Problem(None, found[1], "duplicate_column", text))
+            if found:
+                by_field[field] = found[0]
+                taken.add(found[0])
+        if problems:
+            raise InputError("; ".join(p.message for p in problems), code="duplicate_column", errors=problems)
+        return by_field
+
+    def _refuse_missing(self, by_field: Mapping[str, str], headers: Sequence[str]) -> None:
+        missing = [f for f, info in self._fields.items() if info.is_required() and f not in by_field]
+        if not missing:
+            return
+        problems = [Problem(None, self._title(f), "missing_columns", _also(f, self._names[f])) for f in missing]
+        raise InputError(
+            f"the sheet has no column for {', '.join(self._title(f) for f in missing)};"
+            f" its columns are: {_listed(headers)}. Add the columns, or map yours with the option columns",
+            code="missing_columns",
+            errors=problems,
+        )
+
+    def _title(self, field: str) -> str:
+        info = self._fields[field]
+        return info.title or next(iter(_aliases(info)), field)
+
+    def _written(self, key: str, values: Mapping[str, Any], headers: Mapping[str, str] | None) -> str:
+        """What the user calls the field that the model reports as ``key``."""
+        column = self._json_columns.get(key)
+        if column is None:
+            return key
+        if headers is not None:
+            return headers.get(column.field) or self._title(column.field)
+        return next((str(each) for each in values if self._json_columns.get(each) is column), key)
+
+
+def _take_cells(
+    number: int, values: Mapping[str, Any], columns: tuple[_Column, ...]
+) -> tuple[dict[str, Any], list[Problem]]:
+    data: dict[str, Any] = {}
+    problems: list[Problem] = []
+    for column in columns:
+        value = values.get(column.header)
+        if value is None:
+            if column.keeps_none:
+                data[column.field] = None
+        elif isinstance(value, CellError):
+            problems.append(_cell_error(number, column.header, value))
+        elif column.coerce is None:
+            data[column.field] = value
+        else:
+            try:
+                data[column.field] = column.coerce(value)
+            except Unclear as error:
+                problems.append(Problem(number, column.header, error.code, error.message, _small(jsonable(value))))
+    return data, problems
+
+
+def _cell_error(number: int, header: str, value: CellError) -> Problem:
+    text = f"the cell shows the error {value.text}; mend its formula or type the value"
+    return Problem(number, header, "cell_error", text, value.text)
+
+
+def _aliases(info: FieldInfo) -> list[str]:
+    """The names, beside its own, under which a field is taken from an object."""
+    found: list[str] = []
+    choices = info.validation_alias
+    for each in choices.choices if isinstance(choices, pydantic.AliasChoices) else [choices, info.alias]:
+        name = each.path[0] if isinstance(each, pydantic.AliasPath) and len(each.path) == 1 else each
+        if isinstance(name, str) and name not in found:
+            found.append(name)
+    return found
+
+
+def _names(field: str, info: FieldInfo) -> list[str]:
+    return list(dict.fromkeys([*([info.title] if info.title else []), *_aliases(info), field]))
+
+
+def _also(field: str, names: Sequence[str]) -> str:
+    return f"{field} is required; its column may be called {' or '.join(map(repr, names))}"
+
+
+def _listed(headers: Sequence[str]) -> str:
+    shown = ", ".join(shorten(header, 40) for header in headers[:_SHOWN]) or "none"
+    return shown + (", …" if len(headers) > _SHOWN else "")
+
+
+def _small(value: Any) -> Any:
+    """A value for a message: short, whatever it is."""
+    if isinstance(value, Mapping | list):
+        return shorten(orjson.dumps(value).decode())
+    return shorten(value)
+
+
+def _has_nul(value: Any) -> bool:
+    if isinstance(value, str):
+        return "\0" in value
+    if isinstance(value, Mapping):
+        return any(_has_nul(key) or _has_nul(each) for key, each in value.items())
+    return isinstance(value, list | tuple) and any(map(_has_nul, value))

@@ -1,0 +1,430 @@
+"""From rows to items: which header is which field, what people may type, and every problem of a row at once."""
+
+# ruff: noqa: DTZ001 - the times of a sheet have no zone
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from decimal import Decimal
+from enum import Enum
+from typing import Annotated, Any, Literal, NewType
+
+import pydantic
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict, Field
+
+from asynctask.bulk.coerce import Unclear, coercer_for
+from asynctask.bulk.items import Accepted, Binding, ItemShape, Refused
+from asynctask.bulk.problems import describe
+from asynctask.bulk.readers import CellError, RawRow
+from asynctask.errors import InputError, Problem
+
+
+class Campaign(BaseModel):
+    code: str = Field(title="Campaign code", max_length=10)
+    title: str = Field(alias="campaignTitle")
+    starts_on: dt.date = Field(validation_alias=pydantic.AliasChoices("starts", "from"), title="開始日")
+    budget: Decimal = Field(ge=0, decimal_places=2)
+    discount: int = Field(ge=1, le=90)
+    active: bool = True
+    note: str | None = None
+
+
+SHAPE = ItemShape(Campaign)
+HEADERS = ("CAMPAIGN  code", "campaigntitle", "開始日", "Budget", "discount", "note", "something else")
+GOOD = {
+    "CAMPAIGN  code": "c1",
+    "campaigntitle": "Spring",
+    "開始日": dt.date(2026, 3, 5),
+    "Budget": 1200,
+    "discount": 10,
+    "note": None,
+    "something else": CellError("#N/A"),
+}
+
+
+def refused(row: RawRow, binding: Binding | None = None, shape: ItemShape = SHAPE) -> Refused:
+    outcome = shape.validate(row, binding)
+    assert isinstance(outcome, Refused)
+    assert outcome.problems
+    return outcome
+
+
+def accepted(row: RawRow, binding: Binding | None = None, shape: ItemShape = SHAPE) -> dict[str, Any]:
+    outcome = shape.validate(row, binding)
+    assert isinstance(outcome, Accepted), outcome
+    return outcome.item
+
+
+def of_sheet(**cells: Any) -> RawRow:
+    return RawRow(7, GOOD | cells)
+
+
+class TestBinding:
+    def test_headers_match_titles_aliases_and_names_however_they_are_written(self) -> None:
+        binding = SHAPE.bind(HEADERS)
+        assert binding.fields == {
+            "CAMPAIGN  code": "code",
+            "campaigntitle": "title",
+            "開始日": "starts_on",
+            "Budget": "budget",
+            "discount": "discount",
+            "note": "note",
+        }
+
+    def test_expected_holds_every_name_that_a_header_may_have(self) -> None:
+        shape = ItemShape(Campaign, {"Kode": "code"})
+        assert shape.expected == {
+            "Kode", "Campaign code", "code", "campaignTitle", "title", "開始日", "starts", "from", "starts_on", "budget",
+            "discount", "active", "note",
+        }  # fmt: skip
+
+    def test_missing_columns_are_named_with_what_is_there(self) -> None:
+        with pytest.raises(InputError, match=r"開始日, budget.*its columns are: code, title, discount") as caught:
+            SHAPE.bind(["code", "title", "discount"])
+        assert caught.value.code == "missing_columns"
+        assert [problem.column for problem in caught.value.errors] == ["開始日", "budget"]
+
+    def test_the_option_columns_goes_before_the_names_of_the_model(self) -> None:
+        shape = ItemShape(Campaign, {"title": "code"})
+        binding = shape.bind(["title", "code", "campaignTitle", "from", "budget", "discount"])
+        assert binding.fields["title"] == "code"
+        assert binding.fields["campaignTitle"] == "title"
+        assert "code" not in binding.fields
+
+    def test_the_option_columns_cannot_name_what_is_not_there(self) -> None:
+        with pytest.raises(InputError, match="cod is no field") as caught:
+            ItemShape(Campaign, {"Kode": "cod"})
+        assert caught.value.code == "unknown_column"
+        with pytest.raises(InputError, match="no column 'Kode'") as caught:
+            ItemShape(Campaign, {"Kode": "code"}).bind(HEADERS)
+        assert caught.value.code == "unknown_column"
+
+    def test_two_columns_for_one_field_are_refused(self) -> None:
+        with pytest.raises(InputError, match="both stand for code") as caught:
+            SHAPE.bind([*HEADERS, "code"])
+        assert caught.value.code == "duplicate_column"
+
+    def test_the_columns_of_a_report_are_no_columns_of_the_item(self) -> None:
+        class Order(BaseModel):
+            sku: str
+            status: str = "new"
+
+        shape = ItemShape(Order)
+        assert shape.bind(["sku", "row", "status", "error", "attempts", "result"]).fields == {"sku": "sku"}
+        assert shape.bind(["sku", "status", "row", "status (report)", "error", "attempts", "result"]).fields == {
+            "sku": "sku",
+            "status": "status",
+        }
+        binding = ItemShape(None).bind(["sku", "row", "status", "error", "attempts", "result"])
+        row = RawRow(
+            2, {"sku": "a", "row": 2, "status": "failed", "error": CellError("#N/A"), "attempts": 1, "result": None}
+        )
+        assert accepted(row, binding, ItemShape(None)) == {"sku": "a"}
+
+
+class TestAccepted:
+    def test_an_item_is_ready_for_json_and_comes_back_as_the_model(self) -> None:
+        item = accepted(of_sheet(), SHAPE.bind(HEADERS))
+        assert item == {
+            "code": "c1",
+            "title": "Spring",
+            "starts_on": "2026-03-05",
+            "budget": "1200",
+            "discount": 10,
+            "active": True,
+            "note": None,
+        }
+        again = SHAPE.revive(item)
+        assert isinstance(again, Campaign)
+        assert again.starts_on == dt.date(2026, 3, 5)
+        assert again.budget == Decimal(1200)
+
+    def test_json_items_may_use_names_or_aliases(self) -> None:
+        base = {"code": "c", "budget": 1, "discount": "5"}
+        assert accepted(RawRow(1, base | {"title": "t", "starts_on": "2026-03-05"}))["title"] == "t"
+        assert accepted(RawRow(1, base | {"campaignTitle": "t", "from": "2026/3/5"}))["starts_on"] == "2026-03-05"
+
+    def test_a_model_may_be_strict_and_nested_and_forbid_other_fields(self) -> None:
+        class Line(BaseModel):
+            sku: str = Field(alias="SKU")
+
+        class Order(BaseModel):
+            model_config = ConfigDict(strict=True, extra="forbid")
+            day: dt.date
+            lines: tuple[Line, ...]
+
+            @pydantic.computed_field  # type: ignore[prop-decorator]
+            @property
+            def size(self) -> int:
+                return len(self.lines)
+
+        shape = ItemShape(Order)
+        model = Order(day=dt.date(2026, 3, 5), lines=(Line(SKU="a"),))
+        item = accepted(RawRow(1, model), None, shape)
+        assert item == {"day": "2026-03-05", "lines": [{"sku": "a"}]}
+        assert shape.revive(item) == model
+
+    def test_without_a_model_the_cells_are_the_item(self) -> None:
+        shape = ItemShape(None)
+        row = RawRow(2, {"a": dt.date(2026, 3, 5), "b": 1.5, "c": None})
+        assert accepted(row, shape.bind(["a", "b", "c"]), shape) == {"a": "2026-03-05", "b": 1.5, "c": None}
+        assert shape.revive({"a": 1}) == {"a": 1}
+        renaming = ItemShape(None, {"A": "code"})
+        assert accepted(RawRow(2, {"a": 1, "b": 2}), renaming.bind(["a", "b"]), renaming) == {"code": 1, "b": 2}
+
+    def test_an_empty_cell_is_the_default_or_none(self) -> None:
+        class Item(BaseModel):
+            a: int | None
+            b: int | None = 5
+            c: str = "x"
+
+        shape = ItemShape(Item)
+        assert accepted(RawRow(2, dict.fromkeys("abc")), shape.bind("abc"), shape) == {"a": None, "b": 5, "c": "x"}
+        assert accepted(RawRow(1, {"a": " ", "b": "", "c": ""}), None, shape) == {"a": None, "b": 5, "c": ""}
+
+
+class TestRefused:
+    def test_all_problems_of_a_row_come_at_once_under_the_users_own_headers(self) -> None:
+        cells = {"CAMPAIGN  code": None, "開始日": "3/4/2026", "Budget": CellError("#N/A"), "discount": "９５"}
+        outcome = refused(of_sheet(**cells), SHAPE.bind(HEADERS))
+        assert sorted((p.column, p.code, p.value) for p in outcome.problems) == [
+            ("Budget", "cell_error", "#N/A"),
+            ("CAMPAIGN  code", "missing", None),
+            ("discount", "too_large", "９５"),
+            ("開始日", "ambiguous_date", "3/4/2026"),
+        ]
+        assert {problem.row for problem in outcome.problems} == {7}
+        assert outcome.values["Budget"] == "#N/A"
+        assert outcome.values["開始日"] == "3/4/2026"
+        assert not any("pydantic" in p.message or "http" in p.message for p in outcome.problems)
+
+    @pytest.mark.parametrize(
+        ("cells", "code", "words"),
+        [
+            ({"CAMPAIGN  code": "x" * 11}, "too_long", "at most 10 characters"),
+            ({"discount": 0}, "too_small", "at least 1"),
+            ({"discount": "ten"}, "wrong_type", "must be a number"),
+            ({"discount": 1.5}, "wrong_type", "whole number"),
+            ({"discount": "1.5"}, "wrong_type", "whole number"),
+            ({"discount": True}, "wrong_type", "not yes or no"),
+            ({"Budget": "nan"}, "wrong_type", "number"),
+            ({"Budget": "1.234"}, "too_long", "at most 2 decimals"),
+            ({"開始日": "soon"}, "invalid_date", "2026-03-05"),
+            ({"開始日": "2026-02-30"}, "invalid_date", "does not exist"),
+            ({"開始日": 86_400}, "wrong_type", "format the cell as a date"),
+            ({"開始日": "86400"}, "invalid_date", "2026-03-05"),
+            ({"開始日": dt.datetime(2026, 3, 5, 1)}, "wrong_type", "only the date"),
+            ({"開始日": dt.timedelta(1)}, "wrong_type", "no date"),
+        ],
+    )
+    def test_a_cell_is_refused_with_a_stable_code(self, cells: dict[str, Any], code: str, words: str) -> None:
+        outcome = refused(of_sheet(**cells), SHAPE.bind(HEADERS))
+        assert [problem.code for problem in outcome.problems] == [code]
+        assert words in outcome.problems[0].message
+        assert outcome.problems[0].column == next(iter(cells))
+
+    def test_json_problems_have_the_users_keys_and_dotted_paths(self) -> None:
+        class Line(BaseModel):
+            sku: str
+            count: int
+
+        class Order(BaseModel):
+            lines: list[Line] = Field(alias="Lines")
+            kind: Literal["a", "b"]
+
+        row = RawRow(3, {"lines": [{"sku": "x", "count": "many"}, {"count": 1}], "kind": "c"})
+        outcome = refused(row, None, ItemShape(Order))
+        assert [(p.column, p.code) for p in outcome.problems] == [
+            ("lines.0.count", "wrong_type"),
+            ("lines.1.sku", "missing"),
+            ("kind", "not_allowed"),
+        ]
+
+    @pytest.mark.parametrize("value", [None, 1, "x", [1], True])
+    def test_what_is_no_object_is_refused(self, value: Any) -> None:
+        for shape in (SHAPE, ItemShape(None)):
+            outcome = refused(RawRow(1, value), None, shape)
+            assert [problem.code for problem in outcome.problems] == ["not_an_object"]
+            assert outcome.values == {"value": value}
+
+    def test_problems_that_the_reader_found_refuse_the_row(self) -> None:
+        problem = Problem(2, None, "too_many_cells", "x")
+        assert refused(RawRow(2, dict(GOOD), (problem,)), SHAPE.bind(HEADERS)).problems == (problem,)
+
+    def test_the_models_own_checks_speak_in_their_own_words(self) -> None:
+        class Item(BaseModel):
+            a: int
+            b: int
+
+            @pydantic.field_validator("a")
+            @classmethod
+            def even(cls, value: int) -> int:
+                if value % 2:
+                    raise ValueError("must be even")
+                return {0: 0, 2: 2}[value]
+
+            @pydantic.model_validator(mode="after")
+            def order(self) -> Item:
+                if self.a > self.b:
+                    raise AssertionError("a must come before b")
+                return self
+
+        shape = ItemShape(Item)
+        assert [(p.column, p.code, p.message) for p in refused(RawRow(1, {"a": 1, "b": 2}), None, shape).problems] == [
+            ("a", "invalid", "must be even")
+        ]
+        assert [(p.column, p.message) for p in refused(RawRow(1, {"a": 2, "b": 1}), None, shape).problems] == [
+            (None, "a must come before b")
+        ]
+        # A check that stumbles refuses the row and no other.
+        assert [p.code for p in refused(RawRow(1, {"a": 4, "b": 5}), None, shape).problems] == ["invalid"]
+
+    def test_forbidden_fields_are_named(self) -> None:
+        class Item(BaseModel):
+            model_config = ConfigDict(extra="forbid")
+            a: int
+
+        outcome = refused(RawRow(1, {"a": 1, "x": 2}), None, ItemShape(Item))
+        assert [(p.column, p.code) for p in outcome.problems] == [("x", "unknown_field")]
+
+    def test_an_item_that_cannot_be_kept_is_refused(self) -> None:
+        small = ItemShape(None, max_item_bytes=20)
+        assert refused(RawRow(1, {"a": "x" * 30}), None, small).problems[0].code == "item_too_large"
+        for value in ("a\0b", "\ud800"):
+            outcome = refused(RawRow(1, {"a": value, "b": "\\u0000"}), None, ItemShape(None))
+            assert outcome.problems[0].code == "invalid"
+            assert "\0" not in outcome.values["a"]
+            outcome.values["a"].encode()
+        assert accepted(RawRow(1, {"a": "\\u0000"}), None, ItemShape(None)) == {"a": "\\u0000"}
+
+    def test_a_long_value_is_shortened_in_the_problem_only(self) -> None:
+        outcome = refused(of_sheet(**{"CAMPAIGN  code": "x" * 500}), SHAPE.bind(HEADERS))
+        assert len(outcome.problems[0].value) == 200
+        assert outcome.values["CAMPAIGN  code"] == "x" * 500
+
+    def test_an_error_without_an_entry_keeps_its_own_type(self) -> None:
+        assert describe({"type": "strange", "msg": "is strange"}) == ("strange", "is strange")
+        assert describe({"type": "greater_than", "msg": "Input should be greater"}) == (
+            "too_small",
+            "Input should be greater",
+        )
+
+
+def coerced(annotation: Any, value: Any, *, sheet: bool = True) -> Any:
+    coercer = coercer_for(annotation, sheet=sheet)
+    assert coercer is not None
+    return coercer(value)
+
+
+class TestWhatPeopleType:
+    @pytest.mark.parametrize(
+        ("annotation", "text", "value"),
+        [
+            (int, " 12 ", 12),
+            (int, "1,200", 1200),
+            (int, "１２", 12),
+            (int, "１，２００", 1200),
+            (int, "−5", -5),
+            (int, "12.0", 12),
+            (int, "1e3", 1000.0),
+            (int, 10**30, 10**30),
+            (float, "1,234.5", "1234.5"),
+            (Decimal, "1,234.50", "1234.50"),
+            (Decimal, 0.1 + 0.2, Decimal("0.3")),
+            (str, 123, "123"),
+            (str, 1.5, "1.5"),
+            (str, True, "TRUE"),
+            (str, dt.date(2026, 3, 5), "2026-03-05"),
+            (str, "007", "007"),
+            (bool, "はい", True),
+            (bool, "いいえ", False),
+            (bool, "是", True),
+            (bool, "否", False),
+            (bool, "YES", True),
+            (bool, "False", False),
+            (Literal["1", "2"], 1, "1"),
+        ],
+    )
+    def test_a_cell_becomes_what_the_field_wants(self, annotation: Any, text: Any, value: Any) -> None:
+        result = coerced(annotation, text)
+        assert result == value
+        assert type(result) is type(value)
+
+    @pytest.mark.parametrize(
+        "text",
+        ["2026-03-05", "2026/3/5", "2026/03/05", "2026.3.5", "2026年3月5日", "05.03.2026", "5.3.2026", " 2026-3-5 ",
+         "２０２６年３月５日",
+         "2026-03-05T00:00", dt.date(2026, 3, 5), dt.datetime(2026, 3, 5)],
+    )  # fmt: skip
+    def test_a_date_has_many_forms(self, text: Any) -> None:
+        assert coerced(dt.date, text) == dt.date(2026, 3, 5)
+        assert coerced(dt.datetime, text) == dt.datetime(2026, 3, 5)
+
+    def test_slashes_are_taken_where_only_one_day_is_meant(self) -> None:
+        assert coerced(dt.date, "25/12/2026") == coerced(dt.date, "12/25/2026") == dt.date(2026, 12, 25)
+        assert coerced(dt.date, "4/4/2026") == dt.date(2026, 4, 4)
+        for text in ("3/4/2026", "12-11-2026"):
+            with pytest.raises(Unclear) as caught:
+                coerced(dt.date, text)
+            assert caught.value.code == "ambiguous_date"
+
+    @pytest.mark.parametrize(
+        ("text", "value"),
+        [
+            ("2026-03-05 14:30", dt.datetime(2026, 3, 5, 14, 30)),
+            ("2026/3/5 9:05:07", dt.datetime(2026, 3, 5, 9, 5, 7)),
+            ("2026年3月5日 14:30", dt.datetime(2026, 3, 5, 14, 30)),
+            ("2026-03-05T14:30:00Z", dt.datetime(2026, 3, 5, 14, 30, tzinfo=dt.UTC)),
+            ("2026-03-05T14:30:00.25+00:00", dt.datetime(2026, 3, 5, 14, 30, 0, 250_000, tzinfo=dt.UTC)),
+        ],
+    )
+    def test_a_moment_is_a_date_with_a_time(self, text: str, value: dt.datetime) -> None:
+        assert coerced(dt.datetime, text) == value
+
+    @pytest.mark.parametrize("text", ["25:00", "2026-03-05 25:00", "2026-03-05 x", "20260305", "5.3.26", "", "٣/٤/٢٠٢٦x"])
+    def test_what_is_no_date_is_refused(self, text: str) -> None:
+        for kind in (dt.date, dt.datetime):
+            with pytest.raises(Unclear) as caught:
+                coerced(kind, text)
+            assert caught.value.code == "invalid_date"
+
+    def test_annotations_are_seen_through(self) -> None:
+        class Kind(Enum):
+            one = "1"
+
+        Sku = NewType("Sku", int)
+        for annotation in (int | None, Annotated[int | None, Field(ge=1)], Annotated[int, 1] | None, Sku):
+            assert coerced(annotation, "１２") == 12
+        assert coerced(Kind, 1) == "1"
+        for annotation in (int | str, list[int], Any, Campaign, dict[str, int]):
+            assert coercer_for(annotation, sheet=True) is None
+
+    def test_numbers_in_json_stay_time_stamps_where_the_model_takes_them(self) -> None:
+        assert coerced(dt.datetime, 86_400, sheet=False) == 86_400
+
+    @settings(max_examples=300, deadline=None)
+    @given(
+        st.sampled_from([int, float, Decimal, bool, str, dt.date, dt.datetime]),
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=30)
+        | st.from_regex(r"[0-9１-９]{1,4}[-/.年][0-9]{1,2}[-/.月][0-9]{1,4}日?( [0-9]{1,2}:[0-9]{2})?", fullmatch=True)
+        | st.from_regex(r"[+-]?[0-9,]{1,12}(\.[0-9]*)?(e[+-]?[0-9]{1,4})?", fullmatch=True)
+        | st.dates() | st.datetimes() | st.times() | st.timedeltas() | st.just(CellError("#N/A")),
+        st.booleans(),
+    )  # fmt: skip
+    def test_any_cell_is_accepted_or_refused_never_more(self, kind: type, value: Any, sheet: bool) -> None:
+        model = pydantic.create_model("Item", field=(kind, ...))
+        shape = ItemShape(model)
+        outcome = shape.validate(RawRow(1, {"field": value}), shape.bind(["field"]) if sheet else None)
+        if isinstance(outcome, Accepted):
+            shape.revive(outcome.item)
+        else:
+            assert all(problem.message for problem in outcome.problems)
+
+    @given(st.integers(-(10**15), 10**15))
+    def test_a_number_survives_its_spellings(self, number: int) -> None:
+        spellings: list[Callable[[int], str]] = [str, "{:,}".format, " {} ".format, "{}.0".format]
+        for spelling in spellings:
+            assert coerced(int, spelling(number)) == number
