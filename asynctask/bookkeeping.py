@@ -246,7 +246,7 @@ def begin(row: Row, attempt: int | None, state: str | None) -> Begin:
         return Begin.DROP
     if row.due_at is not None and attempt is not None:
         return Begin.DROP  # it waits in the ledger: whoever dispatches it next pushes its own copy
-    if row.process is not None and attempt is not None:
+    if row.status is Status.WORKING and row.process is not None and attempt is not None:
         return Begin.DROP  # a process is on this attempt; the broker forgot its copy and was given another
     if state == State.CANCELLED:
         return Begin.CANCEL

@@ -6,6 +6,7 @@ writes ``events.status`` or ``tasks.state`` except by an edge of these tables, a
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -28,6 +29,8 @@ __all__ = [
     "check_event",
     "check_task",
     "diagram",
+    "page",
+    "table",
 ]
 
 
@@ -113,7 +116,9 @@ class Edge:
 
 def _edges(rows: Iterable[tuple[Iterable[str | None], str, Reason, Iterable[Who], str]]) -> tuple[Edge, ...]:
     return tuple(
-        Edge(source, target, reason, frozenset(who), why) for sources, target, reason, who, why in rows for source in sources
+        Edge(source, target, reason, frozenset(who), why)
+        for sources, target, reason, who, why in rows
+        for source in sources
     )
 
 
@@ -122,7 +127,13 @@ _RUNNABLE = (_S.ENQUEUE, _S.WORKING)
 
 EVENT_EDGES: Final[tuple[Edge, ...]] = _edges(
     [
-        ((None,), _S.ENQUEUE, _R.SUBMITTED, (_W.SUBMITTER, _W.WORKER), "an item was accepted, or a job came from elsewhere"),
+        (
+            (None,),
+            _S.ENQUEUE,
+            _R.SUBMITTED,
+            (_W.SUBMITTER, _W.WORKER),
+            "an item was accepted, or a job came from elsewhere",
+        ),
         ((_S.ENQUEUE,), _S.WORKING, _R.STARTED, (_W.WORKER,), "a worker began and outlasted a flush"),
         (_RUNNABLE, _S.FINISH, _R.RETURNED, (_W.WORKER,), "the worker returned"),
         (_RUNNABLE, _S.FAILED, _R.REFUSED, (_W.WORKER,), "the business said no"),
@@ -137,7 +148,13 @@ EVENT_EDGES: Final[tuple[Edge, ...]] = _edges(
         (_RUNNABLE, _S.ERROR, _R.POISON, (_W.SWEEP,), "three processes died under it"),
         (_RUNNABLE, _S.STOPPED, _R.STOPPED, (_W.WORKER, _W.PERSON), "a person stopped it; its checkpoint is kept"),
         ((_S.STOPPED,), _S.ENQUEUE, _R.RESUMED, (_W.PERSON,), "a person started it again"),
-        ((*_RUNNABLE, _S.STOPPED), _S.CANCELLED, _R.CANCELLED, (_W.WORKER, _W.SWEEP, _W.PERSON), "the Task or job was cancelled"),
+        (
+            (*_RUNNABLE, _S.STOPPED),
+            _S.CANCELLED,
+            _R.CANCELLED,
+            (_W.WORKER, _W.SWEEP, _W.PERSON),
+            "the Task or job was cancelled",
+        ),
         (
             (_S.FAILED, _S.ERROR, _S.CANCELLED),
             _S.ENQUEUE,
@@ -160,15 +177,33 @@ TASK_EDGES: Final[tuple[Edge, ...]] = _edges(
     [
         ((None,), _T.SPLITTING, _R.SUBMITTED, (_W.SUBMITTER,), "a list was handed in"),
         ((_T.SPLITTING,), _T.RUNNING, _R.SEALED, (_W.SUBMITTER, _W.SWEEP), "every item is in the ledger"),
-        ((_T.SPLITTING,), _T.RUNNING, _R.SPLIT_FAILED, (_W.SUBMITTER, _W.SWEEP), "the split broke off; what was created runs on"),
+        (
+            (_T.SPLITTING,),
+            _T.RUNNING,
+            _R.SPLIT_FAILED,
+            (_W.SUBMITTER, _W.SWEEP),
+            "the split broke off; what was created runs on",
+        ),
         ((_T.SPLITTING,), _T.REJECTED, _R.NOTHING_ACCEPTED, (_W.SUBMITTER, _W.SWEEP), "no item was accepted"),
         ((_T.PAUSED,), _T.REJECTED, _R.NOTHING_ACCEPTED, (_W.SUBMITTER, _W.SWEEP), "no item was accepted"),
         ((_T.SPLITTING, _T.RUNNING), _T.PAUSED, _R.PAUSED, (_W.PERSON,), "no new start until resumed"),
         ((_T.PAUSED,), _T.SPLITTING, _R.RESUMED, (_W.PERSON,), "resumed while its split goes on"),
         ((_T.PAUSED,), _T.RUNNING, _R.RESUMED, (_W.PERSON,), "resumed"),
         (_ACTIVE, _T.CANCELLED, _R.CANCELLED, (_W.PERSON,), "no new start; open rows are turned to cancelled"),
-        ((_T.RUNNING, _T.PAUSED), _T.FINALIZING, _R.CLOSED, (_W.WORKER, _W.SWEEP), "every row is terminal; callbacks are queued"),
-        ((_T.FINALIZING,), _T.FINISHED, _R.CALLED_BACK, (_W.WORKER, _W.SWEEP), "the callbacks have run, or there are none"),
+        (
+            (_T.RUNNING, _T.PAUSED),
+            _T.FINALIZING,
+            _R.CLOSED,
+            (_W.WORKER, _W.SWEEP),
+            "every row is terminal; callbacks are queued",
+        ),
+        (
+            (_T.FINALIZING,),
+            _T.FINISHED,
+            _R.CALLED_BACK,
+            (_W.WORKER, _W.SWEEP),
+            "the callbacks have run, or there are none",
+        ),
         ((_T.FINALIZING,), _T.FINISHED, _R.CALLBACK_FAILED, (_W.WORKER, _W.SWEEP), "the callback failed five times"),
         (
             (_T.RUNNING, _T.FINISHED, _T.CANCELLED),
@@ -213,3 +248,32 @@ def diagram(edges: Iterable[Edge]) -> str:
     lines += [f"    {a} --> {b}: {', '.join(dict.fromkeys(reasons))}" for (a, b), reasons in arrows.items()]
     lines += [f"    {end} --> [*]" for end in sorted(targets - sources)]
     return "\n".join(lines)
+
+
+def table(edges: Iterable[Edge]) -> str:
+    """A Markdown table of the edges, one row each: from, to, reason, who may take it, why."""
+    lines = ["| from | to | reason | who | why |", "|---|---|---|---|---|"]
+    for edge in edges:
+        who = ", ".join(sorted(edge.who))
+        lines.append(f"| {edge.source or '(new)'} | {edge.target} | {edge.reason} | {who} | {edge.why} |")
+    return "\n".join(lines)
+
+
+def page() -> str:
+    """The text of `docs/states.md`: diagram and table of Event and Task, each between its markers."""
+    parts = [
+        "# States",
+        "Made from the table in `asynctask/states.py`; do not edit. Every step that is not listed here is refused.",
+        "To make it again: `python -m asynctask.states > docs/states.md`.",
+    ]
+    for name, edges, what in (
+        ("event", EVENT_EDGES, "The status of an Event, the record of one job."),
+        ("task", TASK_EDGES, "The state of a Task, all jobs of one submission."),
+    ):
+        shown = f"```mermaid\n{diagram(edges)}\n```\n\n{table(edges)}"
+        parts.append(f"## {name.capitalize()}\n\n{what}\n\n<!-- {name}: begin -->\n{shown}\n<!-- {name}: end -->")
+    return "\n\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())
