@@ -44,6 +44,7 @@ __all__ = [
     "may_dispatch",
     "measure",
     "outcome",
+    "recorded",
     "recover",
     "redispatch",
     "release_due",
@@ -313,6 +314,19 @@ def recover(row: Row, state: str | None, *, now: int) -> Turn | None:
         row, Status.ENQUEUE, Reason.WORKER_LOST, attempt=row.attempt + 1, due_at=now, deaths=deaths, process=None,
         watched=True,
     )  # fmt: skip
+
+
+def recorded(row: Row, status: Status, process: str | None = None) -> Turn:
+    """What somebody outside the runtimes says of an open job; the same status again only adds a message.
+
+    Raises :class:`~asynctask.errors.TransitionRefused` where the table has no such edge.
+    """
+    if status is row.status and status in OPEN:
+        return Turn(row, row, Reason.RECORDED)
+    changes: dict[str, object] = {"process": process if status is Status.WORKING else None}
+    if status in TERMINAL:
+        changes |= {"due_at": None, **_items_to(row, status)}
+    return _turn(row, status, Reason.RECORDED, **changes)
 
 
 # -- Control ------------------------------------------------------------------------------------------------------------

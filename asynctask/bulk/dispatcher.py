@@ -51,9 +51,8 @@ PushFilter = Callable[[Sequence[Copy]], Sequence[Copy]]
 class Dispatcher:
     """One dispatcher; any number may run, in any process, and any one suffices.
 
-    Arguments: ``local`` tells what this very process can use now (None in a process that performs nothing); of others
-    their last heartbeat counts. ``ahead_s`` is how many seconds of consumption wait in the queue. ``outgoing`` is the
-    client side's last word on what is pushed.
+    Arguments: ``ahead_s`` is how many seconds of consumption wait in the queue; ``outgoing`` is the client side's last word
+    on what is pushed. What this very process can use is asked of whoever was attached; of others the last heartbeat counts.
     """
 
     def __init__(
@@ -62,13 +61,12 @@ class Dispatcher:
         broker: Broker,
         *,
         ahead_s: float = 0.25,
-        local: Callable[[], Load] | None = None,
         outgoing: PushFilter | None = None,
     ) -> None:
         self._ledger = ledger
         self._broker = broker
         self._ahead_s = ahead_s
-        self._local = local
+        self._local: Callable[[], Load] | None = None
         self._outgoing = outgoing
         self._round_lock = threading.Lock()
         self._wake = threading.Event()
@@ -81,6 +79,7 @@ class Dispatcher:
 
     def start(self) -> None:
         """Runs rounds in a thread of its own until :meth:`stop`."""
+        self._stopping = False
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
         self._thread.start()
 
@@ -91,9 +90,20 @@ class Dispatcher:
         if self._thread is not None:
             self._thread.join(10)
 
+    def attach(self, local: Callable[[], Load] | None) -> None:
+        """Tells what performs jobs in this very process, or (None) that nothing does any more."""
+        self._local = local
+
     def nudge(self) -> None:
-        """Something changed, or this process runs dry: a round at once. Cheap where there is nothing to dispatch."""
-        if self._more:
+        """Something changed: a round at once."""
+        self._wake.set()
+
+    def dry(self, worked: bool) -> None:
+        """This process found less in its queues than it could use; ``worked``: it had jobs since it last said so.
+
+        A round at once where there may be more; an idle process that looks again and again costs nothing.
+        """
+        if worked or self._more:
             self._wake.set()
 
     def _run(self) -> None:

@@ -12,18 +12,18 @@ An engine (the own runtime, Dramatiq, ...) takes these steps for a job that it g
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
-import sqlalchemy as sa
 
 from asynctask.bookkeeping import Begin, begin
 from asynctask.errors import JobInterrupted, JobTimeout
 from asynctask.job import CurrentJob
-from asynctask.ledger.base import Ledger, dumps
+from asynctask.ledger.base import Ledger
 from asynctask.ledger.models import events
+from asynctask.ledger.record import NewJob, enqueue
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.ledger.transitions import EventRecord, Failure, Note, read_events
 from asynctask.messages import MAX_MESSAGE
@@ -135,25 +135,9 @@ class Tracker:
             row.watched or row.deaths > 0, record.first_row,
         )  # fmt: skip
 
-    def enqueue(
-        self, arrivals: Sequence[Arrival], *, due_at: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> None:
-        """Makes stand-alone Events, waiting until ``due_at`` (None: they are in somebody's queue). Known ids are left."""
-        now = self._ledger.now()
-        rows = [
-            {
-                "job_id": a.job_id, "worker_name": a.worker_name, "queue": a.queue, "status": Status.ENQUEUE,
-                "params": None if a.params is None else dumps(a.params), "due_at": due_at, "created_at": now,
-                "options": dumps(dict(options)) if options else None,
-            }
-            for a in {a.job_id: a for a in arrivals}.values()
-        ]  # fmt: skip
-        with self._ledger.database.write() as connection:
-            ids = [row["job_id"] for row in rows]
-            known = set(connection.execute(sa.select(events.c.job_id).where(events.c.job_id.in_(ids))).scalars())
-            rows = [row for row in rows if row["job_id"] not in known]
-            if rows:
-                connection.execute(events.insert(), rows)
+    def enqueue(self, arrivals: Sequence[Arrival]) -> None:
+        """Makes stand-alone Events of jobs that are in their engine's queue already. Ids that are known are left."""
+        enqueue(self._ledger, [NewJob(a.job_id, a.worker_name, a.queue, a.params) for a in arrivals])
 
     # -- 2. start
 

@@ -19,7 +19,7 @@ import structlog
 
 from asynctask.brokers.base import Broker
 from asynctask.bulk.control import Control
-from asynctask.bulk.dispatcher import Dispatcher, PushFilter
+from asynctask.bulk.dispatcher import Dispatcher
 from asynctask.bulk.sweep import Sweep
 from asynctask.clock import Clock, Ids
 from asynctask.config import Config
@@ -48,13 +48,24 @@ class Parts(Protocol):
     """What an application gives a worker process."""
 
     config: Config
-    ledger: Ledger
-    broker: Broker
     clock: Clock
     ids: Ids
-    host: recovery.Host
-    controls: Control
     server_middleware: Chain
+
+    @property
+    def ledger(self) -> Ledger: ...
+
+    @property
+    def broker(self) -> Broker: ...
+
+    @property
+    def host(self) -> recovery.Host: ...
+
+    @property
+    def controls(self) -> Control: ...
+
+    @property
+    def dispatcher(self) -> Dispatcher: ...
 
     @property
     def workers(self) -> Mapping[str, Worker]: ...
@@ -62,8 +73,6 @@ class Parts(Protocol):
     def fire(self, event: str, *args: Any) -> None: ...
 
     def take_up_split(self, task_id: int) -> None: ...
-
-    def outgoing(self) -> PushFilter | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,17 +115,11 @@ class Launcher:
         self.heartbeat = Heartbeat(
             ledger, parts.clock, every_s=config.heartbeat_s, lease_s=config.lease_s, tell=self._tell, on_signal=self.obey
         )
-        self.dispatcher = Dispatcher(
-            ledger,
-            parts.broker,
-            ahead_s=config.dispatch_ahead_s,
-            local=lambda: self.manager.load(),
-            outgoing=parts.outgoing(),
-        )
+        self.dispatcher = parts.dispatcher
         self.manager = Manager(
             identity=ledger.identity, broker=parts.broker, tracker=self.tracker, clock=parts.clock, workers=parts.workers,
             queues=queues.names, queue_order=queues.order, concurrency=concurrency, may_start=self._may_start,
-            on_dry=self.dispatcher.nudge, unrecorded=lambda: self.recorder.waiting,
+            on_dry=self.dispatcher.dry, unrecorded=lambda: self.recorder.waiting,
         )  # fmt: skip
         self.performer = Performer(
             identity=ledger.identity, broker=parts.broker, tracker=self.tracker, chain=self._chain(), clock=parts.clock,
@@ -148,6 +151,7 @@ class Launcher:
         self.heartbeat.start()
         self.recorder.start()
         self.manager.start(self.performer)
+        self.dispatcher.attach(self.manager.load)
         self.dispatcher.start()
         self.sweep.start()
         self._ticker = threading.Thread(target=self._tick, name="ticker", daemon=True)
@@ -170,6 +174,7 @@ class Launcher:
             self._log.warning("jobs_interrupted", count=interrupted)
         self.recorder.drain(_FLUSH_S)
         self.dispatcher.stop()
+        self.dispatcher.attach(None)
         self.sweep.stop()
         self.manager.stop()
         recorded = self.recorder.stop(_FLUSH_S)

@@ -42,8 +42,8 @@ class Manager:
     """The jobs of one process.
 
     Arguments: ``workers`` by name; ``queue_order`` gives the queues in the order of the next fetch; ``may_start`` is false
-    while nothing may begin (the heartbeat is late, the ledger is away); ``on_dry`` is called when the queues gave less than
-    was wanted; ``unrecorded`` says how many outcomes wait for the ledger.
+    while nothing may begin (the heartbeat is late, the ledger is away); ``on_dry`` is called when the queues gave nothing,
+    with whether they gave anything since the last call; ``unrecorded`` says how many outcomes wait for the ledger.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Manager:
         queue_order: QueueOrder,
         concurrency: int,
         may_start: Callable[[], bool],
-        on_dry: Callable[[], None],
+        on_dry: Callable[[bool], None],
         unrecorded: Callable[[], int],
     ) -> None:
         self._identity = identity
@@ -170,6 +170,7 @@ class Manager:
 
     def _fetch(self) -> None:
         tries = 0
+        worked = False
         while not self._quiet.is_set():
             done: list[Copy] = []
             try:
@@ -178,9 +179,11 @@ class Manager:
                 copies = self._broker.exchange(self._identity, done, self._queue_order(), limit)
                 done = []
                 if copies:
+                    worked = True
                     self._begin(copies)
                 elif limit > 0:
-                    self._on_dry()
+                    self._on_dry(worked)
+                    worked = False
                 if len(copies) < limit or limit <= 0:
                     self._broker.wait(_IDLE_WAIT_S if limit > 0 else AHEAD_S / 4)
                 tries = 0

@@ -1,0 +1,567 @@
+"""The application: workers are registered here, jobs pushed and Tasks submitted; everything else is made on demand.
+
+Nothing connects, reads the environment (beside configuration, once) or starts a thread before it is used, and what is
+used after a fork is made anew in the child.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import structlog
+
+from asynctask._version import __version__
+from asynctask.brokers.base import SCHEDULE, Broker, Copy, Held
+from asynctask.brokers.sql import SqlBroker
+from asynctask.bulk.control import Control
+from asynctask.bulk.dispatcher import Dispatcher, PushFilter
+from asynctask.bulk.items import ItemShape
+from asynctask.bulk.outgoing import Outgoing, passes
+from asynctask.bulk.payload import build
+from asynctask.bulk.readers import Limits
+from asynctask.bulk.split import Splitter
+from asynctask.bulk.sweep import Sweep
+from asynctask.bulk.uploads import StoredFile, Uploads
+from asynctask.clock import Clock, Ids, SystemClock, SystemIds, hostname, micros
+from asynctask.config import Config, load
+from asynctask.errors import ConfigError, InputError, UnknownWorker
+from asynctask.handle import Services, TaskHandle
+from asynctask.job import CurrentJob
+from asynctask.ledger import doctor as doctors
+from asynctask.ledger import queries, record, recovery, schema
+from asynctask.ledger import tasks as task_rows
+from asynctask.ledger.base import Ledger, dumps
+from asynctask.ledger.database import Database
+from asynctask.messages import Catalogue
+from asynctask.middleware.chain import Chain
+from asynctask.priority import Priority
+from asynctask.runtime.heartbeat import Heartbeat
+from asynctask.runtime.launcher import Launcher, Queues
+from asynctask.runtime.supervisor import LIFELINE
+from asynctask.submission import Submission, Submitter
+from asynctask.worker import TRACKED_RETRIES, RetryIn, Worker, describe
+
+__all__ = ["AsyncTask"]
+
+EVENTS = ("startup", "quiet", "shutdown", "error", "death")
+_FAR = 1_000_000_000
+"""A number of seconds from which on Sidekiq takes it for an epoch time and not for a delay."""
+
+Target = TypeVar("Target", bound=Callable[..., Any])
+
+
+class AsyncTask:
+    """One application. Several can live in one process.
+
+    Arguments are the fields of :class:`~asynctask.config.Config`; what is not given comes from ``environ`` (the process's
+    environment by default) and then from the defaults. ``clock`` and ``ids`` are for tests. Raises
+    :class:`~asynctask.errors.ConfigError`.
+    """
+
+    def __init__(
+        self,
+        *,
+        environ: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
+        ids: Ids | None = None,
+        **settings: Any,
+    ) -> None:
+        self.config, self.origins = load(settings, os.environ if environ is None else environ)
+        self.clock: Clock = clock or SystemClock()
+        self.ids: Ids = ids or SystemIds(self.clock)
+        self.client_middleware = Chain()
+        self.server_middleware = Chain()
+        self._workers: dict[str, Worker] = {}
+        self._hooks: dict[str, list[Callable[..., Any]]] = {name: [] for name in EVENTS}
+        self._lock = threading.RLock()
+        self._core: _Core | None = None
+        self._web: _WebServices | None = None
+        self._log = structlog.get_logger("asynctask")
+
+    # -- workers and hooks
+
+    @property
+    def workers(self) -> Mapping[str, Worker]:
+        """The registered workers by name."""
+        return MappingProxyType(self._workers)
+
+    def worker(
+        self,
+        target: Any = None,
+        /,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        retry: int | bool = TRACKED_RETRIES,
+        priority: int = Priority.USER_MID,
+        timeout: float | None = None,
+        failed_on: Sequence[type[BaseException]] = (),
+        use_task_event: bool = True,
+        retry_in: RetryIn | None = None,
+        retries_exhausted: Callable[[CurrentJob, BaseException], Any] | None = None,
+    ) -> Any:
+        """Registers a function or class as a worker; use it as a decorator, with or without options.
+
+        Arguments: ``name`` (default: the function's own); ``retry``, how many times, or True and False; ``timeout`` in
+        seconds; ``failed_on``, exceptions that mean "the business said no"; ``use_task_event=False`` leaves its jobs
+        untracked; ``retry_in(count, error, job)`` gives the seconds before a retry, or ``"kill"`` or ``"discard"``;
+        ``retries_exhausted(job, error)`` is called when none is left. Raises :class:`ConfigError`.
+        """
+
+        def register(found: Any) -> Worker:
+            own_name, function, is_async, model = describe(found)
+            worker = Worker(
+                name=name or own_name, function=function, queue=queue, retry=retry, priority=int(priority), timeout=timeout,
+                failed_on=tuple(failed_on), use_task_event=use_task_event, retry_in=retry_in,
+                retries_exhausted=retries_exhausted, is_async=is_async, model=model,
+                shape=ItemShape(model, max_item_bytes=self.config.max_item_bytes), pusher=self,
+            )  # fmt: skip
+            _check_worker(worker)
+            if worker.name in self._workers:
+                raise ConfigError(f"two workers are named {worker.name!r}; give one of them another name=")
+            self._workers[worker.name] = worker
+            return worker
+
+        return register if target is None else register(target)
+
+    def on(self, event: str) -> Callable[[Target], Target]:
+        """Decorator: calls the function at ``startup``, ``quiet``, ``shutdown``, ``error`` (error, context) or ``death``
+        (job, error) of a worker process. Raises :class:`ConfigError` for another event."""
+        if event not in self._hooks:
+            raise ConfigError(f"no such event: {event!r}; there are {', '.join(EVENTS)}")
+
+        def register(function: Target) -> Target:
+            self._hooks[event].append(function)
+            return function
+
+        return register
+
+    def fire(self, event: str, *args: Any) -> None:
+        """Calls the hooks of an event, shutdown ones in reverse order; what one raises is logged and changes nothing."""
+        hooks = self._hooks[event]
+        for hook in reversed(hooks) if event in ("quiet", "shutdown") else list(hooks):
+            try:
+                hook(*args)
+            except Exception:
+                self._log.exception("hook_failed", hook=getattr(hook, "__qualname__", repr(hook)), of=event)
+
+    # -- pushing single jobs (worker.perform_async and its like)
+
+    def push(
+        self, worker: Worker, args: Sequence[Sequence[Any]], *, at: float | None = None, options: Mapping[str, Any]
+    ) -> list[str | None]:
+        """Pushes a job for each element of ``args``; see :class:`~asynctask.worker.Worker`."""
+        core = self._made()
+        now = core.ledger.now()
+        due = None if at is None else (micros(at) if at >= _FAR else now + micros(at))
+        jobs = [
+            self._outgoing_job(worker, each, jid, now, options)
+            for each, jid in zip(args, self.ids.jids(len(args)), strict=True)
+        ]
+        let_through = [job for job in jobs if passes(self.client_middleware, worker, job)]
+        if worker.use_task_event:
+            record.enqueue(
+                core.ledger,
+                [record.NewJob(j.job_id, worker.name, j.queue, j.payload["args"]) for j in let_through],
+                due_at=due or now,
+                options={
+                    "retry": options.get("retry", worker.max_retries),
+                    "priority": options.get("priority", worker.priority),
+                },
+            )
+            core.services.dispatch_now()
+        else:
+            self._push_untracked(core.broker, let_through, due, int(options.get("priority", worker.priority)), now)
+        passed = {job.job_id for job in let_through}
+        return [job.job_id if job.job_id in passed else None for job in jobs]
+
+    def _outgoing_job(
+        self, worker: Worker, args: Sequence[Any], jid: str, now: int, options: Mapping[str, Any]
+    ) -> CurrentJob:
+        queue = str(options.get("queue", worker.queue))
+        retry = options.get("retry", worker.retry)
+        payload = build(
+            worker.name, [_plain(arg) for arg in args], jid, queue, retry, now, use_task_event=worker.use_task_event
+        )
+        try:
+            dumps(payload)
+        except TypeError as error:
+            raise InputError(f"the arguments of {worker.name} cannot be kept as JSON: {error}", code="not_json") from None
+        return CurrentJob(jid, queue=queue, payload=payload)
+
+    def _push_untracked(self, broker: Broker, jobs: Sequence[CurrentJob], due: int | None, priority: int, now: int) -> None:
+        copies = [Copy(job.job_id, 0, job.queue, dumps(job.payload), priority) for job in jobs]
+        if due is not None and due > now:
+            broker.hold(SCHEDULE, [Held(copy, due) for copy in copies])
+        else:
+            broker.push(copies)
+
+    # -- Tasks
+
+    def submit(self, worker: Worker | str, items: Iterable[Any], **options: Any) -> TaskHandle:
+        """Hands in a list: an Event for each item, performed by ``worker``. Returns the Task's handle.
+
+        ``items`` is any iterable and is consumed as it is split; jobs of the first items run meanwhile. Items that the
+        worker's model refuses are counted as rejected and stand in the report. Options: ``title``, ``parallel``,
+        ``priority``, ``queue``, ``owner``, ``idempotency_key``. Raises :class:`InputError`, :class:`UnknownWorker`.
+        """
+        return self._made().submitter.submit(self._find(worker), items, options)
+
+    def submit_file(
+        self,
+        worker: Worker | str,
+        stored: StoredFile,
+        *,
+        sheet: str | None = None,
+        columns: Mapping[str, str] | None = None,
+        wait_s: float = 1.0,
+        **options: Any,
+    ) -> Submission:
+        """Hands in a stored file (``app.uploads.store``); waits up to ``wait_s`` seconds for its validation.
+
+        Raises :class:`InputError` (with ``status``, ``code`` and every problem) where nothing of it can be taken.
+        """
+        core = self._made()
+        try:
+            found = self._find(worker)
+        except InputError:
+            core.uploads.discard(stored)
+            raise
+        return core.submitter.submit_stored(found, stored, options, sheet=sheet, columns=columns, wait_s=wait_s)
+
+    def submit_items(
+        self, worker: Worker | str, items: Sequence[Any], *, wait_s: float = 1.0, **options: Any
+    ) -> Submission:
+        """Hands in JSON items: kept on disk like an upload, so that the split survives this process."""
+        found = self._find(worker)
+        return self.submit_file(found, self.uploads.store_items(items), wait_s=wait_s, **options)
+
+    def _find(self, worker: Worker | str) -> Worker:
+        name = worker if isinstance(worker, str) else worker.name
+        found = self._workers.get(name)
+        if found is None:
+            raise UnknownWorker(name, self._workers)
+        if not found.use_task_event:
+            raise InputError(
+                f"worker {name!r} has use_task_event=False: its jobs are not tracked, so no Task can hold them"
+            )
+        return found
+
+    def task(self, task_id: int) -> TaskHandle:
+        """The handle of a Task. Raises :class:`NotFound`."""
+        core = self._made()
+        with core.ledger.database.read() as connection:
+            name = task_rows.get(connection, task_id)["worker_name"]
+        worker = self._workers.get(name)
+        return TaskHandle(core.services, task_id, worker.shape if worker and isinstance(worker.shape, ItemShape) else None)
+
+    def tasks(
+        self,
+        *,
+        ids: Collection[int] | None = None,
+        state: str | None = None,
+        worker: str | None = None,
+        owner: str | None = None,
+        after: int | None = None,
+        limit: int = 50,
+    ) -> list[dict[str, Any]]:
+        """Progress objects, newest first; ``after`` is the last id of the page before."""
+        core = self._made()
+        with core.ledger.database.read() as connection:
+            return queries.progress_page(
+                connection, core.ledger.now(),
+                ids=ids, state=state, worker=worker, owner=owner, after=after, limit=min(limit, 1_000),
+            )  # fmt: skip
+
+    def event(self, job_id: str) -> dict[str, Any]:
+        """One job: its Event as a dict. Raises :class:`NotFound`."""
+        with self._made().ledger.database.read() as connection:
+            return queries.event(connection, job_id)
+
+    def record(self, job_id: str, status: str, message: str = "") -> bool:
+        """Notes what happened to a job, from anywhere: the seam under the middleware.
+
+        ``status``: ``enqueue``, ``working``, ``finish``, ``failed`` or ``error``; the same status again adds the message.
+        A job id that nobody knows gets a stand-alone Event. Returns False where the Event is terminal already. Raises
+        :class:`InputError` for a status that is none, TransitionRefused for a step that is not legal.
+        """
+        return record.record(self._made().ledger, job_id, status, message)
+
+    def processes(self) -> list[dict[str, Any]]:
+        """What runs: every registered process."""
+        with self._made().ledger.database.read() as connection:
+            return recovery.list_processes(connection)
+
+    def doctor(self, repair: bool = False) -> list[doctors.Finding]:
+        """Proves that counts equal rows; with ``repair`` mends what differs."""
+        return doctors.examine(self._made().ledger, repair=repair)
+
+    # -- parts, made on demand
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger, as this process."""
+        return self._made().ledger
+
+    @property
+    def broker(self) -> Broker:
+        """The broker."""
+        return self._made().broker
+
+    @property
+    def host(self) -> recovery.Host:
+        """This machine."""
+        return self._made().host
+
+    @property
+    def controls(self) -> Control:
+        """Control of Tasks."""
+        return self._made().services.control
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """This process's dispatcher."""
+        return self._made().dispatcher
+
+    @property
+    def uploads(self) -> Uploads:
+        """Where uploaded lists are kept."""
+        return self._made().uploads
+
+    @property
+    def limits(self) -> Limits:
+        """How much a reader takes."""
+        return self._made().services.limits
+
+    def outgoing(self) -> PushFilter | None:
+        """The client middleware as the dispatcher applies it to the jobs of Tasks; None where there is none."""
+        if not len(self.client_middleware):
+            return None
+        return Outgoing(self._made().ledger, self.client_middleware, self._workers)
+
+    def database(self) -> Database:
+        """A database of its own, for looking at the schema; the caller closes it."""
+        return Database(self.config.database_url)
+
+    def ensure_schema(self) -> None:
+        """Sets up an empty SQLite file; raises SchemaOutdated, with the command to run, for any other schema."""
+        self._made()
+
+    def _made(self) -> _Core:
+        core = self._core
+        if core is None or core.pid != os.getpid():
+            with self._lock:
+                if self._core is None or self._core.pid != os.getpid():
+                    self._core = _Core(self)
+                core = self._core
+        return core
+
+    def close(self) -> None:
+        """Stops services and closes connections; what is used afterwards is made anew."""
+        self.stop_services()
+        with self._lock:
+            if self._core is not None and self._core.pid == os.getpid():
+                self._core.close()
+            self._core = None
+
+    # -- processes
+
+    def start_services(self, kind: str = "web") -> None:
+        """Registers this process and runs dispatcher and sweep in it; for web processes. Again does nothing."""
+        with self._lock:
+            if self._web is None or self._web.pid != os.getpid():
+                self._web = _WebServices(self, self._made(), kind)
+                self._web.start()
+
+    def stop_services(self) -> None:
+        """Ends what :meth:`start_services` began."""
+        with self._lock:
+            if self._web is not None and self._web.pid == os.getpid():
+                self._web.stop()
+            self._web = None
+
+    def launcher(
+        self,
+        *,
+        concurrency: int | None = None,
+        queues: Mapping[str, int] | None = None,
+        strict: bool | None = None,
+        shutdown_s: float | None = None,
+    ) -> Launcher:
+        """A worker process within this process; ``start()`` and ``stop()`` it, or ``run()`` it in the foreground."""
+        self._made()
+        config = self.config
+        return Launcher(
+            self,
+            concurrency=config.concurrency if concurrency is None else concurrency,
+            queues=Queues(queues or config.queue_weights(), config.strict_queues if strict is None else strict),
+            shutdown_s=config.shutdown_s if shutdown_s is None else shutdown_s,
+            version=__version__,
+        )
+
+    def run_worker(self, **options: Any) -> int:
+        """Runs one worker process in the foreground until it is told to stop; options as of :meth:`launcher`."""
+        return self.launcher(**options).run()
+
+    def take_up_split(self, task_id: int) -> None:
+        """Takes up a split whose process died: in a child process where the application can be named, else in a thread."""
+        core = self._made()
+        if task_rows.claim_split(core.ledger, task_id, lease_s=self.config.lease_s) is None:
+            return
+        if not core.split_elsewhere(task_id):
+            threading.Thread(target=self.split_task, args=(task_id,), name=f"split-{task_id}", daemon=True).start()
+
+    def split_task(self, task_id: int, of: str | None = None) -> None:
+        """Splits a Task in this process: its split must be this process's, free, or handed over by the process ``of``."""
+        core = self._made()
+        with core.ledger.database.read() as connection:
+            name = task_rows.get(connection, task_id)["worker_name"]
+        worker = self._workers.get(name)
+        if worker is None:
+            self._log.error("split_without_worker", task_id=task_id, worker=name)
+            return
+        core.submitter.take_up(worker, task_id, of)
+
+
+class _Core:
+    """What one process of an application works with: connections and everything that stands on them."""
+
+    def __init__(self, app: AsyncTask) -> None:
+        config = app.config
+        self.pid = os.getpid()
+        self._app = app
+        self.database = Database(config.database_url)
+        schema.ensure(self.database)
+        name = hostname()
+        self.host = recovery.Host.local(name)
+        identity = f"{name[:40]}:{self.pid}:{app.ids.nonce()}"
+        self.ledger = Ledger(self.database, app.clock, app.ids, Catalogue(config.locale), identity)
+        self.broker: Broker = SqlBroker(self.database)
+        self.uploads = Uploads(Path(config.data_dir), config.max_file_bytes, app.ids)
+        self.dispatcher = Dispatcher(
+            self.ledger, self.broker, ahead_s=config.dispatch_ahead_s, outgoing=lambda copies: _filtered(app, copies)
+        )
+        limits = _limits(config)
+        self.services = Services(
+            self.ledger, app.clock, Control(self.ledger, self.broker, app.clock), self.dispatcher, self.uploads, limits
+        )
+        splitter = Splitter(
+            self.ledger, app.clock, self.uploads, limits, lease_s=config.lease_s, on_slice=self.dispatcher.nudge
+        )
+        self.submitter = Submitter(self.services, splitter, lease_s=config.lease_s, split_elsewhere=self.split_elsewhere)
+
+    def split_elsewhere(self, task_id: int) -> bool:
+        """Starts a child process that splits; False where the application has no name that a child could load."""
+        config = self._app.config
+        if not config.app:
+            return False
+        environ = {**os.environ, **_as_environment(config)}
+        lifeline = environ.get(LIFELINE, "")
+        passed = (int(lifeline),) if lifeline.isdecimal() else ()
+        argv = [
+            sys.executable,
+            "-m",
+            "asynctask",
+            "-A",
+            config.app,
+            "split-task",
+            str(task_id),
+            "--of",
+            self.ledger.identity,
+        ]
+        try:
+            child = subprocess.Popen(argv, env=environ, pass_fds=passed, stdin=subprocess.DEVNULL, start_new_session=True)
+        except OSError:
+            return False
+        threading.Thread(target=child.wait, name=f"split-child-{task_id}", daemon=True).start()
+        return True
+
+    def close(self) -> None:
+        self.broker.close()
+        self.database.close()
+
+
+class _WebServices:
+    """Dispatcher, sweep and heartbeat of a process that performs no jobs."""
+
+    def __init__(self, app: AsyncTask, core: _Core, kind: str) -> None:
+        config = app.config
+        self.pid = core.pid
+        self._core, self._kind, self._lease_s = core, kind, config.lease_s
+        self._sweep = Sweep(
+            core.ledger, core.broker, core.host, core.services.control,
+            take_up=app.take_up_split, nudge=core.dispatcher.nudge, every_s=min(1.0, config.lease_s / 4),
+        )  # fmt: skip
+        self._heartbeat = Heartbeat(
+            core.ledger, app.clock, every_s=config.heartbeat_s, lease_s=config.lease_s, on_signal=self._obey
+        )
+
+    def start(self) -> None:
+        self._register()
+        self._heartbeat.start()
+        self._core.dispatcher.start()
+        self._sweep.start()
+
+    def stop(self) -> None:
+        self._core.dispatcher.stop()
+        self._sweep.stop()
+        self._heartbeat.stop()
+        recovery.forget(self._core.ledger, self._core.ledger.identity)
+
+    def _register(self) -> None:
+        recovery.register(
+            self._core.ledger, self._core.host, kind=self._kind, pid=self.pid, lease_s=self._lease_s,
+            info={"version": __version__},
+        )  # fmt: skip
+
+    def _obey(self, name: str) -> None:
+        if name == "LOST":  # it holds no jobs, so being declared dead costs it nothing
+            self._register()
+
+
+def _filtered(app: AsyncTask, copies: Sequence[Copy]) -> Sequence[Copy]:
+    """Middleware may be added after the dispatcher was made."""
+    outgoing = app.outgoing()
+    return copies if outgoing is None else outgoing(copies)
+
+
+def _limits(config: Config) -> Limits:
+    return Limits(
+        max_file_bytes=config.max_file_bytes,
+        max_unzipped_bytes=config.max_unzipped_bytes,
+        max_unzip_ratio=config.max_unzip_ratio,
+        max_rows=config.max_rows,
+        max_columns=config.max_columns,
+        max_cell_chars=config.max_cell_chars,
+        max_item_bytes=config.max_item_bytes,
+        max_json_depth=config.max_json_depth,
+    )
+
+
+def _as_environment(config: Config) -> dict[str, str]:
+    """The configuration as environment variables, for a child process."""
+    return {
+        f"ASYNCTASK_{name.upper()}": str(int(value) if isinstance(value, bool) else value)
+        for name, value in vars(config).items()
+    }
+
+
+def _check_worker(worker: Worker) -> None:
+    if not worker.name or len(worker.name) > 255 or "|" in worker.name or "/" in worker.name:
+        raise ConfigError(f"a worker's name has 1 to 255 characters, without | and /: {worker.name!r}")
+    if worker.timeout is not None and not worker.timeout > 0:
+        raise ConfigError(f"worker {worker.name}: timeout must be more than 0 seconds, or None")
+    if isinstance(worker.retry, int) and not 0 <= int(worker.retry) <= 1_000:
+        raise ConfigError(f"worker {worker.name}: retry must be True, False or a number from 0 to 1000")
+
+
+def _plain(value: Any) -> Any:
+    dump = getattr(value, "model_dump", None)
+    return dump(mode="json") if callable(dump) else value

@@ -1,0 +1,141 @@
+"""The handle of a Task: what the program that submitted it, the web API and the command line hold."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from asynctask.bulk.control import Control
+from asynctask.bulk.dispatcher import Dispatcher
+from asynctask.bulk.items import ItemShape
+from asynctask.bulk.readers import Limits
+from asynctask.bulk.report import Report, make_report
+from asynctask.bulk.uploads import Uploads
+from asynctask.clock import Clock
+from asynctask.errors import InputError, NotFound, Unavailable
+from asynctask.ledger import queries
+from asynctask.ledger import tasks as task_rows
+from asynctask.ledger.base import Ledger
+from asynctask.states import Status
+
+__all__ = ["Services", "TaskHandle"]
+
+_PROBLEMS = (str(Status.FAILED), str(Status.ERROR))
+MAX_PAGE = 1_000
+
+
+@dataclass(frozen=True)
+class Services:
+    """What a handle works with; made by the application."""
+
+    ledger: Ledger
+    clock: Clock
+    control: Control
+    dispatcher: Dispatcher
+    uploads: Uploads
+    limits: Limits
+
+    def dispatch_now(self) -> None:
+        """One round of the dispatcher; if the broker does not answer, the next round of any process does it."""
+        try:
+            self.dispatcher.round()
+        except Unavailable as error:
+            structlog.get_logger("asynctask.submit").warning("dispatch_put_off", error=str(error))
+
+
+class TaskHandle:
+    """One Task. Every method may raise :class:`NotFound` and LedgerUnavailable."""
+
+    def __init__(self, services: Services, task_id: int, shape: ItemShape | None = None) -> None:
+        self._s = services
+        self._shape = shape
+        self.id = task_id
+
+    def __repr__(self) -> str:
+        return f"<Task {self.id}>"
+
+    def progress(self, errors: bool = False) -> dict[str, Any]:
+        """The progress object (docs/http.md); with ``errors`` also the first 20 failures under ``errors``."""
+        with self._s.ledger.database.read() as connection:
+            found = queries.progress(connection, [self.id], self._s.ledger.now())
+            if not found:
+                raise NotFound(f"there is no Task {self.id}")
+            if errors:
+                found[0]["errors"] = queries.event_page(connection, self.id, _PROBLEMS, limit=20)
+        return found[0]
+
+    def wait(self, timeout: float | None = None, poll_s: float = 0.1) -> dict[str, Any]:
+        """Waits until it is done, for at most ``timeout`` seconds; returns the progress either way."""
+        clock = self._s.clock
+        until = None if timeout is None else clock.monotonic() + timeout
+        pause = threading.Event()
+        while True:
+            progress = self.progress()
+            if progress["done"] or (until is not None and clock.monotonic() >= until):
+                return progress
+            pause.wait(poll_s)
+
+    def events(
+        self, status: str | Collection[str] = (), after: int | None = None, limit: int = 100
+    ) -> list[dict[str, Any]]:
+        """Events in the order they were made: those after the id ``after``, of the given statuses only."""
+        statuses = (status,) if isinstance(status, str) else tuple(status)
+        if wrong := set(statuses) - {str(s) for s in Status}:
+            raise InputError(f"no such status: {', '.join(sorted(wrong))}; there are {', '.join(Status)}")
+        with self._s.ledger.database.read() as connection:
+            task_rows.get(connection, self.id)
+            return queries.event_page(connection, self.id, statuses, after=after, limit=min(limit, MAX_PAGE))
+
+    def error_groups(self) -> list[dict[str, Any]]:
+        """Failures grouped by message, the most frequent first, with sample rows."""
+        with self._s.ledger.database.read() as connection:
+            task_rows.get(connection, self.id)
+            return queries.error_groups(connection, self.id)
+
+    def rejects(self, after: int = 0, limit: int = 100) -> list[dict[str, Any]]:
+        """Rows that were refused before queueing: ``row``, ``errors`` ([{column, code, message, value}]), ``cells``."""
+        with self._s.ledger.database.read() as connection:
+            task_rows.get(connection, self.id)
+            return list(queries.rejects(connection, self.id, after=after, limit=min(limit, MAX_PAGE)))
+
+    def log(self) -> list[dict[str, Any]]:
+        """Who did what to it, the latest first."""
+        with self._s.ledger.database.read() as connection:
+            task_rows.get(connection, self.id)
+            return queries.log(connection, self.id)
+
+    def report(self, rows: str = "failed") -> Report:
+        """The rows ``failed``, ``succeeded``, ``unprocessed``, ``rejected`` or ``all``, in the user's own columns."""
+        return make_report(self._s.ledger, self._s.uploads, self._s.limits, self._shape, self.id, rows)
+
+    # -- control: each returns whether it changed anything, and raises Conflict where the state forbids it
+
+    def pause(self, who: str = "") -> bool:
+        """No new start until resumed."""
+        return self._s.control.pause(self.id, who)
+
+    def resume(self, who: str = "") -> bool:
+        """Starts jobs again."""
+        changed = self._s.control.resume(self.id, who)
+        self._s.dispatch_now()
+        return changed
+
+    def cancel(self, who: str = "") -> bool:
+        """No new start, and what has not begun is cancelled."""
+        return self._s.control.cancel(self.id, who)
+
+    def retry(self, status: Collection[str] = (), who: str = "") -> bool:
+        """Runs the items again that are ``failed`` or ``error`` (or of the given statuses), as a new generation."""
+        changed = self._s.control.retry(self.id, (status,) if isinstance(status, str) else status, who)
+        self._s.dispatch_now()
+        return changed
+
+    def update(self, who: str = "", **knobs: Any) -> dict[str, Any]:
+        """Turns ``parallel``, ``priority``, ``title``; returns the progress."""
+        self._s.control.update(self.id, knobs, who)
+        self._s.dispatch_now()
+        return self.progress()

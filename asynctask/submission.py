@@ -1,0 +1,263 @@
+"""Submitting: what a list may say of itself, and what becomes of it in its first second."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import structlog
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from asynctask.bulk.items import ItemShape
+from asynctask.bulk.split import Splitter, Tally
+from asynctask.bulk.uploads import StoredFile
+from asynctask.errors import AsyncTaskError, InputError, NotBuilt, Problem
+from asynctask.handle import Services, TaskHandle
+from asynctask.ledger import queries
+from asynctask.ledger import tasks as task_rows
+from asynctask.ledger.base import dumps, loads
+from asynctask.ledger.tasks import NewTask, SplitLost
+from asynctask.worker import Worker
+
+__all__ = ["INLINE_BYTES", "Options", "Submission", "Submitter", "check_options"]
+
+INLINE_BYTES = 1_000_000
+"""Lists up to this size are split in a thread of the process that took them, larger ones in a child process."""
+
+KEPT_PROBLEMS = 1_000
+
+# What a later version will take, with the value at which it does nothing: anything else is refused, never ignored.
+_LATER: Mapping[str, Any] = {
+    "interval": 0, "session": None, "chunk_size": 1, "tolerated_failures": None, "on_complete": None, "dry_run": False,
+    "strict": False, "unique": None, "resubmit_of": None,
+}  # fmt: skip
+_NOTHING = {"", "0", "0.0", "1", "false", "null"}
+
+
+class Options(BaseModel):
+    """The options of a submission, checked."""
+
+    model_config = ConfigDict(extra="forbid", str_strip_whitespace=True)
+
+    title: Annotated[str, Field(max_length=255)] = ""
+    parallel: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] | None = None
+    queue: Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_:.\-]+$")] | None = None
+    owner: Annotated[str, Field(max_length=255)] = ""
+    idempotency_key: Annotated[str, Field(min_length=1, max_length=255)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What became of a list: its Task; whether it was made now (False: the same Idempotency-Key and list before); the
+    problems of refused rows, None while the validation goes on."""
+
+    task: TaskHandle
+    created: bool
+    problems: tuple[Problem, ...] | None
+
+
+def check_options(given: Mapping[str, Any]) -> Options:
+    """The options of a submission. Raises :class:`InputError` that names each wrong one, :class:`NotBuilt` for one of later."""
+    options = dict(given)
+    for name, nothing in _LATER.items():
+        value = options.pop(name, None)
+        if value is None or value == nothing:
+            continue
+        if not (isinstance(value, str) and value.lower() in _NOTHING and value.lower() == str(nothing).lower()):
+            raise NotBuilt(name)
+    try:
+        return Options.model_validate({k: v for k, v in options.items() if v is not None})
+    except ValidationError as error:
+        problems = [_option_problem(each) for each in error.errors()]
+        text = "; ".join(f"{p.column}: {p.message}" for p in problems)
+        raise InputError(f"options: {text}", code="invalid_options", errors=problems) from None
+
+
+def _option_problem(error: Any) -> Problem:
+    name = str(error["loc"][0]) if error["loc"] else ""
+    value = str(error.get("input"))[:200]
+    if error["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(name, Options.model_fields, n=1)
+        known = f"did you mean {near[0]}?" if near else f"there are {', '.join(Options.model_fields)}"
+        return Problem(None, name, "unknown_option", f"no such option; {known}", value)
+    return Problem(None, name, "invalid_option", f"{error['msg'][:1].lower()}{error['msg'][1:]}", value)
+
+
+class Submitter:
+    """Takes lists. ``split_elsewhere`` splits a Task in another process, or returns False where it cannot."""
+
+    def __init__(
+        self,
+        services: Services,
+        splitter: Splitter,
+        *,
+        lease_s: float,
+        split_elsewhere: Callable[[int], bool],
+    ) -> None:
+        self._services = services
+        self._ledger = services.ledger
+        self._splitter = splitter
+        self._lease_s = lease_s
+        self._split_elsewhere = split_elsewhere
+        self._log = structlog.get_logger("asynctask.submit")
+
+    # -- items of a program
+
+    def submit(self, worker: Worker, items: Iterable[Any], given: Mapping[str, Any]) -> TaskHandle:
+        """Splits items in the caller's thread; jobs of the first slices run meanwhile."""
+        options = check_options(given)
+        digest = None
+        if options.idempotency_key is not None:
+            items = list(items)  # a key stands for the list as a whole
+            digest = _digest(worker, options, repr(items).encode())
+        task_id, created = task_rows.create(
+            self._ledger, self._new(worker, options, digest=digest, planned=_length(items)), lease_s=self._lease_s
+        )
+        handle = self._handle(worker, task_id)
+        if created:
+            try:
+                self._splitter.split_items(task_id, items, _shape(worker))
+            except SplitLost as lost:
+                self._log.info("split_ended", task_id=task_id, reason=lost.reason)
+            self._services.dispatch_now()
+        return handle
+
+    # -- stored lists
+
+    def submit_stored(
+        self,
+        worker: Worker,
+        stored: StoredFile,
+        given: Mapping[str, Any],
+        *,
+        sheet: str | None = None,
+        columns: Mapping[str, str] | None = None,
+        wait_s: float = 1.0,
+        check: Callable[[StoredFile], None] = lambda stored: None,
+    ) -> Submission:
+        """Makes a Task of a stored list and waits up to ``wait_s`` seconds for its validation.
+
+        Raises :class:`InputError` with every problem where the list as a whole cannot be taken, or no row of it.
+        """
+        kept = False
+        try:
+            options = check_options(given)
+            ItemShape(worker.model, columns)  # a column that maps to no field is found before anything is written
+            check(stored)
+            digest = _digest(worker, options, f"{stored.sha256}:{sheet}:{sorted((columns or {}).items())}".encode())
+            source = {"name": stored.name, "filename": stored.filename, "sheet": sheet, "columns": dict(columns or {})}
+            new = self._new(worker, options, digest=digest, source=source, origin=stored.filename[:255])
+            task_id, created = task_rows.create(self._ledger, new, lease_s=self._lease_s)
+            kept = created
+        finally:
+            if not kept:
+                stored.path.unlink(missing_ok=True)
+        if not created:
+            return Submission(self._handle(worker, task_id), False, self._problems(task_id))
+        ended = self._start_split(worker, task_id, stored.size, wait_s)
+        if not ended:
+            return Submission(self._handle(worker, task_id), True, None)
+        return self._answer(worker, task_id)
+
+    def _start_split(self, worker: Worker, task_id: int, size: int, wait_s: float) -> bool:
+        if size <= INLINE_BYTES or not self._split_elsewhere(task_id):
+            thread = threading.Thread(target=self.take_up, args=(worker, task_id), name=f"split-{task_id}", daemon=True)
+            thread.start()
+            thread.join(wait_s)
+            return not thread.is_alive()
+        clock, pause = self._services.clock, threading.Event()
+        until = clock.monotonic() + wait_s
+        while clock.monotonic() < until:
+            if self._split_state(task_id) != "splitting":
+                return True
+            pause.wait(0.05)
+        return False
+
+    def _split_state(self, task_id: int) -> str:
+        with self._ledger.database.read() as connection:
+            return str(task_rows.get(connection, task_id)["split_state"])
+
+    def take_up(self, worker: Worker, task_id: int, of: str | None = None) -> Tally | None:
+        """Splits a Task whose split this process holds or may take. None where somebody else has it."""
+        task = task_rows.claim_split(self._ledger, task_id, lease_s=self._lease_s, of=of)
+        if task is None or task["split_source"] is None:
+            return None
+        try:
+            return self._splitter.split_source(
+                task_id, loads(task["split_source"]), lambda columns: _shape(worker, columns), after=task["split_cursor"]
+            )
+        except SplitLost as lost:
+            self._log.info("split_ended", task_id=task_id, reason=lost.reason)
+        except AsyncTaskError as error:  # the lease runs out and somebody takes it up again
+            self._log.warning("split_put_off", task_id=task_id, error=str(error))
+        except Exception as error:
+            self._log.exception("split_failed", task_id=task_id)
+            task_rows.fail_split(self._ledger, task_id, f"internal_error: {type(error).__name__}")
+        return None
+
+    def _answer(self, worker: Worker, task_id: int) -> Submission:
+        problems = self._problems(task_id)
+        with self._ledger.database.read() as connection:
+            task = task_rows.get(connection, task_id)
+        self._services.dispatch_now()
+        if task["created_jobs"] == 0 and task["split_state"] != "splitting":
+            task_rows.refuse_submission(self._ledger, task_id)
+            raise _refusal(task, problems)
+        return Submission(self._handle(worker, task_id), True, problems)
+
+    def _problems(self, task_id: int) -> tuple[Problem, ...]:
+        with self._ledger.database.read() as connection:
+            rejects = queries.rejects(connection, task_id, limit=KEPT_PROBLEMS)
+            return tuple(Problem(row["row"], **each) for row in rejects for each in row["errors"])
+
+    def _new(self, worker: Worker, options: Options, **more: Any) -> NewTask:
+        return NewTask(
+            worker_name=worker.name,
+            queue=options.queue or worker.queue,
+            priority=worker.priority if options.priority is None else options.priority,
+            title=options.title,
+            owner=options.owner,
+            parallel=options.parallel,
+            idempotency_key=options.idempotency_key,
+            body_digest=more.pop("digest"),
+            options={"retry": worker.max_retries},
+            **more,
+        )
+
+    def _handle(self, worker: Worker, task_id: int) -> TaskHandle:
+        return TaskHandle(self._services, task_id, _shape(worker))
+
+
+def _shape(worker: Worker, columns: Mapping[str, str] | None = None) -> ItemShape:
+    if not columns and isinstance(worker.shape, ItemShape):
+        return worker.shape
+    return ItemShape(worker.model, columns)
+
+
+def _refusal(task: Mapping[str, Any], problems: tuple[Problem, ...]) -> InputError:
+    reason = str(task["split_reason"] or "")
+    code, _, text = reason.partition(": ")
+    if text:
+        status = {"unsupported_format": 415, "too_large": 413, "too_many_rows": 413}.get(code, 422)
+        return InputError(text, code=code, status=status, errors=problems)
+    if not problems:
+        return InputError("the list has no items; fill in at least one row under the header", code="no_items")
+    return InputError("no row could be accepted; correct the rows that are named", code="all_rejected", errors=problems)
+
+
+def _digest(worker: Worker, options: Options, body: bytes) -> str:
+    """What an Idempotency-Key stands for: the worker, the options and the list itself."""
+    said = dumps({"worker": worker.name, **options.model_dump(exclude={"idempotency_key"})})
+    return hashlib.sha256(said.encode() + b"\0" + body).hexdigest()
+
+
+def _length(items: Iterable[Any]) -> int | None:
+    try:
+        return len(items)  # type: ignore[arg-type]
+    except TypeError:
+        return None
