@@ -2,7 +2,7 @@
 
 One step is one ledger transaction, one call to the broker, or one thing that befalls a process. Whoever drives the world
 may take them in any order, so anything can die between any two. `choices` lists what a step can be applied to now; `k` is
-a small number that picks between variants. The step names are those of the sequence in `docs/internals.md` and the ledger.
+a small number that picks between variants.
 """
 
 from __future__ import annotations
