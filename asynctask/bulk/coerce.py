@@ -187,12 +187,12 @@ def _parse_moment(text: str, kind: type[date]) -> date:
     if not rest:
         return day if kind is date else datetime(day.year, day.month, day.day)  # noqa: DTZ001 - as written
     if not _TIME.fullmatch(rest):
-        raise Unclear("invalid_date", f"is no date that can be read; {_MENDS}")
+        raise Unclear("wrong_type", f"is no date that can be read; {_MENDS}")
     clock = rest.replace(" ", "").rjust(len(rest) + (rest.index(":") == 1), "0")
     try:
         moment = datetime.combine(day, time.fromisoformat(clock))
     except ValueError:
-        raise Unclear("invalid_date", "has a time that does not exist; write it as 2026-03-05 14:30") from None
+        raise Unclear("wrong_type", "has a time that does not exist; write it as 2026-03-05 14:30") from None
     return _as_date(moment) if kind is date else moment
 
 
@@ -207,8 +207,8 @@ def _parse_day(text: str) -> date:
             raise Unclear("ambiguous_date", f"may be day/month or month/day; {_MENDS}")
         day, month = (first, second) if second <= 12 else (second, first)
     else:
-        raise Unclear("invalid_date", f"is no date that can be read; {_MENDS}")
+        raise Unclear("wrong_type", f"is no date that can be read; {_MENDS}")
     try:
         return date(year, month, day)
     except ValueError:
-        raise Unclear("invalid_date", "is a day that does not exist; correct it") from None
+        raise Unclear("wrong_type", "is a day that does not exist; correct it") from None

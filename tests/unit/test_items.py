@@ -212,10 +212,10 @@ class TestRefused:
             ({"discount": True}, "wrong_type", "not yes or no"),
             ({"Budget": "nan"}, "wrong_type", "number"),
             ({"Budget": "1.234"}, "too_long", "at most 2 decimals"),
-            ({"開始日": "soon"}, "invalid_date", "2026-03-05"),
-            ({"開始日": "2026-02-30"}, "invalid_date", "does not exist"),
+            ({"開始日": "soon"}, "wrong_type", "2026-03-05"),
+            ({"開始日": "2026-02-30"}, "wrong_type", "does not exist"),
             ({"開始日": 86_400}, "wrong_type", "format the cell as a date"),
-            ({"開始日": "86400"}, "invalid_date", "2026-03-05"),
+            ({"開始日": "86400"}, "wrong_type", "2026-03-05"),
             ({"開始日": dt.datetime(2026, 3, 5, 1)}, "wrong_type", "only the date"),
             ({"開始日": dt.timedelta(1)}, "wrong_type", "no date"),
         ],
@@ -389,7 +389,7 @@ class TestWhatPeopleType:
         for kind in (dt.date, dt.datetime):
             with pytest.raises(Unclear) as caught:
                 coerced(kind, text)
-            assert caught.value.code == "invalid_date"
+            assert caught.value.code == "wrong_type"
 
     def test_annotations_are_seen_through(self) -> None:
         class Kind(Enum):

@@ -167,9 +167,9 @@ class TestWorkbooks:
         assert [row.values for row in read(path)[1]] == [{"a": "x", "b": 1}]
 
     def test_the_planned_rows_are_known_without_reading(self, tmp_path: Path) -> None:
-        path = grid(tmp_path / "a.xlsx", [["title"], [], ["a", "b"], [1, 2], [], [3, 4]])
+        path = grid(tmp_path / "a.xlsx", [["title"], [], ["a", "b"], [1, 2], [" ", "\u3000"], [], ["x"], ["\n", 4]])
         with open_source(path, "a.xlsx", limits=LIMITS) as source:
-            assert source.planned == 2
+            assert source.planned == 3 == len(list(source.rows()))
 
     def test_rows_can_be_taken_up_after_a_number(self, tmp_path: Path) -> None:
         path = grid(tmp_path / "a.xlsx", [["a", "b"], [1, 2], [], [3, 4], [5, 6]])
@@ -181,7 +181,7 @@ class TestWorkbooks:
         empty = "".join(f'<row r="{n}"><c r="A{n}" t="str"><f>X</f><v></v></c></row>' for n in range(3, 9000))
         path = sheet_of(tmp_path / "a.xlsx", f'<row r="2"><c r="A2"><v>1</v></c></row>{empty}')
         with open_source(path, "a.xlsx", limits=LIMITS) as source:
-            assert source.planned is None
+            assert source.planned == 1
             assert [row.number for row in source.rows()] == [2]
 
     def test_cells_that_have_only_a_format_are_no_cells(self, tmp_path: Path) -> None:
@@ -196,6 +196,18 @@ class TestWorkbooks:
     def test_cells_without_references_stand_in_order(self, tmp_path: Path) -> None:
         path = sheet_of(tmp_path / "a.xlsx", '<row><c><v>1</v></c><c t="e"><v>#REF!</v></c></row>')
         assert [row.values for row in read(path)[1]] == [{"a": 1, "b": CellError("#REF!")}]
+
+    def test_an_empty_value_left_of_the_table_moves_no_cell(self, tmp_path: Path) -> None:
+        names = "".join(f'<c r="{n}2" t="inlineStr"><is><t>{n}</t></is></c>' for n in "CD")
+        for kind in ("", ' t="str"', ' t="b"', ' t="e"'):
+            rows = f'<row r="2">{names}</row><row r="3"><c r="A3"{kind}><v></v></c><c r="D3" t="e"><v>#N/A</v></c></row>'
+            path = altered(tmp_path / "a.xlsx", {SHEET: OPEN + rows + CLOSE})
+            try:
+                _, found = read(path, expect={"C", "D"})
+            except InputError as error:
+                assert error.code == "damaged_file"  # noqa: PT017 - an empty truth value or error is none
+            else:
+                assert [(row.values["C"], row.values["D"]) for row in found] == [(None, CellError("#N/A"))]
 
     def test_a_number_that_is_none_becomes_an_error_cell(self, tmp_path: Path) -> None:
         path = sheet_of(tmp_path / "a.xlsx", '<row r="2"><c r="A2"><v>1e999</v></c></row>')

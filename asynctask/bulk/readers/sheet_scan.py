@@ -27,7 +27,6 @@ _TABLE: Final = re.compile(rb"<(?:[\w.-]+:)?sst\b")
 _EXCEL_ROWS, _EXCEL_COLUMNS = 1_048_576, 16_384
 _MAX_SHEETS: Final = 1_000
 _MAX_ERRORS: Final = 1_000_000
-_FIRST: Final = 64
 
 
 class SheetPart(NamedTuple):
@@ -147,17 +146,15 @@ class SheetScan:
     from 0.
     """
 
-    def __init__(self, max_empty_rows: int, sizes: array[int] | None = None) -> None:
+    def __init__(self, sizes: array[int] | None = None) -> None:
         self.cells = self.shared = 0
         self.errors: dict[int, dict[int, str]] = {}
         self.text_bytes = 0
         self.top, self.bottom, self.left, self.right = _EXCEL_ROWS, 0, _EXCEL_COLUMNS, -1
-        self._sizes, self._gap = sizes, max_empty_rows
+        self._sizes = sizes
         self._columns: dict[str, int] = {}
         self._row, self._column, self._kind, self._digits = 0, -1, "", ""
         self._text: list[str] | None = None
-        self._counted, self._pending, self._rows, self._exact = 0, 0, 0, True
-        self._first: list[int] = []
         self._error_count = 0
         self._parser: XMLParserType | None = None
 
@@ -195,13 +192,6 @@ class SheetScan:
         """The end of the sheet."""
         if self._text is not None:
             self._take_text()
-        self._settle()
-
-    def rows_after(self, header: int) -> int | None:
-        """How many rows below row ``header`` have content; None where that cannot be told from the XML alone."""
-        if not self._exact or header > (self._first[-1] if self._first else 0):
-            return None
-        return self._rows - sum(1 for row in self._first if row <= header)
 
     def _new_column(self, letters: str) -> int:
         column = self._columns[letters] = _column(letters)
@@ -218,30 +208,12 @@ class SheetScan:
             self.left = column
         if column > self.right:
             self.right = column
-        # A formula's text may be empty: rows of nothing but those are counted by reading only.
-        if kind == "str":
-            self._pending = row
-        elif row != self._counted:
-            self._count(row)
         if kind == "s":
             self.shared += 1
         if kind == "e" or (kind == "s" and self._sizes is not None):
             self._text = []
             if self._parser is not None:
                 self._parser.CharacterDataHandler = self._text.append
-
-    def _count(self, row: int) -> None:
-        self._settle(row)
-        if row < self._counted or row - max(self._counted, 1) > self._gap:
-            self._exact = False
-        self._counted, self._rows = row, self._rows + 1
-        if len(self._first) < _FIRST:
-            self._first.append(row)
-
-    def _settle(self, row: int = 0) -> None:
-        if self._pending not in {0, self._counted, row}:
-            self._exact = False
-        self._pending = 0
 
     def _take_text(self) -> None:
         text, self._text = "".join(self._text or ()).strip(), None
@@ -262,7 +234,7 @@ def scan_sheet(package: Package, sheet: SheetPart, longest: int, limits: Limits)
 
     Raises InputError when the sheet is damaged or would need more memory than allowed.
     """
-    scan = _scan(package, sheet, SheetScan(limits.max_empty_rows))
+    scan = _scan(package, sheet, SheetScan())
     if not scan.cells:
         return scan
     width = scan.right - scan.left + 1
@@ -271,7 +243,7 @@ def scan_sheet(package: Package, sheet: SheetPart, longest: int, limits: Limits)
     rectangle = scan.bottom * width * _CELL_BYTES
     texts = scan.shared * longest
     if rectangle + texts > limits.max_unzipped_bytes:
-        texts = _scan(package, sheet, SheetScan(limits.max_empty_rows, _text_sizes(package))).text_bytes
+        texts = _scan(package, sheet, SheetScan(_text_sizes(package))).text_bytes
     if rectangle + texts > limits.max_unzipped_bytes:
         what = f"sheet {sheet.name!r}, {scan.bottom:,} rows by {width:,} columns, would take {rectangle + texts:,} bytes"
         raise over_limit(what, "max_unzipped_bytes", limits.max_unzipped_bytes)

@@ -34,12 +34,13 @@ class XlsxSource:
 
     def __init__(self, sheet: Any, scan: SheetScan, options: OpenOptions) -> None:
         self._sheet, self._errors, self._limits = sheet, scan.errors, options.limits
-        self._left = scan.left
+        # Its own idea of the first column: a cell with an empty value is in the XML, but may not be in its rectangle.
+        self._left: int = sheet.start[1] if sheet.start else 0
         first = list(islice(self._cells(), HEADER_ROWS))
         self._header = find_header(first, options.expect, options.limits, offset=self._left)
         self.headers: tuple[str, ...] | None = self._header.headers
-        self.planned: int | None = scan.rows_after(self._header.number)
-        if self.planned is not None and self.planned > self._limits.max_rows:
+        self.planned: int | None = self._count()
+        if self.planned > self._limits.max_rows:
             raise over_limit(f"the sheet has {self.planned:,} rows", "max_rows", self._limits.max_rows)
 
     def rows(self, after: int = 0) -> Iterator[RawRow]:
@@ -67,6 +68,23 @@ class XlsxSource:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
+    def _count(self) -> int:
+        """How many rows :meth:`rows` will give: the first filled cell of each settles it, so this is quick."""
+        count = empty = 0
+        for number, cells in enumerate(self._sheet.iter_rows(), 1):
+            for cell in cells:
+                if cell != "" and (type(cell) is not str or not cell.isspace()):
+                    break
+            else:
+                if number not in self._errors:
+                    empty += 1
+                    if empty >= self._limits.max_empty_rows:
+                        break
+                    continue
+            empty = 0
+            count += number > self._header.number
+        return count
+
     def _cells(self) -> Iterator[tuple[int, list[Any]]]:
         """The rows that are not empty, with their numbers, until ``max_empty_rows`` empty ones follow each other."""
         if self._sheet is None:
@@ -75,8 +93,9 @@ class XlsxSource:
         for number, cells in enumerate(self._sheet.iter_rows(), 1):
             row = [_value(cell, number, chars) for cell in cells]
             for column, text in self._errors.get(number, {}).items():
-                if row[column - self._left] is None:
-                    row[column - self._left] = CellError(text)
+                place = column - self._left
+                if 0 <= place < len(row) and row[place] is None:
+                    row[place] = CellError(text)
             if any(cell is not None for cell in row):
                 empty = 0
                 yield number, row
