@@ -353,6 +353,15 @@ def tell_of_a_watched_job_whose_row_moved_on() -> None:
     drain(w)
 
 
+def tell_of_a_process_struck_off_after_it_came_back() -> None:
+    w = Story()
+    task = w.task_of(1)
+    w.tell("start_process", "stall", "recover_list", "recover_turn", "beat", *DISPATCH, *BEGIN, "record_working")
+    w.tell("recover_drop", "redis_lost", "kill")
+    assert task.row(0).status is Status.WORKING, "neither the register nor the broker knows its process any more"
+    drain(w)
+
+
 TALES = [value for name, value in list(globals().items()) if name.startswith("tell_of_")]
 
 
