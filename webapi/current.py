@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from asynctask.app import AsyncTask, TaskHandle
 from flask import current_app, request
 
+from asynctask.app import AsyncTask
 from asynctask.errors import NotFound
+from asynctask.handle import TaskHandle
 
 __all__ = ["EXTENSION", "asynctask_app", "find_task", "who"]
 

@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound, RequestEntityTooLarge
 
 from asynctask.bulk.problems import describe
-from asynctask.errors import AsyncTaskError, InputError, NotBuilt, Problem
+from asynctask.errors import AsyncTaskError, InputError, NotBuilt, Problem, SchemaOutdated
 from webapi.wire import json_text
 
 __all__ = ["CrossSite", "MalformedBody", "did_you_mean", "from_validation", "problem_response", "register"]
@@ -78,7 +78,7 @@ def register(flask_app: APIFlask) -> None:
 
 def _from_asynctask(error: Exception) -> Response:
     assert isinstance(error, AsyncTaskError)
-    status = int(getattr(error, "status", 500))
+    status = 503 if isinstance(error, SchemaOutdated) else int(getattr(error, "status", 500))
     errors: Sequence[Problem] = getattr(error, "errors", ())
     if isinstance(error, NotBuilt) and not errors:
         errors = (Problem(None, error.option, error.code, str(error)),)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterator
-from itertools import chain, islice
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
 from apiflask import APIBlueprint, FileSchema
-from asynctask.app import TaskHandle
 from flask import Response, send_file
 
-from asynctask.bulk.problems import jsonable
-from asynctask.bulk.report_files import iter_csv, write_xlsx
+from asynctask.bulk.report import Report
+from asynctask.bulk.report_files import ReportRow, iter_csv, write_xlsx
+from asynctask.handle import TaskHandle
 from webapi.current import find_task
 from webapi.links import page_links
 from webapi.schemas import RejectedPage, RejectedQuery, ReportQuery
@@ -43,7 +44,11 @@ def csv(task_id: int, query: ReportQuery) -> Response:
     """
     task = find_task(task_id)
     report = task.report(rows=query.rows)
-    response = Response(_begun(iter_csv(report.headers, report.rows)), mimetype=CSV)
+    chunks = _csv_chunks(report)
+    # The first is made now: what fails at once is an error answer, not half a file.
+    first = next(chunks, b"")
+    response = Response(chain((first,), chunks), mimetype=CSV)
+    response.call_on_close(chunks.close)
     _name(response, task, query.rows, "csv")
     return response
 
@@ -61,7 +66,8 @@ def xlsx(task_id: int, query: ReportQuery) -> Response:
     report = task.report(rows=query.rows)
     with tempfile.TemporaryDirectory(prefix="asynctask-report-") as folder:
         path = Path(folder) / "report.xlsx"
-        write_xlsx(path, report.headers, report.rows)
+        with _closed_after(report.rows) as rows:
+            write_xlsx(path, report.headers, rows)
         # The file is open when its folder goes: it is there until it has been sent, whatever happens then.
         file = path.open("rb")
     response = send_file(file, mimetype=XLSX)
@@ -77,23 +83,28 @@ def xlsx(task_id: int, query: ReportQuery) -> Response:
 @blueprint.output(RejectedPage)
 @blueprint.doc(operation_id="listRejected", responses=[503])
 def rejected(task_id: int, query: RejectedQuery) -> Response:
-    """The rows that the validation refused, with what is wrong in each
+    """The rows that the validation refused, with everything that is wrong in each
 
     `links.next` leads to the next page and is null on the last one.
     """
-    rows = (row for row in find_task(task_id).report(rows="rejected").rows if (row.number or 0) > (query.after or 0))
-    page = [
-        {"row": row.number, "error": row.error, "columns": dict(row.bad_columns), "values": jsonable(row.values)}
-        for row in islice(rows, query.limit)
-    ]
-    after = page[-1]["row"] if len(page) == query.limit else None
-    return json_response({"rejected": page, "links": page_links(after)})
+    found = find_task(task_id).rejects(after=query.after or 0, limit=query.limit)
+    after = found[-1]["row"] if len(found) == query.limit else None
+    return json_response({"rejected": found, "links": page_links(after)})
 
 
-def _begun(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """The chunks, the first of them made already: what fails at once is an error answer, not half a file."""
-    first = next(chunks, b"")
-    return chain((first,), chunks)
+def _csv_chunks(report: Report) -> Generator[bytes, None, None]:
+    with _closed_after(report.rows) as rows:
+        yield from iter_csv(report.headers, rows)
+
+
+@contextmanager
+def _closed_after(rows: Iterator[ReportRow]) -> Iterator[Iterator[ReportRow]]:
+    """The rows hold a connection and the original file until they are closed, also where nobody reads them to the end."""
+    try:
+        yield rows
+    finally:
+        if isinstance(rows, Generator):
+            rows.close()
 
 
 def _name(response: Response, task: TaskHandle, rows: str, suffix: str) -> None:

@@ -151,7 +151,7 @@ class RetryQuery(_Query):
 class ReportQuery(_Query):
     """Which rows a report holds."""
 
-    rows: RowsName = Field("failed", description="`failed` stands for failed and error, `rejected` for never taken.")
+    rows: RowsName = Field("failed", description="`failed`: what to correct, that is failed, error and rejected rows.")
 
 
 class RejectedQuery(_Query):
@@ -388,13 +388,19 @@ class ErrorGroups(_Out):
     errors: list[ErrorGroup]
 
 
+class CellFault(_Out):
+    column: str | None
+    code: str
+    message: str
+    value: JsonValue
+
+
 class RejectedRow(_Out):
     """A row that the validation refused."""
 
-    row: int | None
-    error: str | None
-    columns: dict[str, str] = Field(description="What is wrong, by column.")
-    values: JsonValue
+    row: int
+    errors: list[CellFault]
+    cells: JsonValue
 
 
 class RejectedPage(_Out):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from asynctask.app import AsyncTask, Submission
 from flask import Response
 from werkzeug.datastructures import FileStorage
 
+from asynctask.app import AsyncTask
 from asynctask.errors import InputError, Problem
+from asynctask.submission import Submission
 from webapi.caching import retry_after
 from webapi.links import task_url, with_links
 from webapi.problems import MAX_ERRORS, MalformedBody, did_you_mean, problem_response

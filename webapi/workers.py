@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from apiflask import APIBlueprint
-from asynctask.app import AsyncTask
 from flask import Response
 
+from asynctask.app import AsyncTask
 from webapi.current import asynctask_app
 from webapi.schemas import Event, NoQuery, Workers
 from webapi.wire import json_response

@@ -145,8 +145,7 @@ function drawKnobs(p) {
 // -- Reports -----------------------------------------------------------------------------------------------------------
 
 const REPORTS = [
-  ["failed", "Rows that did not succeed", (p) => p.counts.failed + p.counts.error],
-  ["rejected", "Rows that were not taken", (p) => p.split.rejected],
+  ["failed", "Rows to correct", (p) => p.counts.failed + p.counts.error + p.split.rejected],
   ["succeeded", "Rows that succeeded", (p) => p.counts.finish],
   ["unprocessed", "Rows not processed", (p) => (p.done ? p.counts.cancelled : 0)],
 ];
@@ -230,7 +229,7 @@ const failed = new Pages("failed", `${self}/events?status=failed,error&`, "event
     el("td", { class: "number" }, count(e.attempt)), el("td", {}, cells(e.params))));
 
 const rejected = new Pages("rejected", `${self}/rejected?`, "rejected", (r) =>
-  el("tr", {}, el("td", { class: "number" }, r.row ?? ""), el("td", {}, reasons(r)), el("td", {}, cells(r.values))));
+  el("tr", {}, el("td", { class: "number" }, r.row ?? ""), el("td", {}, reasons(r)), el("td", {}, cells(r.cells))));
 
 const kind = (status) => el("span", { class: `badge ${status}` }, KINDS[status] ?? status);
 
@@ -239,11 +238,8 @@ function reason(event) {
   return last?.message ?? "";
 }
 
-function reasons(r) {
-  const pairs = Object.entries(r.columns);
-  if (!pairs.length) return user(r.error);
-  return el("ul", { class: "reasons" }, pairs.map(([column, text]) => el("li", {}, user(column, { class: "user name" }), ": ", user(text))));
-}
+const reasons = (r) => el("ul", { class: "reasons" }, r.errors.map((e) =>
+  el("li", {}, e.column === null ? null : [user(e.column, { class: "user name" }), ": "], user(e.message))));
 
 let grouped = "";
 
