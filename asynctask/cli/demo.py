@@ -34,7 +34,7 @@ _MARK: Final = ".asynctask-demo"
 _SHOP: Final = "PROMOTIONS_DATABASE_URL"
 _PRODUCTS: Final = 200
 _START_S: Final = 60.0
-_RUN_S: Final = 300.0
+_RUN_S: Final = 120.0
 _OWN: Final = frozenset({"database_url", "broker_url", "data_dir", "app"})
 
 

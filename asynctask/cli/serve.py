@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import click
 
-from asynctask.cli.options import Command, Session, pass_session
+from asynctask.cli.options import TASK_ID, Command, Session, pass_session
 from asynctask.cli.output import OK, clean
 from asynctask.clock import SystemClock
 from asynctask.config import Config
@@ -129,7 +129,8 @@ def worker(session: Session) -> int:
         name: session.setting(app.config, name)
         for name in ("concurrency", "processes", "queues", "strict_queues", "shutdown_s")
     }
-    Config(**{**_plain(app.config), **settings})  # the flags of this command are checked like those of the application
+    # The flags of this command are checked like the settings of the application.
+    weights = Config(**{**_plain(app.config), **settings}).queue_weights()
     _ensure_schema(app.config)
     processes, shutdown_s = settings.pop("processes"), settings["shutdown_s"]
     several = processes > 1
@@ -145,7 +146,7 @@ def worker(session: Session) -> int:
     _end_with_parent(session)
     code = app.run_worker(
         concurrency=settings["concurrency"],
-        queues=settings["queues"],
+        queues=weights,
         strict=settings["strict_queues"],
         shutdown_s=settings["shutdown_s"],
     )
@@ -201,4 +202,16 @@ def _end_with_parent(session: Session) -> None:
     watch_parent(session.environ, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
 
-COMMANDS: Final = (up, web, worker)
+@click.command("split-task", cls=Command, hidden=True)
+@click.argument("task_id", type=TASK_ID)
+@click.option("--of", required=True, help="The process that hands the split over.")
+@pass_session
+def split_task(session: Session, task_id: int, of: str) -> int:
+    """Split the list of a Task; a process that took a long one starts this."""
+    app = session.app(required="a list is split by the application that took it")
+    _end_with_parent(session)
+    app.split_task(task_id, of)
+    return OK
+
+
+COMMANDS: Final = (up, web, worker, split_task)

@@ -12,13 +12,14 @@ import click
 
 from asynctask.cli.live import Bars, headline
 from asynctask.cli.options import TASK_ID, Command, Session, pass_session
-from asynctask.cli.output import DETACHED, FAILURES, OK, clean, number
+from asynctask.cli.output import DETACHED, FAILURES, OK, USAGE, clean, number
 from asynctask.clock import SystemClock
-from asynctask.errors import InputError, Unavailable
+from asynctask.errors import InputError, Problem, Unavailable
 from asynctask.priority import Priority
 
 if TYPE_CHECKING:
-    from asynctask.app import AsyncTask, TaskHandle
+    from asynctask.handle import TaskHandle
+    from asynctask.submission import Submission
 
 __all__ = ["COMMANDS", "follow", "outcome", "priority_value"]
 
@@ -29,9 +30,9 @@ _SHOWN_ERRORS: Final = 10
 
 def outcome(progress: Mapping[str, Any]) -> int:
     """The exit code of a Task that is done: 0 only if every row of the list was accepted and finished."""
-    counts = progress["counts"]
-    fine = counts["finish"] == counts["total"] and not progress["split"]["rejected"] and progress["state"] == "finished"
-    return OK if fine else FAILURES
+    counts, split = progress["counts"], progress["split"]
+    whole = split["state"] == "sealed" and not split["rejected"]
+    return OK if whole and counts["finish"] == counts["total"] and progress["state"] == "finished" else FAILURES
 
 
 def priority_value(text: str) -> int:
@@ -71,7 +72,7 @@ def follow(session: Session, handle: TaskHandle) -> dict[str, Any]:
             pause.wait(min(_LOOK_EVERY_S, progress["poll_after_ms"] / 1000))
 
 
-def _watch(session: Session, app: AsyncTask, handle: TaskHandle) -> int:
+def _watch(session: Session, handle: TaskHandle) -> int:
     try:
         progress = follow(session, handle)
     except KeyboardInterrupt:
@@ -84,6 +85,8 @@ def _watch(session: Session, app: AsyncTask, handle: TaskHandle) -> int:
 
 
 def _closing_words(session: Session, progress: Mapping[str, Any]) -> None:
+    if progress["split"]["state"] == "failed":
+        session.out.line(_broken_off(progress), style="red")
     errors = progress["top_errors"][:_SHOWN_ERRORS]
     if errors:
         session.out.line()
@@ -94,14 +97,16 @@ def _closing_words(session: Session, progress: Mapping[str, Any]) -> None:
         session.out.line(f"The rows to correct: asynctask report {task_id} -o failed.xlsx")
 
 
+def _broken_off(progress: Mapping[str, Any]) -> str:
+    return f"The list could not be read to its end: {clean(progress['split'].get('reason'))}"
+
+
 @click.command("watch", cls=Command)
 @click.argument("task_id", type=TASK_ID)
 @pass_session
 def watch(session: Session, task_id: int) -> int:
     """Show a Task until it is done. Ctrl-C leaves it running."""
-    app = session.app()
-    handle = app.task(task_id)
-    return _watch(session, app, handle)
+    return _watch(session, session.app().task(task_id))
 
 
 def _columns(_context: click.Context, _option: click.Parameter, text: str | None) -> dict[str, str] | None:
@@ -137,25 +142,35 @@ def submit(session: Session, /, file: Path, worker: str, look_on: bool, priority
     with file.open("rb") as stream:
         stored = app.uploads.store(stream, file.name)
     submission = app.submit_file(worker, stored, **given)
-    progress = submission.task.progress()
     if not look_on:
-        return _taken(session, submission, progress)
-    session.out.line(f"{headline(progress)}: {'taken' if submission.created else 'was taken before'}")
+        return _taken(session, submission)
     session.out.problems(submission.problems or ())
-    return _watch(session, app, submission.task)
+    return _watch(session, submission.task)
 
 
-def _taken(session: Session, submission: Any, progress: dict[str, Any]) -> int:
-    out, task_id = session.out, progress["task_id"]
+def _taken(session: Session, submission: Submission) -> int:
+    """Stays until the list is split (a short one is split by a thread of this process) and tells what was rejected."""
+    out, handle = session.out, submission.task
+    pause = Event()
+    while (progress := handle.progress())["split"]["state"] == "splitting" and not progress["done"]:
+        pause.wait(_LOOK_EVERY_S)
+    rejected, total = progress["split"]["rejected"], progress["counts"]["total"]
     problems = submission.problems
-    found = None if problems is None else [problem.as_dict() for problem in problems]
+    if problems is None and rejected:
+        problems = tuple(Problem(row["row"], **fault) for row in handle.rejects() for fault in row["errors"])
+    found = [problem.as_dict() for problem in problems or ()]
     out.document({**progress, "created": submission.created, "errors": found})
-    out.line(f"{headline(progress)}: {'taken' if submission.created else 'was taken before'}")
-    if problems:
-        out.line(f"{number(progress['split']['rejected'])} rows were rejected and will not be performed:")
-        out.problems(problems)
-    out.line(f"To look on: asynctask watch {task_id}")
-    return FAILURES if progress["state"] == "rejected" else OK
+    out.line(f"{headline(progress)}: {number(total)} rows {'taken' if submission.created else 'were taken before'}")
+    if rejected:
+        out.line(f"{number(rejected)} rows were rejected and will not be performed:")
+        out.problems(problems or ())
+    if progress["state"] == "rejected":
+        return USAGE
+    if progress["split"]["state"] == "failed":
+        out.line(_broken_off(progress), style="red")
+        return FAILURES
+    out.line(f"To look on: asynctask watch {handle.id}")
+    return OK
 
 
 COMMANDS: Final = (submit, watch)

@@ -21,7 +21,7 @@ from asynctask.errors import InputError
 from asynctask.states import PROBLEM, State, Status
 
 if TYPE_CHECKING:
-    from asynctask.app import TaskHandle
+    from asynctask.handle import TaskHandle
 
 __all__ = ["COMMANDS", "who"]
 

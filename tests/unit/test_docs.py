@@ -21,7 +21,7 @@ def commands(group: click.Group, above: str = "") -> Iterator[tuple[str, click.C
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
             yield from commands(command, f"{above}{name} ")
-        else:
+        elif not command.hidden:
             yield above + name, command
 
 

@@ -1,0 +1,147 @@
+"""Real processes of the command line, in a folder of their own, with nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+MARK = "CLI_TEST_FOLDER"
+
+JOBS = '''
+import threading
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from asynctask import AsyncTask, NormalException
+
+app = AsyncTask()
+
+
+class Item(BaseModel):
+    sku: str
+    n: int
+
+
+@app.worker(retry=0)
+def enrol(item: Item) -> dict:
+    """Refuses every tenth, breaks at 13."""
+    if item.n == 13:
+        raise ValueError("a bug")
+    if item.n % 10 == 0:
+        raise NormalException("the seller is not qualified")
+    return {"sku": item.sku}
+
+
+@app.worker(retry=0)
+def gated(item: Item) -> None:
+    """Waits until there is a file called gate."""
+    while not Path("gate").exists():
+        threading.Event().wait(0.02)
+'''
+
+
+def wait_for(fact: Callable[[], Any], what: str, timeout: float = 60.0) -> Any:
+    """What ``fact`` returns, once that is something."""
+    until = time.monotonic() + timeout
+    while time.monotonic() < until:
+        if found := fact():
+            return found
+        threading.Event().wait(0.05)
+    raise AssertionError(f"{what} did not come true within {timeout:g} s")
+
+
+class Desk:
+    """A folder with an application in ``jobs.py``, a database, and commands run from there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "jobs.py").write_text(JOBS)
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("ASYNCTASK_")}
+        self.environ = {**kept, MARK: str(folder), "ASYNCTASK_APP": "jobs:app", "ASYNCTASK_SHUTDOWN_S": "5"}
+
+    def argv(self, *words: Any) -> list[str]:
+        return [sys.executable, "-m", "asynctask", *map(str, words)]
+
+    def run(self, *words: Any, code: int = 0, **environ: str) -> subprocess.CompletedProcess[str]:
+        """Runs a command to its end and insists on its exit code."""
+        done = subprocess.run(
+            self.argv(*words),
+            cwd=self.folder,
+            env={**self.environ, **environ},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def json(self, *words: Any, code: int = 0) -> Any:
+        """The one document that a command writes to stdout with ``--json``."""
+        return json.loads(self.run(*words, "--json", code=code).stdout)
+
+    @contextmanager
+    def started(self, *words: Any) -> Iterator[subprocess.Popen[str]]:
+        """A command that stays, with its output in a pipe; told to stop at the end of the block."""
+        process = subprocess.Popen(
+            self.argv(*words),
+            cwd=self.folder,
+            env=self.environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=(self.folder / "stderr.log").open("ab"),
+            text=True,
+        )
+        assert process.stdout is not None
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(60)
+            finally:
+                process.kill()
+                process.wait()
+                process.stdout.close()
+
+    def table(self, name: str, rows: Sequence[tuple[str, Any]]) -> Path:
+        """A csv file of skus and numbers."""
+        path = self.folder / name
+        path.write_text("sku,n\n" + "".join(f"{sku},{n}\n" for sku, n in rows))
+        return path
+
+    def processes(self) -> dict[int, str]:
+        """Every process that belongs to this folder: pid -> command line."""
+        found: dict[int, str] = {}
+        mark = f"{MARK}={self.folder}".encode()
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal():
+                try:
+                    if mark in (entry / "environ").read_bytes().split(b"\0"):
+                        found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                except OSError:
+                    continue  # it ended just now, or is somebody else's
+        return found
+
+
+def read_document(process: subprocess.Popen[str]) -> Any:
+    """The JSON document that a command which stays writes when it starts."""
+    assert process.stdout is not None
+    text = ""
+    for line in process.stdout:
+        text += line
+        if line == "}\n":
+            return json.loads(text)
+    raise AssertionError(f"it ended before it had written its document: {text!r}")

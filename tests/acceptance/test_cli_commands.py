@@ -1,0 +1,291 @@
+"""The command line from end to end: real processes on a real database."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import pty
+import signal
+import sqlite3
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import python_calamine
+from cli_process import Desk, read_document, wait_for
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path)
+    yield desk
+    wait_for(lambda: not desk.processes(), f"the end of every process: {desk.processes()}", 30)
+
+
+def numbered(count: int) -> list[tuple[str, int]]:
+    return [(f"S-{n}", n) for n in range(1, count + 1)]
+
+
+def get(url: str) -> int:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return int(answer.status)
+
+
+def answers(url: str) -> bool:
+    try:
+        return get(url) == 200
+    except OSError:
+        return False
+
+
+# --- submit, watch, look, report ---
+
+
+def test_a_file_is_handed_over_watched_to_its_end_and_its_bad_rows_come_back_as_a_report(desk: Desk) -> None:
+    rows: list[tuple[str, object]] = [*numbered(30), ("S-31", "many")]
+    file = desk.table("products.csv", rows)
+    with desk.started("worker", "-c", 4):
+        progress = desk.json("submit", file.name, "--worker", "enrol", "--watch", code=1)
+    assert progress["state"] == "finished"
+    assert progress["title"] == "products.csv"
+    assert {k: progress["counts"][k] for k in ("total", "finish", "failed", "error")} == {
+        "total": 30,
+        "finish": 26,
+        "failed": 3,
+        "error": 1,
+    }
+    assert progress["split"]["rejected"] == 1
+    task_id = progress["task_id"]
+
+    written = desk.json("report", task_id, "-o", "failed.xlsx")
+    assert written["written"] == 5
+    with python_calamine.load_workbook(str(desk.folder / "failed.xlsx")) as book:
+        header, *lines = book.get_sheet_by_index(0).to_python()
+    assert header[:2] == ["sku", "n"]
+    assert sorted(line[0] for line in lines) == ["S-10", "S-13", "S-20", "S-30", "S-31"]
+
+    desk.run("report", task_id, "-o", "good.csv", "--rows", "succeeded")
+    with (desk.folder / "good.csv").open(encoding="utf-8-sig", newline="") as stream:
+        assert len(list(csv.DictReader(stream))) == 26
+
+    shown = desk.json("show", task_id, "--failed")
+    assert sorted(event["row"] for event in shown["events"]) == [11, 14, 21, 31]
+    assert {group["count"] for group in shown["error_groups"]} == {1, 3}
+    text = desk.run("show", task_id, "--failed").stdout
+    assert "the seller is not qualified" in text
+    assert "\x1b" not in text
+
+
+def test_a_list_without_a_fault_ends_with_0(desk: Desk) -> None:
+    file = desk.table("products.csv", numbered(5))
+    with desk.started("worker"):
+        text = desk.run("submit", file.name, "--worker", "enrol", "--watch").stdout
+    assert "finish 5" in text
+    assert "100.00 %" in text
+
+
+def test_submit_alone_hands_over_and_ends_and_the_bad_rows_are_told(desk: Desk) -> None:
+    file = desk.table("products.csv", [("S-1", 1), ("", 2), ("S-3", "x")])
+    taken = desk.json(
+        "submit", file.name, "--worker", "enrol", "--title", "Spring", "--parallel", 2, "--priority", "ADMIN_HIGH"
+    )
+    assert (taken["created"], taken["title"], taken["counts"]["total"]) == (True, "Spring", 1)
+    assert taken["control"]["parallel"] == 2
+    assert taken["control"]["priority"] == 120
+    assert {(fault["row"], fault["column"]) for fault in taken["errors"]} == {(3, "sku"), (4, "n")}
+
+
+def test_the_same_idempotency_key_and_file_are_one_task(desk: Desk) -> None:
+    file = desk.table("products.csv", numbered(3))
+    first = desk.json("submit", file.name, "--worker", "enrol", "--idempotency-key", "k1")
+    again = desk.json("submit", file.name, "--worker", "enrol", "--idempotency-key", "k1")
+    assert (first["created"], again["created"]) == (True, False)
+    assert first["task_id"] == again["task_id"]
+
+
+def test_columns_and_sheets_can_be_named(desk: Desk) -> None:
+    file = desk.folder / "odd.csv"
+    file.write_text("Article no.,How many\nS-1,1\nS-2,2\n")
+    columns = json.dumps({"Article no.": "sku", "How many": "n"})
+    taken = desk.json("submit", file.name, "--worker", "enrol", "--columns", columns)
+    assert taken["counts"]["total"] == 2
+    told = desk.run("submit", file.name, "--worker", "enrol", "--columns", "[1]", code=2).stderr
+    assert "header in the sheet" in told
+
+
+def test_bad_input_ends_with_2_and_says_what_is_wrong(desk: Desk) -> None:
+    (desk.folder / "empty.csv").write_text("")
+    desk.table("bad.csv", [("", "x")])
+    assert "empty" in desk.run("submit", "empty.csv", "--worker", "enrol", code=2).stderr
+    assert "row 2" in desk.run("submit", "bad.csv", "--worker", "enrol", code=2).stderr
+    file = desk.table("products.csv", numbered(1))
+    told = desk.run("submit", file.name, "--worker", "enroll", "--json", code=2)
+    assert told.stdout == ""
+    assert "enrol" in json.loads(told.stderr)["error"]["message"]
+    assert "7" in desk.run("show", 7, code=2).stderr
+    assert "max_rows" in desk.run("--max-rows", 2, "submit", desk.table("long.csv", numbered(9)).name, "--worker", "enrol",
+                                  code=2).stderr.replace("MAX_ROWS", "max_rows")  # fmt: skip
+
+
+# --- steering ---
+
+
+def test_a_task_is_steered_without_a_worker_and_without_the_code(desk: Desk) -> None:
+    file = desk.table("products.csv", numbered(20))
+    task_id = desk.json("submit", file.name, "--worker", "enrol")["task_id"]
+    desk.environ.pop("ASYNCTASK_APP")
+    assert desk.json("pause", task_id)["state"] == "paused"
+    assert desk.json("pause", task_id)["changed"] is False
+    knobs = desk.json("set", task_id, "parallel=5", "priority=USER_LOW", "title=Renamed")
+    assert (knobs["control"]["parallel"], knobs["control"]["priority"], knobs["title"]) == (5, 340, "Renamed")
+    assert desk.json("set", task_id, "parallel=none")["control"]["parallel"] is None
+    assert "interval" in desk.run("set", task_id, "interval=1", code=2).stderr
+    assert desk.json("resume", task_id)["state"] == "running"
+    assert [each["task_id"] for each in desk.json("tasks", "--state", "running")["tasks"]] == [task_id]
+    assert "Renamed" in desk.run("tasks").stdout
+    desk.json("cancel", task_id)
+    ended = desk.json("watch", task_id, code=1)
+    assert (ended["state"], ended["counts"]["cancelled"]) == ("cancelled", 20)
+    assert "error:" in desk.run("pause", task_id, code=2).stderr
+
+
+def test_rows_that_failed_are_run_again(desk: Desk) -> None:
+    file = desk.table("products.csv", numbered(20))
+    with desk.started("worker"):
+        first = desk.json("submit", file.name, "--worker", "enrol", "--watch", code=1)
+        jobs = desk.folder / "jobs.py"
+        assert first["counts"]["failed"] == 2
+        assert jobs.exists()
+        again = desk.json("retry", first["task_id"], "--status", "error")
+        assert (again["changed"], again["generation"]) == (True, 2)
+        ended = desk.json("watch", first["task_id"], code=1)
+    assert ended["counts"] | {"failed": 2, "error": 1} == ended["counts"]
+
+
+def test_ctrl_c_leaves_the_task_running_and_says_how_to_look_on(desk: Desk) -> None:
+    file = desk.table("products.csv", numbered(3))
+    task_id = desk.json("submit", file.name, "--worker", "gated")["task_id"]
+    with desk.started("watch", task_id) as watching:
+        assert watching.stdout is not None
+        assert f"Task {task_id}" in watching.stdout.readline()
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(20) == 130
+    assert f"asynctask watch {task_id}" in (desk.folder / "stderr.log").read_text()
+    assert desk.json("show", task_id)["state"] == "running"
+
+
+def test_on_a_terminal_a_bar_is_drawn(desk: Desk) -> None:
+    task_id = desk.json("submit", desk.table("products.csv", numbered(3)).name, "--worker", "enrol")["task_id"]
+    desk.json("cancel", task_id)
+    ours, theirs = pty.openpty()
+    environ = {**desk.environ, "TERM": "xterm-256color", "COLUMNS": "100"}
+    with subprocess.Popen(
+        desk.argv("watch", task_id), cwd=desk.folder, env=environ, stdin=theirs, stdout=theirs, stderr=theirs
+    ) as watching:
+        os.close(theirs)
+        drawn = b""
+        try:
+            while chunk := os.read(ours, 4096):
+                drawn += chunk
+        except OSError:  # what Linux says when the other end is closed
+            pass
+        os.close(ours)
+        assert watching.wait(20) == 1
+    text = drawn.decode()
+    assert "━" in text
+    assert "cancelled 3" in text
+    assert "\x1b[" in text
+
+
+# --- operators ---
+
+
+def test_an_unusable_database_is_3_and_a_bad_target_2(desk: Desk) -> None:
+    (desk.folder / "folder.db").mkdir()
+    assert "error:" in desk.run("tasks", "--database-url", "sqlite:///folder.db", code=3).stderr
+    assert "nowhere" in desk.run("-A", "nowhere:app", "config", code=2).stderr
+    assert "jobs:app" in desk.run("-A", "jobs:ap", "config", code=2).stderr
+    (desk.folder / "broken.py").write_text("import no_such_thing\n")
+    told = desk.run("-A", "broken:app", "config", code=2).stderr
+    assert "no_such_thing" in told
+    assert "line 1" in told
+    assert desk.json("-A", "jobs.py", "config")["settings"]
+
+
+def test_a_flag_that_the_application_overrules_is_refused_not_ignored(desk: Desk) -> None:
+    text = (desk.folder / "jobs.py").read_text()
+    (desk.folder / "jobs.py").write_text(text.replace("AsyncTask()", 'AsyncTask(locale="ja")'))
+    assert "--locale" in desk.run("tasks", "--locale", "en", code=2).stderr
+    found = {each["name"]: each for each in desk.json("config", "--max-rows", 9)["settings"]}
+    assert (found["locale"]["value"], found["locale"]["origin"]) == ("ja", "argument")
+    assert (found["max_rows"]["value"], found["max_rows"]["origin"]) == (9, "flag")
+
+
+def test_the_doctor_finds_counts_that_differ_from_the_rows_and_repairs_them(desk: Desk) -> None:
+    desk.json("submit", desk.table("products.csv", numbered(4)).name, "--worker", "enrol")
+    assert desk.json("doctor") == {"findings": []}
+    with sqlite3.connect(desk.folder / "asynctask.db") as database:
+        columns = [row[1] for row in database.execute("pragma table_info(task_tallies)")]
+        database.execute(f"update task_tallies set {next(c for c in columns if 'finish' in c)} = 3")
+    database.close()
+    assert desk.json("doctor", code=1)["findings"]
+    assert "doctor --repair" in desk.run("doctor", code=1).stdout
+    assert all(finding["repaired"] for finding in desk.json("doctor", "--repair")["findings"])
+    assert desk.json("doctor") == {"findings": []}
+
+
+def test_the_chains_of_middleware_are_listed(desk: Desk) -> None:
+    chains = desk.json("middleware", "list")
+    assert set(chains) == {"client", "server"}
+
+
+# --- processes that stay ---
+
+
+def test_up_runs_everything_says_where_and_stops_it_all_on_term(desk: Desk) -> None:
+    with desk.started("up", "--port", 0, "-A", "jobs:app", "--json") as up:
+        url = read_document(up)["url"]
+        wait_for(lambda: answers(url + "readyz"), "readiness")
+        assert get(url) == 200
+        ended = desk.json("submit", desk.table("products.csv", numbered(5)).name, "--worker", "enrol", "--watch")
+        assert ended["counts"]["finish"] == 5
+        up.send_signal(signal.SIGTERM)
+        assert up.wait(60) == 0
+        assert up.stdout is not None
+        assert up.stdout.read() == ""
+    assert not desk.processes()
+
+
+def test_when_up_is_killed_its_processes_end_by_themselves(desk: Desk) -> None:
+    with desk.started("up", "--port", 0, "--json") as up:
+        url = read_document(up)["url"]
+        wait_for(lambda: answers(url + "readyz"), "readiness")
+        up.kill()
+        up.wait()
+        wait_for(lambda: not desk.processes(), "the end of every process", 40)
+
+
+def test_several_worker_processes_run_under_one_supervisor(desk: Desk) -> None:
+    with desk.started("worker", "-p", 2, "-c", 3, "-q", "default,2", "-q", "slow", "--json") as workers:
+        started = read_document(workers)
+        assert started | {"processes": 2, "concurrency": 3, "queues": "default,2 slow"} == started
+        ended = desk.json("submit", desk.table("products.csv", numbered(9)).name, "--worker", "enrol", "--watch")
+        assert ended["counts"]["finish"] == 9
+        wait_for(lambda: sum("worker" in line for line in desk.processes().values()) >= 3, "two children")
+
+
+def test_a_taken_port_is_told_with_what_to_do(desk: Desk) -> None:
+    with desk.started("web", "--port", 0, "--json") as web:
+        url = read_document(web)["url"]
+        port = int(url.rstrip("/").rpartition(":")[2])
+        wait_for(lambda: answers(url.rstrip("/") + "/healthz"), "health")
+        for command in ("web", "up"):
+            assert "--port" in desk.run(command, "--port", port, code=2).stderr
+
+
+def test_a_bad_flag_of_a_worker_is_refused_before_it_starts(desk: Desk) -> None:
+    assert "concurrency" in desk.run("worker", "-c", 0, code=2).stderr
+    assert "queues" in desk.run("worker", "-q", "a,b", code=2).stderr

@@ -1,0 +1,61 @@
+"""The demo, as the README has it, with fewer rows."""
+
+from __future__ import annotations
+
+import signal
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli_process import Desk, read_document, wait_for
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path)
+    desk.environ.pop("ASYNCTASK_APP")
+    yield desk
+    wait_for(lambda: not desk.processes(), f"the end of every process: {desk.processes()}", 30)
+
+
+def test_the_demo_audits_itself_and_leaves_a_report_and_no_process(desk: Desk) -> None:
+    found = desk.json("demo", "--rows", 600)
+    assert found["ok"]
+    assert all(each["holds"] for each in found["audit"])
+    assert [each["rows"] for each in found["tasks"]] == [200, 600]
+    assert found["retried"] > 0
+    assert Path(found["report"]).is_file()
+    assert not desk.processes()
+    again = desk.run("demo", "--rows", "100").stdout  # in the folder of the first, anew
+    assert "WRONG" not in again
+    assert again.count("\nok ") == 6
+    assert "Report: " in again
+
+
+def test_the_demo_touches_no_folder_that_is_not_its_own(desk: Desk) -> None:
+    (desk.folder / "mine").mkdir()
+    (desk.folder / "mine" / "thesis.txt").write_text("years of work")
+    assert "--dir" in desk.run("demo", "--dir", "mine", code=2).stderr
+    assert (desk.folder / "mine" / "thesis.txt").read_text() == "years of work"
+
+
+def test_with_keep_it_stays_until_it_is_told_to_stop_and_a_second_one_is_refused(desk: Desk) -> None:
+    with desk.started("demo", "--rows", 100, "--keep", "--json") as demo:
+        found = read_document(demo)
+        assert found["ok"]
+        with urllib.request.urlopen(found["url"], timeout=10) as page:
+            assert page.status == 200
+        assert "is running" in desk.run("demo", code=2).stderr
+        demo.send_signal(signal.SIGINT)
+        assert demo.wait(60) == 0
+    assert not desk.processes()
+
+
+def test_a_demo_that_is_stopped_or_killed_midway_leaves_no_process(desk: Desk) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with desk.started("demo", "--rows", 5000) as demo:
+            wait_for(lambda: sum(" worker " in line + " " for line in desk.processes().values()), "the worker")
+            demo.send_signal(number)
+            demo.wait(60)
+            wait_for(lambda: not desk.processes(), "the end of every process", 40)
