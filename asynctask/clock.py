@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Final, Protocol
 
 __all__ = ["SECOND", "Clock", "Ids", "SystemClock", "SystemIds", "from_datetime", "hostname", "micros", "rfc3339"]
@@ -105,7 +106,14 @@ def rfc3339(at: int | None) -> str | None:
     """Microseconds since the epoch as RFC 3339 text in UTC with milliseconds; None stays None."""
     if at is None:
         return None
-    return (_EPOCH + timedelta(microseconds=at)).strftime("%Y-%m-%dT%H:%M:%S.") + f"{at // 1000 % 1000:03d}Z"
+    seconds, micro = divmod(at, SECOND)
+    return f"{_to_the_second(seconds)}.{micro // 1000:03d}Z"
+
+
+@lru_cache(maxsize=256)
+def _to_the_second(seconds: int) -> str:
+    # Messages come in storms of the same second.
+    return (_EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def hostname(names: Iterable[str] = ("DYNO",)) -> str:

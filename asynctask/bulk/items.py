@@ -122,6 +122,8 @@ class ItemShape:
         values = row.values
         if isinstance(values, pydantic.BaseModel):
             values = values.model_dump(round_trip=True)
+        if self.model is None and binding is None and not isinstance(values, Mapping) and not row.problems:
+            return self._scalar(row.number, values)
         if not isinstance(values, Mapping):
             text = 'must be an object such as {"name": "value"}, one for each item'
             problem = Problem(row.number, None, "not_an_object", text, shorten(jsonable(values)))
@@ -167,6 +169,12 @@ class ItemShape:
             problems.extend(self._unstorable(number, item))
         return Refused(number, tuple(problems), jsonable(values)) if problems else Accepted(number, item)
 
+    def _scalar(self, number: int, value: Any) -> Accepted | Refused:
+        """A worker without a model takes any JSON value as its item: a number, a text, a list."""
+        item = jsonable(value)
+        problems = tuple(self._unstorable(number, item))
+        return Refused(number, problems, {"value": item}) if problems else Accepted(number, item)
+
     def _plain(self, number: int, values: Mapping[str, Any], binding: Binding | None) -> Accepted | Refused:
         ignored = binding.ignored if binding else frozenset()
         renamed = binding.fields if binding else {}
@@ -177,7 +185,7 @@ class ItemShape:
             problems.extend(self._unstorable(number, {renamed.get(key, key): value for key, value in kept.items()}))
         return Refused(number, tuple(problems), jsonable(values)) if problems else Accepted(number, item)
 
-    def _unstorable(self, number: int, item: Mapping[str, Any]) -> Iterable[Problem]:
+    def _unstorable(self, number: int, item: Any) -> Iterable[Problem]:
         try:
             body = orjson.dumps(item, default=jsonable)
         except TypeError as error:

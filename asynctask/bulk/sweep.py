@@ -97,8 +97,9 @@ class Sweep:
         with self._ledger.database.read() as connection:
             dead = recovery.dead_processes(connection, self._host, now)
             known = {str(process["identity"]) for process in recovery.list_processes(connection)}
+            unknown = recovery.unknown_workers(connection)
         # A list whose owner is registered nowhere: it was recovered in part, or died before it registered.
-        unknown = self._broker.holders() - known
+        unknown |= self._broker.holders() - known
         orphans = [identity for identity in unknown if identity in self._unknown and identity != self._ledger.identity]
         self._unknown = unknown
         for identity in {*dead, *orphans} - {self._ledger.identity}:
@@ -107,6 +108,8 @@ class Sweep:
 
     def recover(self, identity: str) -> None:
         """What a dead process held: tracked jobs wait in the ledger again, untracked ones in their queues."""
+        if not recovery.condemn(self._ledger, self._host, identity):
+            return
         held = self._broker.held_by(identity)
         tracked = [copy for copy in held if copy.attempt > 0]
         applied = recovery.recover_events(self._ledger, identity, [copy.key for copy in tracked])

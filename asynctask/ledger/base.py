@@ -35,10 +35,14 @@ class Ledger:
     ids: Ids = field(default_factory=SystemIds)
     catalogue: Catalogue = field(default_factory=Catalogue)
     identity: str = "local"
+    _seed: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_seed", zlib.crc32(self.identity.encode()))
 
     def slot(self, slots: int) -> int:
         """The slot of a Task with so many slots that this process counts in."""
-        return zlib.crc32(self.identity.encode()) % max(1, slots)
+        return self._seed % max(1, slots)
 
     def now(self) -> int:
         """The wall clock in microseconds."""

@@ -27,9 +27,13 @@ __all__ = [
     "recover_events",
     "register",
     "signal",
+    "unknown_workers",
 ]
 
 _p, _e = processes.c, events.c
+
+LOST = "LOST"
+"""What a process is told that others have declared dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +95,14 @@ def register(
 def beat(ledger: Ledger, *, lease_s: float, **values: Any) -> str | None:
     """Renews this process's lease and updates what it says of itself.
 
-    Returns the signal that somebody left for it (``TSTP``, ``TERM``), or ``"LOST"`` where another process has already
+    Returns the signal that somebody left for it (``TSTP``, ``TERM``), or :data:`LOST` where another process has already
     declared it dead: then it must begin nothing more under this identity.
     """
     now = ledger.now()
     with ledger.database.write() as connection:
         found = connection.execute(sa.select(_p.signal).where(_p.identity == ledger.identity)).one_or_none()
-        if found is None:
-            return "LOST"
+        if found is None or found[0] == LOST:
+            return LOST
         connection.execute(
             processes.update()
             .where(_p.identity == ledger.identity)
@@ -111,6 +115,29 @@ def signal(ledger: Ledger, identity: str, name: str) -> bool:
     """Leaves a signal (``TSTP`` quiet, ``TERM`` stop) for a process; it obeys at its next beat. False if there is none."""
     with ledger.database.write() as connection:
         return connection.execute(processes.update().where(_p.identity == identity).values(signal=name)).rowcount == 1
+
+
+def condemn(ledger: Ledger, host: Host, identity: str) -> bool:
+    """Declares a process dead whose lease ended or that is gone: from now on it cannot renew. False where it lives again.
+
+    Only then may its jobs be turned: a process that came back between the turning and the forgetting would otherwise go
+    on under a name that nobody looks for any more.
+    """
+    with ledger.database.write() as connection:
+        found = connection.execute(sa.select(processes).where(_p.identity == identity)).one_or_none()
+        if found is None:
+            return True  # its registration is gone already, what it held may not be
+        process = as_dict(found)
+        if process["lease_until"] > ledger.now() and not host.knows_dead(process):
+            return False
+        connection.execute(processes.update().where(_p.identity == identity).values(lease_until=0, signal=LOST))
+    return True
+
+
+def unknown_workers(connection: Connection) -> set[str]:
+    """Processes named by Events that are being worked on, but registered nowhere."""
+    named = sa.select(_e.process).where(_e.process.is_not(None)).distinct()
+    return {str(i) for (i,) in connection.execute(named.where(~sa.exists().where(_p.identity == _e.process)))}
 
 
 def forget(ledger: Ledger, identity: str) -> None:

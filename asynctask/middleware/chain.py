@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from asynctask.job import CurrentJob
@@ -67,16 +68,11 @@ class Chain:
 
     def invoke(self, worker: Worker, job: CurrentJob, queue: str, inner: Callable[[], Any]) -> Any:
         """Calls the chain around ``inner``; returns what the outermost middleware returned."""
-        entries = self._entries
-
-        def step(position: int) -> Any:
-            if position == len(entries):
-                return inner()
-            entry = entries[position]
-            middleware: Middleware = entry() if inspect.isclass(entry) else entry
-            return middleware(worker, job, queue, lambda: step(position + 1))
-
-        return step(0)
+        call = inner
+        for entry in reversed(self._entries):
+            middleware: Middleware = entry() if isinstance(entry, type) else entry
+            call = partial(middleware, worker, job, queue, call)
+        return call()
 
     def _without(self, middleware: Any) -> tuple[Any, ...]:
         return tuple(entry for entry in self._entries if not _is(entry, middleware))

@@ -9,7 +9,7 @@ The steps are in `bookkeeping_steps`, the promises that hold after each of them 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
@@ -50,7 +50,7 @@ class Task:
 
     def row(self, seq: int) -> Row:
         """One row as it is read: ``reserved`` is no column, it says that the pointer is past the row."""
-        return replace(self.stored[seq], reserved=self.alone or seq < self.next_seq)
+        return self.stored[seq]._replace(reserved=self.alone or seq < self.next_seq)
 
     def rows(self) -> list[Row]:
         return [self.row(seq) for seq in range(len(self.stored))]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,7 +27,7 @@ def changed(name: str, **changes: Any) -> Callable[..., Any]:
         if turn is None:
             return None
         values = {field: value(row, turn.after) if callable(value) else value for field, value in changes.items()}
-        return replace(turn, after=replace(turn.after, **values))
+        return turn._replace(after=turn.after._replace(**values))
 
     return decide
 
@@ -50,7 +49,7 @@ def begin_although_cancelled(row: Row, attempt: int | None, state: str | None) -
 
 
 def begin_although_at_work(row: Row, attempt: int | None, state: str | None) -> Begin:
-    return REAL["begin"](replace(row, process=None), attempt, state)
+    return REAL["begin"](row._replace(process=None), attempt, state)
 
 
 def room_without_flight(state: str, parallel: int | None, flying: int, wanted: int) -> int:
@@ -79,13 +78,13 @@ def close_unsealed(state: str, sealed: bool, turning: bool, counts: Delta) -> bo
 
 def recover_in_place(row: Row, state: str | None, *, now: int) -> Turn | None:
     turn: Turn | None = REAL["recover"](row, state, now=now)
-    return replace(turn, after=replace(turn.after, due_at=None)) if turn is not None else None
+    return turn._replace(after=turn.after._replace(due_at=None)) if turn is not None else None
 
 
 def redispatch_at_work(row: Row, state: str | None, *, held: bool, missed_before: bool, now: int) -> Turn | None:
-    fresh = replace(row, status=Status.ENQUEUE) if row.status is Status.WORKING else row
+    fresh = row._replace(status=Status.ENQUEUE) if row.status is Status.WORKING else row
     turn: Turn | None = REAL["redispatch"](fresh, state, held=held, missed_before=missed_before, now=now)
-    return None if turn is None else replace(turn, before=row)
+    return None if turn is None else turn._replace(before=row)
 
 
 def push_twice(self: Broker, copies: list[Copy]) -> None:
