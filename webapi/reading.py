@@ -89,9 +89,12 @@ class ApiRequest(Request):
     @cached_property
     def stream(self) -> IO[bytes]:
         """The body; reading it raises where it ends before its Content-Length, or goes over the limit."""
+        limit = self.max_content_length
+        assert limit is not None
+        if (self.content_length or 0) > limit:
+            raise RequestEntityTooLarge
         # One more, because werkzeug refuses a body as soon as its limit is reached, not when it is passed.
-        limit = None if self.max_content_length is None else self.max_content_length + 1
-        stream = get_input_stream(self.environ, max_content_length=limit)
+        stream = get_input_stream(self.environ, max_content_length=limit + 1)
         return cast(IO[bytes], _WholeBody(stream, self.content_length))
 
     def _get_file_stream(self, *args: Any, **kwargs: Any) -> IO[bytes]:

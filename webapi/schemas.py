@@ -358,7 +358,6 @@ class Submitted(Progress):
     """The progress object, with the rows that were refused where they are known already."""
 
     errors: list[Fault] | None = None  # type: ignore[assignment]
-    errors_total: int | None = Field(None, description="How many there are, where `errors` holds only the first.")
 
 
 class PageLinks(_Out):

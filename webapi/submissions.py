@@ -12,7 +12,7 @@ from asynctask.errors import InputError, Problem
 from asynctask.submission import Submission
 from webapi.caching import retry_after
 from webapi.links import task_url, with_links
-from webapi.problems import MAX_ERRORS, MalformedBody, did_you_mean, problem_response
+from webapi.problems import MAX_ERRORS, MalformedBody, did_you_mean
 from webapi.reading import FORM, JSON, ApiRequest
 from webapi.schemas import FileSubmission, JsonSubmission, Options
 from webapi.wire import json_response, parse_json
@@ -40,19 +40,12 @@ def answer(submission: Submission) -> Response:
     problems = list(submission.problems or ())
     url = task_url(submission.task.id)
     if progress["state"] == "rejected":
-        return problem_response(
-            422,
-            _nothing_accepted(progress, problems),
-            code="nothing_accepted",
-            errors=problems,
-            headers={"Location": url},
-            task_id=submission.task.id,
-            links=progress["links"],
+        # The first answer to this key was an error, and so is this one.
+        raise InputError(
+            "no row could be accepted; correct the rows and send them again", code="all_rejected", errors=problems
         )
     if problems:
         progress["errors"] = [problem.as_dict() for problem in problems[:MAX_ERRORS]]
-        if len(problems) > MAX_ERRORS:
-            progress["errors_total"] = len(problems)
     response = json_response(progress, 202)
     response.headers["Location"] = url
     response.headers["Retry-After"] = retry_after(progress)
@@ -60,15 +53,6 @@ def answer(submission: Submission) -> Response:
     if not submission.created:
         response.headers["Idempotency-Replayed"] = "true"
     return response
-
-
-def _nothing_accepted(progress: dict[str, Any], problems: list[Problem]) -> str:
-    rows = progress["split"]["rejected"]
-    if not rows and not problems:
-        return "the list holds no rows; add at least one below the header"
-    first = problems[0] if problems else None
-    example = f"; the first: row {first.row}, {first.column}: {first.message}" if first else ""
-    return f"none of the {rows:,} rows can be taken{example}; correct them and send the list again"
 
 
 def _submit_json(app: AsyncTask, incoming: ApiRequest, key: str | None) -> Submission:

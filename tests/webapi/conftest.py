@@ -1,0 +1,107 @@
+"""A real application on a SQLite file of its own, and Flask's client in front of it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from pydantic import BaseModel, Field
+
+from asynctask import AsyncTask, NormalException
+from webapi import create_app
+
+
+class Product(BaseModel):
+    sku: str = Field(max_length=20)
+    quantity: int = Field(1, ge=1, le=100, title="Quantity")
+    note: str | None = None
+
+
+def build_app(folder: Path, **settings: Any) -> AsyncTask:
+    app = AsyncTask(environ={}, database_url=f"sqlite:///{folder / 'ledger.db'}", data_dir=str(folder / "data"), **settings)
+
+    @app.worker(retry=0)
+    def enroll(item: Product) -> dict[str, str]:
+        """Enrol a product in the promotion."""
+        if item.sku.startswith("NO"):
+            raise NormalException(item.note or f"{item.sku} is not qualified")
+        if item.sku.startswith("BUG"):
+            raise RuntimeError(item.note or f"{item.sku} broke")
+        return {"enrolled": item.sku}
+
+    @app.worker(retry=0)
+    def anything(item: dict[str, Any]) -> None:
+        """Take any row."""
+
+    app.ensure_schema()
+    return app
+
+
+@pytest.fixture
+def make_app(tmp_path: Path) -> Iterator[Callable[..., AsyncTask]]:
+    apps: list[AsyncTask] = []
+
+    def make(**settings: Any) -> AsyncTask:
+        folder = tmp_path / str(len(apps))
+        folder.mkdir()
+        apps.append(build_app(folder, **settings))
+        return apps[-1]
+
+    yield make
+    for each in apps:
+        each.close()
+
+
+@pytest.fixture
+def app(make_app: Callable[..., AsyncTask]) -> AsyncTask:
+    return make_app()
+
+
+@pytest.fixture
+def client(app: AsyncTask) -> FlaskClient:
+    return create_app(app).test_client()
+
+
+@pytest.fixture
+def working(app: AsyncTask) -> Callable[[], AbstractContextManager[None]]:
+    """A worker process within this one: ``with working(): ...``."""
+
+    @contextmanager
+    def run() -> Iterator[None]:
+        launcher = app.launcher(concurrency=2, shutdown_s=5)
+        launcher.start()
+        try:
+            yield
+        finally:
+            launcher.stop()
+
+    return run
+
+
+@pytest.fixture
+def ended(app: AsyncTask, working: Callable[[], AbstractContextManager[None]]) -> Callable[..., int]:
+    """Submits items, has them all performed, returns the Task's id."""
+
+    def submit(*skus: str, note: str | None = None, **options: Any) -> int:
+        task = app.submit("enroll", [{"sku": sku, "note": note} for sku in skus], **options)
+        with working():
+            assert task.wait(timeout=30)["done"]
+        return task.id
+
+    return submit
+
+
+def form(content: bytes | str, filename: str = "list.csv", worker: str = "enroll", **fields: Any) -> dict[str, Any]:
+    """The arguments of a POST that uploads a file."""
+    body = content.encode() if isinstance(content, str) else content
+    return {"data": {"worker": worker, "file": (io.BytesIO(body), filename), **fields}}
+
+
+@pytest.fixture(name="form")
+def form_fixture() -> Callable[..., dict[str, Any]]:
+    return form

@@ -1,0 +1,143 @@
+"""Handing in a list over HTTP: what is taken, and what is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from asynctask import AsyncTask
+
+Form = Callable[..., dict[str, Any]]
+
+
+def test_json_items_become_a_task_with_location_and_retry_after(client: FlaskClient) -> None:
+    answer = client.post("/api/tasks", json={"worker": "enroll", "items": [{"sku": "A"}, {"sku": "B"}], "title": "Spring"})
+    assert answer.status_code == 202, answer.json
+    assert answer.json["title"] == "Spring"
+    assert answer.json["counts"]["total"] == 2
+    assert answer.headers["Location"] == answer.json["links"]["self"] == f"/api/tasks/{answer.json['task_id']}"
+    assert int(answer.headers["Retry-After"]) >= 1
+    assert client.get(answer.headers["Location"]).json["task_id"] == answer.json["task_id"]
+
+
+def test_a_sheet_becomes_a_task_and_its_options_are_read_from_the_form(client: FlaskClient, form: Form) -> None:
+    answer = client.post("/api/tasks", **form("sku,Quantity\nA,1\nB,2\n", title="Été", parallel="3", priority="120"))
+    assert answer.status_code == 202, answer.json
+    assert answer.json["title"] == "Été"
+    assert answer.json["control"]["parallel"] == 3
+    assert answer.json["control"]["priority"] == 120
+    assert answer.json["counts"]["total"] == 2
+
+
+def test_columns_say_which_header_means_which_field(client: FlaskClient, form: Form) -> None:
+    answer = client.post("/api/tasks", **form("Artikel-Nr.,x\nA,1\n", columns='{"Artikel-Nr.": "sku"}'))
+    assert answer.status_code == 202, answer.json
+    events = client.get(answer.json["links"]["events"]).json["events"]
+    assert events[0]["params"]["sku"] == "A"
+
+
+def test_bad_rows_are_in_the_answer_and_hold_up_no_others(client: FlaskClient, form: Form) -> None:
+    answer = client.post("/api/tasks", **form("sku,Quantity\nA,1\nB,many\n,7\n"))
+    assert answer.status_code == 202
+    assert answer.json["counts"]["total"] == 1
+    assert answer.json["split"]["rejected"] == 2
+    assert {(e["row"], e["column"], e["code"]) for e in answer.json["errors"]} == {
+        (3, "Quantity", "wrong_type"),
+        (4, "sku", "missing"),
+    }
+
+
+def test_where_nothing_can_be_taken_the_answer_is_422_with_every_fault(client: FlaskClient, form: Form) -> None:
+    answer = client.post("/api/tasks", **form("sku,Quantity\nA,0\nB,many\n"))
+    assert answer.status_code == 422
+    assert answer.mimetype == "application/problem+json"
+    assert [(e["row"], e["column"]) for e in answer.json["errors"]] == [(2, "Quantity"), (3, "Quantity")]
+    assert "correct" in answer.json["detail"]
+
+
+def test_json_items_that_are_refused_are_named_by_their_position(client: FlaskClient) -> None:
+    answer = client.post("/api/tasks", json={"worker": "enroll", "items": [{"sku": "A"}, {"sku": ["B"]}, 7]})
+    assert answer.status_code == 202, answer.json
+    assert {e["row"] for e in answer.json["errors"]} == {2, 3}
+
+
+def test_the_same_key_and_body_again_is_the_first_task_again(client: FlaskClient) -> None:
+    def send() -> Any:
+        body = {"worker": "enroll", "items": [{"sku": "A"}]}
+        return client.post("/api/tasks", json=body, headers={"Idempotency-Key": "k-1"})
+
+    first, second = send(), send()
+    assert (first.status_code, second.status_code) == (202, 202)
+    assert first.json["task_id"] == second.json["task_id"]
+    assert "Idempotency-Replayed" not in first.headers
+    assert second.headers["Idempotency-Replayed"] == "true"
+    assert len(client.get("/api/tasks").json["tasks"]) == 1
+
+
+def test_the_same_key_with_another_body_is_refused_and_says_so(client: FlaskClient, form: Form) -> None:
+    headers = {"Idempotency-Key": "k-2"}
+    assert client.post("/api/tasks", json={"worker": "enroll", "items": [{"sku": "A"}]}, headers=headers).status_code == 202
+    answer = client.post("/api/tasks", json={"worker": "enroll", "items": [{"sku": "B"}]}, headers=headers)
+    assert answer.status_code == 422
+    assert "another body" in answer.json["detail"]
+    assert client.post("/api/tasks", **form("sku\nA\n")).status_code == 202
+
+
+def test_a_key_is_unique_per_owner(client: FlaskClient) -> None:
+    ids = set()
+    for owner in ("ann", "bob"):
+        body = {"worker": "enroll", "items": [{"sku": owner}], "owner": owner}
+        answer = client.post("/api/tasks", json=body, headers={"Idempotency-Key": "k-3"})
+        assert answer.status_code == 202
+        ids.add(answer.json["task_id"])
+    assert len(ids) == 2
+    assert [t["owner"] for t in client.get("/api/tasks?owner=bob").json["tasks"]] == ["bob"]
+
+
+def test_big_integers_stay_exact_where_the_worker_takes_them_as_text(client: FlaskClient) -> None:
+    answer = client.post("/api/tasks", json={"worker": "enroll", "items": [{"sku": 9007199254740993}]})
+    assert answer.status_code == 202, answer.json
+    assert client.get(answer.json["links"]["events"]).json["events"][0]["params"]["sku"] == "9007199254740993"
+
+
+def test_null_is_the_default_and_for_parallel_no_limit(client: FlaskClient) -> None:
+    body = {"worker": "enroll", "items": [{"sku": "A"}], "title": None, "parallel": None, "queue": None, "owner": None}
+    answer = client.post("/api/tasks", json=body)
+    assert answer.status_code == 202, answer.json
+    assert answer.json["control"]["parallel"] is None
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("interval", 1.5), ("session", "s"), ("chunk_size", 10), ("tolerated_failures", "5%"), ("on_complete", "x"),
+     ("dry_run", True), ("strict", True), ("unique", "sku"), ("resubmit_of", 1)],
+)  # fmt: skip
+def test_options_of_later_versions_are_refused_and_never_ignored(client: FlaskClient, option: str, value: Any) -> None:
+    answer = client.post("/api/tasks", json={"worker": "enroll", "items": [{"sku": "A"}], option: value})
+    assert answer.status_code == 422
+    assert answer.json["code"] == "not_supported_yet"
+    assert answer.json["errors"][0]["column"] == option
+    assert client.get("/api/tasks").json["tasks"] == []
+
+
+def test_a_list_whose_validation_goes_on_is_answered_at_once(
+    app: AsyncTask, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("webapi.submissions.WAIT_S", 0.0)
+    items = [{"sku": f"S{n}", "quantity": 0 if n % 50 else 1} for n in range(20_000)]
+    answer = client.post("/api/tasks", json={"worker": "enroll", "items": items})
+    assert answer.status_code == 202
+    assert "errors" not in answer.json
+    # The rejects are there once the list has been read.
+    task = app.task(answer.json["task_id"])
+    seen = task.progress()
+    while seen["split"]["state"] == "splitting":
+        seen = task.wait(timeout=0.2)
+    assert seen["split"]["rejected"] == 19_600
+    page = client.get(f"/api/tasks/{task.id}/rejected?limit=2").json
+    assert [r["row"] for r in page["rejected"]] == [2, 3]
+    assert page["rejected"][0]["errors"][0]["column"] == "quantity"
+    assert [r["row"] for r in client.get(page["links"]["next"]).json["rejected"]] == [4, 5]
