@@ -6,6 +6,8 @@ from collections.abc import Callable
 from contextvars import ContextVar, Token
 from typing import Any
 
+from asynctask.messages import clean
+
 __all__ = ["CurrentJob", "current_job", "reset_current_job", "set_current_job"]
 
 
@@ -17,7 +19,18 @@ class CurrentJob:
     ``state`` (a dict of the job's own, for middleware and job code of this attempt); ``result``.
     """
 
-    __slots__ = ("_checkpoint", "_messages", "_stop", "attempt", "job_id", "payload", "queue", "result", "state", "task_id")
+    __slots__ = (
+        "_checkpoint",
+        "_messages",
+        "_stop",
+        "attempt",
+        "job_id",
+        "payload",
+        "queue",
+        "result",
+        "state",
+        "task_id",
+    )
 
     def __init__(
         self,
@@ -42,8 +55,8 @@ class CurrentJob:
         self._stop = should_stop
 
     def message(self, text: str) -> None:
-        """Adds a message to the Event; it is written with the outcome (or with the ``working`` status, if that comes first)."""
-        self._messages.append(str(text))
+        """Adds a message to the Event; it is written with the outcome, or with ``working`` if that comes first."""
+        self._messages.append(clean(str(text)))
 
     def take_messages(self) -> list[str]:
         """The messages added since the last call; for the tracker."""

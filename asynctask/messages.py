@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-__all__ = ["CATALOGUE", "KEEP_FIRST", "KEEP_LAST", "MAX_MESSAGE", "Catalogue", "append"]
+__all__ = ["CATALOGUE", "KEEP_FIRST", "KEEP_LAST", "MAX_MESSAGE", "Catalogue", "append", "clean"]
 
 KEEP_FIRST: Final = 10
 KEEP_LAST: Final = 90
@@ -80,12 +80,18 @@ class Catalogue:
     def __call__(self, key: str, text: str = "") -> str:
         """The message for ``key``, with ``text`` in its place, at most ``MAX_MESSAGE`` characters."""
         # Not str.format: the text comes from outside and may hold braces.
-        return self._texts[key].replace("{0}", text)[:MAX_MESSAGE]
+        return clean(self._texts[key].replace("{0}", text))
 
 
-def append(
-    messages: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]
-) -> list[Mapping[str, Any]]:
+def clean(text: str) -> str:
+    """Text as every database takes it: no lone surrogates, no NUL, at most ``MAX_MESSAGE`` characters.
+
+    An error message is whatever the failing code made of whatever it was given; it must not stop its own recording.
+    """
+    return text[:MAX_MESSAGE].encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+
+
+def append(messages: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Messages with new ones at the end: append-only, bounded to the first 10 and the last 90.
 
     What falls out between them is counted in one entry ``{"dropped": n}`` that stands in its place.

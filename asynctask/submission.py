@@ -62,7 +62,10 @@ class Submission:
 
 
 def check_options(given: Mapping[str, Any]) -> Options:
-    """The options of a submission. Raises :class:`InputError` that names each wrong one, :class:`NotBuilt` for one of later."""
+    """The options of a submission.
+
+    Raises :class:`InputError` that names each wrong one, :class:`NotBuilt` for one of a later version.
+    """
     options = dict(given)
     for name, nothing in _LATER.items():
         value = options.pop(name, None)

@@ -239,7 +239,7 @@ def _locked(connection: Connection, statement: Any) -> Any:
 
 def _claim(connection: Connection, process: str, queue: str, limit: int) -> list[Copy]:
     statement = sa.select(*_COPY).where(_WAITS, _j.queue == queue).order_by(_j.priority, _j.id).limit(limit)
-    copies = [_copy(row) for row in connection.execute(_locked(connection, statement))]
+    copies = [_copy(row) for row in connection.execute(_locked(connection, statement)).all()]
     for part in _parts([copy.handle for copy in copies]):
         connection.execute(jobs.update().where(_j.id.in_(part)).values(process=process))
     return copies

@@ -132,10 +132,8 @@ class _Ahead:
 def _merged(first: _Ahead, second: _Ahead) -> Iterator[ReportRow]:
     while first.head is not None or second.head is not None:
         one, two = first.head, second.head
-        if two is None or (one is not None and (one.number or 0) <= (two.number or 0)):
-            row = first.pop()
-        else:
-            row = second.pop()
+        first_goes = two is None or (one is not None and (one.number or 0) <= (two.number or 0))
+        row = (first if first_goes else second).pop()
         assert row is not None
         yield row
 

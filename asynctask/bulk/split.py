@@ -89,6 +89,8 @@ class Splitter:
                     path, str(source["filename"]), sheet=source.get("sheet"), limits=self._limits, expect=shape.expected
                 ) as opened:
                     binding = shape.bind(opened.headers) if opened.headers is not None else None
+                    if opened.planned is not None:
+                        task_rows.plan(self._ledger, task_id, opened.planned)
                     self._split(task_id, (shape.validate(row, binding) for row in opened.rows(after)), tally)
                 task_rows.seal(self._ledger, task_id)
             except InputError as error:

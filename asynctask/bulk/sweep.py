@@ -79,8 +79,14 @@ class Sweep:
     def sweep(self) -> None:
         """Does each part once; a part that fails leaves the others their turn."""
         parts = (
-            self.recover_dead, self.release_due, self.turn_rows, self.take_up_splits, self.close, self.find_lost, self.sample,
-        )  # fmt: skip
+            self.recover_dead,
+            self.release_due,
+            self.turn_rows,
+            self.take_up_splits,
+            self.close,
+            self.find_lost,
+            self.sample,
+        )
         for part in parts:
             try:
                 part()

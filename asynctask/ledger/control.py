@@ -22,7 +22,7 @@ _t, _e = tasks.c, events.c
 SLICE = 10_000
 """Rows that are turned in one transaction at most; less where that would hold the write lock for too long."""
 
-_SQLITE_SLICE = 2_000
+_SQLITE_SLICE = 500
 _KNOBS = frozenset({"parallel", "priority", "title"})
 
 

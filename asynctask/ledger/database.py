@@ -101,7 +101,8 @@ class Database:
     def write(self) -> Iterator[Connection]:
         """A connection in a write transaction, committed at the end. Raises :class:`LedgerUnavailable`.
 
-        Keep it short (50 ms). On SQLite the transaction is IMMEDIATE and behind the blocking lock, so what it reads cannot change under it.
+        Keep it short (50 ms). On SQLite the transaction is IMMEDIATE and behind the blocking
+        lock, so what it reads cannot change under it.
         """
         if self._lock is None:
             with _translated(), self.engine.begin() as connection:

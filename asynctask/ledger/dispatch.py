@@ -174,7 +174,7 @@ def _read_ready(connection: Connection, condition: Any, *, lock: bool = False) -
     )  # fmt: skip
     if lock and connection.dialect.name != "sqlite":
         statement = statement.with_for_update(of=events)
-    return [Ready(*row) for row in connection.execute(statement)]
+    return [Ready(*row) for row in connection.execute(statement).all()]
 
 
 def confirm(ledger: Ledger, task_ids: Sequence[int]) -> None:

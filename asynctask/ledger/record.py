@@ -15,7 +15,7 @@ from asynctask.ledger.base import Ledger, chunks, dumps
 from asynctask.ledger.closing import try_close
 from asynctask.ledger.models import events
 from asynctask.ledger.transitions import Change, EventRecord, Failure, Note, apply
-from asynctask.messages import MAX_MESSAGE
+from asynctask.messages import clean
 from asynctask.states import PROBLEM, TERMINAL, Reason, Status, check_event
 
 __all__ = ["NewJob", "discard", "enqueue", "record"]
@@ -91,7 +91,7 @@ def _find(connection: Connection, ledger: Ledger, job_id: str) -> int:
 
 
 def _change(ledger: Ledger, event_id: int, wanted: Status, message: str) -> Change:
-    text = message[:MAX_MESSAGE] or ledger.catalogue(_key(wanted), "")
+    text = clean(message) or ledger.catalogue(_key(wanted), "")
 
     def decide(seen: EventRecord) -> Turn | None:
         return None if seen.row.status in TERMINAL else recorded(seen.row, wanted)

@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 from asynctask.bookkeeping import Row, Turn, cancel, give_back, outcome, working
-from asynctask.errors import LedgerUnavailable
+from asynctask.errors import LedgerUnavailable, Unavailable
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.closing import candidates, try_close
 from asynctask.ledger.transitions import Applied, Change, EventRecord, Failure, Note, apply
@@ -18,7 +18,7 @@ from asynctask.states import OPEN, Reason, State, Status
 
 __all__ = ["Outcome", "Recorder"]
 
-_MAX_BATCH = 1_000
+_MAX_BATCH = 500
 _RETRY_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 
 
@@ -102,15 +102,41 @@ class Recorder:
             if batch is None:
                 return
             try:
-                self.flush(batch)
+                self._flush_all(batch)
                 tries, self.healthy = 0, True
-            except Exception as error:
+            except Unavailable as error:
                 self.healthy = False
                 self._log.warning("ledger_away", error=str(error), outcomes=len(batch), tried=tries + 1)
                 self._give_back(batch)
                 if self._pause(_RETRY_S[min(tries, len(_RETRY_S) - 1)]):
                     return
                 tries += 1
+
+    def _flush_all(self, batch: Sequence[Outcome]) -> None:
+        """Flushes a batch; where the ledger takes all but one of them, that one must not hold up the others for ever."""
+        try:
+            self.flush(batch)
+        except Unavailable:
+            raise
+        except Exception:
+            self._log.exception("flush_failed", outcomes=len(batch))
+            for each in batch:
+                self._flush_one(each)
+
+    def _flush_one(self, each: Outcome) -> None:
+        try:
+            self.flush([each])
+        except Unavailable:
+            raise
+        except Exception as error:
+            # What it came to cannot be written as it is: that it ended, and that this is unknown, can.
+            text = self._ledger.catalogue("discarded", f"its outcome could not be recorded ({type(error).__name__})")
+            failure = Failure("unrecordable", text)
+            ended = Outcome(
+                each.event_id, each.attempt, Status.ERROR, Reason.DISCARDED, [Note("error", text)], None, failure
+            )
+            ended.then = each.then
+            self.flush([ended])
 
     def _take(self) -> list[Outcome] | None:
         with self._condition:

@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection
 from asynctask.bookkeeping import Turn, recover
 from asynctask.clock import micros
 from asynctask.ledger.base import Ledger, dumps
-from asynctask.ledger.models import as_dict, events, processes
+from asynctask.ledger.models import as_dict, events, processes, tasks
 from asynctask.ledger.transitions import Applied, Change, EventRecord, Failure, Note, apply
 from asynctask.states import Reason, Status
 
@@ -30,7 +30,7 @@ __all__ = [
     "unknown_workers",
 ]
 
-_p, _e = processes.c, events.c
+_p, _e, _t = processes.c, events.c, tasks.c
 
 LOST = "LOST"
 """What a process is told that others have declared dead."""
@@ -144,6 +144,9 @@ def forget(ledger: Ledger, identity: str) -> None:
     """Removes a process that ended in order or whose jobs have been recovered."""
     with ledger.database.write() as connection:
         connection.execute(processes.delete().where(_p.identity == identity))
+        # Its leases end with it: a split or a reservation of its is taken up at once.
+        connection.execute(tasks.update().where(_t.split_by == identity, _t.finished_at.is_(None)).values(split_until=0))
+        connection.execute(tasks.update().where(_t.dispatch_by == identity).values(dispatch_until=0))
 
 
 def list_processes(connection: Connection) -> list[dict[str, Any]]:

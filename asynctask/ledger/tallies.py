@@ -24,7 +24,7 @@ FIELDS = tuple(Delta.__slots__)
 def insert_or_add(
     connection: Connection, table: sa.Table, keys: tuple[str, ...], added: tuple[str, ...], replaced: tuple[str, ...] = ()
 ) -> Any:
-    """An INSERT that, where a row of the same ``keys`` stands already, adds to its columns ``added`` and sets ``replaced``."""
+    """An INSERT that, where a row of the same ``keys`` stands already, adds to ``added`` and sets ``replaced``."""
     name = connection.dialect.name
     if name in ("mysql", "mariadb"):
         into = mysql.insert(table)

@@ -31,6 +31,7 @@ __all__ = [
     "get",
     "lock",
     "log",
+    "plan",
     "refuse_submission",
     "seal",
     "stalled_splits",
@@ -313,6 +314,16 @@ def refuse_submission(ledger: Ledger, task_id: int) -> None:
         task = lock(connection, task_id)
         if task["created_jobs"] == 0:
             connection.execute(tasks.update().where(_t.id == task_id).values(idempotency_key=None))
+
+
+def plan(ledger: Ledger, task_id: int, planned: int) -> None:
+    """Notes how many rows the source says it has, for progress while it is split."""
+    with ledger.database.write() as connection:
+        connection.execute(
+            tasks.update()
+            .where(_t.id == task_id, _t.split_by == ledger.identity)
+            .values(planned=planned, slots=MAX_SLOTS if planned >= SLOTS_FROM else _t.slots, version=_t.version + 1)
+        )
 
 
 def claim_split(ledger: Ledger, task_id: int, *, lease_s: float, of: str | None = None) -> dict[str, Any] | None:

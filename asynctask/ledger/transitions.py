@@ -149,7 +149,7 @@ def read_events(connection: Connection, condition: Any, *, lock: bool = False) -
     statement = _READ.where(condition).order_by(_e.id)
     if lock and connection.dialect.name != "sqlite":  # on SQLite the write transaction itself excludes other writers
         statement = statement.with_for_update(of=events)
-    return [_record(found) for found in connection.execute(statement)]
+    return [_record(found) for found in connection.execute(statement).all()]
 
 
 def read_tasks_events(
@@ -157,7 +157,7 @@ def read_tasks_events(
 ) -> list[EventRecord]:
     """Events of one Task with ``low <= seq < high``, in the order of their ``seq``."""
     statement = _READ.where(_e.task_id == task_id, _e.seq >= low, _e.seq < high).order_by(_e.seq).limit(limit)
-    return [_record(found) for found in connection.execute(statement)]
+    return [_record(found) for found in connection.execute(statement).all()]
 
 
 def apply(connection: Connection, ledger: Ledger, changes: Sequence[Change]) -> list[Applied]:

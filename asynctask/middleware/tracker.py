@@ -26,7 +26,7 @@ from asynctask.ledger.models import events
 from asynctask.ledger.record import NewJob, enqueue
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.ledger.transitions import EventRecord, Failure, Note, read_events
-from asynctask.messages import MAX_MESSAGE
+from asynctask.messages import clean
 from asynctask.states import Reason, Status
 
 __all__ = ["Arrival", "Ticket", "Tracker"]
@@ -81,7 +81,7 @@ class Ticket:
     def fail(self, error: BaseException) -> None:
         """The business said no."""
         self.status, self.reason = Status.FAILED, Reason.REFUSED
-        self.failure = Failure(str(getattr(error, "code", "failed")) or "failed", str(error)[:MAX_MESSAGE])
+        self.failure = Failure(clean(str(getattr(error, "code", "failed")))[:64] or "failed", clean(str(error)))
 
     def raised(self, error: BaseException) -> None:
         """It raised: a bug, a timeout, an interruption."""
@@ -95,7 +95,7 @@ class Ticket:
         self.status, self.reason = Status.ERROR, Reason.RAISED
         # SystemExit and KeyboardInterrupt of job code's own: said as an interruption, retried as any error.
         self.exited = isinstance(error, SystemExit | KeyboardInterrupt)
-        self.failure = Failure("interrupted" if self.exited else "raised", text[:MAX_MESSAGE])
+        self.failure = Failure("interrupted" if self.exited else "raised", clean(text))
 
 
 class Tracker:
@@ -152,7 +152,7 @@ class Tracker:
             done.wait()
 
     def note_long(self, older_than_s: float) -> None:
-        """Has ``working`` recorded of jobs that run for longer than this and were not noted yet; called at a steady beat."""
+        """Has ``working`` recorded of jobs that run for longer than this, once each; called at a steady beat."""
         limit = self._ledger.clock.monotonic() - older_than_s
         with self._lock:
             long = [t for begun, t in self._running.values() if begun <= limit and not t.said and t.status is None]
@@ -228,7 +228,7 @@ class Tracker:
         notes = [] if ticket.said else [Note("working", self._ledger.catalogue("working"), ticket.started_at)]
         ticket.said = True
         if ticket.job is not None:
-            notes += [Note("working", text[:MAX_MESSAGE]) for text in ticket.job.take_messages()]
+            notes += [Note("working", text) for text in ticket.job.take_messages()]
         return notes
 
     def _closing(self, ticket: Ticket, retry_at: int | None) -> list[Note]:
@@ -255,7 +255,7 @@ def _result(value: Any, limit: int) -> tuple[str | None, str | None]:
     try:
         text = orjson.dumps(value, default=_plain).decode()
     except TypeError as error:
-        return None, f"The result was not kept: {error}"
+        return None, clean(f"The result was not kept: {error}")
     if len(text) > limit:
         return None, f"The result was not kept: {len(text)} bytes are over max_result_bytes ({limit})"
     return text, None

@@ -124,7 +124,7 @@ class Launcher:
         self.performer = Performer(
             identity=ledger.identity, broker=parts.broker, tracker=self.tracker, chain=self._chain(), clock=parts.clock,
             ids=parts.ids,
-            hooks=Hooks(self.manager.done, self.manager.replace, self._death, self._error),
+            hooks=Hooks(self.manager.done, self.manager.gone, self.manager.replace, self._death, self._error),
         )  # fmt: skip
         self.sweep = Sweep(
             ledger, parts.broker, parts.host, parts.controls,

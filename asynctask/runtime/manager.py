@@ -28,7 +28,7 @@ from asynctask.worker import Worker
 __all__ = ["Manager", "QueueOrder"]
 
 AHEAD_S = 0.1
-"""A process fetches what its idle threads take at once and what they will finish in this time: long jobs are not hoarded."""
+"""A process fetches what its idle threads take at once and what they finish in this time: long jobs are not hoarded."""
 
 MAX_FETCH = 1_000
 MAX_UNRECORDED = 5_000
@@ -75,6 +75,8 @@ class Manager:
         self._buffer: SimpleQueue[Assignment | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._done: list[Copy] = []
+        self._held: set[int] = set()  # handles of the copies that this process knows it has
+        self._doubtful = False  # a fetch broke off: the broker may have given what never arrived
         self._running: dict[int, Assignment] = {}
         self._threads: set[threading.Thread] = set()
         self._fetcher: threading.Thread | None = None
@@ -174,9 +176,12 @@ class Manager:
         while not self._quiet.is_set():
             done: list[Copy] = []
             try:
+                if self._doubtful:
+                    self._find_unarrived()
                 limit = self._room()
                 done = self._take_done()
                 copies = self._broker.exchange(self._identity, done, self._queue_order(), limit)
+                self._acknowledged(done, copies)
                 done = []
                 if copies:
                     worked = True
@@ -191,11 +196,26 @@ class Manager:
                 tries += 1
                 self._log.warning("fetch_put_off", error=str(error), tries=tries)
                 self._keep_done(done)
+                self._doubtful = True
                 self._quiet.wait(min(0.1 * 2**tries, 5.0))
             except Exception:
                 self._log.exception("fetch_failed")
                 self._keep_done(done)
+                self._doubtful = True
                 self._quiet.wait(1.0)
+
+    def _acknowledged(self, done: Sequence[Copy], copies: Sequence[Copy]) -> None:
+        with self._lock:
+            self._held.difference_update(copy.handle for copy in done)
+            self._held.update(copy.handle for copy in copies)
+
+    def _find_unarrived(self) -> None:
+        """Puts back what the broker holds for this process although it never arrived here."""
+        unarrived = [copy for copy in self._broker.held_by(self._identity) if copy.handle not in self._held]
+        if unarrived:
+            self._log.warning("copies_unarrived", count=len(unarrived))
+            self._broker.put_back(self._identity, unarrived)
+        self._doubtful = False
 
     def _room(self) -> int:
         """How many jobs to fetch now: none while enough lies ready, so that fetches stay few and large."""
@@ -233,7 +253,9 @@ class Manager:
                 ]
             )
         except Unavailable:
-            self._broker.put_back(self._identity, copies)
+            # Nothing of this batch may begin: it counts as never arrived, and goes back as soon as the broker answers.
+            with self._lock:
+                self._held.difference_update(copy.handle for copy in copies)
             raise
 
     def _is_tracked(self, assignment: Assignment) -> bool:
@@ -250,6 +272,8 @@ class Manager:
         except ValueError as error:
             self._log.error("undecodable_job", jid=copy.jid, queue=copy.queue, error=str(error))
             self._broker.hold(DEAD, [Held(copy, self._clock.now())], process=self._identity)
+            with self._lock:
+                self._held.discard(copy.handle)
             return None
         job = CurrentJob(
             copy.jid,
@@ -277,6 +301,11 @@ class Manager:
             many = len(self._done) >= MAX_FETCH // 2 or not self._running
         if many:
             self._broker.wake()
+
+    def gone(self, assignment: Assignment) -> None:
+        """Its copy went back, or into a set: it is not this process's any more."""
+        with self._lock:
+            self._held.discard(assignment.copy.handle)
 
     def _take_done(self) -> list[Copy]:
         with self._lock:

@@ -54,10 +54,11 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What the performer tells others: ``done`` when a copy may be acknowledged, ``hung`` when its thread is lost,
-    ``death`` when no retry is left, ``error`` on every exception."""
+    """What the performer tells others: ``done`` when a copy may be acknowledged, ``gone`` when it left this process by
+    another way, ``hung`` when its thread is lost, ``death`` when no retry is left, ``error`` on every exception."""
 
     done: Callable[[Assignment], None]
+    gone: Callable[[Assignment], None]
     hung: Callable[[Assignment], None]
     death: Callable[[CurrentJob, BaseException], None]
     error: Callable[[BaseException, Mapping[str, Any]], None]
@@ -180,6 +181,7 @@ class Performer:
         copy, now = assignment.copy, self._clock.now()
         if decision.follow is Follow.AGAIN:
             self._broker.put_back(self._identity, [copy])
+            self._hooks.gone(assignment)
             return
         retry = assignment.payload.get("retry")
         if decision.follow is Follow.DISCARD or (decision.follow is Follow.DEAD and (retry is False or retry is None)):
@@ -193,6 +195,8 @@ class Performer:
             self._broker.hold(DEAD, [Held(held, now)], process=self._identity)
         else:
             self._hooks.done(assignment)
+            return
+        self._hooks.gone(assignment)
 
     def _exhausted(self, assignment: Assignment, error: BaseException) -> None:
         worker = assignment.worker
@@ -223,6 +227,7 @@ class Performer:
         ticket = assignment.ticket
         if ticket is None:
             self._broker.put_back(self._identity, [assignment.copy])
+            self._hooks.gone(assignment)
             return
         if ticket.verdict is Begin.DROP:
             self._hooks.done(assignment)
