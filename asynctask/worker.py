@@ -145,7 +145,8 @@ def describe(target: Any) -> tuple[str, Callable[..., Any], bool, type[BaseModel
             raise ConfigError(f"worker class {target.__name__} needs a method perform(self, item)")
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return target().perform(*args, **kwargs)
+            instance: Any = target()
+            return instance.perform(*args, **kwargs)
 
         call.__doc__ = inspect.getdoc(target)
         return target.__name__, call, inspect.iscoroutinefunction(perform), _model_of(perform, skip_self=True)

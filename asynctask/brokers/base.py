@@ -128,7 +128,7 @@ class Broker(Protocol):
     # -- the sets of untracked jobs
 
     def hold(self, set_name: str, copies: Sequence[Held], *, process: str | None = None) -> None:
-        """Puts copies into ``schedule``, ``retry`` or ``dead``; with ``process``, out of that process's list in the same step."""
+        """Puts copies into ``schedule``, ``retry`` or ``dead``; with ``process``, out of its list in the same step."""
         ...
 
     def release_due(self, set_name: str, now: int, limit: int) -> int:

@@ -380,7 +380,7 @@ class Manager:
             self._log.warning("release_put_off", job_id=assignment.copy.jid, error=str(error))
 
     def _unstarted(self) -> list[Assignment]:
-        taken = []
+        taken: list[Assignment] = []
         while True:
             try:
                 assignment = self._buffer.get_nowait()
