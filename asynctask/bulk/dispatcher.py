@@ -127,8 +127,11 @@ class Dispatcher:
                 waiting_tasks = dispatch.runnable(connection, now)
                 again = dispatch.unconfirmed(connection, now)
                 workers = living(connection, now)
+                alone = dispatch.alone_due(connection, now)
             self._more = bool(waiting_tasks)
-            pushed = self._push(dispatch.reserve_alone(self._ledger, ALONE_AT_ONCE, look_again_s=LOOK_AGAIN_S))
+            pushed = 0
+            if alone:
+                pushed += self._push(dispatch.reserve_alone(self._ledger, ALONE_AT_ONCE, look_again_s=LOOK_AGAIN_S))
             for task_id in again:
                 pushed += self._push(dispatch.take_again(self._ledger, task_id, lease_s=LEASE_S))
                 dispatch.confirm(self._ledger, [task_id])
@@ -156,7 +159,7 @@ class Dispatcher:
         wanted = self._wanted({task.queue for task in waiting}, loads_)
         pushed = 0
         for (queue, _priority), group in groupby(sorted(waiting, key=_order), key=lambda t: (t.queue, t.priority)):
-            tasks = list(group)
+            tasks = [task for task in group if task.parallel is None or task.flying < task.parallel]
             while wanted[queue] > 0 and tasks:
                 share = max(1, wanted[queue] // len(tasks))  # Tasks of one priority share alike
                 for task in list(tasks):

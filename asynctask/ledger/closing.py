@@ -23,8 +23,13 @@ __all__ = ["candidates", "try_close"]
 _t, _n = tasks.c, task_tallies.c
 
 
-def candidates(connection: Connection, task_ids: Iterable[int] | None = None) -> list[int]:
-    """Sealed, unclosed Tasks that have no open item by their counts; of ``task_ids``, or of all."""
+def candidates(
+    connection: Connection, task_ids: Iterable[int] | None = None, *, at_most_jobs: int | None = None
+) -> list[int]:
+    """Sealed, unclosed Tasks that have no open item by their counts; of ``task_ids``, or of all.
+
+    ``at_most_jobs`` leaves out larger ones: asking their rows takes long enough to be somebody else's work.
+    """
     open_items = sa.func.sum(_n.enqueue + _n.working + _n.stopped)
     statement = (
         sa.select(_t.id)
@@ -35,6 +40,8 @@ def candidates(connection: Connection, task_ids: Iterable[int] | None = None) ->
     )
     if task_ids is not None:
         statement = statement.where(_t.id.in_(list(task_ids)))
+    if at_most_jobs is not None:
+        statement = statement.where(_t.created_jobs <= at_most_jobs)
     return [int(row[0]) for row in connection.execute(statement)]
 
 

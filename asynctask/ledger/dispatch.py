@@ -27,6 +27,7 @@ __all__ = [
     "Ready",
     "Runnable",
     "advance_low",
+    "alone_due",
     "confirm",
     "flying_rows",
     "flying_tasks",
@@ -212,6 +213,11 @@ def take_again(ledger: Ledger, task_id: int, *, lease_s: float, limit: int = 10_
         if task["reserved_from"] is None:
             return []
         return _at_pointer(connection, task_id, task["reserved_from"], min(task["next_seq"], task["reserved_from"] + limit))
+
+
+def alone_due(connection: Connection, now: int) -> bool:
+    """Whether any job without a Task is due."""
+    return connection.execute(sa.select(_e.id).where(_e.due_at <= now, _e.task_id.is_(None)).limit(1)).first() is not None
 
 
 def reserve_alone(ledger: Ledger, limit: int, *, look_again_s: float) -> list[Ready]:

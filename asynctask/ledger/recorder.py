@@ -19,6 +19,7 @@ from asynctask.states import OPEN, Reason, State, Status
 __all__ = ["Outcome", "Recorder"]
 
 _MAX_BATCH = 500
+_CLOSE_AT_ONCE = 50_000  # larger Tasks are closed by the sweep: their rows are asked first, and outcomes must not wait
 _RETRY_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 
 
@@ -179,7 +180,7 @@ class Recorder:
             return
         try:
             with self._ledger.database.read() as connection:
-                over = candidates(connection, task_ids)
+                over = candidates(connection, task_ids, at_most_jobs=_CLOSE_AT_ONCE)
             for task_id in over:
                 try_close(self._ledger, task_id)
         except LedgerUnavailable as error:  # the sweep looks again
