@@ -1,0 +1,34 @@
+"""Waiting for facts: a test never sleeps for a time and hopes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from asynctask.clock import Clock, SystemClock
+
+__all__ = ["wait_for"]
+
+T = TypeVar("T")
+
+
+def wait_for(
+    fact: Callable[[], T], reason: str, timeout: float = 30.0, every: float = 0.02, clock: Clock | None = None
+) -> T:
+    """Returns what ``fact`` returns as soon as that is true.
+
+    Arguments: ``fact`` is called again and again, every ``every`` seconds; ``reason`` says what is waited for. Raises
+    AssertionError, with the reason and the last value, when it is not true within ``timeout`` seconds. What ``fact``
+    raises is raised on.
+    """
+    clock = clock or SystemClock()
+    until = clock.monotonic() + timeout
+    pause = threading.Event()
+    while True:
+        value = fact()
+        if value:
+            return value
+        if clock.monotonic() >= until:
+            raise AssertionError(f"not within {timeout:g} s: {reason}; last seen: {value!r}")
+        pause.wait(every)

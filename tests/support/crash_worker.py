@@ -1,0 +1,145 @@
+"""A process that takes a list, splits, dispatches and performs it, and kills itself at a point of that way.
+
+``CRASH_AT`` is ``before|after:point:n``: at the n-th time that the point is reached. The production code has no hooks for
+this; its functions are wrapped here.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from support.world import MARK, make_app
+
+from asynctask.brokers.sql import SqlBroker
+from asynctask.bulk import dispatcher, split, sweep
+from asynctask.ledger import dispatch, recorder
+from asynctask.ledger import tasks as task_rows
+from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.middleware.tracker import Tracker
+
+ITEMS = 30
+
+
+def die() -> None:
+    """The end, with nothing flushed, closed or given back."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    threading.Event().wait()
+
+
+class Trap:
+    """Goes off when its point is reached for the n-th time."""
+
+    def __init__(self, at: str) -> None:
+        self.when, self.point, count = at.split(":")
+        self._left = int(count)
+        self._lock = threading.Lock()
+
+    def spring(self, when: str) -> None:
+        if when != self.when:
+            return
+        with self._lock:
+            self._left -= 1
+            if self._left == 0:
+                die()
+
+    def around(self, inner: Callable[..., Any], reached: Callable[..., bool] = lambda *args: True) -> Callable[..., Any]:
+        """The function, with the trap before and after it where ``reached`` says so of its arguments."""
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            here = reached(*args)
+            if here:
+                self.spring("before")
+            answer = inner(*args, **kwargs)
+            if here:
+                self.spring("after")
+            return answer
+
+        return wrapped
+
+
+def set_trap(trap: Trap, app: Any) -> None:
+    """Wraps what the point names."""
+    point = trap.point
+    if point == "insert":
+        task_rows.add_slice = trap.around(task_rows.add_slice)
+    elif point == "seal":
+        task_rows.seal = trap.around(task_rows.seal)
+    elif point == "reserve":
+        dispatch.reserve = trap.around(dispatch.reserve)
+    elif point == "push":
+        SqlBroker.push = trap.around(SqlBroker.push)
+    elif point == "push_again":
+        SqlBroker.push = trap.around(SqlBroker.push, lambda broker, copies: any(copy.attempt > 1 for copy in copies))
+    elif point == "confirm":
+        dispatch.confirm = trap.around(dispatch.confirm)
+    elif point == "fetch":
+        SqlBroker.exchange = trap.around(SqlBroker.exchange, _will_fetch)
+    elif point == "begin":
+        Tracker.begin = trap.around(Tracker.begin)
+    elif point == "perform":
+        for name, worker in list(app.workers.items()):
+            app._workers[name] = replace(worker, function=trap.around(worker.function))
+    elif point == "commit":
+        _trap_commit(trap)
+    elif point == "ack":
+        SqlBroker.exchange = trap.around(SqlBroker.exchange, lambda broker, process, done, *rest: bool(done))
+    elif point == "close":
+        recorder.try_close = sweep.try_close = trap.around(recorder.try_close)
+    else:
+        raise ValueError(point)
+
+
+def _will_fetch(broker: SqlBroker, process: str, done: Any, queues: Any, limit: int) -> bool:
+    return limit > 0 and broker._anything_waits(queues)
+
+
+def _trap_commit(trap: Trap) -> None:
+    """Before: everything is written and nothing committed. After: it is committed and nobody was told."""
+    apply, put = recorder.apply, Recorder.put
+
+    def applied(*args: Any) -> Any:
+        answer = apply(*args)
+        trap.spring("before")
+        return answer
+
+    def told(each: Outcome) -> Outcome:
+        then = each.then
+
+        def spring_first(won: bool) -> None:
+            trap.spring("after")
+            if then is not None:
+                then(won)
+
+        each.then = spring_first
+        return each
+
+    recorder.apply = applied
+    Recorder.put = lambda self, outcomes: put(self, [told(each) for each in outcomes])
+
+
+def items() -> list[dict[str, Any]]:
+    """Every fifth is refused, every seventh breaks."""
+    return [{"n": n, "refuse": n % 5 == 4, "bug": n % 7 == 6} for n in range(ITEMS)]
+
+
+def main() -> int:
+    """Works until the trap goes off; 3 if it never does."""
+    dispatcher.LEASE_S, sweep.LOOK_S = 1.0, 0.3
+    split.FIRST_SLICE = split.SLICE = 10
+    app = make_app(Path(os.environ[MARK]), lease_s=1.0, heartbeat_s=0.3)
+    set_trap(Trap(os.environ["CRASH_AT"]), app)
+    app.launcher(concurrency=2).start()
+    app.submit_items(os.environ.get("CRASH_WORKER", "note"), items())
+    threading.Event().wait(20)
+    return 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,245 @@
+"""A folder with a ledger of its own, a shop that jobs write to, and processes that leave with the test.
+
+The ledger is watched from inside the database: triggers note every change of a status, so that a test can say how often
+an outcome was recorded, whatever the program says of itself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from asynctask import AsyncTask, NormalException, current_job
+from asynctask.runtime.launcher import Launcher
+from asynctask.testing.waits import wait_for
+
+SUPPORT = Path(__file__).parent
+MARK = "TEST_WORLD"
+"""Environment variable with the folder: what every process of a test carries."""
+
+TERMINAL = ("finish", "failed", "error", "cancelled")
+_TERMINAL = ", ".join(f"'{status}'" for status in TERMINAL)
+_WATCH = f"""
+CREATE TABLE IF NOT EXISTS seen_status (event_id INTEGER, task_id INTEGER, before TEXT, after TEXT, attempt INTEGER);
+CREATE TABLE IF NOT EXISTS seen_close (task_id INTEGER, generation INTEGER);
+CREATE TRIGGER IF NOT EXISTS watch_status AFTER UPDATE OF status ON events WHEN OLD.status <> NEW.status
+  AND (OLD.status IN ({_TERMINAL}) OR NEW.status IN ({_TERMINAL}))
+  BEGIN INSERT INTO seen_status VALUES (NEW.id, NEW.task_id, OLD.status, NEW.status, NEW.attempt); END;
+CREATE TRIGGER IF NOT EXISTS watch_close AFTER UPDATE OF closed_at ON tasks
+  WHEN OLD.closed_at IS NULL AND NEW.closed_at IS NOT NULL
+  BEGIN INSERT INTO seen_close VALUES (NEW.id, NEW.generation); END;
+"""
+
+
+def settings(folder: Path, **more: Any) -> dict[str, Any]:
+    """The configuration of a world: short leases, everything in the folder."""
+    return {
+        "database_url": f"sqlite:///{folder}/a.db", "data_dir": str(folder / "data"), "lease_s": 2.0, "heartbeat_s": 0.5,
+        "environ": {}, **more,
+    }  # fmt: skip
+
+
+class Shop:
+    """What jobs did, as lines of a file: one write each, so that a kill can neither tear nor lose one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._book = folder / "book.txt"
+
+    def note(self, *words: Any) -> None:
+        """Writes a line of words."""
+        line = " ".join(str(word) for word in words) + "\n"
+        book = os.open(self._book, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.write(book, line.encode())
+        finally:
+            os.close(book)
+
+    def lines(self) -> list[list[str]]:
+        """Every line, as its words."""
+        if not self._book.exists():
+            return []
+        return [line.split() for line in self._book.read_text().splitlines()]
+
+    def performed(self, verb: str = "did") -> Counter[int]:
+        """How often each item was performed."""
+        return Counter(int(line[1]) for line in self.lines() if line[0] == verb)
+
+
+def make_app(folder: Path, **more: Any) -> AsyncTask:
+    """An application with the workers that the tests need. An item is ``{"n": number, ...}``."""
+    app = AsyncTask(**settings(folder, **more))
+    shop = Shop(folder)
+
+    @app.worker(retry=0)
+    def note(item: dict) -> dict:
+        """Does at once; refuses where the item says ``refuse``, breaks where it says ``bug``."""
+        shop.note("did", item["n"], os.getpid(), current_job().attempt)
+        if item.get("refuse"):
+            raise NormalException("refused")
+        if item.get("bug"):
+            raise ValueError("a bug")
+        return {"n": item["n"]}
+
+    @app.worker(retry=0)
+    def gated(item: dict) -> dict:
+        """Says that it began and waits for a file ``gate``."""
+        shop.note("began", item["n"], os.getpid(), current_job().attempt)
+        wait_for((folder / "gate").exists, "the gate opens", 120, every=0.01)
+        shop.note("did", item["n"], os.getpid(), current_job().attempt)
+        return {"n": item["n"]}
+
+    @app.worker(retry=2, retry_in=lambda count, error, job: 0.05)
+    def shaky(item: dict) -> dict:
+        """Breaks in its first attempts, as often as the item's ``breaks`` says."""
+        shop.note("did", item["n"], os.getpid(), current_job().attempt)
+        if current_job().payload.get("retry_count", -1) + 1 < item.get("breaks", 1):
+            raise ValueError("not yet")
+        return {"n": item["n"]}
+
+    return app
+
+
+class World:
+    """Arguments: ``folder``, empty and the test's own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.shop = Shop(folder)
+        self._apps: list[AsyncTask] = []
+        self._children: list[subprocess.Popen[bytes]] = []
+
+    # -- applications
+
+    def app(self, **more: Any) -> AsyncTask:
+        """An application of this world: each is a process of its own to the ledger."""
+        app = make_app(self.folder, **more)
+        self._apps.append(app)
+        app.ensure_schema()
+        self.watch()
+        return app
+
+    @contextmanager
+    def working(self, app: AsyncTask, **options: Any) -> Iterator[Launcher]:
+        """A worker in this process."""
+        launcher = app.launcher(**{"concurrency": 4, "shutdown_s": 5.0, **options})
+        launcher.start()
+        try:
+            yield launcher
+        finally:
+            launcher.stop()
+
+    def open_gate(self) -> None:
+        """Lets the gated jobs go on."""
+        (self.folder / "gate").touch()
+
+    # -- the ledger, from outside
+
+    def watch(self) -> None:
+        """Has the database note every change of a status that ends or reopens an Event, and every close."""
+        with closing(sqlite3.connect(self.folder / "a.db", timeout=30)) as connection:
+            connection.executescript(_WATCH)
+
+    def sql(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Rows of a statement, on a connection of its own."""
+        with closing(sqlite3.connect(self.folder / "a.db", timeout=30)) as connection, connection:
+            return connection.execute(statement, values).fetchall()
+
+    def one(self, statement: str, *values: Any) -> Any:
+        """The only value of a statement."""
+        return self.sql(statement, *values)[0][0]
+
+    # -- processes
+
+    def environ(self, **more: str) -> dict[str, str]:
+        """The environment of a child: nothing of ours is inherited."""
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("ASYNCTASK_")}
+        return {**kept, MARK: str(self.folder), "PYTHONPATH": str(SUPPORT.parent), **more}
+
+    def spawn(self, *argv: str, log: str = "child.log", **environ: str) -> subprocess.Popen[bytes]:
+        """A child process that is killed when the test ends; what it says goes to a file in the folder."""
+        with (self.folder / log).open("ab") as out:
+            child = subprocess.Popen(
+                [sys.executable, *argv], cwd=self.folder, env=self.environ(**environ), stdin=subprocess.DEVNULL,
+                stdout=out, stderr=out,
+            )  # fmt: skip
+        self._children.append(child)
+        return child
+
+    def cli(self, module: str, *words: str, **environ: str) -> subprocess.Popen[bytes]:
+        """A command of the command line, on the application in a module of ``support``."""
+        return self.spawn("-m", "asynctask", "-A", f"support.{module}:app", *words, **environ)
+
+    def said(self, log: str = "child.log") -> str:
+        """What the children said."""
+        path = self.folder / log
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def processes(self) -> dict[int, str]:
+        """Every living process of this world but this one: pid -> command line."""
+        mark = f"{MARK}={self.folder}".encode()
+        found: dict[int, str] = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal() and int(entry.name) != os.getpid():
+                try:
+                    if mark in (entry / "environ").read_bytes().split(b"\0"):
+                        found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                except OSError:
+                    continue  # it ended just now, or is somebody else's
+        return found
+
+    def close(self) -> None:
+        """Ends every process that is left, by its pid, and closes every application."""
+        for child in self._children:
+            child.kill()
+            child.wait()
+        for pid in self.processes():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        for app in self._apps:
+            app.close()
+
+    # -- the promises
+
+    def check_promises(self, app: AsyncTask, task_ids: Sequence[int], items: int, *, generations: int = 1) -> None:
+        """Promises 1 to 4 of Tasks that are over, with ``items`` accepted items in all."""
+        marks = ", ".join("?" * len(task_ids))
+        statuses = self.sql(f"SELECT status FROM events WHERE task_id IN ({marks})", *task_ids)
+        assert len(statuses) == items
+        assert {status for (status,) in statuses} <= set(TERMINAL), Counter(statuses)
+        for task_id in task_ids:
+            progress = app.task(task_id).progress()
+            assert progress["done"], progress
+            counts = progress["counts"]
+            assert sum(counts.values()) == 2 * counts["total"] == 2 * progress["split"]["created"]
+            assert progress["progress"]["done"] == counts["total"]
+            assert progress["progress"]["percent"] == 100
+            assert progress["control"]["in_flight"] == 0
+            closed = [entry["detail"]["generation"] for entry in app.task(task_id).log() if entry["action"] == "closed"]
+            assert sorted(closed) == list(range(1, generations + 1)), closed
+        assert app.doctor() == []
+        self.check_recorded_once(task_ids)
+
+    def check_recorded_once(self, task_ids: Sequence[int]) -> None:
+        """Promise 3: each Event became terminal once, and a close came once per generation."""
+        marks = ", ".join("?" * len(task_ids))
+        ended = self.sql(
+            f"SELECT event_id, COUNT(*) FROM seen_status WHERE task_id IN ({marks}) AND after IN ({_TERMINAL})"
+            " AND before NOT IN ('finish', 'failed', 'error', 'cancelled') GROUP BY event_id",
+            *task_ids,
+        )
+        again = self.sql(f"SELECT * FROM seen_status WHERE task_id IN ({marks}) AND before IN ({_TERMINAL})", *task_ids)
+        assert len(ended) == self.one(f"SELECT COUNT(*) FROM events WHERE task_id IN ({marks})", *task_ids)
+        if not again:
+            assert {count for _, count in ended} == {1}
+        closes = self.sql(f"SELECT task_id, generation FROM seen_close WHERE task_id IN ({marks})", *task_ids)
+        assert len(closes) == len(set(closes))
