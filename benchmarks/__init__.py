@@ -1,0 +1,14 @@
+"""Benchmarks, each a command: ``python -m benchmarks.NAME [-n N] [--json]``, NAME one of ``tracked``, ``submit``, ``poll``.
+
+A figure counts only if every item of its run is accounted for; otherwise the command fails and prints none. Figures of
+different machines, or of different moments of a busy one, cannot be compared: that is why each run measures a raw loop
+beside it, and why the ratio says more than the number.
+
+========  ===================================================  ===============  ===================
+name      measures                                             quick look, -n   full, -n
+========  ===================================================  ===============  ===================
+tracked   no-op jobs, from submit to recorded                  10000            100000
+submit    items into the ledger                                50000            300000
+poll      one look at the progress of a large Task             20000            1000000
+========  ===================================================  ===============  ===================
+"""

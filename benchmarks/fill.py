@@ -1,0 +1,110 @@
+"""A Task with a life behind it, made with the ledger's own functions, so that the doctor finds nothing wrong with it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from asynctask import AsyncTask
+from asynctask.bookkeeping import Turn, stop
+from asynctask.clock import SECOND
+from asynctask.ledger import dispatch, queries
+from asynctask.ledger import tasks as task_rows
+from asynctask.ledger.base import Ledger, dumps
+from asynctask.ledger.dispatch import Ready
+from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.ledger.tasks import NewItem, NewTask
+from asynctask.ledger.transitions import Change, EventRecord, Failure, Note, apply
+from asynctask.states import Reason, Status
+
+__all__ = ["fill"]
+
+PAGE = 1_000
+PROCESSES = 32
+GROUPS = 100
+SAMPLES = 100
+LEASE_S = 3_600.0
+UNREACHED = 0.01
+"""The share of items that the dispatcher has not come to yet."""
+
+
+def fill(app: AsyncTask, n: int) -> tuple[int, dict[str, int]]:
+    """Makes a sealed Task of ``n`` items: most are done, 1 % is in each other way of being. Returns its id and counts."""
+    ledger = app.ledger
+    task_id = _create(ledger, n)
+    ledgers = [replace(ledger, identity=f"benchmark-{i}") for i in range(PROCESSES)]
+    counts: Counter[str] = Counter()
+    left = n - max(1, int(n * UNREACHED))
+    page = 0
+    while left > 0:
+        ready = dispatch.reserve(ledger, task_id, min(PAGE, left), lease_s=LEASE_S)
+        dispatch.confirm(ledger, [task_id])
+        counts += _outcomes(ledgers[page % PROCESSES], ready, page * PAGE)
+        left -= len(ready)
+        page += 1
+    counts["enqueue"] += n - counts.total()
+    _samples(ledger)
+    return task_id, dict(counts)
+
+
+def _create(ledger: Ledger, n: int) -> int:
+    new = NewTask(worker_name="job", queue="default", priority=240, title="benchmark", planned=n, options={"retry": 3})
+    task_id, _ = task_rows.create(ledger, new, lease_s=LEASE_S)
+    for start in range(0, n, PAGE):
+        items = [NewItem(dumps({"n": i}), i + 1) for i in range(start, min(n, start + PAGE))]
+        task_rows.add_slice(ledger, task_id, items, [], cursor=start + len(items), lease_s=LEASE_S)
+    task_rows.seal(ledger, task_id)
+    return task_id
+
+
+def _outcomes(ledger: Ledger, ready: Sequence[Ready], first: int) -> Counter[str]:
+    """What a page of jobs came to, recorded by one process; returns how many stand in each status then."""
+    stopped = [each.event_id for i, each in enumerate(ready, first) if i % 100 == 4]
+    flying = sum(i % 100 == 6 for i in range(first, first + len(ready)))
+    outcomes = [_outcome(ledger, each, i) for i, each in enumerate(ready, first) if i % 100 not in (4, 6)]
+    # Never started: the batches are flushed here, by this thread.
+    Recorder(ledger).flush(outcomes)
+    if stopped:
+        with ledger.database.write() as connection:
+            apply(connection, ledger, [Change(i, _stop, notes=[Note("stopped", "Stopped")]) for i in stopped])
+    counts = Counter("enqueue" if each.retry_at else str(each.status) for each in outcomes)
+    return counts + Counter(stopped=len(stopped), enqueue=flying)
+
+
+def _stop(record: EventRecord) -> Turn:
+    return stop(record.row)
+
+
+def _outcome(ledger: Ledger, job: Ready, i: int) -> Outcome:
+    now = ledger.now()
+    begun = [Note("working", "In progress", now)]
+    failure = Failure("raised", f"ValueError: reason {i // 100 % GROUPS}")
+    match i % 100:
+        case 0:
+            refusal = Failure("failed", f"the seller is not qualified for promotion {i // 100 % (GROUPS // 2)}")
+            notes = [*begun, Note("failed", f"Failed: {refusal.message}")]
+            return Outcome(job.event_id, job.attempt, Status.FAILED, Reason.REFUSED, notes, failure=refusal, started_at=now)
+        case 1:
+            notes = [*begun, Note("error", f"Error: {failure.message}")]
+            return Outcome(job.event_id, job.attempt, Status.ERROR, Reason.RAISED, notes, failure=failure, started_at=now)
+        case 2:
+            notes = [Note("cancelled", "Cancelled")]
+            return Outcome(job.event_id, job.attempt, Status.CANCELLED, Reason.CANCELLED, notes)
+        case 3:
+            notes = [*begun, Note("error", f"Error: {failure.message}"), Note("enqueue", "Waiting for retry")]
+            at = now + 86_400 * SECOND
+            return Outcome(job.event_id, job.attempt, Status.ERROR, Reason.RAISED, notes, retry_at=at, failure=failure)
+        case 5:
+            return Outcome(job.event_id, job.attempt, Status.WORKING, Reason.STARTED, begun, started_at=now)
+        case _:
+            notes = [*begun, Note("finish", "Done")]
+            return Outcome(job.event_id, job.attempt, Status.FINISH, Reason.RETURNED, notes, started_at=now)
+
+
+def _samples(ledger: Ledger) -> None:
+    """As if the sweep had looked every 5 s."""
+    now = ledger.now()
+    for ago in range(SAMPLES, 0, -1):
+        with ledger.database.write() as connection:
+            queries.sample(connection, now - ago * 5 * SECOND, 5.0)
