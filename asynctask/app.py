@@ -7,11 +7,8 @@ used after a fork is made anew in the child.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -19,33 +16,28 @@ import structlog
 
 from asynctask._version import __version__
 from asynctask.brokers.base import SCHEDULE, Broker, Copy, Held
-from asynctask.brokers.sql import SqlBroker
 from asynctask.bulk.control import Control
 from asynctask.bulk.dispatcher import Dispatcher, PushFilter
 from asynctask.bulk.items import ItemShape
 from asynctask.bulk.outgoing import Outgoing, passes
 from asynctask.bulk.payload import build
 from asynctask.bulk.readers import Limits
-from asynctask.bulk.split import Splitter
-from asynctask.bulk.sweep import Sweep
 from asynctask.bulk.uploads import StoredFile, Uploads
-from asynctask.clock import Clock, Ids, SystemClock, SystemIds, hostname, micros
-from asynctask.config import Config, load
+from asynctask.clock import Clock, Ids, SystemClock, SystemIds, micros
+from asynctask.config import load
+from asynctask.core import Core, WebServices
 from asynctask.errors import ConfigError, InputError, UnknownWorker
-from asynctask.handle import Services, TaskHandle
+from asynctask.handle import TaskHandle
 from asynctask.job import CurrentJob
 from asynctask.ledger import doctor as doctors
-from asynctask.ledger import queries, record, recovery, schema
+from asynctask.ledger import progress, queries, record, recovery
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.database import Database
-from asynctask.messages import Catalogue
 from asynctask.middleware.chain import Chain
 from asynctask.priority import Priority
-from asynctask.runtime.heartbeat import Heartbeat
 from asynctask.runtime.launcher import Launcher, Queues
-from asynctask.runtime.supervisor import LIFELINE
-from asynctask.submission import Submission, Submitter
+from asynctask.submission import Submission
 from asynctask.worker import TRACKED_RETRIES, RetryIn, Worker, describe
 
 __all__ = ["AsyncTask"]
@@ -81,8 +73,8 @@ class AsyncTask:
         self._workers: dict[str, Worker] = {}
         self._hooks: dict[str, list[Callable[..., Any]]] = {name: [] for name in EVENTS}
         self._lock = threading.RLock()
-        self._core: _Core | None = None
-        self._web: _WebServices | None = None
+        self._core: Core | None = None
+        self._web: WebServices | None = None
         self._log = structlog.get_logger("asynctask")
 
     # -- workers and hooks
@@ -275,7 +267,7 @@ class AsyncTask:
         """Progress objects, newest first; ``after`` is the last id of the page before."""
         core = self._made()
         with core.ledger.database.read() as connection:
-            return queries.progress_page(
+            return progress.progress_page(
                 connection, core.ledger.now(),
                 ids=ids, state=state, worker=worker, owner=owner, after=after, limit=min(limit, 1_000),
             )  # fmt: skip
@@ -344,7 +336,7 @@ class AsyncTask:
         """The client middleware as the dispatcher applies it to the jobs of Tasks; None where there is none."""
         if not len(self.client_middleware):
             return None
-        return Outgoing(self._made().ledger, self.client_middleware, self._workers)
+        return Outgoing(self.ledger, self.client_middleware, self._workers)
 
     def database(self) -> Database:
         """A database of its own, for looking at the schema; the caller closes it."""
@@ -354,12 +346,12 @@ class AsyncTask:
         """Sets up an empty SQLite file; raises SchemaOutdated, with the command to run, for any other schema."""
         self._made()
 
-    def _made(self) -> _Core:
+    def _made(self) -> Core:
         core = self._core
         if core is None or core.pid != os.getpid():
             with self._lock:
                 if self._core is None or self._core.pid != os.getpid():
-                    self._core = _Core(self)
+                    self._core = Core(self.config, self.clock, self.ids, outgoing=self.outgoing)
                 core = self._core
         return core
 
@@ -377,7 +369,7 @@ class AsyncTask:
         """Registers this process and runs dispatcher and sweep in it; for web processes. Again does nothing."""
         with self._lock:
             if self._web is None or self._web.pid != os.getpid():
-                self._web = _WebServices(self, self._made(), kind)
+                self._web = WebServices(self._made(), self.config, self.clock, kind=kind, take_up=self.take_up_split)
                 self._web.start()
 
     def stop_services(self) -> None:
@@ -428,129 +420,6 @@ class AsyncTask:
             self._log.error("split_without_worker", task_id=task_id, worker=name)
             return
         core.submitter.take_up(worker, task_id, of)
-
-
-class _Core:
-    """What one process of an application works with: connections and everything that stands on them."""
-
-    def __init__(self, app: AsyncTask) -> None:
-        config = app.config
-        self.pid = os.getpid()
-        self._app = app
-        self.database = Database(config.database_url)
-        schema.ensure(self.database)
-        name = hostname()
-        self.host = recovery.Host.local(name)
-        identity = f"{name[:40]}:{self.pid}:{app.ids.nonce()}"
-        self.ledger = Ledger(self.database, app.clock, app.ids, Catalogue(config.locale), identity)
-        self.broker: Broker = SqlBroker(self.database)
-        self.uploads = Uploads(Path(config.data_dir), config.max_file_bytes, app.ids)
-        self.dispatcher = Dispatcher(
-            self.ledger, self.broker, ahead_s=config.dispatch_ahead_s, outgoing=lambda copies: _filtered(app, copies)
-        )
-        limits = _limits(config)
-        self.services = Services(
-            self.ledger, app.clock, Control(self.ledger, self.broker, app.clock), self.dispatcher, self.uploads, limits
-        )
-        splitter = Splitter(
-            self.ledger, app.clock, self.uploads, limits, lease_s=config.lease_s, on_slice=self.dispatcher.nudge
-        )
-        self.submitter = Submitter(self.services, splitter, lease_s=config.lease_s, split_elsewhere=self.split_elsewhere)
-
-    def split_elsewhere(self, task_id: int) -> bool:
-        """Starts a child process that splits; False where the application has no name that a child could load."""
-        config = self._app.config
-        if not config.app:
-            return False
-        environ = {**os.environ, **_as_environment(config)}
-        lifeline = environ.get(LIFELINE, "")
-        passed = (int(lifeline),) if lifeline.isdecimal() else ()
-        argv = [
-            sys.executable,
-            "-m",
-            "asynctask",
-            "-A",
-            config.app,
-            "split-task",
-            str(task_id),
-            "--of",
-            self.ledger.identity,
-        ]
-        try:
-            child = subprocess.Popen(argv, env=environ, pass_fds=passed, stdin=subprocess.DEVNULL, start_new_session=True)
-        except OSError:
-            return False
-        threading.Thread(target=child.wait, name=f"split-child-{task_id}", daemon=True).start()
-        return True
-
-    def close(self) -> None:
-        self.broker.close()
-        self.database.close()
-
-
-class _WebServices:
-    """Dispatcher, sweep and heartbeat of a process that performs no jobs."""
-
-    def __init__(self, app: AsyncTask, core: _Core, kind: str) -> None:
-        config = app.config
-        self.pid = core.pid
-        self._core, self._kind, self._lease_s = core, kind, config.lease_s
-        self._sweep = Sweep(
-            core.ledger, core.broker, core.host, core.services.control,
-            take_up=app.take_up_split, nudge=core.dispatcher.nudge, every_s=min(1.0, config.lease_s / 4),
-        )  # fmt: skip
-        self._heartbeat = Heartbeat(
-            core.ledger, app.clock, every_s=config.heartbeat_s, lease_s=config.lease_s, on_signal=self._obey
-        )
-
-    def start(self) -> None:
-        self._register()
-        self._heartbeat.start()
-        self._core.dispatcher.start()
-        self._sweep.start()
-
-    def stop(self) -> None:
-        self._core.dispatcher.stop()
-        self._sweep.stop()
-        self._heartbeat.stop()
-        recovery.forget(self._core.ledger, self._core.ledger.identity)
-
-    def _register(self) -> None:
-        recovery.register(
-            self._core.ledger, self._core.host, kind=self._kind, pid=self.pid, lease_s=self._lease_s,
-            info={"version": __version__},
-        )  # fmt: skip
-
-    def _obey(self, name: str) -> None:
-        if name == "LOST":  # it holds no jobs, so being declared dead costs it nothing
-            self._register()
-
-
-def _filtered(app: AsyncTask, copies: Sequence[Copy]) -> Sequence[Copy]:
-    """Middleware may be added after the dispatcher was made."""
-    outgoing = app.outgoing()
-    return copies if outgoing is None else outgoing(copies)
-
-
-def _limits(config: Config) -> Limits:
-    return Limits(
-        max_file_bytes=config.max_file_bytes,
-        max_unzipped_bytes=config.max_unzipped_bytes,
-        max_unzip_ratio=config.max_unzip_ratio,
-        max_rows=config.max_rows,
-        max_columns=config.max_columns,
-        max_cell_chars=config.max_cell_chars,
-        max_item_bytes=config.max_item_bytes,
-        max_json_depth=config.max_json_depth,
-    )
-
-
-def _as_environment(config: Config) -> dict[str, str]:
-    """The configuration as environment variables, for a child process."""
-    return {
-        f"ASYNCTASK_{name.upper()}": str(int(value) if isinstance(value, bool) else value)
-        for name, value in vars(config).items()
-    }
 
 
 def _check_worker(worker: Worker) -> None:

@@ -17,6 +17,7 @@ from asynctask.bulk.report import Report, make_report
 from asynctask.bulk.uploads import Uploads
 from asynctask.clock import Clock
 from asynctask.errors import InputError, NotFound, Unavailable
+from asynctask.ledger import progress as progress_rows
 from asynctask.ledger import queries
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
@@ -61,7 +62,7 @@ class TaskHandle:
     def progress(self, errors: bool = False) -> dict[str, Any]:
         """The progress object (docs/http.md); with ``errors`` also the first 20 failures under ``errors``."""
         with self._s.ledger.database.read() as connection:
-            found = queries.progress(connection, [self.id], self._s.ledger.now())
+            found = progress_rows.progress(connection, [self.id], self._s.ledger.now())
             if not found:
                 raise NotFound(f"there is no Task {self.id}")
             if errors:

@@ -14,7 +14,7 @@ from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker, Copy, Held, Ke
 from asynctask.bulk.control import Control
 from asynctask.clock import micros
 from asynctask.errors import Unavailable
-from asynctask.ledger import control, dispatch, queries, recovery
+from asynctask.ledger import control, dispatch, progress, recovery
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.closing import candidates, try_close
@@ -216,7 +216,7 @@ class Sweep:
     def sample(self) -> None:
         """Notes how far each running Task is, for rate and chart."""
         with self._ledger.database.read() as connection:
-            wanted = queries.unsampled(connection, self._ledger.now(), SAMPLE_S)
+            wanted = progress.unsampled(connection, self._ledger.now(), SAMPLE_S)
         if wanted:
             with self._ledger.database.write() as connection:
-                queries.sample(connection, self._ledger.now(), SAMPLE_S)
+                progress.sample(connection, self._ledger.now(), SAMPLE_S)

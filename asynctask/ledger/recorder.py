@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from asynctask.bookkeeping import Row, Turn, cancel, give_back, outcome, working
+from asynctask.bookkeeping import Row, Turn, cancel, give_back, held_elsewhere, outcome, take_over, working
 from asynctask.errors import LedgerUnavailable, Unavailable
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.closing import candidates, try_close
@@ -29,7 +29,8 @@ class Outcome:
 
     ``status`` and ``reason`` name the edge; ``retry_at`` (microseconds) turns an error into another attempt.
     ``then`` is called once the transaction is committed, with whether the compare-and-set was won: only then may the
-    job's copy be acknowledged.
+    job's copy be acknowledged. ``elsewhere``: another engine keeps the job's copies. They carry no fence, so whatever
+    attempt the open Event is at is the one meant, and a next attempt waits in that engine's queue, not in the ledger.
     """
 
     event_id: int
@@ -42,6 +43,7 @@ class Outcome:
     result: str | None = None
     started_at: int | None = None
     then: Callable[[bool], None] | None = None
+    elsewhere: bool = False
 
 
 class Recorder:
@@ -136,7 +138,7 @@ class Recorder:
             ended = Outcome(
                 each.event_id, each.attempt, Status.ERROR, Reason.DISCARDED, [Note("error", text)], None, failure
             )
-            ended.then = each.then
+            ended.then, ended.elsewhere = each.then, each.elsewhere
             self.flush([ended])
 
     def _take(self) -> list[Outcome] | None:
@@ -214,11 +216,13 @@ def _change(ledger: Ledger, each: Outcome) -> Change:
 
     def decide(record: EventRecord) -> Turn | None:
         row = record.row
-        if row.attempt != each.attempt or row.status not in (Status.ENQUEUE, Status.WORKING):
+        if row.status not in (Status.ENQUEUE, Status.WORKING) or (row.attempt != each.attempt and not each.elsewhere):
             return None
         if record.started_at is not None:
             values.pop("started_at", None)
         turn = _turn(ledger, row, record.task_state, each)
+        if turn is not None and each.elsewhere:
+            turn = held_elsewhere(turn)
         if turn is not None and turn.reason is Reason.CANCELLED:
             change.notes = [*each.notes, Note("cancelled", ledger.catalogue("cancelled"))]
         return turn
@@ -229,6 +233,8 @@ def _change(ledger: Ledger, each: Outcome) -> Change:
 
 def _turn(ledger: Ledger, row: Row, state: str | None, each: Outcome) -> Turn | None:
     if each.status is Status.WORKING:
+        if each.elsewhere and row.status is Status.WORKING:
+            return take_over(row, ledger.identity)
         return working(row, ledger.identity) if row.status is Status.ENQUEUE else None
     if each.status is Status.CANCELLED:
         return cancel(row)

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from asynctask.bookkeeping import Turn, recover
+from asynctask.bookkeeping import Turn, held_elsewhere, recover
 from asynctask.clock import micros
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.models import as_dict, events, processes, tasks
@@ -21,7 +21,9 @@ __all__ = [
     "Host",
     "beat",
     "dead_processes",
+    "engine_identity",
     "forget",
+    "is_engine",
     "list_processes",
     "living",
     "recover_events",
@@ -34,6 +36,16 @@ _p, _e, _t = processes.c, events.c, tasks.c
 
 LOST = "LOST"
 """What a process is told that others have declared dead."""
+
+
+def engine_identity(engine: str, host: str, pid: int, nonce: str) -> str:
+    """The identity of a process of an attached engine: its name says whose queue holds the jobs that it had."""
+    return f"{engine[:8]}@{host[:30].replace('@', '_')}:{pid}:{nonce}"
+
+
+def is_engine(identity: str) -> bool:
+    """Whether a process is one of an attached engine. Read from its name, which outlives its registration."""
+    return "@" in identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +214,8 @@ def _change(ledger: Ledger, event_id: int, status: str, identity: str, attempts:
         if not held and row.process != identity:
             return None
         turn = recover(row, record.task_state, now=now)
+        if turn is not None and is_engine(identity):
+            turn = held_elsewhere(turn)  # the engine delivers what its dead process held once more
         if turn is not None:
             change.notes = _notes(ledger, turn)
             if turn.reason is Reason.POISON:

@@ -1,0 +1,155 @@
+"""What one process of an application works with: connections and everything that stands on them.
+
+Made on demand, and anew in a forked child: open connections and locks do not survive a fork.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from asynctask._version import __version__
+from asynctask.brokers.base import Broker, Copy
+from asynctask.brokers.sql import SqlBroker
+from asynctask.bulk.control import Control
+from asynctask.bulk.dispatcher import Dispatcher, PushFilter
+from asynctask.bulk.readers import Limits
+from asynctask.bulk.split import Splitter
+from asynctask.bulk.sweep import Sweep
+from asynctask.bulk.uploads import Uploads
+from asynctask.clock import Clock, Ids, hostname
+from asynctask.config import Config
+from asynctask.handle import Services
+from asynctask.ledger import recovery, schema
+from asynctask.ledger.base import Ledger
+from asynctask.ledger.database import Database
+from asynctask.messages import Catalogue
+from asynctask.runtime.heartbeat import Heartbeat
+from asynctask.runtime.supervisor import LIFELINE
+from asynctask.submission import Submitter
+
+__all__ = ["Core", "WebServices"]
+
+
+class Core:
+    """What one process of an application works with: connections and everything that stands on them."""
+
+    def __init__(self, config: Config, clock: Clock, ids: Ids, *, outgoing: Callable[[], PushFilter | None]) -> None:
+        self.pid = os.getpid()
+        self._config = config
+        self.database = Database(config.database_url)
+        schema.ensure(self.database)
+        name = hostname()
+        self.host = recovery.Host.local(name)
+        identity = f"{name[:40]}:{self.pid}:{ids.nonce()}"
+        self.ledger = Ledger(self.database, clock, ids, Catalogue(config.locale), identity)
+        self.broker: Broker = SqlBroker(self.database)
+        self.uploads = Uploads(Path(config.data_dir), config.max_file_bytes, ids)
+        self.dispatcher = Dispatcher(
+            self.ledger, self.broker, ahead_s=config.dispatch_ahead_s, outgoing=lambda copies: _filtered(outgoing(), copies)
+        )
+        limits = _limits(config)
+        self.services = Services(
+            self.ledger, clock, Control(self.ledger, self.broker, clock), self.dispatcher, self.uploads, limits
+        )
+        splitter = Splitter(
+            self.ledger, clock, self.uploads, limits, lease_s=config.lease_s, on_slice=self.dispatcher.nudge
+        )
+        self.submitter = Submitter(self.services, splitter, lease_s=config.lease_s, split_elsewhere=self.split_elsewhere)
+
+    def split_elsewhere(self, task_id: int) -> bool:
+        """Starts a child process that splits; False where the application has no name that a child could load."""
+        config = self._config
+        if not config.app:
+            return False
+        environ = {**os.environ, **_as_environment(config)}
+        lifeline = environ.get(LIFELINE, "")
+        passed = (int(lifeline),) if lifeline.isdecimal() else ()
+        argv = [
+            sys.executable,
+            "-m",
+            "asynctask",
+            "-A",
+            config.app,
+            "split-task",
+            str(task_id),
+            "--of",
+            self.ledger.identity,
+        ]
+        try:
+            child = subprocess.Popen(argv, env=environ, pass_fds=passed, stdin=subprocess.DEVNULL, start_new_session=True)
+        except OSError:
+            return False
+        threading.Thread(target=child.wait, name=f"split-child-{task_id}", daemon=True).start()
+        return True
+
+    def close(self) -> None:
+        self.broker.close()
+        self.database.close()
+
+
+class WebServices:
+    """Dispatcher, sweep and heartbeat of a process that performs no jobs."""
+
+    def __init__(self, core: Core, config: Config, clock: Clock, *, kind: str, take_up: Callable[[int], None]) -> None:
+        self.pid = core.pid
+        self._core, self._kind, self._lease_s = core, kind, config.lease_s
+        self._sweep = Sweep(
+            core.ledger, core.broker, core.host, core.services.control,
+            take_up=take_up, nudge=core.dispatcher.nudge, every_s=min(1.0, config.lease_s / 4),
+        )  # fmt: skip
+        self._heartbeat = Heartbeat(
+            core.ledger, clock, every_s=config.heartbeat_s, lease_s=config.lease_s, on_signal=self._obey
+        )
+
+    def start(self) -> None:
+        self._register()
+        self._heartbeat.start()
+        self._core.dispatcher.start()
+        self._sweep.start()
+
+    def stop(self) -> None:
+        self._core.dispatcher.stop()
+        self._sweep.stop()
+        self._heartbeat.stop()
+        recovery.forget(self._core.ledger, self._core.ledger.identity)
+
+    def _register(self) -> None:
+        recovery.register(
+            self._core.ledger, self._core.host, kind=self._kind, pid=self.pid, lease_s=self._lease_s,
+            info={"version": __version__},
+        )  # fmt: skip
+
+    def _obey(self, name: str) -> None:
+        if name == "LOST":  # it holds no jobs, so being declared dead costs it nothing
+            self._register()
+
+
+def _filtered(outgoing: PushFilter | None, copies: Sequence[Copy]) -> Sequence[Copy]:
+    """Asked anew for each push: middleware may be added after the dispatcher was made."""
+    return copies if outgoing is None else outgoing(copies)
+
+
+def _limits(config: Config) -> Limits:
+    return Limits(
+        max_file_bytes=config.max_file_bytes,
+        max_unzipped_bytes=config.max_unzipped_bytes,
+        max_unzip_ratio=config.max_unzip_ratio,
+        max_rows=config.max_rows,
+        max_columns=config.max_columns,
+        max_cell_chars=config.max_cell_chars,
+        max_item_bytes=config.max_item_bytes,
+        max_json_depth=config.max_json_depth,
+    )
+
+
+def _as_environment(config: Config) -> dict[str, str]:
+    """The configuration as environment variables, for a child process."""
+    return {
+        f"ASYNCTASK_{name.upper()}": str(int(value) if isinstance(value, bool) else value)
+        for name, value in vars(config).items()
+    }

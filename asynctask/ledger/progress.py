@@ -1,0 +1,253 @@
+"""How far a Task is: the progress object, in one statement whose cost does not grow with the Task, and its samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from asynctask.clock import SECOND, micros, rfc3339
+from asynctask.ledger.models import events, task_errors, task_samples, task_tallies, tasks
+from asynctask.states import State, Status
+
+__all__ = ["percent", "progress", "progress_page", "sample", "unsampled"]
+
+_t, _e, _n, _x, _s = tasks.c, events.c, task_tallies.c, task_errors.c, task_samples.c
+_COUNTS = tuple(str(status) for status in Status)
+_TALLIED = (*_COUNTS, "retrying", "jobs", "dispatched", "returned", "version")
+RATE_WINDOW_S = 30
+TOP_ERRORS = 5
+
+
+def _progress_statement() -> sa.Select[Any]:
+    """One statement, whose cost does not depend on how many items a Task has: a few index look-ups and at most 32 slots."""
+    chosen: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
+    sums = (
+        sa.select(
+            _n.task_id.label("of_task"),
+            sa.func.max(_n.updated_at).label("moved_at"),
+            *(sa.func.sum(_n[name]).label(f"n_{name}") for name in _TALLIED),
+        )
+        .where(_n.task_id.in_(chosen))
+        .group_by(_n.task_id)
+        .subquery("sums")
+    )
+    next_due = sa.select(sa.func.min(_e.due_at)).where(_e.task_id == _t.id, _e.due_at.is_not(None)).scalar_subquery()
+    recent = _s.at >= sa.bindparam("since")
+    sampled_at = sa.select(sa.func.min(_s.at)).where(_s.task_id == _t.id, recent).scalar_subquery()
+    inner = task_samples.alias("oldest")
+    sampled = (
+        sa.select(inner.c.done).where(inner.c.task_id == _t.id, inner.c.at == sampled_at).correlate(tasks).scalar_subquery()
+    )
+    grouped = (
+        sa.select(
+            _x.task_id.label("of_task"),
+            _x.digest.label("digest"),
+            sa.func.max(_x.message).label("error_message"),
+            sa.func.max(_x.status).label("error_status"),
+            sa.func.sum(_x["count"]).label("error_count"),
+            sa.func.max(_x.sample_job_id).label("error_job"),
+        )
+        .where(_x.task_id.in_(chosen))
+        .group_by(_x.task_id, _x.digest)
+        .having(sa.func.sum(_x["count"]) > 0)
+        .subquery("grouped")
+    )
+    place = sa.func.row_number().over(
+        partition_by=grouped.c.of_task, order_by=(grouped.c.error_count.desc(), grouped.c.digest)
+    )
+    ranked = sa.select(grouped, place.label("place")).subquery("ranked")
+    return (
+        sa.select(
+            tasks,
+            *(sums.c[f"n_{name}"] for name in _TALLIED),
+            sums.c.moved_at,
+            next_due.label("next_due_at"),
+            sampled_at.label("sampled_at"),
+            sampled.label("sampled_done"),
+            ranked.c.error_message,
+            ranked.c.error_status,
+            ranked.c.error_count,
+            ranked.c.error_job,
+        )
+        .select_from(
+            tasks.outerjoin(sums, sums.c.of_task == _t.id).outerjoin(
+                ranked, sa.and_(ranked.c.of_task == _t.id, ranked.c.place <= TOP_ERRORS)
+            )
+        )
+        .where(_t.id.in_(chosen))
+        .order_by(_t.id.desc(), ranked.c.place)
+    )
+
+
+_PROGRESS = _progress_statement()
+
+
+def progress(connection: Connection, task_ids: Sequence[int], now: int) -> list[dict[str, Any]]:
+    """The progress objects of these Tasks, newest first; unknown ids are left out. One statement for all of them."""
+    found: dict[int, dict[str, Any]] = {}
+    for row in connection.execute(_PROGRESS, {"ids": list(task_ids), "since": now - micros(RATE_WINDOW_S)}).mappings():
+        entry = found.get(row["id"])
+        if entry is None:
+            entry = found[row["id"]] = _progress_object(dict(row), now)
+        if row["error_count"]:
+            entry["top_errors"].append(
+                {
+                    "message": row["error_message"],
+                    "status": row["error_status"],
+                    "count": int(row["error_count"]),
+                    "sample_job_id": row["error_job"],
+                }
+            )
+    return list(found.values())
+
+
+def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
+    counts = {name: int(row[f"n_{name}"] or 0) for name in _COUNTS}
+    total = sum(counts.values())
+    done = counts["finish"] + counts["failed"] + counts["error"] + counts["cancelled"]
+    rate = _rate(row, done, now)
+    sealed = row["split_state"] != "splitting"
+    retrying = int(row["n_retrying"] or 0)
+    over = row["finished_at"] is not None
+    moved = max(row["updated_at"], row["moved_at"] or 0)
+    return {
+        "task_id": row["id"],
+        "title": row["title"],
+        "worker": row["worker_name"],
+        "owner": row["owner"] or None,
+        "state": row["state"],
+        "state_reason": row["state_reason"] or _reason(row, counts),
+        "done": over,
+        "split": {
+            "state": row["split_state"],
+            "reason": row["split_reason"],
+            "planned": row["planned"],
+            "created": row["created"],
+            "rejected": row["rejected"],
+        },
+        "counts": {"total": total, **counts},
+        "retrying": retrying,
+        "next_retry_at": rfc3339(row["next_due_at"]) if retrying else None,
+        "jobs": int(row["n_jobs"] or 0),
+        "progress": {
+            "done": done,
+            "remaining": total - done,
+            "percent": percent(done, total) if sealed and bool(row["generation_sealed"]) else None,
+            "rate_per_s": rate,
+            "eta_s": round((total - done) / rate, 1) if rate and not over and sealed else None,
+        },
+        "control": {
+            "parallel": row["parallel"],
+            "in_flight": int((row["n_dispatched"] or 0) - (row["n_returned"] or 0)),
+            "interval": row["interval_s"],
+            "priority": row["priority"],
+            "session": row["session"],
+            "tolerated_failures": row["tolerated_failures"],
+        },
+        "top_errors": [],
+        "resubmit_of": row["resubmit_of"],
+        "generation": row["generation"],
+        "version": int(row["version"] + (row["n_version"] or 0)),
+        "poll_after_ms": _poll_after(row["state"], over),
+        "created_at": rfc3339(row["created_at"]),
+        "started_at": rfc3339(row["started_at"]),
+        "updated_at": rfc3339(moved),
+        "finished_at": rfc3339(row["finished_at"]),
+    }
+
+
+def percent(done: int, total: int) -> float:
+    """Floored to two decimals; 100 only when nothing remains."""
+    return 100.0 if done >= total else math.floor(done * 10_000 / total) / 100
+
+
+def _reason(row: dict[str, Any], counts: dict[str, int]) -> str | None:
+    only_stopped = counts["stopped"] > 0 and counts["enqueue"] == counts["working"] == 0
+    return "stopped_jobs" if only_stopped and row["state"] == State.RUNNING else None
+
+
+def _rate(row: dict[str, Any], done: int, now: int) -> float | None:
+    """Items a second over the last 30 s; over its whole life once it is closed or while there is no sample yet."""
+    if row["started_at"] is None:
+        return None
+    until, since, before = row["closed_at"] or now, row["started_at"], 0
+    if row["closed_at"] is None and row["sampled_at"] is not None:
+        since, before = row["sampled_at"], row["sampled_done"] or 0
+    seconds = (until - since) / SECOND
+    return round(max(0.0, (done - before) / seconds), 1) if seconds > 0 else None
+
+
+def _poll_after(state: str, over: bool) -> int:
+    if over:
+        return 10_000
+    return 3_000 if state == State.PAUSED else 1_000
+
+
+def progress_page(
+    connection: Connection,
+    now: int,
+    *,
+    ids: Collection[int] | None = None,
+    state: str | None = None,
+    worker: str | None = None,
+    owner: str | None = None,
+    after: int | None = None,
+    limit: int = 50,
+) -> list[dict[str, Any]]:
+    """Progress objects by conditions, newest first; ``after`` is the last id of the page before."""
+    statement = sa.select(_t.id).order_by(_t.id.desc()).limit(limit)
+    if ids is not None:
+        statement = statement.where(_t.id.in_(list(ids)))
+    if state is not None:
+        statement = statement.where(_t.state == state)
+    if worker is not None:
+        statement = statement.where(_t.worker_name == worker)
+    if owner is not None:
+        statement = statement.where(_t.owner == owner)
+    if after is not None:
+        statement = statement.where(_t.id < after)
+    found = [int(i) for (i,) in connection.execute(statement)]
+    return progress(connection, found, now) if found else []
+
+
+# -- Samples ------------------------------------------------------------------------------------------------------
+
+
+_LAST = sa.select(sa.func.max(_s.at)).where(_s.task_id == _t.id).scalar_subquery()
+
+
+def unsampled(connection: Connection, now: int, every_s: float) -> bool:
+    """Whether any running Task has no sample of the last ``every_s`` seconds."""
+    old = sa.or_(_LAST.is_(None), now - micros(every_s) >= _LAST)
+    return connection.execute(sa.select(_t.id).where(_t.finished_at.is_(None), old).limit(1)).first() is not None
+
+
+def sample(connection: Connection, now: int, every_s: float, keep: int = 100) -> int:
+    """Notes how far each running Task is, at most once in ``every_s`` seconds each; returns how many were noted.
+
+    The last ``keep`` samples of a Task stay.
+    """
+    done = sa.func.sum(_n.finish + _n.failed + _n.error + _n.cancelled)
+    problems = sa.func.sum(_n.failed + _n.error)
+    statement = (
+        sa.select(_t.id, done, problems)
+        .join(task_tallies, _n.task_id == _t.id)
+        .where(_t.finished_at.is_(None), sa.or_(_LAST.is_(None), now - micros(every_s) >= _LAST))
+        .group_by(_t.id)
+    )
+    rows = [
+        {"task_id": task_id, "at": now, "done": int(n_done), "problems": int(n_problems)}
+        for task_id, n_done, n_problems in connection.execute(statement)
+    ]
+    if rows:
+        connection.execute(task_samples.insert(), rows)
+        connection.execute(
+            task_samples.delete().where(
+                _s.task_id.in_([row["task_id"] for row in rows]), _s.at < now - micros(every_s * keep)
+            )
+        )
+    return len(rows)
