@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from apiflask import APIFlask
-from asynctask.app import AsyncTask
 
 from asynctask._version import __version__
+from asynctask.app import AsyncTask
 from webapi import health, openapi, pages, problems, reports, security, tasks, workers
 from webapi.current import EXTENSION
 from webapi.reading import request_class
@@ -30,7 +30,7 @@ def create_app(app: AsyncTask) -> APIFlask:
     flask_app.json.sort_keys = False  # type: ignore[attr-defined]
     problems.register(flask_app)
     security.register(flask_app)
-    openapi.register(flask_app)
+    openapi.register(flask_app, app)
     for each in (tasks, reports, workers, health, pages):
         flask_app.register_blueprint(each.blueprint)
     return flask_app

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 from apiflask import APIFlask
 
+from asynctask.app import AsyncTask
 from webapi.problems import MEDIA_TYPE
-from webapi.schemas import FileSubmission, JsonSubmission, ProblemDetails
+from webapi.schemas import LATER, FileSubmission, JsonSubmission, ProblemDetails
+from webapi.submissions import KEY_PATTERN
 
 __all__ = ["register"]
 
@@ -16,18 +19,18 @@ _REF: Final = "#/components/schemas/{model}"
 _PROBLEM: Final = {MEDIA_TYPE: {"schema": {"$ref": _REF.format(model="ProblemDetails")}}}
 
 
-def register(flask_app: APIFlask) -> None:
-    """Completes the document of ``flask_app`` when it is made."""
+def register(flask_app: APIFlask, app: AsyncTask) -> None:
+    """Completes the document of ``flask_app``, which serves ``app``, when it is made."""
     flask_app.config.update(
         AUTO_SERVERS=False,
         AUTO_VALIDATION_ERROR_RESPONSE=False,
         AUTO_404_RESPONSE=False,
         INFO={"description": "Hand in a list, and have every item accounted for."},
     )
-    flask_app.spec_processor(_complete)
+    flask_app.spec_processor(partial(_complete, app))
 
 
-def _complete(spec: dict[str, Any] | str) -> dict[str, Any] | str:
+def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | str:
     assert isinstance(spec, dict)
     schemas = spec.setdefault("components", {}).setdefault("schemas", {})
     for model in (ProblemDetails, JsonSubmission, FileSubmission):
@@ -35,6 +38,11 @@ def _complete(spec: dict[str, Any] | str) -> dict[str, Any] | str:
         schemas.update(schema.pop("$defs", {}))
         schemas[model.__name__] = schema
     schemas["FileSubmission"] = _with_file(schemas["FileSubmission"])
+    for name in ("JsonSubmission", "FileSubmission"):
+        if app.workers:
+            schemas[name]["properties"]["worker"]["enum"] = sorted(app.workers)
+    for schema in schemas.values():
+        _drop_later(schema)
     for path, operations in spec["paths"].items():
         for method, operation in operations.items():
             if method in _METHODS:
@@ -43,6 +51,12 @@ def _complete(spec: dict[str, Any] | str) -> dict[str, Any] | str:
     submit["requestBody"] = _submission_body()
     submit["parameters"].append(_idempotency_key())
     return spec
+
+
+def _drop_later(schema: dict[str, Any]) -> None:
+    properties = schema.get("properties", {})
+    for name in [name for name, field in properties.items() if LATER in field]:
+        del properties[name]
 
 
 def _with_file(schema: dict[str, Any]) -> dict[str, Any]:
@@ -69,7 +83,7 @@ def _idempotency_key() -> dict[str, Any]:
         "name": "Idempotency-Key",
         "required": False,
         "description": "A key of your choice: the same request with the same key makes one Task only.",
-        "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[A-Za-z0-9_.:-]+$"},
+        "schema": {"type": "string", "pattern": KEY_PATTERN},
     }
 
 
@@ -86,6 +100,7 @@ def _complete_operation(path: str, operation: dict[str, Any]) -> None:
             response["content"] = _PROBLEM
         elif status == "304":
             response.pop("content", None)
-    for parameter in operation.get("parameters", ()):
+    operation["parameters"] = [p for p in operation.get("parameters", ()) if LATER not in p["schema"]]
+    for parameter in operation["parameters"]:
         if parameter["in"] == "path" and parameter["name"] == "task_id":
             parameter["schema"] = {"type": "integer", "minimum": 1, "maximum": 2**63 - 1}

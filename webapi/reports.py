@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 from urllib.parse import quote
 
 from apiflask import APIBlueprint, FileSchema
-from flask import Response, send_file
+from flask import Response
 
 from asynctask.bulk.report import Report
 from asynctask.bulk.report_files import ReportRow, iter_csv, write_xlsx
@@ -23,6 +24,8 @@ from webapi.schemas import RejectedPage, RejectedQuery, ReportQuery
 from webapi.wire import json_response
 
 __all__ = ["blueprint"]
+
+_CHUNK: Final = 65_536
 
 CSV: Final = "text/csv"
 XLSX: Final = "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"
@@ -70,10 +73,9 @@ def xlsx(task_id: int, query: ReportQuery) -> Response:
             write_xlsx(path, report.headers, rows)
         # The file is open when its folder goes: it is there until it has been sent, whatever happens then.
         file = path.open("rb")
-    response = send_file(file, mimetype=XLSX)
+    response = Response(_content(file), mimetype=XLSX)
     response.call_on_close(file.close)
-    response.content_length = file.seek(0, 2)
-    file.seek(0)
+    response.content_length = os.fstat(file.fileno()).st_size
     _name(response, task, query.rows, "xlsx")
     return response
 
@@ -90,6 +92,12 @@ def rejected(task_id: int, query: RejectedQuery) -> Response:
     found = find_task(task_id).rejects(after=query.after or 0, limit=query.limit)
     after = found[-1]["row"] if len(found) == query.limit else None
     return json_response({"rejected": found, "links": page_links(after)})
+
+
+def _content(file: BinaryIO) -> Iterator[bytes]:
+    with file:
+        while chunk := file.read(_CHUNK):
+            yield chunk
 
 
 def _csv_chunks(report: Report) -> Generator[bytes, None, None]:

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, StringConstraints, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StringConstraints,
+    ValidationError,
+)
 
 from webapi.problems import from_validation
 
 __all__ = [
+    "LATER",
     "ErrorGroups",
     "Event",
     "EventPage",
@@ -36,6 +46,9 @@ __all__ = [
 # PostgreSQL has no text with NUL in it, so none is taken anywhere.
 Title = Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00]*$")]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^\x00]*$")]
+LATER = "x-later"
+"""Marks what is left out of the document."""
+
 Id = Annotated[int, Field(ge=1, le=2**63 - 1)]
 StatusName = Literal["enqueue", "working", "stopped", "finish", "failed", "error", "cancelled"]
 StateName = Literal["splitting", "running", "paused", "finalizing", "finished", "cancelled", "rejected"]
@@ -84,7 +97,21 @@ Statuses = Annotated[str, AfterValidator(_ANY), Field(json_schema_extra=_ANY.sch
 RetryStatuses = Annotated[str, AfterValidator(_OVER), Field(json_schema_extra=_OVER.schema)]
 
 
+def _later(default: Any) -> Any:
+    """A field that this version knows only in order to refuse it; it stands in no document."""
+    return Field(default, json_schema_extra={LATER: True})
+
+
 # -- In -----------------------------------------------------------------------------------------------------------------
+
+
+def _whole(value: Any) -> Any:
+    # JSON knows one kind of number: 20.0 is 20.
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Parallel = Annotated[int, Field(ge=1, le=100_000), BeforeValidator(_whole)]
+Priority = Annotated[int, Field(ge=-1_000_000, le=1_000_000), BeforeValidator(_whole)]
 
 
 class _In(BaseModel):
@@ -128,8 +155,8 @@ class OneTaskQuery(_Query):
     """What to add to the progress object."""
 
     include: Literal["errors"] | None = Field(None, description="`errors` adds the first 20 failures.")
-    wait: float | None = Field(None, description="Not supported yet: poll with If-None-Match instead.")
-    version: int | None = Field(None, description="Not supported yet.")
+    wait: float | None = _later(None)
+    version: int | None = _later(None)
 
 
 class EventQuery(_Query):
@@ -167,19 +194,19 @@ class Options(_In):
     what: ClassVar[str] = "option"
 
     title: Title | None = Field(None, description="A name that people will read.")
-    parallel: int | None = Field(None, ge=1, le=100_000, description="Jobs that may run at once; null for no limit.")
-    priority: int | None = Field(None, ge=-1_000_000, le=1_000_000, description="Smaller runs first.")
+    parallel: Parallel | None = Field(None, description="Jobs that may run at once; null for no limit.")
+    priority: Priority | None = Field(None, description="Smaller runs first.")
     queue: Name | None = Field(None, description="Another queue than the worker's own.")
     owner: Title | None = Field(None, description="Whose Task it is; Idempotency-Key is unique per owner.")
-    interval: float | None = Field(None, description="Not supported yet.")
-    session: str | None = Field(None, description="Not supported yet.")
-    chunk_size: int | None = Field(None, description="Only 1 is supported yet.")
-    tolerated_failures: int | float | str | None = Field(None, description="Not supported yet.")
-    on_complete: JsonValue = Field(None, description="Not supported yet.")
-    resubmit_of: int | None = Field(None, description="Not supported yet.")
-    dry_run: bool | None = Field(None, description="Not supported yet.")
-    strict: bool | None = Field(None, description="Not supported yet.")
-    unique: JsonValue = Field(None, description="Not supported yet.")
+    interval: float | None = _later(None)
+    session: str | None = _later(None)
+    chunk_size: int | None = _later(None)
+    tolerated_failures: int | float | str | None = _later(None)
+    on_complete: JsonValue = _later(None)
+    resubmit_of: int | None = _later(None)
+    dry_run: bool | None = _later(None)
+    strict: bool | None = _later(None)
+    unique: JsonValue = _later(None)
 
 
 class JsonSubmission(Options):
@@ -208,10 +235,10 @@ class Knobs(_In):
     what: ClassVar[str] = "knob"
 
     title: Title = Field("", description="A name that people will read.")
-    parallel: int | None = Field(None, ge=1, le=100_000, description="Jobs that may run at once; null for no limit.")
-    priority: int = Field(0, ge=-1_000_000, le=1_000_000, description="Smaller runs first.")
-    interval: float = Field(0.0, description="Not supported yet.")
-    tolerated_failures: int | float | str | None = Field(None, description="Not supported yet.")
+    parallel: Parallel | None = Field(None, description="Jobs that may run at once; null for no limit.")
+    priority: Priority = Field(0, description="Smaller runs first.")
+    interval: float = _later(0.0)
+    tolerated_failures: int | float | str | None = _later(None)
 
 
 # -- Out ----------------------------------------------------------------------------------------------------------------

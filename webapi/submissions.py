@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from flask import Response
@@ -17,12 +18,13 @@ from webapi.reading import FORM, JSON, ApiRequest
 from webapi.schemas import FileSubmission, JsonSubmission, Options
 from webapi.wire import json_response, parse_json
 
-__all__ = ["answer", "submit"]
+__all__ = ["KEY_PATTERN", "answer", "submit"]
 
 WAIT_S: Final = 1.0
 """How long an answer waits for the validation of an upload, so that its bad rows are in it."""
 
-_MAX_KEY: Final = 255
+KEY_PATTERN: Final = "^[ -~]{1,255}$"
+"""What an Idempotency-Key may be."""
 
 
 def submit(app: AsyncTask, incoming: ApiRequest) -> Submission:
@@ -127,10 +129,6 @@ def _idempotency_key(incoming: ApiRequest) -> str | None:
     key = incoming.headers.get("Idempotency-Key")
     if key is None:
         return None
-    # The header's draft has it in quotation marks; everybody sends it without.
-    key = key.strip().removeprefix('"').removesuffix('"')
-    if not 1 <= len(key) <= _MAX_KEY or not key.isprintable():
-        raise MalformedBody(
-            f"Idempotency-Key must have 1 to {_MAX_KEY} printable characters, a UUID for instance", code="invalid_key"
-        )
+    if not re.fullmatch(KEY_PATTERN, key):
+        raise MalformedBody("Idempotency-Key must be 1 to 255 characters of ASCII, a UUID for instance", code="invalid_key")
     return key

@@ -62,9 +62,23 @@ def app(make_app: Callable[..., AsyncTask]) -> AsyncTask:
     return make_app()
 
 
+class Client(FlaskClient):
+    """Reads every answer to its end and closes it, as every server does."""
+
+    def open(self, *args: Any, **kwargs: Any) -> Any:
+        kwargs.setdefault("buffered", True)
+        return super().open(*args, **kwargs)
+
+
+def client_of(app: AsyncTask) -> FlaskClient:
+    flask_app = create_app(app)
+    flask_app.test_client_class = Client
+    return flask_app.test_client()
+
+
 @pytest.fixture
 def client(app: AsyncTask) -> FlaskClient:
-    return create_app(app).test_client()
+    return client_of(app)
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import xlsxwriter
+from conftest import client_of
 from flask.testing import FlaskClient
 
 from asynctask import AsyncTask
-from webapi import create_app
 
 Form = Callable[..., dict[str, Any]]
 
@@ -86,7 +86,7 @@ def test_nothing_stays_on_disk_of_a_file_that_was_refused(app: AsyncTask, client
 def test_a_file_over_the_limit_is_refused_with_the_limit_and_its_setting(
     make_app: Callable[..., AsyncTask], form: Form
 ) -> None:
-    client = create_app(make_app(max_file_bytes=2_000)).test_client()
+    client = client_of(make_app(max_file_bytes=2_000))
     for size in (2_500, 3_000_000):  # within what a form may hold beside its file, and far beyond
         body = multipart(True).replace(b"A\nB\n", b"A\n" * (size // 2))
         answer = client.post("/api/tasks", data=body, content_type="multipart/form-data; boundary=B")
@@ -97,7 +97,7 @@ def test_a_file_over_the_limit_is_refused_with_the_limit_and_its_setting(
 
 
 def test_a_json_body_over_the_limit_is_refused_with_the_limit_and_its_setting(make_app: Callable[..., AsyncTask]) -> None:
-    client = create_app(make_app(max_body_bytes=2_000)).test_client()
+    client = client_of(make_app(max_body_bytes=2_000))
 
     def post(length: int) -> Any:
         start, end = '{"worker": "anything", "items": [{"x": "', '"}]}'

@@ -1,0 +1,236 @@
+"""Looking at Tasks and steering them over HTTP."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from asynctask import AsyncTask
+
+Working = Callable[[], AbstractContextManager[None]]
+
+
+def test_the_progress_object_has_exactly_what_the_contract_says(client: FlaskClient, ended: Callable[..., int]) -> None:
+    task_id = ended("A", "B", "NO-1", "BUG-1", title="Spring", parallel=2)
+    seen = client.get(f"/api/tasks/{task_id}").json
+    assert seen["done"] is True
+    assert seen["state"] == "finished"
+    assert seen["counts"] == {
+        "total": 4, "enqueue": 0, "working": 0, "stopped": 0, "finish": 2, "failed": 1, "error": 1, "cancelled": 0,
+    }  # fmt: skip
+    assert seen["progress"]["percent"] == 100.0
+    assert seen["links"] == {
+        "self": f"/api/tasks/{task_id}",
+        "events": f"/api/tasks/{task_id}/events",
+        "errors": f"/api/tasks/{task_id}/errors",
+        "report": f"/api/tasks/{task_id}/report.xlsx",
+        "ui": f"/tasks/{task_id}",
+    }
+    for each in ("self", "events", "errors", "report", "ui"):
+        assert client.get(seen["links"][each]).status_code == 200
+
+
+def test_an_etag_saves_the_body_until_something_changes(app: AsyncTask, client: FlaskClient) -> None:
+    task = app.submit("enroll", [{"sku": "A"}])
+    url = f"/api/tasks/{task.id}"
+    first = client.get(url)
+    assert first.headers["Cache-Control"] == "no-cache"
+    assert first.headers["Retry-After"] == "1"
+    assert first.headers["ETag"].startswith('W/"')
+    again = client.get(url, headers={"If-None-Match": first.headers["ETag"]})
+    assert (again.status_code, again.data) == (304, b"")
+    assert again.headers["ETag"] == first.headers["ETag"]
+    client.post(f"{url}/pause")
+    changed = client.get(url, headers={"If-None-Match": first.headers["ETag"]})
+    assert changed.status_code == 200
+    assert changed.json["state"] == "paused"
+    with_errors = client.get(f"{url}?include=errors", headers={"If-None-Match": changed.headers["ETag"]})
+    assert with_errors.status_code == 200, "another representation has another tag"
+
+
+def test_include_errors_adds_the_first_failures(client: FlaskClient, ended: Callable[..., int]) -> None:
+    task_id = ended("A", *(f"NO-{n}" for n in range(25)))
+    seen = client.get(f"/api/tasks/{task_id}?include=errors").json
+    assert len(seen["errors"]) == 20
+    assert {e["status"] for e in seen["errors"]} == {"failed"}
+
+
+def test_long_polls_and_streams_are_refused_until_they_are_built(app: AsyncTask, client: FlaskClient) -> None:
+    task = app.submit("enroll", [{"sku": "A"}])
+    answer = client.get(f"/api/tasks/{task.id}?wait=20&version=3")
+    assert (answer.status_code, answer.json["code"]) == (422, "not_supported_yet")
+    assert client.get(f"/api/tasks/{task.id}/stream").status_code == 404
+
+
+def test_tasks_are_listed_newest_first_page_by_page(app: AsyncTask, client: FlaskClient) -> None:
+    ids = [app.submit("enroll", [{"sku": str(n)}], title=f"T{n}").id for n in range(5)]
+    found, url = [], "/api/tasks?limit=2&worker=enroll"
+    while url:
+        page = client.get(url).json
+        found.append([t["task_id"] for t in page["tasks"]])
+        url = page["links"]["next"]
+    ids.reverse()
+    assert found == [ids[:2], ids[2:4], ids[4:]]
+
+
+def test_tasks_are_found_by_ids_state_worker_and_owner(app: AsyncTask, client: FlaskClient) -> None:
+    one = app.submit("enroll", [{"sku": "A"}], owner="ann").id
+    two = app.submit("anything", [{"x": 1}]).id
+    client.post(f"/api/tasks/{two}/pause")
+
+    def ids(query: str) -> list[int]:
+        return [t["task_id"] for t in client.get(f"/api/tasks?{query}").json["tasks"]]
+
+    assert ids(f"ids={one},{two},999") == [two, one]
+    assert ids("state=paused") == [two]
+    assert ids("worker=anything") == [two]
+    assert ids("owner=ann") == [one]
+    assert ids("owner=ann&state=paused") == []
+
+
+@pytest.mark.parametrize(
+    ("query", "column"),
+    [("limit=0", "limit"), ("limit=201", "limit"), ("limit=x", "limit"), ("ids=a", "ids"),
+     ("ids=" + "1," * 200 + "1", "ids"), ("state=done", "state"), ("after=0", "after"),
+     ("after=" + "9" * 30, "after"), ("wroker=x", "wroker")],
+)  # fmt: skip
+def test_a_query_parameter_that_is_wrong_is_named(client: FlaskClient, query: str, column: str) -> None:
+    answer = client.get(f"/api/tasks?{query}")
+    assert answer.status_code == 422
+    assert [e["column"] for e in answer.json["errors"]] == [column]
+
+
+def test_events_are_paged_and_filtered(client: FlaskClient, ended: Callable[..., int]) -> None:
+    task_id = ended("A", "NO-1", "B", "BUG-1")
+    url = f"/api/tasks/{task_id}/events"
+    everything = client.get(url).json
+    assert [e["status"] for e in everything["events"]] == ["finish", "failed", "finish", "error"]
+    assert everything["links"]["next"] is None
+    assert everything["events"][0]["result"] == {"enrolled": "A"}
+    bad = client.get(f"{url}?status=failed,error&limit=1").json
+    assert [e["row"] for e in bad["events"]] == [2]
+    assert "NO-1 is not qualified" in bad["events"][0]["messages"][-1]["message"]
+    following = client.get(bad["links"]["next"]).json
+    assert [e["status"] for e in following["events"]] == ["error"]
+    answer = client.get(f"{url}?status=lost")
+    assert answer.status_code == 422
+    assert "failed" in answer.json["detail"]
+
+
+def test_errors_are_grouped_and_every_change_is_logged(client: FlaskClient, ended: Callable[..., int]) -> None:
+    task_id = ended("NO-1", "NO-2", "BUG-1", note="same reason")
+    groups = client.get(f"/api/tasks/{task_id}/errors").json["errors"]
+    assert [(g["count"], g["status"]) for g in groups] == [(2, "failed"), (1, "error")]
+    assert groups[0]["sample_rows"] == [1, 2]
+    client.post(f"/api/tasks/{task_id}/retry")
+    log = client.get(f"/api/tasks/{task_id}/log").json["log"]
+    assert log[0]["action"] == "retried"
+    assert log[0]["who"] == "web 127.0.0.1"
+
+
+def test_a_job_is_shown_with_its_life(client: FlaskClient, ended: Callable[..., int]) -> None:
+    event = client.get(f"/api/tasks/{ended('A')}/events").json["events"][0]
+    assert client.get(f"/api/jobs/{event['job_id']}").json == event
+    assert client.get("/api/jobs/nope").status_code == 404
+
+
+def test_control_is_idempotent_and_answers_the_progress(app: AsyncTask, client: FlaskClient) -> None:
+    task = app.submit("enroll", [{"sku": "A"}])
+
+    def act(verb: str) -> Any:
+        return client.post(f"/api/tasks/{task.id}/{verb}")
+
+    for verb, state in (("pause", "paused"), ("pause", "paused"), ("resume", "running"), ("resume", "running")):
+        answer = act(verb)
+        assert (answer.status_code, answer.json["state"]) == (200, state)
+    for _ in range(2):
+        answer = act("cancel")
+        assert (answer.status_code, answer.json["state"]) == (200, "cancelled")
+    answer = act("resume")
+    assert (answer.status_code, answer.json["code"]) == (409, "conflict")
+    assert "cancelled" in answer.json["detail"]
+
+
+def test_a_retry_runs_the_chosen_rows_again(
+    app: AsyncTask, client: FlaskClient, ended: Callable[..., int], working: Working
+) -> None:
+    task_id = ended("A", "NO-1", "BUG-1")
+    answer = client.post(f"/api/tasks/{task_id}/retry?status=error")
+    assert (answer.status_code, answer.json["generation"], answer.json["done"]) == (200, 2, False)
+    with working():
+        assert app.task(task_id).wait(timeout=30)["done"]
+    attempts = {e["params"]["sku"]: e["attempt"] for e in client.get(f"/api/tasks/{task_id}/events").json["events"]}
+    assert attempts["BUG-1"] > attempts["NO-1"] == attempts["A"]
+
+
+def test_knobs_turn_while_it_runs(app: AsyncTask, client: FlaskClient) -> None:
+    task = app.submit("enroll", [{"sku": "A"}], parallel=9)
+    url = f"/api/tasks/{task.id}"
+    answer = client.patch(url, json={"parallel": 3, "priority": 120, "title": "New"})
+    assert answer.status_code == 200, answer.json
+    assert (answer.json["control"]["parallel"], answer.json["control"]["priority"], answer.json["title"]) == (3, 120, "New")
+    assert client.patch(url, json={"parallel": None}).json["control"]["parallel"] is None
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [({}, 422, "invalid_knob"), ([], 422, "invalid_knob"), ({"parallel": 0}, 422, "invalid_knob"),
+     ({"priority": None}, 422, "invalid_knob"), ({"paralel": 1}, 422, "invalid_knob"),
+     ({"interval": 1.0}, 422, "not_supported_yet"), ({"tolerated_failures": 3}, 422, "not_supported_yet")],
+)  # fmt: skip
+def test_a_knob_that_cannot_be_turned_is_named(
+    app: AsyncTask, client: FlaskClient, body: Any, status: int, code: str
+) -> None:
+    task = app.submit("enroll", [{"sku": "A"}], parallel=9)
+    answer = client.patch(f"/api/tasks/{task.id}", json=body)
+    assert (answer.status_code, answer.json["code"]) == (status, code), answer.json
+    assert app.task(task.id).progress()["control"]["parallel"] == 9
+
+
+def test_knobs_of_a_task_that_is_over_do_nothing_any_more(client: FlaskClient, ended: Callable[..., int]) -> None:
+    answer = client.patch(f"/api/tasks/{ended('A')}", json={"parallel": 3})
+    assert answer.status_code == 409
+    assert "finished" in answer.json["detail"]
+
+
+def test_workers_are_listed_with_what_their_items_must_be(client: FlaskClient) -> None:
+    anything, enroll = client.get("/api/workers").json["workers"]
+    assert (anything["name"], anything["item_schema"], anything["fields"]) == ("anything", None, [])
+    assert enroll["doc"] == "Enrol a product in the promotion."
+    assert [(f["name"], f["title"], f["required"]) for f in enroll["fields"]] == [
+        ("sku", "sku", True),
+        ("quantity", "Quantity", False),
+        ("note", "note", False),
+    ]
+    assert "Quantity" in enroll["headers"]
+    assert enroll["item_schema"]["required"] == ["sku"]
+
+
+@pytest.mark.parametrize("path", ["", "/events", "/errors", "/log", "/rejected", "/report.csv", "/report.xlsx"])
+def test_a_task_that_is_not_there_is_404_everywhere(client: FlaskClient, path: str) -> None:
+    for task_id in (1, 2**63 - 1, 2**63, 10**30):
+        answer = client.get(f"/api/tasks/{task_id}{path}")
+        assert (answer.status_code, answer.json["code"]) == (404, "not_found"), answer.json
+    for verb in ("pause", "resume", "cancel", "retry"):
+        assert client.post(f"/api/tasks/{10**30}/{verb}").status_code == 404
+
+
+def test_many_can_ask_at_once(app: AsyncTask, client: FlaskClient) -> None:
+    task = app.submit("enroll", [{"sku": "A"}])
+    answers: list[int] = []
+
+    def ask() -> None:
+        mine = client.application.test_client()
+        answers.extend(mine.get(f"/api/tasks/{task.id}").status_code for _ in range(5))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [200] * 40
