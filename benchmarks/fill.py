@@ -9,7 +9,7 @@ from dataclasses import replace
 from asynctask import AsyncTask
 from asynctask.bookkeeping import Turn, stop
 from asynctask.clock import SECOND
-from asynctask.ledger import dispatch, queries
+from asynctask.ledger import dispatch, progress
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.dispatch import Ready
@@ -107,4 +107,4 @@ def _samples(ledger: Ledger) -> None:
     now = ledger.now()
     for ago in range(SAMPLES, 0, -1):
         with ledger.database.write() as connection:
-            queries.sample(connection, now - ago * 5 * SECOND, 5.0)
+            progress.sample(connection, now - ago * 5 * SECOND, 5.0)
