@@ -147,8 +147,9 @@ class Sweep:
         """Goes on with cancels and retries that are turning rows."""
         with self._ledger.database.read() as connection:
             turning = control.turning_tasks(connection)
-        for task_id in turning:
-            self._controls.withdraw(task_id)
+        for task_id, end in turning:
+            if end == "cancel":
+                self._controls.withdraw(task_id)
             self._controls.turn(task_id)
             self._nudge()
 

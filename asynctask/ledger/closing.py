@@ -30,10 +30,11 @@ def candidates(
 
     ``at_most_jobs`` leaves out larger ones: asking their rows takes long enough to be somebody else's work.
     """
-    open_items = sa.func.sum(_n.enqueue + _n.working + _n.stopped)
+    # A Task that was cancelled before its first slice has no counts at all.
+    open_items = sa.func.coalesce(sa.func.sum(_n.enqueue + _n.working + _n.stopped), 0)
     statement = (
         sa.select(_t.id)
-        .join(task_tallies, _n.task_id == _t.id)
+        .outerjoin(task_tallies, _n.task_id == _t.id)
         .where(_t.finished_at.is_(None), _t.closed_at.is_(None), _t.generation_sealed == 1, _t.turning.is_(None))
         .group_by(_t.id)
         .having(open_items == 0)

@@ -161,10 +161,10 @@ def _checked(changes: dict[str, Any]) -> dict[str, Any]:
 # -- Turning rows in slices ---------------------------------------------------------------------------------------------
 
 
-def turning_tasks(connection: Connection) -> list[int]:
-    """Tasks whose rows are still being turned."""
-    statement = sa.select(_t.id).where(_t.finished_at.is_(None), _t.turning.is_not(None)).order_by(_t.id)
-    return [int(i) for (i,) in connection.execute(statement)]
+def turning_tasks(connection: Connection) -> list[tuple[int, str]]:
+    """Tasks whose rows are still being turned, and to what end (``cancel``, ``retry``)."""
+    statement = sa.select(_t.id, _t.turning).where(_t.finished_at.is_(None), _t.turning.is_not(None)).order_by(_t.id)
+    return [(int(i), str(turning)) for i, turning in connection.execute(statement)]
 
 
 def turn_some(ledger: Ledger, task_id: int) -> bool:

@@ -103,8 +103,12 @@ def _compare(
 
 def _repair(connection: Connection, ledger: Ledger, task: dict[str, Any], truth: Delta, flying: int) -> None:
     truth.dispatched, truth.returned = flying, 0
-    connection.execute(task_tallies.delete().where(task_tallies.c.task_id == task["id"]))
+    c = task_tallies.c
+    version = connection.execute(sa.select(sa.func.sum(c.version)).where(c.task_id == task["id"])).scalar()
+    connection.execute(task_tallies.delete().where(c.task_id == task["id"]))
     tallies.move(connection, {(task["id"], 0): truth}, ledger.now())
+    # A version that fell would let a reader keep what it had.
+    connection.execute(task_tallies.update().where(c.task_id == task["id"]).values(version=int(version or 0) + 1))
     connection.execute(tasks.update().where(_t.id == task["id"]).values(created_jobs=truth.jobs, version=_t.version + 1))
     task_rows.log(connection, ledger, task["id"], "counts repaired", None, "doctor")
 
