@@ -129,7 +129,7 @@ class Output:
             return
         cells = [[clean(cell, longest=longest) for cell in row] for row in rows]
         if self.console.is_terminal:
-            table = Table(*headers, box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+            table = Table(*headers, box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
             for row in cells:
                 table.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
             self.console.print(table)

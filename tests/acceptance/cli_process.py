@@ -94,15 +94,16 @@ class Desk:
     @contextmanager
     def started(self, *words: Any) -> Iterator[subprocess.Popen[str]]:
         """A command that stays, with its output in a pipe; told to stop at the end of the block."""
-        process = subprocess.Popen(
-            self.argv(*words),
-            cwd=self.folder,
-            env=self.environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=(self.folder / "stderr.log").open("ab"),
-            text=True,
-        )
+        with (self.folder / "stderr.log").open("ab") as sink:
+            process = subprocess.Popen(
+                self.argv(*words),
+                cwd=self.folder,
+                env=self.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=sink,
+                text=True,
+            )
         assert process.stdout is not None
         try:
             yield process

@@ -146,9 +146,8 @@ def test_a_task_is_steered_without_a_worker_and_without_the_code(desk: Desk) -> 
     assert desk.json("resume", task_id)["state"] == "running"
     assert [each["task_id"] for each in desk.json("tasks", "--state", "running")["tasks"]] == [task_id]
     assert "Renamed" in desk.run("tasks").stdout
-    desk.json("cancel", task_id)
-    ended = desk.json("watch", task_id, code=1)
-    assert (ended["state"], ended["counts"]["cancelled"]) == ("cancelled", 20)
+    cancelled = desk.json("cancel", task_id)
+    assert (cancelled["state"], cancelled["counts"]["cancelled"]) == ("cancelled", 20)
     assert "error:" in desk.run("pause", task_id, code=2).stderr
 
 
@@ -178,8 +177,9 @@ def test_ctrl_c_leaves_the_task_running_and_says_how_to_look_on(desk: Desk) -> N
 
 
 def test_on_a_terminal_a_bar_is_drawn(desk: Desk) -> None:
-    task_id = desk.json("submit", desk.table("products.csv", numbered(3)).name, "--worker", "enrol")["task_id"]
-    desk.json("cancel", task_id)
+    file = desk.table("products.csv", [(f"S-{n}", n * 10) for n in range(1, 4)])
+    with desk.started("worker"):
+        task_id = desk.json("submit", file.name, "--worker", "enrol", "--watch", code=1)["task_id"]
     ours, theirs = pty.openpty()
     environ = {**desk.environ, "TERM": "xterm-256color", "COLUMNS": "100"}
     with subprocess.Popen(
@@ -192,11 +192,12 @@ def test_on_a_terminal_a_bar_is_drawn(desk: Desk) -> None:
                 drawn += chunk
         except OSError:  # what Linux says when the other end is closed
             pass
-        os.close(ours)
+        finally:
+            os.close(ours)
         assert watching.wait(20) == 1
     text = drawn.decode()
     assert "━" in text
-    assert "cancelled 3" in text
+    assert "failed 3" in text
     assert "\x1b[" in text
 
 
