@@ -6,9 +6,8 @@ from apiflask import APIFlask
 
 from asynctask._version import __version__
 from asynctask.app import AsyncTask
-from webapi import health, openapi, pages, problems, reports, security, tasks, workers
+from webapi import health, openapi, pages, problems, reading, reports, security, tasks, workers
 from webapi.current import EXTENSION
-from webapi.reading import request_class
 
 __all__ = ["create_app"]
 
@@ -21,13 +20,7 @@ def create_app(app: AsyncTask) -> APIFlask:
     """
     flask_app = APIFlask("webapi", title="AsyncTask", version=__version__, docs_path=None)
     flask_app.extensions[EXTENSION] = app
-    flask_app.request_class = request_class(app.config)
-    flask_app.config.update(
-        MAX_CONTENT_LENGTH=app.config.max_body_bytes,
-        # Titles and messages of users keep their characters, and keys the order in which the contract gives them.
-        SEND_FILE_MAX_AGE_DEFAULT=3600,
-    )
-    flask_app.json.sort_keys = False  # type: ignore[attr-defined]
+    reading.register(flask_app, app)
     problems.register(flask_app)
     security.register(flask_app)
     openapi.register(flask_app, app)

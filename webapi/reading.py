@@ -5,18 +5,21 @@ from __future__ import annotations
 from io import RawIOBase
 from typing import IO, Any, Final, cast
 
-from flask import Request, request
+from apiflask import APIFlask
+from flask import Request, Response, request
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.formparser import FormDataParser
 from werkzeug.utils import cached_property
 from werkzeug.wsgi import get_input_stream
 
+from asynctask.app import AsyncTask
+from asynctask.clock import Clock
 from asynctask.config import Config
 from asynctask.errors import InputError, TooLarge
 from webapi.problems import MalformedBody
 from webapi.wire import parse_json
 
-__all__ = ["ApiRequest", "UnsupportedMediaType", "current_request", "request_class"]
+__all__ = ["ApiRequest", "UnsupportedMediaType", "current_request", "register"]
 
 JSON: Final = "application/json"
 FORM: Final = "multipart/form-data"
@@ -24,6 +27,10 @@ MAX_FORM_PARTS: Final = 100
 MAX_FIELD_BYTES: Final = 262_144
 FORM_OVERHEAD: Final = 1_048_576
 """What a form may hold beside its file, in bytes."""
+
+
+DISCARD_BYTES: Final = 67_108_864
+DISCARD_S: Final = 10.0
 
 
 class UnsupportedMediaType(InputError):
@@ -34,7 +41,7 @@ class UnsupportedMediaType(InputError):
 
 
 class ApiRequest(Request):
-    """A request that keeps the configuration's limits. Made per application by :func:`request_class`."""
+    """A request that keeps the configuration's limits. Made per application by :func:`register`."""
 
     limits: Config
     max_form_memory_size = MAX_FIELD_BYTES
@@ -71,6 +78,17 @@ class ApiRequest(Request):
             raise MalformedBody(
                 f"the form cannot be read to its end: {error}; was it cut off? Send it again, with its closing boundary"
             ) from None
+
+    def discard(self, clock: Clock) -> None:
+        """Reads what is left of the body, within limits: a client that still sends would not get to read the answer."""
+        if "wsgi.input_terminated" not in self.environ:  # such a stream may have no end
+            return
+        stream, left, until = self.environ["wsgi.input"], DISCARD_BYTES, clock.monotonic() + DISCARD_S
+        try:
+            while left > 0 and clock.monotonic() < until and (chunk := stream.read(65_536)):
+                left -= len(chunk)
+        except Exception:  # the connection broke, and each server has other errors for that
+            return
 
     def require(self, *accepted: str) -> None:
         """Raises :class:`UnsupportedMediaType` where the body is none of the ``accepted`` types."""
@@ -113,9 +131,22 @@ class ApiRequest(Request):
         super().close()
 
 
-def request_class(config: Config) -> type[ApiRequest]:
+def _request_class(config: Config) -> type[ApiRequest]:
     """The request class of one application: its limits travel with it, so that several can live in one process."""
     return cast(type[ApiRequest], type("ConfiguredRequest", (ApiRequest,), {"limits": config}))
+
+
+def register(flask_app: APIFlask, app: AsyncTask) -> None:
+    """Requests of ``flask_app`` keep the limits of ``app``; errors are answered when the whole request has been read."""
+    flask_app.request_class = _request_class(app.config)
+    flask_app.config["MAX_CONTENT_LENGTH"] = app.config.max_body_bytes
+
+    def read_on(response: Response) -> Response:
+        if response.status_code >= 400:
+            current_request().discard(app.clock)
+        return response
+
+    flask_app.after_request(read_on)
 
 
 def current_request() -> ApiRequest:

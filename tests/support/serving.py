@@ -1,0 +1,110 @@
+"""Real processes of the application in shop.py, started by the command line and never left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 60.0
+
+
+class Shop:
+    """A folder with a ledger, and the processes that work on it."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.folder = folder
+        self.gate = folder / "gate"
+        self.gate.write_text("0")
+        self.environ = {
+            **{k: v for k, v in os.environ.items() if not k.startswith("ASYNCTASK_")},
+            "ASYNCTASK_DATABASE_URL": f"sqlite:///{folder / 'ledger.db'}",
+            "ASYNCTASK_DATA_DIR": str(folder / "data"),
+            "GATE": str(self.gate),
+            **{f"ASYNCTASK_{name.upper()}": str(value) for name, value in settings.items()},
+        }
+
+    def open_gate(self, upto: int) -> None:
+        """Lets the jobs of ``gated`` go whose quantity is at most ``upto``."""
+        new = self.gate.with_suffix(".new")
+        new.write_text(str(upto))
+        new.replace(self.gate)
+
+    @contextmanager
+    def running(self, *command: str) -> Iterator[tuple[subprocess.Popen[bytes], dict[str, Any]]]:
+        """One of the commands that stay, with the first document that it printed; killed at the end if still there."""
+        argv = [sys.executable, "-m", "asynctask", "-A", str(ROOT / "tests/support/shop.py") + ":app", *command, "--json"]
+        with (self.folder / f"{command[0]}.log").open("ab") as log:
+            process = subprocess.Popen(
+                argv, cwd=self.folder, env=self.environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        assert process.stdout is not None
+        try:
+            yield process, _document(process.stdout, self.folder / f"{command[0]}.log")
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            process.stdout.close()
+
+    def web(self, port: int = 0) -> Any:
+        """``asynctask web``; what it printed has its ``url``."""
+        return self.running("web", "--host", "127.0.0.1", "--port", str(port))
+
+    def worker(self) -> Any:
+        """``asynctask worker`` with two threads."""
+        return self.running("worker", "-c", "2", "-t", "5")
+
+
+def _document(stream: IO[bytes], log: Path) -> dict[str, Any]:
+    """The first JSON document on a stream, that may go over several lines."""
+    text = b""
+    while line := stream.readline():
+        text += line
+        if line.rstrip() == b"}" or text.lstrip()[:1] != b"{":
+            return dict(json.loads(text))
+    raise AssertionError(log.read_text())
+
+
+def until(fact: Callable[[], Any], what: str) -> Any:
+    """Waits until ``fact()`` is true and returns it; fails with ``what`` was awaited after a minute."""
+    pause = threading.Event()
+    for _ in range(int(PATIENCE_S / 0.05)):
+        if found := fact():
+            return found
+        pause.wait(0.05)
+    raise AssertionError(f"waited {PATIENCE_S:g} s in vain: {what}")
+
+
+def get(url: str) -> Any:
+    """JSON of ``url``."""
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
+        return json.load(answer)
+
+
+def answers(url: str) -> bool:
+    """Whether ``url`` answers with success."""
+    try:
+        get(url)
+    except (OSError, urllib.error.URLError):
+        return False
+    return True
+
+
+def children(pid: int) -> list[int]:
+    """The process ids of the children of a process."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
