@@ -25,15 +25,15 @@ check: .venv/.dev ## Run every check that is not a test of behaviour: format, li
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/unit/test_docs.py
 
-bench: .venv/.dev ## Run every benchmark with a small number, to see that it works
-	$(BIN)/python -m benchmarks.tracked -n 1000
-	$(BIN)/python -m benchmarks.submit -n 1000
-	$(BIN)/python -m benchmarks.poll -n 1000
+bench: .venv/.dev ## Run every benchmark with a small number: a quick look
+	$(BIN)/python -m benchmarks.tracked -n 10000
+	$(BIN)/python -m benchmarks.submit -n 50000
+	$(BIN)/python -m benchmarks.poll -n 20000
 
 bench-full: .venv/.dev ## Run every benchmark with the number that its figures are given for
-	$(BIN)/python -m benchmarks.tracked -n 50000
-	$(BIN)/python -m benchmarks.submit -n 100000
-	$(BIN)/python -m benchmarks.poll -n 100000
+	$(BIN)/python -m benchmarks.tracked -n 100000
+	$(BIN)/python -m benchmarks.submit -n 300000
+	$(BIN)/python -m benchmarks.poll -n 1000000
 
 clean: ## Remove the virtual environment, caches, builds and the demo's data
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build demo-data

@@ -130,6 +130,17 @@ def test_bad_input_ends_with_2_and_says_what_is_wrong(desk: Desk) -> None:
                                   code=2).stderr.replace("MAX_ROWS", "max_rows")  # fmt: skip
 
 
+def test_the_example_of_the_readme_does_what_it_says(desk: Desk) -> None:
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+    (desk.folder / "shop.py").write_text(readme.partition("```python\n# shop.py\n")[2].partition("```")[0])
+    (desk.folder / "products.csv").write_text("sku,seller\nS-1,Nordwind\nS-2,Bargain Basement\n")
+    with desk.started("-A", "shop:app", "worker"):
+        words = ("-A", "shop:app", "submit", "products.csv", "--worker", "enroll_product", "--watch")
+        counts = desk.json(*words, code=1)["counts"]
+    assert (counts["finish"], counts["failed"]) == (1, 1)
+    assert "1 rows" in desk.run("-A", "shop:app", "report", 1, "-o", "failed.xlsx").stdout
+
+
 # --- steering ---
 
 

@@ -81,6 +81,22 @@ def test_every_link_of_a_page_leads_somewhere(page: str) -> None:
             assert (ROOT / page).parent.joinpath(link).exists(), f"{page} links to {link}, which is not there"
 
 
+@pytest.mark.parametrize("page", ["README.md"])
+def test_every_python_example_is_python(page: str) -> None:
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
+        compile(block, page, "exec")
+
+
+def test_the_commands_of_the_readme_are_there() -> None:
+    text = (ROOT / "README.md").read_text()
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"\bmake ([a-z-]+)", text):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"the README names make {target}"
+    known = {name for name, _ in commands(build())}
+    for command in re.findall(r"^    asynctask (?:-A \S+ )?(\w+)", text, re.MULTILINE):
+        assert command in known, f"the README names asynctask {command}"
+
+
 def test_the_constraints_name_versions_and_no_addresses() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[A-Za-z0-9.]+", line) for line in lines if not line.startswith("#"))
