@@ -1,0 +1,107 @@
+"""The map of the running system stays true: each name, file and thread in docs/internals.md exists, and none is missing."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asynctask.ledger.models import metadata
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs/internals.md").read_text()
+DECISIONS = sorted((ROOT / "docs/decisions").glob("*.md"))
+
+_DOTTED = re.compile(r"[a-z_]+(?:\.[A-Za-z_]+)+")
+_FILE = re.compile(r"[\w/.-]+\.(?:py|md|toml)")
+
+
+def quoted(text: str) -> list[str]:
+    """What stands between backticks, outside blocks of code."""
+    return re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+
+
+def in_blocks(text: str) -> list[str]:
+    """Dotted names inside blocks of code."""
+    return [name for block in re.findall(r"```(.*?)```", text, re.DOTALL) for name in _DOTTED.findall(block)]
+
+
+def resolve(name: str) -> Any:
+    """The object that a dotted name means; raises LookupError where there is none."""
+    full = name if name.startswith("webapi.") else f"asynctask.{name}"
+    parts = full.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[cut:]:
+            if not hasattr(found, part):
+                raise LookupError(f"{'.'.join(parts[:cut])} has no {'.'.join(parts[cut:])}")
+            found = getattr(found, part)
+        return found
+    raise LookupError(f"there is no module {full}")
+
+
+def is_column(name: str) -> bool:
+    table, _, column = name.partition(".")
+    return table in metadata.tables and column in metadata.tables[table].columns
+
+
+NAMES = sorted(
+    {name for name in quoted(PAGE) if _DOTTED.fullmatch(name) and not _FILE.fullmatch(name)} | set(in_blocks(PAGE))
+)
+PAGES = (ROOT / "docs/internals.md", *DECISIONS)
+FILES = sorted({(page.name, name) for page in PAGES for name in quoted(page.read_text()) if _FILE.fullmatch(name)})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_in_the_map_exists(name: str) -> None:
+    if not is_column(name):
+        resolve(name)
+
+
+@pytest.mark.parametrize(("page", "name"), FILES)
+def test_every_file_that_is_named_exists(page: str, name: str) -> None:
+    assert (ROOT / name).is_file(), f"{page} names {name}, which is not there"
+
+
+def test_the_map_names_enough_to_be_worth_a_test_and_a_wrong_name_would_be_found() -> None:
+    assert len(NAMES) > 60
+    for wrong in ("bulk.dispatcher.Dispatcher.walk", "ledger.nothing", "webapi.tasks.made"):
+        with pytest.raises(LookupError):
+            resolve(wrong)
+
+
+def threads() -> set[str]:
+    """The name of every thread that the sources start; of an f-string the part before its first value."""
+    found = set()
+    for path in (path for package in ("asynctask", "webapi") for path in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("threading.Thread", "Thread"):
+                name = next((word.value for word in node.keywords if word.arg == "name"), None)
+                assert name is not None, f"{path.name}:{node.lineno} starts a thread without a name"
+                first = name.values[0] if isinstance(name, ast.JoinedStr) else name
+                assert isinstance(first, ast.Constant)
+                found.add(str(first.value))
+    return found
+
+
+def test_the_table_of_threads_is_the_threads_that_there_are() -> None:
+    table = PAGE.partition("| thread | in |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `([a-z-]+)`", table, re.MULTILINE)) == threads()
+
+
+@pytest.mark.parametrize("number", range(1, len(DECISIONS) + 1))
+def test_decisions_are_numbered_without_a_gap_and_tell_the_four_things(number: int) -> None:
+    path = DECISIONS[number - 1]
+    text = path.read_text()
+    assert path.name.startswith(f"{number:04d}-")
+    assert text.startswith(f"# {number}. ")
+    for part in ("Context.", "Choice.", "Price.", "How we would notice that it was wrong."):
+        assert f"\n**{part}**" in text, f"{path.name} does not tell its {part}"
+    assert f"(decisions/{path.name})" in PAGE, f"docs/internals.md does not link {path.name}"
