@@ -133,7 +133,11 @@ def settings(config: Config, origins: Mapping[str, str]) -> list[Setting]:
     """Every field with its value, origin, help and environment variable."""
     return [
         Setting(
-            f.name, getattr(config, f.name), origins.get(f.name, "default"), f.metadata["help"], ENV_PREFIX + f.name.upper()
+            f.name,
+            getattr(config, f.name),
+            origins.get(f.name, "default"),
+            f.metadata["help"],
+            ENV_PREFIX + f.name.upper(),
         )
         for f in fields(config)
     ]
@@ -161,7 +165,9 @@ def _check(name: str, value: Any, low: float | None, high: float | None) -> None
     if not ok:
         raise ConfigError(f"{name} must be {kind.__name__}, not {value!r}")
     if (low is not None and value < low) or (high is not None and value > high):
-        raise ConfigError(f"{name} must be between {low or 0:g} and {'any' if high is None else f'{high:g}'}, not {value!r}")
+        raise ConfigError(
+            f"{name} must be between {low or 0:g} and {'any' if high is None else f'{high:g}'}, not {value!r}"
+        )
 
 
 def _same_database(broker_url: str, database_url: str) -> bool:

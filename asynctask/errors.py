@@ -34,7 +34,7 @@ class AsyncTaskError(Exception):
     code = "error"
 
 
-class NormalException(AsyncTaskError):  # noqa: N818 - the name is the public contract
+class NormalException(AsyncTaskError):
     """The business said no: the item is ``failed``, never retried, and the job is over.
 
     Arguments: the message that people will read, and optionally a stable ``code`` for grouping.
