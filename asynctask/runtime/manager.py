@@ -23,6 +23,7 @@ from asynctask.middleware.task_event import TICKET
 from asynctask.middleware.tracker import Arrival, Ticket, Tracker
 from asynctask.runtime.interrupt import interrupt_thread
 from asynctask.runtime.performer import Assignment, Performer
+from asynctask.runtime.rate import Rate
 from asynctask.worker import Worker
 
 __all__ = ["Manager", "QueueOrder"]
@@ -83,7 +84,7 @@ class Manager:
         self._quiet = threading.Event()
         self._ended = threading.Event()
         self._log = structlog.get_logger("asynctask.manager")
-        self._rate = _Rate(clock)
+        self._rate = Rate(clock)
         self.performer: Performer | None = None
 
     # -- life
@@ -229,34 +230,48 @@ class Manager:
         return wanted - ready if ready <= wanted // 2 else 0
 
     def _begin(self, copies: Sequence[Copy]) -> None:
-        assignments = [each for each in (self._assign(copy) for copy in copies) if each is not None]
-        tracked = [each for each in assignments if self._is_tracked(each)]
-        tickets = self._begin_tracked(tracked, copies)
-        for each, ticket in zip(tracked, tickets, strict=True):
-            self._bind(each, ticket)
+        """Asks the ledger about a fetched batch and hands it to the processors. Raises :class:`Unavailable`."""
+        try:
+            assignments = self._bound(copies)
+        except Unavailable:
+            self._never_arrived(copies)
+            raise
+        except Exception:
+            self._log.exception("batch_not_begun", count=len(copies))
+            if len(copies) > 1:
+                self._begin_singly(copies)
+            return
         for each in assignments:
             if each.ticket is not None and each.ticket.verdict is not Begin.RUN:
                 self._release(each)
             else:
                 self._buffer.put(each)
 
-    def _begin_tracked(self, tracked: Sequence[Assignment], copies: Sequence[Copy]) -> list[Ticket]:
-        if not tracked:
-            return []
-        try:
-            return self._tracker.begin(
-                [
-                    Arrival(
-                        each.copy.jid, each.copy.attempt, str(each.payload["class"]), each.copy.queue, each.payload["args"]
-                    )
-                    for each in tracked
-                ]
-            )
-        except Unavailable:
-            # Nothing of this batch may begin: it counts as never arrived, and goes back as soon as the broker answers.
-            with self._lock:
-                self._held.difference_update(copy.handle for copy in copies)
-            raise
+    def _begin_singly(self, copies: Sequence[Copy]) -> None:
+        """One job that cannot be asked about must not keep its neighbours; it stays in this process's list."""
+        for position, copy in enumerate(copies, 1):
+            try:
+                self._begin([copy])
+            except Unavailable:
+                self._never_arrived(copies[position:])
+                raise
+
+    def _never_arrived(self, copies: Sequence[Copy]) -> None:
+        """Nothing of these may begin: they go back as soon as the broker answers."""
+        with self._lock:
+            self._held.difference_update(copy.handle for copy in copies)
+
+    def _bound(self, copies: Sequence[Copy]) -> list[Assignment]:
+        assignments = [each for each in (self._assign(copy) for copy in copies) if each is not None]
+        tracked = [each for each in assignments if self._is_tracked(each)]
+        arrivals = [
+            Arrival(each.copy.jid, each.copy.attempt, str(each.payload["class"]), each.copy.queue, each.payload["args"])
+            for each in tracked
+        ]
+        tickets = self._tracker.begin(arrivals) if arrivals else []
+        for each, ticket in zip(tracked, tickets, strict=True):
+            self._bind(each, ticket)
+        return assignments
 
     def _is_tracked(self, assignment: Assignment) -> bool:
         if assignment.copy.attempt > 0:
@@ -392,23 +407,3 @@ class Manager:
     def _assignments(self) -> list[Assignment]:
         with self._lock:
             return [a for a in self._running.values() if not a.abandoned]
-
-
-class _Rate:
-    """Jobs finished in a second, smoothed; looked at no more often than every 50 ms."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._at = clock.monotonic()
-        self._count = 0
-        self.per_second = 0.0
-
-    def update(self, count: int) -> float:
-        now = self._clock.monotonic()
-        passed = now - self._at
-        if passed >= 0.05:
-            fresh = (count - self._count) / passed
-            # Up at once, down slowly: a short pause must not make the next fetch a single job.
-            self.per_second = fresh if fresh > self.per_second else self.per_second * 0.7 + fresh * 0.3
-            self._at, self._count = now, count
-        return self.per_second

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,10 @@ from asynctask.runtime.retry import Decision, Follow, decide, retries_of
 from asynctask.worker import Worker
 
 __all__ = ["Assignment", "Hooks", "Performer", "WorkerMissing"]
+
+
+MAX_STACK = 20_000
+"""Characters logged of the stack of a job that raised; the end of it, where the error is."""
 
 
 class WorkerMissing(AsyncTaskError):
@@ -168,7 +173,8 @@ class Performer:
         if decision.follow is Follow.RETRY:
             self._log.info("job_raised", error=f"{type(error).__name__}: {error}"[:500], **context)
         else:
-            self._log.warning("job_raised", exc_info=error, **context)
+            # As text of our own: what a console makes of an exception may cost more than the job, and show its arguments.
+            self._log.warning("job_raised", stack=_stack(error), **context)
         self._hooks.error(error, context)
 
     def _settle(self, assignment: Assignment, ticket: Ticket, error: BaseException, decision: Decision) -> None:
@@ -233,6 +239,10 @@ class Performer:
             self._hooks.done(assignment)
             return
         self._tracker.release(ticket, then=lambda won: self._hooks.done(assignment))
+
+
+def _stack(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))[-MAX_STACK:].rstrip()
 
 
 def _after_failure(payload: Mapping[str, Any], error: BaseException, now: int) -> dict[str, Any]:
