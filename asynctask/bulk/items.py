@@ -24,10 +24,10 @@ _TAKES_BLANK: Final = (None, coercer_for(str, sheet=False))
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A row that became an item: ``item`` is JSON-ready, by field name."""
+    """A row that became an item: ``item`` is JSON-ready; of a model, a dict by field name."""
 
     row: int
-    item: dict[str, Any]
+    item: Any
 
 
 @dataclass(frozen=True, slots=True)

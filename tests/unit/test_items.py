@@ -245,10 +245,15 @@ class TestRefused:
 
     @pytest.mark.parametrize("value", [None, 1, "x", [1], True])
     def test_what_is_no_object_is_refused(self, value: Any) -> None:
-        for shape in (SHAPE, ItemShape(None)):
-            outcome = refused(RawRow(1, value), None, shape)
-            assert [problem.code for problem in outcome.problems] == ["not_an_object"]
-            assert outcome.values == {"value": value}
+        outcome = refused(RawRow(1, value), None, SHAPE)
+        assert [problem.code for problem in outcome.problems] == ["not_an_object"]
+        assert outcome.values == {"value": value}
+
+    @pytest.mark.parametrize("value", [None, 1, "x", [1], True])
+    def test_a_worker_without_a_model_takes_any_json_value(self, value: Any) -> None:
+        outcome = ItemShape(None).validate(RawRow(1, value), None)
+        assert isinstance(outcome, Accepted)
+        assert outcome.item == value
 
     def test_problems_that_the_reader_found_refuse_the_row(self) -> None:
         problem = Problem(2, None, "too_many_cells", "x")
