@@ -39,6 +39,7 @@ __all__ = [
     "difference",
     "explicit_retry",
     "give_back",
+    "held_elsewhere",
     "in_flight",
     "may_close",
     "may_dispatch",
@@ -51,6 +52,7 @@ __all__ = [
     "room",
     "start",
     "stop",
+    "take_over",
     "target",
     "working",
 ]
@@ -275,6 +277,20 @@ def begin(row: Row, attempt: int | None, state: str | None) -> Begin:
 def working(row: Row, process: str, reason: Reason = Reason.STARTED) -> Turn:
     """The job began and outlasts a flush (or is watched closely because a process died under it)."""
     return _turn(row, Status.WORKING, reason, process=process)
+
+
+def take_over(row: Row, process: str) -> Turn:
+    """An engine that carries no fence of ours gave a running job to another process: the row is that one's now."""
+    return Turn(row, row._replace(process=process), Reason.STARTED)
+
+
+def held_elsewhere(turn: Turn) -> Turn:
+    """The same turn for a job whose copies another engine keeps: its next attempt waits in that engine's own queue.
+
+    So the row stays in flight instead of waiting in the ledger: whoever dispatched it would push it to a broker that is
+    not its own.
+    """
+    return turn._replace(after=turn.after._replace(due_at=None))
 
 
 def outcome(row: Row, status: Status, reason: Reason, *, retry_at: int | None = None, now: int = 0) -> Turn:

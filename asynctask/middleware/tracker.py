@@ -99,11 +99,17 @@ class Ticket:
 
 
 class Tracker:
-    """Records the life of jobs in the ledger, for any engine."""
+    """Records the life of jobs in the ledger, for any engine.
 
-    def __init__(self, ledger: Ledger, recorder: Recorder) -> None:
+    ``elsewhere``: the engine keeps, delivers and retries its jobs by itself, and they carry no fence (``attempt`` of every
+    :class:`Arrival` is None). Then the outcome of a copy counts as long as the Event is open, the engine's word alone says
+    whether another attempt follows, and nothing of it ever waits in the ledger for our dispatcher.
+    """
+
+    def __init__(self, ledger: Ledger, recorder: Recorder, *, elsewhere: bool = False) -> None:
         self._ledger = ledger
         self._recorder = recorder
+        self._elsewhere = elsewhere
         self._running: dict[int, tuple[float, Ticket]] = {}
         self._lock = threading.Lock()
 
@@ -120,6 +126,11 @@ class Tracker:
             self.enqueue(missing)
             records |= self._read([arrival.job_id for arrival in missing])
         return [self._ticket(arrival, records[arrival.job_id]) for arrival in arrivals]
+
+    def known(self, job_id: str) -> Ticket | None:
+        """The ticket of a job that carries no fence; None where it has no Event. Raises LedgerUnavailable."""
+        record = self._read([job_id]).get(job_id)
+        return None if record is None else self._ticket(Arrival(job_id, None, record.worker_name, record.queue), record)
 
     def _read(self, job_ids: Sequence[str]) -> dict[str, EventRecord]:
         with self._ledger.database.read() as connection:
@@ -156,7 +167,8 @@ class Tracker:
         limit = self._ledger.clock.monotonic() - older_than_s
         with self._lock:
             long = [t for begun, t in self._running.values() if begun <= limit and not t.said and t.status is None]
-        self._recorder.put([self._working(ticket) for ticket in long])
+            # Under the lock: what is settled meanwhile must stand behind this, for not every engine's jobs have a fence.
+            self._recorder.put([self._working(ticket) for ticket in long])
 
     def running(self) -> list[Ticket]:
         """Tickets that were started and not settled."""
@@ -172,8 +184,9 @@ class Tracker:
                 done()
 
         return Outcome(
-            ticket.event_id, ticket.attempt, Status.WORKING, Reason.STARTED, notes, started_at=ticket.started_at, then=then
-        )
+            ticket.event_id, ticket.attempt, Status.WORKING, Reason.STARTED, notes, started_at=ticket.started_at, then=then,
+            elsewhere=self._elsewhere,
+        )  # fmt: skip
 
     # -- 4. settle
 
@@ -207,7 +220,9 @@ class Tracker:
         cancelled = ticket.verdict is Begin.CANCEL
         status, reason = (Status.CANCELLED, Reason.CANCELLED) if cancelled else (Status.ENQUEUE, Reason.GIVEN_BACK)
         notes = [Note("cancelled", self._ledger.catalogue("cancelled"))] if cancelled else []
-        self._recorder.put([Outcome(ticket.event_id, ticket.attempt, status, reason, notes, then=then)])
+        self._recorder.put(
+            [Outcome(ticket.event_id, ticket.attempt, status, reason, notes, then=then, elsewhere=self._elsewhere)]
+        )
 
     def _outcome(
         self, ticket: Ticket, retry_at: int | None, discarded: str | None, then: Callable[[bool], None] | None
@@ -217,11 +232,15 @@ class Tracker:
             ticket.failure = Failure("discarded", self._ledger.catalogue("discarded", discarded))
         elif ticket.status is None:  # nobody between the engine and the job said what came of it
             ticket.status, ticket.reason = Status.FINISH, Reason.RETURNED
+        elif self._elsewhere and ticket.reason is Reason.INTERRUPTED and retry_at is None:
+            # Our own runtime runs what it interrupted again, always; another engine may have given it up with that.
+            ticket.reason, ticket.exited = Reason.RAISED, True
+            ticket.failure = Failure("interrupted", self._ledger.catalogue("interrupted"))
         notes = self._opening(ticket) if ticket.started_at is not None else []
         notes += self._closing(ticket, retry_at)
         return Outcome(
             ticket.event_id, ticket.attempt, ticket.status, ticket.reason, notes, retry_at, ticket.failure, ticket.result,
-            ticket.started_at, then,
+            ticket.started_at, then, self._elsewhere,
         )  # fmt: skip
 
     def _opening(self, ticket: Ticket) -> list[Note]:

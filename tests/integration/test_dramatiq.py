@@ -1,0 +1,233 @@
+"""Dramatiq with the tracker attached: its own worker command, its own Redis broker, kills included."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dramatiq
+import pytest
+from support.dramatiq_app import build, redis_broker
+from support.servers import RedisServer
+from support.world import World
+
+from asynctask.errors import NotFound
+from asynctask.testing.waits import wait_for
+
+pytestmark = pytest.mark.needs_redis
+
+
+class Dramatiq:
+    """The sending side in this process, and worker processes started by Dramatiq's own command."""
+
+    def __init__(self, world: World, server: RedisServer) -> None:
+        self.world, self._server = world, server
+        self.namespace = f"test-{world.folder.name}"
+        self.broker = redis_broker(server.url, self.namespace)
+        self.app = build(self.broker, world.folder)
+        self.app.ensure_schema()
+        world.watch()
+
+    def worker(self, *, threads: int = 2) -> subprocess.Popen[bytes]:
+        """``dramatiq -p 1 -t threads``."""
+        return self.world.spawn(
+            "-m", "dramatiq", "support.dramatiq_main:broker", "-p", "1", "-t", str(threads),
+            TEST_REDIS=self._server.url, TEST_NAMESPACE=self.namespace,
+        )  # fmt: skip
+
+    def send(self, actor: str, *args: Any, **options: Any) -> dramatiq.Message[Any]:
+        return self.broker.get_actor(actor).send_with_options(args=args, **options)
+
+    def event(self, message: dramatiq.Message[Any]) -> dict[str, Any]:
+        return self.app.event(message.message_id)
+
+    def ended(self, message: dramatiq.Message[Any], timeout: float = 60) -> dict[str, Any]:
+        """The Event once it is terminal."""
+        over = ("finish", "failed", "error", "cancelled")
+        wait_for(
+            lambda: self.event(message)["status"] in over,
+            f"{message} ends; workers said: {self.world.said()[-3000:]}",
+            timeout,
+        )
+        return self.event(message)
+
+    def empty(self, queue: str = "default") -> None:
+        """Waits until Dramatiq holds nothing of the queue, waiting, delayed or unacknowledged."""
+        wait_for(lambda: self.broker.do_qsize(queue) == 0, "everything is acknowledged", 60)
+
+    def dead_letters(self, queue: str = "default") -> int:
+        return int(self.broker.client.zcard(f"{self.namespace}:{queue}.XQ"))
+
+    def performers(self) -> list[int]:
+        """The pids of worker processes: those that the ledger knows."""
+        return [p["pid"] for p in self.app.processes() if p["kind"] == "dramatiq"]
+
+    def recorded(self, message: dramatiq.Message[Any]) -> int:
+        """How often its Event became terminal."""
+        return int(
+            self.world.one(
+                "SELECT COUNT(*) FROM seen_status s JOIN events e ON e.id = s.event_id WHERE e.job_id = ?"
+                " AND s.after IN ('finish', 'failed', 'error', 'cancelled')",
+                message.message_id,
+            )
+        )
+
+    def close(self) -> None:
+        self.app.close()
+        self.broker.client.close()
+        self.broker.client.connection_pool.disconnect()
+
+
+@pytest.fixture
+def engine(world: World, redis_server: RedisServer) -> Iterator[Dramatiq]:
+    found = Dramatiq(world, redis_server)
+    yield found
+    found.close()
+
+
+def said(event: dict[str, Any]) -> list[tuple[str, str, int]]:
+    return [(m["status"], m["message"], m["attempt"]) for m in event["messages"]]
+
+
+def test_a_message_has_its_event_before_any_worker_runs_and_its_whole_life_afterwards(engine: Dramatiq) -> None:
+    message = engine.send("enroll", "A-1", kwargs={"quantity": 3})
+    waiting = engine.event(message)
+    assert (waiting["status"], waiting["params"], waiting["task_id"]) == (
+        "enqueue",
+        {"args": ["A-1"], "kwargs": {"quantity": 3}},
+        None,
+    )
+    engine.worker()
+    event = engine.ended(message)
+    assert (event["status"], event["result"], event["attempt"]) == ("finish", {"enrolled": "A-1"}, 1)
+    assert said(event) == [("working", "In progress", 1), ("working", "3 of A-1 in stock", 1), ("finish", "Done", 1)]
+    assert event["started_at"] <= event["finished_at"]
+    engine.empty()
+
+
+@pytest.mark.parametrize(("kind", "text"), [("normal", "seller is not qualified"), ("own", "sold out")])
+def test_a_refusal_is_failed_and_dramatiq_neither_retries_nor_buries_it(engine: Dramatiq, kind: str, text: str) -> None:
+    message = engine.send("refuse", kind)
+    engine.worker()
+    event = engine.ended(message)
+    assert (event["status"], said(event)[-1][1]) == ("failed", f"Failed: {text}")
+    engine.empty()
+    assert engine.dead_letters() == 0
+    assert len(engine.world.shop.lines()) == 1
+
+
+def test_an_error_says_that_it_waits_for_its_retry_and_the_retry_finishes_it(engine: Dramatiq) -> None:
+    message = engine.send("shaky", 1)
+    engine.worker()
+    event = engine.ended(message)
+    assert (event["status"], event["result"], event["attempt"], event["retries"]) == ("finish", "through", 2, 1)
+    assert said(event) == [
+        ("working", "In progress", 1), ("error", "Error: ValueError: not yet, at 1", 1),
+        ("enqueue", "Waiting for retry", 1), ("working", "In progress", 2), ("finish", "Done", 2),
+    ]  # fmt: skip
+    engine.empty()
+    assert engine.recorded(message) == 1
+
+
+def test_an_error_with_its_retries_used_up_is_an_error(engine: Dramatiq) -> None:
+    message = engine.send("shaky", 9)
+    engine.worker()
+    event = engine.ended(message)
+    assert (event["status"], event["attempt"], event["retries"]) == ("error", 3, 2)
+    assert [m[0] for m in said(event)] == ["working", "error", "enqueue", "working", "error", "enqueue", "working", "error"]
+    engine.empty()
+    assert engine.dead_letters() == 1
+
+
+def test_the_second_copy_of_a_message_is_skipped_and_its_outcome_recorded_once(engine: Dramatiq) -> None:
+    message = engine.send("enroll", "A-1")
+    engine.broker.enqueue(message)
+    engine.worker(threads=4)
+    assert engine.ended(message)["status"] == "finish"
+    engine.empty()
+    assert engine.world.shop.lines() == [["did", "A-1", "1"]]
+    assert engine.recorded(message) == 1
+
+
+def test_a_message_over_its_time_limit_ends_as_timed_out(engine: Dramatiq) -> None:
+    message = engine.send("slow")
+    engine.worker()
+    event = engine.ended(message)
+    assert (event["status"], event["problem"], said(event)[-1][1]) == ("error", "timeout", "Timed out")
+
+
+def test_a_delayed_message_waits_with_its_event_and_is_performed_when_it_is_due(engine: Dramatiq) -> None:
+    message = engine.send("enroll", "A-1", delay=300)
+    assert engine.event(message)["status"] == "enqueue"
+    engine.worker()
+    assert engine.ended(message)["status"] == "finish"
+    engine.empty()
+
+
+def test_current_job_works_in_an_async_actor(engine: Dramatiq) -> None:
+    message = engine.send("later", 7)
+    engine.worker()
+    event = engine.ended(message)
+    assert (event["result"], said(event)[1][1]) == (7, "from the event loop")
+
+
+def test_an_actor_that_opted_out_leaves_no_event(engine: Dramatiq) -> None:
+    message = engine.send("unseen", 1)
+    engine.worker()
+    wait_for(lambda: engine.world.shop.lines() == [["unseen", "1"]], "it is performed")
+    engine.empty()
+    with pytest.raises(NotFound):
+        engine.event(message)
+
+
+def test_a_worker_killed_in_mid_job_is_noticed_and_the_message_delivered_again_is_finished(engine: Dramatiq) -> None:
+    message = engine.send("gated", 1)
+    first = engine.worker()
+    wait_for(lambda: engine.event(message)["status"] == "working", "the job is seen to run")
+    (pid,) = engine.performers()
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: first.poll() is not None, "Dramatiq gives up when its worker died")
+    engine.worker()
+    wait_for(lambda: ["began", "1", "2"] in engine.world.shop.lines(), "the second attempt begins", 60)
+    engine.world.open_gate()
+    event = engine.ended(message)
+    assert (event["status"], event["attempt"], event["result"]) == ("finish", 2, 1)
+    assert said(event) == [
+        ("working", "In progress", 1), ("error", "Worker lost", 1), ("enqueue", "Waiting for retry", 1),
+        ("working", "In progress", 2), ("finish", "Done", 2),
+    ]  # fmt: skip
+    engine.empty()
+    assert engine.recorded(message) == 1
+    assert engine.world.one("SELECT COUNT(*) FROM jobs") == 0, "a message of Dramatiq's went into our own broker"
+
+
+def test_a_worker_told_to_stop_interrupts_its_job_and_the_next_one_finishes_it(engine: Dramatiq) -> None:
+    message = engine.send("gated", 1)
+    first = engine.worker()
+    wait_for(lambda: engine.event(message)["status"] == "working", "the job is seen to run")
+    first.send_signal(signal.SIGTERM)
+    wait_for(lambda: first.poll() is not None, "the worker ends")
+    event = engine.event(message)
+    assert (event["status"], event["attempt"]) == ("enqueue", 2)
+    assert said(event)[-2:] == [("error", "Interrupted", 1), ("enqueue", "Waiting for retry", 1)]
+    assert engine.performers() == [], "it signed off"
+    engine.world.open_gate()
+    engine.worker()
+    assert engine.ended(message)["status"] == "finish"
+
+
+def test_nothing_is_acknowledged_before_its_outcome_is_committed(engine: Dramatiq, tmp_path: Path) -> None:
+    """The ledger is locked while the job ends: Dramatiq must still hold the message, and both end when it is free."""
+    message = engine.send("gated", 1)
+    engine.worker()
+    wait_for(lambda: engine.event(message)["status"] == "working", "the job is seen to run")
+    with engine.app.ledger.database.write():
+        engine.world.open_gate()
+        wait_for(lambda: ["did", "1", "1"] in engine.world.shop.lines(), "the job ends")
+        assert engine.broker.do_qsize("default") > 0
+    assert engine.ended(message)["status"] == "finish"
+    engine.empty()

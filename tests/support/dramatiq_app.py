@@ -1,0 +1,84 @@
+"""An application attached to a Dramatiq broker, and the actors that the tests need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import dramatiq
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.middleware import AsyncIO, TimeLimit
+from support.world import Shop, settings
+
+from asynctask import AsyncTask, NormalException, current_job
+from asynctask.integrations.dramatiq import attach
+from asynctask.testing.waits import wait_for
+
+
+class SoldOutError(Exception):
+    """A refusal of code that knows nothing of asynctask."""
+
+
+def redis_broker(url: str, namespace: str) -> RedisBroker:
+    """A broker that finds a dead worker's messages within two seconds, and looks for them at every command."""
+    return RedisBroker(
+        url=url, namespace=namespace, heartbeat_timeout=2_000, maintenance_chance=1_000_000,
+        middleware=[TimeLimit(interval=50), *(m for m in RedisBroker(url=url).middleware if not isinstance(m, TimeLimit))],
+    )  # fmt: skip
+
+
+def build(broker: dramatiq.Broker, folder: Path, actors: Sequence[str] | None = None) -> AsyncTask:
+    """The application, attached to ``broker``, with its actors declared there."""
+    app = AsyncTask(**settings(folder))
+    broker.add_middleware(AsyncIO())
+    attach(broker, app, actors=actors)
+    declare(broker, folder)
+    return app
+
+
+def declare(broker: dramatiq.Broker, folder: Path) -> None:
+    shop = Shop(folder)
+
+    @dramatiq.actor(broker=broker, max_retries=0)
+    def enroll(sku: str, quantity: int = 1) -> dict[str, Any]:
+        shop.note("did", sku, current_job().attempt)
+        current_job().message(f"{quantity} of {sku} in stock")
+        return {"enrolled": sku}
+
+    @dramatiq.actor(broker=broker, max_retries=5, min_backoff=10, failed_on=(SoldOutError,))
+    def refuse(kind: str) -> None:
+        shop.note("did", kind)
+        raise NormalException("seller is not qualified") if kind == "normal" else SoldOutError("sold out")
+
+    @dramatiq.actor(broker=broker, max_retries=2, min_backoff=10, max_backoff=20)
+    def shaky(breaks: int) -> str:
+        shop.note("did", current_job().attempt)
+        if current_job().attempt <= breaks:
+            raise ValueError(f"not yet, at {current_job().attempt}")
+        return "through"
+
+    @dramatiq.actor(broker=broker, max_retries=0, time_limit=200)
+    def slow() -> None:
+        wait_for(lambda: False, "never", 60, every=0.01)
+
+    # The pause is longer than the second in which a worker thread that was told to end may still take a message.
+    @dramatiq.actor(broker=broker, max_retries=1, min_backoff=4_000, notify_shutdown=True)
+    def gated(number: int) -> int:
+        shop.note("began", number, current_job().attempt)
+        wait_for((folder / "gate").exists, "the gate opens", 120, every=0.01)
+        shop.note("did", number, current_job().attempt)
+        return number
+
+    @dramatiq.actor(broker=broker, max_retries=0)
+    async def later(number: int) -> int:
+        current_job().message("from the event loop")
+        return number
+
+    @dramatiq.actor(broker=broker, max_retries=0, use_task_event=False)
+    def unseen(number: int) -> None:
+        shop.note("unseen", number)
+
+    @dramatiq.actor(broker=broker, max_retries=0)
+    def heard(*words: Any) -> None:
+        shop.note("heard", *words)
