@@ -82,7 +82,10 @@ def log_to_stderr() -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             *([] if people else [structlog.processors.format_exc_info]),
-            structlog.dev.ConsoleRenderer() if people else structlog.processors.JSONRenderer(),
+            # Not the default view of an exception: it is slow, and shows what the arguments of a job were.
+            structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+            if people
+            else structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
