@@ -3,8 +3,9 @@
     python -m benchmarks.poll [-n N] [--json]
 
 Both Tasks lie in one ledger and hold every status: done, refused, broken, cancelled, stopped, at work, waiting for a
-retry, in flight, not reached yet; failures in 100 groups, counted in the slots of 32 processes; 100 samples. Polls of the
-two alternate, through ``task.progress()`` and through ``GET /api/tasks/ID`` of the real Flask application without a
+retry, in flight, not reached yet; 100 samples; failures in 100 groups, recorded by 32 processes. Of the rows that these
+groups are summed from, one for each group and slot at most, a larger Task has more; ``settings`` tells how many. Polls of
+the two alternate, through ``task.progress()`` and through ``GET /api/tasks/ID`` of the real Flask application without a
 network. ``ours`` is the median GET of the large one; ``ratio`` is large to small, 1 where the size costs nothing. No peer
 is run.
 
@@ -20,8 +21,11 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any
 
+import sqlalchemy as sa
+
 from asynctask import AsyncTask
 from asynctask.clock import SystemClock
+from asynctask.ledger.models import task_errors
 from benchmarks import common
 from benchmarks.common import Result, Unaccounted
 from benchmarks.fill import fill
@@ -52,11 +56,14 @@ def measure(options: argparse.Namespace) -> Result:
         asked = _alternate(_get(app, small), _get(app, large), options.polls)
         common.audit(app, small, **expected_small)
         common.audit(app, large, **expected_large)
+        group_rows = _group_rows(app, small), _group_rows(app, large)
     settings: dict[str, Any] = {
         **common.setting(),
         "polls": options.polls,
         "counts": expected_large,
         "small_n": small_n,
+        "failure_group_rows_small": group_rows[0],
+        "failure_group_rows_large": group_rows[1],
         **_figures("get_small", asked[0]),
         **_figures("get_large", asked[1]),
         **_figures("progress_small", direct[0]),
@@ -67,6 +74,13 @@ def measure(options: argparse.Namespace) -> Result:
     }
     ours, beside = statistics.median(asked[1]), statistics.median(asked[0])
     return Result("poll", options.n, round(ours, 3), None, round(ours / beside, 3), "ms", settings)
+
+
+def _group_rows(app: AsyncTask, task_id: int) -> int:
+    """Rows that the grouped failures of a Task are summed from: at most one for each group and slot, whatever its size."""
+    found = sa.select(sa.func.count()).where(task_errors.c.task_id == task_id)
+    with app.ledger.database.read() as connection:
+        return int(connection.execute(found).scalar_one())
 
 
 def _figures(name: str, values: Sequence[float]) -> dict[str, float]:
