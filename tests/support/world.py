@@ -11,11 +11,15 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel
 
 from asynctask import AsyncTask, NormalException, current_job
 from asynctask.runtime.launcher import Launcher
@@ -45,6 +49,14 @@ def settings(folder: Path, **more: Any) -> dict[str, Any]:
         "database_url": f"sqlite:///{folder}/a.db", "data_dir": str(folder / "data"), "lease_s": 2.0, "heartbeat_s": 0.5,
         "environ": {}, **more,
     }  # fmt: skip
+
+
+class Order(BaseModel):
+    """A row of a file."""
+
+    n: int
+    kind: str
+    pad: str = ""
 
 
 class Shop:
@@ -95,6 +107,25 @@ def make_app(folder: Path, **more: Any) -> AsyncTask:
         wait_for((folder / "gate").exists, "the gate opens", 120, every=0.01)
         shop.note("did", item["n"], os.getpid(), current_job().attempt)
         return {"n": item["n"]}
+
+    @app.worker(retry=0)
+    def brief(item: dict) -> None:
+        """Says when it began and ended, on the machine's clock, and takes a fiftieth of a second."""
+        shop.note("began", item["n"], time.monotonic())
+        threading.Event().wait(0.02)
+        shop.note("ended", item["n"], time.monotonic())
+
+    @app.worker(retry=0)
+    def order(item: Order) -> dict:
+        """A row of a file: says that it began, takes a moment, does, and ends as its ``kind`` says."""
+        shop.note("began", item.n, os.getpid())
+        threading.Event().wait(0.006)
+        shop.note("did", item.n, os.getpid())
+        if item.kind == "refuse":
+            raise NormalException("refused")
+        if item.kind == "bug":
+            raise ValueError("a bug")
+        return {"n": item.n}
 
     @app.worker(retry=2, retry_in=lambda count, error, job: 0.05)
     def shaky(item: dict) -> dict:
@@ -161,7 +192,7 @@ class World:
     def environ(self, **more: str) -> dict[str, str]:
         """The environment of a child: nothing of ours is inherited."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith("ASYNCTASK_")}
-        return {**kept, MARK: str(self.folder), "PYTHONPATH": str(SUPPORT.parent), **more}
+        return {**kept, MARK: str(self.folder), "PYTHONPATH": f"{SUPPORT.parent}:{SUPPORT.parent.parent}", **more}
 
     def spawn(self, *argv: str, log: str = "child.log", **environ: str) -> subprocess.Popen[bytes]:
         """A child process that is killed when the test ends; what it says goes to a file in the folder."""

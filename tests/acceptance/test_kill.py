@@ -1,0 +1,153 @@
+"""Ten thousand items, five workers and the web process killed with -9 on the way, and everything accounted for."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from support.world import World
+
+from asynctask.testing.waits import wait_for
+
+ITEMS = 10_000
+KINDS = ("ok", "ok", "refuse", "ok", "ok", "bug", "ok")
+
+
+def kind(n: int) -> str:
+    """How the shop takes an item."""
+    return KINDS[n % len(KINDS)]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def form(name: str, file: str, **fields: str) -> bytes:
+    """A file and fields as a browser sends them."""
+    parts = [f'Content-Disposition: form-data; name="{key}"\r\n\r\n{value}' for key, value in fields.items()]
+    parts.append(f'Content-Disposition: form-data; name="file"; filename="{name}"\r\nContent-Type: text/csv\r\n\r\n{file}')
+    return "".join(f"--border\r\n{part}\r\n" for part in parts).encode() + b"--border--\r\n"
+
+
+def answer(url: str, data: bytes | None = None) -> Any:
+    """The JSON that an address answers with; None while nobody is there."""
+    request = urllib.request.Request(url, data=data, headers={"Content-Type": "multipart/form-data; boundary=border"})
+    try:
+        with urllib.request.urlopen(request, timeout=20) as response:
+            return json.loads(response.read())
+    except urllib.error.HTTPError as error:
+        raise AssertionError(error.read().decode()) from error
+    except (OSError, ValueError):
+        return None
+
+
+def pid_of(identity: str) -> int:
+    """Identities are host:pid:nonce."""
+    return int(identity.split(":")[-2])
+
+
+def kill(pids: Sequence[int]) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has waited for yet counts."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def split_and_killed(world: World, web: subprocess.Popen[bytes], url: str) -> int:
+    """Sends the file and kills the web process, and whoever splits for it, in the middle of the split; the Task's id."""
+    pad = "x" * 150  # so large that a process of its own splits it
+    rows = "".join(f"{n},{kind(n)},{pad}\n" for n in range(ITEMS))
+    body = form("orders.csv", f"n,kind,pad\n{rows}", worker="order", title="orders")
+    # The answer comes after a second, when the split may be over: the ledger is looked at meanwhile.
+    sender = threading.Thread(target=answer, args=(f"{url}/api/tasks", body))
+    sender.start()
+    middle = wait_for(
+        lambda: world.sql(
+            "SELECT split_by, id FROM tasks WHERE split_state = 'splitting' AND created BETWEEN 1 AND ?", ITEMS - 1
+        ),
+        "the split is under way",
+        every=0.001,
+    )
+    splitter, task_id = pid_of(middle[0][0]), int(middle[0][1])
+    kill([web.pid, splitter, *[pid for pid, line in world.processes().items() if " web " in f"{line} "]])
+    web.wait()
+    sender.join()
+    wait_for(lambda: gone(splitter), "the splitter is dead")
+    state, created = world.sql("SELECT split_state, created FROM tasks WHERE id = ?", task_id)[0]
+    assert state == "splitting", "it was killed in the middle"
+    assert 0 < created < ITEMS
+    return task_id
+
+
+def kill_one_at_work(world: World, seen: set[int]) -> int:
+    """Kills a worker process that holds jobs; returns how many it had begun and not ended."""
+
+    def at_work() -> int:
+        held = world.sql("SELECT process, COUNT(*) FROM jobs WHERE process IS NOT NULL GROUP BY process")
+        return next((pid for pid in (pid_of(p) for p, _ in held) if pid not in seen and not gone(pid)), 0)
+
+    victim = wait_for(at_work, "a worker that was not killed yet holds jobs", every=0.002)
+    seen.add(victim)
+    kill([victim])
+    wait_for(lambda: gone(victim), "it is dead")
+    held = world.one("SELECT COUNT(*) FROM jobs WHERE process LIKE ?", f"%:{victim}:%")
+    lines = [line for line in world.shop.lines() if line[2] == str(victim)]
+    begun = {line[1] for line in lines if line[0] == "began"} - {line[1] for line in lines if line[0] == "did"}
+    assert held > 0, "it held jobs when it died"
+    return len(begun)
+
+
+def test_ten_thousand_items_survive_five_killed_workers_and_a_killed_web_process(world: World) -> None:
+    app = world.app()
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    web = world.cli("kill_app", "web", "--port", str(port), log="web.log")
+    workers = world.cli("kill_app", "worker", "-p", "2", "-c", "4", "-t", "5", log="workers.log")
+    wait_for(lambda: answer(f"{url}/healthz") or answer(f"{url}/readyz"), "the web server answers", 60)
+    wait_for(lambda: sum(p["kind"] == "worker" for p in app.processes()) == 2, "two workers", 60)
+    task_id = split_and_killed(world, web, url)
+    killed: set[int] = set()
+    in_mid_job = 0
+    for threshold in (300, 1_500, 3_000, 4_500, 6_000):
+        wait_for(lambda least=threshold: app.task(task_id).progress()["progress"]["done"] >= least, f"{threshold} done", 60)
+        in_mid_job += kill_one_at_work(world, killed)
+    assert len(killed) == 5
+    assert in_mid_job > 0, "nobody was killed in the middle of a job"
+    assert app.task(task_id).wait(60)["done"]
+    workers.send_signal(signal.SIGTERM)
+    assert workers.wait(30) == 0, world.said("workers.log")
+    wait_for(lambda: not world.processes(), "no process lingers", 20)
+
+    world.check_promises(app, [task_id], ITEMS)
+    progress = app.task(task_id).progress()
+    assert progress["split"] == {**progress["split"], "state": "sealed", "planned": ITEMS, "created": ITEMS, "rejected": 0}
+    wanted = {"ok": "finish", "refuse": "failed", "bug": "error"}
+    ended = world.sql("SELECT json_extract(params, '$.n'), status FROM events WHERE task_id = ?", task_id)
+    assert len(ended) == ITEMS, "no row became two items"
+    assert dict(ended) == {n: wanted[kind(n)] for n in range(ITEMS)}
+    performed = world.shop.performed()
+    assert set(performed) == set(range(ITEMS)), "at least once"
+    again = world.one("SELECT SUM(attempt - 1) FROM events WHERE task_id = ?", task_id)
+    assert sum(performed.values()) - ITEMS <= again, "again only what was recovered"
+    lines = world.one("SELECT COUNT(*) FROM item_errors WHERE task_id = ?", task_id)
+    assert lines == progress["counts"]["failed"] + progress["counts"]["error"]
