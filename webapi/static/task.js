@@ -36,7 +36,7 @@ function drawHead(p) {
   badge.className = `badge ${p.state === "finished" && p.counts.failed + p.counts.error > 0 ? "finished-with-failures" : p.state}`;
   setText($("#words"), sentence(p));
   drawBar($("#bar"), segments(p), { percent: p.progress.percent, text: `${percent(p)}, ${sentence(p)}` });
-  setText($("#percent"), percent(p));
+  setText($("#percent"), p.counts.total || !p.done ? percent(p) : "");
   setText($("#of"), `${count(p.progress.done)} of ${rows(p.counts.total)}`);
   setText($("#pace"), pace(p));
   // A reader of screens hears every tenth and every change of state, not every row.

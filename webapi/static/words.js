@@ -72,8 +72,13 @@ export function pace(p) {
 
 /** The parts of the bar: what has ended, by outcome, out of what there is. */
 export function segments(p) {
-  const all = Math.max(p.counts.total, p.split.planned ?? 0, 1);
+  // While the list is read its rows are only partly there; rows that are not taken do not count in the end.
+  const expected = p.split.state === "splitting" ? (p.split.planned ?? 0) : 0;
+  const all = Math.max(p.counts.total, expected, 1);
   return ["finish", "failed", "error", "cancelled"].map((kind) => [kind, p.counts[kind] / all]);
 }
+
+/** Percent and number of rows, where there are any. */
+export const amount = (p) => (p.counts.total || !p.done ? `${percent(p)} of ${count(p.counts.total)} · ` : "");
 
 export const percent = (p) => (p.progress.percent === null ? "–" : `${p.progress.percent} %`);

@@ -1,0 +1,36 @@
+"""A browser for all tests, a fresh page for each; a page that reports an error of its own fails the test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.browser import PATIENCE_MS, chromium
+from support.serving import Shop
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    # Not longer: while it is open this thread runs an event loop, and tests elsewhere want one of their own.
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    context = browser.new_context(accept_downloads=True, viewport={"width": 1200, "height": 900})
+    context.set_default_timeout(PATIENCE_MS)
+    page = context.new_page()
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("console", lambda m: faults.append(m.text) if "Content Security Policy" in m.text else None)
+    yield page
+    context.close()
+    assert faults == []
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)

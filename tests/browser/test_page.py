@@ -1,0 +1,208 @@
+"""The page as people use it: real Chromium, a real server, a real worker."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import openpyxl
+import pytest
+import xlsxwriter
+from playwright.sync_api import Page, expect
+from support.serving import Shop, get
+
+pytestmark = pytest.mark.needs_browser
+
+EVIL = "<img src=x onerror=\"document.title='hacked'\"><script>document.title='hacked'</script>"
+
+
+def sheet(path: Path, *rows: tuple[Any, ...]) -> Path:
+    book = xlsxwriter.Workbook(path)
+    page = book.add_worksheet("Products")
+    for number, row in enumerate((("sku", "Quantity", "Colour"), *rows)):
+        page.write_row(number, 0, row)
+    book.close()
+    return path
+
+
+def hand_in(page: Page, url: str, file: Path, worker: str, **fields: str) -> None:
+    page.goto(url)
+    page.get_by_label("What should be done").select_option(worker)
+    page.set_input_files("#file", file)
+    for label, value in fields.items():
+        page.get_by_label(label).fill(value)
+    page.get_by_role("button", name="Start").click()
+
+
+def share(page: Page) -> float:
+    return float(page.locator("#bar").get_attribute("aria-valuenow") or -1)
+
+
+def test_a_sheet_is_handed_in_its_bar_moves_and_its_refused_rows_are_found_and_downloaded(
+    page: Page, shop: Shop, tmp_path: Path
+) -> None:
+    rows = [(f"{'NO' if n % 5 == 0 else 'OK'}-{n}", n, "red") for n in range(1, 11)]
+    file = sheet(tmp_path / "products.xlsx", *rows, ("TOO-MANY", 500, "blue"), (None, 3, "green"))
+    with shop.worker(), shop.web() as (_, said):
+        hand_in(page, said["url"], file, "gated", Title="Spring sale", **{"At once": "2"})
+        expect(page).to_have_url(re.compile(r"/tasks/\d+$"))
+        expect(page.get_by_role("heading", level=1)).to_have_text("Spring sale")
+        page.evaluate("window.notReloaded = true")
+        for step in (3, 6):
+            shop.open_gate(step)
+            expect(page.get_by_role("progressbar")).to_have_attribute("aria-valuenow", str(step * 10))
+        expect(page.locator("#failed tbody tr")).to_have_count(1)
+        shop.open_gate(10)
+        expect(page.locator("#state")).to_have_text("finished")
+        expect(page.locator("#words")).to_contain_text("2 rows of 10 did not succeed. 2 rows were not taken.")
+        expect(page.locator("#percent")).to_have_text("100 %")
+        assert page.evaluate("window.notReloaded") is True
+
+        expect(page.locator("#groups tbody tr")).to_have_count(1)
+        expect(page.locator("#groups")).to_contain_text("seller is not qualified")
+        expect(page.locator("#failed tbody tr td:first-child")).to_have_text(["6", "11"])
+        expect(page.locator("#rejected tbody tr td:first-child")).to_have_text(["12", "13"])
+        expect(page.locator("#rejected")).to_contain_text("Quantity")
+        for verb in ("Pause", "Resume", "Cancel"):
+            expect(page.get_by_role("button", name=verb)).to_be_hidden()
+        expect(page.get_by_role("button", name="Retry failed rows")).to_be_visible()
+
+        with page.expect_download() as download:
+            page.get_by_role("link", name="Rows to correct, as xlsx").click()
+        book = openpyxl.load_workbook(io.BytesIO(Path(download.value.path()).read_bytes()))
+        found = list(book.worksheets[0].iter_rows(values_only=True))
+        book.close()
+        assert [row[0] for row in found] == ["sku", "NO-5", "NO-10", "TOO-MANY", None]
+        with page.expect_download() as download:
+            page.get_by_role("link", name="Rows that succeeded, as csv").click()
+        text = Path(download.value.path()).read_text("utf-8-sig")
+        assert len(list(csv.DictReader(io.StringIO(text)))) == 8
+        assert "Spring sale" in download.value.suggested_filename
+
+
+def test_the_bar_goes_on_after_the_server_was_away(page: Page, shop: Shop, tmp_path: Path) -> None:
+    file = sheet(tmp_path / "products.xlsx", *((f"OK-{n}", n, "red") for n in range(1, 11)))
+    with shop.worker():
+        with shop.web() as (_, said):
+            hand_in(page, said["url"], file, "gated")
+            shop.open_gate(3)
+            expect(page.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "30")
+            expect(page.locator("#connection")).to_be_hidden()
+            page.evaluate("window.notReloaded = true")
+        expect(page.locator("#connection")).to_be_visible()
+        expect(page.locator("#connection")).to_have_text("Connection lost, retrying…")
+        shop.open_gate(7)
+        with shop.web(urlsplit(said["url"]).port or 0):
+            expect(page.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "70")
+            expect(page.locator("#connection")).to_be_hidden()
+            shop.open_gate(10)
+            expect(page.locator("#state")).to_have_text("finished")
+            assert page.evaluate("window.notReloaded") is True
+
+
+def test_a_task_is_paused_resumed_steered_cancelled_and_run_again(page: Page, shop: Shop, tmp_path: Path) -> None:
+    file = sheet(tmp_path / "products.xlsx", *((f"OK-{n}", n, "red") for n in range(1, 11)))
+    with shop.worker(), shop.web() as (_, said):
+        hand_in(page, said["url"], file, "gated", **{"At once": "1"})
+        shop.open_gate(1)
+        page.get_by_role("button", name="Pause").click()
+        expect(page.locator("#state")).to_have_text("paused")
+        expect(page.get_by_role("button", name="Pause")).to_be_hidden()
+        page.get_by_label("Jobs at once").fill("7")
+        page.get_by_label("Priority").fill("120")
+        page.get_by_role("button", name="Apply").click()
+        expect(page.locator("#knobs-said")).to_contain_text("Applied")
+        task = page.url.rpartition("/")[2]
+        control = get(f"{said['url'].rstrip('/')}/api/tasks/{task}")["control"]
+        assert (control["parallel"], control["priority"]) == (7, 120)
+        page.get_by_role("button", name="Resume").click()
+        expect(page.locator("#state")).to_have_text("running")
+        page.get_by_role("button", name="Cancel…").click()
+        page.get_by_role("button", name="Keep it running").click()
+        expect(page.locator("#state")).to_have_text("running")
+        page.get_by_role("button", name="Cancel…").click()
+        page.get_by_role("button", name="Cancel the Task").click()
+        expect(page.locator("#state")).to_have_text("cancelled")
+        shop.open_gate(10)  # what had begun goes on to its end
+        page.get_by_role("button", name="Run the cancelled rows").click()
+        expect(page.locator("#state")).to_have_text("finished")
+        expect(page.locator("[data-kind=finish] dd")).to_have_text("10")
+
+
+def test_a_sheet_that_cannot_be_taken_is_explained_on_the_form(page: Page, shop: Shop, tmp_path: Path) -> None:
+    with shop.web() as (_, said):
+        hand_in(page, said["url"], sheet(tmp_path / "bad.xlsx", ("A", 500, "x"), ("B", "many", "x")), "enroll")
+        alert = page.get_by_role("alert")
+        expect(alert).to_contain_text("no row could be accepted")
+        expect(alert.locator("tbody tr td:first-child")).to_have_text(["2", "3"])
+        expect(alert.locator("tbody tr td:nth-child(2)")).to_have_text(["Quantity", "Quantity"])
+        # The form is still there, and takes the corrected sheet.
+        page.set_input_files("#file", sheet(tmp_path / "good.xlsx", ("A", 5, "x")))
+        page.get_by_role("button", name="Start").click()
+        expect(page).to_have_url(re.compile(r"/tasks/\d+$"))
+
+
+def test_a_file_over_the_limit_is_not_even_sent(page: Page, tmp_path: Path) -> None:
+    (tmp_path / "large.csv").write_text("sku\n" + "A\n" * 5_000)
+    with Shop(tmp_path, max_file_bytes=2_000).web() as (_, said):
+        sent: list[str] = []
+        page.on("request", lambda request: sent.append(request.method))
+        hand_in(page, said["url"], tmp_path / "large.csv", "enroll")
+        expect(page.get_by_role("alert")).to_contain_text("at most 2.0 KiB")
+        assert "POST" not in sent
+
+
+def test_nothing_that_users_send_runs_or_becomes_markup(page: Page, shop: Shop, tmp_path: Path) -> None:
+    file = sheet(tmp_path / "products.xlsx", (f"NO {EVIL}"[:40], 1, EVIL), (EVIL, 2, EVIL), ("مرحبا NO 🌸", 3, "x" * 3000))
+    with shop.worker(), shop.web() as (_, said):
+        hand_in(page, said["url"], file, "enroll", Title=EVIL)
+        expect(page.locator("#state")).to_have_text("finished")
+        expect(page.locator("#failed")).to_contain_text("<img src=x")
+        expect(page.locator("#rejected")).to_contain_text("<script>")
+        expect(page.get_by_role("heading", level=1)).to_have_text(EVIL)
+        assert page.locator("main img, main script").count() == 0
+        page.goto(said["url"])
+        expect(page.locator("#tasks li")).to_have_count(1)
+        expect(page.locator("#tasks")).to_contain_text("<img src=x")
+        assert page.locator("main img, main script").count() == 0
+        assert page.title() == "Tasks · AsyncTask"
+
+
+def test_the_list_of_tasks_starts_empty_moves_by_itself_and_works_by_keyboard(
+    page: Page, shop: Shop, tmp_path: Path
+) -> None:
+    with shop.worker(), shop.web() as (_, said):
+        page.goto(said["url"])
+        expect(page.get_by_text("Nothing has been handed in yet.")).to_be_visible()
+        other = page.context.new_page()
+        hand_in(other, said["url"], sheet(tmp_path / "p.xlsx", ("A", 1, "x"), ("B", 2, "x")), "gated", Title="By hand")
+        entry = page.locator("#tasks li")
+        expect(entry).to_have_count(1)
+        expect(entry).to_contain_text("By hand")
+        shop.open_gate(1)
+        expect(entry.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "50")
+        shop.open_gate(2)
+        expect(entry).to_contain_text("every row that was taken succeeded")
+        page.get_by_role("link", name="By hand").focus()
+        page.keyboard.press("Enter")
+        expect(page).to_have_url(re.compile(r"/tasks/\d+$"))
+
+
+@pytest.mark.parametrize("width", [360, 1200])
+def test_the_pages_fit_their_window(page: Page, shop: Shop, tmp_path: Path, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 800})
+    file = sheet(
+        tmp_path / "products.xlsx", ("NO-" + "x" * 30, 1, "y" * 999), ("NO-2", 2, "word " * 99), ("BUG" * 15, 3, "z")
+    )
+    with shop.worker(), shop.web() as (_, said):
+        hand_in(page, said["url"], file, "enroll", Title="W" * 255)
+        expect(page.locator("#state")).to_have_text("finished")
+        expect(page.locator("#failed tbody tr")).to_have_count(2)
+        for path in (page.url, said["url"], f"{said['url'].rstrip('/')}/docs"):
+            page.goto(path)
+            page.wait_for_load_state("networkidle")
+            assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), path
