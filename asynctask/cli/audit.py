@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class ReportRows:
-    """A report that was downloaded: row number -> status, and row number -> the text of its first column."""
+    """A report that was downloaded: row number -> status, row number -> the text of its first column, rows that stand in
+    it more than once, and how often each error stands at a rejected row."""
 
     statuses: Mapping[int, str]
     codes: Mapping[int, str]
     repeated: tuple[int, ...]
+    rejections: Mapping[str, int] = field(default_factory=dict)
 
 
 def _text(cell: Any) -> str:
@@ -57,6 +59,7 @@ def read_report(path: Path) -> ReportRows:
     statuses: dict[int, str] = {}
     codes: dict[int, str] = {}
     repeated: list[int] = []
+    rejections: Counter[str] = Counter()
     with python_calamine.load_workbook(str(path)) as book:
         for name in book.sheet_names:
             rows = book.get_sheet_by_name(name).to_python(skip_empty_area=False)
@@ -68,7 +71,9 @@ def read_report(path: Path) -> ReportRows:
                 if number in statuses:
                     repeated.append(number)
                 statuses[number], codes[number] = str(row[at["status"]]), _text(row[0])
-    return ReportRows(statuses, codes, tuple(repeated))
+                if statuses[number] == "rejected":
+                    rejections[str(row[at["error"]])] += 1
+    return ReportRows(statuses, codes, tuple(repeated), rejections)
 
 
 def _equal(what: str, found: Any, wanted: Any) -> list[str]:

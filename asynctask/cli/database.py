@@ -14,6 +14,7 @@ from asynctask.cli.output import FAILURES, OK, clean
 from asynctask.config import settings
 from asynctask.ledger import schema
 from asynctask.ledger.database import Database
+from asynctask.middleware.task_event import TaskEventMiddleware
 
 __all__ = ["COMMANDS"]
 
@@ -115,7 +116,9 @@ middleware = Group("middleware", help="What wraps the jobs of the application.")
 def list_middleware(session: Session) -> int:
     """Print the chains around a push and around a performance, outermost first."""
     app = session.app(required="the chains belong to an application")
-    chains = {"client": app.client_middleware.names(), "server": app.server_middleware.names()}
+    # The runtime puts the one that records nearest to the job, whatever else is there.
+    server = [*app.server_middleware.names(), TaskEventMiddleware.__qualname__]
+    chains = {"client": app.client_middleware.names(), "server": server}
     session.out.document(chains)
     session.out.table(
         ("side", "order", "middleware"),

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import click
 
-from asynctask.cli.audit import Finding, audit_campaigns, audit_products, read_report, sheet_codes
+from asynctask.cli.audit import Finding, ReportRows, audit_campaigns, audit_products, read_report, sheet_codes
 from asynctask.cli.http import Api
 from asynctask.cli.live import Bars, summary
 from asynctask.cli.loading import examples_folder, load_file
@@ -161,19 +161,22 @@ class _Run:
         sent[self._sent(self._api.post_file("/api/tasks", self._sheet, fields).json())] = self._clock.monotonic()
         enrolled, created = self._follow(sent)
         task_id = created.progress["task_id"]
-        self._fetch_report(task_id)
+        report = self._fetch_report(task_id)
         findings = [
             *audit_products(enrolled.progress, products, shop.planned_refusals(_PRODUCTS), shop.enrolled_skus()),
             *audit_campaigns(
                 created.progress,
                 sheet_codes(self._sheet, self._untidy.HEADER_ROW),
-                read_report(self.report),
+                report,
                 shop.campaign_codes(),
                 expected,
             ),
         ]
         shop.shop.close()
         errors = {each.progress["task_id"]: self._errors(each.progress["task_id"]) for each in (enrolled, created)}
+        errors[task_id] += [
+            {"message": error, "status": "rejected", "count": count} for error, count in report.rejections.items()
+        ]
         return _found(enrolled, created, errors, findings, self._retried(enrolled.progress["task_id"]), self.report)
 
     def _sent(self, progress: Mapping[str, Any]) -> int:
@@ -199,9 +202,11 @@ class _Run:
                 self._pause.wait(0.1)
         return [done[task_id] for task_id in sorted(done)]
 
-    def _fetch_report(self, task_id: int) -> None:
+    def _fetch_report(self, task_id: int) -> ReportRows:
+        """The report of every row that did not succeed, those that were rejected among them."""
         answer = self._api.get(f"/api/tasks/{task_id}/report.xlsx?rows=failed")
         self.report.write_bytes(answer.body)
+        return read_report(self.report)
 
     def _errors(self, task_id: int) -> list[dict[str, Any]]:
         return list(self._api.get(f"/api/tasks/{task_id}/errors").json()["errors"])
@@ -221,8 +226,9 @@ class _Run:
             out.line(f"  {summary(each['progress']).plain}")
         out.line(f"  {found['retried']} products were retried after the inventory service had not answered")
         out.line()
-        rows = [(number(e["count"]), e["status"], e["message"]) for each in found["tasks"] for e in each["errors"]]
-        out.table(("count", "status", "message"), rows, longest=90)
+        groups = [(each["title"], error) for each in found["tasks"] for error in each["errors"]]
+        rows = [(number(error["count"]), error["status"], title, error["message"]) for title, error in groups]
+        out.table(("count", "status", "of", "message"), rows, longest=90)
         out.line()
         for each in found["audit"]:
             out.line(f"{'ok   ' if each['holds'] else 'WRONG'} {each['claim']}", style="green" if each["holds"] else "red")

@@ -26,7 +26,13 @@ Exit codes: 0 ok, 1 finished with failures, 2 usage or bad input, 3 unavailable.
 
 def build() -> Group:
     """The root group with every command."""
-    group = Group("asynctask", help=_HELP, lists=True, params=[_version()], context_settings={"max_content_width": 110})
+    group = Group(
+        "asynctask",
+        help=_HELP,
+        lists=True,
+        params=[_version()],
+        context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
+    )
     for module in (demo, serve, submit, tasks, database):
         for command in module.COMMANDS:
             group.add_command(command)
