@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlencode
 
-from flask import request, url_for
+from flask import request
 
-__all__ = ["page_links", "progress_links", "task_url", "with_links"]
+__all__ = ["TASKS", "TASK_PAGES", "page_links", "progress_links", "task_url", "with_links"]
+
+# Made by hand: Flask's url_for takes longer than the statement that a progress object comes from.
+TASKS: Final = "/api/tasks"
+TASK_PAGES: Final = "/tasks"
 
 
 def task_url(task_id: int) -> str:
     """Where a Task's progress object is."""
-    return url_for("tasks.show", task_id=task_id)
+    return f"{request.script_root}{TASKS}/{task_id}"
 
 
 def progress_links(task_id: int) -> dict[str, str]:
     """What leads on from a progress object."""
+    url = task_url(task_id)
     return {
-        "self": task_url(task_id),
-        "events": url_for("tasks.events", task_id=task_id),
-        "errors": url_for("tasks.errors", task_id=task_id),
-        "report": url_for("reports.xlsx", task_id=task_id),
-        "ui": url_for("pages.task", task_id=task_id),
+        "self": url,
+        "events": f"{url}/events",
+        "errors": f"{url}/errors",
+        "report": f"{url}/report.xlsx",
+        "ui": f"{request.script_root}{TASK_PAGES}/{task_id}",
     }
 
 
@@ -33,8 +38,8 @@ def with_links(progress: dict[str, Any]) -> dict[str, Any]:
 
 def page_links(after: int | None) -> dict[str, str | None]:
     """This page and the next one; ``after`` is the key of the last row here, None where there is no next page."""
+    path = request.script_root + request.path
     following = None
     if after is not None:
-        following = f"{request.path}?{urlencode({**request.args.to_dict(), 'after': str(after)})}"
-        following = (request.script_root or "") + following
-    return {"self": (request.script_root or "") + request.full_path.rstrip("?"), "next": following}
+        following = f"{path}?{urlencode({**request.args.to_dict(), 'after': str(after)})}"
+    return {"self": request.script_root + request.full_path.rstrip("?"), "next": following}

@@ -10,6 +10,7 @@ from flask.typing import ResponseReturnValue
 
 from asynctask.errors import NotFound
 from webapi.current import asynctask_app, find_task
+from webapi.links import TASK_PAGES
 from webapi.workers import describe
 
 __all__ = ["blueprint"]
@@ -24,7 +25,7 @@ def home() -> ResponseReturnValue:
     return render_template("home.html", workers=describe(app), max_file_bytes=app.config.max_file_bytes)
 
 
-@blueprint.get("/tasks/<int:task_id>")
+@blueprint.get(f"{TASK_PAGES}/<int:task_id>")
 def task(task_id: int) -> ResponseReturnValue:
     """One Task."""
     try:

@@ -19,7 +19,7 @@ from asynctask.bulk.report import Report
 from asynctask.bulk.report_files import ReportRow, iter_csv, write_xlsx
 from asynctask.handle import TaskHandle
 from webapi.current import find_task
-from webapi.links import page_links
+from webapi.links import TASKS, page_links
 from webapi.schemas import RejectedPage, RejectedQuery, ReportQuery
 from webapi.wire import json_response
 
@@ -33,7 +33,7 @@ XLSX: Final = "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet
 # What no file system takes, what is a path, and what turns the direction of text so that a name reads as another one.
 _UNSAFE: Final = re.compile(r'[\x00-\x1f\x7f-\x9f/\\:*?"<>|\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]')
 
-blueprint: Final = APIBlueprint("reports", __name__, url_prefix="/api/tasks", tag="Reports")
+blueprint: Final = APIBlueprint("reports", __name__, url_prefix=TASKS, tag="Reports")
 
 
 @blueprint.get("/<int:task_id>/report.csv")

@@ -10,7 +10,7 @@ from flask import Response
 from asynctask.errors import InputError, NotBuilt, Problem
 from webapi.caching import progress_response
 from webapi.current import asynctask_app, find_task, who
-from webapi.links import page_links, with_links
+from webapi.links import TASKS, page_links, with_links
 from webapi.reading import current_request
 from webapi.schemas import (
     ErrorGroups,
@@ -31,7 +31,7 @@ from webapi.wire import json_response
 
 __all__ = ["blueprint"]
 
-blueprint: Final = APIBlueprint("tasks", __name__, url_prefix="/api/tasks", tag="Tasks")
+blueprint: Final = APIBlueprint("tasks", __name__, url_prefix=TASKS, tag="Tasks")
 
 
 @blueprint.post("")

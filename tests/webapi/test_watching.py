@@ -234,3 +234,15 @@ def test_many_can_ask_at_once(app: AsyncTask, client: FlaskClient) -> None:
     for thread in threads:
         thread.join()
     assert answers == [200] * 40
+
+
+def test_links_hold_under_a_prefix(app: AsyncTask, client: FlaskClient) -> None:
+    task = app.submit("enroll", [{"sku": "A"}])
+    under = {"SCRIPT_NAME": "/bulk"}
+    seen = client.get(f"/api/tasks/{task.id}", environ_overrides=under).json["links"]
+    assert all(link.startswith("/bulk/") for link in seen.values())
+    page = client.get("/api/tasks?limit=1", environ_overrides=under).json["links"]
+    assert page == {"self": "/bulk/api/tasks?limit=1", "next": f"/bulk/api/tasks?limit=1&after={task.id}"}
+    text = client.get("/", environ_overrides=under).get_data(as_text=True)
+    assert 'data-api="/bulk/api/tasks"' in text
+    assert 'src="/bulk/static/home.js"' in text
