@@ -80,11 +80,13 @@ class Ticket:
 
     def fail(self, error: BaseException) -> None:
         """The business said no."""
+        self._forget_result()
         self.status, self.reason = Status.FAILED, Reason.REFUSED
         self.failure = Failure(clean(str(getattr(error, "code", "failed")))[:64] or "failed", clean(str(error)))
 
     def raised(self, error: BaseException) -> None:
         """It raised: a bug, a timeout, an interruption."""
+        self._forget_result()
         if isinstance(error, JobTimeout):
             self.status, self.reason, self.failure = Status.ERROR, Reason.TIMEOUT, Failure("timeout", str(error))
             return
@@ -96,6 +98,10 @@ class Ticket:
         # SystemExit and KeyboardInterrupt of job code's own: said as an interruption, retried as any error.
         self.exited = isinstance(error, SystemExit | KeyboardInterrupt)
         self.failure = Failure("interrupted" if self.exited else "raised", clean(text))
+
+    def _forget_result(self) -> None:
+        """A middleware around the one that records may raise after the job returned: what it returned counts no more."""
+        self.result, self._notes = None, []
 
 
 class Tracker:

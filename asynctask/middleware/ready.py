@@ -1,0 +1,88 @@
+"""Ready middleware for the server side: a database session, a Flask application, log lines that name their job.
+
+None of it imports SQLAlchemy or Flask: it is given what it works with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import structlog
+from structlog.contextvars import bound_contextvars
+
+from asynctask.job import CurrentJob
+from asynctask.middleware.chain import Middleware
+from asynctask.worker import Worker
+
+__all__ = ["FlaskApp", "LogContext", "Session", "flask_context", "sqlalchemy_cleanup"]
+
+
+class Session(Protocol):
+    """A SQLAlchemy ``Session``, or a ``scoped_session`` (the registry), which has ``remove()`` too."""
+
+    def rollback(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class FlaskApp(Protocol):
+    """A Flask application."""
+
+    def app_context(self) -> AbstractContextManager[Any]: ...
+
+
+def sqlalchemy_cleanup(session: Session) -> Middleware:
+    """Leaves no session behind: a job never sees what the one before it in the same thread had open.
+
+    Arguments: ``session``, best a ``scoped_session``: its ``remove()`` is called after each job; a plain ``Session``, which
+    only a worker with one thread may share, is closed. What the job did not commit is rolled back with that, however the
+    job ended; after an exception this is done first of all. A clean-up that fails is logged: the job's outcome stands.
+
+    ``async def`` workers share one thread: give their ``scoped_session`` a ``scopefunc`` (``asyncio.current_task``), and
+    clean up in the coroutine itself.
+    """
+
+    def middleware(worker: Worker, job: CurrentJob, queue: str, call_next: Callable[[], Any]) -> Any:
+        try:
+            return call_next()
+        except BaseException:
+            _attempt(session.rollback, worker, job)
+            raise
+        finally:
+            _attempt(getattr(session, "remove", session.close), worker, job)
+
+    return middleware
+
+
+def _attempt(clean_up: Callable[[], Any], worker: Worker, job: CurrentJob) -> None:
+    try:
+        clean_up()
+    except Exception:
+        structlog.get_logger("asynctask.ready").exception("session_clean_up_failed", job_id=job.job_id, worker=worker.name)
+
+
+def flask_context(app: FlaskApp) -> Middleware:
+    """Pushes an application context around each job: ``current_app`` and extensions work, ``g`` is the job's own.
+
+    Arguments: ``app``, the Flask application.
+    """
+
+    def middleware(worker: Worker, job: CurrentJob, queue: str, call_next: Callable[[], Any]) -> Any:
+        with app.app_context():
+            return call_next()
+
+    return middleware
+
+
+class LogContext:
+    """Binds ``job_id``, ``task_id``, ``worker`` and ``attempt`` to structlog's context variables around each job.
+
+    They stand in every log line of the job where structlog is configured with ``structlog.contextvars.merge_contextvars``,
+    in coroutines of ``async def`` workers too; what was bound before is there again afterwards.
+    """
+
+    def __call__(self, worker: Worker, job: CurrentJob, queue: str, call_next: Callable[[], Any]) -> Any:
+        with bound_contextvars(job_id=job.job_id, task_id=job.task_id, worker=worker.name, attempt=job.attempt):
+            return call_next()
