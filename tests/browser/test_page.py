@@ -206,3 +206,26 @@ def test_the_pages_fit_their_window(page: Page, shop: Shop, tmp_path: Path, widt
             page.goto(path)
             page.wait_for_load_state("networkidle")
             assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), path
+
+
+def test_refused_rows_are_read_page_by_page_and_go_when_they_are_run_again(page: Page, shop: Shop, tmp_path: Path) -> None:
+    file = sheet(tmp_path / "products.xlsx", *((f"NO-{n}", 1 if n % 5 else 500, "x") for n in range(1, 31)))
+    with shop.worker(), shop.web() as (_, said):
+        hand_in(page, said["url"], file, "gated")
+        shop.open_gate(1)
+        expect(page.locator("#state")).to_have_text("finished")
+        rows, pager = page.locator("#failed tbody tr"), page.locator("[data-pager=failed]")
+        expect(pager).to_contain_text("1–20 of 24")
+        expect(rows).to_have_count(20)
+        pager.get_by_role("button", name="Later").click()
+        expect(pager).to_contain_text("21–24 of 24")
+        expect(rows).to_have_count(4)
+        pager.get_by_role("button", name="Earlier").click()
+        expect(rows).to_have_count(20)
+        expect(page.locator("#rejected tbody tr")).to_have_count(6)
+        shop.open_gate(0)
+        page.get_by_role("button", name="Retry failed rows").click()
+        expect(page.locator("#failed-card")).to_be_hidden()
+        shop.open_gate(1)
+        expect(page.locator("#state")).to_have_text("finished")
+        expect(rows.first.locator("td").nth(3)).to_have_text("2")

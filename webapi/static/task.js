@@ -187,12 +187,14 @@ class Pages {
   update(number) {
     show($(`#${this.name}-card`), number > 0);
     if (number === this.seen || this.busy) return;
+    if (number < this.seen) this.starts = [null]; // run again: the page that was open may be gone
     this.number = number;
     if (number > 0) this.load(number);
     else this.seen = number;
   }
 
   turn(step) {
+    if (this.busy) return;
     if (step > 0) this.starts.push(this.next);
     else this.starts.pop();
     this.load(this.number);
