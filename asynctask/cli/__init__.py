@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -14,8 +15,14 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
     Arguments: ``argv``, the words after the program's name; without it those that the process was started with.
     """
-    from asynctask.cli.output import log_to_stderr
+    from asynctask.cli.output import INTERNAL, log_to_stderr
     from asynctask.cli.root import run
 
     log_to_stderr()
-    sys.exit(run(sys.argv[1:] if argv is None else argv))
+    try:
+        code = run(sys.argv[1:] if argv is None else argv)
+    except Exception:
+        # Python's own code for a traceback is 1, which here means that rows have failed.
+        traceback.print_exc()
+        code = INTERNAL
+    sys.exit(code)

@@ -19,12 +19,25 @@ from rich.text import Text
 
 from asynctask.errors import AsyncTaskError, Problem, SchemaOutdated, Unavailable
 
-__all__ = ["DETACHED", "FAILURES", "OK", "UNAVAILABLE", "USAGE", "Output", "clean", "exit_code", "log_to_stderr", "number"]
+__all__ = [
+    "DETACHED",
+    "FAILURES",
+    "INTERNAL",
+    "OK",
+    "UNAVAILABLE",
+    "USAGE",
+    "Output",
+    "clean",
+    "exit_code",
+    "log_to_stderr",
+    "number",
+]
 
 OK: Final = 0
 FAILURES: Final = 1
 USAGE: Final = 2
 UNAVAILABLE: Final = 3
+INTERNAL: Final = 70  # EX_SOFTWARE: a bug of ours
 DETACHED: Final = 130  # Ctrl-C, as shells have it
 
 _SHOWN_PROBLEMS: Final = 10

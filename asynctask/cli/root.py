@@ -6,7 +6,7 @@ import errno
 import os
 import sys
 from collections.abc import MutableMapping, Sequence
-from typing import IO
+from typing import IO, Final
 
 import click
 
@@ -18,6 +18,7 @@ from asynctask.errors import AsyncTaskError
 
 __all__ = ["build", "run"]
 
+_EXTRAS: Final = {"psycopg": "postgresql", "pymysql": "mysql", "dramatiq": "dramatiq"}
 _HELP = """Hand over a list, and have every item accounted for.
 
 Exit codes: 0 ok, 1 finished with failures, 2 usage or bad input, 3 unavailable.
@@ -71,6 +72,10 @@ def run(
         return code if isinstance(code, int) else OK
     except (AsyncTaskError, click.ClickException) as error:
         return out.error(_with_help(error))
+    except ModuleNotFoundError as error:
+        if (extra := _EXTRAS.get(str(error.name))) is None:
+            raise
+        return out.error(click.UsageError(f"{error.name} is not installed: pip install 'asynctask[{extra}]'"))
     except (click.Abort, KeyboardInterrupt):
         return DETACHED
     except OSError as error:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from typing import Any
 
 import click
 import pytest
 
+from asynctask.cli import main
 from asynctask.cli.audit import ReportRows, audit_campaigns
 from asynctask.cli.live import Bars, duration, pace, summary
 from asynctask.cli.options import environment
@@ -161,6 +163,27 @@ def test_the_help_is_no_error() -> None:
 def test_the_kind_of_an_error_decides_the_exit_code() -> None:
     assert exit_code(LedgerUnavailable("away")) == exit_code(SchemaOutdated("old")) == 3
     assert exit_code(InputError("bad")) == exit_code(NotFound("none")) == exit_code(Conflict("no")) == 2
+
+
+def test_a_driver_that_is_not_installed_is_told_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    code, _, err = call("db", "check", "--database-url", "postgresql://127.0.0.1:1/x")
+    assert code == 2
+    assert "pip install 'asynctask[postgresql]'" in err
+
+
+def test_a_bug_of_ours_does_not_look_like_rows_that_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(_argv: object) -> int:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("asynctask.cli.root.run", broken)
+    monkeypatch.setattr("asynctask.cli.output.log_to_stderr", lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        main(["tasks"])
+    assert ended.value.code == 70
+    assert "RuntimeError: a bug" in capsys.readouterr().err
 
 
 def test_an_old_schema_is_3_with_the_command_that_mends_it(tmp_path: Any) -> None:
