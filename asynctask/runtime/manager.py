@@ -22,6 +22,7 @@ from asynctask.job import CurrentJob
 from asynctask.middleware.task_event import TICKET
 from asynctask.middleware.tracker import Arrival, Ticket, Tracker
 from asynctask.runtime.interrupt import interrupt_thread
+from asynctask.runtime.mine import Mine
 from asynctask.runtime.performer import Assignment, Performer
 from asynctask.runtime.rate import Rate
 from asynctask.worker import Worker
@@ -34,6 +35,7 @@ AHEAD_S = 0.1
 MAX_FETCH = 1_000
 MAX_UNRECORDED = 5_000
 _IDLE_WAIT_S = 0.5
+_PACE_S = 0.005
 _UNWIND_S = 1.0
 
 QueueOrder = Callable[[], Sequence[str]]
@@ -75,8 +77,7 @@ class Manager:
         self._unrecorded = unrecorded
         self._buffer: SimpleQueue[Assignment | None] = SimpleQueue()
         self._lock = threading.Lock()
-        self._done: list[Copy] = []
-        self._held: set[int] = set()  # handles of the copies that this process knows it has
+        self._mine = Mine()
         self._doubtful = False  # a fetch broke off: the broker may have given what never arrived
         self._running: dict[int, Assignment] = {}
         self._threads: set[threading.Thread] = set()
@@ -140,7 +141,7 @@ class Manager:
         for thread in list(self._threads):
             thread.join(0.2)
         try:
-            self._broker.drop(self._identity, self._take_done())
+            self._broker.drop(self._identity, self._mine.take_done())
         except Unavailable as error:  # recovery drops them: their outcomes are recorded
             self._log.warning("acknowledge_put_off", error=str(error))
 
@@ -180,9 +181,9 @@ class Manager:
                 if self._doubtful:
                     self._find_unarrived()
                 limit = self._room()
-                done = self._take_done()
+                done = self._mine.take_done()
                 copies = self._broker.exchange(self._identity, done, self._queue_order(), limit)
-                self._acknowledged(done, copies)
+                self._mine.exchanged(done, copies)
                 done = []
                 if copies:
                     worked = True
@@ -190,29 +191,28 @@ class Manager:
                 elif limit > 0:
                     self._on_dry(worked)
                     worked = False
-                if len(copies) < limit or limit <= 0:
-                    self._broker.wait(_IDLE_WAIT_S if limit > 0 else AHEAD_S / 4)
+                if limit <= 0:
+                    self._quiet.wait(AHEAD_S / 4)
+                elif len(copies) < limit:
+                    # Every commit, our own too, ends the wait: a busy process must not answer each with a transaction.
+                    self._quiet.wait(_PACE_S if self.busy else 0)
+                    self._broker.wait(_IDLE_WAIT_S)
                 tries = 0
             except Unavailable as error:
                 tries += 1
                 self._log.warning("fetch_put_off", error=str(error), tries=tries)
-                self._keep_done(done)
+                self._mine.keep_done(done)
                 self._doubtful = True
                 self._quiet.wait(min(0.1 * 2**tries, 5.0))
             except Exception:
                 self._log.exception("fetch_failed")
-                self._keep_done(done)
+                self._mine.keep_done(done)
                 self._doubtful = True
                 self._quiet.wait(1.0)
 
-    def _acknowledged(self, done: Sequence[Copy], copies: Sequence[Copy]) -> None:
-        with self._lock:
-            self._held.difference_update(copy.handle for copy in done)
-            self._held.update(copy.handle for copy in copies)
-
     def _find_unarrived(self) -> None:
         """Puts back what the broker holds for this process although it never arrived here."""
-        unarrived = [copy for copy in self._broker.held_by(self._identity) if copy.handle not in self._held]
+        unarrived = [copy for copy in self._broker.held_by(self._identity) if copy not in self._mine]
         if unarrived:
             self._log.warning("copies_unarrived", count=len(unarrived))
             self._broker.put_back(self._identity, unarrived)
@@ -234,7 +234,7 @@ class Manager:
         try:
             assignments = self._bound(copies)
         except Unavailable:
-            self._never_arrived(copies)
+            self._mine.forget(copies)  # nothing of these may begin: they go back as soon as the broker answers
             raise
         except Exception:
             self._log.exception("batch_not_begun", count=len(copies))
@@ -253,13 +253,8 @@ class Manager:
             try:
                 self._begin([copy])
             except Unavailable:
-                self._never_arrived(copies[position:])
+                self._mine.forget(copies[position:])
                 raise
-
-    def _never_arrived(self, copies: Sequence[Copy]) -> None:
-        """Nothing of these may begin: they go back as soon as the broker answers."""
-        with self._lock:
-            self._held.difference_update(copy.handle for copy in copies)
 
     def _bound(self, copies: Sequence[Copy]) -> list[Assignment]:
         assignments = [each for each in (self._assign(copy) for copy in copies) if each is not None]
@@ -287,8 +282,7 @@ class Manager:
         except ValueError as error:
             self._log.error("undecodable_job", jid=copy.jid, queue=copy.queue, error=str(error))
             self._broker.hold(DEAD, [Held(copy, self._clock.now())], process=self._identity)
-            with self._lock:
-                self._held.discard(copy.handle)
+            self._mine.forget([copy])
             return None
         job = CurrentJob(
             copy.jid,
@@ -311,25 +305,13 @@ class Manager:
 
     def done(self, assignment: Assignment) -> None:
         """Its outcome is in the ledger (or it has none): its copy is acknowledged with the next exchange."""
-        with self._lock:
-            self._done.append(assignment.copy)
-            many = len(self._done) >= MAX_FETCH // 2 or not self._running
-        if many:
+        waiting = self._mine.done(assignment.copy)
+        if waiting >= MAX_FETCH // 2 or not self._running:
             self._broker.wake()
 
     def gone(self, assignment: Assignment) -> None:
         """Its copy went back, or into a set: it is not this process's any more."""
-        with self._lock:
-            self._held.discard(assignment.copy.handle)
-
-    def _take_done(self) -> list[Copy]:
-        with self._lock:
-            taken, self._done = self._done, []
-            return taken
-
-    def _keep_done(self, copies: Sequence[Copy]) -> None:
-        with self._lock:
-            self._done[:0] = copies
+        self._mine.forget([assignment.copy])
 
     # -- processors
 
@@ -353,11 +335,12 @@ class Manager:
                 if assignment.abandoned:  # it came back after all, but another thread has its place
                     ended = True
                     return
+        except BaseException:
+            self._log.exception("processor_died")
         finally:
             with self._lock:
                 self._threads.discard(me)
             if not ended and not self._quiet.is_set():
-                self._log.error("processor_died")
                 self._spawn()
 
     def _run(self, assignment: Assignment) -> None:
@@ -372,6 +355,9 @@ class Manager:
             self._running[key] = assignment
         try:
             self.performer.perform(assignment)
+        except BaseException as error:
+            self.performer.broke(assignment, error)
+            raise
         finally:
             with self._lock:
                 self._running.pop(key, None)

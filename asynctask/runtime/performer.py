@@ -228,6 +228,17 @@ class Performer:
         assignment.abandoned = True
         self.failed(assignment, JobInterrupted("the runtime is shutting down"))
 
+    def broke(self, assignment: Assignment, error: BaseException) -> None:
+        """The layers around a job failed themselves: a tracked job has an outcome all the same, an untracked one stays in
+        this process's list until the process ends."""
+        ticket = assignment.ticket
+        if ticket is None or assignment.abandoned:
+            return
+        if ticket.status is None:
+            late = isinstance(error, JobInterrupted)  # it came between two of the runtime's own steps
+            ticket.raised(error if late else RuntimeError(f"the runtime failed around the job: {type(error).__name__}"))
+        self._tracker.settle(ticket, then=lambda won: self._hooks.done(assignment))
+
     def release(self, assignment: Assignment) -> None:
         """A job that was fetched and will not be run by this process."""
         ticket = assignment.ticket

@@ -75,7 +75,10 @@ class Supervisor:
             self._spawn(child)
 
     def run(self, on_started: Callable[[], None] = lambda: None) -> int:
-        """Runs in the foreground until TERM or INT; passes TSTP on to the children. Returns the exit code."""
+        """Runs in the foreground until TERM or INT; passes TSTP on to the children. Returns the exit code.
+
+        A second INT kills the children: 130.
+        """
         interrupts = 0
 
         def on_stop(number: int, _frame: Any) -> None:
@@ -92,7 +95,8 @@ class Supervisor:
         on_started()
         while not self._stop.wait(0.1):
             self.look()
-        return self.shut_down()
+        code = self.shut_down()
+        return 130 if interrupts > 1 else code
 
     def stop(self) -> None:
         """Has :meth:`run` end."""

@@ -9,6 +9,7 @@ import ast
 import sqlite3
 import sys
 import threading
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -60,9 +61,8 @@ def test_promise_1_an_accepted_item_is_never_lost_when_the_broker_loses_all_it_h
 
 
 def test_promise_2_counts_sum_to_the_total_never_fall_and_equal_the_rows(world: World) -> None:
-    """Taken out: the fence of `tallies.move`'s caller (a turn to `failed` was counted twice), and, a second time, the
-    transaction (counts moved before the rows, in a transaction of their own). The first showed in the rows, the second in
-    a sum over the total while it ran."""
+    """Taken out: the row before in `difference` (what an Event was is still counted when it is something else): the sum
+    rose over the total. And an `error` was counted as `finish`: the doctor saw it in the rows."""
     app = world.app()
     seen: list[dict[str, Any]] = []
     over = threading.Event()
@@ -76,11 +76,11 @@ def test_promise_2_counts_sum_to_the_total_never_fall_and_equal_the_rows(world: 
         poller = threading.Thread(target=poll)
         poller.start()
         try:
-            assert task.wait(30)["done"]
+            last = task.wait(20)
         finally:
             over.set()
             poller.join()
-    seen.append(task.progress())
+    seen.append(last)
     for progress in seen:
         counts = dict(progress["counts"])
         assert counts.pop("total") == sum(counts.values()) == 400
@@ -89,7 +89,8 @@ def test_promise_2_counts_sum_to_the_total_never_fall_and_equal_the_rows(world: 
         assert (progress["progress"]["percent"] == 100) == (progress["progress"]["remaining"] == 0)
     done = [progress["progress"]["done"] for progress in seen]
     assert done == sorted(done)
-    assert seen[-1]["counts"]["error"] == 100
+    assert last["done"]
+    assert last["counts"]["error"] == 100
     world.check_promises(app, [task.id], 400)
 
 
@@ -278,23 +279,26 @@ def _plan(app: AsyncTask, task_id: int) -> list[str]:
 
 
 def elsewhere(app: AsyncTask, one: AsyncTask) -> AsyncTask | None:
-    return app if app.ledger.slot(32) != one.ledger.slot(32) else None
+    """An application whose name does not fall to the same slot by chance."""
+    return app if slot(app) != slot(one) else None
+
+
+def slot(app: AsyncTask) -> int:
+    return zlib.crc32(app.ledger.identity.encode()) % 32
 
 
 def test_promise_7_processes_count_in_slots_of_their_own_and_no_outcome_updates_the_task(world: World) -> None:
     """Taken out: `Ledger.slot` (always 0): both processes moved one row. And `apply` raised `tasks.version` with each
     flush: the update was seen."""
     one = world.app()
-    other = wait_for(
-        lambda: next((a for a in [world.app()] if a.ledger.slot(32) != one.ledger.slot(32)), None), "two slots"
-    )
+    other = wait_for(lambda: elsewhere(world.app(), one), "an application that counts in another slot")
     with counted(one) as ones, counted(other) as others, world.working(one), world.working(other):
         large = one.submit("note", mixed(2_000))
         small = one.submit("note", mixed(900))
         assert large.wait(60)["done"]
         assert small.wait(60)["done"]
     slots = world.sql("SELECT slot FROM task_tallies WHERE task_id = ? AND finish > 0", large.id)
-    assert {slot for (slot,) in slots} == {one.ledger.slot(32), other.ledger.slot(32)}
+    assert {slot for (slot,) in slots} == {slot(one), slot(other)}
     assert all(0 <= slot < 32 for (slot,) in slots)
     assert world.sql("SELECT slot FROM task_tallies WHERE task_id = ?", small.id) == [(0,)]
     flushes = 0
@@ -432,7 +436,7 @@ def test_promise_9_a_payload_that_names_no_registered_worker_runs_and_imports_no
     payload = {"class": name, "args": [f"touch {world.folder}/pwned"], "jid": jid, "retry": False, "use_task_event": True}
     with world.working(app):
         app.broker.push([Copy(jid, 0, "default", dumps(payload))])
-        wait_for(lambda: world.sql("SELECT 1 FROM events WHERE job_id = ? AND status = 'error'", jid), "it is refused")
+        wait_for(lambda: world.sql("SELECT 1 FROM events WHERE job_id = ? AND finished_at > 0", jid), "it is over")
         wait_for(lambda: not world.sql("SELECT 1 FROM jobs"), "it is acknowledged")
     assert not (world.folder / "pwned").exists()
     assert {"this", "antigravity"} & (set(sys.modules) - loaded) == set()
@@ -475,7 +479,7 @@ def test_promise_9_hostile_text_comes_back_as_it_went_in(world: World) -> None:
 
 
 def test_promise_9_text_that_is_no_unicode_ends_one_job_and_hinders_no_other(world: World) -> None:
-    """Taken out: `clean` where messages are written. The recorder tried the same batch for ever and nothing went on."""
+    """Taken out: `clean` where messages are written. The outcome could not be recorded as what it was."""
     app = world.app()
 
     @app.worker(retry=0)

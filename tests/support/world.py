@@ -116,6 +116,12 @@ def make_app(folder: Path, **more: Any) -> AsyncTask:
         shop.note("ended", item["n"], time.monotonic())
 
     @app.worker(retry=0)
+    def hung(item: dict) -> None:
+        """Sits in one call that nothing can interrupt."""
+        shop.note("began", item["n"], os.getpid())
+        threading.Event().wait()
+
+    @app.worker(retry=0)
     def order(item: Order) -> dict:
         """A row of a file: says that it began, takes a moment, does, and ends as its ``kind`` says."""
         shop.note("began", item.n, os.getpid())

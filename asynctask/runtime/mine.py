@@ -1,0 +1,51 @@
+"""What a process knows of the copies that the broker holds for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from asynctask.brokers.base import Copy
+
+__all__ = ["Mine"]
+
+
+class Mine:
+    """The copies that arrived here and are not given back, and those of them that may be acknowledged."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._done: list[Copy] = []
+        self._handles: set[int] = set()
+
+    def __contains__(self, copy: Copy) -> bool:
+        with self._lock:
+            return copy.handle in self._handles
+
+    def done(self, copy: Copy) -> int:
+        """It may be acknowledged; returns how many wait for that."""
+        with self._lock:
+            self._done.append(copy)
+            return len(self._done)
+
+    def take_done(self) -> list[Copy]:
+        """What may be acknowledged, for whoever does it now."""
+        with self._lock:
+            taken, self._done = self._done, []
+            return taken
+
+    def keep_done(self, copies: Sequence[Copy]) -> None:
+        """They could not be acknowledged; they come first the next time."""
+        with self._lock:
+            self._done[:0] = copies
+
+    def exchanged(self, done: Sequence[Copy], copies: Sequence[Copy]) -> None:
+        """``done`` were acknowledged and ``copies`` arrived."""
+        with self._lock:
+            self._handles.difference_update(copy.handle for copy in done)
+            self._handles.update(copy.handle for copy in copies)
+
+    def forget(self, copies: Sequence[Copy]) -> None:
+        """They went back or into a set, or count as never arrived."""
+        with self._lock:
+            self._handles.difference_update(copy.handle for copy in copies)
