@@ -121,6 +121,7 @@ def test_a_refusal_is_failed_and_dramatiq_neither_retries_nor_buries_it(engine: 
 
 
 def test_an_error_says_that_it_waits_for_its_retry_and_the_retry_finishes_it(engine: Dramatiq) -> None:
+    engine.app.start_services()  # its dispatcher must leave the retry to Dramatiq
     message = engine.send("shaky", 1)
     engine.worker()
     event = engine.ended(message)
@@ -131,6 +132,7 @@ def test_an_error_says_that_it_waits_for_its_retry_and_the_retry_finishes_it(eng
     ]  # fmt: skip
     engine.empty()
     assert engine.recorded(message) == 1
+    assert engine.world.one("SELECT COUNT(*) FROM jobs") == 0, "a message of Dramatiq's went into our own broker"
 
 
 def test_an_error_with_its_retries_used_up_is_an_error(engine: Dramatiq) -> None:
@@ -185,6 +187,7 @@ def test_an_actor_that_opted_out_leaves_no_event(engine: Dramatiq) -> None:
 
 
 def test_a_worker_killed_in_mid_job_is_noticed_and_the_message_delivered_again_is_finished(engine: Dramatiq) -> None:
+    engine.app.start_services()  # a web process: its sweep recovers the dead, its dispatcher pushes what is due
     message = engine.send("gated", 1)
     first = engine.worker()
     wait_for(lambda: engine.event(message)["status"] == "working", "the job is seen to run")
