@@ -126,6 +126,7 @@ class WebServices:
 
     def _obey(self, name: str) -> None:
         if name == "LOST":  # it holds no jobs, so being declared dead costs it nothing
+            recovery.forget(self._core.ledger, self._core.ledger.identity)
             self._register()
 
 

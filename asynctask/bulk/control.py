@@ -10,6 +10,7 @@ from asynctask.clock import Clock
 from asynctask.errors import NotBuilt
 from asynctask.ledger import control
 from asynctask.ledger.base import Ledger
+from asynctask.ledger.closing import try_close
 
 __all__ = ["Control"]
 
@@ -40,7 +41,8 @@ class Control:
         """No new start, and open rows are cancelled: here for half a second, the rest by the sweep of any process."""
         changed = control.cancel_task(self._ledger, task_id, who=who)
         self.withdraw(task_id)
-        self.turn(task_id)
+        if self.turn(task_id):
+            try_close(self._ledger, task_id)  # with no worker and no web process alive, nobody else would
         return changed
 
     def retry(self, task_id: int, statuses: Collection[str] = (), who: str = "") -> bool:

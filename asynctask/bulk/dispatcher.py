@@ -69,6 +69,7 @@ class Dispatcher:
         self._local: Callable[[], Load] | None = None
         self._outgoing = outgoing
         self._round_lock = threading.Lock()
+        self._unpushed: list[Copy] = []  # reserved, but the broker did not take them
         self._wake = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -129,7 +130,7 @@ class Dispatcher:
                 workers = living(connection, now)
                 alone = dispatch.alone_due(connection, now)
             self._more = bool(waiting_tasks)
-            pushed = 0
+            pushed = self._push_again()
             if alone:
                 pushed += self._push(dispatch.reserve_alone(self._ledger, ALONE_AT_ONCE, look_again_s=LOOK_AGAIN_S))
             for task_id in again:
@@ -195,7 +196,15 @@ class Dispatcher:
         copies: Sequence[Copy] = [tracked_copy(each, now) for each in ready]
         if self._outgoing is not None:
             copies = self._outgoing(copies)
-        self._broker.push(copies)
+        self._unpushed = list(copies)
+        return self._push_again()
+
+    def _push_again(self) -> int:
+        """What is reserved goes to the broker before anything else is reserved: a later confirmation covers it too."""
+        copies = self._unpushed
+        if copies:
+            self._broker.push(copies)
+            self._unpushed = []
         return len(copies)
 
 

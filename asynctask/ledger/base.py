@@ -18,6 +18,9 @@ __all__ = ["MAX_SLOTS", "SLOTS_FROM", "Ledger", "dumps", "loads", "stamp"]
 MAX_SLOTS = 32
 """Slots of ``task_tallies`` that a large Task has: so many processes can count at once without meeting."""
 
+ERROR_SLOTS = 4
+"""Slots of ``task_errors``: failures come in few flushes, and a poll sums them all."""
+
 SLOTS_FROM = 1_000
 """Items from which a Task has more than one slot."""
 
@@ -43,6 +46,10 @@ class Ledger:
     def slot(self, slots: int) -> int:
         """The slot of a Task with so many slots that this process counts in."""
         return self._seed % max(1, slots)
+
+    def error_slot(self, slots: int) -> int:
+        """The slot in which this process groups the failures of a Task."""
+        return self.slot(slots) % ERROR_SLOTS
 
     def now(self) -> int:
         """The wall clock in microseconds."""

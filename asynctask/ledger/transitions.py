@@ -292,7 +292,7 @@ def _count_failures(connection: Connection, ledger: Ledger, ended: Sequence[tupl
                 "code": failure.code[:64], "message": failure.message, "digest": digest, "attempt": turn.after.attempt,
             }
         )  # fmt: skip
-        key = (record.task_id, ledger.slot(record.slots), digest)
+        key = (record.task_id, ledger.error_slot(record.slots), digest)
         group = groups.setdefault(
             key,
             {
@@ -320,7 +320,7 @@ def _known_groups(connection: Connection, task_ids: set[int]) -> dict[int, set[s
 
 def _forget_failures(connection: Connection, ledger: Ledger, reopened: Sequence[EventRecord]) -> None:
     """An explicit retry takes its items' failures out of the groups: they count again if they fail again."""
-    slots = {record.task_id: ledger.slot(record.slots) for record in reopened}
+    slots = {record.task_id: ledger.error_slot(record.slots) for record in reopened}
     ids = [record.id for record in reopened]
     c = item_errors.c
     found = connection.execute(

@@ -110,7 +110,7 @@ class Launcher:
         self._lost = False
         self._ticker_stop = threading.Event()
         self._ticker: threading.Thread | None = None
-        self.recorder = Recorder(ledger)
+        self.recorder = Recorder(ledger, more_coming=lambda: self.manager.busy > 0)
         self.tracker = Tracker(ledger, self.recorder)
         self.heartbeat = Heartbeat(
             ledger, parts.clock, every_s=config.heartbeat_s, lease_s=config.lease_s, tell=self._tell, on_signal=self.obey
