@@ -8,9 +8,10 @@ from apiflask import APIBlueprint
 from flask import Response
 
 from asynctask.errors import LedgerUnavailable, SchemaOutdated, Unavailable
+from webapi.answers import Health
 from webapi.current import asynctask_app
+from webapi.incoming import NoQuery
 from webapi.problems import problem_response
-from webapi.schemas import Health, NoQuery
 from webapi.wire import json_response
 
 __all__ = ["blueprint"]

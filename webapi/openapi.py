@@ -8,8 +8,9 @@ from typing import Any, Final
 from apiflask import APIFlask
 
 from asynctask.app import AsyncTask
+from webapi.answers import ProblemDetails
+from webapi.incoming import LATER, FileSubmission, JsonSubmission
 from webapi.problems import MEDIA_TYPE
-from webapi.schemas import LATER, FileSubmission, JsonSubmission, ProblemDetails
 from webapi.submissions import KEY_PATTERN
 
 __all__ = ["register"]

@@ -18,9 +18,10 @@ from flask import Response
 from asynctask.bulk.report import Report
 from asynctask.bulk.report_files import ReportRow, iter_csv, write_xlsx
 from asynctask.handle import TaskHandle
+from webapi.answers import RejectedPage
 from webapi.current import find_task
+from webapi.incoming import RejectedQuery, ReportQuery
 from webapi.links import TASKS, page_links
-from webapi.schemas import RejectedPage, RejectedQuery, ReportQuery
 from webapi.wire import json_response
 
 __all__ = ["blueprint"]

@@ -12,10 +12,10 @@ from asynctask.app import AsyncTask
 from asynctask.errors import InputError, Problem
 from asynctask.submission import Submission
 from webapi.caching import retry_after
+from webapi.incoming import FileSubmission, JsonSubmission, Options
 from webapi.links import task_url, with_links
 from webapi.problems import MAX_ERRORS, MalformedBody, did_you_mean
 from webapi.reading import FORM, JSON, ApiRequest
-from webapi.schemas import FileSubmission, JsonSubmission, Options
 from webapi.wire import json_response, parse_json
 
 __all__ = ["KEY_PATTERN", "answer", "submit"]

@@ -8,24 +8,12 @@ from apiflask import APIBlueprint
 from flask import Response
 
 from asynctask.errors import InputError, NotBuilt, Problem
+from webapi.answers import ErrorGroups, EventPage, LogEntries, Progress, Submitted, TaskPage
 from webapi.caching import progress_response
 from webapi.current import asynctask_app, find_task, who
+from webapi.incoming import EventQuery, Knobs, NoQuery, OneTaskQuery, RetryQuery, TaskQuery
 from webapi.links import TASKS, page_links, with_links
 from webapi.reading import current_request
-from webapi.schemas import (
-    ErrorGroups,
-    EventPage,
-    EventQuery,
-    Knobs,
-    LogEntries,
-    NoQuery,
-    OneTaskQuery,
-    Progress,
-    RetryQuery,
-    Submitted,
-    TaskPage,
-    TaskQuery,
-)
 from webapi.submissions import answer, submit
 from webapi.wire import json_response
 

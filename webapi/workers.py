@@ -8,8 +8,9 @@ from apiflask import APIBlueprint
 from flask import Response
 
 from asynctask.app import AsyncTask
+from webapi.answers import Event, Workers
 from webapi.current import asynctask_app
-from webapi.schemas import Event, NoQuery, Workers
+from webapi.incoming import NoQuery
 from webapi.wire import json_response
 
 __all__ = ["blueprint", "describe"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -10,36 +9,9 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
-from pydantic import BaseModel, Field
+from support.webshop import build_app, client_of, form_of
 
-from asynctask import AsyncTask, NormalException
-from webapi import create_app
-
-
-class Product(BaseModel):
-    sku: str = Field(max_length=20)
-    quantity: int = Field(1, ge=1, le=100, title="Quantity")
-    note: str | None = None
-
-
-def build_app(folder: Path, **settings: Any) -> AsyncTask:
-    app = AsyncTask(environ={}, database_url=f"sqlite:///{folder / 'ledger.db'}", data_dir=str(folder / "data"), **settings)
-
-    @app.worker(retry=0)
-    def enroll(item: Product) -> dict[str, str]:
-        """Enrol a product in the promotion."""
-        if item.sku.startswith("NO"):
-            raise NormalException(item.note or f"{item.sku} is not qualified")
-        if item.sku.startswith("BUG"):
-            raise RuntimeError(item.note or f"{item.sku} broke")
-        return {"enrolled": item.sku}
-
-    @app.worker(retry=0)
-    def anything(item: dict[str, Any]) -> None:
-        """Take any row."""
-
-    app.ensure_schema()
-    return app
+from asynctask import AsyncTask
 
 
 @pytest.fixture
@@ -60,20 +32,6 @@ def make_app(tmp_path: Path) -> Iterator[Callable[..., AsyncTask]]:
 @pytest.fixture
 def app(make_app: Callable[..., AsyncTask]) -> AsyncTask:
     return make_app()
-
-
-class Client(FlaskClient):
-    """Reads every answer to its end and closes it, as every server does."""
-
-    def open(self, *args: Any, **kwargs: Any) -> Any:
-        kwargs.setdefault("buffered", True)
-        return super().open(*args, **kwargs)
-
-
-def client_of(app: AsyncTask) -> FlaskClient:
-    flask_app = create_app(app)
-    flask_app.test_client_class = Client
-    return flask_app.test_client()
 
 
 @pytest.fixture
@@ -110,12 +68,6 @@ def ended(app: AsyncTask, working: Callable[[], AbstractContextManager[None]]) -
     return submit
 
 
-def form(content: bytes | str, filename: str = "list.csv", worker: str = "enroll", **fields: Any) -> dict[str, Any]:
-    """The arguments of a POST that uploads a file."""
-    body = content.encode() if isinstance(content, str) else content
-    return {"data": {"worker": worker, "file": (io.BytesIO(body), filename), **fields}}
-
-
 @pytest.fixture(name="form")
 def form_fixture() -> Callable[..., dict[str, Any]]:
-    return form
+    return form_of

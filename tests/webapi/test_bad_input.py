@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import xlsxwriter
-from conftest import client_of
 from flask.testing import FlaskClient
+from support.webshop import client_of
 
 from asynctask import AsyncTask
 

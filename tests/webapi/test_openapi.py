@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import schemathesis
-from conftest import build_app, client_of
 from flask.testing import FlaskClient
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
+from support.webshop import build_app, client_of
 
 from asynctask import AsyncTask
 from webapi import create_app

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import client_of
 from flask import Response
 from flask.testing import FlaskClient
+from support.webshop import client_of
 
 import webapi
 from asynctask import AsyncTask

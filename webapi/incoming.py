@@ -1,4 +1,4 @@
-"""The shapes of what comes in (checked) and of what goes out (for the OpenAPI document)."""
+"""The shapes of what comes in: queries, bodies, forms. Whatever does not fit is refused with what is wrong."""
 
 from __future__ import annotations
 
@@ -19,28 +19,17 @@ from webapi.problems import from_validation
 
 __all__ = [
     "LATER",
-    "ErrorGroups",
-    "Event",
-    "EventPage",
     "EventQuery",
     "FileSubmission",
-    "Health",
     "JsonSubmission",
     "Knobs",
-    "LogEntries",
     "NoQuery",
     "OneTaskQuery",
     "Options",
-    "ProblemDetails",
-    "Progress",
-    "RejectedPage",
     "RejectedQuery",
     "ReportQuery",
     "RetryQuery",
-    "Submitted",
-    "TaskPage",
     "TaskQuery",
-    "Workers",
 ]
 
 # PostgreSQL has no text with NUL in it, so none is taken anywhere.
@@ -100,9 +89,6 @@ RetryStatuses = Annotated[str, AfterValidator(_OVER), Field(json_schema_extra=_O
 def _later(default: Any) -> Any:
     """A field that this version knows only in order to refuse it; it stands in no document."""
     return Field(default, json_schema_extra={LATER: True})
-
-
-# -- In -----------------------------------------------------------------------------------------------------------------
 
 
 def _whole(value: Any) -> Any:
@@ -239,236 +225,3 @@ class Knobs(_In):
     priority: Priority = Field(0, description="Smaller runs first.")
     interval: float = _later(0.0)
     tolerated_failures: int | float | str | None = _later(None)
-
-
-# -- Out ----------------------------------------------------------------------------------------------------------------
-
-
-class _Out(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-Time = Annotated[str, Field(description="RFC 3339, UTC", json_schema_extra={"format": "date-time"})]
-
-
-class Fault(_Out):
-    """One thing wrong with one cell, row or field."""
-
-    row: int | None
-    column: str | None
-    code: str
-    message: str
-    value: JsonValue
-
-
-class ProblemDetails(BaseModel):
-    """RFC 9457."""
-
-    model_config = ConfigDict(extra="allow")
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    instance: str
-    code: str
-    errors: list[Fault]
-
-
-class Split(_Out):
-    state: str
-    reason: str | None
-    planned: int | None
-    created: int
-    rejected: int
-
-
-class Counts(_Out):
-    """Items by status; they sum to ``total``."""
-
-    total: int
-    enqueue: int
-    working: int
-    stopped: int
-    finish: int
-    failed: int
-    error: int
-    cancelled: int
-
-
-class Done(_Out):
-    done: int
-    remaining: int
-    percent: float | None
-    rate_per_s: float | None
-    eta_s: float | None
-
-
-class Control(_Out):
-    parallel: int | None
-    in_flight: int
-    interval: float
-    priority: int
-    session: str | None
-    tolerated_failures: int | float | str | None
-
-
-class TopError(_Out):
-    message: str
-    status: str
-    count: int
-    sample_job_id: str | None
-
-
-class Links(_Out):
-    self: str
-    events: str
-    errors: str
-    report: str
-    ui: str
-
-
-class Event(_Out):
-    """The record of one job."""
-
-    id: int
-    job_id: str
-    task_id: int | None
-    worker: str | None
-    queue: str | None
-    status: StatusName
-    attempt: int
-    retries: int
-    row: int | None
-    params: JsonValue
-    messages: list[dict[str, JsonValue]]
-    result: JsonValue
-    problem: str | None
-    due_at: Time | None
-    created_at: Time | None
-    started_at: Time | None
-    finished_at: Time | None
-    process: str | None
-
-
-class Progress(_Out):
-    """How far a Task is."""
-
-    task_id: int
-    title: str
-    worker: str
-    owner: str | None
-    state: StateName
-    state_reason: str | None
-    done: bool
-    split: Split
-    counts: Counts
-    retrying: int
-    next_retry_at: Time | None
-    jobs: int
-    progress: Done
-    control: Control
-    top_errors: list[TopError]
-    resubmit_of: int | None
-    generation: int
-    version: int
-    poll_after_ms: int
-    created_at: Time
-    started_at: Time | None
-    updated_at: Time
-    finished_at: Time | None
-    links: Links
-    errors: list[Event] | None = Field(None, description="With include=errors: the first 20 failures.")
-
-
-class Submitted(Progress):
-    """The progress object, with the rows that were refused where they are known already."""
-
-    errors: list[Fault] | None = None  # type: ignore[assignment]
-
-
-class PageLinks(_Out):
-    self: str
-    next: str | None
-
-
-class TaskPage(_Out):
-    tasks: list[Progress]
-    links: PageLinks
-
-
-class EventPage(_Out):
-    events: list[Event]
-    links: PageLinks
-
-
-class ErrorGroup(_Out):
-    message: str
-    status: str
-    count: int
-    sample_job_id: str | None
-    sample_rows: list[int]
-
-
-class ErrorGroups(_Out):
-    errors: list[ErrorGroup]
-
-
-class CellFault(_Out):
-    column: str | None
-    code: str
-    message: str
-    value: JsonValue
-
-
-class RejectedRow(_Out):
-    """A row that the validation refused."""
-
-    row: int
-    errors: list[CellFault]
-    cells: JsonValue
-
-
-class RejectedPage(_Out):
-    rejected: list[RejectedRow]
-    links: PageLinks
-
-
-class LogEntry(_Out):
-    at: Time
-    who: str
-    action: str
-    detail: JsonValue
-
-
-class LogEntries(_Out):
-    log: list[LogEntry]
-
-
-class ItemField(_Out):
-    """A field of a worker's item."""
-
-    name: str
-    title: str
-    required: bool
-    description: str | None
-
-
-class WorkerInfo(_Out):
-    name: str
-    doc: str
-    queue: str
-    retry: int | bool
-    priority: int
-    timeout: float | None
-    fields: list[ItemField]
-    headers: list[str] = Field(description="Every header that a sheet may use for them.")
-    item_schema: dict[str, JsonValue] | None = Field(description="JSON Schema of an item; null where any object will do.")
-
-
-class Workers(_Out):
-    workers: list[WorkerInfo]
-
-
-class Health(_Out):
-    status: Literal["ok"]
