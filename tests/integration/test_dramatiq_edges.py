@@ -172,6 +172,20 @@ def test_the_applications_server_middleware_stands_around_actors_too(stub: Stub)
         assert [m["message"] for m in stub.ended(message)["messages"]][1] == "heard on default"
 
 
+def test_a_refusal_of_an_outer_middleware_is_failed_and_not_retried(stub: Stub) -> None:
+    def refusing(worker: Any, job: CurrentJob, queue: str, call_next: Callable[[], Any]) -> Any:
+        call_next()
+        raise NormalException("not after all")
+
+    stub.app.server_middleware.add(refusing)
+    message = stub.actor(lambda: 17, actor_name="fine", max_retries=5).send()
+    with stub.working():
+        event = stub.ended(message)
+        stub.settled()
+    assert (event["status"], last(event), event["result"], event["attempt"]) == ("failed", "Failed: not after all", None, 1)
+    assert stub.dead() == []
+
+
 def test_should_stop_says_when_the_worker_is_told_to_stop(stub: Stub) -> None:
     def polite() -> str:
         wait_for(current_job().should_stop, "the worker is told to stop")
