@@ -254,6 +254,10 @@ class AsyncTask:
         worker = self._workers.get(name)
         return TaskHandle(core.services, task_id, worker.shape if worker and isinstance(worker.shape, ItemShape) else None)
 
+    def progress(self, task_id: int, errors: bool = False) -> dict[str, Any]:
+        """The progress object of a Task, in one statement; see :meth:`TaskHandle.progress`. Raises :class:`NotFound`."""
+        return TaskHandle(self._made().services, task_id).progress(errors)
+
     def tasks(
         self,
         *,

@@ -35,6 +35,11 @@ _LATER: Mapping[str, Any] = {
     "interval": 0, "session": None, "chunk_size": 1, "tolerated_failures": None, "on_complete": None, "dry_run": False,
     "strict": False, "unique": None, "resubmit_of": None,
 }  # fmt: skip
+# A reason came through the ledger, which keeps its code: these answer with more than "422, wrong".
+_STATUS = {
+    "unsupported_format": 415, "empty_file": 415, "encrypted": 415, "damaged_file": 415,
+    "too_large": 413, "too_many_rows": 413, "zip_bomb": 413,
+}  # fmt: skip
 _NOTHING = {"", "0", "0.0", "1", "false", "null"}
 
 
@@ -246,7 +251,7 @@ def _refusal(task: Mapping[str, Any], problems: tuple[Problem, ...]) -> InputErr
     reason = str(task["split_reason"] or "")
     code, _, text = reason.partition(": ")
     if text:
-        status = {"unsupported_format": 415, "too_large": 413, "too_many_rows": 413}.get(code, 422)
+        status = _STATUS.get(code, 422)
         return InputError(text, code=code, status=status, errors=problems)
     if not problems:
         return InputError("the list has no items; fill in at least one row under the header", code="no_items")

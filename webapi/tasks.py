@@ -10,7 +10,7 @@ from flask import Response
 from asynctask.errors import InputError, NotBuilt, Problem
 from webapi.answers import ErrorGroups, EventPage, LogEntries, Progress, Submitted, TaskPage
 from webapi.caching import progress_response
-from webapi.current import asynctask_app, find_task, who
+from webapi.current import asynctask_app, find_progress, find_task, who
 from webapi.incoming import EventQuery, Knobs, NoQuery, OneTaskQuery, RetryQuery, TaskQuery
 from webapi.links import TASKS, page_links, with_links
 from webapi.reading import current_request
@@ -71,7 +71,7 @@ def show(task_id: int, query: OneTaskQuery) -> Response:
     for option in ("wait", "version"):
         if getattr(query, option) is not None:
             raise NotBuilt(option)
-    return progress_response(with_links(find_task(task_id).progress(errors=query.include == "errors")))
+    return progress_response(with_links(find_progress(task_id, errors=query.include == "errors")))
 
 
 @blueprint.patch("/<int:task_id>")
