@@ -18,7 +18,7 @@ from asynctask.ledger.models import events, item_errors, task_errors, tasks
 from asynctask.messages import append
 from asynctask.states import PROBLEM, TERMINAL, Reason, Status
 
-__all__ = ["Applied", "Change", "EventRecord", "Failure", "Note", "apply", "read_events", "read_tasks_events"]
+__all__ = ["Applied", "Change", "EventRecord", "Failure", "Note", "apply", "group_of", "read_events", "read_tasks_events"]
 
 MAX_GROUPS = 100
 """Groups of failure messages kept for one Task; the rest are counted under "other"."""
@@ -250,7 +250,7 @@ def _problem(change: Change, turn: Turn) -> str:
     return (change.failure.code if change.failure else str(turn.reason))[:64]
 
 
-def _group(failure: Failure, status: str) -> str:
+def group_of(failure: Failure, status: str) -> str:
     """Failures with a code of their own are one group whatever names their messages carry; others group by message."""
     text = failure.message if failure.code in ("failed", "raised") else failure.code
     return hashlib.blake2b(f"{status}\0{text}".encode(), digest_size=16).hexdigest()
@@ -279,7 +279,7 @@ def _count_failures(connection: Connection, ledger: Ledger, ended: Sequence[tupl
     for record, turn, failure in ended:
         assert record.task_id is not None
         status = str(turn.after.status)
-        digest = _group(failure, status)
+        digest = group_of(failure, status)
         groups_of_task = known.setdefault(record.task_id, set())
         if digest not in groups_of_task and len(groups_of_task) >= MAX_GROUPS:
             digest, shown = f"other-{status}", "other"

@@ -1,0 +1,363 @@
+"""The ledger itself: compare-and-set, messages, counts, idempotency keys, the doctor. No worker runs here."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.world import World
+
+from asynctask import AsyncTask
+from asynctask.bookkeeping import cancel, give_back, outcome, recover, working
+from asynctask.errors import Conflict, InputError, TransitionRefused
+from asynctask.handle import TaskHandle
+from asynctask.ledger import dispatch, doctor
+from asynctask.ledger import tasks as task_rows
+from asynctask.ledger.transitions import Applied, Change, EventRecord, Failure, Note, apply
+from asynctask.messages import KEEP_FIRST, KEEP_LAST
+from asynctask.states import Reason, Status
+
+
+def numbers(count: int) -> list[dict[str, int]]:
+    return [{"n": n} for n in range(count)]
+
+
+def take(app: AsyncTask, *changes: Change) -> list[Applied]:
+    with app.ledger.database.write() as connection:
+        return apply(connection, app.ledger, changes)
+
+
+def first_id(task: TaskHandle) -> int:
+    return int(task.events()[0]["id"])
+
+
+def finished(record: EventRecord) -> Any:
+    return outcome(record.row, Status.FINISH, Reason.RETURNED)
+
+
+def only_if(attempt: int, decide: Any) -> Any:
+    """A decision with the fence that every writer of an attempt has."""
+
+    def fenced(record: EventRecord) -> Any:
+        row = record.row
+        return decide(record) if row.attempt == attempt and row.status in (Status.ENQUEUE, Status.WORKING) else None
+
+    return fenced
+
+
+# -- transitions
+
+
+def test_a_late_writer_loses_and_changes_neither_row_nor_counts_nor_messages(world: World) -> None:
+    app = world.app()
+    task = app.submit("note", numbers(3))
+    event_id = first_id(task)
+    dispatch.reserve(app.ledger, task.id, 3, lease_s=5)
+    take(app, Change(event_id, lambda r: give_back(r.row, now=app.clock.now())))  # the attempt is 2 from here on
+    before = task.progress()
+    (late,) = take(app, Change(event_id, only_if(1, finished), notes=[Note("finish", "Done")]))
+    assert late.turn is None
+    assert task.progress()["counts"] == before["counts"]
+    assert task.progress()["version"] == before["version"]
+    assert task.events()[0]["messages"] == []
+    (next_one,) = take(app, Change(event_id, only_if(2, finished)))
+    assert next_one.turn is not None
+    assert task.progress()["counts"]["finish"] == 1
+    assert app.doctor() == []
+
+
+def test_of_writers_that_race_for_one_event_a_single_one_wins(world: World) -> None:
+    apps = [world.app() for _ in range(4)]
+    task = apps[0].submit("note", numbers(1))
+    event_id, start, won = first_id(task), threading.Barrier(4), []
+
+    def race(app: AsyncTask) -> None:
+        start.wait()
+        won.extend(a for a in take(app, Change(event_id, only_if(1, finished))) if a.turn is not None)
+
+    racers = [threading.Thread(target=race, args=(app,)) for app in apps]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+    assert len(won) == 1
+    assert task.progress()["counts"]["finish"] == 1
+    assert len(world.sql("SELECT * FROM seen_status")) == 1
+
+
+def test_an_illegal_step_is_refused_and_takes_the_whole_transaction_back(world: World) -> None:
+    app = world.app()
+    task = app.submit("note", numbers(2))
+    one, two = (int(event["id"]) for event in task.events())
+    take(app, Change(one, finished))
+    with pytest.raises(TransitionRefused):
+        take(app, Change(two, finished), Change(one, lambda r: working(r.row, "somebody")))
+    assert task.progress()["counts"]["finish"] == 1
+    assert app.doctor() == []
+
+
+def test_an_event_that_is_gone_and_a_decision_for_nothing_are_no_errors(world: World) -> None:
+    app = world.app()
+    task = app.submit("note", numbers(1))
+    gone, left = take(app, Change(999_999, finished), Change(first_id(task), lambda record: None))
+    assert (gone.record, gone.turn, left.turn) == (None, None, None)
+
+
+def test_messages_keep_the_first_10_and_the_last_90_and_say_how_many_were_dropped(world: World) -> None:
+    app = world.app()
+    task = app.submit("note", numbers(1))
+    (event,) = task.events()
+    for i in range(130):
+        app.record(event["job_id"], "enqueue", f"message {i}")
+    messages = task.events()[0]["messages"]
+    assert [m["message"] for m in messages[:KEEP_FIRST]] == [f"message {i}" for i in range(10)]
+    assert messages[KEEP_FIRST] == {"dropped": 30}
+    assert [m["message"] for m in messages[KEEP_FIRST + 1 :]] == [f"message {i}" for i in range(40, 130)]
+    assert len(messages) == KEEP_FIRST + KEEP_LAST + 1
+    stamped = messages[0]
+    assert (stamped["status"], stamped["attempt"]) == ("enqueue", 1)
+    assert stamped["at"].endswith("Z")
+
+
+def test_counts_move_with_each_kind_of_turn(world: World) -> None:
+    app = world.app()
+    task = app.submit("note", numbers(6))
+    ids = [int(event["id"]) for event in task.events()]
+    dispatch.reserve(app.ledger, task.id, 6, lease_s=5)
+    now = app.clock.now()
+
+    def errors(record: EventRecord) -> Any:
+        return outcome(record.row, Status.ERROR, Reason.RAISED)
+
+    def retries(record: EventRecord) -> Any:
+        return outcome(record.row, Status.ERROR, Reason.RAISED, retry_at=now + 60_000_000)
+
+    take(
+        app,
+        Change(ids[0], finished),
+        Change(ids[1], errors, failure=Failure("raised", "a bug")),
+        Change(ids[2], retries),
+        Change(ids[3], lambda r: working(r.row, "somebody")),
+        Change(ids[4], lambda r: cancel(r.row)),
+    )
+    progress = task.progress()
+    assert progress["counts"] == {
+        "total": 6, "enqueue": 2, "working": 1, "stopped": 0, "finish": 1, "failed": 0, "error": 1, "cancelled": 1,
+    }  # fmt: skip
+    assert (progress["retrying"], progress["control"]["in_flight"]) == (1, 2)
+    assert [(g["message"], g["count"]) for g in task.error_groups()] == [("a bug", 1)]
+    assert app.doctor() == []
+
+
+def test_groups_of_failures_are_bounded_and_the_rest_is_counted_as_other(world: World) -> None:
+    app = world.app()
+    task = app.submit("note", numbers(150))
+
+    def errors(record: EventRecord) -> Any:
+        return outcome(record.row, Status.ERROR, Reason.RAISED)
+
+    ids = [int(event["id"]) for event in task.events(limit=150)]
+    for n, event_id in enumerate(ids):
+        take(app, Change(event_id, errors, failure=Failure("raised", f"bug number {n}")))
+    groups = task.error_groups()
+    assert len(groups) == 101
+    assert groups[0]["message"] == "other"
+    assert groups[0]["count"] == 50
+    assert app.doctor() == []
+
+
+# -- idempotency keys
+
+
+def test_the_same_key_and_list_is_the_first_task_and_another_list_is_refused(world: World) -> None:
+    app, other = world.app(), world.app()
+    first = app.submit("note", numbers(3), idempotency_key="k")
+    assert other.submit("note", numbers(3), idempotency_key="k").id == first.id
+    assert first.progress()["counts"]["total"] == 3
+    for again in (
+        {"items": numbers(4)},
+        {"items": numbers(3), "title": "another"},
+        {"items": numbers(3), "worker": "gated"},
+    ):
+        with pytest.raises(InputError) as refused:
+            app.submit(again.pop("worker", "note"), again.pop("items"), idempotency_key="k", **again)
+        assert refused.value.code == "idempotency_key_reused"
+        assert refused.value.status == 422
+    assert app.submit("note", numbers(4), idempotency_key="k", owner="somebody else").id != first.id
+    stored = app.submit_items("note", numbers(2), idempotency_key="file")
+    again_stored = app.submit_items("note", numbers(2), idempotency_key="file")
+    assert (stored.created, again_stored.created) == (True, False)
+    assert stored.task.id == again_stored.task.id
+
+
+def test_of_submissions_that_race_with_one_key_a_single_task_is_made(world: World) -> None:
+    apps = [world.app() for _ in range(4)]
+    start, ids = threading.Barrier(4), []
+
+    def submit(app: AsyncTask) -> None:
+        start.wait()
+        ids.append(app.submit("note", numbers(5), idempotency_key="once").id)
+
+    racers = [threading.Thread(target=submit, args=(app,)) for app in apps]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+    assert len(ids) == 4
+    assert len(set(ids)) == 1
+    assert world.one("SELECT COUNT(*) FROM events") == 5
+
+
+# -- reservations
+
+
+def test_a_reservation_is_one_dispatchers_until_it_is_confirmed_or_its_lease_ends(world: World) -> None:
+    one, two = world.app(), world.app()
+    task = one.submit("note", numbers(10))
+    assert len(dispatch.reserve(one.ledger, task.id, 4, lease_s=60)) == 4
+    assert dispatch.reserve(two.ledger, task.id, 4, lease_s=60) == []
+    dispatch.confirm(two.ledger, [task.id])  # not its own: nothing happens
+    assert dispatch.reserve(two.ledger, task.id, 4, lease_s=60) == []
+    world.sql("UPDATE tasks SET dispatch_until = 1")
+    again = dispatch.take_again(two.ledger, task.id, lease_s=60)
+    assert [ready.attempt for ready in again] == [1] * 4
+    dispatch.confirm(two.ledger, [task.id])
+    assert len(dispatch.reserve(one.ledger, task.id, 100, lease_s=60)) == 6
+    assert task.progress()["control"]["in_flight"] == 10
+    assert one.doctor() == []
+
+
+def test_parallel_bounds_what_is_reserved_by_all_dispatchers_together(world: World) -> None:
+    one, two = world.app(), world.app()
+    task = one.submit("note", numbers(10), parallel=3)
+    reserved = dispatch.reserve(one.ledger, task.id, 2, lease_s=60)
+    dispatch.confirm(one.ledger, [task.id])
+    reserved += dispatch.reserve(two.ledger, task.id, 10, lease_s=60)
+    dispatch.confirm(two.ledger, [task.id])
+    assert len(reserved) == 3
+    assert dispatch.reserve(one.ledger, task.id, 10, lease_s=60) == []
+    take(one, Change(reserved[0].event_id, finished))
+    assert len(dispatch.reserve(two.ledger, task.id, 10, lease_s=60)) == 1
+
+
+def test_a_death_is_counted_only_of_a_job_that_had_begun_and_the_third_is_poison(world: World) -> None:
+    app = world.app()
+    task = app.submit("note", numbers(1))
+    event_id = first_id(task)
+    for deaths in (0, 1, 2):
+        dispatch.reserve(app.ledger, task.id, 1, lease_s=60)
+        if deaths == 0:
+            take(app, Change(event_id, lambda r: recover(r.row, "running", now=1)))
+            assert world.sql("SELECT deaths, watched FROM events") == [(0, 1)]
+            dispatch.reserve(app.ledger, task.id, 1, lease_s=60)
+        take(app, Change(event_id, lambda r: working(r.row, "doomed")))
+        take(app, Change(event_id, lambda r: recover(r.row, "running", now=1)))
+    assert world.sql("SELECT status, problem, deaths FROM events") == [("error", "poison", 3)]
+    assert app.doctor() == []
+
+
+# -- the doctor
+
+
+DRIFTS = {
+    "counts": "UPDATE task_tallies SET finish = finish + 1, enqueue = enqueue - 1",
+    "in_flight": "UPDATE task_tallies SET dispatched = dispatched + 2",
+    "retrying": "UPDATE task_tallies SET retrying = 5",
+    "lost slot": "DELETE FROM task_tallies",
+    "slot too many": "INSERT INTO task_tallies (task_id, slot, finish) VALUES (1, 7, 2)",
+    "created_jobs": "UPDATE tasks SET created_jobs = created_jobs + 1",
+    "created": "UPDATE tasks SET created = created - 1",
+    "a row changed by hand": "UPDATE events SET status = 'finish', n_finish = 1 WHERE seq = 9",
+    "a row deleted by hand": "DELETE FROM events WHERE seq = 9",
+    "a failure that no row had": "INSERT INTO item_errors (task_id, event_id, status, digest, attempt, message, code)"
+    " VALUES (1, 1, 'error', 'd', 1, 'x', 'y')",
+    "a failure that is not listed": "DELETE FROM item_errors WHERE id = (SELECT MIN(id) FROM item_errors)",
+    "groups that do not add up": 'UPDATE task_errors SET "count" = "count" + 1',
+}
+
+
+@pytest.mark.parametrize("drift", DRIFTS)
+def test_the_doctor_finds_and_repairs(world: World, drift: str) -> None:
+    app = world.app()
+    task = app.submit("note", [{"n": n, "bug": n % 3 == 0} for n in range(10)])
+    dispatch.reserve(app.ledger, task.id, 6, lease_s=60)
+
+    def errors(record: EventRecord) -> Any:
+        return outcome(record.row, Status.ERROR, Reason.RAISED)
+
+    for event in task.events()[:2]:
+        take(app, Change(int(event["id"]), errors, failure=Failure("raised", "a bug")))
+    assert app.doctor() == []
+    version = task.progress()["version"]
+    world.sql(DRIFTS[drift])
+    (finding,) = app.doctor()
+    assert finding == replace(finding, task_id=task.id, repaired=False)
+    (mended,) = app.doctor(repair=True)
+    assert mended.repaired, mended
+    assert app.doctor() == []
+    assert task.progress()["version"] != version, "whoever holds the old counts is told"
+
+
+def test_the_doctor_names_what_it_cannot_mend(world: World) -> None:
+    app = world.app()
+    app.submit("note", numbers(2))
+    world.sql("UPDATE events SET task_id = 77 WHERE seq = 1")
+    world.sql("UPDATE task_tallies SET task_id = 78 WHERE task_id = 1")
+    world.sql("UPDATE tasks SET closed_at = 5")
+    codes = {finding.code for finding in app.doctor()}
+    assert codes == {"counts", "closed_with_open_items", "orphan_events", "orphan_tallies"}
+    left = {finding.code for finding in app.doctor(repair=True) if not finding.repaired}
+    assert left == {"closed_with_open_items", "orphan_events", "orphan_tallies"}
+
+
+def test_the_doctor_may_look_while_the_task_runs(world: World) -> None:
+    app = world.app()
+    with world.working(app):
+        task = app.submit("brief", numbers(100))
+        looks = 0
+        while not task.progress()["done"]:
+            assert app.doctor() == []
+            looks += 1
+    assert looks > 1
+    assert doctor.examine(app.ledger, task_ids=[task.id]) == []
+
+
+# -- knobs
+
+
+def test_knobs_that_are_none_or_have_no_such_value_are_refused(world: World) -> None:
+    app = world.app()
+    task = app.submit("note", numbers(1))
+    for changes in ({"parallel": 0}, {"parallel": True}, {"parallel": "5"}, {"priority": 1.5}, {"title": "x" * 256}, {}):
+        with pytest.raises(InputError):
+            task.update(**changes)
+    with pytest.raises(InputError, match="interval"):
+        task.update(interval=1.0)
+    with pytest.raises(InputError, match="shade"):
+        task.update(shade="red")
+    assert task.update(title="new", who="me")["title"] == "new"
+    assert task.log()[0]["who"] == "me"
+    take(app, Change(first_id(task), finished))
+    app.start_services()
+    assert task.wait(10)["done"]
+    app.stop_services()
+    with pytest.raises(Conflict):
+        task.update(parallel=3)
+    assert task.update(title="renamed all the same")["title"] == "renamed all the same"
+
+
+def test_every_edge_that_a_person_asks_for_names_the_state_when_it_is_refused(world: World) -> None:
+    app = world.app()
+    with world.working(app):
+        task = app.submit("note", numbers(2))
+        assert task.wait(10)["done"]
+    for verb in (task.pause, task.resume, task.cancel):
+        with pytest.raises(Conflict, match="finished"):
+            verb()
+    assert task.retry() is False, "nothing failed"
+    with pytest.raises(InputError, match="finish"):
+        task.retry(["finish"])
+    with app.ledger.database.read() as connection:
+        assert task_rows.get(connection, task.id)["generation"] == 1
