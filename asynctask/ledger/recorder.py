@@ -145,7 +145,16 @@ class Recorder:
                 each.event_id, each.attempt, Status.ERROR, Reason.DISCARDED, [Note("error", text)], None, failure
             )
             ended.then, ended.elsewhere = each.then, each.elsewhere
+            self._flush_last_word(ended)
+
+    def _flush_last_word(self, ended: Outcome) -> None:
+        try:
             self.flush([ended])
+        except Unavailable:
+            raise
+        except Exception:
+            # Its row takes nothing at all. It stays unacknowledged, shown in the log; the thread goes on for the others.
+            self._log.exception("outcome_not_recorded", event_id=ended.event_id, attempt=ended.attempt)
 
     def _take(self) -> list[Outcome] | None:
         with self._condition:
