@@ -32,7 +32,7 @@ from dramatiq.middleware import (
     TimeLimitExceeded,
 )
 from dramatiq.results import Results
-from dramatiq.worker import ConsumerThread
+from dramatiq.worker import _ConsumerThread as ConsumerThread  # the name that older releases know too
 
 from asynctask.bookkeeping import Begin
 from asynctask.errors import ConfigError, JobInterrupted, JobTimeout, NormalException, Unavailable
