@@ -53,7 +53,7 @@ def _create(ledger: Ledger, n: int) -> int:
     task_id, _ = task_rows.create(ledger, new, lease_s=LEASE_S)
     for start in range(0, n, PAGE):
         items = [NewItem(dumps({"n": i}), i + 1) for i in range(start, min(n, start + PAGE))]
-        task_rows.add_slice(ledger, task_id, items, [], cursor=start + len(items), lease_s=LEASE_S)
+        task_rows.add_slice(ledger, task_id, items, [], after=start, cursor=start + len(items), lease_s=LEASE_S)
     task_rows.seal(ledger, task_id)
     return task_id
 

@@ -91,7 +91,7 @@ class Splitter:
                     binding = shape.bind(opened.headers) if opened.headers is not None else None
                     if opened.planned is not None:
                         task_rows.plan(self._ledger, task_id, opened.planned)
-                    self._split(task_id, (shape.validate(row, binding) for row in opened.rows(after)), tally)
+                    self._split(task_id, (shape.validate(row, binding) for row in opened.rows(after)), tally, after)
                 task_rows.seal(self._ledger, task_id)
             except InputError as error:
                 tally.error = error
@@ -117,13 +117,14 @@ class Splitter:
 
     # -- slices
 
-    def _split(self, task_id: int, rows: Iterable[Accepted | Refused], tally: Tally) -> None:
+    def _split(self, task_id: int, rows: Iterable[Accepted | Refused], tally: Tally, after: int = 0) -> None:
         current = _Slice(begun=self._clock.monotonic())
         largest = FIRST_SLICE
         for row in rows:
             _add(current, row, tally)
             if self._full(current, largest):
-                self._commit(task_id, current)
+                self._commit(task_id, current, after)
+                after = current.cursor
                 current = _Slice(begun=self._clock.monotonic())
                 largest = SLICE
             if tally.accepted + tally.rejected > self._limits.max_rows:
@@ -134,17 +135,18 @@ class Splitter:
                     status=413,
                 )
         if current.items or current.rejects:
-            self._commit(task_id, current)
+            self._commit(task_id, current, after)
 
     def _full(self, current: _Slice, largest: int) -> bool:
         count = len(current.items) + len(current.rejects)
         slow = count % 16 == 0 and self._clock.monotonic() - current.begun > SLICE_S
         return count >= largest or current.size > MAX_SLICE_BYTES or slow
 
-    def _commit(self, task_id: int, current: _Slice) -> None:
+    def _commit(self, task_id: int, current: _Slice, after: int) -> None:
         task_rows.add_slice(
-            self._ledger, task_id, current.items, current.rejects, cursor=current.cursor, lease_s=self._lease_s
-        )
+            self._ledger, task_id, current.items, current.rejects,
+            after=after, cursor=current.cursor, lease_s=self._lease_s,
+        )  # fmt: skip
         self._on_slice()
 
     @contextmanager

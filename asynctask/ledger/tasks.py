@@ -196,19 +196,22 @@ def add_slice(
     items: Sequence[NewItem],
     rejects: Sequence[Reject],
     *,
+    after: int,
     cursor: int,
     lease_s: float,
 ) -> int:
     """Adds one slice of items, in one transaction with the split's progress and the counts.
 
-    ``cursor`` is the last row of the source that this slice covers: whoever takes the split over goes on after it.
-    Returns the jobs created so far. Raises :class:`SplitLost` where this process does not hold the split any more or the
-    Task was cancelled.
+    The slice covers the rows of the source after ``after``, up to ``cursor``: whoever takes the split over goes on there.
+    Returns the jobs created so far. Raises :class:`SplitLost` where this process does not hold the split any more, the
+    Task was cancelled, or another splitter has been further meanwhile: one that slept may hold the lease again.
     """
     jids = ledger.ids.jids(len(items))
     with ledger.database.write() as connection:
         task = lock(connection, task_id)
         _still_mine(ledger, task)
+        if task["split_cursor"] != after:
+            raise SplitLost(f"row {task['split_cursor']} was reached by another, this one goes on after row {after}")
         now = ledger.now()
         first = task["created_jobs"]
         connection.execute(
