@@ -162,8 +162,7 @@ def prepare_shop(engine: Engine) -> None:
         for table in metadata.sorted_tables:
             db.execute(CreateTable(table, if_not_exists=True))
         known = [
-            {"name": name, "qualified": qualified, "budget_limit_cents": cents(limit)}
-            for name, qualified, limit in SELLERS
+            {"name": name, "qualified": qualified, "budget_limit_cents": cents(limit)} for name, qualified, limit in SELLERS
         ]
         db.execute(insert(sellers).on_conflict_do_nothing(), known)
         db.execute(insert(promotions).on_conflict_do_nothing(), [{"id": PROMOTION_ID, "title": "Spring sale"}])
@@ -212,9 +211,7 @@ class Product(Item):
 class Campaign(Item):
     """One campaign of the sheet. What only the shop can judge (limits, sellers, words) is judged by the worker."""
 
-    code: str = Field(
-        title="Campaign code", validation_alias=AliasChoices("code", "活动编号"), min_length=1, max_length=64
-    )
+    code: str = Field(title="Campaign code", validation_alias=AliasChoices("code", "活动编号"), min_length=1, max_length=64)
     title: str = Field(title="Title", validation_alias=AliasChoices("title", "活动名称"), min_length=1, max_length=200)
     seller: str = Field(title="Seller", validation_alias=AliasChoices("seller", "商家"), max_length=100)
     starts_on: date = Field(title="Starts on", validation_alias=AliasChoices("starts_on", "开始日期"))
@@ -225,9 +222,7 @@ class Campaign(Item):
     discount_percent: int = Field(
         title="Discount %", validation_alias=AliasChoices("discount_percent", "折扣"), ge=1, le=90
     )
-    note: str | None = Field(
-        title="Note", validation_alias=AliasChoices("note", "备注"), default=None, max_length=4_000
-    )
+    note: str | None = Field(title="Note", validation_alias=AliasChoices("note", "备注"), default=None, max_length=4_000)
 
 
 # --- the two workers --------------------------------------------------------------------------------------------------

@@ -129,9 +129,7 @@ class TestCampaigns:
         item = promotions.Campaign.model_validate(values | {"预算": "12.50", "折扣": 10})
         assert (item.code, item.budget, item.note) == ("1", Decimal("12.50"), None)
 
-    @pytest.mark.parametrize(
-        "changes", [{"code": " "}, {"discount_percent": 0}, {"discount_percent": 91}, {"budget": 0}]
-    )
+    @pytest.mark.parametrize("changes", [{"code": " "}, {"discount_percent": 0}, {"discount_percent": 91}, {"budget": 0}])
     def test_what_no_shop_could_take_is_no_campaign(self, changes: dict[str, Any]) -> None:
         with pytest.raises(ValidationError):
             campaign(**changes)
@@ -231,9 +229,7 @@ class TestTheShopsDatabase:
 
     def test_several_processes_and_threads_at_once_make_one_row_per_code(self, shop: Path, tmp_path: Path) -> None:
         command = [sys.executable, "-W", "error", "-c", CROWD]
-        crowd = [
-            subprocess.Popen([*command, str(n)], cwd=tmp_path, stdout=subprocess.PIPE, text=True) for n in range(3)
-        ]
+        crowd = [subprocess.Popen([*command, str(n)], cwd=tmp_path, stdout=subprocess.PIPE, text=True) for n in range(3)]
         made = [int(process.communicate(timeout=60)[0]) for process in crowd]
         assert [process.returncode for process in crowd] == [0, 0, 0]
         assert sum(made) == len(promotions.campaign_codes()) == 100
@@ -294,9 +290,7 @@ class TestTheSheet:
 
     def test_it_is_the_same_file_in_another_process(self, tmp_path: Path) -> None:
         untidy_sheet.write_sheet(tmp_path / "one.xlsx", 300)
-        said = run(
-            [str(ROOT / "examples" / "untidy_sheet.py"), "two.xlsx", "--rows", "300"], tmp_path, PYTHONHASHSEED="7"
-        )
+        said = run([str(ROOT / "examples" / "untidy_sheet.py"), "two.xlsx", "--rows", "300"], tmp_path, PYTHONHASHSEED="7")
         assert "300 rows" in said
         assert (tmp_path / "one.xlsx").read_bytes() == (tmp_path / "two.xlsx").read_bytes()
 

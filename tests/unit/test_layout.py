@@ -27,7 +27,6 @@ LONG_MODULES = {
     "asynctask/app.py": "the facade: one method for each verb of the public contract, nearly all of it signatures and docs",
     "asynctask/bookkeeping.py": "the pure core is read, modelled and mutated as one piece",
     "asynctask/runtime/manager.py": "the threads of one process share one lock and one set of facts",
-    "webapi/schemas.py": "the schemas of every route: declarations only, from which openapi.json is made",
 }
 LONG_FUNCTIONS = {
     "asynctask/ledger/progress.py:_progress_statement": "one SQL statement, told from top to bottom",
@@ -203,7 +202,11 @@ def test_every_module_says_what_it_is_for(name: str) -> None:
 
 
 # The docstring of a schema would be published in openapi.json; there the descriptions of its fields speak.
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "webapi/schemas.py"])
+# Declarations whose fields say it; a docstring there would stand in openapi.json as the schema's description.
+SCHEMAS = {"webapi/answers.py", "webapi/incoming.py"}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in SCHEMAS])
 def test_what_a_module_offers_has_a_docstring(name: str) -> None:
     for node in tree(name).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name in offered(name):
