@@ -1,0 +1,406 @@
+"""Processes and their leases, lost copies, poison, a ledger that is away, and the bound on what runs at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from support.world import World
+
+from asynctask.bulk import sweep
+from asynctask.bulk.sweep import Sweep
+from asynctask.errors import LedgerUnavailable
+from asynctask.ledger import recovery
+from asynctask.ledger.database import Database
+from asynctask.middleware.tracker import Tracker
+from asynctask.testing.waits import wait_for
+
+
+def numbers(count: int) -> list[dict[str, int]]:
+    return [{"n": n} for n in range(count)]
+
+
+def sweeper(app: Any) -> Sweep:
+    return Sweep(app.ledger, app.broker, app.host, app.controls)
+
+
+def registered(app: Any, **values: Any) -> None:
+    """A process of this name, that runs (its pid is this test's)."""
+    recovery.register(app.ledger, app.host, kind="worker", pid=os.getpid(), **{"lease_s": 60.0, **values})
+
+
+def holding(world: World, app: Any, count: int) -> Any:
+    """A Task of which this application, as a process, holds every copy and has begun none."""
+    task = app.submit("note", numbers(count))
+    registered(app, concurrency=count, queues=("default",))
+    app.dispatcher.round()
+    assert len(app.broker.exchange(app.ledger.identity, [], ["default"], 100)) == count
+    return task
+
+
+# -- processes and leases
+
+
+def test_what_a_process_held_waits_again_when_its_lease_has_ended_and_not_before(world: World) -> None:
+    app, late = world.app(), world.app()
+    task = holding(world, late, 3)
+    assert sweeper(app).recover_dead() == 0
+    assert task.progress()["control"]["in_flight"] == 3
+    world.sql("UPDATE processes SET lease_until = 1")
+    assert sweeper(app).recover_dead() == 1
+    assert task.progress()["control"]["in_flight"] == 0
+    assert world.sql("SELECT DISTINCT status, attempt, deaths, watched FROM events") == [("enqueue", 2, 0, 1)]
+    assert world.sql("SELECT * FROM jobs") == []
+    assert app.processes() == []
+    assert recovery.beat(late.ledger, lease_s=60) == "LOST"
+    with world.working(app):
+        assert task.wait(20)["done"]
+    world.check_promises(app, [task.id], 3)
+
+
+def test_a_process_of_this_machine_that_is_gone_is_recovered_at_once(world: World) -> None:
+    app, dead = world.app(), world.app()
+    task = holding(world, dead, 2)
+    child = world.spawn("-c", "pass")
+    child.wait()
+    world.sql("UPDATE processes SET pid = ?, lease_until = ?", child.pid, app.clock.now() + 10**9)
+    assert sweeper(app).recover_dead() == 1
+    assert task.progress()["control"]["in_flight"] == 0
+
+
+def test_a_pid_that_was_given_to_another_program_is_not_the_process(world: World) -> None:
+    app, dead = world.app(), world.app()
+    holding(world, dead, 1)
+    world.sql("UPDATE processes SET pid_started = pid_started - 1")
+    assert sweeper(app).recover_dead() == 1
+
+
+def test_a_process_of_another_machine_is_judged_by_its_lease_alone(world: World) -> None:
+    app, far = world.app(), world.app()
+    holding(world, far, 1)
+    world.sql("UPDATE processes SET hostname = 'elsewhere', pid = 1, pid_started = 1")
+    assert sweeper(app).recover_dead() == 0
+
+
+def test_a_process_that_renewed_between_the_look_and_the_verdict_lives(world: World) -> None:
+    app, late = world.app(), world.app()
+    task = holding(world, late, 2)
+    sweeper(app).recover(late.ledger.identity)  # somebody saw it late, and it beat since
+    assert task.progress()["control"]["in_flight"] == 2
+    assert recovery.beat(late.ledger, lease_s=60) is None
+
+
+def test_what_a_process_held_that_is_registered_nowhere_is_taken_on_the_second_look(world: World) -> None:
+    app, dead = world.app(), world.app()
+    task = holding(world, dead, 2)
+    world.sql("DELETE FROM processes")
+    look = sweeper(app)
+    look.recover_dead()
+    assert task.progress()["control"]["in_flight"] == 2, "it may be about to register"
+    look.recover_dead()
+    assert task.progress()["control"]["in_flight"] == 0
+
+
+def test_recovering_twice_changes_nothing_the_second_time(world: World) -> None:
+    app, dead = world.app(), world.app()
+    task = holding(world, dead, 2)
+    copies = [copy.key for copy in app.broker.held_by(dead.ledger.identity)]
+    first = recovery.recover_events(app.ledger, dead.ledger.identity, copies)
+    second = recovery.recover_events(app.ledger, dead.ledger.identity, copies)
+    assert [each.turn is not None for each in (*first, *second)] == [True, True, False, False]
+    assert task.progress()["control"]["in_flight"] == 0
+    assert app.doctor() == []
+
+
+def test_a_job_under_which_three_processes_died_ends_as_poison_and_its_neighbours_do_not(world: World) -> None:
+    app = world.app()
+    task = app.submit("gated", numbers(1))
+    victims: list[int] = []
+    for _ in range(3):
+        worker = world.cli("kill_app", "worker", "-c", "1")
+        wait_for(
+            lambda pid=worker.pid: world.sql(
+                "SELECT 1 FROM events WHERE status = 'working' AND process LIKE ?", f"%:{pid}:%"
+            ),
+            "it is known to be at work",
+        )
+        victims.append(worker.pid)
+        worker.send_signal(signal.SIGKILL)
+        worker.wait()
+    neighbours = app.submit("note", numbers(5))
+    with world.working(app):
+        assert task.wait(20)["done"]
+        assert neighbours.wait(20)["done"]
+    (event,) = task.events()
+    assert (event["status"], event["problem"]) == ("error", "poison")
+    assert [m["message"] for m in event["messages"]].count("Worker lost") == 3
+    assert event["messages"][-1]["message"] == "Worker lost three times; given up"
+    assert {int(line[2]) for line in world.shop.lines() if line[0] == "began"} == set(victims)
+    world.check_promises(app, [task.id, neighbours.id], 6)
+
+
+# -- lost copies
+
+
+def test_a_copy_that_the_broker_lost_is_dispatched_again_after_two_looks(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "LOOK_S", 0.0)
+    app = world.app()
+    task = app.submit("note", numbers(4))
+    registered(app, concurrency=4, queues=("default",))
+    app.dispatcher.round()
+    kept = world.one("SELECT jid FROM jobs ORDER BY id LIMIT 1")
+    world.sql("DELETE FROM jobs WHERE jid <> ?", kept)
+    look = sweeper(app)
+    assert look.find_lost() == 0
+    assert task.progress()["control"]["in_flight"] == 4
+    assert look.find_lost() == 3
+    assert world.one("SELECT attempt FROM events WHERE job_id = ?", kept) == 1
+    lost = [event for event in task.events() if event["job_id"] != kept]
+    assert [event["attempt"] for event in lost] == [2, 2, 2]
+    assert {event["messages"][-1]["message"] for event in lost} == {"Lost by the queue; dispatched again"}
+    assert look.find_lost() == 0
+    assert app.doctor() == []
+
+
+def test_a_job_at_work_is_left_alone_though_the_broker_forgot_its_copy(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "LOOK_S", 0.05)
+    app = world.app()
+    with world.working(app):
+        task = app.submit("gated", numbers(1))
+        wait_for(lambda: world.one("SELECT status FROM events") == "working", "it is known to run")
+        world.sql("DELETE FROM jobs")
+        other = app.submit("brief", numbers(40))
+        assert other.wait(20)["done"]
+        world.open_gate()
+        assert task.wait(20)["done"]
+    assert world.shop.performed("began")[0] == 2, "once as itself, once as an item of the other Task"
+    assert task.events()[0]["attempt"] == 1
+    world.check_promises(app, [task.id], 1)
+
+
+def test_a_lost_copy_of_a_job_without_a_task_is_dispatched_again(world: World) -> None:
+    app = world.app()
+    jid = app.workers["note"].perform_async({"n": 0})
+    wait_for(lambda: app.dispatcher.round() or world.sql("SELECT 1 FROM jobs"), "it is in the queue")
+    world.sql("DELETE FROM jobs")
+    world.sql("UPDATE events SET look_at = 1 WHERE look_at IS NOT NULL")
+    with world.working(app):
+        wait_for(lambda: app.event(str(jid))["status"] == "finish", "it is done all the same", 20)
+
+
+# -- the ledger is away
+
+
+@contextmanager
+def away(monkeypatch: pytest.MonkeyPatch, *databases: Database) -> Any:
+    """Nothing can be read of or written to the ledger."""
+
+    @contextmanager
+    def no(self: Database) -> Any:
+        raise LedgerUnavailable("away")
+        yield
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Database, "write", no)
+        patched.setattr(Database, "read", no)
+        yield
+
+
+def test_while_the_ledger_is_away_nothing_begins_and_outcomes_are_kept_and_recorded_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = world.app(lease_s=20.0, heartbeat_s=5.0)
+    with world.working(app) as launcher:
+        task = app.submit("gated", numbers(12))
+        wait_for(lambda: len(world.shop.performed("began")) == 4, "four run")
+        with away(monkeypatch):
+            world.open_gate()
+            wait_for(lambda: len(world.shop.performed()) == 4, "they come to their end")
+            wait_for(lambda: not launcher.recorder.healthy, "the process knows that the ledger is away")
+            wait_for(lambda: launcher.recorder.waiting >= 4, "their outcomes are kept")
+            assert len(world.shop.performed("began")) == 4, "and nobody begins"
+            assert launcher.manager.load().free == 0, "nor asks for more"
+            held = world.one("SELECT COUNT(*) FROM jobs WHERE process = ?", app.ledger.identity)
+            assert held >= 4, "nothing was acknowledged"
+        assert task.wait(30)["done"]
+        assert launcher.recorder.healthy
+    assert sum(world.shop.performed().values()) == 12
+    world.check_promises(app, [task.id], 12)
+
+
+@pytest.mark.parametrize("kind", [LedgerUnavailable, RuntimeError])
+def test_copies_that_were_fetched_when_the_ledger_went_away_begin_when_it_is_back(
+    world: World, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    real, times = Tracker.begin, 0
+
+    def begin(self: Tracker, arrivals: Any) -> Any:
+        nonlocal times
+        times += 1
+        if times <= 2 and (kind is LedgerUnavailable or len(arrivals) > 1):
+            raise kind("away")
+        return real(self, arrivals)
+
+    monkeypatch.setattr(Tracker, "begin", begin)
+    app = world.app()
+    with world.working(app):
+        task = app.submit("note", numbers(20))
+        assert task.wait(20)["done"]
+    assert times > 2
+    world.check_promises(app, [task.id], 20)
+
+
+def test_another_programs_lock_on_the_file_delays_outcomes_and_loses_none(world: World) -> None:
+    app = world.app()
+    with world.working(app):
+        task = app.submit("gated", numbers(8))
+        wait_for(lambda: len(world.shop.performed("began")) == 4, "four run")
+        other = sqlite3.connect(world.folder / "a.db", timeout=30, isolation_level=None)
+        try:
+            other.execute("BEGIN IMMEDIATE")
+            world.open_gate()
+            wait_for(lambda: len(world.shop.performed()) >= 4, "they come to their end")
+            assert other.execute("SELECT COUNT(*) FROM events WHERE status = 'finish'").fetchone() == (0,)
+            other.execute("COMMIT")
+        finally:
+            other.close()
+        assert task.wait(30)["done"]
+    world.check_promises(app, [task.id], 8)
+
+
+# -- how many run at once
+
+
+def most_at_once(world: World, low: int, high: int) -> int:
+    moves = [
+        (float(line[2]), 1 if line[0] == "began" else -1)
+        for line in world.shop.lines()
+        if line[0] in ("began", "ended") and low <= int(line[1]) < high
+    ]
+    running = most = 0
+    for _, move in sorted(moves):
+        running += move
+        most = max(most, running)
+    return most
+
+
+def test_parallel_bounds_what_runs_in_all_processes_together(world: World) -> None:
+    app = world.app()
+    workers = [world.cli("kill_app", "worker", "-c", "4") for _ in range(2)]
+    wait_for(lambda: len(app.processes()) == 2, "two workers")
+    bound = app.submit("brief", numbers(60), parallel=3)
+    free = app.submit("brief", [{"n": n} for n in range(1_000, 1_100)])
+    assert bound.wait(30)["done"]
+    assert free.wait(30)["done"]
+    assert 1 < most_at_once(world, 0, 60) <= 3
+    assert most_at_once(world, 1_000, 1_100) > 3
+    for worker in workers:
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(20) == 0
+    world.check_promises(app, [bound.id, free.id], 160)
+
+
+# -- control of what runs
+
+
+def test_a_retry_that_is_due_later_waits_through_pause_and_is_cancelled_with_its_task(world: World) -> None:
+    app = world.app()
+
+    @app.worker(retry=3, retry_in=lambda count, error, job: 3600.0)
+    def later(item: dict) -> None:
+        """Breaks, and is tried again in an hour."""
+        raise ValueError("not now")
+
+    with world.working(app):
+        task = app.submit("later", numbers(3))
+        wait_for(lambda: task.progress()["retrying"] == 3, "all wait for their retry")
+        assert task.progress()["next_retry_at"] is not None
+        assert task.pause()
+        assert task.resume()
+        assert task.progress()["retrying"] == 3
+        assert task.progress()["control"]["in_flight"] == 0
+        assert task.cancel()
+        assert task.wait(20)["done"]
+    assert task.progress()["counts"]["cancelled"] == 3
+    world.check_promises(app, [task.id], 3)
+
+
+def test_retrying_opens_generations_that_close_once_each_also_after_a_cancel(world: World) -> None:
+    app = world.app()
+    with world.working(app):
+        task = app.submit("gated", numbers(30))
+        wait_for(lambda: len(world.shop.performed("began")) == 4, "four run")
+        assert task.cancel()
+        world.open_gate()
+        assert task.wait(20)["done"]
+        first = task.progress()
+        assert first["counts"]["finish"] + first["counts"]["cancelled"] == 30
+        assert first["counts"]["cancelled"] >= 20
+        assert task.retry(["cancelled"])
+        assert task.wait(20)["done"]
+    last = task.progress()
+    assert (last["generation"], last["state"], last["counts"]["finish"]) == (2, "finished", 30)
+    world.check_promises(app, [task.id], 30, generations=2)
+
+
+def test_a_smaller_priority_goes_first_and_changing_it_acts_on_jobs_that_wait(world: World) -> None:
+    app = world.app()
+    with world.working(app, concurrency=1):
+        block = app.submit("gated", [{"n": 9_999}])
+        wait_for(lambda: world.shop.performed("began"), "the only thread is taken")
+        slow = app.submit("note", numbers(20), priority=300)
+        fast = app.submit("note", [{"n": n} for n in range(100, 120)], priority=100)
+        raised = app.submit("note", [{"n": n} for n in range(200, 220)], priority=400)
+        raised.update(priority=50)
+        world.open_gate()
+        for task in (block, slow, fast, raised):
+            assert task.wait(20)["done"]
+    order = [int(line[1]) // 100 for line in world.shop.lines() if line[0] == "did"][1:]
+    groups = [group for i, group in enumerate(order) if i == 0 or order[i - 1] != group]
+    assert groups == [2, 1, 0]
+    world.check_promises(app, [block.id, slow.id, fast.id, raised.id], 61)
+
+
+def test_a_cancel_that_stops_halfway_is_ended_by_whoever_sweeps_next(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    app, other = world.app(), world.app()
+    task = app.submit("note", numbers(1_600))
+    turn: Callable[..., bool] = app.controls.turn
+    monkeypatch.setattr(app.controls, "turn", lambda task_id, seconds=0.5: turn(task_id, seconds=-1.0))
+    assert task.cancel()
+    counts = task.progress()["counts"]
+    assert 0 < counts["cancelled"] < 1_600
+    other.start_services()
+    assert task.wait(20)["done"]
+    other.stop_services()
+    world.check_promises(app, [task.id], 1_600)
+
+
+def test_a_round_of_two_dispatchers_at_once_pushes_no_job_twice(world: World) -> None:
+    apps = [world.app() for _ in range(3)]
+    registered(apps[0], concurrency=200, queues=("default",))
+    task = apps[0].submit("note", numbers(200))
+    start = threading.Barrier(3)
+
+    def rounds(app: Any) -> None:
+        start.wait()
+        for _ in range(5):
+            app.dispatcher.round()
+
+    racers = [threading.Thread(target=rounds, args=(app,)) for app in apps]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+    assert world.one("SELECT COUNT(*) FROM jobs") == 200
+    assert task.progress()["control"]["in_flight"] == 200
+    assert apps[0].doctor() == []
