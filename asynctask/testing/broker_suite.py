@@ -1,0 +1,295 @@
+"""The suite that every broker passes: inherit it in a test class and say how to make one.
+
+.. code-block:: python
+
+    class TestMyBroker(BrokerConformance):
+        def make_broker(self) -> Broker:
+            return MyBroker(...)
+
+The methods are collected by pytest, and need nothing of it. What brokers may differ in is asked of their capabilities.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker, Copy, Held, Key
+from asynctask.clock import SystemClock
+
+__all__ = ["BrokerConformance", "a_copy"]
+
+_PATIENCE_S = 5.0
+
+
+def a_copy(n: int = 0, *, attempt: int = 1, queue: str = "default", priority: int = 0, task_id: int | None = None) -> Copy:
+    """The ``n``-th job, as it is pushed."""
+    jid = f"{n:024x}"
+    payload = json.dumps({"class": "w", "args": [{"n": n, "text": "ä\u2028</script>\\"}], "jid": jid}, ensure_ascii=False)
+    return Copy(jid, attempt, queue, payload, priority, task_id)
+
+
+def _keys(copies: Sequence[Copy]) -> list[Key]:
+    return [copy.key for copy in copies]
+
+
+class BrokerConformance:
+    """What the contract in ``asynctask.brokers.base`` promises, a method each."""
+
+    def make_broker(self) -> Broker:
+        """A new, empty broker. Override it."""
+        raise NotImplementedError("make_broker: return a new, empty broker")
+
+    def same_server(self, broker: Broker) -> Broker | None:
+        """Another connection to the same server, as another process has it; None where a test cannot have one."""
+        return None
+
+    @contextmanager
+    def broker(self) -> Iterator[Broker]:
+        """A broker for one test."""
+        made = self.make_broker()
+        try:
+            yield made
+        finally:
+            made.close()
+
+    # -- the way of a job
+
+    def test_what_is_pushed_is_fetched_byte_for_byte(self) -> None:
+        with self.broker() as broker:
+            pushed = [a_copy(n, task_id=n or None) for n in range(3)]
+            broker.push(pushed)
+            fetched = broker.exchange("p", [], ["default"], 10)
+            assert [(c.key, c.payload, c.queue, c.task_id) for c in fetched] == [
+                (c.key, c.payload, c.queue, c.task_id) for c in pushed
+            ]
+
+    def test_an_empty_push_and_a_fetch_of_nothing_do_nothing(self) -> None:
+        with self.broker() as broker:
+            broker.push([])
+            assert broker.exchange("p", [], ["default"], 10) == []
+            broker.push([a_copy()])
+            assert broker.exchange("p", [], ["default"], 0) == []
+            assert broker.exchange("p", [], ["other"], 10) == []
+            assert broker.waiting(["default", "other"]).get("default") == 1
+
+    def test_a_queue_is_first_in_first_out(self) -> None:
+        with self.broker() as broker:
+            broker.push([a_copy(n) for n in range(5)])
+            broker.push([a_copy(n) for n in range(5, 8)])
+            fetched = [*broker.exchange("p", [], ["default"], 3), *broker.exchange("p", [], ["default"], 10)]
+            assert _keys(fetched) == _keys([a_copy(n) for n in range(8)])
+
+    def test_smaller_priorities_come_first_where_there_are_priorities(self) -> None:
+        with self.broker() as broker:
+            broker.push([a_copy(n, priority=priority) for n, priority in enumerate((240, 120, 340, 120, -5))])
+            order = [int(c.jid, 16) for c in broker.exchange("p", [], ["default"], 10)]
+            assert order == ([4, 1, 3, 0, 2] if broker.capabilities.priority else [0, 1, 2, 3, 4])
+
+    def test_queues_are_tried_in_the_order_given(self) -> None:
+        with self.broker() as broker:
+            broker.push([a_copy(0, queue="low", priority=-9), a_copy(1, queue="high"), a_copy(2, queue="low")])
+            assert [c.queue for c in broker.exchange("p", [], ["high", "low"], 2)] == ["high", "low"]
+            assert [c.queue for c in broker.exchange("p", [], ["high", "low"], 2)] == ["low"]
+
+    def test_a_copy_is_held_once_however_often_it_is_pushed(self) -> None:
+        with self.broker() as broker:
+            broker.push([a_copy(), a_copy()])
+            broker.push([a_copy()])
+            assert broker.waiting(["default"])["default"] == 1
+            fetched = broker.exchange("p", [], ["default"], 10)
+            assert len(fetched) == 1
+            broker.push([a_copy()])
+            assert broker.exchange("q", [], ["default"], 10) == [], "it is in a process's list"
+            broker.push([a_copy(attempt=2)])
+            assert _keys(broker.exchange("q", [], ["default"], 10)) == [(a_copy().jid, 2)], (
+                "another attempt is another copy"
+            )
+
+    def test_a_copy_that_was_acknowledged_may_be_pushed_again(self) -> None:
+        with self.broker() as broker:
+            broker.push([a_copy()])
+            broker.exchange("p", broker.exchange("p", [], ["default"], 1), ["default"], 0)
+            assert broker.holds([a_copy().key]) == set()
+            broker.push([a_copy()])
+            assert len(broker.exchange("p", [], ["default"], 1)) == 1
+
+    def test_a_fetched_copy_is_in_its_process_list_until_it_is_acknowledged(self) -> None:
+        with self.broker() as broker:
+            broker.push([a_copy(n) for n in range(3)])
+            one, two = broker.exchange("p", [], ["default"], 2)
+            assert _keys(broker.held_by("p")) == [one.key, two.key]
+            assert broker.holders() == {"p"}
+            assert broker.waiting(["default"])["default"] == 1
+            (three,) = broker.exchange("p", [one], ["default"], 5)
+            assert _keys(broker.held_by("p")) == [two.key, three.key]
+            broker.exchange("p", [two, three], ["default"], 5)
+            assert broker.held_by("p") == []
+            assert broker.holders() == set()
+
+    def test_acknowledging_what_is_not_in_the_list_does_nothing(self) -> None:
+        with self.broker() as broker:
+            broker.push([a_copy(0), a_copy(1)])
+            (mine,) = broker.exchange("p", [], ["default"], 1)
+            broker.exchange("q", [mine], ["default"], 0)
+            assert _keys(broker.held_by("p")) == [mine.key], "another process cannot acknowledge it"
+            broker.exchange("p", [mine], ["default"], 0)
+            broker.exchange("p", [mine, mine], ["default"], 0)
+            assert broker.holds([a_copy(1).key]) == {a_copy(1).key}
+
+    def test_a_copy_is_fetched_by_one_process_only(self) -> None:
+        with self.broker() as broker:
+            broker.push([a_copy(n) for n in range(60)])
+            other = self.same_server(broker)
+            brokers = [broker, other or broker, broker]
+            fetched: dict[str, list[Copy]] = {}
+            start = threading.Barrier(3)
+
+            def fetch(process: str, through: Broker) -> None:
+                start.wait()
+                mine: list[Copy] = []
+                while copies := through.exchange(process, [], ["default"], 7):
+                    mine += copies
+                fetched[process] = mine
+
+            threads = [threading.Thread(target=fetch, args=(f"p{i}", b)) for i, b in enumerate(brokers)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            everything = [key for copies in fetched.values() for key in _keys(copies)]
+            assert sorted(everything) == sorted(_keys([a_copy(n) for n in range(60)]))
+            assert all(_keys(broker.held_by(process)) == _keys(copies) for process, copies in fetched.items())
+            if other is not None:
+                other.close()
+
+    def test_what_is_put_back_comes_first_again_unchanged(self) -> None:
+        with self.broker() as broker:
+            broker.push([a_copy(n) for n in range(4)])
+            one, two = broker.exchange("p", [], ["default"], 2)
+            broker.put_back("p", [one, two])
+            assert broker.held_by("p") == []
+            again = broker.exchange("q", [], ["default"], 10)
+            assert [(c.key, c.payload) for c in again] == [(a_copy(n).key, a_copy(n).payload) for n in range(4)]
+
+    def test_a_copy_of_another_process_cannot_be_put_back(self) -> None:
+        with self.broker() as broker:
+            broker.push([a_copy()])
+            held = broker.exchange("p", [], ["default"], 1)
+            broker.put_back("q", held)
+            assert _keys(broker.held_by("p")) == [a_copy().key]
+            assert broker.exchange("q", [], ["default"], 1) == []
+
+    def test_withdrawing_takes_what_waits_of_a_task_and_leaves_what_is_fetched_and_other_tasks(self) -> None:
+        with self.broker() as broker:
+            broker.push([a_copy(n, task_id=7) for n in range(5)] + [a_copy(9, task_id=8), a_copy(10)])
+            (held,) = broker.exchange("p", [], ["default"], 1)
+            taken = broker.withdraw(7, 3)
+            assert len(taken) == 3
+            taken += broker.withdraw(7, 100)
+            assert sorted(taken) == sorted(a_copy(n).key for n in range(1, 5))
+            assert broker.withdraw(7, 100) == []
+            assert _keys(broker.held_by("p")) == [held.key]
+            assert sorted(_keys(broker.exchange("p", [], ["default"], 10))) == sorted([a_copy(9).key, a_copy(10).key])
+
+    # -- what is where
+
+    def test_it_says_honestly_which_copies_it_holds(self) -> None:
+        with self.broker() as broker:
+            broker.push([a_copy(0), a_copy(1), a_copy(2, attempt=3)])
+            broker.exchange("p", [], ["default"], 1)
+            asked = [a_copy(0).key, a_copy(1).key, a_copy(2).key, (a_copy(2).jid, 3), a_copy(9).key]
+            assert broker.holds(asked) == {a_copy(0).key, a_copy(1).key, (a_copy(2).jid, 3)}
+            assert broker.holds([]) == set()
+
+    def test_it_counts_what_waits_in_each_queue(self) -> None:
+        with self.broker() as broker:
+            broker.push([a_copy(0), a_copy(1), a_copy(2, queue="other")])
+            assert dict(broker.queues()) == {"default": 2, "other": 1}
+            assert {name: count for name, count in broker.waiting(["other", "none"]).items() if count} == {"other": 1}
+            broker.exchange("p", [], ["other"], 1)
+            assert dict(broker.queues()) == {"default": 2}
+
+    def test_dropping_takes_copies_out_of_a_list_for_good(self) -> None:
+        with self.broker() as broker:
+            broker.push([a_copy(0), a_copy(1)])
+            one, two = broker.exchange("p", [], ["default"], 2)
+            broker.drop("p", [one])
+            broker.drop("p", [])
+            broker.drop("q", [two])
+            assert _keys(broker.held_by("p")) == [two.key]
+            assert broker.holds([one.key, two.key]) == {two.key}
+
+    # -- the sets of untracked jobs
+
+    def test_a_set_gives_up_what_is_due_and_keeps_the_rest(self) -> None:
+        with self.broker() as broker:
+            broker.hold(SCHEDULE, [Held(a_copy(n, attempt=0), 100 * n) for n in (3, 1, 2)])
+            assert [(held.copy.key, held.at) for held in broker.members(SCHEDULE, 10)] == [
+                (a_copy(n, attempt=0).key, 100 * n) for n in (1, 2, 3)
+            ]
+            assert broker.exchange("p", [], ["default"], 10) == []
+            assert broker.release_due(SCHEDULE, 99, 10) == 0
+            assert broker.release_due(SCHEDULE, 200, 1) == 1
+            assert broker.release_due(SCHEDULE, 200, 10) == 1
+            assert _keys(broker.exchange("p", [], ["default"], 10)) == [a_copy(1, attempt=0).key, a_copy(2, attempt=0).key]
+            assert len(broker.members(SCHEDULE, 10)) == 1
+
+    def test_a_copy_goes_from_a_list_into_a_set_in_one_step(self) -> None:
+        with self.broker() as broker:
+            broker.push([a_copy(attempt=0)])
+            (copy,) = broker.exchange("p", [], ["default"], 1)
+            changed = Copy(copy.jid, 0, copy.queue, '{"class":"w","args":[],"retry_count":0}', 0, None, 0, copy.handle)
+            broker.hold(RETRY, [Held(changed, 5)], process="p")
+            assert broker.held_by("p") == []
+            assert [held.copy.payload for held in broker.members(RETRY, 10)] == [changed.payload]
+            assert broker.holds([copy.key]) == {copy.key}
+            assert broker.members(DEAD, 10) == []
+
+    # -- waiting
+
+    def test_a_wait_ends_when_something_is_pushed(self) -> None:
+        with self.broker() as broker:
+            self._drained(broker)
+            other = self.same_server(broker) or broker
+            assert self._woken_by(broker, lambda: other.push([a_copy()]))
+            if other is not broker:
+                other.close()
+
+    def test_a_wait_ends_when_its_process_is_woken(self) -> None:
+        with self.broker() as broker:
+            self._drained(broker)
+            assert self._woken_by(broker, broker.wake)
+
+    def test_a_wait_for_nothing_ends_with_its_time(self) -> None:
+        with self.broker() as broker:
+            self._drained(broker)
+            clock = SystemClock()
+            began = clock.monotonic()
+            assert broker.wait(0.2) is False
+            assert clock.monotonic() - began < _PATIENCE_S
+
+    def _drained(self, broker: Broker) -> None:
+        """What happened before is told once: afterwards a wait is for news."""
+        while broker.wait(0.01):
+            pass
+
+    def _woken_by(self, broker: Broker, act: Callable[[], None]) -> bool:
+        """Whether a wait, begun in another thread, ends long before its time; ``act`` is repeated until it does."""
+        ended = threading.Event()
+
+        def wait() -> None:
+            broker.wait(10 * _PATIENCE_S)
+            ended.set()
+
+        threading.Thread(target=wait, daemon=True).start()
+        clock = SystemClock()
+        until = clock.monotonic() + _PATIENCE_S
+        while clock.monotonic() < until:
+            act()
+            if ended.wait(0.05):
+                return True
+        broker.wake()
+        return False
