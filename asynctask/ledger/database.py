@@ -84,12 +84,30 @@ class Database:
             engine = sa.create_engine(
                 self.url, pool_size=pool_size, max_overflow=50, connect_args={"timeout": 30, "check_same_thread": False}
             )
-            event.listen(engine, "connect", _sqlite_connect)
+            event.listen(engine, "connect", self._sqlite_connect)
             event.listen(engine, "begin", _sqlite_begin)
             return engine
         return sa.create_engine(
             self.url, pool_size=pool_size, max_overflow=pool_size, pool_pre_ping=True, isolation_level="READ COMMITTED"
         )
+
+    def _sqlite_connect(self, dbapi_connection: Any, _record: Any) -> None:
+        # The driver's own transaction handling is off: BEGIN is emitted below, IMMEDIATE for writers.
+        dbapi_connection.isolation_level = None
+        cursor = dbapi_connection.cursor()
+        cursor.execute("PRAGMA busy_timeout=30000")
+        if cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+            # The switch does not wait for others: of two that make it at once, one would fail with "locked".
+            assert self._lock is not None
+            self._lock.acquire()
+            try:
+                cursor.execute("PRAGMA journal_mode=WAL")
+            finally:
+                self._lock.release()
+        cursor.execute("PRAGMA synchronous=FULL")
+        cursor.execute("PRAGMA cache_size=-65536")
+        cursor.execute("PRAGMA temp_store=MEMORY")
+        cursor.close()
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -134,18 +152,6 @@ def _normal(url: str) -> URL:
     if parsed.get_backend_name() == "sqlite" and (not parsed.database or parsed.database == ":memory:"):
         raise ConfigError("an in-memory SQLite database cannot be shared between threads and processes: give a file")
     return parsed
-
-
-def _sqlite_connect(dbapi_connection: Any, _record: Any) -> None:
-    # The driver's own transaction handling is off: BEGIN is emitted below, IMMEDIATE for writers.
-    dbapi_connection.isolation_level = None
-    cursor = dbapi_connection.cursor()
-    cursor.execute("PRAGMA busy_timeout=30000")
-    cursor.execute("PRAGMA journal_mode=WAL")
-    cursor.execute("PRAGMA synchronous=FULL")
-    cursor.execute("PRAGMA cache_size=-65536")
-    cursor.execute("PRAGMA temp_store=MEMORY")
-    cursor.close()
 
 
 def _sqlite_begin(connection: Connection) -> None:

@@ -11,7 +11,7 @@ from support.world import World
 
 from asynctask import AsyncTask
 from asynctask.bulk import split
-from asynctask.errors import InputError, LedgerUnavailable
+from asynctask.errors import Conflict, InputError, LedgerUnavailable
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.tasks import NewItem, NewTask, SplitLost
 from asynctask.testing.waits import wait_for
@@ -216,6 +216,8 @@ def test_pause_resume_and_cancel_are_taken_while_the_list_is_split(world: World,
         submitter.start()
         assert slow.wait(10)
         task = app.task(app.tasks()[0]["task_id"])
+        with pytest.raises(Conflict, match="splitting"):
+            task.retry()
         assert task.pause()
         assert task.progress()["state"] == "paused"
         assert task.resume()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -101,11 +102,24 @@ def test_an_empty_sqlite_file_is_set_up_at_first_use(tmp_path: Path) -> None:
     assert "events" in folder_sql(tmp_path / "a.db")
 
 
-def test_two_processes_that_find_an_empty_file_set_it_up_once(tmp_path: Path) -> None:
-    apps = [application(tmp_path) for _ in range(2)]
-    for app in apps:
-        app.ensure_schema()
-        app.ensure_schema()
+@pytest.mark.parametrize("round_number", range(5))
+def test_several_that_find_an_empty_file_at_once_set_it_up_together(tmp_path: Path, round_number: int) -> None:
+    apps = [application(tmp_path) for _ in range(4)]
+    start, failed = threading.Barrier(4), []
+
+    def begin(app: AsyncTask) -> None:
+        start.wait()
+        try:
+            app.ensure_schema()
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=begin, args=(app,)) for app in apps]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
     for app in apps:
         assert app.tasks() == []
         app.close()
