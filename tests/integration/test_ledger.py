@@ -15,6 +15,7 @@ from asynctask.errors import Conflict, InputError, TransitionRefused
 from asynctask.handle import TaskHandle
 from asynctask.ledger import dispatch, doctor
 from asynctask.ledger import tasks as task_rows
+from asynctask.ledger.closing import try_close
 from asynctask.ledger.transitions import Applied, Change, EventRecord, Failure, Note, apply
 from asynctask.messages import KEEP_FIRST, KEEP_LAST
 from asynctask.states import Reason, Status
@@ -256,6 +257,28 @@ def test_a_death_is_counted_only_of_a_job_that_had_begun_and_the_third_is_poison
         take(app, Change(event_id, lambda r: recover(r.row, "running", now=1)))
     assert world.sql("SELECT status, problem, deaths FROM events") == [("error", "poison", 3)]
     assert app.doctor() == []
+
+
+def test_of_processes_that_race_to_close_a_task_a_single_one_does(world: World) -> None:
+    """Without the second look under the lock the others went on and were refused by the table of states."""
+    apps = [world.app() for _ in range(4)]
+    for _ in range(5):
+        task = apps[0].submit("note", numbers(1))
+        take(apps[0], Change(first_id(task), finished))
+        start, won = threading.Barrier(4), []
+
+        def race(app: AsyncTask, start: threading.Barrier, won: list[bool], task_id: int) -> None:
+            start.wait()
+            won.append(try_close(app.ledger, task_id))
+
+        racers = [threading.Thread(target=race, args=(app, start, won, task.id)) for app in apps]
+        for racer in racers:
+            racer.start()
+        for racer in racers:
+            racer.join()
+        assert sorted(won) == [False, False, False, True]
+        assert [entry["action"] for entry in task.log()].count("closed") == 1
+        world.check_promises(apps[0], [task.id], 1)
 
 
 # -- the doctor

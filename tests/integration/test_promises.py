@@ -243,7 +243,7 @@ def cost_of_progress(app: AsyncTask, task_id: int) -> int:
 
 
 def test_promise_6_progress_is_one_statement_and_costs_the_same_for_100_and_for_100_000_items(world: World) -> None:
-    """Taken out: the counts (`sums` counted the Events by status). The steps rose from some hundreds to over a million."""
+    """Taken out: the counts (`sums` counted the Events by status). The steps rose from eight thousand to seven million."""
     app = world.app()
     small = grown(world, app, 100)
     cheap = cost_of_progress(app, small)
@@ -318,8 +318,8 @@ def starts(world: World, low: int, high: int) -> list[float]:
 
 
 def test_promise_8_pause_resume_and_cancel_act_on_new_starts_within_a_second(world: World) -> None:
-    """Taken out: `may_dispatch` (it let a paused and a cancelled Task go on) together with the look at Begin. Starts went
-    on for as long as there were jobs."""
+    """Taken out: `may_dispatch` (it let a paused and a cancelled Task go on) with the states in `runnable`, and the look at
+    Begin. Starts went on for as long as there were jobs."""
     app = world.app()
     clock = app.clock
     with world.working(app):
@@ -380,7 +380,7 @@ def test_promise_8_parallel_acts_on_new_starts_within_a_second(world: World) -> 
 
 
 def test_promise_8_control_is_accepted_though_no_worker_lives(world: World) -> None:
-    """Taken out: nothing to take out; control waits for no process. (A `pause` that waited for `in_flight` 0 hung.)"""
+    """Put in, for there is nothing to take out: `pause` asked for a living worker first. It was not accepted."""
     app = world.app()
     with world.working(app, shutdown_s=0.1):
         task = app.submit("gated", numbers(50))
