@@ -1,5 +1,6 @@
 """What every test can use. That this file is here puts its folder on ``sys.path``: ``from support.x import y``."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,3 +14,9 @@ def world(tmp_path: Path) -> Iterator[World]:
     found = World(tmp_path)
     yield found
     found.close()
+
+
+def pytest_configure() -> None:
+    """A suite that a script started in the background ignores SIGINT, and so would every process that a test starts."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
