@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -204,7 +205,10 @@ class AsyncTask:
         worker's model refuses are counted as rejected and stand in the report. Options: ``title``, ``parallel``,
         ``priority``, ``queue``, ``owner``, ``idempotency_key``. Raises :class:`InputError`, :class:`UnknownWorker`.
         """
-        return self._made().submitter.submit(self._find(worker), items, options)
+        found = self._find(worker)
+        if isinstance(worker, Worker) and worker.overrides:  # worker.set(queue=...) means its Tasks too
+            found = replace(found, **worker.overrides)
+        return self._made().submitter.submit(found, items, options)
 
     def submit_file(
         self,
@@ -273,7 +277,7 @@ class AsyncTask:
         with core.ledger.database.read() as connection:
             return progress.progress_page(
                 connection, core.ledger.now(),
-                ids=ids, state=state, worker=worker, owner=owner, after=after, limit=min(limit, 1_000),
+                ids=ids, state=state, worker=worker, owner=owner, after=after, limit=max(1, min(limit, 1_000)),
             )  # fmt: skip
 
     def event(self, job_id: str) -> dict[str, Any]:
@@ -409,6 +413,9 @@ class AsyncTask:
     def take_up_split(self, task_id: int) -> None:
         """Takes up a split whose process died: in a child process where the application can be named, else in a thread."""
         core = self._made()
+        with core.ledger.database.read() as connection:
+            if task_rows.get(connection, task_id)["worker_name"] not in self._workers:
+                return  # its rows cannot be checked here: it stays free for a process that knows the worker
         if task_rows.claim_split(core.ledger, task_id, lease_s=self.config.lease_s) is None:
             return
         if not core.split_elsewhere(task_id):

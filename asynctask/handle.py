@@ -89,7 +89,7 @@ class TaskHandle:
             raise InputError(f"no such status: {', '.join(sorted(wrong))}; there are {', '.join(Status)}")
         with self._s.ledger.database.read() as connection:
             task_rows.get(connection, self.id)
-            return queries.event_page(connection, self.id, statuses, after=after, limit=min(limit, MAX_PAGE))
+            return queries.event_page(connection, self.id, statuses, after=after, limit=max(1, min(limit, MAX_PAGE)))
 
     def error_groups(self) -> list[dict[str, Any]]:
         """Failures grouped by message, the most frequent first, with sample rows."""
@@ -101,7 +101,7 @@ class TaskHandle:
         """Rows that were refused before queueing: ``row``, ``errors`` ([{column, code, message, value}]), ``cells``."""
         with self._s.ledger.database.read() as connection:
             task_rows.get(connection, self.id)
-            return list(queries.rejects(connection, self.id, after=after, limit=min(limit, MAX_PAGE)))
+        return list(queries.rejects(self._s.ledger.database, self.id, after=after, limit=max(1, min(limit, MAX_PAGE))))
 
     def log(self) -> list[dict[str, Any]]:
         """Who did what to it, the latest first."""

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import orjson
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from asynctask.bulk.items import ItemShape
 from asynctask.bulk.split import Splitter, Tally
 from asynctask.bulk.uploads import StoredFile
-from asynctask.errors import AsyncTaskError, InputError, NotBuilt, Problem
+from asynctask.errors import AsyncTaskError, Conflict, InputError, NotBuilt, Problem
 from asynctask.handle import Services, TaskHandle
 from asynctask.ledger import queries
 from asynctask.ledger import tasks as task_rows
@@ -122,7 +123,7 @@ class Submitter:
         digest = None
         if options.idempotency_key is not None:
             items = list(items)  # a key stands for the list as a whole
-            digest = _digest(worker, options, repr(items).encode())
+            digest = _digest(worker, options, orjson.dumps(items, default=_said))
         task_id, created = task_rows.create(
             self._ledger, self._new(worker, options, digest=digest, planned=_length(items)), lease_s=self._lease_s
         )
@@ -131,9 +132,20 @@ class Submitter:
             try:
                 self._splitter.split_items(task_id, items, _shape(worker))
             except SplitLost as lost:
+                if lost.reason != "cancelled":  # items were left over: a caller who is not told would think them safe
+                    raise Conflict(
+                        f"Task {task_id} did not take every item: {lost.reason}; hand in the rest anew"
+                    ) from lost
                 self._log.info("split_ended", task_id=task_id, reason=lost.reason)
             self._services.dispatch_now()
+        elif (reason := self._broken(task_id)) is not None:
+            raise Conflict(f"this key was used for Task {task_id}, which broke off ({reason}); use a new key")
         return handle
+
+    def _broken(self, task_id: int) -> str | None:
+        with self._ledger.database.read() as connection:
+            task = task_rows.get(connection, task_id)
+        return str(task["split_reason"]) if task["split_state"] == "failed" else None
 
     # -- stored lists
 
@@ -219,9 +231,8 @@ class Submitter:
         return Submission(self._handle(worker, task_id), True, problems)
 
     def _problems(self, task_id: int) -> tuple[Problem, ...]:
-        with self._ledger.database.read() as connection:
-            rejects = queries.rejects(connection, task_id, limit=KEPT_PROBLEMS)
-            return tuple(Problem(row["row"], **each) for row in rejects for each in row["errors"])
+        rejects = queries.rejects(self._ledger.database, task_id, limit=KEPT_PROBLEMS)
+        return tuple(Problem(row["row"], **each) for row in rejects for each in row["errors"])
 
     def _new(self, worker: Worker, options: Options, **more: Any) -> NewTask:
         return NewTask(
@@ -262,6 +273,12 @@ def _digest(worker: Worker, options: Options, body: bytes) -> str:
     """What an Idempotency-Key stands for: the worker, the options and the list itself."""
     said = dumps({"worker": worker.name, **options.model_dump(exclude={"idempotency_key"})})
     return hashlib.sha256(said.encode() + b"\0" + body).hexdigest()
+
+
+def _said(value: Any) -> Any:
+    """What an item says, the same in every process: its fields, or its text."""
+    dump = getattr(value, "model_dump", None)
+    return dump(mode="json") if callable(dump) else str(value)
 
 
 def _length(items: Iterable[Any]) -> int | None:

@@ -16,6 +16,7 @@ from asynctask.errors import InputError
 from asynctask.ledger import queries
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, loads
+from asynctask.ledger.database import Database
 from asynctask.states import Status
 
 __all__ = ["KINDS", "Report", "make_report"]
@@ -81,20 +82,19 @@ def _headers(ledger: Ledger, task_id: int, kind: str, shape: ItemShape | None) -
     if shape is not None and shape.model is not None:
         return list(shape.model.model_fields)
     names: dict[str, None] = {}
-    with ledger.database.read() as connection:
-        rows = queries.rows_by_status(connection, task_id, KINDS["all"])
-        found = [_item(row) for row in islice(rows, 100)]
-        if kind in _WITH_REJECTS:
-            found += [_cells(reject["cells"]) for reject in queries.rejects(connection, task_id, limit=100)]
+    rows = queries.rows_by_status(ledger.database, task_id, KINDS["all"])
+    found = [_item(row) for row in islice(rows, 100)]
+    if kind in _WITH_REJECTS:
+        found += [_cells(reject["cells"]) for reject in queries.rejects(ledger.database, task_id, limit=100)]
     for values in found:
         names.update(dict.fromkeys(values))
     return list(names)
 
 
 def _rows(ledger: Ledger, task_id: int, kind: str, opened: Source | None, stack: ExitStack) -> Iterator[ReportRow]:
-    with stack, ledger.database.read() as connection:
-        ended = _Ahead(_ended(connection, task_id, kind))
-        refused = _Ahead(_refused(connection, task_id) if kind in _WITH_REJECTS else iter(()))
+    with stack:
+        ended = _Ahead(_ended(ledger.database, task_id, kind))
+        refused = _Ahead(_refused(ledger.database, task_id) if kind in _WITH_REJECTS else iter(()))
         if opened is None:
             yield from _merged(ended, refused)
             return
@@ -138,18 +138,26 @@ def _merged(first: _Ahead, second: _Ahead) -> Iterator[ReportRow]:
         yield row
 
 
-def _ended(connection: Any, task_id: int, kind: str) -> Iterator[ReportRow]:
-    rows = queries.rows_by_status(connection, task_id, KINDS[kind]) if KINDS[kind] else iter(())
+def _ended(database: Database, task_id: int, kind: str) -> Iterator[ReportRow]:
+    rows = queries.rows_by_status(database, task_id, KINDS[kind]) if KINDS[kind] else iter(())
     while page := list(islice(rows, _PAGE)):
         failed = [row["id"] for row in page if row["status"] in (Status.FAILED, Status.ERROR)]
-        messages = queries.failures_by_row(connection, failed) if failed else {}
+        messages = {}
+        if failed:
+            with database.read() as connection:
+                messages = queries.failures_by_row(connection, failed)
         for row in page:
             error = messages.get(row["id"])
-            yield ReportRow(_item(row), row["first_row"], row["status"], error, row["attempt"], loads(row["result"]))
+            yield ReportRow(_item(row), row["first_row"], row["status"], error, _tries(row), loads(row["result"]))
 
 
-def _refused(connection: Any, task_id: int) -> Iterator[ReportRow]:
-    for reject in queries.rejects(connection, task_id):
+def _tries(row: Mapping[str, Any]) -> int:
+    """How often it was performed by the retry policy's count; that it was handed out anew for other reasons is not its."""
+    return int(row["retries"]) + (row["started_at"] is not None)
+
+
+def _refused(database: Database, task_id: int) -> Iterator[ReportRow]:
+    for reject in queries.rejects(database, task_id):
         bad = {e["column"]: e["message"] for e in reject["errors"] if e["column"]}
         text = "; ".join(f"{e['column']}: {e['message']}" if e["column"] else e["message"] for e in reject["errors"])
         yield ReportRow(_cells(reject["cells"]), reject["row"], "rejected", text, 0, None, bad)

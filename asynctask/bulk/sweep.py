@@ -121,7 +121,7 @@ class Sweep:
         applied = recovery.recover_events(self._ledger, identity, [copy.key for copy in tracked])
         self._broker.drop(identity, tracked)
         self._put_back(identity, [copy for copy in held if copy.attempt == 0])
-        recovery.forget(self._ledger, identity)
+        recovery.forget(self._ledger, identity, dead=True)
         turned = sum(each.turn is not None for each in applied)
         self._log.warning("process_recovered", identity=identity, jobs=len(held), recovered=turned)
         self._nudge()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,7 @@ class Uploads:
                     out.write(chunk)
                 out.flush()
                 os.fsync(out.fileno())
+            _sync_folder(path.parent)
         except OSError as error:
             path.unlink(missing_ok=True)
             raise Unavailable(f"the upload could not be written to {self._folder}: {error.strerror}") from error
@@ -70,14 +72,11 @@ class Uploads:
 
     def store_items(self, items: Any) -> StoredFile:
         """Writes a list of JSON items to disk, as an upload of its own. Raises :class:`InputError` for what is no JSON."""
-        name = self._ids.jid()
-        path = self._make_folder() / name
         try:
             body = orjson.dumps(items)
         except TypeError as error:
             raise InputError(f"the items cannot be kept as JSON: {error}") from error
-        path.write_bytes(body)
-        return StoredFile(name, path, "items.json", len(body), hashlib.sha256(body).hexdigest())
+        return self.store(io.BytesIO(body), "items.json", limit=len(body))
 
     def find(self, name: str) -> Path:
         """The path of a stored list. Raises :class:`InputError` where it is gone, or the name is none of ours."""
@@ -101,3 +100,12 @@ class Uploads:
         except OSError as error:
             raise Unavailable(f"data_dir cannot be written: {self._folder}: {error.strerror}") from error
         return self._folder
+
+
+def _sync_folder(folder: Path) -> None:
+    """The name of a new file is safe only with its folder."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

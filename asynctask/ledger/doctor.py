@@ -51,13 +51,21 @@ def examine(ledger: Ledger, *, repair: bool = False, task_ids: Sequence[int] | N
 
 
 def _examine_task(ledger: Ledger, task_id: int, repair: bool) -> list[Finding]:
-    # A repair needs the rows to hold still; looking only needs them to stand together.
-    with ledger.database.write() if repair else ledger.database.read() as connection:
-        task = task_rows.lock(connection, task_id) if repair else task_rows.get(connection, task_id)
-        said, counted = tallies.total(connection, task_id), _count(connection, task_id)
-        findings = _compare(connection, ledger, task, said, counted, repair)
-        findings += _errors(connection, task_id, repair)
+    # Looking only needs the rows to stand together. A repair needs them to hold still, and holds others up: so it is
+    # made only of what a look found wrong.
+    with ledger.database.read() as connection:
+        findings = _look(connection, ledger, task_id, repair=False)
+    if findings and repair:
+        with ledger.database.write() as connection:
+            task_rows.lock(connection, task_id)
+            findings = _look(connection, ledger, task_id, repair=True)
     return findings
+
+
+def _look(connection: Connection, ledger: Ledger, task_id: int, *, repair: bool) -> list[Finding]:
+    task = task_rows.get(connection, task_id)
+    said, counted = tallies.total(connection, task_id), _count(connection, task_id)
+    return [*_compare(connection, ledger, task, said, counted, repair), *_errors(connection, task_id, repair)]
 
 
 def _count(connection: Connection, task_id: int) -> tuple[Delta, int]:

@@ -100,6 +100,7 @@ tasks: Final = Table(
     Column("split_by", String(64)),
     Column("split_until", BigInteger),
     _count("split_cursor"),
+    _count("split_tries"),  # processes that took the split and did not move the cursor
     Column("planned", BigInteger),
     _count("created"),  # items
     _count("created_jobs"),

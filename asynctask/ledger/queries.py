@@ -11,6 +11,7 @@ from sqlalchemy.engine import Connection
 from asynctask.clock import rfc3339
 from asynctask.errors import NotFound
 from asynctask.ledger.base import loads
+from asynctask.ledger.database import Database
 from asynctask.ledger.models import events, item_errors, task_errors, task_log, task_rejects, tasks
 from asynctask.states import Status
 
@@ -118,10 +119,24 @@ def log(connection: Connection, task_id: int, limit: int = 1_000) -> list[dict[s
 _PAGE = 2_000
 
 
-def rows_by_status(connection: Connection, task_id: int, statuses: Collection[str]) -> Iterator[dict[str, Any]]:
-    """Events of a Task in row order, in pages, with what a report needs: row, status, attempts, result, params."""
+def rows_by_status(database: Database, task_id: int, statuses: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Events of a Task in row order, with what a report needs: row, status, attempts, result, params.
+
+    Each page is a read of its own: a reader who takes minutes must not hold a transaction open for as long.
+    """
     after = -1
-    columns = (_e.seq, _e.first_row, _e.last_row, _e.status, _e.attempt, _e.retries, _e.result, _e.params, _e.id)
+    columns = (
+        _e.seq,
+        _e.first_row,
+        _e.last_row,
+        _e.status,
+        _e.attempt,
+        _e.retries,
+        _e.result,
+        _e.params,
+        _e.id,
+        _e.started_at,
+    )
     while True:
         statement = (
             sa.select(*columns)
@@ -129,7 +144,8 @@ def rows_by_status(connection: Connection, task_id: int, statuses: Collection[st
             .order_by(_e.seq)
             .limit(_PAGE)
         )
-        page = connection.execute(statement).mappings().all()
+        with database.read() as connection:
+            page = connection.execute(statement).mappings().all()
         yield from (dict(row) for row in page)
         if len(page) < _PAGE:
             return
@@ -143,14 +159,15 @@ def failures_by_row(connection: Connection, event_ids: Sequence[int]) -> dict[in
     return {int(event_id): str(message) for event_id, message in connection.execute(found)}
 
 
-def rejects(connection: Connection, task_id: int, *, after: int = 0, limit: int | None = None) -> Iterator[dict[str, Any]]:
+def rejects(database: Database, task_id: int, *, after: int = 0, limit: int | None = None) -> Iterator[dict[str, Any]]:
     """Rows refused before queueing, in row order: ``row``, ``errors`` ([{column, code, message, value}]), ``cells``."""
     c = task_rejects.c
     left = limit
     while left is None or left > 0:
         size = _PAGE if left is None else min(_PAGE, left)
         statement = sa.select(task_rejects).where(c.task_id == task_id, c.row > after).order_by(c.row).limit(size)
-        page = connection.execute(statement).mappings().all()
+        with database.read() as connection:
+            page = connection.execute(statement).mappings().all()
         for row in page:
             yield {"row": row["row"], "errors": loads(row["errors"]), "cells": loads(row["cells"])}
         if len(page) < size:

@@ -138,6 +138,10 @@ class Recorder:
         except Unavailable:
             raise
         except Exception as error:
+            if each.status is Status.WORKING:  # it did not begin, as far as the ledger goes; whoever waits must not hang
+                if each.then is not None:
+                    each.then(False)
+                return
             # What it came to cannot be written as it is: that it ended, and that this is unknown, can.
             text = self._ledger.catalogue("discarded", f"its outcome could not be recorded ({type(error).__name__})")
             failure = Failure("unrecordable", text)

@@ -53,13 +53,14 @@ class Host:
     """The machine that this process runs on: enough to tell whether another process of the same machine still lives."""
 
     name: str
-    boot_id: str
+    boot_id: str  # of the boot and of the pid namespace: only within both does a pid say anything
 
     @classmethod
     def local(cls, name: str) -> Host:
         """This machine; ``name`` is its host name."""
         try:
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            boot = f"{boot[:36]}/{Path('/proc/self/ns/pid').readlink().name.strip('pid:[]')}"
         except OSError:
             boot = ""
         return cls(name, boot)
@@ -74,11 +75,12 @@ class Host:
         return None if fields[0] in ("Z", "X") else int(fields[19])
 
     def knows_dead(self, process: Mapping[str, Any]) -> bool:
-        """Whether a registered process ran on this machine and is certainly gone."""
-        if process["hostname"] != self.name or not self.boot_id:
+        """Whether a registered process ran on this machine, where its pid can be seen, and is certainly gone.
+
+        Of any other process its lease alone tells: containers share a host's name and boot without seeing each other.
+        """
+        if not self.boot_id or process["hostname"] != self.name or process["boot_id"] != self.boot_id:
             return False
-        if process["boot_id"] != self.boot_id:
-            return True
         return self.started(int(process["pid"])) != int(process["pid_started"])
 
 
@@ -152,11 +154,16 @@ def unknown_workers(connection: Connection) -> set[str]:
     return {str(i) for (i,) in connection.execute(named.where(~sa.exists().where(_p.identity == _e.process)))}
 
 
-def forget(ledger: Ledger, identity: str) -> None:
-    """Removes a process that ended in order or whose jobs have been recovered."""
+def forget(ledger: Ledger, identity: str, *, dead: bool = False) -> None:
+    """Removes a process that ended in order, or (``dead``) one whose jobs have been recovered.
+
+    With a dead one its other leases end: a split or a reservation of its is taken up at once. One that ended in order
+    may live on in part: a program that runs a worker inside goes on handing in its items.
+    """
     with ledger.database.write() as connection:
         connection.execute(processes.delete().where(_p.identity == identity))
-        # Its leases end with it: a split or a reservation of its is taken up at once.
+        if not dead:
+            return
         connection.execute(tasks.update().where(_t.split_by == identity, _t.finished_at.is_(None)).values(split_until=0))
         connection.execute(tasks.update().where(_t.dispatch_by == identity).values(dispatch_until=0))
 

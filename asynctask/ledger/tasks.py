@@ -40,6 +40,9 @@ __all__ = [
 
 _t = tasks.c
 
+MAX_SPLIT_TRIES = 3
+"""So many processes may take a split one after the other without moving it on."""
+
 
 class SplitLost(Exception):
     """Somebody else holds the split, or it is over: whoever raised this must stop adding items. ``reason`` says which."""
@@ -222,6 +225,7 @@ def add_slice(
                 created=task["created"] + len(items),
                 rejected=task["rejected"] + len(rejects),
                 split_cursor=cursor,
+                split_tries=0,
                 split_until=now + micros(lease_s),
                 slots=MAX_SLOTS if first + len(items) >= SLOTS_FROM else task["slots"],
                 version=task["version"] + 1,
@@ -332,17 +336,23 @@ def plan(ledger: Ledger, task_id: int, planned: int) -> None:
 def claim_split(ledger: Ledger, task_id: int, *, lease_s: float, of: str | None = None) -> dict[str, Any] | None:
     """Takes a split whose lease has ended, or (``of``) hands it on from the process that held it so far.
 
-    Returns the Task's columns (``split_cursor`` says where to go on), or None where somebody else has it.
+    Returns the Task's columns (``split_cursor`` says where to go on), or None where somebody else has it. A split that
+    three processes took without getting anywhere has most likely killed them: it ends as broken.
     """
     with ledger.database.write() as connection:
         task = lock(connection, task_id)
         now = ledger.now()
-        free = (task["split_until"] or 0) <= now or task["split_by"] in (of, ledger.identity)
-        if task["split_state"] != "splitting" or not free:
+        mine = task["split_by"] in (of, ledger.identity)
+        if task["split_state"] != "splitting" or not (mine or (task["split_until"] or 0) <= now):
             return None
-        until = now + micros(lease_s)
-        connection.execute(tasks.update().where(_t.id == task_id).values(split_by=ledger.identity, split_until=until))
-    task.update(split_by=ledger.identity, split_until=until)
+        tries = task["split_tries"] + (not mine)
+        if tries > MAX_SPLIT_TRIES:
+            why = f"split_gave_up: {MAX_SPLIT_TRIES} processes ended at row {task['split_cursor']}; is the file too large?"
+            _end_split(connection, ledger, task, "failed", why, Reason.SPLIT_FAILED)
+            return None
+        values = {"split_by": ledger.identity, "split_until": now + micros(lease_s), "split_tries": tries}
+        connection.execute(tasks.update().where(_t.id == task_id).values(values))
+    task.update(values)
     return task
 
 

@@ -168,18 +168,23 @@ def apply(connection: Connection, ledger: Ledger, changes: Sequence[Change]) -> 
     attempt once more. Returns what came of each change, in the order given. An Event may stand in one call only once.
     """
     applied: list[Applied] = []
+    moved: dict[tuple[int, int], Delta] = {}
+    now = ledger.now()
     for batch in chunks(changes, _BATCH):
-        applied += _apply_batch(connection, ledger, batch)
+        applied += _apply_batch(connection, ledger, batch, moved, now)
+    # One order of locks in every transaction: events first, all of them, then what counts them.
+    _write_failures(connection, ledger, [each for each in applied if each.turn is not None])
+    tallies.move(connection, moved, now)
     return applied
 
 
-def _apply_batch(connection: Connection, ledger: Ledger, changes: Sequence[Change]) -> list[Applied]:
+def _apply_batch(
+    connection: Connection, ledger: Ledger, changes: Sequence[Change], moved: dict[tuple[int, int], Delta], now: int
+) -> list[Applied]:
     ids = [change.event_id for change in changes]
     records = {record.id: record for record in read_events(connection, _e.id.in_(ids), lock=True)}
-    now = ledger.now()
     results: list[Applied] = []
     won: list[Applied] = []
-    moved: dict[tuple[int, int], Delta] = {}
     for change in changes:
         record = records.get(change.event_id)
         turn = change.decide(record) if record is not None else None
@@ -191,8 +196,6 @@ def _apply_batch(connection: Connection, ledger: Ledger, changes: Sequence[Chang
         if record.task_id is not None:
             moved.setdefault((record.task_id, ledger.slot(record.slots)), Delta()).add(turn.delta)
     _write(connection, won, now)
-    _write_failures(connection, ledger, won)
-    tallies.move(connection, moved, now)
     return results
 
 

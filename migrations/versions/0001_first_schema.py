@@ -321,6 +321,7 @@ def upgrade() -> None:
         sa.Column("split_by", sa.String(length=64), nullable=True),
         sa.Column("split_until", sa.BigInteger(), nullable=True),
         sa.Column("split_cursor", sa.BigInteger(), server_default=sa.text("0"), nullable=False),
+        sa.Column("split_tries", sa.BigInteger(), server_default=sa.text("0"), nullable=False),
         sa.Column("planned", sa.BigInteger(), nullable=True),
         sa.Column("created", sa.BigInteger(), server_default=sa.text("0"), nullable=False),
         sa.Column("created_jobs", sa.BigInteger(), server_default=sa.text("0"), nullable=False),

@@ -1,0 +1,153 @@
+"""Faults at the edges of the ledger that once lost, doubled or held up something."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asynctask import AsyncTask
+from asynctask.errors import Conflict
+from asynctask.ledger import doctor, recovery
+from asynctask.ledger import tasks as task_rows
+from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.states import Reason, Status
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Iterator[AsyncTask]:
+    app = AsyncTask(
+        database_url=f"sqlite:///{tmp_path}/a.db", data_dir=str(tmp_path), lease_s=2.0, heartbeat_s=0.5, environ={}
+    )
+
+    @app.worker
+    def noop(item: Any) -> None: ...
+
+    yield app
+    app.close()
+
+
+def submit(app: AsyncTask, items: Any, **options: Any) -> Any:
+    return app.submit("noop", items, **options)
+
+
+def test_that_a_worker_inside_a_program_ends_does_not_end_the_split_of_what_it_hands_in(app: AsyncTask) -> None:
+    def items() -> Iterator[int]:
+        for i in range(300):
+            if i == 150:
+                recovery.forget(app.ledger, app.ledger.identity)  # what an embedded worker does when it stops
+                with app.ledger.database.read() as connection:
+                    assert task_rows.stalled_splits(connection, app.ledger.now()) == []
+            yield i
+
+    assert submit(app, items()).progress()["counts"]["total"] == 300
+
+
+def test_a_program_is_told_when_not_all_of_its_items_were_taken(app: AsyncTask) -> None:
+    other = replace(app.ledger, identity="somebody-else")
+
+    def items() -> Iterator[int]:
+        for i in range(3_000):
+            if i == 1_500:
+                recovery.forget(app.ledger, app.ledger.identity, dead=True)
+                task_rows.fail_split(other, 1, "taken for dead", anyone=True)
+            yield i
+
+    with pytest.raises(Conflict, match="did not take every item"):
+        submit(app, items())
+
+
+def test_a_key_whose_list_broke_off_does_not_answer_as_if_all_were_well(app: AsyncTask) -> None:
+    task = submit(app, [1, 2], idempotency_key="k")
+    with app.ledger.database.write() as connection:
+        connection.exec_driver_sql("UPDATE tasks SET split_state='failed', split_reason='cut off'")
+    with pytest.raises(Conflict, match="broke off"):
+        submit(app, [1, 2], idempotency_key="k")
+    assert task.id == 1
+
+
+def test_a_key_stands_for_what_the_items_say_and_not_for_how_they_print(app: AsyncTask) -> None:
+    class Thing:
+        def __str__(self) -> str:
+            return "thing"
+
+    first = submit(app, [{"a": Thing()}], idempotency_key="k")
+    assert submit(app, [{"a": Thing()}], idempotency_key="k").id == first.id
+
+
+def test_a_split_that_ends_every_process_that_takes_it_is_given_up(app: AsyncTask) -> None:
+    source = {"name": "x", "filename": "x.csv"}
+    new = task_rows.NewTask("noop", "default", 240, source=source)
+    task_id, _ = task_rows.create(app.ledger, new, lease_s=0.0)
+    for n in range(task_rows.MAX_SPLIT_TRIES):
+        assert task_rows.claim_split(replace(app.ledger, identity=f"p{n}"), task_id, lease_s=0.0) is not None
+    assert task_rows.claim_split(replace(app.ledger, identity="one-more"), task_id, lease_s=0.0) is None
+    progress = app.task(task_id).progress()
+    assert progress["split"]["state"] == "failed"
+    assert "split_gave_up" in progress["split"]["reason"]
+
+
+def test_a_process_that_does_not_know_the_worker_leaves_the_split_to_others(app: AsyncTask) -> None:
+    new = task_rows.NewTask("unknown_here", "default", 240, source={"name": "x", "filename": "x.csv"})
+    task_id, _ = task_rows.create(replace(app.ledger, identity="gone"), new, lease_s=0.0)
+    app.take_up_split(task_id)
+    with app.ledger.database.read() as connection:
+        assert task_rows.get(connection, task_id)["split_by"] == "gone"
+
+
+def test_of_a_process_in_another_container_only_its_lease_tells() -> None:
+    here = recovery.Host("host", "boot/1")
+    there = {"hostname": "host", "boot_id": "boot/2", "pid": os.getpid(), "pid_started": 1}
+    assert not here.knows_dead(there)
+    assert here.knows_dead({**there, "boot_id": "boot/1", "pid_started": -1})
+
+
+def test_a_report_holds_no_transaction_while_its_reader_takes_time(app: AsyncTask) -> None:
+    task = submit(app, [{"n": i} for i in range(5_000)])
+    rows = task.report("all").rows
+    assert next(rows).number == 1
+    assert app.ledger.database.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+    assert sum(1 for _ in rows) == 4_999
+
+
+def test_the_doctor_holds_nobody_up_where_nothing_is_wrong(app: AsyncTask) -> None:
+    submit(app, [1, 2, 3])
+    found: list[Any] = []
+    with app.ledger.database.write():
+        # The write lock is taken: a doctor that asked for it would wait until this block ends.
+        look = threading.Thread(target=lambda: found.append(doctor.examine(app.ledger, repair=True)))
+        look.start()
+        look.join(20)
+        assert found == [[]]
+
+
+def test_items_handed_in_as_json_are_on_the_disk_before_the_answer(app: AsyncTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(fd), real(fd)))
+    app.uploads.store_items([{"a": 1}])
+    assert len(synced) == 2  # the file, and the folder that names it
+
+
+def test_whoever_waits_for_a_working_status_that_cannot_be_written_is_told(
+    app: AsyncTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder, told = Recorder(app.ledger), threading.Event()
+    monkeypatch.setattr(recorder, "flush", lambda batch: 1 / 0)
+    recorder.start()
+    recorder.put([Outcome(1, 1, Status.WORKING, Reason.STARTED, then=lambda won: won or told.set())])
+    assert told.wait(20)
+    monkeypatch.undo()
+    assert recorder.stop(5)
+
+
+def test_a_workers_own_queue_setting_holds_for_its_tasks_too(app: AsyncTask) -> None:
+    task = app.submit(app.workers["noop"].set(queue="low", priority=7), [1])
+    with app.ledger.database.read() as connection:
+        row = task_rows.get(connection, task.id)
+    assert (row["queue"], row["priority"]) == ("low", 7)
