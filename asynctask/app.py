@@ -20,7 +20,7 @@ from asynctask.brokers.base import SCHEDULE, Broker, Copy, Held
 from asynctask.bulk.control import Control
 from asynctask.bulk.dispatcher import Dispatcher, PushFilter
 from asynctask.bulk.items import ItemShape
-from asynctask.bulk.outgoing import Outgoing, passes
+from asynctask.bulk.outgoing import Outgoing, encoded, passes
 from asynctask.bulk.payload import build
 from asynctask.bulk.readers import Limits
 from asynctask.bulk.uploads import StoredFile, Uploads
@@ -39,7 +39,7 @@ from asynctask.middleware.chain import Chain
 from asynctask.priority import Priority
 from asynctask.runtime.launcher import Launcher, Queues
 from asynctask.submission import Submission
-from asynctask.worker import TRACKED_RETRIES, RetryIn, Worker, describe
+from asynctask.worker import TRACKED_RETRIES, RetryIn, Worker, check_job_options, describe
 
 __all__ = ["AsyncTask"]
 
@@ -150,7 +150,8 @@ class AsyncTask:
     def push(
         self, worker: Worker, args: Sequence[Sequence[Any]], *, at: float | None = None, options: Mapping[str, Any]
     ) -> list[str | None]:
-        """Pushes a job for each element of ``args``; see :class:`~asynctask.worker.Worker`."""
+        """Pushes a job for each element of ``args``; see :class:`~asynctask.worker.Worker`. Raises :class:`InputError`."""
+        check_job_options({"queue": worker.queue, "retry": worker.retry, "priority": worker.priority, **options})
         core = self._made()
         now = core.ledger.now()
         due = None if at is None else (micros(at) if at >= _FAR else now + micros(at))
@@ -159,6 +160,7 @@ class AsyncTask:
             for each, jid in zip(args, self.ids.jids(len(args)), strict=True)
         ]
         let_through = [job for job in jobs if passes(self.client_middleware, worker, job)]
+        texts = _texts(worker, let_through)
         if worker.use_task_event:
             record.enqueue(
                 core.ledger,
@@ -171,7 +173,9 @@ class AsyncTask:
             )
             core.services.dispatch_now()
         else:
-            self._push_untracked(core.broker, let_through, due, int(options.get("priority", worker.priority)), now)
+            priority = int(options.get("priority", worker.priority))
+            copies = [Copy(job.job_id, 0, job.queue, text, priority) for job, text in zip(let_through, texts, strict=True)]
+            self._push_untracked(core.broker, copies, due, now)
         passed = {job.job_id for job in let_through}
         return [job.job_id if job.job_id in passed else None for job in jobs]
 
@@ -189,8 +193,7 @@ class AsyncTask:
             raise InputError(f"the arguments of {worker.name} cannot be kept as JSON: {error}", code="not_json") from None
         return CurrentJob(jid, queue=queue, payload=payload)
 
-    def _push_untracked(self, broker: Broker, jobs: Sequence[CurrentJob], due: int | None, priority: int, now: int) -> None:
-        copies = [Copy(job.job_id, 0, job.queue, dumps(job.payload), priority) for job in jobs]
+    def _push_untracked(self, broker: Broker, copies: Sequence[Copy], due: int | None, now: int) -> None:
         if due is not None and due > now:
             broker.hold(SCHEDULE, [Held(copy, due) for copy in copies])
         else:
@@ -440,6 +443,15 @@ def _check_worker(worker: Worker) -> None:
         raise ConfigError(f"worker {worker.name}: timeout must be more than 0 seconds, or None")
     if isinstance(worker.retry, int) and not 0 <= int(worker.retry) <= 1_000:
         raise ConfigError(f"worker {worker.name}: retry must be True, False or a number from 0 to 1000")
+
+
+def _texts(worker: Worker, jobs: Sequence[CurrentJob]) -> list[str]:
+    """The payloads as the client middleware left them: what nobody could decode is refused before anything is kept."""
+    try:
+        return [encoded(job.payload) for job in jobs]
+    except (TypeError, ValueError) as error:
+        text = f"a client middleware left a job of {worker.name} that cannot be pushed: {error}"
+        raise InputError(text, code="not_json") from None
 
 
 def _plain(value: Any) -> Any:

@@ -41,11 +41,16 @@ class Services:
     limits: Limits
 
     def dispatch_now(self) -> None:
-        """One round of the dispatcher; if the broker does not answer, the next round of any process does it."""
+        """One round of the dispatcher; if it fails, the next round of any process does it.
+
+        What it is called after has been accepted: no fault of the dispatch may look like a refusal.
+        """
         try:
             self.dispatcher.round()
         except Unavailable as error:
             structlog.get_logger("asynctask.submit").warning("dispatch_put_off", error=str(error))
+        except Exception:
+            structlog.get_logger("asynctask.submit").exception("dispatch_failed")
 
 
 class TaskHandle:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -10,17 +11,21 @@ from typing import Any, Protocol, get_type_hints
 
 from pydantic import BaseModel
 
-from asynctask.errors import ConfigError, NormalException
+from asynctask.errors import ConfigError, InputError, NormalException, Problem
 from asynctask.job import CurrentJob
 from asynctask.priority import Priority
 
-__all__ = ["DEFAULT_RETRIES", "TRACKED_RETRIES", "Pusher", "RetryIn", "Shape", "Worker", "describe"]
+__all__ = ["DEFAULT_RETRIES", "TRACKED_RETRIES", "Pusher", "RetryIn", "Shape", "Worker", "check_job_options", "describe"]
 
 TRACKED_RETRIES = 3
 """Retries of a tracked job that names none: Sidekiq's 25 would hold a Task open for three weeks."""
 
 DEFAULT_RETRIES = 25
 """Retries of an untracked job that names none, as Sidekiq's."""
+
+MAX_RETRIES = 1_000
+MAX_PRIORITY = 1_000_000
+_QUEUE = re.compile(r"[A-Za-z0-9_:.\-]{1,255}")
 
 RetryIn = Callable[[int, BaseException, CurrentJob], float | str | None]
 """(count of retries so far, exception, job) -> seconds, or "kill" or "discard", or None for the default."""
@@ -99,11 +104,12 @@ class Worker:
     def set(self, **options: Any) -> Worker:
         """The same worker with other options for the jobs pushed through it: ``queue``, ``retry``, ``priority``.
 
-        Raises :class:`ConfigError` for an option that is none.
+        Raises :class:`ConfigError` for an option that is none, :class:`InputError` for a value that cannot be.
         """
         allowed = {"queue", "retry", "priority"}
         if unknown := set(options) - allowed:
             raise ConfigError(f"no such job option: {', '.join(sorted(unknown))}; there are {', '.join(sorted(allowed))}")
+        check_job_options(options)
         return replace(self, overrides={**self.overrides, **options})
 
     def perform_async(self, *args: Any) -> str | None:
@@ -132,6 +138,40 @@ class Worker:
         if self.pusher is None:
             raise ConfigError(f"worker {self.name!r} belongs to no application, so nothing can be pushed")
         return self.pusher.push(self, args, at=at, options=self.overrides)
+
+
+def check_job_options(options: Mapping[str, Any]) -> None:
+    """The values of ``queue``, ``retry`` and ``priority``, as far as they are given: within what a submission may say.
+
+    A value that a database or a broker cannot hold must be refused here, where somebody can still mend it. Raises
+    :class:`InputError` that names each wrong one.
+    """
+    wrong = [
+        Problem(None, name, f"bad_{name}", f"{name} {rule}", repr(options[name])[:100])
+        for name, (fits, rule) in _RULES.items()
+        if name in options and not fits(options[name])
+    ]
+    if wrong:
+        raise InputError("; ".join(f"{each.message}, not {each.value}" for each in wrong), code=wrong[0].code, errors=wrong)
+
+
+def _is_queue(value: Any) -> bool:
+    return isinstance(value, str) and _QUEUE.fullmatch(value) is not None
+
+
+def _is_retry(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value <= MAX_RETRIES
+
+
+def _is_priority(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_PRIORITY
+
+
+_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "queue": (_is_queue, "must be 1 to 255 letters, digits or _ : . -"),
+    "retry": (_is_retry, f"must be True, False or a number from 0 to {MAX_RETRIES}"),
+    "priority": (_is_priority, f"must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}"),
+}
 
 
 def describe(target: Any) -> tuple[str, Callable[..., Any], bool, type[BaseModel] | None]:

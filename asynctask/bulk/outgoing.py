@@ -12,10 +12,11 @@ from asynctask.bulk.payload import decode
 from asynctask.job import CurrentJob
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.record import discard
+from asynctask.messages import clean
 from asynctask.middleware.chain import Chain
 from asynctask.worker import Worker
 
-__all__ = ["Outgoing", "passes"]
+__all__ = ["Outgoing", "encoded", "passes"]
 
 
 def passes(chain: Chain, worker: Worker, job: CurrentJob) -> bool:
@@ -33,11 +34,21 @@ def passes(chain: Chain, worker: Worker, job: CurrentJob) -> bool:
     return passed
 
 
+def encoded(payload: Mapping[str, object]) -> str:
+    """The text of a payload as the client middleware left it.
+
+    Raises TypeError for what JSON cannot say, ValueError for what is no job any more.
+    """
+    text = dumps(payload)
+    decode(text)
+    return text
+
+
 class Outgoing:
     """Applies the client middleware to the jobs of Tasks as they are dispatched.
 
-    A single job was asked when it was pushed. A job of a Task that a middleware stops, or whose middleware raises, ends
-    in ``error`` with the reason: an accepted item never just vanishes.
+    A single job was asked when it was pushed. A job of a Task that a middleware stops, whose middleware raises or leaves
+    what is no job any more, ends in ``error`` with the reason: an accepted item never just vanishes.
     """
 
     def __init__(self, ledger: Ledger, chain: Chain, workers: Mapping[str, Worker]) -> None:
@@ -69,6 +80,10 @@ class Outgoing:
                 return "stopped by a client middleware"
         except Exception as error:
             structlog.get_logger("asynctask.outgoing").exception("client_middleware_failed", job_id=copy.jid)
-            return f"a client middleware raised {type(error).__name__}: {error}"
-        kept.append(replace(copy, payload=dumps(job.payload)))
+            return clean(f"a client middleware raised {type(error).__name__}: {error}")
+        try:
+            kept.append(replace(copy, payload=encoded(job.payload)))
+        except (TypeError, ValueError) as error:
+            structlog.get_logger("asynctask.outgoing").exception("client_middleware_failed", job_id=copy.jid)
+            return clean(f"a client middleware left what is no job: {error}")
         return ""
