@@ -90,7 +90,7 @@ class Broker(Protocol):
         ...
 
     def put_back(self, process: str, copies: Sequence[Copy]) -> None:
-        """Unfinished copies return to the head of their queues (of their priority), unchanged."""
+        """Unfinished copies return to the head of their queues (of their priority), with the ``deaths`` they carry now."""
         ...
 
     def withdraw(self, task_id: int, limit: int) -> list[Key]:
@@ -100,11 +100,14 @@ class Broker(Protocol):
     # -- what is where
 
     def holds(self, keys: Collection[Key]) -> set[Key]:
-        """Which of these copies are held, waiting or in a process's list."""
+        """Which of these copies are held, waiting or in a process's list; what lies in a set is not on its way."""
         ...
 
-    def waiting(self, queues: Collection[str]) -> Mapping[str, int]:
-        """How many copies wait in each of these queues."""
+    def waiting(self, queues: Collection[str]) -> Mapping[str, Mapping[int, int]]:
+        """How many copies wait in each of these queues: queue -> priority -> count, nothing for what is empty.
+
+        One that does not order by priority may count all of a queue under one.
+        """
         ...
 
     def queues(self) -> Mapping[str, int]:

@@ -77,10 +77,14 @@ class SqlBroker:
             return connection.execute(found).first() is not None
 
     def put_back(self, process: str, copies: Sequence[Copy]) -> None:
-        ids = [copy.handle for copy in copies]
+        by_deaths: dict[int, list[Any]] = {}
+        for copy in copies:
+            by_deaths.setdefault(copy.deaths, []).append(copy.handle)
         with self._write() as connection:
-            for part in _parts(ids):
-                connection.execute(jobs.update().where(_j.id.in_(part), _j.process == process).values(process=None))
+            for deaths, ids in by_deaths.items():
+                for part in _parts(ids):
+                    mine = jobs.update().where(_j.id.in_(part), _j.process == process)
+                    connection.execute(mine.values(process=None, deaths=deaths))
         self._woken.set()
 
     def withdraw(self, task_id: int, limit: int) -> list[Key]:
@@ -99,13 +103,18 @@ class SqlBroker:
         held: set[Key] = set()
         with self._read() as connection:
             for part in _parts(sorted({jid for jid, _ in wanted})):
-                held.update((j, a) for j, a in connection.execute(sa.select(_j.jid, _j.attempt).where(_j.jid.in_(part))))
+                found = sa.select(_j.jid, _j.attempt).where(_j.jid.in_(part), _j.held_in.is_(None))
+                held.update((jid, attempt) for jid, attempt in connection.execute(found))
         return held & wanted
 
-    def waiting(self, queues: Collection[str]) -> Mapping[str, int]:
-        statement = sa.select(_j.queue, sa.func.count()).where(_WAITS, _j.queue.in_(list(queues))).group_by(_j.queue)
+    def waiting(self, queues: Collection[str]) -> Mapping[str, Mapping[int, int]]:
+        columns = (_j.queue, _j.priority)
+        statement = sa.select(*columns, sa.func.count()).where(_WAITS, _j.queue.in_(list(queues))).group_by(*columns)
+        counts: dict[str, dict[int, int]] = {}
         with self._read() as connection:
-            return {name: int(count) for name, count in connection.execute(statement)}
+            for name, priority, count in connection.execute(statement):
+                counts.setdefault(name, {})[int(priority)] = int(count)
+        return counts
 
     def queues(self) -> Mapping[str, int]:
         with self._read() as connection:

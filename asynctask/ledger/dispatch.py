@@ -7,23 +7,24 @@ broker holds at most one copy of the same (job id, attempt).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from asynctask.bookkeeping import Delta, in_flight, may_dispatch, redispatch, release_due, room
+from asynctask.bookkeeping import Delta, Row, in_flight, may_dispatch, redispatch, release_due, room
 from asynctask.clock import micros
 from asynctask.ledger import tallies
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger
+from asynctask.ledger.base import Ledger, chunks, loads
 from asynctask.ledger.models import events, task_tallies, tasks
 from asynctask.ledger.transitions import Applied, Change, EventRecord, Note, apply, read_events
 from asynctask.states import OPEN, State, Status
 
 __all__ = [
+    "Alone",
     "Ready",
     "Runnable",
     "advance_low",
@@ -74,6 +75,15 @@ class Ready:
     created_at: int
 
 
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A job without a Task that is due."""
+
+    event_id: int
+    queue: str
+    priority: int
+
+
 _FLYING = sa.func.coalesce(sa.func.sum(_n.dispatched - _n.returned), 0)
 
 
@@ -114,8 +124,8 @@ def reserve(ledger: Ledger, task_id: int, wanted: int, *, lease_s: float) -> lis
         low, high = task["next_seq"], min(task["created_jobs"], task["next_seq"] + count - len(ids))
         ready = _read_ready(connection, _e.id.in_(ids)) if ids else []
         if high > low:
-            fresh = _at_pointer(connection, task_id, low, high)
-            tallies.move(connection, {(task_id, ledger.slot(task["slots"])): Delta(dispatched=len(fresh))}, now)
+            fresh, flying = _at_pointer(connection, task_id, low, high)
+            tallies.move(connection, {(task_id, ledger.slot(task["slots"])): Delta(dispatched=flying)}, now)
             ready += fresh
         if ready or high > low:
             _advance(connection, ledger, task, low, high, now + micros(lease_s))
@@ -142,11 +152,15 @@ def _release_if_due(now: int) -> Any:
     return decide
 
 
-def _at_pointer(connection: Connection, task_id: int, low: int, high: int) -> list[Ready]:
-    condition = (
-        (_e.task_id == task_id) & (_e.seq >= low) & (_e.seq < high) & (_e.status == Status.ENQUEUE) & _e.due_at.is_(None)
-    )
-    return _read_ready(connection, condition, lock=True)
+def _at_pointer(connection: Connection, task_id: int, low: int, high: int) -> tuple[list[Ready], int]:
+    """The jobs of a range that must be pushed, and how many rows of it are in flight once the pointer is past them.
+
+    The latter may be more: a row that was recorded as ``working`` before needs no copy, but it runs.
+    """
+    condition = (_e.task_id == task_id) & (_e.seq >= low) & (_e.seq < high) & _e.due_at.is_(None)
+    found = _select_ready(connection, condition, lock=True)
+    flying = [each for each in found if in_flight(Row(Status(each.status), reserved=True))]
+    return [Ready(*each[:-1]) for each in flying if each.status == Status.ENQUEUE], len(flying)
 
 
 def _advance(connection: Connection, ledger: Ledger, task: Mapping[str, Any], low: int, high: int, until: int) -> None:
@@ -162,12 +176,17 @@ def _advance(connection: Connection, ledger: Ledger, task: Mapping[str, Any], lo
     connection.execute(tasks.update().where(_t.id == task["id"]).values(values))
 
 
-def _read_ready(connection: Connection, condition: Any, *, lock: bool = False) -> list[Ready]:
+def _read_ready(connection: Connection, condition: Any) -> list[Ready]:
+    return [Ready(*each[:-1]) for each in _select_ready(connection, condition)]
+
+
+def _select_ready(connection: Connection, condition: Any, *, lock: bool = False) -> Sequence[Any]:
+    """The columns of :class:`Ready`, and the status."""
     statement = (
         sa.select(
             _e.id, _e.job_id, _e.task_id, _e.attempt, _e.retries, sa.func.coalesce(_e.worker_name, _t.worker_name),
             sa.func.coalesce(_e.queue, _t.queue, "default"), _t.priority, _e.params,
-            sa.func.coalesce(_e.options, _t.options), _e.created_at,
+            sa.func.coalesce(_e.options, _t.options), _e.created_at, _e.status,
         )
         .select_from(events.outerjoin(tasks, _t.id == _e.task_id))
         .where(condition)
@@ -175,7 +194,7 @@ def _read_ready(connection: Connection, condition: Any, *, lock: bool = False) -
     )  # fmt: skip
     if lock and connection.dialect.name != "sqlite":
         statement = statement.with_for_update(of=events)
-    return [Ready(*row) for row in connection.execute(statement).all()]
+    return connection.execute(statement).all()
 
 
 def confirm(ledger: Ledger, task_ids: Sequence[int]) -> None:
@@ -212,38 +231,64 @@ def take_again(ledger: Ledger, task_id: int, *, lease_s: float, limit: int = 10_
         )
         if task["reserved_from"] is None:
             return []
-        return _at_pointer(connection, task_id, task["reserved_from"], min(task["next_seq"], task["reserved_from"] + limit))
+        high = min(task["next_seq"], task["reserved_from"] + limit)
+        return _at_pointer(connection, task_id, task["reserved_from"], high)[0]
 
 
-def alone_due(connection: Connection, now: int) -> bool:
-    """Whether any job without a Task is due."""
-    return connection.execute(sa.select(_e.id).where(_e.due_at <= now, _e.task_id.is_(None)).limit(1)).first() is not None
+def alone_due(connection: Connection, now: int, queues: Collection[str], limit: int = 1_000) -> list[Alone]:
+    """Jobs without a Task that are due in these queues, in the order in which they came due.
+
+    Where there are more than ``limit``, the first so many and the last so many: an urgent job that came just now is seen
+    behind any number of others, and no look reads them all.
+    """
+    if not queues:
+        return []
+    queue = sa.func.coalesce(_e.queue, "default")
+    due = sa.select(_e.id, queue, _e.options).where(_e.due_at <= now, _e.task_id.is_(None), queue.in_(sorted(queues)))
+    found = connection.execute(due.order_by(_e.due_at, _e.id).limit(limit)).all()
+    if len(found) == limit:
+        last = connection.execute(due.order_by(_e.due_at.desc(), _e.id.desc()).limit(limit)).all()
+        found = list(dict.fromkeys([*found, *reversed(last)]))
+    return [Alone(int(i), name, _priority(options)) for i, name, options in found]
 
 
-def reserve_alone(ledger: Ledger, limit: int, *, look_again_s: float) -> list[Ready]:
-    """Reserves jobs without a Task that are due.
+def _priority(options: str | None) -> int:
+    """What orders a job among others; a value that cannot be is found and told when its copy is made."""
+    try:
+        return int((loads(options) or {}).get("priority") or 0)
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        return 0
+
+
+def reserve_alone(ledger: Ledger, event_ids: Sequence[int], *, look_again_s: float) -> list[Ready]:
+    """Reserves these jobs without a Task, as far as they are still due.
 
     An Event without a Task has no pointer to be behind: ``look_at`` is what finds it again if its copy is lost before it
     begins. Every turn it takes clears it.
     """
     with ledger.database.write() as connection:
         now = ledger.now()
-        found = connection.execute(
-            sa.select(_e.id).where(_e.due_at <= now, _e.task_id.is_(None)).order_by(_e.due_at).limit(limit)
-        )
         look_at = {"look_at": now + micros(look_again_s)}
-        changes = [Change(int(i), _release_if_due(now), values=dict(look_at)) for (i,) in found]
+        changes = [Change(event_id, _release_if_due(now), values=dict(look_at)) for event_id in event_ids]
         ids = [each.change.event_id for each in apply(connection, ledger, changes) if each.turn is not None]
         return _read_ready(connection, _e.id.in_(ids)) if ids else []
 
 
 def to_look_at(connection: Connection, now: int, limit: int = 1_000) -> list[EventRecord]:
     """Events without a Task whose copy has been out for so long that somebody should look whether the broker holds it."""
-    return read_events(connection, _e.look_at <= now)[:limit]
+    return _read_some(connection, sa.select(_e.id).where(_e.look_at <= now).order_by(_e.look_at, _e.id).limit(limit))
+
+
+def _read_some(connection: Connection, ids: Any) -> list[EventRecord]:
+    """Events by a bounded look-up of their ids: what is left for another look is not read now."""
+    found = connection.execute(ids).scalars().all()
+    return [record for part in chunks(found, 1_000) for record in read_events(connection, _e.id.in_(part))]
 
 
 def look_later(ledger: Ledger, event_ids: Sequence[int], *, look_again_s: float) -> None:
     """The broker holds them: look again later."""
+    if not event_ids:
+        return
     with ledger.database.write() as connection:
         connection.execute(
             events.update()
@@ -287,7 +332,8 @@ def flying_rows(connection: Connection, task_id: int, limit: int = 10_000) -> li
         & (_e.status == Status.ENQUEUE)
         & _e.due_at.is_(None)
     )
-    return [record for record in read_events(connection, condition)[:limit] if in_flight(record.row)]
+    records = _read_some(connection, sa.select(_e.id).where(condition).order_by(_e.seq).limit(limit))
+    return [record for record in records if in_flight(record.row)]
 
 
 def lost_copies(ledger: Ledger, lost: Sequence[tuple[int, int]]) -> list[Applied]:

@@ -14,6 +14,7 @@ import pytest
 from support.world import World
 
 from asynctask.bulk import sweep
+from asynctask.bulk.dispatcher import Load
 from asynctask.bulk.sweep import Sweep
 from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import recovery
@@ -190,6 +191,7 @@ def test_a_job_at_work_is_left_alone_though_the_broker_forgot_its_copy(
 
 def test_a_lost_copy_of_a_job_without_a_task_is_dispatched_again(world: World) -> None:
     app = world.app()
+    app.dispatcher.attach(lambda: Load("a process", ("default",), 1, 0.0))
     jid = app.workers["note"].perform_async({"n": 0})
     wait_for(lambda: app.dispatcher.round() or world.sql("SELECT 1 FROM jobs"), "it is in the queue")
     world.sql("DELETE FROM jobs")
