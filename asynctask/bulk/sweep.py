@@ -26,6 +26,8 @@ LOOK_S = 10.0
 SAMPLE_S = 5.0
 POISON_COPIES = 3
 _DUE_AT_ONCE = 1_000
+_LOOKS = 10
+_LOOK_AT_ONCE = 1_000
 
 
 class Sweep:
@@ -204,15 +206,21 @@ class Sweep:
         return len(lost)
 
     def _look_at_alone(self) -> None:
+        for _ in range(_LOOKS):  # every look ends for those that it saw; what is left has its turn with the next sweeps
+            if self._look_at_some() < _LOOK_AT_ONCE:
+                return
+
+    def _look_at_some(self) -> int:
         with self._ledger.database.read() as connection:
-            records: list[EventRecord] = dispatch.to_look_at(connection, self._ledger.now())
+            records: list[EventRecord] = dispatch.to_look_at(connection, self._ledger.now(), _LOOK_AT_ONCE)
         if not records:
-            return
+            return 0
         held = self._broker.holds({(r.job_id, r.row.attempt) for r in records})
         there = [r.id for r in records if (r.job_id, r.row.attempt) in held]
         gone = [(r.id, r.row.attempt) for r in records if (r.job_id, r.row.attempt) not in held]
         dispatch.look_later(self._ledger, there, look_again_s=30.0)
         dispatch.lost_copies(self._ledger, gone)
+        return len(records)
 
     def sample(self) -> None:
         """Notes how far each running Task is, for rate and chart."""
