@@ -281,8 +281,7 @@ class Manager:
             payload = decode(copy.payload)
         except ValueError as error:
             self._log.error("undecodable_job", jid=copy.jid, queue=copy.queue, error=str(error))
-            self._broker.hold(DEAD, [Held(copy, self._clock.now())], process=self._identity)
-            self._mine.forget([copy])
+            self._give_up(copy, error)
             return None
         job = CurrentJob(
             copy.jid,
@@ -293,6 +292,25 @@ class Manager:
             should_stop=self._quiet.is_set,
         )
         return Assignment(copy, payload, job, self._workers.get(str(payload["class"])), None)
+
+    def _give_up(self, copy: Copy, error: ValueError) -> None:
+        """A copy that is no job: where it is tracked its Event ends so, for nobody would ever look into ``dead`` for it."""
+        if copy.attempt == 0:
+            self._broker.hold(DEAD, [Held(copy, self._clock.now())], process=self._identity)
+            self._mine.forget([copy])
+            return
+        (ticket,) = self._tracker.begin([Arrival(copy.jid, copy.attempt, "", copy.queue)])
+        if ticket.verdict is Begin.DROP:
+            self._mine.done(copy)
+        elif ticket.verdict is Begin.RUN:
+            reason = f"it cannot be decoded: {error}"
+            self._tracker.settle(ticket, discarded=reason, then=lambda won: self._acknowledge(copy))
+        else:
+            self._tracker.release(ticket, lambda won: self._acknowledge(copy))
+
+    def _acknowledge(self, copy: Copy) -> None:
+        self._mine.done(copy)
+        self._broker.wake()
 
     def _bind(self, assignment: Assignment, ticket: Ticket) -> None:
         assignment.ticket = ticket
