@@ -9,11 +9,11 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final
 
-from asynctask.app import AsyncTask
 from gunicorn.app.base import BaseApplication
 from gunicorn.arbiter import Arbiter
 from gunicorn.workers.gthread import ThreadWorker
 
+from asynctask.app import AsyncTask
 from asynctask.errors import Unavailable
 from webapi import create_app
 

@@ -8,8 +8,8 @@ import os
 from collections.abc import Mapping
 
 from apiflask import APIFlask
-from asynctask.app import AsyncTask
 
+from asynctask.app import AsyncTask
 from asynctask.errors import ConfigError
 from webapi import create_app
 
