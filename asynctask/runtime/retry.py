@@ -12,7 +12,10 @@ from asynctask.errors import JobInterrupted
 from asynctask.job import CurrentJob
 from asynctask.worker import DEFAULT_RETRIES, TRACKED_RETRIES, Worker
 
-__all__ = ["Decision", "Follow", "backoff", "decide", "retries_of"]
+__all__ = ["MAX_PAUSE_S", "Decision", "Follow", "backoff", "decide", "retries_of"]
+
+MAX_PAUSE_S = 366 * 24 * 3600
+"""No pause before a retry is longer, whoever says so: it must fit a column, and somebody should live to see it."""
 
 
 class Follow(Enum):
@@ -64,8 +67,9 @@ def decide(
             return Decision(Follow.DEAD)
         if answer == "discard":
             return Decision(Follow.DISCARD)
-        seconds = answer if isinstance(answer, int | float) and answer > 0 else None
-    return Decision(Follow.RETRY, micros(backoff(retries, noise) if seconds is None else seconds))
+        # By comparison, which also leaves out what is no number and what is without end.
+        seconds = answer if isinstance(answer, int | float) and 0 < answer <= MAX_PAUSE_S else None
+    return Decision(Follow.RETRY, micros(min(backoff(retries, noise), MAX_PAUSE_S) if seconds is None else seconds))
 
 
 def _ask(worker: Worker, retries: int, error: BaseException, job: CurrentJob) -> float | str | None:
