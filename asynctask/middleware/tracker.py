@@ -18,16 +18,16 @@ from typing import Any
 
 import orjson
 
-from asynctask.bookkeeping import Begin, begin
+from asynctask.bookkeeping import Begin, Turn, begin, cancel, give_back
 from asynctask.errors import JobInterrupted, JobTimeout
 from asynctask.job import CurrentJob
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.models import events
 from asynctask.ledger.record import NewJob, enqueue
 from asynctask.ledger.recorder import Outcome, Recorder
-from asynctask.ledger.transitions import EventRecord, Failure, Note, read_events
+from asynctask.ledger.transitions import Change, EventRecord, Failure, Note, apply, read_events
 from asynctask.messages import clean
-from asynctask.states import Reason, Status
+from asynctask.states import Reason, State, Status
 
 __all__ = ["Arrival", "Ticket", "Tracker"]
 
@@ -159,7 +159,10 @@ class Tracker:
     # -- 2. start
 
     def start(self, ticket: Ticket) -> None:
-        """It is being performed now. For a watched job the ``working`` status is in the ledger when this returns."""
+        """It is being performed now. For a watched job the ``working`` status is in the ledger when this returns.
+
+        If the ticket is ``lost`` then, the attempt is another's or over: acknowledge the job and do not perform it.
+        """
         ticket.started_at = self._ledger.now()
         with self._lock:
             self._running[id(ticket)] = (self._ledger.clock.monotonic(), ticket)
@@ -230,6 +233,39 @@ class Tracker:
             [Outcome(ticket.event_id, ticket.attempt, status, reason, notes, then=then, elsewhere=self._elsewhere)]
         )
 
+    def forget(self, ticket: Ticket) -> None:
+        """An attempt that was lost before it was performed: nothing of it is recorded, its copy may be acknowledged."""
+        with self._lock:
+            ticket.settled = True
+            self._running.pop(id(ticket), None)
+
+    def put_off(self, tickets: Sequence[tuple[Ticket, str]], until: int) -> None:
+        """Fetched jobs that cannot be performed here wait in the ledger until ``until`` (microseconds), no retry spent.
+
+        Each comes with a message that says why; it is not said again while it is the last one that the Event has.
+        Committed when this returns: their copies may be acknowledged. Raises LedgerUnavailable.
+        """
+        with self._ledger.database.write() as connection:
+            apply(connection, self._ledger, [self._waiting(ticket, clean(why), until) for ticket, why in tickets])
+        for ticket, _ in tickets:
+            self.forget(ticket)
+
+    def _waiting(self, ticket: Ticket, why: str, until: int) -> Change:
+        change = Change(ticket.event_id, lambda record: None)
+
+        def decide(record: EventRecord) -> Turn | None:
+            if record.row.status is not Status.ENQUEUE or record.row.attempt != ticket.attempt:
+                return None
+            if record.task_state == State.CANCELLED:
+                change.notes = [Note("cancelled", self._ledger.catalogue("cancelled"))]
+                return cancel(record.row)
+            if not _last_is(record.messages, why):
+                change.notes = [Note("enqueue", why)]
+            return give_back(record.row, now=until)
+
+        change.decide = decide
+        return change
+
     def _outcome(
         self, ticket: Ticket, retry_at: int | None, discarded: str | None, then: Callable[[bool], None] | None
     ) -> Outcome:
@@ -272,6 +308,11 @@ class Tracker:
         if retry_at is not None or ticket.reason is Reason.INTERRUPTED:
             notes.append(Note("enqueue", say("retry")))
         return notes
+
+
+def _last_is(messages: str | None, text: str) -> bool:
+    said = orjson.loads(messages) if messages else []
+    return bool(said) and said[-1].get("message") == text
 
 
 def _result(value: Any, limit: int) -> tuple[str | None, str | None]:

@@ -1,12 +1,21 @@
-"""Interrupting job code: a timeout that fires in a running thread, and the end of the process."""
+"""Interrupting job code: a timeout that fires in a running thread, and the end of the process.
+
+Python raises an exception from another thread between any two bytecodes of its victim. Inside ``Condition.__enter__`` that
+leaves a lock owned for ever, so a thread may be hit only while it is inside the worker's function. It says so by standing
+in a dict, and leaves by popping itself: one step that needs no lock and that no exception can come between. Whoever raises
+holds the lock, says ``firing``, and only then looks whether the thread still stands there; a thread that left waits out
+``firing`` and then takes back what was raised and not delivered. So after that nothing can hit it any more.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import structlog
 
 from asynctask.clock import Clock
 from asynctask.errors import JobInterrupted, JobTimeout
@@ -16,20 +25,28 @@ __all__ = ["Watch", "Watchdog"]
 GRACE_S = 5.0
 """A thread that does not come back so long after its timeout was raised in it counts as hung."""
 
+_KINDS = (JobTimeout, JobInterrupted)
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class Watch:
-    """One running job under a timeout."""
+    """One job inside its function, on the thread ``thread_id``.
+
+    ``seconds`` is its timeout (None: no limit); ``on_hung`` is called, on a thread of its own, if it does not come back.
+    ``lost`` is true from the moment its thread counts as lost: what the function still comes to counts no more.
+    """
 
     thread_id: int
-    seconds: float
-    deadline: float
-    on_hung: Callable[[], None]
-    fired: bool = False
+    seconds: float | None = None
+    on_hung: Callable[[], None] | None = None
+    deadline: float | None = None
+    raised: tuple[type[BaseException], ...] = ()
+    firing: bool = False
+    lost: bool = False
 
 
 class Watchdog:
-    """Raises :class:`JobTimeout` in threads whose job is over its time.
+    """Raises :class:`JobTimeout` in threads whose job is over its time, :class:`JobInterrupted` when the process ends.
 
     Python delivers the exception between two bytecodes: code that sits in one long call into C sees it when that call
     returns. After a grace the thread counts as hung and ``on_hung`` is called once; the thread itself cannot be ended.
@@ -37,37 +54,60 @@ class Watchdog:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._watches: dict[int, Watch] = {}
+        self._inside: dict[int, Watch] = {}
         self._condition = threading.Condition()
         self._stopping = False
+        self._ending = False
+        self._wakes_at: float | None = None  # None: only when told
         self._thread: threading.Thread | None = None
+        self._log = structlog.get_logger("asynctask.watchdog")
 
-    @contextmanager
-    def limit(self, seconds: float | None, on_hung: Callable[[], None]) -> Iterator[None]:
-        """Runs the block in this thread under a timeout of ``seconds`` (None: no limit)."""
-        if seconds is None:
-            yield
-            return
-        watch = Watch(threading.get_ident(), seconds, self._clock.monotonic() + seconds, on_hung)
-        self._add(watch)
+    def run(self, watch: Watch, function: Callable[..., Any], args: Sequence[Any] = ()) -> Any:
+        """Runs ``function(*args)`` in this thread, where it may be interrupted. Returns or raises what it does."""
         try:
-            yield
+            self._inside[id(watch)] = watch
+            if self._ending:
+                raise JobInterrupted("the runtime is shutting down")
+            if watch.seconds is not None:
+                self._arm(watch, watch.seconds)
+            return function(*args)
         finally:
-            self._remove(watch)
+            # Each kind is raised once at most, so two can come while it leaves; the third try is not disturbed. One that
+            # comes so late is dropped: the function had returned, and what it came to stands.
+            try:
+                self._leave(watch)
+            except _KINDS:
+                try:
+                    self._leave(watch)
+                except _KINDS:
+                    self._leave(watch)
 
-    def _add(self, watch: Watch) -> None:
+    def _arm(self, watch: Watch, seconds: float) -> None:
         with self._condition:
-            self._watches[watch.thread_id] = watch
+            watch.deadline = self._clock.monotonic() + seconds
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+                self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
                 self._thread.start()
-            self._condition.notify()
+            elif self._wakes_at is None or watch.deadline < self._wakes_at:
+                self._condition.notify()
 
-    def _remove(self, watch: Watch) -> None:
+    def _leave(self, watch: Watch) -> None:
+        self._inside.pop(id(watch), None)
+        while watch.firing:
+            pass  # the thread that fires is within a few steps; no lock may be waited for here
+        if watch.raised:
+            _raise_in(watch.thread_id, None)  # raised but not delivered yet: it must not hit what comes next
+
+    # -- what others ask for
+
+    def interrupt(self, watch: Watch) -> bool:
+        """Raises :class:`JobInterrupted` in its thread if that is inside the function; returns whether it was."""
         with self._condition:
-            self._watches.pop(watch.thread_id, None)
-            if watch.fired:  # raised but not delivered yet: it must not hit the next job of this thread
-                _raise_in(watch.thread_id, None)
+            return self._fire(watch, JobInterrupted)
+
+    def end(self) -> None:
+        """From now on a function that is to begin is interrupted at once."""
+        self._ending = True
 
     def stop(self) -> None:
         """Ends the watching thread."""
@@ -78,32 +118,73 @@ class Watchdog:
         if thread is not None:
             thread.join(5)
 
-    def _run(self) -> None:
+    # -- the watching thread
+
+    def _watch(self) -> None:
         while True:
-            hung: list[Watch] = []
             with self._condition:
                 if self._stopping:
                     return
-                now = self._clock.monotonic()
-                for watch in list(self._watches.values()):
-                    if watch.deadline > now:
-                        continue
-                    if watch.fired:
-                        del self._watches[watch.thread_id]
-                        hung.append(watch)
-                    else:
-                        watch.fired, watch.deadline = True, now + GRACE_S
-                        _raise_in(watch.thread_id, JobTimeout)
+                hung = self._look()
                 if not hung:
-                    nearest = min((w.deadline for w in self._watches.values()), default=None)
-                    self._condition.wait(None if nearest is None else max(0.0, nearest - now))
+                    now = self._clock.monotonic()
+                    self._condition.wait(None if self._wakes_at is None else max(0.0, self._wakes_at - now))
             for watch in hung:
-                watch.on_hung()
+                self._tell(watch)
 
+    def _look(self) -> list[Watch]:
+        """Raises what is due; returns those that did not come back. The lock is held."""
+        now = self._clock.monotonic()
+        hung = []
+        nearest: float | None = None
+        for watch in self._inside.copy().values():  # the copy is one step: threads come and go meanwhile
+            if watch.deadline is None:
+                continue
+            if watch.deadline <= now:
+                if JobTimeout in watch.raised:
+                    if self._give_up(watch):
+                        hung.append(watch)
+                    continue
+                watch.deadline = now + GRACE_S
+                self._fire(watch, JobTimeout)
+            nearest = watch.deadline if nearest is None else min(nearest, watch.deadline)
+        self._wakes_at = nearest
+        return hung
 
-def interrupt_thread(thread_id: int) -> None:
-    """Raises :class:`JobInterrupted` in a thread."""
-    _raise_in(thread_id, JobInterrupted)
+    def _fire(self, watch: Watch, kind: type[BaseException]) -> bool:
+        watch.firing = True
+        try:
+            if kind in watch.raised or id(watch) not in self._inside:
+                return False
+            watch.raised = (*watch.raised, kind)
+            _raise_in(watch.thread_id, kind)
+            return True
+        finally:
+            watch.firing = False
+
+    def _give_up(self, watch: Watch) -> bool:
+        """Whether the thread is lost from now on; False if it came back in this moment."""
+        watch.firing = True
+        try:
+            watch.lost = self._inside.pop(id(watch), None) is not None
+            return watch.lost
+        finally:
+            watch.firing = False
+
+    def _tell(self, watch: Watch) -> None:
+        """What is done about a lost thread asks the job's own hooks and the broker: not on this thread."""
+        if watch.on_hung is None:
+            return
+        try:
+            threading.Thread(target=self._on_hung, args=(watch.on_hung,), name="given-up", daemon=True).start()
+        except RuntimeError:  # no thread is to be had, so none for a replacement either
+            self._log.exception("hung_job_not_replaced")
+
+    def _on_hung(self, on_hung: Callable[[], None]) -> None:
+        try:
+            on_hung()
+        except BaseException:
+            self._log.exception("hung_job_not_recorded")
 
 
 def _raise_in(thread_id: int, kind: type[BaseException] | None) -> None:

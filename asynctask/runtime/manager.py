@@ -21,10 +21,11 @@ from asynctask.errors import Unavailable
 from asynctask.job import CurrentJob
 from asynctask.middleware.task_event import TICKET
 from asynctask.middleware.tracker import Arrival, Ticket, Tracker
-from asynctask.runtime.interrupt import interrupt_thread
 from asynctask.runtime.mine import Mine
+from asynctask.runtime.missing import Missing
 from asynctask.runtime.performer import Assignment, Performer
 from asynctask.runtime.rate import Rate
+from asynctask.runtime.turns import Turns
 from asynctask.worker import Worker
 
 __all__ = ["Manager", "QueueOrder"]
@@ -79,7 +80,8 @@ class Manager:
         self._lock = threading.Lock()
         self._mine = Mine()
         self._doubtful = False  # a fetch broke off: the broker may have given what never arrived
-        self._running: dict[int, Assignment] = {}
+        self._missing = Missing(identity, broker, tracker, clock)
+        self._turns = Turns(clock)
         self._threads: set[threading.Thread] = set()
         self._fetcher: threading.Thread | None = None
         self._quiet = threading.Event()
@@ -122,13 +124,16 @@ class Manager:
         """Ends what still runs: raised in its thread first, then recorded without it. Returns how many jobs that were."""
         assert self.performer is not None
         left = self._assignments()
+        self.performer.watchdog.end()
         self.performer.loop.interrupt()
         for assignment in left:
-            if assignment.worker is None or not assignment.worker.is_async:
-                interrupt_thread(assignment.thread_id)
+            self.performer.interrupt(assignment)
         self.wait_idle(_UNWIND_S)
         for assignment in self._assignments():
-            self.performer.interrupted(assignment)
+            try:
+                self.performer.interrupted(assignment)
+            except Exception:  # the rest of the stop must come; recovery finds the job in this process's list
+                self._log.exception("interrupt_put_off", job_id=assignment.copy.jid)
         return len(left)
 
     def stop(self) -> None:
@@ -150,22 +155,16 @@ class Manager:
     @property
     def busy(self) -> int:
         """Jobs that run now."""
-        with self._lock:
-            return len(self._running)
+        return len(self._turns)
 
     @property
     def is_quiet(self) -> bool:
         """Whether :meth:`quiet` was called."""
         return self._quiet.is_set()
 
-    @property
-    def stopping(self) -> bool:
-        """What ``should_stop()`` of a job says."""
-        return self._quiet.is_set()
-
     def load(self) -> Load:
         """What the dispatcher should keep ready for this process."""
-        if self._quiet.is_set() or not self._may_start():
+        if self._quiet.is_set() or self._turns.closed or not self._may_start():
             return Load(self._identity, self._queues, 0, 0.0)
         free = max(0, self._concurrency - self.busy - self._buffer.qsize())
         return Load(self._identity, self._queues, free, self._rate.per_second)
@@ -220,7 +219,7 @@ class Manager:
 
     def _room(self) -> int:
         """How many jobs to fetch now: none while enough lies ready, so that fetches stay few and large."""
-        if not self._may_start() or self._unrecorded() > MAX_UNRECORDED:
+        if self._turns.closed or not self._may_start() or self._unrecorded() > MAX_UNRECORDED:
             return 0
         assert self.performer is not None
         rate = self._rate.update(self.performer.performed)
@@ -241,11 +240,23 @@ class Manager:
             if len(copies) > 1:
                 self._begin_singly(copies)
             return
+        missing = []
         for each in assignments:
             if each.ticket is not None and each.ticket.verdict is not Begin.RUN:
                 self._release(each)
+            elif self._missing.takes(each):
+                missing.append(each)
             else:
                 self._buffer.put(each)
+        if missing:
+            self._put_off(missing)
+
+    def _put_off(self, missing: Sequence[Assignment]) -> None:
+        try:
+            self._missing.put_off(missing, self.done, self.gone)
+        except Unavailable:
+            self._mine.forget([each.copy for each in missing])
+            raise
 
     def _begin_singly(self, copies: Sequence[Copy]) -> None:
         """One job that cannot be asked about must not keep its neighbours; it stays in this process's list."""
@@ -258,7 +269,7 @@ class Manager:
 
     def _bound(self, copies: Sequence[Copy]) -> list[Assignment]:
         assignments = [each for each in (self._assign(copy) for copy in copies) if each is not None]
-        tracked = [each for each in assignments if self._is_tracked(each)]
+        tracked = [each for each in assignments if each.is_tracked]
         arrivals = [
             Arrival(each.copy.jid, each.copy.attempt, str(each.payload["class"]), each.copy.queue, each.payload["args"])
             for each in tracked
@@ -268,14 +279,6 @@ class Manager:
             self._bind(each, ticket)
         return assignments
 
-    def _is_tracked(self, assignment: Assignment) -> bool:
-        if assignment.copy.attempt > 0:
-            return True
-        opted = assignment.payload.get("use_task_event")
-        if isinstance(opted, bool):
-            return opted
-        return assignment.worker is not None and assignment.worker.use_task_event
-
     def _assign(self, copy: Copy) -> Assignment | None:
         try:
             payload = decode(copy.payload)
@@ -283,13 +286,18 @@ class Manager:
             self._log.error("undecodable_job", jid=copy.jid, queue=copy.queue, error=str(error))
             self._give_up(copy, error)
             return None
+
+        def stop() -> bool:
+            ticket: Ticket | None = job.state.get(TICKET)
+            return self._quiet.is_set() or (ticket is not None and ticket.lost)
+
         job = CurrentJob(
             copy.jid,
             task_id=copy.task_id,
             attempt=max(1, copy.attempt),
             queue=copy.queue,
             payload=dict(payload),
-            should_stop=self._quiet.is_set,
+            should_stop=stop,
         )
         return Assignment(copy, payload, job, self._workers.get(str(payload["class"])), None)
 
@@ -324,7 +332,7 @@ class Manager:
     def done(self, assignment: Assignment) -> None:
         """Its outcome is in the ledger (or it has none): its copy is acknowledged with the next exchange."""
         waiting = self._mine.done(assignment.copy)
-        if waiting >= MAX_FETCH // 2 or not self._running:
+        if waiting >= MAX_FETCH // 2 or not self._turns:
             self._broker.wake()
 
     def gone(self, assignment: Assignment) -> None:
@@ -364,21 +372,17 @@ class Manager:
     def _run(self, assignment: Assignment) -> None:
         while not self._may_start() and not self._quiet.is_set():
             self._quiet.wait(0.05)
-        if self._quiet.is_set():
+        if self._quiet.is_set() or not self._turns.enter(assignment, self._quiet.is_set):
             self._release(assignment)
             return
         assert self.performer is not None
-        key = id(assignment)
-        with self._lock:
-            self._running[key] = assignment
         try:
             self.performer.perform(assignment)
         except BaseException as error:
             self.performer.broke(assignment, error)
             raise
         finally:
-            with self._lock:
-                self._running.pop(key, None)
+            self._turns.leave(assignment)
             if self._quiet.is_set():
                 self._ended.set()
             elif self._buffer.empty():
@@ -386,8 +390,7 @@ class Manager:
 
     def replace(self, assignment: Assignment) -> None:
         """The thread of this job is lost to it: another takes its place."""
-        with self._lock:
-            self._running.pop(id(assignment), None)
+        self._turns.leave(assignment)
         if not self._quiet.is_set():
             self._spawn()
 
@@ -409,5 +412,4 @@ class Manager:
                 taken.append(assignment)
 
     def _assignments(self) -> list[Assignment]:
-        with self._lock:
-            return [a for a in self._running.values() if not a.abandoned]
+        return [each for each in self._turns.running() if not each.abandoned]

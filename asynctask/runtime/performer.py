@@ -21,12 +21,13 @@ import structlog
 from asynctask.bookkeeping import Begin
 from asynctask.brokers.base import DEAD, RETRY, Broker, Copy, Held
 from asynctask.clock import SECOND, Clock, Ids
-from asynctask.errors import AsyncTaskError, JobInterrupted, JobTimeout
+from asynctask.errors import AsyncTaskError, JobInterrupted, JobTimeout, Unavailable
 from asynctask.job import CurrentJob, set_current_job
 from asynctask.ledger.base import dumps
+from asynctask.messages import clean
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import Ticket, Tracker
-from asynctask.runtime.interrupt import Watchdog
+from asynctask.runtime.interrupt import Watch, Watchdog
 from asynctask.runtime.loop import LoopThread
 from asynctask.runtime.retry import Decision, Follow, decide, retries_of
 from asynctask.worker import Worker
@@ -34,14 +35,23 @@ from asynctask.worker import Worker
 __all__ = ["Assignment", "Hooks", "Performer", "WorkerMissing"]
 
 
+MAX_RETRY_COUNT = 10_000
+"""What a payload says of its retries is believed up to here."""
+
 MAX_STACK = 20_000
 """Characters logged of the stack of a job that raised; the end of it, where the error is."""
 
 
 class WorkerMissing(AsyncTaskError):
-    """A job came for a worker that this process does not know."""
+    """A job that somebody put into a queue by hand came for a worker that this process does not know."""
 
     code = "worker_missing"
+
+
+class AttemptLost(AsyncTaskError):
+    """When it was to begin, the attempt was another's or over: the job is not performed."""
+
+    code = "attempt_lost"
 
 
 @dataclass(slots=True)
@@ -55,6 +65,17 @@ class Assignment:
     ticket: Ticket | None
     thread_id: int = 0
     abandoned: bool = False
+    watch: Watch | None = None
+
+    @property
+    def is_tracked(self) -> bool:
+        """Whether an Event is kept of it: it has one, it says so itself, or its worker does."""
+        if self.copy.attempt > 0:
+            return True
+        opted = self.payload.get("use_task_event")
+        if isinstance(opted, bool):
+            return opted
+        return self.worker is not None and self.worker.use_task_event
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +126,10 @@ class Performer:
         set_current_job(assignment.job)
         try:
             self._invoke(assignment)
+        except AttemptLost:
+            assert assignment.ticket is not None
+            self._tracker.forget(assignment.ticket)
+            self._hooks.done(assignment)
         except BaseException as error:
             if not assignment.abandoned:
                 self.failed(assignment, error)
@@ -120,19 +145,25 @@ class Performer:
         job.result = self._chain.invoke(worker, job, job.queue, lambda: self._call(worker, assignment))
 
     def _call(self, worker: Worker, assignment: Assignment) -> Any:
+        if assignment.ticket is not None and assignment.ticket.lost:
+            raise AttemptLost(f"attempt {assignment.job.attempt} of {assignment.job.job_id} is not the one that counts")
         args = assignment.payload["args"]
         if worker.shape is not None and len(args) == 1:
             args = [worker.shape.revive(args[0])]
         if worker.is_async:
             return self.loop.run(lambda: worker.function(*args), worker.timeout)
-        if worker.timeout is None:
-            return worker.function(*args)
-        with self.watchdog.limit(worker.timeout, lambda: self._hung(assignment)):
-            try:
-                return worker.function(*args)
-            except JobTimeout as error:
-                error.seconds = error.seconds or worker.timeout
-                raise
+        watch = Watch(assignment.thread_id, worker.timeout)
+        if worker.timeout is not None:
+            watch.on_hung = lambda: self._hung(assignment)
+        assignment.watch = watch
+        try:
+            return self.watchdog.run(watch, worker.function, args)
+        except JobTimeout as error:
+            error.seconds = error.seconds or worker.timeout or 0.0
+            raise
+        finally:
+            if watch.lost:
+                assignment.abandoned = True
 
     # -- what it came to
 
@@ -151,7 +182,7 @@ class Performer:
             ticket.fail(error)  # raised by a middleware around the one that records
             self._tracker.settle(ticket, then=lambda won: self._hooks.done(assignment))
             return
-        retries = ticket.retries if ticket is not None else int(assignment.payload.get("retry_count", -1)) + 1
+        retries = ticket.retries if ticket is not None else _retries_so_far(assignment.payload)
         limit = retries_of(assignment.payload.get("retry"), tracked=ticket is not None)
         decision = decide(error, assignment.job, worker, retries=retries, limit=limit, noise=self._ids.random())
         self._report(assignment, error, decision)
@@ -171,7 +202,7 @@ class Performer:
             "follow": decision.follow.value,
         }
         if decision.follow is Follow.RETRY:
-            self._log.info("job_raised", error=f"{type(error).__name__}: {error}"[:500], **context)
+            self._log.info("job_raised", error=clean(f"{type(error).__name__}: {_text(error)}")[:500], **context)
         else:
             # As text of our own: what a console makes of an exception may cost more than the job, and show its arguments.
             self._log.warning("job_raised", stack=_stack(error), **context)
@@ -198,11 +229,14 @@ class Performer:
         if decision.follow is Follow.RETRY:
             self._broker.hold(RETRY, [Held(held, now + decision.delay)], process=self._identity)
         elif assignment.payload.get("dead", True) is not False:
-            self._broker.hold(DEAD, [Held(held, now)], process=self._identity)
+            self._bury(held, now)
         else:
             self._hooks.done(assignment)
             return
         self._hooks.gone(assignment)
+
+    def _bury(self, copy: Copy, now: int) -> None:
+        self._broker.hold(DEAD, [Held(copy, now)], process=self._identity)
 
     def _exhausted(self, assignment: Assignment, error: BaseException) -> None:
         worker = assignment.worker
@@ -220,24 +254,50 @@ class Performer:
         assignment.abandoned = True
         worker = assignment.worker
         assert worker is not None
-        self.failed(assignment, JobTimeout(worker.timeout or 0.0))
+        self._without_its_thread(assignment, JobTimeout(worker.timeout or 0.0))
         self._hooks.hung(assignment)
+
+    def interrupt(self, assignment: Assignment) -> None:
+        """Raises :class:`JobInterrupted` in its thread, if that is inside the worker's function."""
+        if assignment.watch is not None:
+            self.watchdog.interrupt(assignment.watch)
 
     def interrupted(self, assignment: Assignment) -> None:
         """The process must end now: the job waits again, whatever its thread still does."""
         assignment.abandoned = True
-        self.failed(assignment, JobInterrupted("the runtime is shutting down"))
+        self._without_its_thread(assignment, JobInterrupted("the runtime is shutting down"))
+
+    def _without_its_thread(self, assignment: Assignment, error: BaseException) -> None:
+        try:
+            self.failed(assignment, error)
+        except Exception as failure:
+            self._log.exception("outcome_put_off", job_id=assignment.copy.jid)
+            self._broke(assignment, failure)
 
     def broke(self, assignment: Assignment, error: BaseException) -> None:
-        """The layers around a job failed themselves: a tracked job has an outcome all the same, an untracked one stays in
-        this process's list until the process ends."""
+        """The layers around a job failed themselves: it has an outcome all the same."""
+        if not assignment.abandoned:
+            self._broke(assignment, error)
+
+    def _broke(self, assignment: Assignment, error: BaseException) -> None:
         ticket = assignment.ticket
-        if ticket is None or assignment.abandoned:
+        if ticket is None:
+            self._broke_untracked(assignment, error)
             return
         if ticket.status is None:
             late = isinstance(error, JobInterrupted)  # it came between two of the runtime's own steps
             ticket.raised(error if late else RuntimeError(f"the runtime failed around the job: {type(error).__name__}"))
         self._tracker.settle(ticket, then=lambda won: self._hooks.done(assignment))
+
+    def _broke_untracked(self, assignment: Assignment, error: BaseException) -> None:
+        """Into the dead set as it came, where it is seen; while the broker is away it stays in this process's list."""
+        if isinstance(error, Unavailable):
+            return
+        try:
+            self._bury(assignment.copy, self._clock.now())
+            self._hooks.gone(assignment)
+        except Exception:
+            self._log.exception("job_not_buried", job_id=assignment.copy.jid)
 
     def release(self, assignment: Assignment) -> None:
         """A job that was fetched and will not be run by this process."""
@@ -253,18 +313,30 @@ class Performer:
 
 
 def _stack(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))[-MAX_STACK:].rstrip()
+    text = "".join(traceback.format_exception(error))[-MAX_STACK:].rstrip()
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _retries_so_far(payload: Mapping[str, Any]) -> int:
+    """Retries that an untracked job had: what is written there comes from outside, whatever it is."""
+    count = payload.get("retry_count")
+    if not isinstance(count, int) or isinstance(count, bool):
+        return 0
+    return max(0, min(count, MAX_RETRY_COUNT) + 1)
 
 
 def _after_failure(payload: Mapping[str, Any], error: BaseException, now: int) -> dict[str, Any]:
     """The members that Sidekiq's retry adds, times as float seconds."""
     job = dict(payload)
-    if "retry_count" in job:
-        job["retry_count"] = int(job["retry_count"]) + 1
-        job["retried_at"] = now / SECOND
-    else:
-        job["retry_count"] = 0
-        job["failed_at"] = now / SECOND
-    job["error_class"] = type(error).__name__
-    job["error_message"] = str(error)[:10_000]
+    job["retry_count"] = _retries_so_far(payload)
+    job["retried_at" if "retry_count" in payload else "failed_at"] = now / SECOND
+    job["error_class"] = clean(type(error).__name__)
+    job["error_message"] = clean(_text(error))
     return job
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # an error of the job's own that cannot say what it is
+        return f"({type(error).__name__} without a readable text)"
