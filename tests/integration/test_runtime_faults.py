@@ -1,0 +1,333 @@
+"""What jobs, hooks, brokers and processes do wrong costs the job that it happened to, and no other."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asynctask import AsyncTask, current_job
+from asynctask.bookkeeping import Begin
+from asynctask.brokers.base import Copy
+from asynctask.clock import SystemClock
+from asynctask.errors import BrokerUnavailable
+from asynctask.job import CurrentJob
+from asynctask.ledger.base import dumps
+from asynctask.middleware.task_event import TICKET
+from asynctask.middleware.tracker import Ticket, Tracker
+from asynctask.runtime import interrupt, missing
+from asynctask.runtime.launcher import Launcher
+from asynctask.runtime.performer import Assignment
+from asynctask.runtime.retry import MAX_PAUSE_S, Follow, decide
+from asynctask.runtime.turns import Turns
+from asynctask.testing.waits import wait_for
+
+
+class Place:
+    """A ledger, its applications, and workers in this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._apps: list[AsyncTask] = []
+
+    def app(self) -> AsyncTask:
+        settings: dict[str, Any] = {
+            "lease_s": 2.0,
+            "heartbeat_s": 0.5,
+            "data_dir": str(self.folder / "data"),
+            "environ": {},
+        }
+        self._apps.append(AsyncTask(database_url=f"sqlite:///{self.folder}/a.db", **settings))
+        return self._apps[-1]
+
+    @contextmanager
+    def working(self, app: AsyncTask, *, concurrency: int = 2, shutdown_s: float = 5.0) -> Iterator[Launcher]:
+        launcher = app.launcher(concurrency=concurrency, shutdown_s=shutdown_s)
+        launcher.start()
+        try:
+            yield launcher
+        finally:
+            launcher.stop()
+
+    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+        connection = sqlite3.connect(self.folder / "a.db", timeout=30)
+        try:
+            with connection:
+                return connection.execute(statement).fetchall()
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        for app in self._apps:
+            app.close()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    made.close()
+
+
+def assignment(*, watched: bool = False) -> Assignment:
+    ticket = Ticket(Begin.RUN, "j", 1, None, 1, watched=watched)
+    return Assignment(Copy("j", 1, "default", "{}"), {}, CurrentJob("j"), None, ticket)
+
+
+# -- jobs beside each other
+
+
+class Entering:
+    """A thread that asks for its turn."""
+
+    def __init__(self, turns: Turns, job: Assignment, quiet: threading.Event) -> None:
+        self.came: list[bool] = []
+        self._thread = threading.Thread(target=lambda: self.came.append(turns.enter(job, quiet.is_set)), daemon=True)
+        self._thread.start()
+
+
+def test_a_watched_job_waits_for_those_beside_it_and_later_ones_wait_for_it() -> None:
+    turns, quiet = Turns(SystemClock()), threading.Event()
+    before, watched, after = assignment(), assignment(watched=True), assignment()
+    assert turns.enter(before, quiet.is_set)
+    second = Entering(turns, watched, quiet)
+    wait_for(lambda: turns.closed, "the watched one waits")
+    third = Entering(turns, after, quiet)
+    assert turns.running() == [before]
+    turns.leave(before)
+    wait_for(lambda: second.came == [True], "it has the process to itself")
+    assert (turns.running(), third.came) == ([watched], [])
+    turns.leave(watched)
+    wait_for(lambda: third.came == [True], "the others go on")
+    assert (turns.running(), turns.closed) == ([after], False)
+
+
+def test_quiet_ends_every_wait_for_a_turn() -> None:
+    turns, quiet = Turns(SystemClock()), threading.Event()
+    running = assignment(watched=True)
+    assert turns.enter(running, quiet.is_set)
+    waiting = [Entering(turns, assignment(watched=watched), quiet) for watched in (True, False)]
+    quiet.set()
+    wait_for(lambda: all(each.came == [False] for each in waiting), "both gave up")
+    turns.leave(running)
+    assert (len(turns), turns.closed) == (0, False)
+
+
+def test_jobs_that_were_held_by_a_dead_process_run_one_at_a_time(place: Place) -> None:
+    app, together = place.app(), []
+    inside: list[int] = []
+
+    @app.worker(retry=0)
+    def note(item: dict[str, int]) -> None:
+        inside.append(item["n"])
+        together.append(len(inside))
+        current_job().should_stop()
+        inside.remove(item["n"])
+
+    task = app.submit(note, [{"n": n} for n in range(20)])
+    place.sql("UPDATE events SET watched = 1")
+    with place.working(app, concurrency=4):
+        assert task.wait(timeout=20)["counts"]["finish"] == 20
+    assert set(together) == {1}
+
+
+# -- workers that this process does not know
+
+
+def test_an_item_whose_worker_is_not_known_here_waits_without_a_retry(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(missing, "MISSING_S", 1)
+    app, old = place.app(), place.app()
+    worker = app.worker(name="new", retry=0)(lambda item: 1)
+    plain = app.worker(name="plain", retry=0, use_task_event=False)(lambda: None)
+    task = app.submit(worker, [{"n": 1}])
+    plain.perform_async()
+    with place.working(old):
+        wait_for(lambda: place.sql("SELECT 1 FROM events WHERE due_at > 0"), "it waits")
+        wait_for(lambda: place.sql("SELECT 1 FROM jobs WHERE held_in = 'schedule'"), "the untracked one too")
+    (event,) = task.events()
+    assert (event["status"], event["retries"]) == ("enqueue", 0)
+    assert "no process that took it knows 'new'" in event["messages"][-1]["message"]
+    with place.working(app):
+        assert task.wait(timeout=20)["counts"]["finish"] == 1
+
+
+def test_the_message_of_an_unknown_worker_is_said_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(missing, "MISSING_S", 0)
+    app, old = place.app(), place.app()
+    task = app.submit(app.worker(name="new")(lambda item: 1), [{"n": 1}])
+    with place.working(old):
+        wait_for(lambda: place.sql("SELECT 1 FROM events WHERE attempt > 3"), "it came by several times")
+    (event,) = task.events()
+    assert len(event["messages"]) == 1
+
+
+# -- coroutines
+
+
+def test_a_coroutine_that_is_cancelled_by_itself_ends_in_error(place: Place) -> None:
+    app, runs = place.app(), []
+
+    @app.worker(retry=0)
+    async def cancels(item: Any) -> None:
+        runs.append(1)
+        raise asyncio.CancelledError
+
+    task = app.submit(cancels, [{}])
+    with place.working(app):
+        assert task.wait(timeout=20)["counts"]["error"] == 1
+    assert runs == [1]
+
+
+def test_a_coroutine_that_swallows_its_timeout_or_blocks_the_loop_ends_by_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interrupt, "GRACE_S", 0.1)
+    app, over, gate = place.app(), threading.Event(), threading.Event()
+
+    @app.worker(retry=0, timeout=0.1)
+    async def deaf(item: Any) -> None:
+        while not over.is_set():
+            try:
+                await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                continue
+
+    @app.worker(retry=0, timeout=0.1)
+    async def blocks(item: Any) -> None:
+        gate.wait(60)
+
+    @app.worker(retry=0)
+    async def good(item: Any) -> None: ...
+
+    try:
+        with place.working(app):
+            for worker in (deaf, blocks):
+                task = app.submit(worker, [{}])
+                assert task.wait(timeout=20)["counts"]["error"] == 1
+                assert task.events()[0]["problem"] == "timeout"
+            over.set()
+            assert app.submit(good, [{}]).wait(timeout=20)["counts"]["finish"] == 1
+            gate.set()
+    finally:
+        over.set()
+        gate.set()
+
+
+# -- failures that fail themselves
+
+
+@pytest.mark.parametrize("count", ["many", "x" * 300, None, -7, 10**15, [1]])
+def test_an_untracked_job_that_fails_with_an_unreadable_error_is_kept(place: Place, count: Any) -> None:
+    app = place.app()
+
+    @app.worker(name="bad", use_task_event=False)
+    def bad() -> None:
+        raise ValueError("bad \udcff name")
+
+    jid = app.ids.jid()
+    payload = {"class": "bad", "args": [], "jid": jid, "retry": 10**6, "retry_count": count}
+    app.ensure_schema()
+    with place.working(app):
+        app.broker.push([Copy(jid, 0, "default", dumps(payload))])
+        wait_for(lambda: place.sql("SELECT 1 FROM jobs WHERE held_in = 'retry'"), "it is kept")
+        assert place.sql("SELECT 1 FROM jobs WHERE process IS NOT NULL") == []
+
+
+def test_an_untracked_job_around_which_the_runtime_fails_lies_in_the_dead_set(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = place.app()
+    worker = app.worker(name="bad", use_task_event=False)(lambda: 1 / 0)
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a fault of the runtime")
+
+    monkeypatch.setattr("asynctask.runtime.performer.decide", broken)
+    worker.perform_async()
+    with place.working(app):
+        wait_for(lambda: place.sql("SELECT 1 FROM jobs WHERE held_in = 'dead'"), "it lies there")
+
+
+@pytest.mark.parametrize("answer", [float("inf"), float("nan"), 1e300, 10**400, -1, MAX_PAUSE_S + 1])
+def test_a_pause_that_is_no_usable_number_is_the_usual_one(place: Place, answer: float) -> None:
+    worker = place.app().worker(name="w", retry_in=lambda count, error, job: answer)(lambda: None)
+    decision = decide(ValueError(), CurrentJob("j"), worker, retries=0, limit=3, noise=0.0)
+    assert (decision.follow, decision.delay) == (Follow.RETRY, 15_000_000)
+
+
+# -- attempts that count no more
+
+
+def test_a_watched_job_that_is_anothers_when_it_begins_is_not_performed(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, performed = place.app(), []
+    worker = app.worker(retry=0, name="w")(lambda item: performed.append(1))
+    task = app.submit(worker, [{}])
+    place.sql("UPDATE events SET watched = 1")
+    start = Tracker.start
+
+    def too_late(tracker: Tracker, ticket: Ticket) -> None:
+        place.sql("UPDATE events SET attempt = 2")
+        start(tracker, ticket)
+
+    monkeypatch.setattr(Tracker, "start", too_late)
+    with place.working(app):
+        wait_for(lambda: place.sql("SELECT 1 FROM events WHERE attempt = 2"), "it was taken from it")
+        wait_for(lambda: not place.sql("SELECT 1 FROM jobs WHERE attempt = 1"), "the copy is acknowledged")
+    assert (performed, task.events()[0]["status"]) == ([], "enqueue")
+
+
+def test_should_stop_says_that_the_attempt_counts_no_more(place: Place) -> None:
+    app, said = place.app(), []
+
+    @app.worker(retry=0)
+    def asks(item: Any) -> None:
+        job = current_job()
+        said.append(job.should_stop())
+        job.state[TICKET].lost = True
+        said.append(job.should_stop())
+
+    task = app.submit(asks, [{}])
+    with place.working(app):
+        task.wait(timeout=20)
+    assert said == [False, True]
+
+
+# -- the end
+
+
+def test_a_broker_that_is_away_at_the_end_does_not_keep_the_process_from_stopping(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, began, gate = place.app(), threading.Event(), threading.Event()
+
+    @app.worker(use_task_event=False)
+    def deaf() -> None:
+        began.set()
+        while not gate.is_set():
+            try:
+                gate.wait(30)
+            except BaseException:
+                continue
+
+    launcher = app.launcher(concurrency=1, shutdown_s=0.1)
+    launcher.start()
+    deaf.perform_async()
+    assert began.wait(20)
+
+    def away(*_: Any, **__: Any) -> None:
+        raise BrokerUnavailable("down")
+
+    monkeypatch.setattr(app.broker, "put_back", away)
+    launcher.stop()
+    assert not launcher.heartbeat._thread.is_alive(), "the rest of the stop came"
+    gate.set()
