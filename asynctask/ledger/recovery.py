@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
 from asynctask.bookkeeping import Turn, held_elsewhere, recover
 from asynctask.clock import micros
+from asynctask.errors import ConfigError
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.models import as_dict, events, processes, tasks
 from asynctask.ledger.transitions import Applied, Change, EventRecord, Failure, Note, apply
@@ -95,15 +97,23 @@ def register(
     queues: Sequence[str] = (),
     info: Mapping[str, Any] | None = None,
 ) -> None:
-    """Makes a process known under the ledger's identity, with a lease of ``lease_s`` seconds."""
+    """Makes a process known under the ledger's identity, with a lease of ``lease_s`` seconds.
+
+    Raises :class:`ConfigError` where it is known already.
+    """
     now = ledger.now()
     values = {
         "identity": ledger.identity, "kind": kind, "hostname": host.name, "boot_id": host.boot_id, "pid": pid,
         "pid_started": host.started(pid) or 0, "started_at": now, "beat_at": now, "lease_until": now + micros(lease_s),
         "concurrency": concurrency, "queues": dumps(list(queues)), "info": dumps(dict(info or {})),
     }  # fmt: skip
-    with ledger.database.write() as connection:
-        connection.execute(processes.insert().values(values))
+    try:
+        with ledger.database.write() as connection:
+            connection.execute(processes.insert().values(values))
+    except exc.IntegrityError:
+        raise ConfigError(
+            "this application already runs a worker or services in this process; give the other an AsyncTask of its own"
+        ) from None
 
 
 def beat(ledger: Ledger, *, lease_s: float, **values: Any) -> str | None:

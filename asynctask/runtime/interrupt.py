@@ -65,11 +65,12 @@ class Watchdog:
     def run(self, watch: Watch, function: Callable[..., Any], args: Sequence[Any] = ()) -> Any:
         """Runs ``function(*args)`` in this thread, where it may be interrupted. Returns or raises what it does."""
         try:
-            self._inside[id(watch)] = watch
+            if watch.seconds is None:
+                self._inside[id(watch)] = watch
+            else:
+                self._arm(watch, watch.seconds)
             if self._ending:
                 raise JobInterrupted("the runtime is shutting down")
-            if watch.seconds is not None:
-                self._arm(watch, watch.seconds)
             return function(*args)
         finally:
             # Each kind is raised once at most, so two can come while it leaves; the third try is not disturbed. One that
@@ -90,6 +91,8 @@ class Watchdog:
                 self._thread.start()
             elif self._wakes_at is None or watch.deadline < self._wakes_at:
                 self._condition.notify()
+            # Last, and under the lock: before this nobody can raise here, and whoever would must wait for the lock.
+            self._inside[id(watch)] = watch
 
     def _leave(self, watch: Watch) -> None:
         self._inside.pop(id(watch), None)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from asynctask import AsyncTask
-from asynctask.errors import Conflict
+from asynctask.errors import ConfigError, Conflict
 from asynctask.ledger import doctor, recovery
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.recorder import Outcome, Recorder
@@ -151,3 +151,9 @@ def test_a_workers_own_queue_setting_holds_for_its_tasks_too(app: AsyncTask) -> 
     with app.ledger.database.read() as connection:
         row = task_rows.get(connection, task.id)
     assert (row["queue"], row["priority"]) == ("low", 7)
+
+
+def test_two_workers_of_one_application_in_one_process_are_refused_with_what_to_do(app: AsyncTask) -> None:
+    app.start_services()
+    with pytest.raises(ConfigError, match="an AsyncTask of its own"):
+        app.launcher().start()
