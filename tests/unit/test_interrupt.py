@@ -83,6 +83,34 @@ def test_an_exception_while_a_thread_leaves_owns_no_lock_and_hits_nothing_later(
     assert not watchdog._inside
 
 
+def test_a_thread_that_leaves_waits_for_whoever_is_about_to_raise_and_takes_it_back(
+    watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken_back: list[int] = []
+    monkeypatch.setattr(
+        interrupt, "_raise_in", lambda thread_id, kind: taken_back.append(thread_id) if kind is None else None
+    )
+    watch, came = Watch(0), []
+
+    def job() -> None:
+        watch.thread_id = threading.get_ident()
+        came.append(watchdog.run(watch, begin_to_raise))
+
+    def begin_to_raise() -> str:
+        watch.firing = True
+        return "first"
+
+    thread = threading.Thread(target=job, daemon=True)
+    thread.start()
+    wait_for(lambda: watch.firing and not watchdog._inside, "it took itself out")
+    thread.join(0.05)
+    waited = thread.is_alive()
+    watch.raised = (JobTimeout,)
+    watch.firing = False
+    thread.join(10)
+    assert (waited, came, taken_back) == (True, ["first"], [watch.thread_id])
+
+
 def test_threads_that_end_at_their_very_timeout_go_on_and_none_counts_as_hung(watchdog: Watchdog) -> None:
     hung: list[Watch] = []
 
