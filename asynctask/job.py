@@ -64,7 +64,7 @@ class CurrentJob:
         return taken
 
     def should_stop(self) -> bool:
-        """Whether the runtime is shutting down or the job was cancelled: save what you have and return or raise."""
+        """Whether the runtime is shutting down or this attempt counts no more: save what you have and return or raise."""
         return self._stop is not None and self._stop()
 
     def __repr__(self) -> str:
