@@ -18,7 +18,7 @@ __all__ = ["MAX_SLOTS", "SLOTS_FROM", "Ledger", "dumps", "loads", "stamp"]
 MAX_SLOTS = 32
 """Slots of ``task_tallies`` that a large Task has: so many processes can count at once without meeting."""
 
-ERROR_SLOTS = 4
+ERROR_SLOTS = 2
 """Slots of ``task_errors``: failures come in few flushes, and a poll sums them all."""
 
 SLOTS_FROM = 1_000
