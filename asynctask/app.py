@@ -441,8 +441,10 @@ def _check_worker(worker: Worker) -> None:
         raise ConfigError(f"a worker's name has 1 to 255 characters, without | and /: {worker.name!r}")
     if worker.timeout is not None and not worker.timeout > 0:
         raise ConfigError(f"worker {worker.name}: timeout must be more than 0 seconds, or None")
-    if isinstance(worker.retry, int) and not 0 <= int(worker.retry) <= 1_000:
-        raise ConfigError(f"worker {worker.name}: retry must be True, False or a number from 0 to 1000")
+    try:
+        check_job_options({"queue": worker.queue, "retry": worker.retry, "priority": worker.priority})
+    except InputError as error:
+        raise ConfigError(f"worker {worker.name}: {error}") from None
 
 
 def _texts(worker: Worker, jobs: Sequence[CurrentJob]) -> list[str]:

@@ -157,3 +157,11 @@ def test_two_workers_of_one_application_in_one_process_are_refused_with_what_to_
     app.start_services()
     with pytest.raises(ConfigError, match="an AsyncTask of its own"):
         app.launcher().start()
+
+
+@pytest.mark.parametrize("wrong", [{"queue": "two words"}, {"priority": 2**40}, {"retry": -1}, {"timeout": 0}])
+def test_a_worker_with_options_that_no_job_could_have_is_refused_when_it_is_declared(
+    app: AsyncTask, wrong: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match="worker late"):
+        app.worker(name="late", **wrong)(lambda item: None)
