@@ -36,12 +36,13 @@ from dramatiq.worker import _ConsumerThread as ConsumerThread  # the name that o
 
 from asynctask.bookkeeping import Begin
 from asynctask.errors import ConfigError, JobInterrupted, JobTimeout, NormalException, Unavailable
-from asynctask.integrations.engine import EngineProcess, Tracked
+from asynctask.integrations.engine import EngineProcess
 from asynctask.job import CurrentJob, reset_current_job, set_current_job
 from asynctask.ledger.base import dumps
 from asynctask.ledger.record import NewJob, enqueue
 from asynctask.middleware.task_event import TICKET
 from asynctask.middleware.tracker import Arrival, Ticket
+from asynctask.runtime.launcher import Tracked
 from asynctask.states import Status
 from asynctask.worker import Worker
 

@@ -10,25 +10,21 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
-from asynctask.brokers.base import Broker
-from asynctask.bulk.control import Control
 from asynctask.bulk.sweep import Sweep
-from asynctask.clock import Clock, Ids
-from asynctask.config import Config
 from asynctask.errors import Unavailable
 from asynctask.ledger import recovery
-from asynctask.ledger.base import Ledger
 from asynctask.ledger.recorder import Recorder
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.task_event import TaskEventMiddleware
 from asynctask.middleware.tracker import Arrival, Ticket, Tracker
 from asynctask.runtime.heartbeat import Heartbeat
+from asynctask.runtime.launcher import Tracked
 
-__all__ = ["EngineProcess", "Tracked"]
+__all__ = ["EngineProcess"]
 
 LONG_S = 0.1
 """A job that runs for longer than this has its ``working`` status written by itself."""
@@ -37,27 +33,6 @@ _FLUSH_S = 5.0
 _AWAY_S = 0.5
 
 T = TypeVar("T")
-
-
-class Tracked(Protocol):
-    """What an application gives an engine that is attached to it."""
-
-    config: Config
-    clock: Clock
-    ids: Ids
-    server_middleware: Chain
-
-    @property
-    def ledger(self) -> Ledger: ...
-
-    @property
-    def broker(self) -> Broker: ...
-
-    @property
-    def host(self) -> recovery.Host: ...
-
-    @property
-    def controls(self) -> Control: ...
 
 
 class EngineProcess:

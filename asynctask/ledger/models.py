@@ -284,11 +284,6 @@ processes: Final = Table(
 )
 
 
-def columns_of(table: Table) -> list[str]:
-    """The names of a table's columns, in order."""
-    return [c.name for c in table.columns]
-
-
 def as_dict(row: Any) -> dict[str, Any]:
     """A result row as a plain dict."""
     return dict(row._mapping)

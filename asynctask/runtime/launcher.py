@@ -36,7 +36,7 @@ from asynctask.runtime.manager import Manager
 from asynctask.runtime.performer import Hooks, Performer
 from asynctask.worker import Worker
 
-__all__ = ["Launcher", "Parts"]
+__all__ = ["Launcher", "Parts", "Queues", "Tracked"]
 
 LONG_S = 0.1
 """A job that runs for longer than this has its ``working`` status written by itself."""
@@ -44,8 +44,8 @@ LONG_S = 0.1
 _FLUSH_S = 5.0
 
 
-class Parts(Protocol):
-    """What an application gives a worker process."""
+class Tracked(Protocol):
+    """What an application gives whatever records its jobs: a worker process, or an engine that is attached."""
 
     config: Config
     clock: Clock
@@ -63,6 +63,10 @@ class Parts(Protocol):
 
     @property
     def controls(self) -> Control: ...
+
+
+class Parts(Tracked, Protocol):
+    """What it gives a worker process beside that."""
 
     @property
     def dispatcher(self) -> Dispatcher: ...
