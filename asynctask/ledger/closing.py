@@ -12,9 +12,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.bookkeeping import may_close
-from asynctask.ledger import tallies
+from asynctask.ledger import sessions, tallies
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
+from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.models import events, task_tallies, tasks
 from asynctask.states import OPEN, Reason, State
 
@@ -46,6 +47,7 @@ def candidates(
     return [int(row[0]) for row in connection.execute(statement)]
 
 
+@repeatable
 def try_close(ledger: Ledger, task_id: int) -> bool:
     """Closes the Task's generation if counts and rows both say that nothing is open. Returns whether this caller did."""
     with ledger.database.read() as connection:
@@ -64,6 +66,7 @@ def try_close(ledger: Ledger, task_id: int) -> bool:
                 .where(_t.id == task_id)
                 .values(closed_at=now, finished_at=now, updated_at=now, version=_t.version + 1)
             )
+            sessions.release(connection, again)
         else:
             # No callback is queued with it, so the step through finalizing ends in the same transaction.
             task_rows.turn(connection, ledger, again, State.FINALIZING, Reason.CLOSED, closed_at=now)

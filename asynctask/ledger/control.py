@@ -10,8 +10,10 @@ from sqlalchemy.engine import Connection
 
 from asynctask.bookkeeping import Turn, cancel, explicit_retry, give_back, in_flight
 from asynctask.errors import Conflict, InputError
+from asynctask.ledger import ready, sessions
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger
+from asynctask.ledger.base import Ledger, chunks
+from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.models import events, tasks
 from asynctask.ledger.transitions import Applied, Change, EventRecord, Note, apply, read_events
 from asynctask.states import OPEN, Reason, State, Status
@@ -26,6 +28,7 @@ _SQLITE_SLICE = 500
 _KNOBS = frozenset({"parallel", "priority", "title"})
 
 
+@repeatable
 def _change_state(
     ledger: Ledger,
     task_id: int,
@@ -73,6 +76,7 @@ def resume(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
     return _change_state(ledger, task_id, who, "resumed", allowed)
 
 
+@repeatable
 def cancel_task(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
     """Cancels: the state changes at once, so nothing new starts; rows are turned by :func:`turn_some` afterwards.
 
@@ -92,6 +96,7 @@ def cancel_task(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
     return True
 
 
+@repeatable
 def retry(ledger: Ledger, task_id: int, statuses: Collection[str] = (), *, who: str = "") -> bool:
     """Opens a new generation in which the chosen terminal rows run again; rows are turned by :func:`turn_some` afterwards.
 
@@ -122,6 +127,7 @@ def retry(ledger: Ledger, task_id: int, statuses: Collection[str] = (), *, who: 
     return True
 
 
+@repeatable
 def update(ledger: Ledger, task_id: int, changes: dict[str, Any], *, who: str = "") -> dict[str, Any]:
     """Turns knobs: ``parallel`` (None: no limit), ``priority``, ``title``. Returns the Task's columns as they were before.
 
@@ -132,11 +138,22 @@ def update(ledger: Ledger, task_id: int, changes: dict[str, Any], *, who: str = 
         task = task_rows.lock(connection, task_id)
         if task["finished_at"] is not None and set(values) != {"title"}:
             raise Conflict(f"Task {task_id} is {task['state']}; its knobs do nothing any more")
+        kept = _hints({**task, **values}) if task["finished_at"] is None else {}
         connection.execute(
-            tasks.update().where(_t.id == task_id).values({**values, "version": _t.version + 1, "updated_at": ledger.now()})
+            tasks.update()
+            .where(_t.id == task_id)
+            .values({**values, **kept, "version": _t.version + 1, "updated_at": ledger.now()})
         )
         task_rows.log(connection, ledger, task_id, "changed", {k: [task[k], v] for k, v in values.items()}, who)
     return task
+
+
+def _hints(task: dict[str, Any]) -> dict[str, Any]:
+    """Where the priority stands once more, for the sake of an index; and new room is looked at by the next reservation."""
+    return {
+        "ready": sessions.readiness(task),
+        "session_waits": None if task["session_waits"] is None else task["priority"],
+    }
 
 
 def _checked(changes: dict[str, Any]) -> dict[str, Any]:
@@ -167,6 +184,7 @@ def turning_tasks(connection: Connection) -> list[tuple[int, str]]:
     return [(int(i), str(turning)) for i, turning in connection.execute(statement)]
 
 
+@repeatable
 def turn_some(ledger: Ledger, task_id: int) -> bool:
     """Turns the next slice of rows of a cancel or retry. Returns whether there is more to do.
 
@@ -188,6 +206,8 @@ def turn_some(ledger: Ledger, task_id: int) -> bool:
         apply(connection, ledger, [_turn_change(ledger, task, i) for i, _ in found])
         more = len(found) == size
         values: dict[str, Any] = {"turn_cursor": found[-1][1]} if more else _turned(task)
+        if task["turning"] == "retry":
+            values["ready"] = sessions.readiness(task)
         connection.execute(tasks.update().where(_t.id == task_id).values(values))
     return more
 
@@ -223,12 +243,18 @@ def give_back_copies(ledger: Ledger, copies: Sequence[tuple[str, int]]) -> list[
     attempts = dict(copies)
     applied: list[Applied] = []
     jids = list(attempts)
-    for start in range(0, len(jids), 1_000):
-        with ledger.database.write() as connection:
-            now = ledger.now()
-            records = read_events(connection, _e.job_id.in_(jids[start : start + 1_000]))
-            applied += apply(connection, ledger, [_given_back(ledger, r, attempts, now) for r in records])
+    for part in chunks(jids, 1_000):
+        applied += _give_back_part(ledger, part, attempts)
+    ready.announce(ledger, applied)
     return applied
+
+
+@repeatable
+def _give_back_part(ledger: Ledger, jids: Sequence[str], attempts: dict[str, int]) -> list[Applied]:
+    with ledger.database.write() as connection:
+        now = ledger.now()
+        records = read_events(connection, _e.job_id.in_(jids))
+        return apply(connection, ledger, [_given_back(ledger, r, attempts, now) for r in records])
 
 
 def _given_back(ledger: Ledger, record: EventRecord, attempts: dict[str, int], now: int) -> Change:

@@ -14,35 +14,30 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from asynctask.bookkeeping import Delta, Row, in_flight, may_dispatch, redispatch, release_due, room
+from asynctask.bookkeeping import Delta, Row, in_flight, may_dispatch, release_due, room
 from asynctask.clock import micros
-from asynctask.ledger import tallies
+from asynctask.ledger import ready, sessions, tallies
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger, chunks, loads
-from asynctask.ledger.models import events, task_tallies, tasks
-from asynctask.ledger.transitions import Applied, Change, EventRecord, Note, apply, read_events
-from asynctask.states import OPEN, State, Status
+from asynctask.ledger.base import Ledger, loads
+from asynctask.ledger.conflicts import repeatable
+from asynctask.ledger.models import events, tasks
+from asynctask.ledger.transitions import Change, EventRecord, apply, lock_events
+from asynctask.states import Status
 
 __all__ = [
     "Alone",
     "Ready",
     "Runnable",
-    "advance_low",
     "alone_due",
     "confirm",
-    "flying_rows",
-    "flying_tasks",
-    "look_later",
-    "lost_copies",
     "reserve",
     "reserve_alone",
     "runnable",
     "take_again",
-    "to_look_at",
     "unconfirmed",
 ]
 
-_t, _e, _n = tasks.c, events.c, task_tallies.c
+_t, _e = tasks.c, events.c
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +47,6 @@ class Runnable:
     task_id: int
     queue: str
     priority: int
-    parallel: int | None
-    flying: int
-    waiting: int  # rows behind no pointer yet
-    due: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,26 +75,25 @@ class Alone:
     priority: int
 
 
-_FLYING = sa.func.coalesce(sa.func.sum(_n.dispatched - _n.returned), 0)
+def runnable(connection: Connection, ledger: Ledger, queues: Collection[str], limit: int = 100) -> list[Runnable]:
+    """The first Tasks with something to dispatch in each of these queues, in the order in which they may go: priority, then
+    the order submitted.
 
-
-def runnable(connection: Connection, now: int) -> list[Runnable]:
-    """Tasks with something to dispatch, in the order in which they may go: priority, then the order submitted."""
-    due = sa.exists().where(_e.task_id == _t.id, _e.due_at <= now)
-    flying = sa.select(_FLYING).where(_n.task_id == _t.id).scalar_subquery()
-    statement = (
-        sa.select(_t.id, _t.queue, _t.priority, _t.parallel, flying, _t.created_jobs - _t.next_seq, due)
-        .where(
-            _t.finished_at.is_(None),
-            _t.state.in_([State.SPLITTING, State.RUNNING]),
-            _t.turning.is_(None) | (_t.turning != "cancel"),
-            sa.or_(_t.created_jobs > _t.next_seq, due),
+    At most ``limit`` of each queue are read, however many wait: what cannot go now (its ``parallel`` is used up, its
+    session is another's, it is paused) is not in the index, and what another dispatcher has reserved is passed over.
+    """
+    found: list[Runnable] = []
+    free = _t.dispatch_by.is_(None) | (_t.dispatch_by == ledger.identity) | (_t.dispatch_until <= ledger.now())
+    for queue in sorted(queues):
+        statement = (
+            sa.select(_t.id, _t.queue, _t.ready)
+            .with_hint(tasks, "FORCE INDEX (ix_tasks_ready)", "mariadb")  # it would read all those that wait, too
+            .where(_t.queue == queue, _t.ready.is_not(None), free)
+            .order_by(_t.ready, _t.id)
+            .limit(limit)
         )
-        .order_by(_t.priority, _t.id)
-    )
-    return [
-        Runnable(i, q, p, par, int(fly), int(wait), bool(d)) for i, q, p, par, fly, wait, d in connection.execute(statement)
-    ]
+        found += [Runnable(int(i), name, int(priority)) for i, name, priority in connection.execute(statement)]
+    return sorted(found, key=lambda each: (each.priority, each.task_id))
 
 
 def reserve(ledger: Ledger, task_id: int, wanted: int, *, lease_s: float) -> list[Ready]:
@@ -111,25 +101,61 @@ def reserve(ledger: Ledger, task_id: int, wanted: int, *, lease_s: float) -> lis
 
     Nothing while another dispatcher's reservation is unconfirmed under its lease.
     """
+    reserved = _reserve(ledger, task_id, wanted, lease_s)
+    if reserved.full:
+        _look_again(ledger, task_id)  # a place that came free while the Task was locked may have been told to nobody
+    if reserved.idle:
+        sessions.step_aside(ledger, task_id)
+    return reserved.jobs
+
+
+@dataclass(slots=True)
+class _Reserved:
+    jobs: list[Ready]
+    full: bool = False  # as many run as its ``parallel`` allows
+    idle: bool = False  # it holds its session, and there was nothing to reserve
+
+
+@repeatable
+def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Reserved:
     with ledger.database.write() as connection:
         task = task_rows.lock(connection, task_id)
         now = ledger.now()
-        if not may_dispatch(task["state"]) or _held_by_another(ledger, task, now):
-            return []
+        if _held_by_another(ledger, task, now):
+            return _Reserved([])
+        if not may_dispatch(task["state"]) or not sessions.may(task):
+            connection.execute(tasks.update().where(_t.id == task_id).values(ready=None))
+            return _Reserved([])
         counts = tallies.total(connection, task_id)
-        count = room(task["state"], task["parallel"], counts.dispatched - counts.returned, wanted)
-        if count <= 0:
-            return []
-        ids = _release(connection, ledger, task_id, count, now)
-        low, high = task["next_seq"], min(task["created_jobs"], task["next_seq"] + count - len(ids))
-        ready = _read_ready(connection, _e.id.in_(ids)) if ids else []
+        flying = counts.dispatched - counts.returned
+        count = room(task["state"], task["parallel"], flying, wanted)
+        ids = _release(connection, ledger, task_id, count, now) if count > 0 else []
+        low, high = task["next_seq"], min(task["created_jobs"], task["next_seq"] + max(0, count) - len(ids))
+        found = _read_ready(connection, _e.id.in_(ids)) if ids else []
+        reserved = len(found)
         if high > low:
-            fresh, flying = _at_pointer(connection, task_id, low, high)
-            tallies.move(connection, {(task_id, ledger.slot(task["slots"])): Delta(dispatched=flying)}, now)
-            ready += fresh
-        if ready or high > low:
-            _advance(connection, ledger, task, low, high, now + micros(lease_s))
-    return ready
+            fresh, begun = _at_pointer(connection, task_id, low, high)
+            tallies.move(connection, {(task_id, ledger.slot(task["slots"])): Delta(dispatched=begun)}, now)
+            found += fresh
+            reserved += begun
+        due = connection.execute(sessions.next_due(task_id)).scalar()
+        full = task["parallel"] is not None and flying + reserved >= task["parallel"]
+        values = ready.settled(task, left=high < task["created_jobs"], full=full, due=due, now=now)
+        if found or high > low:
+            values |= _advanced(ledger, task, low, high, now + micros(lease_s))
+        connection.execute(tasks.update().where(_t.id == task_id).values(values))
+    idle = task["session_holder"] is not None and not found and high == low and high >= task["created_jobs"]
+    return _Reserved(found, full, idle)
+
+
+@repeatable
+def _look_again(ledger: Ledger, task_id: int) -> None:
+    with ledger.database.read() as connection:
+        task = task_rows.get(connection, task_id)
+        counts = tallies.total(connection, task_id)
+    if task["ready"] is None and room(task["state"], task["parallel"], counts.dispatched - counts.returned, 1):
+        with ledger.database.write() as connection:
+            connection.execute(tasks.update().where(_t.id == task_id, ready.MAY).values(ready=_t.priority))
 
 
 def _held_by_another(ledger: Ledger, task: Mapping[str, Any], now: int) -> bool:
@@ -158,12 +184,14 @@ def _at_pointer(connection: Connection, task_id: int, low: int, high: int) -> tu
     The latter may be more: a row that was recorded as ``working`` before needs no copy, but it runs.
     """
     condition = (_e.task_id == task_id) & (_e.seq >= low) & (_e.seq < high) & _e.due_at.is_(None)
-    found = _select_ready(connection, condition, lock=True)
+    if connection.dialect.name != "sqlite":
+        lock_events(connection, condition)
+    found = _select_ready(connection, condition)
     flying = [each for each in found if in_flight(Row(Status(each.status), reserved=True))]
     return [Ready(*each[:-1]) for each in flying if each.status == Status.ENQUEUE], len(flying)
 
 
-def _advance(connection: Connection, ledger: Ledger, task: Mapping[str, Any], low: int, high: int, until: int) -> None:
+def _advanced(ledger: Ledger, task: Mapping[str, Any], low: int, high: int, until: int) -> dict[str, Any]:
     reserved_from = task["reserved_from"]
     values: dict[str, Any] = {
         "next_seq": high,
@@ -173,14 +201,14 @@ def _advance(connection: Connection, ledger: Ledger, task: Mapping[str, Any], lo
     }
     if task["started_at"] is None:
         values["started_at"] = ledger.now()
-    connection.execute(tasks.update().where(_t.id == task["id"]).values(values))
+    return values
 
 
 def _read_ready(connection: Connection, condition: Any) -> list[Ready]:
     return [Ready(*each[:-1]) for each in _select_ready(connection, condition)]
 
 
-def _select_ready(connection: Connection, condition: Any, *, lock: bool = False) -> Sequence[Any]:
+def _select_ready(connection: Connection, condition: Any) -> Sequence[Any]:
     """The columns of :class:`Ready`, and the status."""
     statement = (
         sa.select(
@@ -192,11 +220,10 @@ def _select_ready(connection: Connection, condition: Any, *, lock: bool = False)
         .where(condition)
         .order_by(_e.seq, _e.id)
     )  # fmt: skip
-    if lock and connection.dialect.name != "sqlite":
-        statement = statement.with_for_update(of=events)
     return connection.execute(statement).all()
 
 
+@repeatable
 def confirm(ledger: Ledger, task_ids: Sequence[int]) -> None:
     """What this process reserved of these Tasks is in the broker."""
     if not task_ids:
@@ -214,11 +241,12 @@ def unconfirmed(connection: Connection, now: int) -> list[int]:
     return [
         int(i)
         for (i,) in connection.execute(
-            sa.select(_t.id).where(_t.finished_at.is_(None), _t.dispatch_by.is_not(None), _t.dispatch_until <= now)
+            sa.select(_t.id).where(_t.dispatch_until <= now, _t.dispatch_by.is_not(None)).limit(1_000)
         )
     ]
 
 
+@repeatable
 def take_again(ledger: Ledger, task_id: int, *, lease_s: float, limit: int = 10_000) -> list[Ready]:
     """Takes over an unconfirmed reservation whose lease ended: the jobs of its range that must be pushed again."""
     with ledger.database.write() as connection:
@@ -260,6 +288,7 @@ def _priority(options: str | None) -> int:
         return 0
 
 
+@repeatable
 def reserve_alone(ledger: Ledger, event_ids: Sequence[int], *, look_again_s: float) -> list[Ready]:
     """Reserves these jobs without a Task, as far as they are still due.
 
@@ -272,85 +301,3 @@ def reserve_alone(ledger: Ledger, event_ids: Sequence[int], *, look_again_s: flo
         changes = [Change(event_id, _release_if_due(now), values=dict(look_at)) for event_id in event_ids]
         ids = [each.change.event_id for each in apply(connection, ledger, changes) if each.turn is not None]
         return _read_ready(connection, _e.id.in_(ids)) if ids else []
-
-
-def to_look_at(connection: Connection, now: int, limit: int = 1_000) -> list[EventRecord]:
-    """Events without a Task whose copy has been out for so long that somebody should look whether the broker holds it."""
-    return _read_some(connection, sa.select(_e.id).where(_e.look_at <= now).order_by(_e.look_at, _e.id).limit(limit))
-
-
-def _read_some(connection: Connection, ids: Any) -> list[EventRecord]:
-    """Events by a bounded look-up of their ids: what is left for another look is not read now."""
-    found = connection.execute(ids).scalars().all()
-    return [record for part in chunks(found, 1_000) for record in read_events(connection, _e.id.in_(part))]
-
-
-def look_later(ledger: Ledger, event_ids: Sequence[int], *, look_again_s: float) -> None:
-    """The broker holds them: look again later."""
-    if not event_ids:
-        return
-    with ledger.database.write() as connection:
-        connection.execute(
-            events.update()
-            .where(_e.id.in_(list(event_ids)), _e.look_at.is_not(None))
-            .values(look_at=ledger.now() + micros(look_again_s))
-        )
-
-
-def flying_tasks(connection: Connection) -> list[int]:
-    """Tasks that have anything in flight."""
-    statement = (
-        sa.select(_t.id)
-        .join(task_tallies, _n.task_id == _t.id)
-        .where(_t.finished_at.is_(None))
-        .group_by(_t.id)
-        .having(_FLYING > 0)
-    )
-    return [int(i) for (i,) in connection.execute(statement)]
-
-
-def advance_low(ledger: Ledger, task_ids: Sequence[int]) -> None:
-    """Moves each Task's low mark up to its first open row, so that later looks pass over what is over."""
-    for task_id in task_ids:
-        with ledger.database.write() as connection:
-            task = task_rows.lock(connection, task_id)
-            behind = (_e.task_id == task_id) & (_e.seq >= task["low_seq"]) & (_e.seq < task["next_seq"])
-            still_open = sa.select(_e.seq).where(behind, _e.status.in_([str(s) for s in OPEN])).order_by(_e.seq).limit(1)
-            first = connection.execute(still_open).scalar()
-            low = task["next_seq"] if first is None else first
-            if low > task["low_seq"]:
-                connection.execute(tasks.update().where(_t.id == task_id).values(low_seq=low))
-
-
-def flying_rows(connection: Connection, task_id: int, limit: int = 10_000) -> list[EventRecord]:
-    """Rows of a Task that should be in the broker or in a process, not known to have begun."""
-    task = task_rows.get(connection, task_id)
-    condition = (
-        (_e.task_id == task_id)
-        & (_e.seq >= task["low_seq"])
-        & (_e.seq < task["next_seq"])
-        & (_e.status == Status.ENQUEUE)
-        & _e.due_at.is_(None)
-    )
-    records = _read_some(connection, sa.select(_e.id).where(condition).order_by(_e.seq).limit(limit))
-    return [record for record in records if in_flight(record.row)]
-
-
-def lost_copies(ledger: Ledger, lost: Sequence[tuple[int, int]]) -> list[Applied]:
-    """(event id, attempt) of rows that the broker did not hold on two looks: each waits in the ledger again."""
-    with ledger.database.write() as connection:
-        now = ledger.now()
-        changes = [
-            Change(event_id, _redispatch_if(attempt, now), notes=[Note("enqueue", ledger.catalogue("redispatched"))])
-            for event_id, attempt in lost
-        ]
-        return apply(connection, ledger, changes)
-
-
-def _redispatch_if(attempt: int, now: int) -> Any:
-    def decide(record: EventRecord) -> Any:
-        if record.row.attempt != attempt:
-            return None
-        return redispatch(record.row, record.task_state or "", held=False, missed_before=True, now=now)
-
-    return decide

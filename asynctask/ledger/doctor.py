@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,7 +13,8 @@ from asynctask.bookkeeping import Delta, in_flight, measure
 from asynctask.ledger import tallies
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, loads
-from asynctask.ledger.models import events, item_errors, task_errors, task_tallies, tasks
+from asynctask.ledger.conflicts import repeatable
+from asynctask.ledger.models import events, item_errors, task_errors, task_log, task_tallies, tasks
 from asynctask.ledger.transitions import Failure, group_of, read_tasks_events
 from asynctask.states import PROBLEM, Status
 
@@ -21,6 +22,8 @@ __all__ = ["Finding", "examine"]
 
 _e, _t, _x = events.c, tasks.c, item_errors.c
 _PAGE = 5_000
+_REPAIRED = "counts repaired"
+_MENDED = ("counts", "errors")
 _COMPARED = ("enqueue", "working", "stopped", "finish", "failed", "error", "cancelled", "retrying", "jobs")
 
 
@@ -37,9 +40,10 @@ class Finding:
 def examine(ledger: Ledger, *, repair: bool = False, task_ids: Sequence[int] | None = None) -> list[Finding]:
     """Looks at every Task (or these) and for orphans.
 
-    With ``repair`` counts, and the list and groups of failures, are set to what the rows say.
+    With ``repair`` counts, and the list and groups of failures, are brought to what the rows say.
 
-    A Task is looked at in one transaction, so it may run on meanwhile. Raises LedgerUnavailable.
+    A Task is looked at as it stands in one moment, and mended by what was missing then: so it may run on meanwhile.
+    Raises LedgerUnavailable.
     """
     if task_ids is None:
         with ledger.database.read() as connection:
@@ -50,22 +54,62 @@ def examine(ledger: Ledger, *, repair: bool = False, task_ids: Sequence[int] | N
     return findings + _orphans(ledger)
 
 
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """One look at a Task: ``missing`` is what its counts lack, ``created`` what its own numbers of jobs and items do.
+
+    What runs meanwhile moves rows and counts alike, so what is missing stays the same until somebody repairs it:
+    ``repairs`` tells whether that happened since.
+    """
+
+    findings: list[Finding]
+    missing: Delta
+    created: tuple[int, int]
+    repairs: int
+
+
 def _examine_task(ledger: Ledger, task_id: int, repair: bool) -> list[Finding]:
-    # Looking only needs the rows to stand together. A repair needs them to hold still, and holds others up: so it is
-    # made only of what a look found wrong.
-    with ledger.database.read() as connection:
-        findings = _look(connection, ledger, task_id, repair=False)
-    if findings and repair:
-        with ledger.database.write() as connection:
-            task_rows.lock(connection, task_id)
-            findings = _look(connection, ledger, task_id, repair=True)
-    return findings
+    while True:
+        with ledger.database.snapshot() as connection:
+            looked = _look(connection, task_id)
+        if not looked.findings or not repair:
+            return looked.findings
+        if _mend(ledger, task_id, looked):
+            return [replace(found, repaired=found.code in _MENDED) for found in looked.findings]
 
 
-def _look(connection: Connection, ledger: Ledger, task_id: int, *, repair: bool) -> list[Finding]:
+@repeatable
+def _mend(ledger: Ledger, task_id: int, looked: _Looked) -> bool:
+    """Adds what is missing. False where another doctor repaired the Task after this look."""
+    with ledger.database.write() as connection:
+        task = task_rows.lock(connection, task_id)
+        if _repairs(connection, task_id) != looked.repairs:
+            return False
+        codes = {found.code for found in looked.findings}
+        if "counts" in codes:
+            _repair(connection, ledger, task, looked)
+        if "errors" in codes:
+            _list_again(connection, task_id)
+            _group_again(connection, task_id)
+            connection.execute(tasks.update().where(_t.id == task_id).values(version=_t.version + 1))
+    return True
+
+
+def _repairs(connection: Connection, task_id: int) -> int:
+    c = task_log.c
+    counted = sa.select(sa.func.count()).where(c.task_id == task_id, c.action == _REPAIRED)
+    return int(connection.execute(counted).scalar_one())
+
+
+def _look(connection: Connection, task_id: int) -> _Looked:
     task = task_rows.get(connection, task_id)
-    said, counted = tallies.total(connection, task_id), _count(connection, task_id)
-    return [*_compare(connection, ledger, task, said, counted, repair), *_errors(connection, task_id, repair)]
+    said, (truth, flying) = tallies.total(connection, task_id), _count(connection, task_id)
+    missing = Delta(*(getattr(truth, name) - getattr(said, name) for name in tallies.FIELDS))
+    missing.dispatched, missing.returned = flying - (said.dispatched - said.returned), 0
+    items = sum(getattr(truth, str(status)) for status in Status)
+    created = (truth.jobs - task["created_jobs"], items - task["created"])
+    findings = [*_compare(task, said, truth, flying), *_errors(connection, task_id)]
+    return _Looked(findings, missing, created, _repairs(connection, task_id))
 
 
 def _count(connection: Connection, task_id: int) -> tuple[Delta, int]:
@@ -87,10 +131,7 @@ def _beyond(task_id: int, after: int) -> Any:
     return sa.select(sa.literal(1)).where(_e.task_id == task_id, _e.seq >= after).limit(1)
 
 
-def _compare(
-    connection: Connection, ledger: Ledger, task: dict[str, Any], said: Delta, counted: tuple[Delta, int], repair: bool
-) -> list[Finding]:
-    truth, flying = counted
+def _compare(task: dict[str, Any], said: Delta, truth: Delta, flying: int) -> list[Finding]:
     wrong = [
         f"{name} says {getattr(said, name)}, rows say {getattr(truth, name)}"
         for name in _COMPARED
@@ -103,32 +144,23 @@ def _compare(
     items = sum(getattr(truth, str(status)) for status in Status)
     if task["created"] != items:
         wrong.append(f"created items says {task['created']}, rows say {items}")
-    findings = []
-    if wrong:
-        if repair:
-            _repair(connection, ledger, task, truth, flying)
-        findings.append(Finding("counts", task["id"], "; ".join(wrong), repair))
+    findings = [Finding("counts", task["id"], "; ".join(wrong))] if wrong else []
     open_items = truth.enqueue + truth.working + truth.stopped
     if task["closed_at"] is not None and open_items:
         findings.append(Finding("closed_with_open_items", task["id"], f"closed, but {open_items} items are open"))
     return findings
 
 
-def _repair(connection: Connection, ledger: Ledger, task: dict[str, Any], truth: Delta, flying: int) -> None:
-    truth.dispatched, truth.returned = flying, 0
-    c = task_tallies.c
-    version = connection.execute(sa.select(sa.func.sum(c.version)).where(c.task_id == task["id"])).scalar()
-    connection.execute(task_tallies.delete().where(c.task_id == task["id"]))
-    tallies.move(connection, {(task["id"], 0): truth}, ledger.now())
-    # A version that fell would let a reader keep what it had.
-    connection.execute(task_tallies.update().where(c.task_id == task["id"]).values(version=int(version or 0) + 1))
-    items = sum(getattr(truth, str(status)) for status in Status)
-    values = {"created_jobs": truth.jobs, "created": items, "version": _t.version + 1}
+def _repair(connection: Connection, ledger: Ledger, task: dict[str, Any], looked: _Looked) -> None:
+    # Added, never set: an outcome that is committed between the look and now has moved the counts by its own.
+    tallies.move(connection, {(task["id"], 0): looked.missing}, ledger.now())
+    jobs, items = looked.created
+    values = {"created_jobs": _t.created_jobs + jobs, "created": _t.created + items, "version": _t.version + 1}
     connection.execute(tasks.update().where(_t.id == task["id"]).values(values))
-    task_rows.log(connection, ledger, task["id"], "counts repaired", None, "doctor")
+    task_rows.log(connection, ledger, task["id"], _REPAIRED, None, "doctor")
 
 
-def _errors(connection: Connection, task_id: int, repair: bool) -> list[Finding]:
+def _errors(connection: Connection, task_id: int) -> list[Finding]:
     """Every item that ended failed or error has its line, every line an item, and the groups add up."""
     ended = connection.execute(sa.select(sa.func.count()).where(_ended(task_id))).scalar_one()
     lines = connection.execute(sa.select(sa.func.count()).where(_x.task_id == task_id)).scalar_one()
@@ -138,12 +170,8 @@ def _errors(connection: Connection, task_id: int, repair: bool) -> list[Finding]
     ).scalar_one()
     if ended == lines == grouped and not stray:
         return []
-    if repair:
-        _list_again(connection, task_id)
-        _group_again(connection, task_id)
-        connection.execute(tasks.update().where(_t.id == task_id).values(version=_t.version + 1))
     text = f"{ended} rows failed, {lines} failures are listed ({stray} of no such row), groups count {grouped}"
-    return [Finding("errors", task_id, text, repair)]
+    return [Finding("errors", task_id, text)]
 
 
 def _ended(task_id: int) -> Any:
@@ -180,32 +208,37 @@ def _line(event: Any) -> dict[str, Any]:
 
 
 def _group_again(connection: Connection, task_id: int) -> None:
+    """Adds to the groups what they lack of the lines, or takes it off: found by one statement, for lines go on coming."""
     c = task_errors.c
-    names = sa.select(c.digest, sa.func.max(c.message)).where(c.task_id == task_id).group_by(c.digest)
-    shown = {digest: str(message) for digest, message in connection.execute(names).all()}
-    connection.execute(task_errors.delete().where(c.task_id == task_id))
-    found = connection.execute(
-        sa.select(
-            _x.digest, sa.func.min(_x.status), sa.func.max(_x.message), sa.func.count(), sa.func.min(_e.job_id),
-            sa.func.min(_x.row),
-        )
-        .join(events, _e.id == _x.event_id)
-        .where(_x.task_id == task_id)
-        .group_by(_x.digest)
-    )  # fmt: skip
-    rows = [
-        {
-            "task_id": task_id, "slot": 0, "digest": digest, "status": status, "message": shown.get(digest) or message,
-            "count": count, "sample_job_id": job_id, "sample_row": row,
-        }
-        for digest, status, message, count, job_id, row in found.all()
-    ]  # fmt: skip
+    lines = (
+        sa.select(_x.digest.label("digest"), sa.func.count().label("n")).where(_x.task_id == task_id).group_by(_x.digest)
+    )
+    groups = sa.select(c.digest, -sa.func.sum(c["count"])).where(c.task_id == task_id).group_by(c.digest)
+    both = sa.union_all(lines, groups).subquery()
+    lacks = sa.func.sum(both.c.n)
+    missing = connection.execute(sa.select(both.c.digest, lacks).group_by(both.c.digest).having(lacks != 0)).all()
+    rows = [_group(connection, task_id, str(digest), int(count)) for digest, count in sorted(missing)]
     if rows:
-        connection.execute(task_errors.insert(), rows)
+        keys = ("task_id", "slot", "digest")
+        connection.execute(tallies.insert_or_add(connection, task_errors, keys, ("count",)), rows)
+
+
+def _group(connection: Connection, task_id: int, digest: str, count: int) -> dict[str, Any]:
+    c = task_errors.c
+    shown = connection.execute(sa.select(sa.func.max(c.message)).where(c.task_id == task_id, c.digest == digest)).scalar()
+    status, message, job_id, row = connection.execute(
+        sa.select(sa.func.min(_x.status), sa.func.max(_x.message), sa.func.min(_e.job_id), sa.func.min(_x.row))
+        .select_from(item_errors.join(events, _e.id == _x.event_id))
+        .where(_x.task_id == task_id, _x.digest == digest)
+    ).one()
+    return {
+        "task_id": task_id, "slot": 0, "digest": digest, "status": status or str(Status.ERROR),
+        "message": shown or message or "", "count": count, "sample_job_id": job_id, "sample_row": row,
+    }  # fmt: skip
 
 
 def _orphans(ledger: Ledger) -> list[Finding]:
-    with ledger.database.read() as connection:
+    with ledger.database.snapshot() as connection:
         lost = connection.execute(
             sa.select(_e.task_id, sa.func.count())
             .where(_e.task_id.is_not(None), ~sa.exists().where(_t.id == _e.task_id))

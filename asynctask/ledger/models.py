@@ -25,6 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.mysql import LONGTEXT
 
 __all__ = [
+    "duties",
     "events",
     "item_errors",
     "jobs",
@@ -36,6 +37,7 @@ __all__ = [
     "task_samples",
     "task_tallies",
     "tasks",
+    "write_marks",
 ]
 
 metadata: Final = MetaData(
@@ -49,6 +51,14 @@ metadata: Final = MetaData(
 # SQLite gives a rowid only to a column whose type is exactly INTEGER.
 Key: Final = BigInteger().with_variant(Integer, "sqlite")
 Json: Final = Text().with_variant(LONGTEXT, "mysql", "mariadb")
+
+# Names are compared byte for byte, as everywhere else; a MariaDB database's own default would take A for a, 'a ' for 'a'.
+_MARIADB: Final[dict[str, Any]] = {
+    "mariadb_engine": "InnoDB",
+    "mariadb_row_format": "DYNAMIC",
+    "mariadb_charset": "utf8mb4",
+    "mariadb_collate": "utf8mb4_nopad_bin",
+}
 
 
 def _id() -> Column[int]:
@@ -118,8 +128,21 @@ tasks: Final = Table(
     Column("updated_at", BigInteger, nullable=False),
     Column("closed_at", BigInteger),
     Column("finished_at", BigInteger),
+    Column("ready", Integer),  # its priority while it may have something to dispatch
+    Column("due_next", BigInteger),  # when somebody should look whether it has
+    # The line of a session: its key; the key again while the Task holds the session; its priority and place while it waits.
+    Column("session_key", String(32)),
+    Column("session_holder", String(32)),
+    Column("session_waits", Integer),
+    _count("session_place"),
     UniqueConstraint("owner", "idempotency_key", name="uq_tasks_owner_idempotency_key"),
-    _partial("ix_tasks_open", "id", where="finished_at IS NULL"),
+    _partial("ix_tasks_open", "finished_at", "id", where="finished_at IS NULL"),
+    _partial("ix_tasks_ready", "queue", "ready", "id", where="ready IS NOT NULL"),
+    _partial("ix_tasks_due_next", "due_next", where="due_next IS NOT NULL"),
+    _partial("ix_tasks_dispatch_until", "dispatch_until", where="dispatch_until IS NOT NULL"),
+    _partial("ix_tasks_line", "session_key", "session_waits", "session_place", "id", where="session_waits IS NOT NULL"),
+    Index("uq_tasks_session_holder", "session_holder", unique=True),
+    **_MARIADB,
 )
 
 events: Final = Table(
@@ -157,11 +180,11 @@ events: Final = Table(
     Column("finished_at", BigInteger),
     UniqueConstraint("job_id", name="uq_events_job_id"),
     UniqueConstraint("task_id", "seq", name="uq_events_task_id_seq"),
-    _partial("ix_events_due", "due_at", "task_id", where="due_at IS NOT NULL"),
     _partial("ix_events_task_due", "task_id", "due_at", where="due_at IS NOT NULL"),
     _partial("ix_events_look", "look_at", where="look_at IS NOT NULL"),
     _partial("ix_events_problem", "task_id", "id", "problem", where="problem IS NOT NULL"),
     _partial("ix_events_process", "process", where="process IS NOT NULL"),
+    **_MARIADB,
 )
 
 task_tallies: Final = Table(
@@ -178,6 +201,7 @@ task_tallies: Final = Table(
             "retrying", "jobs", "dispatched", "returned",
         )
     ),
+    **_MARIADB,
 )  # fmt: skip
 
 task_rejects: Final = Table(
@@ -187,6 +211,7 @@ task_rejects: Final = Table(
     Column("row", BigInteger, primary_key=True, autoincrement=False),
     Column("errors", Json, nullable=False),  # [{column, code, message, value}]
     Column("cells", Json),
+    **_MARIADB,
 )
 
 item_errors: Final = Table(
@@ -203,6 +228,7 @@ item_errors: Final = Table(
     Column("attempt", Integer, nullable=False),
     Index("ix_item_errors_task_id_row", "task_id", "row"),
     Index("ix_item_errors_event_id", "event_id"),
+    **_MARIADB,
 )
 
 task_errors: Final = Table(
@@ -216,6 +242,7 @@ task_errors: Final = Table(
     _count("count"),
     Column("sample_job_id", String(64)),
     Column("sample_row", BigInteger),
+    **_MARIADB,
 )
 
 task_samples: Final = Table(
@@ -225,6 +252,7 @@ task_samples: Final = Table(
     Column("at", BigInteger, primary_key=True, autoincrement=False),
     _count("done"),
     _count("problems"),
+    **_MARIADB,
 )
 
 task_log: Final = Table(
@@ -237,6 +265,7 @@ task_log: Final = Table(
     Column("action", String(32), nullable=False),
     Column("detail", Json),
     Index("ix_task_log_task_id", "task_id", "id"),
+    **_MARIADB,
 )
 
 jobs: Final = Table(
@@ -248,17 +277,21 @@ jobs: Final = Table(
     Column("queue", String(255), nullable=False),
     Column("priority", Integer, nullable=False),
     Column("task_id", BigInteger),
-    # NULL: it waits in its queue. 'schedule', 'retry', 'dead': it is in that set, with run_at as its score.
+    # 'schedule', 'retry', 'dead': it is in that set, with run_at as its score.
     Column("held_in", String(8)),
     Column("run_at", BigInteger),
     Column("process", String(64)),
     Column("deaths", Integer, nullable=False, server_default=text("0")),
     Column("payload", Json, nullable=False),
+    # While it waits: 2 * priority + 1, one less if it was put back, so that it comes first again. NULL otherwise: where
+    # there are no partial indexes, what does not wait lies apart from the head of the queue.
+    Column("waits", BigInteger),
     UniqueConstraint("jid", "attempt", name="uq_jobs_jid_attempt"),
-    _partial("ix_jobs_waiting", "queue", "priority", "id", where="process IS NULL AND held_in IS NULL"),
+    _partial("ix_jobs_waiting", "queue", "waits", "id", where="waits IS NOT NULL"),
     _partial("ix_jobs_sets", "held_in", "run_at", where="held_in IS NOT NULL"),
     _partial("ix_jobs_process", "process", where="process IS NOT NULL"),
-    _partial("ix_jobs_task", "task_id", where="task_id IS NOT NULL"),
+    _partial("ix_jobs_task", "task_id", where="task_id IS NOT NULL AND waits IS NOT NULL"),
+    **_MARIADB,
 )
 
 processes: Final = Table(
@@ -281,6 +314,29 @@ processes: Final = Table(
     Column("signal", String(8)),
     Column("queues", Json, nullable=False),
     Column("info", Json),
+    **_MARIADB,
+)
+
+
+# What one process at a time does for all: who does it, and (where it is no matter of the process's own lease) until when.
+duties: Final = Table(
+    "duties",
+    metadata,
+    Column("name", String(16), primary_key=True),
+    Column("holder", String(64)),
+    Column("held_until", BigInteger),
+    **_MARIADB,
+)
+
+
+# Where a server cannot be asked what became of a transaction (MariaDB): the last write of each connection.
+write_marks: Final = Table(
+    "write_marks",
+    metadata,
+    Column("owner", String(32), primary_key=True),
+    Column("number", BigInteger, nullable=False),
+    Column("at", BigInteger, nullable=False),  # seconds
+    **_MARIADB,
 )
 
 

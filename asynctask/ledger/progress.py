@@ -11,6 +11,7 @@ from sqlalchemy.engine import Connection
 
 from asynctask.clock import SECOND, micros, rfc3339
 from asynctask.ledger.models import events, task_errors, task_samples, task_tallies, tasks
+from asynctask.ledger.sessions import waiting_in_line
 from asynctask.states import State, Status
 
 __all__ = ["percent", "progress", "progress_page", "sample", "unsampled"]
@@ -22,8 +23,12 @@ RATE_WINDOW_S = 30
 TOP_ERRORS = 5
 
 
-def _progress_statement() -> sa.Select[Any]:
-    """One statement, whose cost does not depend on how many items a Task has: a few index look-ups and at most 32 slots."""
+def _progress_statement(*, loose: bool) -> sa.Select[Any]:
+    """One statement, whose cost does not depend on how many items a Task has: a few index look-ups and at most 32 slots.
+
+    ``loose``: the next due time is asked for as MariaDB wants it, by a loose scan of the index; it would read every due row
+    where the others look the first one up.
+    """
     chosen: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
     sums = (
         sa.select(
@@ -35,21 +40,22 @@ def _progress_statement() -> sa.Select[Any]:
         .group_by(_n.task_id)
         .subquery("sums")
     )
-    next_due = sa.select(sa.func.min(_e.due_at)).where(_e.task_id == _t.id, _e.due_at.is_not(None)).scalar_subquery()
-    recent = _s.at >= sa.bindparam("since")
-    sampled_at = sa.select(sa.func.min(_s.at)).where(_s.task_id == _t.id, recent).scalar_subquery()
-    inner = task_samples.alias("oldest")
-    sampled = (
-        sa.select(inner.c.done).where(inner.c.task_id == _t.id, inner.c.at == sampled_at).correlate(tasks).scalar_subquery()
-    )
+    first_due = sa.select(_e.task_id.label("of_task"), sa.func.min(_e.due_at).label("due_at")).where(_e.due_at.is_not(None))
+    due = first_due.where(_e.task_id.in_(chosen)).group_by(_e.task_id).subquery("due")
+    next_due: Any = sa.select(sa.func.min(_e.due_at)).where(_e.task_id == _t.id, _e.due_at.is_not(None)).scalar_subquery()
+    if loose:
+        next_due = sa.select(due.c.due_at).where(due.c.of_task == _t.id).scalar_subquery()
+    recent = (_s.task_id == _t.id, _s.at >= sa.bindparam("since"))
+    sampled_at = sa.select(_s.at).where(*recent).order_by(_s.at).limit(1).correlate(tasks).scalar_subquery()
+    sampled = sa.select(_s.done).where(*recent).order_by(_s.at).limit(1).correlate(tasks).scalar_subquery()
+    # Texts stay out of what is grouped and ordered: MariaDB would write a temporary table to disk for each poll.
+    written = sa.case((_x.message != "", _x.slot))
     grouped = (
         sa.select(
             _x.task_id.label("of_task"),
             _x.digest.label("digest"),
-            sa.func.max(_x.message).label("error_message"),
-            sa.func.max(_x.status).label("error_status"),
+            sa.func.min(written).label("of_slot"),
             sa.func.sum(_x["count"]).label("error_count"),
-            sa.func.max(_x.sample_job_id).label("error_job"),
         )
         .where(_x.task_id.in_(chosen))
         .group_by(_x.task_id, _x.digest)
@@ -60,43 +66,56 @@ def _progress_statement() -> sa.Select[Any]:
         partition_by=grouped.c.of_task, order_by=(grouped.c.error_count.desc(), grouped.c.digest)
     )
     ranked = sa.select(grouped, place.label("place")).subquery("ranked")
+    sample = task_errors.alias("sample")
     return (
         sa.select(
-            tasks,
+            *(column for column in tasks.c if not isinstance(column.type, sa.Text)),
             *(sums.c[f"n_{name}"] for name in _TALLIED),
             sums.c.moved_at,
             next_due.label("next_due_at"),
             sampled_at.label("sampled_at"),
             sampled.label("sampled_done"),
-            ranked.c.error_message,
-            ranked.c.error_status,
+            ranked.c.place,
             ranked.c.error_count,
-            ranked.c.error_job,
+            sample.c.message.label("error_message"),
+            sample.c.status.label("error_status"),
+            sample.c.sample_job_id.label("error_job"),
         )
         .select_from(
-            tasks.outerjoin(sums, sums.c.of_task == _t.id).outerjoin(
-                ranked, sa.and_(ranked.c.of_task == _t.id, ranked.c.place <= TOP_ERRORS)
+            tasks.outerjoin(sums, sums.c.of_task == _t.id)
+            .outerjoin(ranked, sa.and_(ranked.c.of_task == _t.id, ranked.c.place <= TOP_ERRORS))
+            .outerjoin(
+                sample,
+                sa.and_(
+                    sample.c.task_id == ranked.c.of_task,
+                    sample.c.slot == ranked.c.of_slot,
+                    sample.c.digest == ranked.c.digest,
+                ),
             )
         )
         .where(_t.id.in_(chosen))
-        .order_by(_t.id.desc(), ranked.c.place)
     )
 
 
-_PROGRESS = _progress_statement()
+_PROGRESS = _progress_statement(loose=False)
+_PROGRESS_LOOSE = _progress_statement(loose=True)
 
 
 def progress(connection: Connection, task_ids: Sequence[int], now: int) -> list[dict[str, Any]]:
     """The progress objects of these Tasks, newest first; unknown ids are left out. One statement for all of them."""
+    window = {"ids": list(task_ids), "since": now - micros(RATE_WINDOW_S)}
+    statement = _PROGRESS_LOOSE if connection.dialect.name == "mariadb" else _PROGRESS
+    rows = [dict(row) for row in connection.execute(statement, window).mappings()]
+    rows.sort(key=lambda row: (-row["id"], row["place"] or 0))
     found: dict[int, dict[str, Any]] = {}
-    for row in connection.execute(_PROGRESS, {"ids": list(task_ids), "since": now - micros(RATE_WINDOW_S)}).mappings():
+    for row in rows:
         entry = found.get(row["id"])
         if entry is None:
-            entry = found[row["id"]] = _progress_object(dict(row), now)
+            entry = found[row["id"]] = _progress_object(row, now)
         if row["error_count"]:
             entry["top_errors"].append(
                 {
-                    "message": row["error_message"],
+                    "message": row["error_message"] or "",
                     "status": row["error_status"],
                     "count": int(row["error_count"]),
                     "sample_job_id": row["error_job"],
@@ -166,6 +185,8 @@ def percent(done: int, total: int) -> float:
 
 
 def _reason(row: dict[str, Any], counts: dict[str, int]) -> str | None:
+    if waiting_in_line(row):
+        return "waiting_for_session"
     only_stopped = counts["stopped"] > 0 and counts["enqueue"] == counts["working"] == 0
     return "stopped_jobs" if only_stopped and row["state"] == State.RUNNING else None
 

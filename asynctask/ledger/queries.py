@@ -117,39 +117,40 @@ def log(connection: Connection, task_id: int, limit: int = 1_000) -> list[dict[s
 # -- Reports ------------------------------------------------------------------------------------------------------
 
 _PAGE = 2_000
+_FIRST_PAGE = 100
+_PAGE_BYTES = 2_000_000
 
 
-def rows_by_status(database: Database, task_id: int, statuses: Collection[str]) -> Iterator[dict[str, Any]]:
-    """Events of a Task in row order, with what a report needs: row, status, attempts, result, params.
+def _page_size(page: Sequence[Any]) -> int:
+    """How many rows the next page has, going by this one: rows differ a thousandfold, what a page takes must not."""
+    size = sum(len(cell) for row in page for cell in row.values() if isinstance(cell, str))
+    return max(10, min(_PAGE, _PAGE_BYTES * len(page) // max(size, 1)))
+
+
+def rows_by_status(
+    database: Database, task_id: int, statuses: Collection[str], *, params: bool = True
+) -> Iterator[dict[str, Any]]:
+    """Events of a Task in row order, with what a report needs: row, status, attempts, result, and with ``params`` these.
 
     Each page is a read of its own: a reader who takes minutes must not hold a transaction open for as long.
     """
-    after = -1
-    columns = (
-        _e.seq,
-        _e.first_row,
-        _e.last_row,
-        _e.status,
-        _e.attempt,
-        _e.retries,
-        _e.result,
-        _e.params,
-        _e.id,
-        _e.started_at,
-    )
+    after, size = -1, _FIRST_PAGE
+    columns = [_e.seq, _e.first_row, _e.last_row, _e.status, _e.attempt, _e.retries, _e.result, _e.id, _e.started_at]
+    if params:
+        columns.append(_e.params)
     while True:
         statement = (
             sa.select(*columns)
             .where(_e.task_id == task_id, _e.seq > after, _e.status.in_(list(statuses)))
             .order_by(_e.seq)
-            .limit(_PAGE)
+            .limit(size)
         )
         with database.read() as connection:
             page = connection.execute(statement).mappings().all()
         yield from (dict(row) for row in page)
-        if len(page) < _PAGE:
+        if len(page) < size:
             return
-        after = page[-1]["seq"]
+        after, size = page[-1]["seq"], _page_size(page)
 
 
 def failures_by_row(connection: Connection, event_ids: Sequence[int]) -> dict[int, str]:
@@ -159,13 +160,19 @@ def failures_by_row(connection: Connection, event_ids: Sequence[int]) -> dict[in
     return {int(event_id): str(message) for event_id, message in connection.execute(found)}
 
 
-def rejects(database: Database, task_id: int, *, after: int = 0, limit: int | None = None) -> Iterator[dict[str, Any]]:
-    """Rows refused before queueing, in row order: ``row``, ``errors`` ([{column, code, message, value}]), ``cells``."""
+def rejects(
+    database: Database, task_id: int, *, after: int = 0, limit: int | None = None, cells: bool = True
+) -> Iterator[dict[str, Any]]:
+    """Rows refused before queueing, in row order: ``row``, ``errors`` ([{column, code, message, value}]), ``cells``.
+
+    Without ``cells`` these are None: they are most of it.
+    """
     c = task_rejects.c
-    left = limit
+    columns = [c.row, c.errors, c.cells if cells else sa.null().label("cells")]
+    left, size = limit, _FIRST_PAGE
     while left is None or left > 0:
-        size = _PAGE if left is None else min(_PAGE, left)
-        statement = sa.select(task_rejects).where(c.task_id == task_id, c.row > after).order_by(c.row).limit(size)
+        size = size if left is None else min(size, left)
+        statement = sa.select(*columns).where(c.task_id == task_id, c.row > after).order_by(c.row).limit(size)
         with database.read() as connection:
             page = connection.execute(statement).mappings().all()
         for row in page:
@@ -174,3 +181,4 @@ def rejects(database: Database, task_id: int, *, after: int = 0, limit: int | No
             return
         after = page[-1]["row"]
         left = None if left is None else left - len(page)
+        size = _page_size(page)

@@ -11,9 +11,13 @@ from sqlalchemy.engine import Connection
 
 from asynctask.bookkeeping import Turn, outcome, recorded
 from asynctask.errors import InputError
+from asynctask.ledger import ready
 from asynctask.ledger.base import Ledger, chunks, dumps
 from asynctask.ledger.closing import try_close
+from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.models import events
+from asynctask.ledger.signals import LEDGER, notify
+from asynctask.ledger.tallies import insert_new
 from asynctask.ledger.transitions import Change, EventRecord, Failure, Note, apply
 from asynctask.messages import clean
 from asynctask.states import PROBLEM, TERMINAL, Reason, Status, check_event
@@ -45,8 +49,15 @@ def enqueue(
     check_event(None, Status.ENQUEUE, Reason.SUBMITTED)
     unique = list({job.job_id: job for job in jobs}.values())
     for part in chunks(unique, 1_000):
-        with ledger.database.write() as connection:
-            _insert(connection, part, due_at, options, ledger.now())
+        _enqueue(ledger, part, due_at, options)
+
+
+@repeatable
+def _enqueue(ledger: Ledger, part: Sequence[NewJob], due_at: int | None, options: Mapping[str, Any] | None) -> None:
+    with ledger.database.write() as connection:
+        _insert(connection, part, due_at, options, ledger.now())
+        if due_at is not None and due_at > ledger.now():
+            notify(connection, LEDGER)  # its pusher may be gone by then
 
 
 def _insert(
@@ -63,9 +74,10 @@ def _insert(
         if job.job_id not in known
     ]  # fmt: skip
     if rows:
-        connection.execute(events.insert(), rows)
+        connection.execute(insert_new(connection, events, ("job_id",)), rows)
 
 
+@repeatable
 def record(ledger: Ledger, job_id: str, status: str, message: str) -> bool:
     """Notes a status and a message; see ``AsyncTask.record``."""
     if status not in _RECORDABLE:
@@ -77,6 +89,7 @@ def record(ledger: Ledger, job_id: str, status: str, message: str) -> bool:
         event_id = _find(connection, ledger, job_id)
         change = _change(ledger, event_id, wanted, message)
         applied = apply(connection, ledger, [change])[0]
+    ready.announce(ledger, [applied])
     if applied.turn is not None and wanted in TERMINAL and applied.record and applied.record.task_id is not None:
         try_close(ledger, applied.record.task_id)
     return applied.turn is not None
@@ -104,6 +117,7 @@ def _key(status: Status) -> str:
     return "retry" if status is Status.ENQUEUE else str(status)
 
 
+@repeatable
 def discard(ledger: Ledger, reasons: Mapping[tuple[str, int], str]) -> None:
     """(job id, attempt) -> why: jobs that are given up outside the middleware end in ``error`` with that reason."""
     for part in chunks(sorted(reasons), 1_000):
@@ -111,7 +125,8 @@ def discard(ledger: Ledger, reasons: Mapping[tuple[str, int], str]) -> None:
             found = connection.execute(sa.select(_e.id, _e.job_id).where(_e.job_id.in_([jid for jid, _ in part]))).all()
             attempts = dict(part)
             changes = [_discarded(ledger, int(i), attempts[jid], reasons[jid, attempts[jid]]) for i, jid in found]
-            apply(connection, ledger, changes)
+            applied = apply(connection, ledger, changes)
+        ready.announce(ledger, applied)
 
 
 def _discarded(ledger: Ledger, event_id: int, attempt: int, reason: str) -> Change:

@@ -11,8 +11,10 @@ import structlog
 
 from asynctask.bookkeeping import Row, Turn, cancel, give_back, held_elsewhere, outcome, take_over, working
 from asynctask.errors import LedgerUnavailable, Unavailable
+from asynctask.ledger import ready
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.closing import candidates, try_close
+from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.transitions import Applied, Change, EventRecord, Failure, Note, apply
 from asynctask.states import OPEN, Reason, State, Status
 
@@ -55,12 +57,20 @@ class Recorder:
     :meth:`put` never blocks on the database. A thread flushes what has come together while the flush before it was being
     committed, and, while ``more_coming`` says that other jobs run, for a few milliseconds more; so a lone outcome is
     written at once and a storm is written hundreds at a time. While the ledger does
-    not answer, outcomes wait in memory and :attr:`healthy` is false: then the runtime begins nothing new.
+    not answer, outcomes wait in memory and :attr:`healthy` is false: then the runtime begins nothing new. ``on_due`` is
+    told when something that came of the outcomes may be dispatched (microseconds; the past: now).
     """
 
-    def __init__(self, ledger: Ledger, *, more_coming: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        more_coming: Callable[[], bool] = lambda: False,
+        on_due: Callable[[int], None] = lambda at: None,
+    ) -> None:
         self._ledger = ledger
         self._more_coming = more_coming
+        self._on_due = on_due
         self._pending: list[Outcome] = []
         self._condition = threading.Condition()
         self._stopping = False
@@ -188,13 +198,14 @@ class Recorder:
         waves = _waves(batch)
         tasks_ended: set[int] = set()
         for wave in waves:
-            with self._ledger.database.write() as connection:
-                applied = apply(connection, self._ledger, [_change(self._ledger, each) for each in wave])
+            applied = _record(self._ledger, wave)
             tasks_ended |= {a.record.task_id for a in applied if _ended(a) and a.record and a.record.task_id is not None}
             self.recorded += len(wave)
             for each, result in zip(wave, applied, strict=True):
                 if each.then is not None:
                     each.then(result.turn is not None)
+            if (at := ready.announce(self._ledger, applied)) is not None:
+                self._on_due(at)
         self._close(tasks_ended)
 
     def _close(self, task_ids: set[int]) -> None:
@@ -204,9 +215,16 @@ class Recorder:
             with self._ledger.database.read() as connection:
                 over = candidates(connection, task_ids, at_most_jobs=_CLOSE_AT_ONCE)
             for task_id in over:
-                try_close(self._ledger, task_id)
+                if try_close(self._ledger, task_id):
+                    self._on_due(0)  # the next one of its session may go now
         except LedgerUnavailable as error:  # the sweep looks again
             self._log.warning("close_put_off", error=str(error))
+
+
+@repeatable
+def _record(ledger: Ledger, wave: Sequence[Outcome]) -> list[Applied]:
+    with ledger.database.write() as connection:
+        return apply(connection, ledger, [_change(ledger, each) for each in wave])
 
 
 def _waves(batch: Sequence[Outcome]) -> list[list[Outcome]]:

@@ -14,8 +14,12 @@ from sqlalchemy.engine import Connection
 from asynctask.bookkeeping import Turn, held_elsewhere, recover
 from asynctask.clock import micros
 from asynctask.errors import ConfigError
+from asynctask.ledger import ready
 from asynctask.ledger.base import Ledger, dumps
+from asynctask.ledger.batches import for_update
+from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.models import as_dict, events, processes, tasks
+from asynctask.ledger.signals import LEDGER, notify
 from asynctask.ledger.transitions import Applied, Change, EventRecord, Failure, Note, apply
 from asynctask.states import Reason, Status
 
@@ -86,6 +90,7 @@ class Host:
         return self.started(int(process["pid"])) != int(process["pid_started"])
 
 
+@repeatable
 def register(
     ledger: Ledger,
     host: Host,
@@ -110,12 +115,15 @@ def register(
     try:
         with ledger.database.write() as connection:
             connection.execute(processes.insert().values(values))
+            ledger.database.forget_marks(connection)
+            notify(connection, LEDGER)  # who watches over the others should know of it before it can die
     except exc.IntegrityError:
         raise ConfigError(
             "this application already runs a worker or services in this process; give the other an AsyncTask of its own"
         ) from None
 
 
+@repeatable
 def beat(ledger: Ledger, *, lease_s: float, **values: Any) -> str | None:
     """Renews this process's lease and updates what it says of itself.
 
@@ -123,24 +131,30 @@ def beat(ledger: Ledger, *, lease_s: float, **values: Any) -> str | None:
     declared it dead: then it must begin nothing more under this identity.
     """
     now = ledger.now()
+    renewal = processes.update().where(_p.identity == ledger.identity)
+    values |= {"beat_at": now, "lease_until": now + micros(lease_s)}
+    # Unmarked: if the answer to the commit of a renewal is lost, the same again is right.
+    with ledger.database.write(marked=False) as connection:
+        if connection.execute(renewal.where(_p.signal.is_(None)).values(values)).rowcount == 1:
+            return None
+    # Marked: a signal is taken once, and the same again after a lost answer would not find it any more.
     with ledger.database.write() as connection:
-        found = connection.execute(sa.select(_p.signal).where(_p.identity == ledger.identity)).one_or_none()
+        mine = for_update(connection, sa.select(_p.signal).where(_p.identity == ledger.identity))
+        found = connection.execute(mine).one_or_none()
         if found is None or found[0] == LOST:
             return LOST
-        connection.execute(
-            processes.update()
-            .where(_p.identity == ledger.identity)
-            .values(beat_at=now, lease_until=now + micros(lease_s), signal=None, **values)
-        )
-    return found[0]  # type: ignore[no-any-return]
+        connection.execute(renewal.values({**values, "signal": None}))
+    return None if found[0] is None else str(found[0])
 
 
+@repeatable
 def signal(ledger: Ledger, identity: str, name: str) -> bool:
     """Leaves a signal (``TSTP`` quiet, ``TERM`` stop) for a process; it obeys at its next beat. False if there is none."""
     with ledger.database.write() as connection:
         return connection.execute(processes.update().where(_p.identity == identity).values(signal=name)).rowcount == 1
 
 
+@repeatable
 def condemn(ledger: Ledger, host: Host, identity: str) -> bool:
     """Declares a process dead whose lease ended or that is gone: from now on it cannot renew. False where it lives again.
 
@@ -148,7 +162,9 @@ def condemn(ledger: Ledger, host: Host, identity: str) -> bool:
     on under a name that nobody looks for any more.
     """
     with ledger.database.write() as connection:
-        found = connection.execute(sa.select(processes).where(_p.identity == identity)).one_or_none()
+        found = connection.execute(
+            for_update(connection, sa.select(processes).where(_p.identity == identity))
+        ).one_or_none()
         if found is None:
             return True  # its registration is gone already, what it held may not be
         process = as_dict(found)
@@ -164,6 +180,7 @@ def unknown_workers(connection: Connection) -> set[str]:
     return {str(i) for (i,) in connection.execute(named.where(~sa.exists().where(_p.identity == _e.process)))}
 
 
+@repeatable
 def forget(ledger: Ledger, identity: str, *, dead: bool = False) -> None:
     """Removes a process that ended in order, or (``dead``) one whose jobs have been recovered.
 
@@ -206,11 +223,19 @@ def recover_events(ledger: Ledger, identity: str, copies: Sequence[tuple[str, in
     applied: list[Applied] = []
     attempts = dict(copies)
     for ids in _events_of(ledger, identity, list(attempts)):
-        with ledger.database.write() as connection:
-            now = ledger.now()
-            changes = [_change(ledger, event_id, status, identity, attempts, now) for event_id, status in ids]
-            applied += apply(connection, ledger, changes)
+        applied += _recover_part(ledger, identity, ids, attempts)
+    ready.announce(ledger, applied)
     return applied
+
+
+@repeatable
+def _recover_part(
+    ledger: Ledger, identity: str, ids: Sequence[tuple[int, str]], attempts: Mapping[str, int]
+) -> list[Applied]:
+    with ledger.database.write() as connection:
+        now = ledger.now()
+        changes = [_change(ledger, event_id, status, identity, attempts, now) for event_id, status in ids]
+        return apply(connection, ledger, changes)
 
 
 def _events_of(ledger: Ledger, identity: str, jids: Sequence[str]) -> list[list[tuple[int, str]]]:

@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection
 from asynctask.bookkeeping import Delta
 from asynctask.ledger.models import task_tallies
 
-__all__ = ["FIELDS", "insert_or_add", "move", "total"]
+__all__ = ["FIELDS", "insert_new", "insert_or_add", "move", "total"]
 
 FIELDS = tuple(Delta.__slots__)
 
@@ -26,7 +26,7 @@ def insert_or_add(
 ) -> Any:
     """An INSERT that, where a row of the same ``keys`` stands already, adds to ``added`` and sets ``replaced``."""
     name = connection.dialect.name
-    if name in ("mysql", "mariadb"):
+    if name == "mariadb":
         into = mysql.insert(table)
         sums: dict[str, Any] = {c: table.c[c] + into.inserted[c] for c in added}
         return into.on_duplicate_key_update({**sums, **{c: into.inserted[c] for c in replaced}})
@@ -36,6 +36,15 @@ def insert_or_add(
     return statement.on_conflict_do_update(
         index_elements=list(keys), set_={**sums, **{c: statement.excluded[c] for c in replaced}}
     )
+
+
+def insert_new(connection: Connection, table: sa.Table, keys: tuple[str, ...]) -> Any:
+    """An INSERT that leaves a row of the same ``keys`` as it stands."""
+    name = connection.dialect.name
+    if name == "mariadb":  # INSERT IGNORE would also pass over what is wrong with a row
+        return mysql.insert(table).on_duplicate_key_update({keys[0]: table.c[keys[0]]})
+    make: Any = sqlite.insert if name == "sqlite" else postgresql.insert
+    return make(table).on_conflict_do_nothing(index_elements=list(keys))
 
 
 def move(connection: Connection, deltas: Mapping[tuple[int, int], Delta], now: int) -> None:

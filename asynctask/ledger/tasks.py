@@ -13,8 +13,9 @@ from sqlalchemy.engine import Connection
 from asynctask.bookkeeping import Delta
 from asynctask.clock import micros
 from asynctask.errors import Conflict, InputError, NotFound
-from asynctask.ledger import tallies
+from asynctask.ledger import batches, sessions, tallies
 from asynctask.ledger.base import MAX_SLOTS, SLOTS_FROM, Ledger, dumps
+from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.models import as_dict, events, task_log, task_rejects, tasks
 from asynctask.states import Reason, State, check_task
 
@@ -32,6 +33,7 @@ __all__ = [
     "lock",
     "log",
     "plan",
+    "refuse_list",
     "refuse_submission",
     "seal",
     "stalled_splits",
@@ -39,6 +41,8 @@ __all__ = [
 ]
 
 _t = tasks.c
+
+_NEW_EVENT = ("job_id", "task_id", "seq", "status", "params", "first_row", "last_row", "created_at")
 
 MAX_SPLIT_TRIES = 3
 """So many processes may take a split one after the other without moving it on."""
@@ -69,6 +73,7 @@ class NewTask:
     idempotency_key: str | None = None
     body_digest: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    session: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,7 @@ class Reject:
     cells: Any
 
 
+@repeatable
 def create(ledger: Ledger, new: NewTask, *, lease_s: float) -> tuple[int, bool]:
     """Makes a Task in ``splitting`` whose split this process holds for ``lease_s`` seconds.
 
@@ -104,6 +110,8 @@ def create(ledger: Ledger, new: NewTask, *, lease_s: float) -> tuple[int, bool]:
         "state": State.SPLITTING, "split_state": "splitting", "split_by": ledger.identity,
         "split_until": now + micros(lease_s), "created_at": now, "updated_at": now,
         "slots": MAX_SLOTS if new.planned is not None and new.planned >= SLOTS_FROM else 1,
+        "session": new.session, "session_key": (key := sessions.key_of(new.owner, new.session)),
+        "session_waits": new.priority if key is not None else None,
     }  # fmt: skip
     try:
         with ledger.database.write() as connection:
@@ -111,6 +119,8 @@ def create(ledger: Ledger, new: NewTask, *, lease_s: float) -> tuple[int, bool]:
             assert inserted is not None
             task_id = int(inserted[0])
             log(connection, ledger, task_id, "submitted", {"title": new.title, "worker": new.worker_name}, new.owner)
+            if key is not None:
+                sessions.promote(connection, key)
         return task_id, True
     except exc.IntegrityError:
         if new.idempotency_key is None:
@@ -148,10 +158,7 @@ def get(connection: Connection, task_id: int) -> dict[str, Any]:
 
 def lock(connection: Connection, task_id: int) -> dict[str, Any]:
     """Like :func:`get`, with the row locked until the transaction ends."""
-    statement = sa.select(tasks).where(_t.id == task_id)
-    if connection.dialect.name != "sqlite":
-        statement = statement.with_for_update()
-    row = connection.execute(statement).one_or_none()
+    row = connection.execute(batches.for_update(connection, sa.select(tasks).where(_t.id == task_id))).one_or_none()
     if row is None:
         raise NotFound(f"there is no Task {task_id}")
     return as_dict(row)
@@ -171,6 +178,7 @@ def turn(
     """
     check_task(task["state"], target, reason)
     now = ledger.now()
+    values = {**sessions.turning_to(task, target, reason, now), **values}
     result = connection.execute(
         tasks.update()
         .where(_t.id == task["id"], _t.state == task["state"], _t.generation == task["generation"])
@@ -179,6 +187,7 @@ def turn(
     if result.rowcount != 1:
         return False
     task.update(values, state=target)
+    sessions.after_turn(connection, task, target)
     return True
 
 
@@ -193,6 +202,7 @@ def log(
     )
 
 
+@repeatable
 def add_slice(
     ledger: Ledger,
     task_id: int,
@@ -230,19 +240,15 @@ def add_slice(
                 slots=MAX_SLOTS if first + len(items) >= SLOTS_FROM else task["slots"],
                 version=task["version"] + 1,
                 updated_at=now,
+                ready=sessions.readiness(task) if items else task["ready"],
             )
         )
         if items:
-            connection.execute(
-                events.insert(),
-                [
-                    {
-                        "job_id": jid, "task_id": task_id, "seq": first + i, "status": "enqueue", "params": item.params,
-                        "first_row": item.row, "last_row": item.row, "created_at": now,
-                    }
-                    for i, (jid, item) in enumerate(zip(jids, items, strict=True))
-                ],
-            )  # fmt: skip
+            rows = [
+                (jid, task_id, seq, "enqueue", item.params, item.row, item.row, now)
+                for seq, (jid, item) in enumerate(zip(jids, items, strict=True), first)
+            ]
+            batches.insert(connection, events, _NEW_EVENT, rows)
             new = Delta(enqueue=len(items), jobs=len(items))
             tallies.move(connection, {(task_id, ledger.slot(task["slots"])): new}, now)
         _write_rejects(connection, task_id, rejects)
@@ -267,6 +273,7 @@ def _still_mine(ledger: Ledger, task: dict[str, Any]) -> None:
         raise SplitLost(f"{task['split_by']} took the split over")
 
 
+@repeatable
 def seal(ledger: Ledger, task_id: int) -> None:
     """Every item is in the ledger: the generation may close once they are all terminal. Raises :class:`SplitLost`."""
     with ledger.database.write() as connection:
@@ -275,9 +282,26 @@ def seal(ledger: Ledger, task_id: int) -> None:
         _end_split(connection, ledger, task, "sealed", None, Reason.SEALED)
 
 
-def fail_split(ledger: Ledger, task_id: int, reason: str, *, anyone: bool = False) -> None:
+@repeatable
+def refuse_list(ledger: Ledger, task_id: int, planned: int) -> None:
+    """A strict list of ``planned`` rows of which some were refused is over, and nothing of it was taken.
+
+    Raises :class:`SplitLost`.
+    """
+    with ledger.database.write() as connection:
+        task = lock(connection, task_id)
+        _still_mine(ledger, task)
+        assert task["created_jobs"] == 0, "a strict list is taken as a whole or not at all"
+        _end_split(connection, ledger, task, "sealed", None, Reason.ROWS_REJECTED, planned=planned)
+
+
+@repeatable
+def fail_split(
+    ledger: Ledger, task_id: int, reason: str, *, said: dict[str, Any] | None = None, anyone: bool = False
+) -> None:
     """The split broke off for good: what was created runs on, and the Task says why it is not whole.
 
+    ``said``: ``text`` and ``params`` of the reason, kept in the Task's log for those who read another language.
     ``anyone``: the caller is the sweep, which found the lease of a split that cannot be taken up again ended.
     """
     with ledger.database.write() as connection:
@@ -286,35 +310,42 @@ def fail_split(ledger: Ledger, task_id: int, reason: str, *, anyone: bool = Fals
             _still_mine(ledger, task)
         elif task["split_state"] != "splitting" or (task["split_until"] or 0) > ledger.now():
             return
-        _end_split(connection, ledger, task, "failed", reason[:1024], Reason.SPLIT_FAILED)
+        _end_split(connection, ledger, task, "failed", reason[:1024], Reason.SPLIT_FAILED, said=said)
 
 
 def _end_split(
-    connection: Connection, ledger: Ledger, task: dict[str, Any], split_state: str, why: str | None, reason: Reason
+    connection: Connection,
+    ledger: Ledger,
+    task: dict[str, Any],
+    split_state: str,
+    why: str | None,
+    reason: Reason,
+    *,
+    planned: int | None = None,
+    said: dict[str, Any] | None = None,
 ) -> None:
     values: dict[str, Any] = {
         "split_state": split_state, "split_reason": why, "split_by": None, "split_until": None, "generation_sealed": 1,
     }  # fmt: skip
     if split_state == "sealed":
-        values["planned"] = task["created"] + task["rejected"]
+        values["planned"] = task["created"] + task["rejected"] if planned is None else planned
     now = ledger.now()
     if task["created_jobs"] == 0 and task["state"] in (State.SPLITTING, State.PAUSED):
         # Nothing to run and nothing to wait for: the end, said as what it is.
-        values |= {
-            "closed_at": now,
-            "finished_at": now,
-            "state_reason": why or ("no_items" if not task["rejected"] else "all_rejected"),
-        }
-        turn(connection, ledger, task, State.REJECTED, Reason.NOTHING_ACCEPTED, **values)
+        strict = reason is Reason.ROWS_REJECTED
+        said_so = why or (str(reason) if strict else "all_rejected" if task["rejected"] else "no_items")
+        values |= {"closed_at": now, "finished_at": now, "state_reason": said_so[:255]}
+        turn(connection, ledger, task, State.REJECTED, reason if strict else Reason.NOTHING_ACCEPTED, **values)
     elif task["state"] == State.SPLITTING:
         turn(connection, ledger, task, State.RUNNING, reason, state_reason="split_failed" if why else None, **values)
     else:
         connection.execute(
             tasks.update().where(_t.id == task["id"]).values({**values, "version": _t.version + 1, "updated_at": now})
         )
-    log(connection, ledger, task["id"], f"split {split_state}", {"reason": why} if why else None)
+    log(connection, ledger, task["id"], f"split {split_state}", {"reason": why, **(said or {})} if why else None)
 
 
+@repeatable
 def refuse_submission(ledger: Ledger, task_id: int) -> None:
     """Takes back a Task of which nothing was accepted, so that a corrected upload may use the same idempotency key."""
     with ledger.database.write() as connection:
@@ -323,6 +354,7 @@ def refuse_submission(ledger: Ledger, task_id: int) -> None:
             connection.execute(tasks.update().where(_t.id == task_id).values(idempotency_key=None))
 
 
+@repeatable
 def plan(ledger: Ledger, task_id: int, planned: int) -> None:
     """Notes how many rows the source says it has, for progress while it is split."""
     with ledger.database.write() as connection:
@@ -333,6 +365,7 @@ def plan(ledger: Ledger, task_id: int, planned: int) -> None:
         )
 
 
+@repeatable
 def claim_split(ledger: Ledger, task_id: int, *, lease_s: float, of: str | None = None) -> dict[str, Any] | None:
     """Takes a split whose lease has ended, or (``of``) hands it on from the process that held it so far.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,14 +11,25 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.bookkeeping import Delta, Row, Turn
-from asynctask.errors import LedgerUnavailable
-from asynctask.ledger import tallies
+from asynctask.ledger import batches, tallies
 from asynctask.ledger.base import Ledger, chunks, dumps, loads, stamp
+from asynctask.ledger.conflicts import TransactionConflict
 from asynctask.ledger.models import events, item_errors, task_errors, tasks
 from asynctask.messages import append
 from asynctask.states import PROBLEM, TERMINAL, Reason, Status
 
-__all__ = ["Applied", "Change", "EventRecord", "Failure", "Note", "apply", "group_of", "read_events", "read_tasks_events"]
+__all__ = [
+    "Applied",
+    "Change",
+    "EventRecord",
+    "Failure",
+    "Note",
+    "apply",
+    "group_of",
+    "lock_events",
+    "read_events",
+    "read_tasks_events",
+]
 
 MAX_GROUPS = 100
 """Groups of failure messages kept for one Task; the rest are counted under "other"."""
@@ -104,17 +115,8 @@ _WRITTEN = (
 )  # fmt: skip
 _KEPT = ("result", "checkpoint")  # left as they are unless the change says otherwise
 
-_GUARD = (
-    (_e.id == sa.bindparam("b_id")) & (_e.attempt == sa.bindparam("b_attempt")) & (_e.status == sa.bindparam("b_status"))
-)
-
-
-def _update(written: Iterable[str]) -> sa.Update:
-    return events.update().where(_GUARD).values({name: sa.bindparam(f"v_{name}") for name in written})
-
-
-_UPDATE_ALL = _update(_WRITTEN)
-_UPDATE_KEEP = _update(n for n in _WRITTEN if n not in _KEPT)
+_WRITTEN_BUT_KEPT = tuple(name for name in _WRITTEN if name not in _KEPT)
+_GUARD = ("id", "attempt", "status")
 
 
 def _record(found: Any) -> EventRecord:
@@ -146,10 +148,19 @@ def _record(found: Any) -> EventRecord:
 
 def read_events(connection: Connection, condition: Any, *, lock: bool = False) -> list[EventRecord]:
     """Events by a condition on the table, in the order of their ids; with ``lock`` until the transaction ends."""
-    statement = _READ.where(condition).order_by(_e.id)
-    if lock and connection.dialect.name != "sqlite":  # on SQLite the write transaction itself excludes other writers
-        statement = statement.with_for_update(of=events)
-    return [_record(found) for found in connection.execute(statement).all()]
+    if lock and connection.dialect.name != "sqlite":
+        condition = batches.among(connection, _e.id, lock_events(connection, condition))
+    return [_record(found) for found in connection.execute(_READ.where(condition).order_by(_e.id)).all()]
+
+
+def lock_events(connection: Connection, condition: Any) -> Sequence[int]:
+    """Locks the Events of a condition in the order of their ids, and returns these.
+
+    They are read by a statement of its own after this one: what stands beside them (the Task's pointer) may have moved
+    while the lock was waited for, and a locking read does not look at that again. Nor is the Task's row locked so.
+    """
+    statement = batches.for_update(connection, sa.select(_e.id).where(condition).order_by(_e.id))
+    return connection.execute(statement).scalars().all()
 
 
 def read_tasks_events(
@@ -182,7 +193,7 @@ def _apply_batch(
     connection: Connection, ledger: Ledger, changes: Sequence[Change], moved: dict[tuple[int, int], Delta], now: int
 ) -> list[Applied]:
     ids = [change.event_id for change in changes]
-    records = {record.id: record for record in read_events(connection, _e.id.in_(ids), lock=True)}
+    records = {record.id: record for record in read_events(connection, batches.among(connection, _e.id, ids), lock=True)}
     results: list[Applied] = []
     won: list[Applied] = []
     for change in changes:
@@ -208,9 +219,9 @@ def _write(connection: Connection, won: Sequence[Applied], now: int) -> None:
     for values in everything:
         values.setdefault("v_result", None)
         values.setdefault("v_checkpoint", None)
-    for statement, rows in ((_UPDATE_KEEP, keeping), (_UPDATE_ALL, everything)):
-        if rows and connection.execute(statement, rows).rowcount != len(rows):
-            raise LedgerUnavailable("rows changed under their lock; the transaction is rolled back and tried again")
+    for written, rows in ((_WRITTEN_BUT_KEPT, keeping), (_WRITTEN, everything)):
+        if batches.update(connection, events, _GUARD, written, rows) != len(rows):
+            raise TransactionConflict("rows changed under their lock; the transaction is rolled back and tried again")
 
 
 def _values(each: Applied, now: int) -> dict[str, Any]:

@@ -1,0 +1,169 @@
+"""Many rows in one statement, as each database takes them fastest.
+
+PostgreSQL and MariaDB are given the rows as one JSON text and make a table of it (``json_to_recordset``, ``JSON_TABLE``):
+one parameter, whatever the number of rows, so the statement stays the same and its plan is kept. New Events go to
+PostgreSQL by COPY. SQLite is called row by row, which costs nothing there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, Final
+
+import orjson
+import sqlalchemy as sa
+from sqlalchemy import exc
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.engine import Connection
+
+__all__ = ["among", "for_update", "insert", "update"]
+
+MAX_BYTES: Final = 4_000_000
+"""Of one batch as JSON: a fourth of what MariaDB takes in one packet as it is delivered."""
+
+_COLLATION: Final = "utf8mb4_nopad_bin"
+
+
+def for_update(connection: Connection, statement: Any) -> Any:
+    """The statement with its rows locked until the transaction ends; on SQLite the transaction itself keeps others out."""
+    return statement if connection.dialect.name == "sqlite" else statement.with_for_update()
+
+
+def among(connection: Connection, column: Any, values: Collection[Any]) -> Any:
+    """The condition that ``column`` is one of ``values``: on PostgreSQL one array, so that its plan can be kept."""
+    found = list(values)
+    if connection.dialect.name == "postgresql":
+        return column == sa.any_(sa.bindparam(None, found, type_=postgresql.ARRAY(column.type)))
+    return column.in_(found)
+
+
+def update(
+    connection: Connection, table: sa.Table, guard: Sequence[str], written: Sequence[str], rows: Sequence[Mapping[str, Any]]
+) -> int:
+    """Sets the columns ``written`` to ``v_NAME`` where the columns ``guard`` are ``b_NAME``, for each row of values.
+
+    The first of ``guard`` is the key. Returns how many rows were found.
+    """
+    if not rows:
+        return 0
+    guard, written = tuple(guard), tuple(written)
+    if connection.dialect.name == "sqlite":
+        return int(connection.execute(_update_each(table, guard, written), rows).rowcount)
+    if connection.dialect.name == "postgresql":
+        statement, texts = _update_postgresql(table, guard, written), _texts(rows)
+    else:
+        names = (*(f"b_{name}" for name in guard), *(f"v_{name}" for name in written))
+        statement, texts = _update_mariadb(table, guard, written), _texts([[row[name] for name in names] for row in rows])
+    return sum(int(connection.exec_driver_sql(statement, (text,)).rowcount) for text in texts)
+
+
+def insert(connection: Connection, table: sa.Table, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Inserts rows of values in the order of ``columns``."""
+    if not rows:
+        return
+    name = connection.dialect.name
+    if name == "sqlite":
+        connection.execute(table.insert(), [dict(zip(columns, row, strict=True)) for row in rows])
+        return
+    if name == "postgresql":
+        _copy(connection, table.name, columns, rows)
+        return
+    for text in _texts(rows):
+        connection.exec_driver_sql(_insert_mariadb(table, tuple(columns)), (text,))
+
+
+def _texts(rows: Sequence[Any]) -> Iterator[str]:
+    """The rows as JSON texts of a bounded size each."""
+    parts: list[bytes] = []
+    size = 0
+    for row in rows:
+        part = orjson.dumps(row)
+        if parts and size + len(part) > MAX_BYTES:
+            yield (b"[" + b",".join(parts) + b"]").decode()
+            parts, size = [], 0
+        parts.append(part)
+        size += len(part)
+    yield (b"[" + b",".join(parts) + b"]").decode()
+
+
+# -- SQLite
+
+
+@cache
+def _update_each(table: sa.Table, guard: tuple[str, ...], written: tuple[str, ...]) -> sa.Update:
+    where = [table.c[name] == sa.bindparam(f"b_{name}") for name in guard]
+    return table.update().where(*where).values({name: sa.bindparam(f"v_{name}") for name in written})
+
+
+# -- PostgreSQL
+
+_POSTGRESQL_TYPES: Final = ((sa.BigInteger, "bigint"), (sa.Integer, "integer"), (sa.Float, "double precision"))
+_MARIADB_TYPES: Final = ((sa.BigInteger, "BIGINT"), (sa.Integer, "INT"), (sa.Float, "DOUBLE"))
+
+
+def _type(column: sa.Column[Any], known: Sequence[tuple[Any, str]], text: str) -> str:
+    return next((name for kind, name in known if isinstance(column.type, kind)), text)
+
+
+@cache
+def _update_postgresql(table: sa.Table, guard: tuple[str, ...], written: tuple[str, ...]) -> str:
+    columns = [(f"b_{name}", table.c[name]) for name in guard] + [(f"v_{name}", table.c[name]) for name in written]
+    made = ", ".join(f"{name} {_type(column, _POSTGRESQL_TYPES, 'text')}" for name, column in columns)
+    sets = ", ".join(f'"{name}" = d.v_{name}' for name in written)
+    where = " AND ".join(f'{table.name}."{name}" = d.b_{name}' for name in guard)
+    return f"UPDATE {table.name} SET {sets} FROM json_to_recordset(%s::json) AS d({made}) WHERE {where}"  # noqa: S608
+
+
+def _copy(connection: Connection, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    names = ", ".join(f'"{name}"' for name in columns)
+    statement = f"COPY {table} ({names}) FROM STDIN"
+    driver: Any = connection.connection.driver_connection
+    error_class: Any = connection.dialect.loaded_dbapi.Error
+    try:
+        with driver.cursor() as cursor, cursor.copy(statement) as copy:
+            copy.write("".join(["\t".join([_cell(value) for value in row]) + "\n" for row in rows]))
+    except error_class as error:  # told as SQLAlchemy tells the errors of every other statement
+        lost = connection.dialect.is_disconnect(error, driver, None)
+        if lost:
+            connection.invalidate(error)
+        raise exc.DBAPIError.instance(
+            statement, None, error, error_class, connection_invalidated=lost, dialect=connection.dialect
+        ) from error
+
+
+_ESCAPES: Final = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
+
+
+def _cell(value: Any) -> str:
+    """A value in the text format of COPY."""
+    if value is None:
+        return "\\N"
+    return value.translate(_ESCAPES) if isinstance(value, str) else str(value)
+
+
+# -- MariaDB
+
+
+def _json_table(columns: Sequence[sa.Column[Any]]) -> str:
+    text = f"LONGTEXT CHARACTER SET utf8mb4 COLLATE {_COLLATION}"
+    made = ", ".join(f"d{i} {_type(column, _MARIADB_TYPES, text)} PATH '$[{i}]'" for i, column in enumerate(columns))
+    return f"JSON_TABLE(%s, '$[*]' COLUMNS ({made})) AS d"
+
+
+@cache
+def _update_mariadb(table: sa.Table, guard: tuple[str, ...], written: tuple[str, ...]) -> str:
+    columns = [table.c[name] for name in (*guard, *written)]
+    sets = ", ".join(f"t.`{name}` = d.d{i}" for i, name in enumerate(written, len(guard)))
+    on = f"t.`{guard[0]}` = d.d0"
+    where = " AND ".join(f"t.`{name}` = d.d{i}" for i, name in enumerate(guard) if i) or "TRUE"
+    # The rows that are given come first: each is one look at the key.
+    return f"UPDATE {_json_table(columns)} STRAIGHT_JOIN {table.name} AS t ON {on} SET {sets} WHERE {where}"  # noqa: S608
+
+
+@cache
+def _insert_mariadb(table: sa.Table, columns: tuple[str, ...]) -> str:
+    names = ", ".join(f"`{name}`" for name in columns)
+    picked = ", ".join(f"d{i}" for i in range(len(columns)))
+    source = _json_table([table.c[name] for name in columns])
+    return f"INSERT INTO {table.name} ({names}) SELECT {picked} FROM {source}"  # noqa: S608 - names of our own tables

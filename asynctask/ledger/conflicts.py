@@ -1,0 +1,100 @@
+"""What a database says when it cannot, in the words of this program; and what is right to do again."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, ParamSpec, TypeVar
+
+from sqlalchemy import exc
+
+from asynctask.errors import LedgerUnavailable
+
+__all__ = ["LOCKED", "OutcomeUnknown", "TransactionConflict", "code_of", "repeatable", "translated"]
+
+# What a transaction fails with because of another one: the same again is right.
+# PostgreSQL: serialization failure, deadlock, lock timeout. MariaDB: lock wait timeout, deadlock, row changed.
+_CONFLICTS: Final = frozenset({"40001", "40P01", "55P03", 1205, 1213, 1020})
+LOCKED: Final = 1205
+"""MariaDB's code for a lock that was not had in time."""
+_TOO_MANY: Final = frozenset({"53300", 1040, 1203})
+# PostgreSQL's driver tells no code of a connection that was refused.
+_TOO_MANY_SAID: Final = ("too many clients", "too many connections", "connection slots are reserved")
+
+_TRIES: Final = 8
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class TransactionConflict(LedgerUnavailable):
+    """A transaction that is certainly undone, though the database answers: the same again may well succeed."""
+
+    code = "transaction_conflict"
+
+
+class OutcomeUnknown(LedgerUnavailable):
+    """The answer to a commit was lost, and the database could not be asked for a minute: it may stand or not."""
+
+    code = "outcome_unknown"
+
+
+def repeatable(function: Callable[P, T]) -> Callable[P, T]:
+    """Has a function run again, up to 8 times, where its transaction was undone for the sake of another.
+
+    The function must do nothing outside its transactions before they end, and each of those must bear to come again.
+    """
+
+    @functools.wraps(function)
+    def again(*args: P.args, **kwargs: P.kwargs) -> T:
+        for tried in range(1, _TRIES):
+            try:
+                return function(*args, **kwargs)
+            except TransactionConflict:
+                threading.Event().wait(0.005 * 2 ** (tried - 1))  # the other one needs a moment to end
+        return function(*args, **kwargs)
+
+    return again
+
+
+@contextmanager
+def translated(password: str | None, *, undone: bool = False) -> Iterator[None]:
+    """Errors of the driver in the words of this program, without the ``password``.
+
+    ``undone``: what was begun can be begun again, so a conflict is a :class:`TransactionConflict`.
+    """
+    try:
+        yield
+    except exc.TimeoutError as error:
+        raise LedgerUnavailable(
+            "every connection to the database that this process may open is in use (database_connections)"
+        ) from error
+    except exc.InvalidRequestError as error:
+        if "connection is closed" not in str(error):
+            raise
+        raise LedgerUnavailable("the database hangs up as soon as it is connected to") from error
+    except exc.DBAPIError as error:
+        if isinstance(error, exc.IntegrityError | exc.ProgrammingError | exc.DataError | exc.NotSupportedError):
+            raise
+        said = _said(error, password)
+        code = code_of(error)
+        if code in _TOO_MANY or any(words in said for words in _TOO_MANY_SAID):
+            raise LedgerUnavailable(
+                f"the database has no connection left: raise its max_connections or lower database_connections ({said})"
+            ) from error
+        if undone and (code in _CONFLICTS or error.connection_invalidated):
+            raise TransactionConflict(f"the transaction was undone: {said}") from error
+        raise LedgerUnavailable(f"the database does not answer: {said}") from error
+
+
+def _said(error: exc.DBAPIError, password: str | None) -> str:
+    text = " ".join(str(error.orig or error).split())[:500]
+    return text.replace(password, "***") if password else text
+
+
+def code_of(error: exc.DBAPIError) -> Any:
+    """The server's own code: five characters on PostgreSQL, a number on MariaDB."""
+    said = error.orig.args[0] if error.orig is not None and error.orig.args else None
+    return said if isinstance(said, int) else getattr(error.orig, "sqlstate", None)
