@@ -5,7 +5,8 @@ A broker is disposable for tracked jobs: the ledger can fill it again. It promis
 * **one copy**: it holds at most one copy of the same (jid, attempt); pushing it again does nothing;
 * **no thin air**: a fetched copy leaves its queue into the fetching process's own list in the same step, and stays there
   until it is acknowledged, put back or taken by recovery;
-* **order**: within a queue smaller priorities come first, then the order of pushing; queues are tried in the order given;
+* **order**: within a queue smaller priorities come first, then the order of pushing; queues are tried in the order given.
+  Of copies of one priority, processes that fetch at the same time may take some a little before earlier ones;
 * **an honest answer** to "do you hold this copy?", waiting or in a process's list.
 
 Attempt 0 is a job that nobody tracks: its jid alone is its identity, and its retries live in the broker's own sets.
@@ -106,6 +107,7 @@ class Broker(Protocol):
     def waiting(self, queues: Collection[str]) -> Mapping[str, Mapping[int, int]]:
         """How many copies wait in each of these queues: queue -> priority -> count, nothing for what is empty.
 
+        It may stop counting at 100,000 of a queue, those of the smallest priorities first.
         One that does not order by priority may count all of a queue under one.
         """
         ...

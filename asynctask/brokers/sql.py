@@ -5,96 +5,136 @@ The table, ``jobs``:
 ====================  ==================================================================================================
 row                   meaning
 ====================  ==================================================================================================
-process, held_in NULL it waits in its ``queue``; the partial index (queue, priority, id) is the queue
+waits set             it waits in its ``queue``; the index (queue, waits, id) is the queue
 process set           it is in that process's list
 held_in set           it is in the set ``schedule``, ``retry`` or ``dead``; ``run_at`` is when it is due (or died)
 ====================  ==================================================================================================
+
+What the databases are told, each in its own way, is in :mod:`asynctask.brokers.sql_tables`. A process uses the connections
+of its :class:`~asynctask.ledger.database.Database`, one for each call and for no longer; and one more that
+:class:`~asynctask.ledger.signals.Signals` listen on.
 """
 
 from __future__ import annotations
 
-import sqlite3
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from asynctask.brokers.base import Capabilities, Copy, Held, Key
+from asynctask.brokers.sql_heads import Heads
+from asynctask.brokers.sql_mariadb import MariadbJobs
+from asynctask.brokers.sql_postgresql import PostgresqlJobs
+from asynctask.brokers.sql_rows import COPY, Row, copy_of, parts, put_back, row_of
+from asynctask.brokers.sql_tables import JobsTable, SqliteJobs
+from asynctask.clock import Clock, SystemClock
 from asynctask.errors import BrokerUnavailable, LedgerUnavailable
+from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.database import Database
 from asynctask.ledger.models import jobs
+from asynctask.ledger.signals import JOBS, Signals, notify
 
 __all__ = ["SqlBroker"]
 
 _j = jobs.c
-_COPY = (_j.id, _j.jid, _j.attempt, _j.queue, _j.payload, _j.priority, _j.task_id, _j.deaths)
-_WAITS = _j.process.is_(None) & _j.held_in.is_(None)
-_CHUNK = 1_000
-_LOOK_EVERY_S = 0.02
+_COPY: Final = tuple(_j[name] for name in COPY)
+_TABLES: Final[Mapping[str, Callable[[Database], JobsTable]]] = {
+    "sqlite": SqliteJobs,
+    "postgresql": PostgresqlJobs,
+    "mariadb": MariadbJobs,
+}
+
+COUNTED: Final = 100_000
+"""Of one queue no more are counted, those of the smallest priorities first: a look at a long queue stays a look."""
+
+_PUSHED_AT_ONCE: Final = 1_000
+_LOST_S: Final = 0.01
+_LOST_MOST_S: Final = 0.15
 
 
 class SqlBroker:
-    """Jobs in a table. Arguments: the ``database`` that holds it."""
+    """Jobs in a table.
+
+    Arguments: the ``database`` that holds it; ``signals`` of the process, if others wait for them too, and then whoever
+    made them closes them; ``clock``.
+    """
 
     capabilities = Capabilities(priority=True, blocking=False, survives_restart=True)
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, signals: Signals | None = None, clock: Clock | None = None) -> None:
         self._database = database
+        self._clock = clock or SystemClock()
+        self._table = _TABLES[database.dialect](database)
+        self._heads = Heads(self._clock.monotonic)
+        self._own_signals = Signals(database) if signals is None else None
+        heard = signals or self._own_signals
+        assert heard is not None
+        self._waker = heard.waker(JOBS)
         self._woken = threading.Event()
-        self._watch: sqlite3.Connection | None = None
-        self._watch_lock = threading.Lock()
-        self._seen = -1
+        self._heard = False
+        self._more = False
+        self._lost = 0
+        self._not_before = 0.0
 
     # -- the way of a job
 
     def push(self, copies: Sequence[Copy]) -> None:
-        if not copies:
-            return
-        rows = [_row(copy) for copy in copies]
-        with self._write() as connection:
-            connection.execute(_insert_new(connection), rows)
-        self._woken.set()
+        rows = [row_of(copy) for copy in copies]
+        if rows:
+            with self._translated():
+                self._insert(rows)
+
+    @repeatable
+    def _insert(self, rows: Sequence[Row]) -> None:
+        with self._database.write() as connection:
+            self._add(connection, rows)
+
+    def _add(self, connection: Connection, rows: Sequence[Row]) -> None:
+        for part in parts(rows, _PUSHED_AT_ONCE):
+            self._table.insert(connection, part)
+        if any(row["waits"] is not None for row in rows):
+            notify(connection, JOBS)
 
     def exchange(self, process: str, done: Sequence[Copy], queues: Sequence[str], limit: int) -> list[Copy]:
-        if not done and (limit <= 0 or not self._anything_waits(queues)):
-            return []  # a write transaction for nothing would make every idle process queue for the write lock
-        fetched: list[Copy] = []
-        with self._write() as connection:
-            _delete(connection, process, done)
-            for queue in queues:
-                if len(fetched) >= limit:
-                    break
-                fetched += _claim(connection, process, queue, limit - len(fetched))
-        return fetched
-
-    def _anything_waits(self, queues: Sequence[str]) -> bool:
-        with self._read() as connection:
-            found = sa.select(sa.literal(1)).where(_WAITS, _j.queue.in_(list(queues))).limit(1)
-            return connection.execute(found).first() is not None
+        if limit > 0 and not queues:
+            limit = 0
+        began = self._clock.monotonic()
+        ranges, whole = self._heads.ranges(queues)
+        with self._translated():
+            spread = self._heads.spread
+            taken = self._table.exchange(process, done, ranges, limit, spread)
+        if limit > 0:
+            self._heads.met(taken.spread, limit)
+            dry = queues if len(taken.copies) < limit else ()
+            self._heads.told(whole, taken.places, dry=dry, cost_s=self._clock.monotonic() - began)
+            self._note_luck(bool(taken.copies))
+            self._more = bool(taken.copies) and taken.spread > spread
+        return taken.copies
 
     def put_back(self, process: str, copies: Sequence[Copy]) -> None:
-        by_deaths: dict[int, list[Any]] = {}
+        if copies:
+            with self._translated():
+                self._put_back(process, copies)
+
+    @repeatable
+    def _put_back(self, process: str, copies: Sequence[Copy]) -> None:
+        groups: dict[tuple[int, int], list[Copy]] = {}
         for copy in copies:
-            by_deaths.setdefault(copy.deaths, []).append(copy.handle)
-        with self._write() as connection:
-            for deaths, ids in by_deaths.items():
-                for part in _parts(ids):
+            groups.setdefault((copy.deaths, copy.priority), []).append(copy)
+        with self._database.write() as connection:
+            for (deaths, priority), group in groups.items():
+                for part in parts([copy.handle for copy in group]):
                     mine = jobs.update().where(_j.id.in_(part), _j.process == process)
-                    connection.execute(mine.values(process=None, deaths=deaths))
-        self._woken.set()
+                    connection.execute(mine.values(process=None, deaths=deaths, waits=put_back(priority)))
+            notify(connection, JOBS)
 
     def withdraw(self, task_id: int, limit: int) -> list[Key]:
-        with self._write() as connection:
-            found = connection.execute(
-                _locked(connection, sa.select(_j.id, _j.jid, _j.attempt).where(_WAITS, _j.task_id == task_id).limit(limit))
-            ).all()
-            for part in _parts([row[0] for row in found]):
-                connection.execute(jobs.delete().where(_j.id.in_(part)))
-        return [(jid, attempt) for _, jid, attempt in found]
+        with self._translated():
+            return self._table.withdraw(task_id, limit)
 
     # -- what is where
 
@@ -102,32 +142,34 @@ class SqlBroker:
         wanted = set(keys)
         held: set[Key] = set()
         with self._read() as connection:
-            for part in _parts(sorted({jid for jid, _ in wanted})):
+            for part in parts(sorted({jid for jid, _ in wanted})):
                 found = sa.select(_j.jid, _j.attempt).where(_j.jid.in_(part), _j.held_in.is_(None))
                 held.update((jid, attempt) for jid, attempt in connection.execute(found))
         return held & wanted
 
     def waiting(self, queues: Collection[str]) -> Mapping[str, Mapping[int, int]]:
-        columns = (_j.queue, _j.priority)
-        statement = sa.select(*columns, sa.func.count()).where(_WAITS, _j.queue.in_(list(queues))).group_by(*columns)
         counts: dict[str, dict[int, int]] = {}
         with self._read() as connection:
-            for name, priority, count in connection.execute(statement):
-                counts.setdefault(name, {})[int(priority)] = int(count)
+            for name in queues:
+                first = sa.select(_j.waits).where(_j.queue == name, _j.waits.is_not(None))
+                first_ones = first.order_by(_j.waits).limit(COUNTED).subquery()
+                statement = sa.select(first_ones.c.waits, sa.func.count()).group_by(first_ones.c.waits)
+                for waits, count in connection.execute(statement):
+                    found = counts.setdefault(name, {})
+                    found[int(waits) // 2] = found.get(int(waits) // 2, 0) + int(count)
         return counts
 
     def queues(self) -> Mapping[str, int]:
         with self._read() as connection:
-            found = connection.execute(sa.select(_j.queue, sa.func.count()).where(_WAITS).group_by(_j.queue))
-            return {name: int(count) for name, count in found}
+            waiting = sa.select(_j.queue, sa.func.count()).where(_j.waits.is_not(None)).group_by(_j.queue)
+            return {name: int(count) for name, count in connection.execute(waiting)}
 
     # -- processes
 
     def held_by(self, process: str) -> list[Copy]:
         with self._read() as connection:
-            return [
-                _copy(row) for row in connection.execute(sa.select(*_COPY).where(_j.process == process).order_by(_j.id))
-            ]
+            held = sa.select(*_COPY).where(_j.process == process).order_by(_j.id)
+            return [copy_of(row) for row in connection.execute(held)]
 
     def holders(self) -> set[str]:
         with self._read() as connection:
@@ -136,128 +178,98 @@ class SqlBroker:
 
     def drop(self, process: str, copies: Sequence[Copy]) -> None:
         if copies:
-            with self._write() as connection:
-                _delete(connection, process, copies)
+            with self._translated():
+                self._drop(process, copies)
+
+    @repeatable
+    def _drop(self, process: str, copies: Sequence[Copy]) -> None:
+        with self._database.write() as connection:
+            self._table.remove(connection, process, copies)
 
     # -- the sets of untracked jobs
 
     def hold(self, set_name: str, copies: Sequence[Held], *, process: str | None = None) -> None:
-        rows = [{**_row(held.copy), "held_in": set_name, "run_at": held.at} for held in copies]
-        if not rows:
-            return
-        with self._write() as connection:
+        rows = [row_of(held.copy, held_in=set_name, run_at=held.at) for held in copies]
+        if rows:
+            with self._translated():
+                self._hold(rows, [held.copy for held in copies], process)
+
+    @repeatable
+    def _hold(self, rows: Sequence[Row], copies: Sequence[Copy], process: str | None) -> None:
+        with self._database.write() as connection:
             if process is not None:
-                _delete(connection, process, [held.copy for held in copies])
-            connection.execute(_insert_new(connection), rows)
+                self._table.remove(connection, process, copies)
+            self._add(connection, rows)
 
     def release_due(self, set_name: str, now: int, limit: int) -> int:
-        due = sa.select(_j.id).where(_j.held_in == set_name, _j.run_at <= now).order_by(_j.run_at).limit(limit)
+        due = sa.select(*_COPY).where(_j.held_in == set_name, _j.run_at <= now).order_by(_j.run_at, _j.id).limit(limit)
         with self._read() as connection:
             if connection.execute(due.limit(1)).first() is None:
                 return 0
-        with self._write() as connection:
-            ids = [row[0] for row in connection.execute(_locked(connection, due))]
-            for part in _parts(ids):
-                connection.execute(jobs.update().where(_j.id.in_(part)).values(held_in=None, run_at=None))
-        self._woken.set()
-        return len(ids)
+        with self._translated():
+            return self._release(due)
+
+    @repeatable
+    def _release(self, due: Any) -> int:
+        with self._database.write() as connection:
+            copies = [copy_of(row) for row in connection.execute(_passing_over(connection, due))]
+            for part in parts([copy.handle for copy in copies]):
+                connection.execute(jobs.delete().where(_j.id.in_(part)))
+            if copies:  # as new rows: they come to the end of their queue
+                self._add(connection, [row_of(copy) for copy in copies])
+        return len(copies)
 
     def members(self, set_name: str, limit: int) -> list[Held]:
         statement = sa.select(*_COPY, _j.run_at).where(_j.held_in == set_name).order_by(_j.run_at, _j.id).limit(limit)
         with self._read() as connection:
-            return [Held(_copy(row[:-1]), int(row[-1] or 0)) for row in connection.execute(statement)]
+            return [Held(copy_of(row[:-1]), int(row[-1] or 0)) for row in connection.execute(statement)]
 
     # -- waiting
 
     def wait(self, timeout: float) -> bool:
-        """On SQLite another process's commit shows in ``PRAGMA data_version``, which costs no lock and no query."""
-        self._woken.clear()
-        if self._changed():
+        """Whoever came too late the last times hangs back a little: a hundred idle processes must not run for each job."""
+        if self._more:  # there was more, in the hands of others for a moment
+            self._more = False
             return True
-        waited = 0.0
-        while waited < timeout:
-            step = min(_LOOK_EVERY_S, timeout - waited)
-            if self._woken.wait(step) or self._changed():
-                return True
-            waited += step
-        return False
-
-    def _changed(self) -> bool:
-        if self._database.path is None:
+        if not self._waker.wait(timeout):
             return False
-        with self._watch_lock:
-            if self._watch is None:
-                self._watch = sqlite3.connect(self._database.path, check_same_thread=False, isolation_level=None)
-            try:
-                version = int(self._watch.execute("PRAGMA data_version").fetchone()[0])
-            except sqlite3.Error:
-                return False
-            changed, self._seen = version != self._seen, version
-            return changed
+        self._heard = not self._woken.is_set()
+        rest = self._not_before - self._clock.monotonic()
+        if self._heard and rest > 0:
+            self._woken.wait(rest)
+        self._woken.clear()
+        return True
+
+    def _note_luck(self, found: bool) -> None:
+        if found:
+            self._lost, self._not_before = 0, 0.0
+        elif self._heard:
+            self._lost += 1
+            pause = min(_LOST_S * 2 ** min(self._lost, 8), _LOST_MOST_S)
+            self._not_before = self._clock.monotonic() + pause
+        self._heard = False
 
     def wake(self) -> None:
         self._woken.set()
+        self._waker.wake()
 
     def close(self) -> None:
-        with self._watch_lock:
-            if self._watch is not None:
-                self._watch.close()
-                self._watch = None
+        if self._own_signals is not None:
+            self._own_signals.close()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except LedgerUnavailable as error:
+            raise BrokerUnavailable(str(error)) from error
 
     @contextmanager
     def _read(self) -> Iterator[Connection]:
-        try:
-            with self._database.read() as connection:
-                yield connection
-        except LedgerUnavailable as error:
-            raise BrokerUnavailable(str(error)) from error
-
-    @contextmanager
-    def _write(self) -> Iterator[Connection]:
-        try:
-            with self._database.write() as connection:
-                yield connection
-        except LedgerUnavailable as error:
-            raise BrokerUnavailable(str(error)) from error
+        with self._translated(), self._database.read() as connection:
+            yield connection
 
 
-def _row(copy: Copy) -> dict[str, Any]:
-    return {
-        "jid": copy.jid, "attempt": copy.attempt, "queue": copy.queue, "priority": copy.priority, "task_id": copy.task_id,
-        "payload": copy.payload, "deaths": copy.deaths,
-    }  # fmt: skip
-
-
-def _copy(row: Any) -> Copy:
-    handle, jid, attempt, queue, payload, priority, task_id, deaths = row
-    return Copy(jid, attempt, queue, payload, priority, task_id, deaths, handle)
-
-
-def _insert_new(connection: Connection) -> Any:
-    name = connection.dialect.name
-    if name in ("mysql", "mariadb"):
-        return mysql.insert(jobs).prefix_with("IGNORE")
-    make: Any = sqlite.insert if name == "sqlite" else postgresql.insert
-    return make(jobs).on_conflict_do_nothing(index_elements=["jid", "attempt"])
-
-
-def _locked(connection: Connection, statement: Any) -> Any:
+def _passing_over(connection: Connection, statement: Any) -> Any:
     """Others' rows are passed over, not waited for; on SQLite the write transaction excludes other writers anyway."""
     return statement if connection.dialect.name == "sqlite" else statement.with_for_update(skip_locked=True)
-
-
-def _claim(connection: Connection, process: str, queue: str, limit: int) -> list[Copy]:
-    statement = sa.select(*_COPY).where(_WAITS, _j.queue == queue).order_by(_j.priority, _j.id).limit(limit)
-    copies = [_copy(row) for row in connection.execute(_locked(connection, statement)).all()]
-    for part in _parts([copy.handle for copy in copies]):
-        connection.execute(jobs.update().where(_j.id.in_(part)).values(process=process))
-    return copies
-
-
-def _delete(connection: Connection, process: str, copies: Sequence[Copy]) -> None:
-    for part in _parts([copy.handle for copy in copies]):
-        connection.execute(jobs.delete().where(_j.id.in_(part), _j.process == process))
-
-
-def _parts(values: Sequence[Any]) -> Iterable[Sequence[Any]]:
-    return (values[i : i + _CHUNK] for i in range(0, len(values), _CHUNK))

@@ -1,0 +1,113 @@
+"""How each kind of database is talked to about the table ``jobs``: pushing, the exchange, withdrawing.
+
+``exchange`` is the statement that everything else waits for, so it is written for each by hand:
+
+==========  =========================================================================================================
+SQLite      one immediate transaction; no other writer is there, and what was taken leaves nothing behind
+PostgreSQL  :mod:`asynctask.brokers.sql_postgresql`: one call of a function, which is a transaction of its own
+MariaDB     :mod:`asynctask.brokers.sql_mariadb`: a look, then a short transaction
+==========  =========================================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.engine import Connection
+
+from asynctask.brokers.base import Copy, Key
+from asynctask.brokers.sql_heads import Range
+from asynctask.brokers.sql_rows import COPY, Row, copy_of, parts
+from asynctask.ledger.database import Database
+from asynctask.ledger.models import jobs
+
+__all__ = ["JobsTable", "SqliteJobs", "Taken"]
+
+_j = jobs.c
+
+
+@dataclass(slots=True)
+class Taken:
+    """What a claim gave: the copies in order, (queue, ``waits`` before, id) of each, and how far apart
+    the claimers had to go (see :class:`~asynctask.brokers.sql_heads.Heads`)."""
+
+    copies: list[Copy]
+    places: list[tuple[str, int, int]]
+    spread: int = 0
+
+
+class JobsTable(Protocol):
+    """The table ``jobs`` of one database."""
+
+    def insert(self, connection: Connection, rows: Sequence[Row]) -> None:
+        """New rows in this order, in the caller's transaction; those whose key is there already are left as they are."""
+        ...
+
+    def exchange(self, process: str, done: Sequence[Copy], ranges: Sequence[Range], limit: int, spread: int) -> Taken:
+        """Removes ``done`` from the process's list and takes up to ``limit`` of what waits in ``ranges`` into it.
+
+        ``spread``: it begins at any of so many of the first ones, if there are enough of the same priority.
+        """
+        ...
+
+    def remove(self, connection: Connection, process: str, copies: Sequence[Copy]) -> None:
+        """Removes copies from the process's list."""
+        ...
+
+    def withdraw(self, task_id: int, limit: int) -> list[Key]:
+        """Removes up to ``limit`` waiting copies of a Task."""
+        ...
+
+
+class SqliteJobs:
+    """SQLite: the write transaction keeps everybody else out."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def insert(self, connection: Connection, rows: Sequence[Row]) -> None:
+        connection.execute(sqlite.insert(jobs).on_conflict_do_nothing(index_elements=["jid", "attempt"]), rows)
+
+    def exchange(self, process: str, done: Sequence[Copy], ranges: Sequence[Range], limit: int, spread: int) -> Taken:
+        queues = [each.queue for each in ranges]
+        if not done and (limit <= 0 or not self._anything_waits(queues)):
+            return Taken([], [])  # a write transaction for nothing would make every idle process queue for the write lock
+        found: list[Any] = []
+        with self._database.write() as connection:
+            self.remove(connection, process, done)
+            for queue in queues:
+                if len(found) >= limit:
+                    break
+                columns = [_j[name] for name in COPY]
+                waiting = sa.select(*columns, _j.waits).where(_j.queue == queue, _j.waits.is_not(None))
+                found += connection.execute(waiting.order_by(_j.waits, _j.id).limit(limit - len(found))).all()
+            for part in parts([row[0] for row in found]):
+                connection.execute(jobs.update().where(_j.id.in_(part)).values(process=process, waits=None))
+        return Taken([copy_of(row[:-1]) for row in found], [])
+
+    def _anything_waits(self, queues: Sequence[str]) -> bool:
+        with self._database.read() as connection:
+            found = sa.select(sa.literal(1)).where(_j.queue.in_(queues), _j.waits.is_not(None)).limit(1)
+            return connection.execute(found).first() is not None
+
+    def remove(self, connection: Connection, process: str, copies: Sequence[Copy]) -> None:
+        if copies:
+            # By its key too: an id is given again once the last row of the table is gone.
+            rows = [{"p_id": c.handle, "p_jid": c.jid, "p_attempt": c.attempt, "p_process": process} for c in copies]
+            connection.execute(_REMOVE, rows)
+
+    def withdraw(self, task_id: int, limit: int) -> list[Key]:
+        with self._database.write() as connection:
+            waiting = sa.select(_j.id).where(_j.task_id == task_id, _j.waits.is_not(None)).limit(limit)
+            gone = connection.execute(jobs.delete().where(_j.id.in_(waiting)).returning(_j.jid, _j.attempt))
+            return [(jid, attempt) for jid, attempt in gone]
+
+
+_REMOVE = jobs.delete().where(
+    _j.id == sa.bindparam("p_id"), _j.jid == sa.bindparam("p_jid"), _j.attempt == sa.bindparam("p_attempt"),
+    _j.process == sa.bindparam("p_process"),
+)  # fmt: skip
