@@ -1,0 +1,325 @@
+"""The broker that is a Redis server, in the keys and texts of Sidekiq.
+
+Ruby's tools and workers see its queues and sets as their own. What Sidekiq has no word for lies in keys of its own
+(:mod:`asynctask.brokers.redis.keys`) and in one member of the payload (:mod:`asynctask.brokers.redis.envelope`):
+
+* a fetched copy lies in its process's own list, moved there by the script that took it from its queue;
+* a tracked copy is held once: the scripts keep the set of what is held. A job that nobody tracks, such as one that Ruby
+  pushed, is in no such set, and a push of it that is repeated because its answer was lost makes two: at least once, as in
+  Ruby;
+* a queue knows no priorities: what matters waits in the ledger until the dispatcher's next round.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+from asynctask.brokers.base import Capabilities, Copy, Held, Key
+from asynctask.brokers.redis.envelope import MALFORMED, held_key, key_of, keys_in, opened, sealed
+from asynctask.brokers.redis.server import Server
+from asynctask.brokers.redis.sets import Sets
+from asynctask.brokers.redis.waiter import Waiter
+from asynctask.clock import SECOND, Clock, Ids, SystemClock, SystemIds
+from asynctask.errors import BrokerUnavailable
+
+__all__ = ["RedisBroker"]
+
+PUSHED_AT_ONCE: Final = 10_000
+"""Copies of one script call; a larger push is made of several, each all or none."""
+
+DEATHS_S: Final = 259_200
+"""Seconds for which it is remembered how often a job was taken back from the dead."""
+
+LOOKED_THROUGH: Final = 10_000
+"""A queue up to this length is read to see whether a tracked copy is still in it; in a longer one it is believed to be."""
+
+_WITHDRAWN_AT_ONCE: Final = 2_000
+_TOO_LATE_MOST_S: Final = 0.015
+_TOO_LATE_S: Final = 0.001
+
+
+class RedisBroker:
+    """Jobs in Redis.
+
+    Arguments: the server's ``url``; the ``namespace`` of every key; ``clock`` and ``ids``; ``connections``, the most that
+    it opens beside the one that waits; ``timeout_s`` of a connect or an answer; ``dead_max`` and ``dead_timeout_s``: how
+    many dead jobs are kept, and for how long. Connects when it is first needed. Raises ConfigError for a URL or a namespace
+    that cannot be.
+    """
+
+    capabilities = Capabilities(priority=False, blocking=True, survives_restart=True)
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        namespace: str = "",
+        clock: Clock | None = None,
+        ids: Ids | None = None,
+        connections: int = 10,
+        timeout_s: float = 5.0,
+        dead_max: int = 10_000,
+        dead_timeout_s: int = 15_552_000,
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._server = Server(url, namespace, connections=connections, timeout_s=timeout_s)
+        self._keys = self._server.keys
+        self._sets = Sets(self._server, self._clock, dead_max=dead_max, dead_timeout_s=dead_timeout_s)
+        self._waiter = Waiter(self._server, self._clock)
+        self._batches = (ids or SystemIds(self._clock)).nonce()  # handles of another broker object are never ours
+        self._numbers = itertools.count(1)
+        self._counters: dict[tuple[str, int], int] = {}
+        self._counting = threading.Lock()
+        self._queues: tuple[str, ...] = ()
+        self._seen_empty: tuple[str, ...] = ()
+        self._heard = False
+        self._too_late = 0
+
+    # -- the way of a job
+
+    def push(self, copies: Sequence[Copy]) -> None:
+        for first in range(0, len(copies), PUSHED_AT_ONCE):
+            self._push(copies[first : first + PUSHED_AT_ONCE])
+
+    def _push(self, copies: Sequence[Copy]) -> None:
+        texts = [sealed(copy) for copy in copies]
+        queues = list(dict.fromkeys(copy.queue for copy in copies))
+        if len(queues) == 1 and not any(copy.attempt for copy in copies):  # as Ruby's own client does it
+            (queue,) = queues
+            self._server.ask(("SADD", self._keys.queues, queue), ("LPUSH", self._keys.queue(queue), *texts), repeat=False)
+            return
+        numbers = {queue: n for n, queue in enumerate(queues, 1)}
+        args: list[Any] = [len(queues), *queues]
+        for copy, text in zip(copies, texts, strict=True):
+            args += (numbers[copy.queue], held_key(copy.key) if copy.attempt else "", text)
+        keys = (self._keys.queues, self._keys.our_queues, self._keys.held, *map(self._keys.queue, queues))
+        self._server.run("push", keys, args, repeat=all(copy.attempt for copy in copies))
+
+    def exchange(self, process: str, done: Sequence[Copy], queues: Sequence[str], limit: int) -> list[Copy]:
+        if not done and (limit <= 0 or not queues):
+            return []
+        with self._counting:
+            counters, self._counters = self._counters, {}
+        batch = f"{self._batches}.{next(self._numbers)}"
+        keys = (*self._own(process), self._keys.paused, self._keys.deaths, *map(self._keys.queue, queues))
+        keys += tuple(self._keys(name) for name, _ in counters)
+        args: list[Any] = [process, max(0, limit), batch, self._clock.now() // SECOND, len(queues), *queues, len(counters)]
+        args += [word for (_, keep_s), by in counters.items() for word in (by, keep_s)]
+        try:
+            # A fetch is not repeated: what its lost answer carried lies in the process's list, and is found there.
+            repeat = limit <= 0 and not counters
+            answer = self._server.run("exchange", keys, (*args, *_acknowledged(done)), repeat=repeat)
+        except BrokerUnavailable:
+            for (name, keep_s), by in counters.items():
+                self.count(name, by, keep_s)
+            raise
+        copies = self._arrived(queues, *answer, batch=batch)
+        if limit > 0:
+            self._note(queues, dry=len(copies) < limit, found=bool(copies))
+        return copies
+
+    def count(self, name: str, by: int, keep_s: int = 0) -> None:
+        """Adds to a counter, such as ``stat:processed``, with the next exchange: in its round trip.
+
+        Arguments: the key's ``name`` without the namespace; ``keep_s``: seconds after which it is forgotten, 0 for never.
+        An exchange whose answer is lost counts again.
+        """
+        with self._counting:
+            self._counters[name, keep_s] = self._counters.get((name, keep_s), 0) + by
+
+    def _own(self, process: str) -> tuple[str, str, str]:
+        return self._keys.fetched(process), self._keys.held, self._keys.holders
+
+    def _arrived(
+        self, queues: Sequence[str], counts: Sequence[int], texts: Sequence[bytes], deaths: Sequence[bytes], *, batch: Any
+    ) -> list[Copy]:
+        copies: list[Copy] = []
+        for queue, count in zip(queues, counts, strict=False):
+            for _ in range(count):
+                n = len(copies)
+                copies.append(opened(texts[n], queue, f"{batch}:{n + 1}:{queue}"))
+        if deaths:
+            _count_deaths(copies, deaths)
+        return copies
+
+    def put_back(self, process: str, copies: Sequence[Copy]) -> None:
+        if not copies:
+            return
+        queues = list(dict.fromkeys(copy.queue for copy in copies))
+        numbers = {queue: n for n, queue in enumerate(queues, 1)}
+        args: list[Any] = [process, self._clock.now() // SECOND + DEATHS_S, DEATHS_S, len(queues), *queues]
+        for copy in reversed(copies):
+            key = held_key(copy.key) if copy.attempt else ""
+            args += (numbers[copy.queue], copy.handle or "", key, copy.jid, copy.deaths, _named(copy))
+        keys = (*self._own(process), self._keys.queues, self._keys.deaths, *map(self._keys.queue, queues))
+        self._server.run("put_back", keys, args, repeat=True)
+
+    def withdraw(self, task_id: int, limit: int) -> list[Key]:
+        taken: list[Key] = []
+        (queues,) = self._server.ask(("SMEMBERS", self._keys.our_queues))
+        for queue in sorted(_text(name) for name in queues):
+            self._withdraw_from(self._keys.queue(queue), task_id, limit, taken)
+        return taken
+
+    def _withdraw_from(self, queue: str, task_id: int, limit: int, taken: list[Key]) -> None:
+        """From the newest to the oldest: what others fetch meanwhile does not move what was not looked at yet."""
+        at = 0
+        gone = f"withdrawn {self._batches}.{next(self._numbers)}"
+        while len(taken) < limit:
+            args = (at, _WITHDRAWN_AT_ONCE, task_id, limit - len(taken), gone)
+            looked, *found = self._server.run("withdraw", (queue, self._keys.held), args)
+            if not looked:
+                return
+            taken += [key_of(_text(key)) for key in found]
+            at += looked - len(found)
+
+    # -- what is where
+
+    def holds(self, keys: Collection[Key]) -> set[Key]:
+        asked = [key for key in keys if key[1] > 0]
+        places = self._places(asked)
+        waiting = defaultdict(list)
+        for key, place in places.items():
+            if place.startswith("q"):
+                waiting[place[1:]].append(key)
+        doubtful: list[Key] = []
+        for queue, waiting_keys in waiting.items():
+            doubtful += self._not_in(queue, waiting_keys)
+        # One that is not there any more has just been fetched, or a tool deleted it.
+        still = {key for key, place in self._places(doubtful).items() if place == "p"} if doubtful else set()
+        return {key for key, place in places.items() if place} - (set(doubtful) - still)
+
+    def _places(self, keys: Sequence[Key]) -> dict[Key, str]:
+        places: list[bytes] = []
+        for first in range(0, len(keys), PUSHED_AT_ONCE):
+            part = [held_key(key) for key in keys[first : first + PUSHED_AT_ONCE]]
+            places += self._server.run("holds", (self._keys.held,), (self._keys.prefix, *part), repeat=True)
+        return {key: _text(place) for key, place in zip(keys, places, strict=True)}
+
+    def _not_in(self, queue: str, keys: Sequence[Key]) -> list[Key]:
+        """Those of the keys whose copy the queue does not have."""
+        name = self._keys.queue(queue)
+        (length,) = self._server.ask(("LLEN", name))
+        if length > LOOKED_THROUGH:
+            return []
+        (texts,) = self._server.ask(("LRANGE", name, 0, -1))
+        there = keys_in(texts)
+        return [key for key in keys if held_key(key) not in there]
+
+    def waiting(self, queues: Collection[str]) -> Mapping[str, Mapping[int, int]]:
+        names = list(dict.fromkeys(queues))
+        lengths = self._server.ask(*(("LLEN", self._keys.queue(name)) for name in names)) if names else []
+        return {name: {0: length} for name, length in zip(names, lengths, strict=True) if length}
+
+    def queues(self) -> Mapping[str, int]:
+        (names,) = self._server.ask(("SMEMBERS", self._keys.queues))
+        waiting = self.waiting(sorted(_text(name) for name in names))
+        return {name: counts[0] for name, counts in waiting.items()}
+
+    # -- processes
+
+    def held_by(self, process: str) -> list[Copy]:
+        name = self._keys.fetched(process)
+        fields, deaths = self._server.ask(("HGETALL", name), ("HGETALL", self._keys.deaths))
+        found = fields.items() if isinstance(fields, dict) else zip(fields[::2], fields[1::2], strict=True)
+        copies = [opened(text, _text(field).split(":", 2)[2], _text(field)) for field, text in found]
+        copies.sort(key=lambda copy: _age(copy.handle))
+        self._count_all_deaths(copies, deaths)
+        return copies
+
+    def _count_all_deaths(self, copies: Sequence[Copy], deaths: Any) -> None:
+        now = self._clock.now() // SECOND
+        found = deaths.items() if isinstance(deaths, dict) else zip(deaths[::2], deaths[1::2], strict=True)
+        counts: list[bytes] = []
+        for jid, noted in found:
+            count, _, until = noted.partition(b" ")
+            if count.isdigit() and until.isdigit() and int(until) > now:
+                counts += (jid, count)
+        _count_deaths(copies, counts)
+
+    def holders(self) -> set[str]:
+        (processes,) = self._server.ask(("SMEMBERS", self._keys.holders))
+        return {_text(process) for process in processes}
+
+    def drop(self, process: str, copies: Sequence[Copy]) -> None:
+        self.exchange(process, copies, (), 0)
+
+    # -- the sets of untracked jobs
+
+    def hold(self, set_name: str, copies: Sequence[Held], *, process: str | None = None) -> None:
+        self._sets.hold(set_name, copies, process)
+
+    def release_due(self, set_name: str, now: int, limit: int) -> int:
+        return self._sets.release_due(set_name, now, limit)
+
+    def members(self, set_name: str, limit: int) -> list[Held]:
+        return self._sets.members(set_name, limit)
+
+    # -- waiting
+
+    def wait(self, timeout: float) -> bool:
+        """Waits for news of the queues of the last fetch; before the first one, of any queue.
+
+        Of many idle processes each is told, and one has the job. Who came too late hangs back a little, a few milliseconds
+        at most: a hundred of them must not all run at once for each job.
+        """
+        if self._too_late and self._heard:
+            self._waiter.rest(min(_TOO_LATE_S * 2 ** min(self._too_late, 8), _TOO_LATE_MOST_S))
+        news = self._waiter.wait(timeout, self._queues, self._seen_empty)
+        if news:
+            self._seen_empty = ()
+        self._heard = self._waiter.told
+        return news
+
+    def _note(self, queues: Sequence[str], *, dry: bool, found: bool) -> None:
+        self._queues = tuple(dict.fromkeys(queues))
+        self._seen_empty = self._queues if dry else ()
+        if found:
+            self._too_late = 0
+        elif self._heard:
+            self._too_late += 1
+
+    def wake(self) -> None:
+        self._waiter.wake()
+
+    def close(self) -> None:
+        self._waiter.close()
+        self._server.close()
+
+    def health_check(self) -> Mapping[str, Any]:
+        """Facts about the server and what is wrong with it, see :meth:`Server.health_check`."""
+        return self._server.health_check()
+
+
+def _acknowledged(done: Sequence[Copy]) -> list[Any]:
+    """The end of an exchange's arguments."""
+    untracked = [copy.handle or "" for copy in done if not copy.attempt]
+    tracked = [word for copy in done if copy.attempt for word in (copy.handle or "", held_key(copy.key))]
+    return [len(untracked), *untracked, *tracked]
+
+
+def _named(copy: Copy) -> str:
+    """The text to put back for a job that came without an id, with the one that it has now; empty: as it stood."""
+    if copy.attempt or copy.jid in copy.payload or copy.jid.startswith(MALFORMED):
+        return ""
+    return sealed(copy)
+
+
+def _count_deaths(copies: Sequence[Copy], deaths: Sequence[bytes]) -> None:
+    counts = {_text(jid): int(count) for jid, count in zip(deaths[::2], deaths[1::2], strict=True)}
+    for copy in copies:
+        copy.deaths = counts.get(copy.jid, 0)
+
+
+def _age(handle: str) -> tuple[str, int, int]:
+    batch, n, _ = handle.split(":", 2)
+    broker, _, number = batch.partition(".")
+    return broker, int(number), int(n)
+
+
+def _text(raw: bytes | str) -> str:
+    return raw.decode("utf-8", "surrogateescape") if isinstance(raw, bytes) else raw

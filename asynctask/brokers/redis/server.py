@@ -1,0 +1,217 @@
+"""One Redis server: its connections, its scripts, and what its errors mean.
+
+A call is repeated once, and only where the first may have been done without harm and the connection is what broke. The
+repeats of redis-py itself are off, for it would repeat anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from asynctask.brokers.redis.keys import Keys
+from asynctask.errors import BrokerUnavailable, ConfigError
+
+__all__ = ["Server"]
+
+T = TypeVar("T")
+Command = tuple[str | int | bytes, ...]
+
+SOCKET_S: Final = 5.0
+"""Seconds that a connect and an answer may take."""
+
+CONNECTIONS: Final = 10
+"""Most connections that a process opens; a call waits for a free one as long as for an answer."""
+
+OLDEST: Final = (6, 2)
+_SCHEMES: Final = ("redis", "rediss", "unix")
+
+
+class Server:
+    """A server.
+
+    Arguments: its ``url`` (``redis://``, ``rediss://`` or ``unix://``, with redis-py's options in the query: certificates,
+    ``protocol=3``); the ``namespace`` of every key; ``connections``; ``timeout_s`` of a connect or an answer. Connects when
+    it is first needed. Raises :class:`ConfigError` for a URL that means nothing.
+    """
+
+    def __init__(
+        self, url: str, namespace: str = "", *, connections: int = CONNECTIONS, timeout_s: float = SOCKET_S
+    ) -> None:
+        self.keys = Keys(namespace)
+        self.name = _shown(url)
+        self._url = url
+        self._options: dict[str, Any] = {
+            "decode_responses": False,
+            "socket_timeout": timeout_s,
+            "socket_connect_timeout": timeout_s,
+            "socket_keepalive": True,
+            "health_check_interval": 30,
+            "retry": Retry(NoBackoff(), 0),
+        }
+        if url.startswith("unix"):
+            del self._options["socket_keepalive"]
+        self._pool = self._made(redis.BlockingConnectionPool, max_connections=connections, timeout=timeout_s)
+        self.redis: Any = redis.Redis(connection_pool=self._pool)
+
+    def _made(self, kind: type[redis.ConnectionPool], **more: Any) -> redis.ConnectionPool:
+        try:
+            pool = kind.from_url(self._url, **more)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"broker_url: {error}; write redis://[user:password@]host:port/db") from None
+        pool.connection_kwargs.update(self._options)  # these are not the URL's to choose
+        return pool
+
+    def listener(self) -> Any:
+        """A connection of its own that is told news, in the protocol that has them; whoever asks for it ends it."""
+        pool = self._made(redis.ConnectionPool)
+        pool.connection_kwargs.update(protocol=3, health_check_interval=0)
+        connection: Any = pool.make_connection()
+        connection.connect()
+        return connection
+
+    def close(self) -> None:
+        """Closes every connection."""
+        self._pool.disconnect()
+
+    # -- calls
+
+    def run(self, script: str, keys: Sequence[str], args: Iterable[Any], *, repeat: bool = False) -> Any:
+        """Runs a script that lies beside this module.
+
+        ``repeat``: doing it twice does no harm. Raises :class:`BrokerUnavailable`.
+        """
+        text, sha = _script(script)
+        rest = (len(keys), *keys, *args)
+
+        def call() -> Any:
+            try:
+                return self.redis.execute_command("EVALSHA", sha, *rest)
+            except redis.exceptions.NoScriptError:  # a new server, or a failover: nothing was done, and this loads it
+                return self.redis.execute_command("EVAL", text, *rest)
+
+        return self.guarded(call, keys, repeat=repeat)
+
+    def ask(self, *commands: Command, repeat: bool = True) -> list[Any]:
+        """The answers to commands in one round trip, which is no transaction: a full server refuses those, even to read."""
+        keys = [str(command[1]) for command in commands if len(command) > 1]
+
+        def call() -> list[Any]:
+            pipeline = self.redis.pipeline(transaction=False)
+            for command in commands:
+                pipeline.execute_command(*command)
+            return list(pipeline.execute())
+
+        return self.guarded(call, keys, repeat=repeat)
+
+    def guarded(self, call: Callable[[], T], keys: Sequence[str] = (), *, repeat: bool = False) -> T:
+        """What a call returns; its errors as :class:`BrokerUnavailable` that says what to do."""
+        try:
+            try:
+                return call()
+            except redis.exceptions.ConnectionError as error:
+                # Those with a name of their own are answers: the server is there, and would give the same again.
+                if not repeat or type(error) is not redis.exceptions.ConnectionError:
+                    raise
+                return call()
+        except redis.exceptions.RedisError as error:
+            raise BrokerUnavailable(self._explained(error, keys)) from error
+
+    # -- what errors mean
+
+    def _explained(self, error: redis.exceptions.RedisError, keys: Sequence[str]) -> str:
+        said = " ".join(str(error).split())[:300]
+        if "WRONGTYPE" in said:
+            return f"Redis at {self.name}: {self._wrong_types(keys)}"
+        for kind, mark, meaning in _MEANINGS:
+            if isinstance(error, kind) and mark in said:
+                return f"Redis at {self.name} {meaning} ({said})"
+        return f"Redis at {self.name} refused a command: {said}"
+
+    def _wrong_types(self, keys: Sequence[str]) -> str:
+        try:
+            for key in dict.fromkeys(keys):
+                wanted, found = self.keys.type_of(key), self.redis.execute_command("TYPE", key)
+                found = found.decode() if isinstance(found, bytes) else str(found)
+                if wanted not in (None, found) and found != "none":
+                    return (
+                        f"the key {key!r} holds a {found} where a {wanted} belongs; another program uses that name:"
+                        f" rename or delete the key (RENAME {key} {key}.old), or choose another namespace or database"
+                    )
+        except redis.exceptions.RedisError:
+            pass
+        return "a key holds a value of another type; another program uses its name: choose another namespace or database"
+
+    def health_check(self) -> Mapping[str, Any]:
+        """Facts: ``version``, ``used_memory``, ``maxmemory``, ``maxmemory_policy``, ``role``; and ``problems``, texts.
+
+        Raises :class:`BrokerUnavailable`.
+        """
+        found: dict[str, Any] = self.guarded(self.redis.info, repeat=True)
+        version = str(found.get("redis_version", "0"))
+        policy = str(found.get("maxmemory_policy", "noeviction"))
+        problems = []
+        if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < OLDEST:
+            problems.append(f"Redis {version} is too old: install {OLDEST[0]}.{OLDEST[1]} or newer")
+        if policy != "noeviction":
+            problems.append(f"maxmemory-policy is {policy}: a full server would throw jobs away; set it to noeviction")
+        if found.get("role") not in (None, "master"):
+            problems.append("this server is a replica and takes no writes: point broker_url at the primary")
+        if found.get("redis_mode") == "cluster":
+            problems.append("this is a Redis Cluster, which is not supported: use a single server, with replicas if wanted")
+        if found.get("loading"):
+            problems.append("it is still loading its data: wait")
+        facts = {name: found.get(name) for name in ("used_memory", "maxmemory", "role")}
+        return {"version": version, "maxmemory_policy": policy, **facts, "problems": problems}
+
+
+_Meaning = tuple[type[redis.exceptions.RedisError], str, str]
+_MEANINGS: Final[Sequence[_Meaning]] = (
+    (redis.exceptions.BusyLoadingError, "", "is loading its data: wait until it has, it is tried again"),
+    (redis.exceptions.AuthenticationError, "", "refuses this user or password: mend broker_url"),
+    (
+        redis.exceptions.NoPermissionError,
+        "",
+        "does not allow this user all it needs: grant +@all on the keys used, see ACL",
+    ),
+    (redis.exceptions.ReadOnlyError, "", "is a replica and takes no writes: point broker_url at the primary"),
+    (redis.exceptions.OutOfMemoryError, "", "is full: raise maxmemory, or let workers drain it; nothing was pushed"),
+    (redis.exceptions.MovedError, "", "is a Redis Cluster, which is not supported: use a single server"),
+    (redis.exceptions.ClusterCrossSlotError, "", "is a Redis Cluster, which is not supported: use a single server"),
+    (redis.exceptions.ResponseError, "CROSSSLOT", "is a Redis Cluster, which is not supported: use a single server"),
+    (redis.exceptions.ResponseError, "MISCONF", "cannot save its data and takes no writes: look at its disk and log"),
+    (redis.exceptions.ResponseError, "NOREPLICAS", "has too few replicas and takes no writes: start them"),
+    (redis.exceptions.ResponseError, "OOM", "is full: raise maxmemory, or let workers drain it; nothing was pushed"),
+    (redis.exceptions.ResponseError, "BUSY", "is busy with a script of somebody else: wait, or SCRIPT KILL"),
+    (redis.exceptions.ResponseError, "unknown command", f"is too old: install {OLDEST[0]}.{OLDEST[1]} or newer"),
+    (redis.exceptions.ConnectionError, "max number of clients", "takes no more connections: raise its maxclients"),
+    (redis.exceptions.ConnectionError, "No connection available", "is asked by too many threads: raise the connections"),
+    (redis.exceptions.TimeoutError, "", "did not answer in time: it is overloaded or unreachable"),
+    (redis.exceptions.ConnectionError, "", "does not answer: start it, or mend broker_url"),
+)
+
+
+def _shown(url: str) -> str:
+    """Where a URL leads, without its password. Raises :class:`ConfigError`."""
+    try:
+        parts = urlsplit(url)
+        place = f"{parts.hostname or '127.0.0.1'}:{parts.port or 6379}"
+    except ValueError as error:
+        raise ConfigError(f"broker_url: {error}; write redis://[user:password@]host:port/db") from None
+    if parts.scheme not in _SCHEMES:
+        raise ConfigError("broker_url: write redis://, rediss:// (with TLS) or unix:// and where Redis is")
+    return parts.path if parts.scheme == "unix" else place
+
+
+@cache
+def _script(name: str) -> tuple[str, str]:
+    text = resources.files(__package__).joinpath(f"{name}.lua").read_text()
+    return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()

@@ -1,0 +1,188 @@
+"""A job's payload: one JSON object with Sidekiq's member names.
+
+Whoever writes one calls :func:`build` and :func:`dump`; whoever reads one calls :func:`parse` and keeps every member that
+it does not know, in its place: other clients, other versions and other middleware have members of their own.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from asynctask.clock import SECOND, micros
+from asynctask.errors import InputError
+from asynctask.wire.ruby_json import MAX_BYTES, Malformed, check, dump, dump_any, parse
+
+__all__ = [
+    "DEFAULT_QUEUE",
+    "DEFAULT_RETRIES",
+    "MAX_BYTES",
+    "MAX_ERROR_MESSAGE",
+    "MAX_RETRY_FOR_S",
+    "Malformed",
+    "build",
+    "check",
+    "decode_backtrace",
+    "dump",
+    "encode_backtrace",
+    "normalise",
+    "parse",
+    "read_time",
+    "retries",
+    "write_time",
+]
+
+DEFAULT_QUEUE: Final = "default"
+DEFAULT_RETRIES: Final = 25
+MAX_RETRY_FOR_S: Final = 1_000_000_000
+MAX_ERROR_MESSAGE: Final = 10_000
+"""Characters of ``error_message`` that are kept."""
+
+_MAX_BACKTRACE: Final = 1_048_576
+_MS_FROM: Final = 100_000_000_000
+_NEVER_STORED: Final = ("at", "client_class", "pool")
+_MAX_QUEUE: Final = 255
+
+
+def build(
+    worker: str,
+    args: Sequence[Any],
+    *,
+    jid: str,
+    created_at: int,
+    queue: str = DEFAULT_QUEUE,
+    retry: bool | int | None = True,
+    enqueued_at: int | None = None,
+    **members: Any,
+) -> dict[str, Any]:
+    """A job, its members in the order in which Ruby's client has them.
+
+    Arguments: the name of the ``worker``; ``created_at`` and ``enqueued_at`` in microseconds (written as float seconds);
+    ``members``: whatever else travels with it. Nothing is checked: see :func:`normalise`.
+    """
+    job = {"retry": retry, "queue": queue, "class": worker, "args": list(args), **members}
+    job["jid"] = jid
+    job["created_at"] = write_time(created_at)
+    if enqueued_at is not None:
+        job["enqueued_at"] = write_time(enqueued_at)
+    return job
+
+
+def normalise(item: Mapping[str, Any], *, jid: str, now: int) -> tuple[dict[str, Any], int | None]:
+    """What a caller hands in as the job that is stored, and when it is due (microseconds; None: now).
+
+    Checked in Sidekiq's order; then the caller's members win over the defaults, ``jid`` and ``now`` (microseconds) are
+    used where it brings none. Raises :class:`InputError`; nothing has been written then.
+    """
+    _validate(item)
+    job: dict[str, Any] = {"retry": True, "queue": DEFAULT_QUEUE, **item}
+    queue = job["queue"]
+    if queue is None or queue == "":
+        raise _refused("it needs the name of a queue: leave 'queue' out for 'default'")
+    job["queue"] = _queue_name(str(queue))
+    job["args"] = list(item["args"])
+    check(job["args"])
+    at = item.get("at")
+    for name in _NEVER_STORED:
+        job.pop(name, None)
+    if job.get("retry_for") is not None:
+        job["retry_for"] = int(job["retry_for"])
+    job["jid"] = str(job.get("jid") or jid)
+    if job.get("created_at") is None:
+        job["created_at"] = write_time(now)
+    return job, None if at is None else micros(at)
+
+
+def _validate(item: Mapping[str, Any]) -> None:
+    if not isinstance(item, Mapping) or "class" not in item or "args" not in item:
+        raise _refused("it must be a mapping with 'class' and 'args'")
+    if not isinstance(item["args"], list | tuple):
+        raise _refused(f"'args' must be a list, not {type(item['args']).__name__}: put a single argument into [ ]")
+    if not isinstance(item["class"], str) or not item["class"]:
+        raise _refused(f"'class' must be the worker's name as text, not {item['class']!r}")
+    at = item.get("at")
+    if at is not None and not (_is_number(at) and math.isfinite(at)):
+        raise _refused(f"'at' must be a time in seconds since 1970, not {at!r}")
+    if item.get("tags") and not isinstance(item["tags"], list):
+        raise _refused(f"'tags' must be a list of texts, not {item['tags']!r}")
+    retry_for = item.get("retry_for")
+    if retry_for is not None and not (_is_number(retry_for) and retry_for <= MAX_RETRY_FOR_S):
+        raise _refused(f"'retry_for' must be seconds, at most {MAX_RETRY_FOR_S}, not {retry_for!r}")
+
+
+def _queue_name(name: str) -> str:
+    """A name that every reader can show and that is no private list of another worker."""
+    if len(name) > _MAX_QUEUE or any(character in name for character in ',"\\{}') or not name.isprintable():
+        raise _refused(f"{name[:80]!r} cannot be a queue: use letters, digits and _ : . - up to {_MAX_QUEUE} characters")
+    if name.startswith("sq|"):
+        raise _refused(f"{name[:80]!r} cannot be a queue: sq| marks private lists of Sidekiq; choose another name")
+    return name
+
+
+def _refused(text: str) -> InputError:
+    return InputError(f"this is no job: {text}", code="bad_job")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# -- times
+
+
+def write_time(at: int) -> float:
+    """Microseconds as float seconds: the one form that every version reads right."""
+    return at / SECOND
+
+
+def read_time(value: Any) -> int | None:
+    """A time of a payload in microseconds: float seconds, integer milliseconds, integer seconds; None for anything else."""
+    if not _is_number(value) or not -1e15 < value < 1e15:  # also NaN
+        return None
+    if isinstance(value, int) and value >= _MS_FROM:
+        return value * 1_000
+    return micros(value)
+
+
+# -- retries
+
+
+def retries(value: Any, default: int = DEFAULT_RETRIES) -> int | None:
+    """How often a job is retried that carries this ``retry``; None: never, and it does not go to the dead either.
+
+    As in Ruby only false and null are false: 0 is one run and then the dead, and what is no integer ("5", 2.5, []) means
+    ``default``.
+    """
+    if value is None or value is False:
+        return None
+    if isinstance(value, int) and value is not True:
+        return max(0, value)
+    return default
+
+
+# -- backtraces
+
+
+def encode_backtrace(lines: Sequence[str]) -> str:
+    """The lines of a backtrace as ``error_backtrace`` has them: base64 (one line) of zlib of a JSON array."""
+    return base64.b64encode(zlib.compress(dump_any(list(lines)).encode())).decode()
+
+
+def decode_backtrace(value: Any) -> list[str]:
+    """The lines of an ``error_backtrace``, also with line breaks in its base64 or as a plain array: old forms.
+
+    Nothing for what cannot be read or is over 1 MB unpacked: it is shown to people, and must not stop the rest.
+    """
+    if isinstance(value, list):
+        return [str(line) for line in value]
+    try:
+        packed = base64.b64decode("".join(value.split()), validate=True)
+        unpacker = zlib.decompressobj()
+        text = unpacker.decompress(packed, _MAX_BACKTRACE)
+        lines = [] if unpacker.unconsumed_tail else parse(b'{"lines":' + text + b"}")["lines"]
+    except (AttributeError, ValueError, KeyError, zlib.error):
+        return []
+    return [str(line) for line in lines] if isinstance(lines, list) else []

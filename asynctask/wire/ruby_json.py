@@ -1,0 +1,186 @@
+"""JSON text as Ruby writes and reads it.
+
+Ruby's tools move an entry of a set by writing anew what they parsed: where their text differs from ours by one byte, the
+old entry stays and the job runs twice. So :func:`dump` gives the bytes of Ruby's generator (json 2.6), and :func:`parse`
+refuses what Ruby refuses, and what Ruby reads but cannot write again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from asynctask.errors import InputError, Problem
+
+__all__ = ["MAX_BYTES", "MAX_DEPTH", "Malformed", "check", "dump", "dump_any", "parse"]
+
+MAX_DEPTH: Final = 100
+"""Arrays and objects inside each other, the outermost counted; Ruby's own limit, for reading and for writing."""
+
+MAX_BYTES: Final = 16_777_216
+"""Of a payload that is read."""
+
+_PLAIN: Final = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
+# What orjson writes in another way than Ruby, or must not write: exponents, 16 digits before a point, 0.00001, NaN (null).
+_NOT_AS_RUBY: Final = re.compile(rb"null|[:,\[]-?(?:[\d.]+e|\d{16}\.|0\.0000)")
+_MARKS: Final = (b"e+", b"e-", b"null", b".0")  # without any of these there is nothing to look for
+_LONG_INTEGER: Final = re.compile(r"\d{19}")  # beyond 64 bits orjson reads a float
+_FIXED_DIGITS: Final = 16
+_FLOAT_TO_MEND: Final = re.compile(r"[:,\[]-?(?:[\d.]+e|\d{16}\.0)")
+_STRING_OR_NUMBER: Final = re.compile(r'"(?:[^"\\]|\\.)*"|-?\d[\d.]*(?:e[+-]\d+)?')
+_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+class Malformed(InputError, ValueError):
+    """Text that is no job: Ruby could not read it, or could not write it again."""
+
+    code = "malformed_job"
+
+
+def dump(job: Mapping[str, Any]) -> str:
+    """A job as Ruby's generator writes it. Raises :class:`Malformed` for values that JSON does not have."""
+    return dump_any(job)
+
+
+def dump_any(value: Any) -> str:
+    """Any JSON value as Ruby's generator writes it: no spaces, real UTF-8, floats in Ruby's form."""
+    try:
+        quick = orjson.dumps(value, option=_PLAIN)
+    except TypeError:
+        return _dump_slowly(value)
+    if any(mark in quick for mark in _MARKS) and _NOT_AS_RUBY.search(quick):
+        return _dump_slowly(value)
+    if quick.count(b"[") + quick.count(b"{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+        raise Malformed(_too_deep())
+    return quick.decode()
+
+
+def _dump_slowly(value: Any) -> str:
+    try:
+        text = _ENCODER.encode(value)
+        if not text.isascii():
+            text.encode()
+    except UnicodeEncodeError:
+        raise Malformed("it holds half a character (a lone surrogate): mend its decoding") from None
+    except RecursionError:
+        raise Malformed(_too_deep()) from None
+    except (ValueError, TypeError) as error:
+        raise Malformed(f"it cannot be written as JSON: {error}; hand over numbers, texts, lists and dicts") from None
+    if text.count("[") + text.count("{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+        raise Malformed(_too_deep())
+    return _STRING_OR_NUMBER.sub(_mended, text) if _FLOAT_TO_MEND.search(text) else text
+
+
+def parse(text: str | bytes, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
+    """The job of a payload, its members in their order, integers exact however long.
+
+    Raises :class:`Malformed` for more than ``max_bytes``, text that is no JSON object, byte order marks, NaN, numbers
+    beyond all floats, raw control characters, lone surrogates, and nesting deeper than 100.
+    """
+    if len(text) > max_bytes:
+        raise Malformed(
+            f"it has {len(text):,} bytes, the most is {max_bytes:,}: put the data somewhere and send where it is"
+        )
+    try:
+        source = text.decode() if isinstance(text, bytes) else text
+        job = _DECODER.decode(source) if _LONG_INTEGER.search(source) else orjson.loads(source)
+    except RecursionError:
+        raise Malformed(_too_deep()) from None
+    except ValueError as error:  # also of text that is no UTF-8
+        raise Malformed(f"it is no JSON: {error}") from None
+    if type(job) is not dict:
+        raise Malformed(f"a job is a JSON object, this is {_KINDS.get(type(job), 'something else')}")
+    if source.count("[") + source.count("{") > MAX_DEPTH and _depth(job) > MAX_DEPTH:
+        raise Malformed(_too_deep())
+    if _SURROGATE.search(source):
+        dump_any(job)
+    return job
+
+
+def check(value: Any, where: str = "args") -> None:
+    """Whether a value comes back from JSON as it went: ints, floats, bools, None, texts, lists, dicts with text keys.
+
+    By exact type: a subclass would come back as something else. Raises :class:`InputError` that names each place.
+    """
+    problems = list(_unsafe(value, where, 1))
+    if problems:
+        said = "; ".join(problem.message for problem in problems[:5])
+        raise InputError(f"job arguments must be native JSON types: {said}", code="not_json", errors=problems)
+
+
+def _unsafe(value: Any, where: str, depth: int) -> list[Problem]:
+    kind = type(value)
+    if kind is str or kind is int or kind is bool or value is None:
+        return []
+    if kind is float:
+        return [] if math.isfinite(value) else [_problem(where, f"{value} has no form in JSON: send None or a text", value)]
+    if kind not in (list, dict):
+        return [_problem(where, f"{kind.__name__} is no JSON type: send {_INSTEAD.get(kind, 'a text or a number')}", value)]
+    if depth > MAX_DEPTH:
+        return [_problem(where, _too_deep(), None)]
+    if kind is list:
+        return [each for n, item in enumerate(value) for each in _unsafe(item, f"{where}[{n}]", depth + 1)]
+    keys = [_problem(where, f"the key {key!r} is no text: send str(key)", key) for key in value if type(key) is not str]
+    return keys + [each for key, item in value.items() for each in _unsafe(item, f"{where}.{key}", depth + 1)]
+
+
+def _problem(where: str, message: str, value: Any) -> Problem:
+    return Problem(None, where[:255], "not_json", f"{where[:255]}: {message}", repr(value)[:100])
+
+
+_INSTEAD: Final[Mapping[type, str]] = {tuple: "a list", set: "a list", frozenset: "a list", bytes: "base64 text"}
+_KINDS: Final[Mapping[type, str]] = {
+    list: "an array", str: "a string", int: "a number", float: "a number", bool: "a boolean", type(None): "null",
+}  # fmt: skip
+
+
+def _too_deep() -> str:
+    return f"it nests deeper than {MAX_DEPTH} levels: make it flatter"
+
+
+def _depth(value: Any) -> int:
+    deepest, stack = 0, [(value, 1)]
+    while stack:
+        each, depth = stack.pop()
+        if isinstance(each, dict | list | tuple):
+            deepest = max(deepest, depth)
+            stack += [(child, depth + 1) for child in (each.values() if isinstance(each, dict) else each)]
+        if deepest > MAX_DEPTH:
+            break
+    return deepest
+
+
+def _mended(match: re.Match[str]) -> str:
+    """A float as Ruby writes it: the same digits as Python's, but d.dde+XX always with a point, and from 1e15 on where
+    none of its 16 digits is behind the point."""
+    text = match[0]
+    if text[0] == '"':
+        return text
+    if "e" in text:
+        digits, _, exponent = text.partition("e")
+        return text if "." in digits else f"{digits}.0e{exponent}"
+    sign, digits = ("-", text[1:]) if text[0] == "-" else ("", text)
+    if len(digits) == _FIXED_DIGITS + 2 and digits.endswith(".0"):
+        shown = digits[:_FIXED_DIGITS].rstrip("0")
+        return f"{sign}{shown[0]}.{shown[1:] or '0'}e+15"
+    return text
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"the number {text[:40]} is beyond all floats")
+    return number
+
+
+def _constant(name: str) -> Any:
+    raise ValueError(f"{name} has no form in JSON")
+
+
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), check_circular=False)
+_DECODER: Final = json.JSONDecoder(parse_float=_finite, parse_constant=_constant)
