@@ -16,7 +16,7 @@ from decimal import Decimal
 from enum import Enum
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
-__all__ = ["Coercer", "Unclear", "allows_none", "coercer_for"]
+__all__ = ["Coercer", "Unclear", "allows_none", "coercer_for", "kind_of", "span_text"]
 
 Coercer = Callable[[Any], Any]
 _YES: Final = frozenset({"yes", "y", "true", "t", "on", "1", "是", "はい"})
@@ -28,17 +28,21 @@ _DATE_YMD: Final = re.compile(
 _DATE_DMY: Final = re.compile(r"(\d{1,2})\.(\d{1,2})\.(\d{4})")
 _DATE_SLASH: Final = re.compile(r"(\d{1,2})[/-](\d{1,2})[/-](\d{4})")
 _TIME: Final = re.compile(r"\d{1,2}:\d{2}(?::\d{2}(?:\.\d{1,6})?)?(?:\s?(?:Z|[+-]\d{2}:?\d{2}))?")
+_CLOCK: Final = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2})(?:\.(\d{1,6}))?)?(?:\s?([ap])\.?m\.?)?", re.IGNORECASE)
+_SPAN: Final = re.compile(r"([+-]?)(\d{1,6}):(\d{2})(?::(\d{2})(?:\.(\d{1,6}))?)?")
 _SEPARATOR: Final = re.compile(r"[Tt]|\s+")
 _LONGEST: Final = 1_000
-_MENDS: Final = "write it as 2026-03-05"
+_WITH_TIME: Final = {
+    "date_cell": "datetime_cell", "date_unreadable": "datetime_unreadable", "ambiguous_date": "ambiguous_datetime",
+}  # fmt: skip
 
 
 class Unclear(Exception):
-    """A cell that cannot be taken; ``code`` and ``message`` as of a :class:`~asynctask.errors.Problem`."""
+    """A cell that cannot be taken; ``code`` and ``text`` as of a :class:`~asynctask.errors.Problem`."""
 
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code, self.message = code, message
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code, self.text = code, text
 
 
 def allows_none(annotation: Any) -> bool:
@@ -47,23 +51,28 @@ def allows_none(annotation: Any) -> bool:
     return type(None) in members or None in members or Any in members
 
 
+def kind_of(annotation: Any) -> Any:
+    """What an annotation wants, with None and wrappings taken off: ``int``, ``Decimal``, ``date``...; None for all else."""
+    members = [each for each in _members(annotation) if each not in (None, type(None))]
+    return _kind(members[0]) if len(members) == 1 else None
+
+
 def coercer_for(annotation: Any, *, sheet: bool) -> Coercer | None:
     """What makes a cell fit an annotation; None where the model should see every cell as it is.
 
     ``sheet``: cells of a sheet, where a number is never meant as a time stamp and carries no more than 15 digits; else
     values from JSON. The coercer raises :class:`Unclear`.
     """
-    members = [each for each in _members(annotation) if each not in (None, type(None))]
-    if len(members) != 1:
-        return None
-    kind = _kind(members[0])
+    kind = kind_of(annotation)
     if kind is datetime or kind is date:
         return _moment(kind, sheet)
     if kind is Decimal:
         return _decimal if sheet else _number
     if kind is str:
         return _text_of_cell if sheet else _text_of_json
-    return {bool: _boolean, int: _integer, float: _number}.get(kind)
+    if sheet and kind in (time, timedelta):
+        return _clock if kind is time else _span
+    return {bool: _boolean, int: _integer, float: _float}.get(kind)
 
 
 def _members(annotation: Any) -> list[Any]:
@@ -89,7 +98,8 @@ def _kind(annotation: Any) -> Any:
         return None
     if issubclass(annotation, Enum):
         return str if all(isinstance(each.value, str) for each in annotation) else None
-    return next((kind for kind in (bool, int, float, Decimal, datetime, date, str) if issubclass(annotation, kind)), None)
+    kinds = (bool, int, float, Decimal, datetime, date, time, timedelta, str)
+    return next((kind for kind in kinds if issubclass(annotation, kind)), None)
 
 
 def _plain(text: str) -> str:
@@ -102,12 +112,21 @@ def _number(value: Any) -> Any:
     if isinstance(value, str):
         text = _plain(value)
         if not _NUMBER.fullmatch(text):
-            raise Unclear("wrong_type", "must be a number, such as 1200 or 12.5")
+            if text.endswith("%") and _NUMBER.fullmatch(text[:-1].rstrip()):
+                raise Unclear("wrong_type", "percent")
+            raise Unclear("wrong_type", "number")
         return text.replace(",", "")
     if isinstance(value, bool):
-        raise Unclear("wrong_type", "must be a number, not yes or no")
+        raise Unclear("wrong_type", "number_not_bool")
     if isinstance(value, float) and not math.isfinite(value):
-        raise Unclear("wrong_type", "must be a finite number")
+        raise Unclear("wrong_type", "finite_number")
+    return value
+
+
+def _float(value: Any) -> Any:
+    value = _number(value)
+    if isinstance(value, str) and math.isinf(float(value)):  # 1e999, which JSON has no number for
+        raise Unclear("wrong_type", "finite_number")
     return value
 
 
@@ -133,7 +152,7 @@ def _boolean(value: Any) -> Any:
             return True
         if word in _NO:
             return False
-        raise Unclear("wrong_type", "must be yes or no (also true/false, 1/0, 是/否, はい/いいえ)")
+        raise Unclear("wrong_type", "yes_or_no")
     return value
 
 
@@ -153,13 +172,62 @@ def _text_of_cell(value: Any) -> Any:
         return value.isoformat(" ")
     if isinstance(value, date | time):
         return value.isoformat()
-    return str(value) if isinstance(value, timedelta) else value
+    return span_text(value) if isinstance(value, timedelta) else value
+
+
+def _clock(value: Any) -> Any:
+    """For time fields: the model would take a number as seconds, where a spreadsheet means the part of a day."""
+    if isinstance(value, int | float):
+        raise Unclear("wrong_type", "time_type")
+    match = _CLOCK.fullmatch(_plain(value)) if isinstance(value, str) else None
+    if match is None:
+        return value
+    hours, minutes, seconds, fraction, half = match.groups()
+    hour = int(hours)
+    if half is not None:
+        if not 1 <= hour <= 12:
+            raise Unclear("wrong_type", "time_parsing")
+        hour = hour % 12 + (12 if half in "pP" else 0)
+    try:
+        return time(hour, int(minutes), int(seconds or 0), int((fraction or "").ljust(6, "0")))
+    except ValueError:
+        raise Unclear("wrong_type", "time_parsing") from None
+
+
+def _span(value: Any) -> Any:
+    """For duration fields: 1:30 is what a spreadsheet shows for an hour and a half, as a time of day or as a duration."""
+    if isinstance(value, int | float):
+        raise Unclear("wrong_type", "time_delta_type")
+    if isinstance(value, time):
+        of_day = timedelta(hours=value.hour, minutes=value.minute, seconds=value.second, microseconds=value.microsecond)
+        return of_day if value.tzinfo is None else value
+    match = _SPAN.fullmatch(_plain(value)) if isinstance(value, str) else None
+    if match is None:
+        return value
+    hours, minutes, seconds, micros = (int(each or 0) for each in (*match.groups()[1:4], (match[5] or "").ljust(6, "0")))
+    if minutes > 59 or seconds > 59:
+        raise Unclear("wrong_type", "time_delta_parsing")
+    span = timedelta(hours=hours, minutes=minutes, seconds=seconds, microseconds=micros)
+    return -span if match[1] == "-" else span
+
+
+def span_text(span: timedelta) -> str:
+    """A duration as spreadsheets show it, and as a duration field takes it: -1:30:00."""
+    seconds, micros = divmod(abs(span) // timedelta(microseconds=1), 1_000_000)
+    text = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}" + (f".{micros:06}" if micros else "")
+    return f"-{text}" if span < timedelta(0) else text
 
 
 def _moment(kind: type[date], sheet: bool) -> Coercer:
     """For date and datetime fields."""
 
     def convert(value: Any) -> Any:
+        try:
+            return read(value)
+        except Unclear as error:  # an example of what is wanted: a date, or a date with a time
+            raise Unclear(error.code, _WITH_TIME.get(error.text, error.text) if kind is datetime else error.text) from None
+
+    def read(value: Any) -> Any:
         if isinstance(value, str):
             return _parse_moment(_plain(value), kind)
         if isinstance(value, datetime):
@@ -167,7 +235,7 @@ def _moment(kind: type[date], sheet: bool) -> Coercer:
         if isinstance(value, date):
             return value if kind is date else datetime(value.year, value.month, value.day)  # noqa: DTZ001 - as written
         if isinstance(value, bool | time | timedelta) or sheet:
-            raise Unclear("wrong_type", f"is no date; format the cell as a date, or {_MENDS}")
+            raise Unclear("wrong_type", "date_cell")
         return value
 
     return convert
@@ -175,7 +243,7 @@ def _moment(kind: type[date], sheet: bool) -> Coercer:
 
 def _as_date(moment: datetime) -> date:
     if moment.time() != time():
-        raise Unclear("wrong_type", "is a date with a time; only the date is wanted")
+        raise Unclear("wrong_type", "date_from_datetime_inexact")
     return moment.date()
 
 
@@ -187,12 +255,12 @@ def _parse_moment(text: str, kind: type[date]) -> date:
     if not rest:
         return day if kind is date else datetime(day.year, day.month, day.day)  # noqa: DTZ001 - as written
     if not _TIME.fullmatch(rest):
-        raise Unclear("wrong_type", f"is no date that can be read; {_MENDS}")
+        raise Unclear("wrong_type", "date_unreadable")
     clock = rest.replace(" ", "").rjust(len(rest) + (rest.index(":") == 1), "0")
     try:
         moment = datetime.combine(day, time.fromisoformat(clock))
     except ValueError:
-        raise Unclear("wrong_type", "has a time that does not exist; write it as 2026-03-05 14:30") from None
+        raise Unclear("wrong_type", "time_unreal") from None
     return _as_date(moment) if kind is date else moment
 
 
@@ -204,11 +272,11 @@ def _parse_day(text: str) -> date:
     elif match := _DATE_SLASH.fullmatch(text):
         first, second, year = map(int, match.groups())
         if first <= 12 and second <= 12 and first != second:
-            raise Unclear("ambiguous_date", f"may be day/month or month/day; {_MENDS}")
+            raise Unclear("ambiguous_date", "ambiguous_date")
         day, month = (first, second) if second <= 12 else (second, first)
     else:
-        raise Unclear("wrong_type", f"is no date that can be read; {_MENDS}")
+        raise Unclear("wrong_type", "date_unreadable")
     try:
         return date(year, month, day)
     except ValueError:
-        raise Unclear("wrong_type", "is a day that does not exist; correct it") from None
+        raise Unclear("wrong_type", "date_unreal") from None

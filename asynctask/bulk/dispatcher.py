@@ -9,16 +9,18 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 
 import structlog
 
-from asynctask.bookkeeping import target
 from asynctask.brokers.base import Broker, Copy, Key
 from asynctask.bulk.payload import tracked_copy
+from asynctask.bulk.room import Load, Pace, Room, Used
+from asynctask.bulk.shift import ACTIVE_S, Shift
+from asynctask.clock import SECOND
 from asynctask.errors import Unavailable
-from asynctask.ledger import dispatch
+from asynctask.ledger import dispatch, ready
 from asynctask.ledger.base import Ledger, loads
 from asynctask.ledger.dispatch import Alone, Ready, Runnable
 from asynctask.ledger.record import discard
@@ -30,20 +32,14 @@ __all__ = ["Dispatcher", "Load"]
 LEASE_S = 5.0
 """How long a reservation is held for its push. Longer than any push that works; a crashed one is taken over after it."""
 
+HELP_S = 0.5
+"""While another is on duty, a process that finds its queues empty runs a round of its own at most this often."""
+
 LOOK_AGAIN_S = 30.0
+QUIET_S = 60.0
 IDLE_S = 1.0
-ACTIVE_S = 0.1
+FRUITLESS_S = 0.2
 _BATCH = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What one worker process can use: its queues, its idle threads, and how many jobs it finishes in a second."""
-
-    identity: str
-    queues: Sequence[str]
-    free: int
-    rate: float
 
 
 PushFilter = Callable[[Sequence[Copy]], Sequence[Copy]]
@@ -53,6 +49,10 @@ _Send = Callable[[int], int]
 
 class Dispatcher:
     """One dispatcher; any number may run, in any process, and any one suffices.
+
+    Whoever has caused something to become ready runs a round for it. What is left after it, because there is more than the
+    workers can use, is the duty of one process at a time, which goes on with rounds until nothing is left; when it dies,
+    another takes over within a second.
 
     Arguments: ``ahead_s`` is how many seconds of consumption wait in the queue; ``outgoing`` is the client side's last word
     on what is pushed. What this very process can use is asked of whoever was attached; of others the last heartbeat counts.
@@ -74,12 +74,19 @@ class Dispatcher:
         self._round_lock = threading.Lock()
         self._unasked: list[Copy] = []  # reserved, and not past the client side's last word
         self._unpushed: list[Copy] = []  # past it, but the broker did not take them
+        self._unconfirmed: set[int] = set()  # Tasks of which something is reserved
         self._refused: dict[Key, str] = {}  # copies that cannot be pushed, and why
         self._alone_first = False
+        self._pace = Pace(ledger.clock)
         self._wake = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._more = True
+        self._nudged = True
+        self._hungry = False
+        self._hungry_at = 0.0  # not before then does this process help itself while another is on duty
+        self._due: int | None = None
+        self._shift = Shift(ledger)
         self._log = structlog.get_logger("asynctask.dispatcher")
 
     # -- the thread
@@ -103,7 +110,16 @@ class Dispatcher:
 
     def nudge(self) -> None:
         """Something changed: a round at once."""
+        self._nudged = True
         self._wake.set()
+
+    def expect(self, at: int) -> None:
+        """Something is due then (microseconds; the past: now): a round at that time."""
+        if at <= self._ledger.now():
+            self.nudge()
+        elif self._due is None or at < self._due:
+            self._due = at
+            self._wake.set()
 
     def dry(self, worked: bool) -> None:
         """This process found less in its queues than it could use; ``worked``: it had jobs since it last said so.
@@ -111,18 +127,58 @@ class Dispatcher:
         A round at once where there may be more; an idle process that looks again and again costs nothing.
         """
         if worked or self._more:
+            self._hungry = True
             self._wake.set()
 
     def _run(self) -> None:
         while not self._stopping:
+            pause = IDLE_S
             try:
-                self.round()
+                pause = self._step()
             except Unavailable as error:
+                self._nudged = True
                 self._log.warning("dispatch_put_off", error=str(error))
             except Exception:
+                self._nudged = True
                 self._log.exception("dispatch_failed")
-            self._wake.wait(ACTIVE_S if self._more else IDLE_S)
+            self._wake.wait(pause)
             self._wake.clear()
+        self._shift.end()
+
+    def _step(self) -> float:
+        """A round, if there is a reason for one. Returns for how many seconds there will be none, as far as is known."""
+        clock = self._ledger.clock
+        due = self._due is not None and self._due <= self._ledger.now()
+        nudged, self._nudged = self._nudged, False
+        helps_itself = self._hungry and clock.monotonic() >= self._hungry_at
+        if nudged or due or helps_itself or self._shift.mine:
+            if due:
+                self._due = None
+            self._hungry = False
+            self._hungry_at = clock.monotonic() + HELP_S
+            pushed = self.round()
+            if due:
+                with self._ledger.database.read() as connection:
+                    next_due = ready.next_due(connection, self._ledger.now())
+                if next_due is not None:
+                    self.expect(next_due)
+            pause = ACTIVE_S if pushed else FRUITLESS_S
+        else:
+            pause = max(0.0, self._hungry_at - clock.monotonic()) if self._hungry else IDLE_S
+        return min(self._go_on(pause), self._until_due())
+
+    def _go_on(self, pause: float) -> float:
+        """Takes, keeps or ends the duty to go on dispatching. Returns how long to wait for the next round."""
+        if not self._more:
+            self._shift.end()
+            return pause if self._hungry else QUIET_S
+        others_s = self._shift.take()
+        if others_s is None:
+            return pause
+        return min(others_s, pause if self._hungry else IDLE_S)
+
+    def _until_due(self) -> float:
+        return QUIET_S if self._due is None else max(0.0, (self._due - self._ledger.now()) / SECOND)
 
     # -- one round
 
@@ -135,17 +191,17 @@ class Dispatcher:
         with self._round_lock:
             now = self._ledger.now()
             with self._ledger.database.read() as connection:
-                tasks = dispatch.runnable(connection, now)
                 again = dispatch.unconfirmed(connection, now)
-                soon = self._soon(living(connection, now))
-                # Jobs whose queue nobody works wait in the ledger, and no other job waits behind them.
-                alone = dispatch.alone_due(connection, now, [queue for queue, count in soon.items() if count > 0])
-            self._more = bool(tasks)
-            pushed = self._part(self._push_again)
+                loads_ = self._loads(living(connection, now))
+                due = ready.due_tasks(connection, now)
+            if due:
+                ready.wake_due(self._ledger, due)
+            pushed = self._part(self._settle)
             for task_id in again:
                 pushed += self._part(partial(self._take_again, task_id))
-            if tasks or alone:
-                pushed += self._part(partial(self._dispatch, tasks, alone, soon))
+            pushed += self._part(partial(self._dispatch, loads_))
+            if self._more and threading.current_thread() is not self._thread:
+                self._wake.set()  # somebody has to go on with it
             return pushed
 
     def _part(self, act: Callable[[], int]) -> int:
@@ -156,14 +212,6 @@ class Dispatcher:
         except Exception:
             self._log.exception("dispatch_failed")
             return 0
-
-    def _soon(self, workers: Iterable[Mapping[str, object]]) -> dict[str, int]:
-        """How many jobs of each queue its workers can use soon."""
-        soon: dict[str, int] = defaultdict(int)
-        for load in self._loads(workers):
-            for queue in set(load.queues):
-                soon[queue] += target(load.free, load.rate, self._ahead_s)
-        return soon
 
     def _loads(self, workers: Iterable[Mapping[str, object]]) -> list[Load]:
         loads_ = [
@@ -178,75 +226,99 @@ class Dispatcher:
         ]
         if self._local is not None:
             mine = self._local()
-            loads_ = [load for load in loads_ if load.identity != mine.identity] + [mine]
+            loads_ = [load for load in loads_ if load.identity != mine.identity] + [replace(mine, mine=True)]
         return loads_
 
-    def _dispatch(self, tasks: Sequence[Runnable], alone: Sequence[Alone], soon: Mapping[str, int]) -> int:
+    def _dispatch(self, loads_: Sequence[Load]) -> int:
+        used = Used(loads_)
+        with self._ledger.database.read() as connection:
+            tasks = dispatch.runnable(connection, self._ledger, used.queues)
+            # What waits for a queue that nobody works stays in the ledger, and nothing else waits behind it.
+            alone = dispatch.alone_due(connection, self._ledger.now(), used.wanting)
+        self._more = bool(tasks or alone)
+        if not self._more:
+            return 0
+        waiting = self._broker.waiting(used.queues)
+        soon = used.soon(waiting, self._pace, self._ahead_s)
+        room = Room(soon, waiting, ordered=self._broker.capabilities.priority)
+        sources = self._sources(tasks, alone)
+        sent: dict[str, int] = defaultdict(int)
+        for key in sorted(sources):
+            sent[key[0]] += self._share(room, *key, sources[key])
+        for queue in soon:
+            waits = sum(waiting.get(queue, {}).values())
+            self._pace.note(queue, waits, sent[queue], max(0, soon[queue] - waits), used.free[queue])
+        return sum(sent.values())
+
+    def _sources(self, tasks: Sequence[Runnable], alone: Sequence[Alone]) -> dict[tuple[str, int], list[_Send]]:
         sources: dict[tuple[str, int], list[_Send]] = defaultdict(list)
         for task in tasks:
-            if task.parallel is None or task.flying < task.parallel:
-                sources[task.queue, task.priority].append(partial(self._dispatch_task, task.task_id))
+            sources[task.queue, task.priority].append(partial(self._reserve_task, task.task_id))
         single: dict[tuple[str, int], list[int]] = defaultdict(list)
         for job in alone:
             single[job.queue, job.priority].append(job.event_id)
         # Where there is room for one only, neither the single jobs nor the Tasks of a priority may always come first.
         self._alone_first = not self._alone_first
         for key, ids in single.items():
-            sources[key].insert(0 if self._alone_first else len(sources[key]), partial(self._dispatch_alone, ids))
-        waiting = self._broker.waiting({queue for queue, _ in sources}) if sources else {}
-        room = _Room(soon, waiting, ordered=self._broker.capabilities.priority)
-        pushed = sum(self._share(room, *key, sources[key]) for key in sorted(sources))
-        self._more = self._more or any(single.values())
-        return pushed
+            sources[key].insert(0 if self._alone_first else len(sources[key]), partial(self._reserve_alone, ids))
+        return sources
 
-    def _share(self, room: _Room, queue: str, priority: int, sources: list[_Send]) -> int:
+    def _share(self, room: Room, queue: str, priority: int, sources: list[_Send]) -> int:
         """Tasks of one priority share alike, and the single jobs of that priority count as one of them."""
-        pushed = 0
+        reserved = 0
         while sources and (wanted := room.at(queue, priority)) > 0:
             share = max(1, wanted // len(sources))
             for send in list(sources):
                 count = min(share, room.at(queue, priority), _BATCH)
                 sent = self._part(partial(send, count)) if count > 0 else 0
                 room.take(queue, priority, sent)
-                pushed += sent
+                reserved += sent
                 if sent < count or sent == 0:
                     sources.remove(send)
-        return pushed
+            self._part(self._settle)
+        return reserved
 
-    def _dispatch_task(self, task_id: int, count: int) -> int:
-        ready = dispatch.reserve(self._ledger, task_id, count, lease_s=LEASE_S)
-        if not ready:
-            return 0
-        self._push(ready)
-        dispatch.confirm(self._ledger, [task_id])
-        return len(ready)
+    def _reserve_task(self, task_id: int, count: int) -> int:
+        found = dispatch.reserve(self._ledger, task_id, count, lease_s=LEASE_S)
+        if found:
+            self._unconfirmed.add(task_id)
+            self._copy(found)
+        return len(found)
 
-    def _dispatch_alone(self, ids: list[int], count: int) -> int:
-        """Takes what it dispatches out of ``ids``; those that another dispatcher took meanwhile are passed over."""
+    def _reserve_alone(self, ids: list[int], count: int) -> int:
+        """Takes what it reserves out of ``ids``; those that another dispatcher took meanwhile are passed over."""
         sent = 0
         while ids and sent < count:
             part = ids[: count - sent]
             del ids[: len(part)]
-            ready = dispatch.reserve_alone(self._ledger, part, look_again_s=LOOK_AGAIN_S)
-            self._push(ready)
-            sent += len(ready)
+            found = dispatch.reserve_alone(self._ledger, part, look_again_s=LOOK_AGAIN_S)
+            self._copy(found)
+            sent += len(found)
         return sent
 
     def _take_again(self, task_id: int) -> int:
-        pushed = self._push(dispatch.take_again(self._ledger, task_id, lease_s=LEASE_S))
-        dispatch.confirm(self._ledger, [task_id])
-        return pushed
+        found = dispatch.take_again(self._ledger, task_id, lease_s=LEASE_S)
+        self._unconfirmed.add(task_id)
+        self._copy(found)
+        return self._settle()
 
     # -- to the broker
 
-    def _push(self, ready: Sequence[Ready]) -> int:
+    def _copy(self, found: Sequence[Ready]) -> None:
         now = self._ledger.now()
-        for each in ready:
+        for each in found:
             try:
                 self._unasked.append(tracked_copy(each, now))
             except Exception as error:
                 self._refuse((each.job_id, each.attempt), error)
-        return self._push_again()
+
+    def _settle(self) -> int:
+        """Pushes what is reserved, then confirms it."""
+        pushed = self._push_again()
+        if self._unconfirmed:
+            dispatch.confirm(self._ledger, sorted(self._unconfirmed))
+            self._unconfirmed.clear()
+        return pushed
 
     def _push_again(self) -> int:
         """What is reserved goes to the broker before anything else is reserved: a later confirmation covers it too."""
@@ -290,25 +362,3 @@ class Dispatcher:
         except Exception:  # the sweep finds it lost and it comes by again
             self._log.exception("copies_not_discarded", count=len(self._refused))
         self._refused = {}
-
-
-class _Room:
-    """How many jobs are still wanted: what a queue's workers can use soon, less what waits there and would go first.
-
-    What waits at a larger priority does not count, for it would be passed: a pile of upkeep must not keep an urgent job in
-    the ledger. In a broker that is not ``ordered`` by priority, everything goes first.
-    """
-
-    def __init__(self, soon: Mapping[str, int], waiting: Mapping[str, Mapping[int, int]], *, ordered: bool) -> None:
-        self._soon = soon
-        self._waiting = {queue: dict(counts) for queue, counts in waiting.items()}
-        self._ordered = ordered
-
-    def at(self, queue: str, priority: int) -> int:
-        counts = self._waiting.get(queue, {})
-        first = sum(count for other, count in counts.items() if other <= priority or not self._ordered)
-        return max(0, self._soon.get(queue, 0) - first)
-
-    def take(self, queue: str, priority: int, count: int) -> None:
-        counts = self._waiting.setdefault(queue, {})
-        counts[priority] = counts.get(priority, 0) + count

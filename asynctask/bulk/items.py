@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import orjson
 import pydantic
 from pydantic.fields import FieldInfo
 
-from asynctask.bulk.coerce import Coercer, Unclear, allows_none, coercer_for
-from asynctask.bulk.problems import describe, jsonable
+from asynctask.bulk.coerce import Coercer, Unclear, allows_none, coercer_for, kind_of
+from asynctask.bulk.fields import aliases, either, has_nul, listed, names_of
+from asynctask.bulk.problems import fault, from_pydantic, jsonable
 from asynctask.bulk.readers.base import CellError, RawRow, normalise, report_block, shorten
 from asynctask.errors import InputError, Problem
 
 __all__ = ["Accepted", "Binding", "ItemShape", "Refused"]
 
-_SHOWN: Final = 50
+_SHOWN: Final = 20
+"""Columns in a message, where fewer are required."""
 _TAKES_BLANK: Final = (None, coercer_for(str, sheet=False))
 """Of JSON an empty text is a text, and none of our business where the model alone judges; elsewhere it is nothing."""
 
@@ -87,11 +89,23 @@ class ItemShape:
                 f"columns: {', '.join(unknown)} is no field of the item; its fields: {', '.join(self._fields)}",
                 code="unknown_column",
             )
-        self._names = {name: _names(name, info) for name, info in self._fields.items()}
+        self._names = {name: names_of(name, info) for name, info in self._fields.items()}
         self.expected: frozenset[str] = frozenset(
             [*self._columns, *(each for names in self._names.values() for each in names)]
         )
         self._json_columns = self._plan_json()
+
+    @property
+    def mapped(self) -> tuple[str, ...]:
+        """The headers that the sender said of what they stand for."""
+        return tuple(self._columns)
+
+    def wanted(self) -> str:
+        """The columns that a sheet should have, for a message: one name each, every required one, then some others."""
+        needed = [self._title(field) for field, info in self._fields.items() if info.is_required()]
+        others = [self._title(field) for field, info in self._fields.items() if not info.is_required()]
+        room = max(0, _SHOWN - len(needed))
+        return ", ".join(needed + others[:room]) + (", …" if len(others) > room else "")
 
     def bind(self, headers: Sequence[str]) -> Binding:
         """Match the headers of a sheet with the fields; names are compared normalised, unknown headers are ignored.
@@ -105,7 +119,7 @@ class ItemShape:
         absent = sorted(header for header in self._columns if normalise(header) not in present)
         if absent:
             raise InputError(
-                f"columns: the sheet has no column {', '.join(map(repr, absent))}; it has: {_listed(usable)}",
+                f"columns: the sheet has no column {', '.join(map(repr, absent))}; it has: {listed(usable)}",
                 code="unknown_column",
             )
         if self.model is None:
@@ -119,14 +133,11 @@ class ItemShape:
 
     def validate(self, row: RawRow, binding: Binding | None) -> Accepted | Refused:
         """Make an item of a row, or say everything that is wrong with it. ``binding`` is None for JSON."""
-        values = row.values
-        if isinstance(values, pydantic.BaseModel):
-            values = values.model_dump(round_trip=True)
+        values = self.values(row)
         if self.model is None and binding is None and not isinstance(values, Mapping) and not row.problems:
             return self._scalar(row.number, values)
         if not isinstance(values, Mapping):
-            text = 'must be an object such as {"name": "value"}, one for each item'
-            problem = Problem(row.number, None, "not_an_object", text, shorten(jsonable(values)))
+            problem = fault(row.number, None, "not_an_object", "not_an_object", value=shorten(jsonable(values)))
             return Refused(row.number, (problem,), {"value": jsonable(values)})
         if row.problems:
             return Refused(row.number, row.problems, jsonable(values))
@@ -137,6 +148,44 @@ class ItemShape:
         else:
             data, problems = self._take_json(row.number, values)
         return self._by_model(row.number, values, data, problems, binding)
+
+    @property
+    def field_names(self) -> tuple[str, ...]:
+        """The fields of the model, none without one."""
+        return tuple(self._fields)
+
+    def field_of(self, name: str) -> str | None:
+        """The field that a name means: its own, else a title or alias however it is written; None for none.
+
+        Without a model every name is a key of its own.
+        """
+        if self.model is None or name in self._fields:
+            return name
+        wanted = normalise(name)
+        return next((field for field, names in self._names.items() if wanted in map(normalise, names)), None)
+
+    def values(self, row: RawRow) -> Any:
+        """What a row says, before anything is made of it."""
+        values = row.values
+        return values.model_dump(round_trip=True) if isinstance(values, pydantic.BaseModel) else values
+
+    def kind(self, field: str) -> Any:
+        """What a field holds, as :func:`~asynctask.bulk.coerce.kind_of` says; None without a model."""
+        info = self._fields.get(field)
+        return None if info is None else kind_of(info.annotation)
+
+    def is_given(self, row: RawRow, field: str, value: Any, binding: Binding | None) -> bool:
+        """Whether a row itself said something of a field, which came to ``value``: a default says nothing of its row."""
+        if self.model is None:
+            return True
+        if isinstance(row.values, pydantic.BaseModel):
+            return field in row.values.model_fields_set
+        if binding is not None:
+            return any(row.values.get(column.header) is not None for column in binding.columns if column.field == field)
+        said = [
+            row.values[key] for key, column in self._json_columns.items() if column.field == field and key in row.values
+        ]
+        return any(isinstance(value, str) or not isinstance(each, str) or each.strip() for each in said if each is not None)
 
     def revive(self, params: dict[str, Any]) -> Any:
         """What the worker's function is given: the model made of an accepted item, or the dict itself without a model.
@@ -163,11 +212,13 @@ class ItemShape:
             problems.extend(found)
         except Exception as error:
             # A validator of the model that stumbles over a value refuses this row, never the other 9,999.
-            text = f"could not be checked ({type(error).__name__}: {shorten(str(error))}); correct the row"
-            problems.append(Problem(number, None, "invalid", text))
+            words = shorten(jsonable(f"{type(error).__name__}: {error}"))
+            problems.append(fault(number, None, "invalid", "unchecked", {"words": words}))
         if not problems:
             problems.extend(self._unstorable(number, item))
-        return Refused(number, tuple(problems), jsonable(values)) if problems else Accepted(number, item)
+        if not problems:
+            return Accepted(number, item)
+        return Refused(number, _in_order(problems, values), jsonable(values))
 
     def _scalar(self, number: int, value: Any) -> Accepted | Refused:
         """A worker without a model takes any JSON value as its item: a number, a text, a list."""
@@ -189,15 +240,12 @@ class ItemShape:
         try:
             body = orjson.dumps(item, default=jsonable)
         except TypeError as error:
-            return [Problem(number, None, "invalid", f"cannot be kept as JSON ({error}); correct the row")]
+            return [fault(number, None, "invalid", "not_json", {"words": shorten(str(error))})]
         if len(body) > self._max_bytes:
-            text = (
-                f"the item has {len(body):,} bytes as JSON, over the limit of {self._max_bytes:,} (max_item_bytes);"
-                " shorten it, or have the operator raise ASYNCTASK_MAX_ITEM_BYTES"
-            )
-            return [Problem(number, None, "item_too_large", text)]
-        if b"\\u0000" in body and _has_nul(item):
-            return [Problem(number, None, "invalid", "contains a NUL character; delete it")]
+            params = {"size": len(body), "limit": self._max_bytes}
+            return [fault(number, None, "item_too_large", "item_too_large", params)]
+        if b"\\u0000" in body and has_nul(item):
+            return [fault(number, None, "invalid", "nul")]
         return ()
 
     def _problems(
@@ -215,10 +263,9 @@ class ItemShape:
             if first is not None and first in known:
                 continue
             column = ".".join([first, *loc[1:]]) if first is not None else None
-            code, message = describe(each)
             given = values.get(first, each["input"]) if first is not None and len(loc) == 1 else each["input"]
-            value = None if code == "missing" or not loc else _small(jsonable(given))
-            yield Problem(number, column, code, message, value)
+            problem = from_pydantic(number, column, each, _small(jsonable(given)) if loc else None)
+            yield replace(problem, value=None) if problem.code == "missing" else problem
 
     def _take_json(self, number: int, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
         data: dict[str, Any] = {}
@@ -236,14 +283,14 @@ class ItemShape:
             try:
                 data[key] = column.coerce(value) if column.coerce else value
             except Unclear as error:
-                problems.append(Problem(number, str(key), error.code, error.message, _small(jsonable(value))))
+                problems.append(fault(number, str(key), error.code, error.text, None, _small(jsonable(value))))
         return data, problems
 
     def _plan_json(self) -> dict[str, _Column]:
         plan = {}
         for field, info in self._fields.items():
             column = self._column("", field, sheet=False)
-            plan.update(dict.fromkeys([field, *_aliases(info)], column))
+            plan.update(dict.fromkeys([field, *aliases(info)], column))
         return plan
 
     def _column(self, header: str, field: str, *, sheet: bool) -> _Column:
@@ -264,30 +311,38 @@ class ItemShape:
             keys = dict.fromkeys(normalise(name) for name in names)
             found = [present[key] for key in keys if key in present and present[key] not in taken]
             if len(found) > 1:
-                text = f"{' and '.join(map(repr, found))} both stand for {field}; delete or rename one of them"
-                problems.append(Problem(None, found[1], "duplicate_column", text))
+                names_found = " and ".join(repr(shorten(each, 80)) for each in found)
+                params = {"headers": names_found, "field": field}
+                problems.append(fault(None, found[1], "duplicate_column", "column.twice", params))
             if found:
                 by_field[field] = found[0]
                 taken.add(found[0])
         if problems:
-            raise InputError("; ".join(p.message for p in problems), code="duplicate_column", errors=problems)
+            first = problems[0]
+            raise InputError(
+                "; ".join(p.message for p in problems), code="duplicate_column", errors=problems,
+                text=first.text, params=first.params,
+            )  # fmt: skip
         return by_field
 
     def _refuse_missing(self, by_field: Mapping[str, str], headers: Sequence[str]) -> None:
         missing = [f for f, info in self._fields.items() if info.is_required() and f not in by_field]
         if not missing:
             return
-        problems = [Problem(None, self._title(f), "missing_columns", _also(f, self._names[f])) for f in missing]
+        problems = [
+            fault(None, self._title(f), "missing_columns", "column.missing", {"field": f, "names": either(self._names[f])})
+            for f in missing
+        ]
+        params = {"columns": ", ".join(self._title(f) for f in missing), "headers": listed(headers)}
         raise InputError(
-            f"the sheet has no column for {', '.join(self._title(f) for f in missing)};"
-            f" its columns are: {_listed(headers)}. Add the columns, or map yours with the option columns",
-            code="missing_columns",
-            errors=problems,
-        )
+            f"the sheet has no column for {params['columns']}; its columns are: {params['headers']}."
+            " Add the columns, or map yours with the option columns",
+            code="missing_columns", errors=problems, text="list.missing_columns_named", params=params,
+        )  # fmt: skip
 
     def _title(self, field: str) -> str:
         info = self._fields[field]
-        return info.title or next(iter(_aliases(info)), field)
+        return info.title or next(iter(aliases(info)), field)
 
     def _written(self, key: str, values: Mapping[str, Any], headers: Mapping[str, str] | None) -> str:
         """What the user calls the field that the model reports as ``key``."""
@@ -297,6 +352,17 @@ class ItemShape:
         if headers is not None:
             return headers.get(column.field) or self._title(column.field)
         return next((str(each) for each in values if self._json_columns.get(each) is column), key)
+
+
+def _in_order(problems: list[Problem], values: Mapping[str, Any]) -> tuple[Problem, ...]:
+    """As the columns stand in the row; what is about no column of it comes last."""
+    places = {str(key): place for place, key in enumerate(values)}
+
+    def place(problem: Problem) -> int:
+        column = problem.column or ""
+        return places.get(column, places.get(column.partition(".")[0], len(places)))
+
+    return tuple(sorted(problems, key=place))
 
 
 def _take_cells(
@@ -317,37 +383,13 @@ def _take_cells(
             try:
                 data[column.field] = column.coerce(value)
             except Unclear as error:
-                problems.append(Problem(number, column.header, error.code, error.message, _small(jsonable(value))))
+                problems.append(fault(number, column.header, error.code, error.text, None, _small(jsonable(value))))
     return data, problems
 
 
 def _cell_error(number: int, header: str, value: CellError) -> Problem:
-    text = f"the cell shows the error {value.text}; mend its formula or type the value"
-    return Problem(number, header, "cell_error", text, value.text)
-
-
-def _aliases(info: FieldInfo) -> list[str]:
-    """The names, beside its own, under which a field is taken from an object."""
-    found: list[str] = []
-    choices = info.validation_alias
-    for each in choices.choices if isinstance(choices, pydantic.AliasChoices) else [choices, info.alias]:
-        name = each.path[0] if isinstance(each, pydantic.AliasPath) and len(each.path) == 1 else each
-        if isinstance(name, str) and name not in found:
-            found.append(name)
-    return found
-
-
-def _names(field: str, info: FieldInfo) -> list[str]:
-    return list(dict.fromkeys([*([info.title] if info.title else []), *_aliases(info), field]))
-
-
-def _also(field: str, names: Sequence[str]) -> str:
-    return f"{field} is required; its column may be called {' or '.join(map(repr, names))}"
-
-
-def _listed(headers: Sequence[str]) -> str:
-    shown = ", ".join(shorten(header, 40) for header in headers[:_SHOWN]) or "none"
-    return shown + (", …" if len(headers) > _SHOWN else "")
+    shown = shorten(value.text)
+    return fault(number, header, "cell_error", "cell_error", {"shown": shown}, shown)
 
 
 def _small(value: Any) -> Any:
@@ -355,11 +397,3 @@ def _small(value: Any) -> Any:
     if isinstance(value, Mapping | list):
         return shorten(orjson.dumps(value).decode())
     return shorten(value)
-
-
-def _has_nul(value: Any) -> bool:
-    if isinstance(value, str):
-        return "\0" in value
-    if isinstance(value, Mapping):
-        return any(_has_nul(key) or _has_nul(each) for key, each in value.items())
-    return isinstance(value, list | tuple) and any(map(_has_nul, value))

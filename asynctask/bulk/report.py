@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+import heapq
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import structlog
+
 from asynctask.bulk.items import ItemShape
-from asynctask.bulk.readers import Limits, Source, open_source
+from asynctask.bulk.original import Original, open_original
+from asynctask.bulk.problems import render
+from asynctask.bulk.readers import Limits
+from asynctask.bulk.readers.base import normalise
 from asynctask.bulk.report_files import ReportRow
 from asynctask.bulk.uploads import Uploads
 from asynctask.errors import InputError
@@ -30,125 +36,207 @@ KINDS: Mapping[str, frozenset[str]] = {
 }
 """``rows=`` of a report, with the statuses it shows; ``failed``, ``rejected`` and ``all`` show the refused rows too."""
 
+_FAILED = (Status.FAILED, Status.ERROR)
 _WITH_REJECTS = frozenset({"failed", "rejected", "all"})
 _PAGE = 500
+_EVERY = 500
+_MAX_NAMES = 16_384
+_NO_MORE = 2**63
 
 
 @dataclass(slots=True)
 class Report:
-    """A report: ``headers`` are the user's own columns; ``rows`` may be gone through once, in the order of the list."""
+    """A report: ``headers`` are the user's own columns; ``rows`` may be gone through once, in the order of the list.
+
+    ``locale``: the language of what it says, for the report's own headers. Close ``rows`` where they are not read to
+    their end.
+    """
 
     headers: list[str]
-    rows: Iterator[ReportRow]
+    rows: Generator[ReportRow, None, None]
+    locale: str = "en"
 
 
 def make_report(
-    ledger: Ledger, uploads: Uploads, limits: Limits, shape: ItemShape | None, task_id: int, kind: str = "failed"
+    ledger: Ledger,
+    uploads: Uploads,
+    limits: Limits,
+    shape: ItemShape | None,
+    task_id: int,
+    kind: str = "failed",
+    *,
+    locale: str = "en",
+    alive: Callable[[], None] = lambda: None,
 ) -> Report:
-    """The report of a Task. ``kind`` is one of :data:`KINDS`. Raises :class:`InputError` for another, NotFound.
+    """The report of a Task as it is now.
 
-    Memory is constant but for what the reader of the original file needs. Where the original is gone, the columns are
-    the items' fields.
+    Arguments: ``kind``, one of :data:`KINDS`; ``locale``, the language of its texts; ``alive``, which is called now and
+    then, here and while the rows are gone through: what it raises ends the work. Memory is constant. Rows are read in
+    pages, each as it is at that moment. Where the original list is gone, the columns are the items' fields.
+
+    Raises :class:`InputError` for a ``kind`` that is none, NotFound, and :class:`Unavailable` where a workbook has to be
+    read again and no process can be started for it.
     """
     if kind not in KINDS:
         raise InputError(f"rows={kind!r} is none; choose of {', '.join(KINDS)}", code="unknown_rows")
     with ledger.database.read() as connection:
         task = task_rows.get(connection, task_id)
     source = loads(task["split_source"])
-    stack = ExitStack()
-    opened = _open(stack, uploads, limits, shape, source) if source else None
-    if opened is not None and opened.headers is not None:
-        headers = list(opened.headers)
-    else:
-        headers = _headers(ledger, task_id, kind, shape)
-    return Report(headers, _rows(ledger, task_id, kind, opened, stack))
-
-
-def _open(
-    stack: ExitStack, uploads: Uploads, limits: Limits, shape: ItemShape | None, source: Mapping[str, Any]
-) -> Source | None:
-    try:
-        path = uploads.find(str(source["name"]))
+    original = None
+    if source:
         expect = (shape.expected if shape else frozenset()) | frozenset(source.get("columns") or {})
-        return stack.enter_context(
-            open_source(path, str(source["filename"]), sheet=source.get("sheet"), limits=limits, expect=expect)
-        )
-    except (InputError, OSError):
-        return None
+        original = open_original(uploads, source, limits, expect, alive)
+    known = _Known(ledger.database, task_id, kind, locale)
+    if original is None:
+        headers = known.fields(shape)
+        return Report(headers, _alone(known, headers, alive), locale)
+    headers = list(original.headers)
+    return Report(headers, _beside(original, known, headers, _columns(shape, headers), alive), locale)
 
 
-def _headers(ledger: Ledger, task_id: int, kind: str, shape: ItemShape | None) -> list[str]:
-    """Without an original sheet: the fields of the model, or of the first items."""
-    if shape is not None and shape.model is not None:
-        return list(shape.model.model_fields)
-    names: dict[str, None] = {}
-    rows = queries.rows_by_status(ledger.database, task_id, KINDS["all"])
-    found = [_item(row) for row in islice(rows, 100)]
-    if kind in _WITH_REJECTS:
-        found += [_cells(reject["cells"]) for reject in queries.rejects(ledger.database, task_id, limit=100)]
-    for values in found:
-        names.update(dict.fromkeys(values))
-    return list(names)
+def _columns(shape: ItemShape | None, headers: list[str]) -> dict[str, str]:
+    """Field -> header, for the rows whose cells have to be taken from the item."""
+    if shape is None or shape.model is None:
+        return {}
+    try:
+        return {field: header for header, field in shape.bind(headers).fields.items()}
+    except InputError:
+        return {}
 
 
-def _rows(ledger: Ledger, task_id: int, kind: str, opened: Source | None, stack: ExitStack) -> Iterator[ReportRow]:
-    with stack:
-        ended = _Ahead(_ended(ledger.database, task_id, kind))
-        refused = _Ahead(_refused(ledger.database, task_id) if kind in _WITH_REJECTS else iter(()))
-        if opened is None:
-            yield from _merged(ended, refused)
-            return
-        # The original is read once, in step with what the ledger says of its rows.
-        for raw in opened.rows():
-            found = ended.take(raw.number) or refused.take(raw.number)
-            if found is not None:
-                found_values = raw.values if isinstance(raw.values, Mapping) else {"value": raw.values}
-                yield _with_values(found, found_values)
-
-
-def _with_values(row: ReportRow, values: Mapping[str, Any]) -> ReportRow:
-    return ReportRow(values, row.number, row.status, row.error, row.attempts, row.result, row.bad_columns)
-
-
-class _Ahead:
-    """An iterator in row order that can be asked for one row at a time."""
-
-    def __init__(self, rows: Iterator[ReportRow]) -> None:
-        self._rows = rows
-        self.head: ReportRow | None = next(rows, None)
-
-    def take(self, number: int) -> ReportRow | None:
-        while self.head is not None and (self.head.number or 0) < number:
-            self.head = next(self._rows, None)
-        if self.head is None or self.head.number != number:
-            return None
-        return self.pop()
-
-    def pop(self) -> ReportRow | None:
-        taken, self.head = self.head, next(self._rows, None)
-        return taken
-
-
-def _merged(first: _Ahead, second: _Ahead) -> Iterator[ReportRow]:
-    while first.head is not None or second.head is not None:
-        one, two = first.head, second.head
-        first_goes = two is None or (one is not None and (one.number or 0) <= (two.number or 0))
-        row = (first if first_goes else second).pop()
-        assert row is not None
+def _alone(known: _Known, headers: list[str], alive: Callable[[], None]) -> Generator[ReportRow, None, None]:
+    for count, (row, _) in enumerate(known.rows(headers, values=True)):
+        if count % _EVERY == 0:
+            alive()
         yield row
 
 
-def _ended(database: Database, task_id: int, kind: str) -> Iterator[ReportRow]:
-    rows = queries.rows_by_status(database, task_id, KINDS[kind]) if KINDS[kind] else iter(())
-    while page := list(islice(rows, _PAGE)):
-        failed = [row["id"] for row in page if row["status"] in (Status.FAILED, Status.ERROR)]
-        messages = {}
-        if failed:
-            with database.read() as connection:
-                messages = queries.failures_by_row(connection, failed)
-        for row in page:
-            error = messages.get(row["id"])
-            yield ReportRow(_item(row), row["first_row"], row["status"], error, _tries(row), loads(row["result"]))
+def _beside(
+    original: Original, known: _Known, headers: list[str], columns: Mapping[str, str], alive: Callable[[], None]
+) -> Generator[ReportRow, None, None]:
+    """What the ledger says of each row, with the cells of the original list, which is read once, in step."""
+    with closing(_Cells(original, alive)) as cells:
+        for count, (row, event_id) in enumerate(known.rows(headers, values=False)):
+            if count % _EVERY == 0:
+                alive()
+            values = cells.at(row.number)
+            if values is None:  # the list cannot be read that far again: the item has the values
+                kept = known.values(row.number, event_id)
+                values = {columns.get(name, name): value for name, value in kept.items()}
+            yield row.with_values(values)
+
+
+class _Cells:
+    """The rows of the original, asked for by rising numbers."""
+
+    def __init__(self, original: Original, alive: Callable[[], None]) -> None:
+        self._rows, self._alive = original.rows(), alive
+        self._number, self._count = 0, 0
+        self._values: Mapping[str, Any] | None = None
+
+    def at(self, number: int | None) -> Mapping[str, Any] | None:
+        """The cells of a row; None where the list has no such row, or cannot be read so far."""
+        while number is not None and self._number < number:
+            self._next()
+        return self._values if self._number == number else None
+
+    def _next(self) -> None:
+        self._count += 1
+        if self._count % _EVERY == 0:
+            self._alive()
+        try:
+            self._number, self._values = next(self._rows, (_NO_MORE, None))
+        except (InputError, OSError) as error:
+            structlog.get_logger("asynctask.report").warning("original_unreadable", after=self._number, error=str(error))
+            self._number, self._values = _NO_MORE, None
+
+    def close(self) -> None:
+        self._rows.close()
+
+
+class _Known:
+    """What the ledger knows of the rows that a report shows."""
+
+    def __init__(self, database: Database, task_id: int, kind: str, locale: str) -> None:
+        self._database, self._task_id, self._locale = database, task_id, locale
+        self._statuses, self._with_rejects = KINDS[kind], kind in _WITH_REJECTS
+
+    def fields(self, shape: ItemShape | None) -> list[str]:
+        """The columns where there is no original list: the model's fields, or the items'; and the refused rows'."""
+        names: dict[str, None] = {}
+        if shape is not None and shape.model is not None:
+            names.update(dict.fromkeys(shape.model.model_fields))
+        else:
+            for event in self._events(params=True):
+                names.update(dict.fromkeys(_item(event["params"])))
+                if len(names) > _MAX_NAMES:
+                    break
+        for reject in self._rejects(cells=True):
+            if len(names) > _MAX_NAMES:
+                break
+            names.update(dict.fromkeys(_cells(reject["cells"])))
+        return list(names)
+
+    def rows(self, headers: Sequence[str], *, values: bool) -> Iterator[tuple[ReportRow, int | None]]:
+        """The rows in the order of the list, each with the id of its Event; ``values`` are read only where asked for."""
+        ended = self._ended(values)
+        refused = ((self._refused(reject, _by_name(headers)), None) for reject in self._rejects(cells=values))
+        return heapq.merge(ended, refused, key=lambda found: found[0].number or 0)
+
+    def values(self, number: int | None, event_id: int | None) -> Mapping[str, Any]:
+        """The values of one row, as far as they are kept."""
+        if event_id is None:
+            found = next(queries.rejects(self._database, self._task_id, after=(number or 1) - 1, limit=1), None)
+            return _cells(found["cells"]) if found is not None else {}
+        with self._database.read() as connection:
+            events = queries.event_page(connection, self._task_id, after=event_id - 1, limit=1)
+        return _cells(events[0]["params"]) if events else {}
+
+    def _events(self, *, params: bool) -> Iterator[dict[str, Any]]:
+        if not self._statuses:
+            return iter(())
+        return queries.rows_by_status(self._database, self._task_id, self._statuses, params=params)
+
+    def _rejects(self, *, cells: bool) -> Iterator[dict[str, Any]]:
+        return queries.rejects(self._database, self._task_id, cells=cells) if self._with_rejects else iter(())
+
+    def _ended(self, values: bool) -> Iterator[tuple[ReportRow, int | None]]:
+        events = self._events(params=values)
+        while page := list(islice(events, _PAGE)):
+            failed = [event["id"] for event in page if event["status"] in _FAILED]
+            messages = {}
+            if failed:
+                with self._database.read() as connection:
+                    messages = queries.failures_by_row(connection, failed)
+            for event in page:
+                error = messages.get(event["id"])
+                item = _item(event["params"]) if values else {}
+                tries, result = _tries(event), loads(event["result"])
+                yield ReportRow(item, event["first_row"], event["status"], error, tries, result), event["id"]
+
+    def _refused(self, reject: Mapping[str, Any], names: Mapping[str, str]) -> ReportRow:
+        bad: dict[str, str] = {}
+        whole, said = [], []
+        for problem in reject["errors"]:
+            column, text = problem["column"], render(problem, self._locale)
+            header = _header(column, names) if column else None
+            if header is None:
+                whole.append(text if not column else f"{column}: {text}")
+            else:
+                bad[header] = f"{bad[header]}\n{text}" if header in bad else text
+            said.append(f"{column}: {text}" if column else text)
+        return ReportRow(
+            _cells(reject["cells"]), reject["row"], "rejected", "; ".join(said), 0, None, bad, "\n".join(whole) or None
+        )
+
+
+def _by_name(headers: Sequence[str]) -> dict[str, str]:
+    return {normalise(header): header for header in headers}
+
+
+def _header(column: str, names: Mapping[str, str]) -> str | None:
+    """The header of a column as a problem calls it, which may be a path into a cell: address.city is in address."""
+    return names.get(normalise(column)) or names.get(normalise(column.partition(".")[0]))
 
 
 def _tries(row: Mapping[str, Any]) -> int:
@@ -156,16 +244,11 @@ def _tries(row: Mapping[str, Any]) -> int:
     return int(row["retries"]) + (row["started_at"] is not None)
 
 
-def _refused(database: Database, task_id: int) -> Iterator[ReportRow]:
-    for reject in queries.rejects(database, task_id):
-        bad = {e["column"]: e["message"] for e in reject["errors"] if e["column"]}
-        text = "; ".join(f"{e['column']}: {e['message']}" if e["column"] else e["message"] for e in reject["errors"])
-        yield ReportRow(_cells(reject["cells"]), reject["row"], "rejected", text, 0, None, bad)
-
-
-def _item(row: Mapping[str, Any]) -> dict[str, Any]:
-    return _cells(loads(row["params"]))
+def _item(params: str) -> dict[str, Any]:
+    return _cells(loads(params))
 
 
 def _cells(value: Any) -> dict[str, Any]:
+    if value is None:
+        return {}
     return value if isinstance(value, dict) else {"value": value}

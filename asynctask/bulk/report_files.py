@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
-import math
-import re
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
@@ -17,25 +16,27 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TextIO
 
-import orjson
 import xlsxwriter
+from xlsxwriter.exceptions import XlsxFileError
 
-from asynctask.bulk.problems import jsonable
-from asynctask.bulk.readers.base import REPORT_COLUMNS, normalise, report_block
-from asynctask.bulk.readers.csv import FORMULA_STARTS
+from asynctask.bulk.readers.base import CellError, normalise, report_block
+from asynctask.bulk.report_cells import Percent, csv_cell, cut, sheet_text, sheet_value
+from asynctask.bulk.report_columns import COLUMNS, SUFFIX, of_locale
+from asynctask.errors import Unavailable
 
-__all__ = ["ReportRow", "iter_csv", "report_headers", "write_csv", "write_xlsx"]
+__all__ = ["MAX_COMMENTS", "SHEET_ROWS", "ReportRow", "iter_csv", "report_headers", "write_csv", "write_xlsx"]
 
+SHEET_ROWS: Final = 1_048_575
+"""The rows that a sheet has beside its header."""
+MAX_COMMENTS: Final = 5_000
+"""Comments of a sheet: they are kept in memory until it is written, and spreadsheets are slow with more."""
 _CHUNK: Final = 16_384
-_MAX_TEXT: Final = 32_767
 _MAX_COMMENT: Final = 1_000
-_MAX_COMMENTS: Final = 5_000
-"""A sheet's comments are kept in memory until it is written; cells beyond are highlighted all the same."""
-_EXACT_DIGITS: Final = 15
-_FIRST_DAY: Final = date(1900, 3, 1)
-"""Excel's days before it are off by one."""
-_CONTROLS: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
-_GUARDED: Final = (*FORMULA_STARTS, "'")
+_SHORT: Final = 16_000
+_SAFE: Final = 10**15
+_REFUSED: Final = {"bg_color": "#FFC7CE"}
+_ERROR: Final = 2
+"""The place of the error among the report's own columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ class ReportRow:
     """One row of a report.
 
     ``values``: the original cells by header. ``number``: the row in the original sheet, from 1. ``result``: what the worker
-    returned, anything that JSON can carry. ``bad_columns``: header -> what is wrong with that cell.
+    returned, anything that JSON can carry. ``bad_columns``: header -> what is wrong with that cell. ``bad_row``: what is
+    wrong with the row and with none of its cells.
     """
 
     values: Mapping[str, Any]
@@ -53,28 +55,36 @@ class ReportRow:
     attempts: int
     result: Any
     bad_columns: Mapping[str, str] = field(default_factory=dict)
+    bad_row: str | None = None
+
+    def with_values(self, values: Mapping[str, Any]) -> ReportRow:
+        """The same row with other cells."""
+        return ReportRow(
+            values, self.number, self.status, self.error, self.attempts, self.result, self.bad_columns, self.bad_row
+        )
 
 
-def report_headers(headers: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The original columns, and the report's own five as they are called beside them.
+def report_headers(headers: Sequence[str], locale: str = "en") -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The original columns, and the report's own five as they are called beside them in a language.
 
-    Where an original column has the very name, the report's gets the suffix " (report)". The columns that an earlier report
-    added to an uploaded sheet are left out: they say what became of the rows then.
+    Where an original column has the very name, the report's gets a suffix, " (report)" in English. The columns that an
+    earlier report added to an uploaded sheet are left out: they say what became of the rows then.
     """
+    locale = of_locale(locale)
     old = report_block(headers)
     kept = tuple(header for header in headers if header not in old)
     taken = {normalise(header) for header in kept}
-    return kept, tuple(f"{name} (report)" if name in taken else name for name in REPORT_COLUMNS)
+    return kept, tuple(name + SUFFIX[locale] if normalise(name) in taken else name for name in COLUMNS[locale])
 
 
-def write_csv(stream: TextIO | BinaryIO, headers: Sequence[str], rows: Iterable[ReportRow]) -> int:
+def write_csv(stream: TextIO | BinaryIO, headers: Sequence[str], rows: Iterable[ReportRow], *, locale: str = "en") -> int:
     """Write a report as CSV in UTF-8 with a byte order mark; memory stays constant.
 
-    Arguments: a text stream (open it with ``newline=""``) or a binary one, left open; the original headers; the rows.
-    Returns the number of rows written.
+    Arguments: a text stream (open it with ``newline=""``) or a binary one, left open; the original headers; the rows; the
+    language of the report's own headers. Returns the number of rows written.
     """
     counted = _Counted(rows)
-    for chunk in iter_csv(headers, counted):
+    for chunk in iter_csv(headers, counted, locale=locale):
         if isinstance(stream, io.TextIOBase):
             stream.write(chunk.decode())
         else:
@@ -82,15 +92,15 @@ def write_csv(stream: TextIO | BinaryIO, headers: Sequence[str], rows: Iterable[
     return counted.count
 
 
-def iter_csv(headers: Sequence[str], rows: Iterable[ReportRow]) -> Iterator[bytes]:
+def iter_csv(headers: Sequence[str], rows: Iterable[ReportRow], *, locale: str = "en") -> Iterator[bytes]:
     """The report as :func:`write_csv` writes it, in pieces of some KB, each of whole rows."""
-    kept, added = report_headers(headers)
+    kept, added = report_headers(headers, locale)
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer, lineterminator="\r\n")
     buffer.write("\ufeff")
-    writer.writerow([_csv_cell(name) for name in (*kept, *added)])
+    writer.writerow([csv_cell(name) for name in (*kept, *added)])
     for row in rows:
-        writer.writerow([_csv_cell(row.values.get(name)) for name in kept] + [_csv_cell(each) for each in _outcome(row)])
+        writer.writerow([csv_cell(row.values.get(name)) for name in kept] + [csv_cell(each) for each in _outcome(row)])
         if buffer.tell() >= _CHUNK:
             yield buffer.getvalue().encode()
             buffer.seek(0)
@@ -98,115 +108,172 @@ def iter_csv(headers: Sequence[str], rows: Iterable[ReportRow]) -> Iterator[byte
     yield buffer.getvalue().encode()
 
 
-def write_xlsx(path: Path, headers: Sequence[str], rows: Iterable[ReportRow], *, rows_per_sheet: int = 1_048_575) -> int:
-    """Write a report as a workbook; memory stays constant but for the comments, of which a sheet has 5,000 at most.
+def write_xlsx(
+    path: Path,
+    headers: Sequence[str],
+    rows: Iterable[ReportRow],
+    *,
+    locale: str = "en",
+    rows_per_sheet: int = SHEET_ROWS,
+    comments_per_sheet: int = MAX_COMMENTS,
+) -> int:
+    """Write a report as a workbook; memory stays constant but for the comments, of which a sheet has few.
 
-    Arguments: where to; the original headers; the rows; how many rows a sheet takes beside its header before the next
-    one begins. Returns the number of rows written. If ``rows`` raises, so does this, and leaves no file.
+    Arguments: where to; the original headers; the rows; the language of the report's own headers; how many rows a sheet
+    takes beside its header before the next one begins; how many comments it gets. Returns the number of rows written.
+    If ``rows`` raises, so does this, at once, and leaves no file. Raises :class:`Unavailable` where it cannot be written.
     """
-    if not 1 <= rows_per_sheet <= 1_048_575:
-        raise ValueError(f"rows_per_sheet must be between 1 and 1048575, not {rows_per_sheet}")
-    options = {
-        "constant_memory": True,
-        "tmpdir": str(path.parent),
-        "strings_to_formulas": False,
-        "strings_to_urls": False,
-        "strings_to_numbers": False,
-    }
-    book = xlsxwriter.Workbook(str(path), options)
+    if not 1 <= rows_per_sheet <= SHEET_ROWS:
+        raise ValueError(f"rows_per_sheet must be between 1 and {SHEET_ROWS}, not {rows_per_sheet}")
     try:
-        count = _write_sheets(book, headers, rows, rows_per_sheet)
-    except BaseException:
-        book.close()
-        path.unlink(missing_ok=True)
-        raise
-    book.close()
+        with tempfile.TemporaryDirectory(prefix=".report-", dir=path.parent) as folder:
+            book = xlsxwriter.Workbook(str(path), {"constant_memory": True, "tmpdir": folder, **_PLAIN})
+            book.use_zip64()
+            try:
+                count = _write_sheets(book, headers, rows, locale, rows_per_sheet, comments_per_sheet)
+                book.close()
+            except BaseException:
+                _abandon(book, path)
+                raise
+    except (OSError, XlsxFileError) as error:
+        raise Unavailable(f"the report could not be written in {path.parent}: {error}; is the disk full?") from error
     return count
 
 
-def _write_sheets(book: Any, headers: Sequence[str], rows: Iterable[ReportRow], rows_per_sheet: int) -> int:
+_PLAIN: Final = {"strings_to_formulas": False, "strings_to_urls": False, "strings_to_numbers": False}
+
+
+def _abandon(book: Any, path: Path) -> None:
+    """Closes what is open and removes what is there; to close the book would mean to finish it first."""
+    book.fileclosed = True
+    for sheet in book.worksheets():
+        sheet._opt_close()
+    path.unlink(missing_ok=True)
+
+
+def _write_sheets(
+    book: Any, headers: Sequence[str], rows: Iterable[ReportRow], locale: str, rows_per_sheet: int, comments: int
+) -> int:
     formats = _Formats(book)
+    names = report_headers(headers, locale)
     iterator, count, sheets = iter(rows), 0, 0
     ahead = next(iterator, None)
     while ahead is not None or sheets == 0:
         sheets += 1
-        sheet = _Sheet(book.add_worksheet("Report" if sheets == 1 else f"Report {sheets}"), headers, formats)
-        # None ends the rows: what is left beyond this sheet is looked at once, to know whether another one is needed.
+        sheet = _Sheet(book.add_worksheet(f"Rows {sheets}"), *names, formats, comments)
         for row in islice(chain([ahead] if ahead is not None else [], iterator), rows_per_sheet):
             sheet.add(row)
         count += sheet.rows
         sheet.finish()
+        # What is left beyond this sheet is looked at once, to know whether another one is needed.
         ahead = next(iterator, None)
     return count
 
 
 class _Formats:
-    """The cell formats of a workbook."""
+    """The cell formats of a workbook, made when they are needed."""
+
+    _PATTERNS: Final[Mapping[type, str]] = {
+        date: "yyyy-mm-dd",
+        datetime: "yyyy-mm-dd hh:mm:ss",
+        time: "hh:mm:ss",
+        timedelta: "[h]:mm:ss",
+    }
 
     def __init__(self, book: Any) -> None:
+        self._book = book
+        self._made: dict[tuple[str, bool], Any] = {}
         self.header = book.add_format({"bold": True, "bottom": 1})
-        self._patterns = {
-            date: "yyyy-mm-dd",
-            datetime: "yyyy-mm-dd hh:mm:ss",
-            time: "hh:mm:ss",
-            timedelta: "[h]:mm:ss",
-            None: "",
-        }
-        self._made = {
-            (kind, bad): book.add_format(
-                ({"num_format": pattern} if pattern else {}) | ({"bg_color": "#FFC7CE"} if bad else {})
-            )
-            for kind, pattern in self._patterns.items()
-            for bad in (False, True)
-        }
 
     def of(self, value: Any, bad: bool) -> Any:
-        kind = type(value) if type(value) in self._patterns else None
-        return self._made[kind, bad] if kind or bad else None
+        pattern = value.pattern if type(value) is Percent else self._PATTERNS.get(type(value), "")
+        if not pattern and not bad:
+            return None
+        if (pattern, bad) not in self._made:
+            shape = ({"num_format": pattern} if pattern else {}) | (_REFUSED if bad else {})
+            self._made[pattern, bad] = self._book.add_format(shape)
+        return self._made[pattern, bad]
+
+
+class _Exact(float):
+    """A number that XlsxWriter, which formats with 16 digits, writes with all of them."""
+
+    def __format__(self, _spec: str) -> str:
+        return repr(float(self))
 
 
 class _Sheet:
     """One sheet of a report, written row by row."""
 
-    def __init__(self, sheet: Any, headers: Sequence[str], formats: _Formats) -> None:
-        self._sheet, self._formats = sheet, formats
-        self._kept, added = report_headers(headers)
-        self._comments = self.rows = 0
-        self._width = len(self._kept) + len(added)
+    def __init__(
+        self, sheet: Any, kept: Sequence[str], added: Sequence[str], formats: _Formats, most_comments: int
+    ) -> None:
+        self._sheet, self._kept, self._formats = sheet, kept, formats
+        self._comments, self.rows = most_comments, 0
+        self._width = len(kept) + len(added)
         sheet.freeze_panes(1, 0)
-        for column, name in enumerate((*self._kept, *added)):
+        for column, name in enumerate((*kept, *added)):
             sheet.set_column(column, column, min(max(len(name) + 4, 12), 60))
-            sheet.write_string(0, column, _xlsx_text(name), formats.header)
+            sheet.write_string(0, column, sheet_text(name), formats.header)
 
     def add(self, row: ReportRow) -> None:
         self.rows += 1
+        bad, values, number = row.bad_columns, row.values, self.rows
         for column, name in enumerate(self._kept):
-            reason = row.bad_columns.get(name)
-            self._cell(column, row.values.get(name), reason is not None)
-            if reason is not None and self._comments < _MAX_COMMENTS:
-                self._comments += 1
-                self._sheet.write_comment(self.rows, column, _xlsx_text(reason)[:_MAX_COMMENT])
+            value = values.get(name)
+            reason = bad.get(name) if bad else None
+            if reason is not None or not self._simple(number, column, value):
+                self._cell(column, value, reason)
         for column, value in enumerate(_outcome(row), len(self._kept)):
-            self._cell(column, value, False)
+            reason = row.bad_row if column == len(self._kept) + _ERROR else None
+            if reason is not None or not self._simple(number, column, value):
+                self._cell(column, value, reason)
+
+    def _simple(self, row: int, column: int, value: Any) -> bool:
+        """Writes what nearly all cells are, and needs no care; this is where the time of a long report goes."""
+        kind = type(value)
+        if kind is str:
+            if len(value) > _SHORT or not value.isprintable() or value[:1] == "<":
+                return False
+            self._sheet.write_string(row, column, value)
+        elif kind is int:
+            if not -_SAFE < value < _SAFE:
+                return False
+            self._sheet.write_number(row, column, value)
+        else:
+            return value is None
+        return True
 
     def finish(self) -> None:
         self._sheet.autofilter(0, 0, self.rows, self._width - 1)
+        if self.rows:  # 00123 is text on purpose
+            letters = xlsxwriter.utility.xl_range(1, 0, self.rows, self._width - 1)
+            self._sheet.ignore_errors({"number_stored_as_text": letters})
 
-    def _cell(self, column: int, value: Any, bad: bool) -> None:
-        sheet, row = self._sheet, self.rows
-        value = _xlsx_value(value)
+    def _cell(self, column: int, value: Any, reason: str | None) -> None:
+        sheet, row, bad = self._sheet, self.rows, reason is not None
+        value = sheet_value(value)
         style = self._formats.of(value, bad)
         if value is None:
             if bad:
                 sheet.write_blank(row, column, None, style)
         elif isinstance(value, str):
-            sheet.write_string(row, column, value, style)
+            sheet.write_string(row, column, sheet_text(value), style)
         elif isinstance(value, bool):
             sheet.write_boolean(row, column, value, style)
-        elif isinstance(value, int | float | Decimal):
+        elif isinstance(value, float):
+            exact = float(f"{value:.16G}") == value
+            sheet.write_number(row, column, value if exact else _Exact(value), style)
+        elif isinstance(value, int | Decimal):
             sheet.write_number(row, column, value, style)
+        elif isinstance(value, CellError):
+            # The only formula of a report: a constant that is one of seven, never a text of the list.
+            sheet.write_formula(row, column, "=" + value.text, style, value.text)
         else:
             sheet.write_datetime(row, column, value, style)
+        if reason is not None and self._comments > 0:
+            self._comments -= 1
+            sheet.write_comment(row, column, cut(reason)[:_MAX_COMMENT], {"x_scale": 2})
 
 
 class _Counted:
@@ -221,59 +288,3 @@ class _Counted:
 
 def _outcome(row: ReportRow) -> tuple[Any, ...]:
     return row.number, row.status, row.error, row.attempts, row.result
-
-
-def _csv_cell(value: Any) -> Any:
-    if value is None or isinstance(value, float):
-        return value if value is None or math.isfinite(value) else str(value)
-    if isinstance(value, bool):
-        return "TRUE" if value else "FALSE"
-    if isinstance(value, int | Decimal):
-        return str(value)
-    if isinstance(value, datetime):
-        return value.isoformat(" ")
-    if isinstance(value, date | time):
-        return value.isoformat()
-    text = _shown(value).replace("\0", "\ufffd")
-    return f"'{text}" if text.startswith(_GUARDED) else text
-
-
-def _xlsx_value(value: Any) -> Any:
-    """A value of a type that a workbook has; everything that it would change or lose becomes text."""
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, int | float | Decimal):
-        plain = not isinstance(value, int) or len(str(abs(value))) <= _EXACT_DIGITS
-        fits = (
-            math.isfinite(value) and len(value.as_tuple().digits) <= _EXACT_DIGITS if isinstance(value, Decimal) else plain
-        )
-        return value if fits and math.isfinite(value) else str(value)
-    if isinstance(value, datetime):
-        return value if value.tzinfo is None and value.date() >= _FIRST_DAY else value.isoformat(" ")
-    if isinstance(value, date):
-        return value if value >= _FIRST_DAY else value.isoformat()
-    if isinstance(value, time):
-        return value if value.tzinfo is None else value.isoformat()
-    if isinstance(value, timedelta):
-        return value if value >= timedelta(0) else str(value)
-    return _xlsx_text(_shown(value))
-
-
-def _shown(value: Any) -> str:
-    """A value as text: itself, or JSON for lists and objects; cut to what a cell may hold."""
-    if isinstance(value, Mapping | list | tuple):
-        text = orjson.dumps(jsonable(value)).decode()
-    else:
-        text = value if isinstance(value, str) else str(jsonable(value))
-    return _cut(_CONTROLS.sub("\ufffd", text) if not text.isprintable() else text)
-
-
-def _xlsx_text(text: str) -> str:
-    return _cut(_CONTROLS.sub("\ufffd", text))
-
-
-def _cut(text: str) -> str:
-    """At most 32,767 characters as a spreadsheet counts them: one beyond the basic plane is two."""
-    if len(text) * 2 <= _MAX_TEXT or len(text.encode("utf-16-le", "replace")) // 2 <= _MAX_TEXT:
-        return text
-    return text.encode("utf-16-le", "replace")[: (_MAX_TEXT - 1) * 2].decode("utf-16-le", "ignore") + "…"

@@ -6,12 +6,15 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import structlog
 
 from asynctask.bulk.items import Accepted, ItemShape, Refused
-from asynctask.bulk.readers import Limits, RawRow, open_source
+from asynctask.bulk.problems import stored
+from asynctask.bulk.readers import Limits
+from asynctask.bulk.rows import open_list, too_many_items
 from asynctask.bulk.uploads import Uploads
 from asynctask.clock import Clock
 from asynctask.errors import InputError, LedgerUnavailable, Problem
@@ -73,36 +76,45 @@ class Splitter:
         self._log = structlog.get_logger("asynctask.split")
 
     def split_source(
-        self, task_id: int, source: Mapping[str, Any], shape_of: Callable[[Mapping[str, str]], ItemShape], *, after: int = 0
+        self,
+        task_id: int,
+        source: Mapping[str, Any],
+        shape_of: Callable[[Mapping[str, str]], ItemShape],
+        *,
+        after: int = 0,
+        created: int = 0,
     ) -> Tally:
         """Splits a stored list from the row after ``after`` on, and ends the split: sealed, or failed with the reason.
 
-        ``source`` is what :func:`describe` made. Raises :class:`SplitLost` where another process took over, and
+        ``source`` is what the submission kept of the list. ``created``: how many jobs there are already; of a strict list
+        that says that every row was found good before. Raises :class:`SplitLost` where another process took over, and
         LedgerUnavailable: then the split stays as it is and is taken up again.
         """
         tally = Tally()
         with self._lease(task_id):
             try:
                 shape = shape_of(source.get("columns") or {})
-                path = self._uploads.find(str(source["name"]))
-                with open_source(
-                    path, str(source["filename"]), sheet=source.get("sheet"), limits=self._limits, expect=shape.expected
-                ) as opened:
-                    binding = shape.bind(opened.headers) if opened.headers is not None else None
+                with open_list(self._uploads, self._limits, source, shape) as opened:
                     if opened.planned is not None:
                         task_rows.plan(self._ledger, task_id, opened.planned)
-                    self._split(task_id, (shape.validate(row, binding) for row in opened.rows(after)), tally, after)
+                    rows = partial(opened.checked, unique=source.get("unique") or ())
+                    if source.get("strict") and not created and not self._all_good(task_id, rows(0), tally, after):
+                        task_rows.refuse_list(self._ledger, task_id, tally.accepted + tally.rejected)
+                        return tally
+                    tally = Tally()
+                    checked = rows(after)
+                    self._split(task_id, _still_good(checked) if source.get("strict") else checked, tally, after)
                 task_rows.seal(self._ledger, task_id)
             except InputError as error:
                 tally.error = error
-                task_rows.fail_split(self._ledger, task_id, f"{error.code}: {error}")
+                said = {"text": error.text, "params": error.params} if error.text else None
+                task_rows.fail_split(self._ledger, task_id, f"{error.code}: {error}", said=said)
         self._on_slice()
         return tally
 
-    def split_items(self, task_id: int, items: Iterable[Any], shape: ItemShape) -> Tally:
+    def split_items(self, task_id: int, rows: Iterable[Accepted | Refused]) -> Tally:
         """Splits items of a program, consumed one by one, in the caller's thread; what the iterable raises is raised on."""
         tally = Tally()
-        rows = (shape.validate(RawRow(i, item), None) for i, item in enumerate(items, 1))
         with self._lease(task_id):
             try:
                 self._split(task_id, rows, tally)
@@ -114,6 +126,30 @@ class Splitter:
             task_rows.seal(self._ledger, task_id)
         self._on_slice()
         return tally
+
+    # -- strict lists
+
+    def _all_good(self, task_id: int, rows: Iterable[Accepted | Refused], tally: Tally, after: int) -> bool:
+        """Whether every row of a list is accepted. Refused ones go into the ledger, nothing else does.
+
+        ``rows`` are all rows of the list; what was refused up to the row ``after`` stands in the ledger already.
+        """
+        current, begun_before = _Slice(begun=self._clock.monotonic()), after > 0
+        for row in rows:
+            if isinstance(row, Accepted):
+                tally.accepted += 1
+            elif row.row <= after:
+                tally.rejected += 1
+            else:
+                _add(current, row, tally)
+                if self._full(current, SLICE):
+                    self._commit(task_id, current, after)
+                    after, current = current.cursor, _Slice(begun=self._clock.monotonic())
+            self._refuse_too_many(tally)
+        if current.rejects:
+            self._commit(task_id, current, after)
+        # A cursor that has moved while there is no job has moved over refused rows.
+        return not tally.rejected and not begun_before
 
     # -- slices
 
@@ -127,15 +163,13 @@ class Splitter:
                 after = current.cursor
                 current = _Slice(begun=self._clock.monotonic())
                 largest = SLICE
-            if tally.accepted + tally.rejected > self._limits.max_rows:
-                raise InputError(
-                    f"more than {self._limits.max_rows:,} items (max_rows); split the list, or have the operator raise"
-                    " ASYNCTASK_MAX_ROWS",
-                    code="too_many_rows",
-                    status=413,
-                )
+            self._refuse_too_many(tally)
         if current.items or current.rejects:
             self._commit(task_id, current, after)
+
+    def _refuse_too_many(self, tally: Tally) -> None:
+        if tally.accepted + tally.rejected > self._limits.max_rows:
+            raise too_many_items(self._limits.max_rows)
 
     def _full(self, current: _Slice, largest: int) -> bool:
         count = len(current.items) + len(current.rejects)
@@ -171,6 +205,18 @@ class Splitter:
             thread.join(5)
 
 
+def _still_good(rows: Iterable[Accepted | Refused]) -> Iterator[Accepted]:
+    """The rows of a strict list, on their way into the ledger after each was found good."""
+    for row in rows:
+        if isinstance(row, Refused):
+            first = row.problems[0]
+            raise InputError(
+                f"row {row.row} was accepted when the list was checked and is refused now ({first.column}:"
+                f" {first.message}); what the worker's model says of a row must not depend on anything else"
+            )
+        yield row
+
+
 def _add(current: _Slice, row: Accepted | Refused, tally: Tally) -> None:
     current.cursor = row.row
     if isinstance(row, Accepted):
@@ -179,8 +225,7 @@ def _add(current: _Slice, row: Accepted | Refused, tally: Tally) -> None:
         current.size += len(params)
         tally.accepted += 1
         return
-    errors = [{k: v for k, v in problem.as_dict().items() if k != "row"} for problem in row.problems]
-    current.rejects.append(Reject(row.row, errors, row.values))
+    current.rejects.append(Reject(row.row, [stored(problem) for problem in row.problems], row.values))
     tally.rejected += 1
     if len(tally.problems) < KEPT_PROBLEMS:
         tally.problems += row.problems

@@ -1,6 +1,7 @@
 """The sweep: everything that must happen although nobody is there to do it.
 
-It runs in every process; doing anything of it twice is harmless.
+Any process can do it, and one at a time has the duty; doing anything of it twice is harmless. Where nothing happens, it
+asks the database one question every few seconds.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker, Copy, Held, Key
+from asynctask.brokers.sql import SqlBroker
 from asynctask.bulk.control import Control
+from asynctask.bulk.rota import PARTS, Rota
 from asynctask.clock import micros
 from asynctask.errors import Unavailable
-from asynctask.ledger import control, dispatch, progress, recovery
+from asynctask.ledger import control, lost, progress, ready, recovery, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.closing import candidates, try_close
+from asynctask.ledger.signals import Waker
 from asynctask.ledger.transitions import EventRecord
 
 __all__ = ["Sweep"]
@@ -28,13 +32,15 @@ POISON_COPIES = 3
 _DUE_AT_ONCE = 1_000
 _LOOKS = 10
 _LOOK_AT_ONCE = 1_000
+_REST = 20
 
 
 class Sweep:
     """Recovers the dead, closes what is over, takes up stalled splits, turns rows, finds lost copies, takes samples.
 
     ``take_up`` starts the split of a Task anew in a way that fits this process; None where it must not split.
-    ``every_s`` is the pause between two sweeps.
+    ``every_s`` is the pause between two sweeps while there is a Task that is not over. ``nudge`` and ``expect`` tell the
+    dispatcher that there is something for it, now or at a time (microseconds); ``waker`` is where it hears of more.
     """
 
     def __init__(
@@ -46,6 +52,8 @@ class Sweep:
         *,
         take_up: Callable[[int], None] | None = None,
         nudge: Callable[[], None] = lambda: None,
+        expect: Callable[[int], None] = lambda at: None,
+        waker: Waker | None = None,
         every_s: float = 1.0,
     ) -> None:
         self._ledger = ledger
@@ -55,10 +63,14 @@ class Sweep:
         self._take_up = take_up
         self._nudge = nudge
         self._every_s = every_s
+        self._rota = Rota(
+            ledger, host, nudge, expect, waker, every_s=every_s, can_split=take_up is not None,
+            foreign=not isinstance(broker, SqlBroker),
+        )  # fmt: skip
         self._missed: dict[Key, tuple[int, int]] = {}
         self._looked_at = 0
         self._unknown: set[str] = set()
-        self._stop = threading.Event()
+        self._rests: dict[str, float] = {}
         self._thread: threading.Thread | None = None
         self._log = structlog.get_logger("asynctask.sweep")
 
@@ -68,34 +80,44 @@ class Sweep:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread."""
-        self._stop.set()
+        """Ends the thread; another process has the duty then."""
+        self._rota.stop()
         if self._thread is not None:
             self._thread.join(10)
 
     def _run(self) -> None:
-        while not self._stop.is_set():
-            self.sweep()
-            self._stop.wait(self._every_s)
+        while not self._rota.stopped:
+            wanted: Sequence[str] = ()
+            try:
+                wanted = self._rota.wanted()
+            except Unavailable as error:
+                self._log.warning("sweep_put_off", part="look", error=str(error))
+            except Exception:
+                self._log.exception("sweep_failed", part="look")
+            self._do(wanted)
+            self._rota.pause()
+        self._rota.leave()
 
     def sweep(self) -> None:
         """Does each part once; a part that fails leaves the others their turn."""
-        parts = (
-            self.recover_dead,
-            self.release_due,
-            self.turn_rows,
-            self.take_up_splits,
-            self.close,
-            self.find_lost,
-            self.sample,
-        )
-        for part in parts:
+        self._rests.clear()
+        self._do(PARTS)
+
+    def _do(self, parts: Sequence[str]) -> None:
+        clock = self._ledger.clock
+        for name in parts:
+            begun = clock.monotonic()
+            if begun < self._rests.get(name, 0.0):
+                continue
             try:
-                part()
+                getattr(self, name)()
             except Unavailable as error:
-                self._log.warning("sweep_put_off", part=part.__name__, error=str(error))
+                self._log.warning("sweep_put_off", part=name, error=str(error))
             except Exception:
-                self._log.exception("sweep_failed", part=part.__name__)
+                self._log.exception("sweep_failed", part=name)
+            # However many Tasks are open: no part takes more than a twentieth of the time.
+            ended = clock.monotonic()
+            self._rests[name] = ended + _REST * (ended - begun)
 
     # -- the dead
 
@@ -185,25 +207,27 @@ class Sweep:
         if now - self._looked_at < micros(LOOK_S):
             return 0
         self._looked_at = now
+        if ready.repair(self._ledger) + sessions.repair(self._ledger):
+            self._nudge()
         self._look_at_alone()
         with self._ledger.database.read() as connection:
-            tasks = dispatch.flying_tasks(connection)
-        dispatch.advance_low(self._ledger, tasks)
+            tasks = lost.flying_tasks(connection)
+        lost.advance_low(self._ledger, tasks)
         with self._ledger.database.read() as connection:
             flying = {
                 (record.job_id, record.row.attempt): record
                 for task_id in tasks
-                for record in dispatch.flying_rows(connection, task_id)
+                for record in lost.flying_rows(connection, task_id)
             }
         held = self._broker.holds(flying) if flying else set()
         missing = {key: record for key, record in flying.items() if key not in held}
-        lost = [(record.id, key[1]) for key, record in missing.items() if key in self._missed]
+        gone = [(record.id, key[1]) for key, record in missing.items() if key in self._missed]
         self._missed = {key: (record.id, key[1]) for key, record in missing.items()}
-        if lost:
-            dispatch.lost_copies(self._ledger, lost)
-            self._log.warning("copies_lost", count=len(lost))
+        if gone:
+            lost.lost_copies(self._ledger, gone)
+            self._log.warning("copies_lost", count=len(gone))
             self._nudge()
-        return len(lost)
+        return len(gone)
 
     def _look_at_alone(self) -> None:
         for _ in range(_LOOKS):  # every look ends for those that it saw; what is left has its turn with the next sweeps
@@ -212,14 +236,14 @@ class Sweep:
 
     def _look_at_some(self) -> int:
         with self._ledger.database.read() as connection:
-            records: list[EventRecord] = dispatch.to_look_at(connection, self._ledger.now(), _LOOK_AT_ONCE)
+            records: list[EventRecord] = lost.to_look_at(connection, self._ledger.now(), _LOOK_AT_ONCE)
         if not records:
             return 0
         held = self._broker.holds({(r.job_id, r.row.attempt) for r in records})
         there = [r.id for r in records if (r.job_id, r.row.attempt) in held]
         gone = [(r.id, r.row.attempt) for r in records if (r.job_id, r.row.attempt) not in held]
-        dispatch.look_later(self._ledger, there, look_again_s=30.0)
-        dispatch.lost_copies(self._ledger, gone)
+        lost.look_later(self._ledger, there, look_again_s=30.0)
+        lost.lost_copies(self._ledger, gone)
         return len(records)
 
     def sample(self) -> None:

@@ -14,8 +14,9 @@ import orjson
 from asynctask.clock import Ids
 from asynctask.errors import InputError, TooLarge, Unavailable
 
-__all__ = ["StoredFile", "Uploads"]
+__all__ = ["KEPT_ROWS", "StoredFile", "Uploads"]
 
+KEPT_ROWS = ".rows"
 _CHUNK = 1 << 20
 
 
@@ -75,7 +76,7 @@ class Uploads:
         try:
             body = orjson.dumps(items)
         except TypeError as error:
-            raise InputError(f"the items cannot be kept as JSON: {error}") from error
+            raise _not_json(items, error) from error
         return self.store(io.BytesIO(body), "items.json", limit=len(body))
 
     def find(self, name: str) -> Path:
@@ -90,9 +91,14 @@ class Uploads:
             )
         return path
 
+    def kept_rows(self, name: str) -> Path:
+        """Where the rows of a stored workbook are kept once they were read for a report; they go when it goes."""
+        return self._folder / f"{name}{KEPT_ROWS}"
+
     def discard(self, stored: StoredFile) -> None:
-        """Removes a list that became no Task."""
+        """Removes a list that became no Task, with what was made of it."""
         stored.path.unlink(missing_ok=True)
+        self.kept_rows(stored.name).unlink(missing_ok=True)
 
     def _make_folder(self) -> Path:
         try:
@@ -100,6 +106,20 @@ class Uploads:
         except OSError as error:
             raise Unavailable(f"data_dir cannot be written: {self._folder}: {error.strerror}") from error
         return self._folder
+
+
+def _not_json(items: Any, error: TypeError) -> InputError:
+    """Says which item it is; a list of several faults names the first."""
+    for position, item in enumerate(items if isinstance(items, list) else (), start=1):
+        try:
+            orjson.dumps(item)
+        except TypeError as found:
+            return InputError(f"item {position} cannot be kept as JSON: {_mended(found)}", code="not_json")
+    return InputError(f"the items cannot be kept as JSON: {_mended(error)}", code="not_json")
+
+
+def _mended(error: TypeError) -> str:
+    return f"{error}; write numbers of more than 64 bits in double quotes" if "64-bit" in str(error) else str(error)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +17,12 @@ from asynctask.bulk.readers.base import (
     normalise,
     over_limit,
 )
-from asynctask.bulk.readers.csv import open_csv
+from asynctask.bulk.readers.csv import open_csv, open_tsv
 from asynctask.bulk.readers.detect import sniff
-from asynctask.bulk.readers.json import open_json, parse_json
-from asynctask.bulk.readers.xlsx import open_xlsx
+from asynctask.bulk.readers.json import open_json, open_ndjson, parse_json
+from asynctask.bulk.readers.ods import ods_sheets, open_ods
+from asynctask.bulk.readers.xls import open_xls, xls_sheets
+from asynctask.bulk.readers.xlsx import open_xlsx, xlsx_sheets
 
 __all__ = [
     "FORMATS",
@@ -32,22 +35,32 @@ __all__ = [
     "open_source",
     "parse_json",
     "readable",
+    "sheet_names",
 ]
+
+
+_CHARSET: Final = re.compile(r";\s*charset\s*=\s*\"?([^\s;\"]+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format that can be read: ``title`` for people, ``suffixes`` for file dialogs, ``open`` for the file."""
+    """A format that can be read: ``title`` for people, ``suffixes`` for file dialogs, ``open`` for the file; ``sheets``
+    names those of a workbook that can be seen."""
 
     title: str
     suffixes: tuple[str, ...]
     open: Callable[[Path, OpenOptions], Source]
+    sheets: Callable[[Path, Limits], list[str]] | None = None
 
 
 FORMATS: Final[dict[str, Format]] = {
-    "xlsx": Format("Excel workbooks", (".xlsx", ".xlsm"), open_xlsx),
-    "csv": Format("CSV text in UTF-8", (".csv", ".txt"), open_csv),
+    "xlsx": Format("Excel workbooks", (".xlsx", ".xlsm"), open_xlsx, xlsx_sheets),
+    "xls": Format("old Excel workbooks", (".xls",), open_xls, xls_sheets),
+    "ods": Format("OpenDocument spreadsheets", (".ods",), open_ods, ods_sheets),
+    "csv": Format("CSV text", (".csv", ".txt"), open_csv),
+    "tsv": Format("tab-separated text", (".tsv", ".tab"), open_tsv),
     "json": Format("JSON lists", (".json",), open_json),
+    "ndjson": Format("JSON lines", (".ndjson", ".jsonl"), open_ndjson),
 }
 
 
@@ -58,13 +71,22 @@ def readable() -> str:
 
 
 def open_source(
-    path: Path, filename: str, *, sheet: str | None = None, limits: Limits, expect: Collection[str] = ()
+    path: Path,
+    filename: str,
+    *,
+    sheet: str | None = None,
+    limits: Limits,
+    expect: Collection[str] = (),
+    media_type: str | None = None,
+    encoding: str | None = None,
 ) -> Source:
     """Open a list. Close what is returned, or use it in a ``with``.
 
     Arguments: ``path``, the file; ``filename``, the name it was sent under (a tie-breaker, never a path); ``sheet``, the
     sheet of a workbook, by default the first visible one with rows; ``limits``, bytes and counts that are taken at most;
-    ``expect``, names that a header of this list may have, which tell the header row from titles over it.
+    ``expect``, names that a header of this list may have, which tell the header row from titles over it; ``media_type``,
+    the type it was sent as, ``text/csv; charset=gbk`` for instance, a tie-breaker that goes before the name; ``encoding``,
+    that of a text, by default the charset of the type, else found out.
 
     Raises :class:`UnsupportedFormat` (415) for what cannot be read, :class:`TooLarge` (413) for what is over a limit,
     :class:`InputError` (422) for what is not in order. docs/sheets.md lists the codes.
@@ -72,5 +94,16 @@ def open_source(
     size = path.stat().st_size
     if size > limits.max_file_bytes:
         raise over_limit(f"the file has {size:,} bytes", "max_file_bytes", limits.max_file_bytes)
-    name = sniff(path, filename, limits, readable())
-    return FORMATS[name].open(path, OpenOptions(sheet, limits, frozenset(expect)))
+    name = sniff(path, filename, limits, readable(), media_type)
+    if encoding is None and (charset := _CHARSET.search(media_type or "")):
+        encoding = charset[1]
+    return FORMATS[name].open(path, OpenOptions(sheet, limits, frozenset(expect), encoding))
+
+
+def sheet_names(path: Path, filename: str, limits: Limits) -> list[str]:
+    """The sheets of a workbook that can be seen, in its order; none of a file that has no sheets.
+
+    Arguments and errors are those of :func:`open_source`.
+    """
+    sheets = FORMATS[sniff(path, filename, limits, readable())].sheets
+    return sheets(path, limits) if sheets is not None else []

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
+from asynctask.bulk.report_columns import COLUMNS, SUFFIX
 from asynctask.errors import Problem, TooLarge
 
 __all__ = [
@@ -24,15 +25,15 @@ __all__ = [
     "shorten",
 ]
 
-REPORT_COLUMNS: Final = ("row", "status", "error", "attempts", "result")
-_REPORT_SUFFIX: Final = " (report)"
+REPORT_COLUMNS: Final = COLUMNS["en"]
+_BLOCKS: Final = frozenset(COLUMNS.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How much a reader takes. The fields have the names, meanings and defaults of the configuration.
 
-    ``max_empty_rows``: after so many empty rows in a row the sheet counts as ended.
+    ``max_empty_rows``: after so many empty rows in a row a text counts as ended. No spreadsheet has more.
     """
 
     max_file_bytes: int = 209_715_200
@@ -43,7 +44,7 @@ class Limits:
     max_cell_chars: int = 32_767
     max_item_bytes: int = 65_536
     max_json_depth: int = 32
-    max_empty_rows: int = 5_000
+    max_empty_rows: int = 1_048_576
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +75,28 @@ class RawRow:
 class OpenOptions:
     """What the opener of a format gets beside the path.
 
-    ``expect``: names that a header may have; empty where the worker says nothing about its items.
+    ``expect``: names that a header may have; empty where the worker says nothing about its items. ``encoding``: that of a
+    text, as its sender names it.
     """
 
     sheet: str | None
     limits: Limits
     expect: frozenset[str]
+    encoding: str | None = None
 
 
 class Source(Protocol):
     """An open list: a context manager; ``rows`` may be called again and again.
 
-    ``format``: the registry's name of the format. ``headers``: the names of the columns in order, None for JSON.
+    ``format``: the registry's name of the format. ``headers``: the names of the columns in order, None for JSON;
+    ``places``: the column of the sheet that each stands over, 0 is A. ``sheet_name``: None where a file has no sheets.
     ``planned``: the number of rows that ``rows`` will give where it is known without reading them, else None.
     """
 
     format: str
     headers: tuple[str, ...] | None
+    places: tuple[int, ...] | None
+    sheet_name: str | None
     planned: int | None
 
     def rows(self, after: int = 0) -> Iterator[RawRow]:
@@ -144,13 +150,20 @@ def shorten(value: Any, length: int = 200) -> Any:
 def report_block(headers: Collection[str]) -> frozenset[str]:
     """The columns that a report added to these headers, so that a corrected report can be uploaded as it is.
 
-    They are the five of :data:`REPORT_COLUMNS` side by side and in order; a suffix is allowed for.
+    They are the five of :data:`~asynctask.bulk.report_columns.COLUMNS` side by side and in order, in any language; a suffix
+    is allowed for.
     """
     names = list(headers)
-    plain = [normalise(name).removesuffix(_REPORT_SUFFIX) for name in names]
+    plain = [_without_suffix(normalise(name)) for name in names]
     size = len(REPORT_COLUMNS)
     found: set[str] = set()
     for start in range(len(names) - size + 1):
-        if tuple(plain[start : start + size]) == REPORT_COLUMNS:
+        if tuple(plain[start : start + size]) in _BLOCKS:
             found.update(names[start : start + size])
     return frozenset(found)
+
+
+def _without_suffix(name: str) -> str:
+    for suffix in SUFFIX.values():
+        name = name.removesuffix(suffix)
+    return name

@@ -1,4 +1,4 @@
-"""Which format a file has: its content decides, its name only where the content leaves it open."""
+"""Which format a file has: its content decides; its name and the type it is sent as, where the content leaves it open."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import re
 from pathlib import Path, PurePath
 from typing import Final
 
+import orjson
+
 from asynctask.bulk.readers.base import Limits
+from asynctask.bulk.readers.encodings import head_text
+from asynctask.bulk.readers.ods import MIMETYPE
+from asynctask.bulk.readers.ole import OLE, OleFile
 from asynctask.bulk.readers.package import Package
+from asynctask.bulk.readers.workbook import office_document
+from asynctask.bulk.readers.xls import STREAMS
 from asynctask.errors import UnsupportedFormat
 
-__all__ = ["BOM", "sniff"]
+__all__ = ["sniff"]
 
-BOM: Final = b"\xef\xbb\xbf"
 _HEAD: Final = 65_536
-_OLE: Final = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _ENCRYPTED: Final = "EncryptedPackage".encode("utf-16-le")
 _MAGIC: Final = {
     b"%PDF": "a PDF",
@@ -27,69 +32,134 @@ _MAGIC: Final = {
     b"{\\rtf": "a rich text document",
     b"PAR1": "a Parquet file",
     b"SQLite format 3": "an SQLite database",
+    b"\x09\x00\x04\x00": "an Excel workbook of the eighties",
+    b"\x09\x02\x06\x00": "an Excel workbook older than Excel 5",
+    b"\x09\x04\x06\x00": "an Excel workbook older than Excel 5",
 }
 _JSON: Final = re.compile(rb'\s*(?:\[\s*(?:[\[{"\]]|-?\d|true\b|false\b|null\b|\Z)|\{\s*(?:["}]|\Z))')
-_MARKUP: Final = re.compile(rb"\s*<(?:!doctype|html|\?xml|table|head|body|meta)\b", re.IGNORECASE)
-_BINARY_NAMES: Final = frozenset({".xlsx", ".xlsm", ".xls", ".xlsb", ".ods", ".pdf", ".zip", ".numbers", ".doc", ".docx"})
+_MARKUP: Final = re.compile(rb"\s*<(?:!doctype|!--|html|\?xml|\?mso|table|head|body|meta|style|script)\b", re.IGNORECASE)
+_MAIL: Final = re.compile(rb"\s*MIME-Version:", re.IGNORECASE)
+_CONTROLS: Final = re.compile(rb"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f]")
+_TABLE: Final = re.compile(rb"[^\r\n]*[,;\t|][^\r\n]*[\r\n]")
+_WORKBOOK_NAMES: Final = frozenset({".xlsx", ".xlsm", ".xls", ".ods"})
+_BINARY_NAMES: Final = frozenset({".xlsb", ".pdf", ".zip", ".numbers", ".doc", ".docx", ".ppt", ".pptx", ".parquet"})
+_HINTS: Final = {
+    ".json": "json",
+    ".ndjson": "ndjson",
+    ".jsonl": "ndjson",
+    ".tsv": "tsv",
+    ".tab": "tsv",
+    ".csv": "csv",
+    "application/json": "json",
+    "text/json": "json",
+    "application/x-ndjson": "ndjson",
+    "application/ndjson": "ndjson",
+    "application/jsonl": "ndjson",
+    "application/x-jsonlines": "ndjson",
+    "text/csv": "csv",
+    "application/csv": "csv",
+    "text/tab-separated-values": "tsv",
+}
 
 
-def sniff(path: Path, filename: str, limits: Limits, readable: str) -> str:
-    """``xlsx``, ``csv`` or ``json``.
+def sniff(path: Path, filename: str, limits: Limits, readable: str, media_type: str | None = None) -> str:
+    """The name of the format in the registry.
 
-    Arguments: the file, the name that it was sent under, the limits, and the formats that can be read as one sentence.
-    Raises :class:`UnsupportedFormat` for everything else, ``empty_file`` when nothing is in it.
+    Arguments: the file, the name that it was sent under, the limits, the formats that can be read as one sentence, and the
+    type that it was sent as. Raises :class:`UnsupportedFormat` for everything else, ``empty_file`` when nothing is in it.
     """
     with path.open("rb") as file:
         head = file.read(_HEAD)
-    suffix = PurePath(filename).suffix.lower()
     if head[:4] in {b"PK\x03\x04", b"PK\x05\x06"}:
         return _zip_format(path, limits, readable)
-    if head.startswith(_OLE):
-        raise _ole(path, readable)
+    if head.startswith(OLE):
+        return _ole_format(path, readable)
     for magic, what in _MAGIC.items():
         if head.startswith(magic):
             raise UnsupportedFormat(f"the file is {what}; {readable}")
-    text = head.removeprefix(BOM)
+    return _text_format(path, head, PurePath(filename).suffix.lower(), media_type, readable)
+
+
+def _text_format(path: Path, head: bytes, suffix: str, media_type: str | None, readable: str) -> str:
+    text = head_text(head)
     if not text.strip() and _blank(path):
         raise UnsupportedFormat(f"the file is empty; {readable}", code="empty_file")
-    if _MARKUP.match(text):
+    if _MARKUP.match(text) or _MAIL.match(text):
         raise UnsupportedFormat(
             f"the file is a web page or XML; open it in a spreadsheet program and save as .xlsx; {readable}"
         )
-    if suffix in _BINARY_NAMES:
+    # Many programs export text under the name of a workbook.
+    if suffix in _BINARY_NAMES or (suffix in _WORKBOOK_NAMES and (_CONTROLS.search(text) or not _TABLE.search(text))):
         raise UnsupportedFormat(f"the file is named {suffix} but holds something else; {readable}")
-    return "json" if suffix == ".json" or _JSON.match(text) else "csv"
+    declared = (media_type or "").partition(";")[0].strip().lower()
+    hint = _HINTS.get(declared) or _HINTS.get(suffix)
+    if _JSON.match(text):
+        return "ndjson" if _is_lines(text, hint) else "json"
+    return hint or "csv"
+
+
+def _is_lines(text: bytes, hint: str | None) -> bool:
+    """Whether what begins as JSON is a line of JSON lines: the first line is a whole object, and another follows."""
+    first, ended, rest = text.lstrip().partition(b"\n")
+    try:
+        orjson.loads(first)
+    except orjson.JSONDecodeError:
+        # A broken first line, among lines, is a broken line.
+        return hint == "ndjson" and (not ended or rest.lstrip()[:1] == first[:1] == b"{")
+    return hint == "ndjson" or (first[:1] == b"{" and rest.lstrip()[:1] == b"{")
 
 
 def _zip_format(path: Path, limits: Limits, readable: str) -> str:
     with Package(path, limits) as package:
-        if "xl/workbook.xml" in package.parts:
-            return "xlsx"
-        if "xl/workbook.bin" in package.parts:
+        main = office_document(package)
+        if "content.xml" in package.parts and main.lower() not in package.parts:
+            kind = _mimetype(package)
+            if kind.startswith(MIMETYPE) or not kind:
+                return "ods"
+            what = "an OpenDocument file, but no spreadsheet (.ods)"
+        elif "xl/workbook.bin" in package.parts:
             what = "a binary workbook (.xlsb)"
-        elif "mimetype" in package.parts and "content.xml" in package.parts:
-            what = "an OpenDocument file (.ods)"
         elif "word/document.xml" in package.parts:
             what = "a Word document"
+        elif "ppt/presentation.xml" in package.parts:
+            what = "a presentation"
+        elif main.lower() in package.parts:
+            return "xlsx"
         else:
             what = "a zip archive without a workbook"
     raise UnsupportedFormat(f"the file is {what}; {readable}")
 
 
-def _ole(path: Path, readable: str) -> UnsupportedFormat:
-    rest = b""
+def _mimetype(package: Package) -> bytes:
+    info = package.parts.get("mimetype")
+    if info is None or info.file_size > _HEAD:
+        return b""
+    return b"".join(package.chunks("mimetype")).strip()
+
+
+def _ole_format(path: Path, readable: str) -> str:
     with path.open("rb") as file:
+        rest = b""
         while chunk := file.read(1 << 20):
             if _ENCRYPTED in rest + chunk:
-                return UnsupportedFormat(
+                raise UnsupportedFormat(
                     "the workbook is encrypted with a password; remove the password in the spreadsheet program,"
                     " save it and upload it again",
                     code="encrypted",
                 )
             rest = chunk[-len(_ENCRYPTED) :]
-    return UnsupportedFormat(f"the file is an old Office file (.xls); save it as .xlsx; {readable}")
+    with OleFile(path) as container:
+        if any(name in container.streams for name in STREAMS):
+            return "xls"
+        if "worddocument" in container.streams:
+            what = "a Word document"
+        elif "powerpoint document" in container.streams:
+            what = "a presentation"
+        else:
+            what = "an old Office file without a workbook"
+    raise UnsupportedFormat(f"the file is {what}; {readable}")
 
 
 def _blank(path: Path) -> bool:
     with path.open("rb") as file:
-        return all(not chunk.removeprefix(BOM).strip() for chunk in iter(lambda: file.read(1 << 20), b""))
+        return all(not head_text(chunk).strip() for chunk in iter(lambda: file.read(1 << 20), b""))

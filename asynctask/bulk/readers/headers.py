@@ -26,24 +26,30 @@ class Header:
     """The header row.
 
     ``number``: its row. ``names[i]``: the name of column ``i`` of the cells, None for a column without one. ``headers``:
-    the names without the blank ones. ``offset``: how many columns of the sheet lie left of the first cell.
+    the names without the blank ones; ``places``: the column of the sheet that each of them stands over, 0 is A.
+    ``offset``: how many columns of the sheet lie left of the first cell.
     """
 
-    __slots__ = ("_offset", "headers", "names", "number")
+    __slots__ = ("_offset", "headers", "names", "number", "places")
 
     def __init__(self, number: int, names: Sequence[str | None], offset: int = 0) -> None:
         self.number = number
         self.names = tuple(names)
         self.headers = tuple(name for name in names if name is not None)
+        self.places = tuple(index + offset for index, name in enumerate(names) if name is not None)
         self._offset = offset
 
     def row(self, number: int, cells: Sequence[Any], *, extra_is_problem: bool) -> RawRow | None:
         """A row of cells by header; None when all are empty.
 
-        A cell in a column without a name is kept as "Column C". One beyond the last column is so too, or, with
-        ``extra_is_problem``, a problem of the row: a stray delimiter has shifted the cells.
+        A cell in a column without a name is kept as "Column C", one beyond the last column too; with
+        ``extra_is_problem`` that is a problem of the row as well: a stray delimiter has shifted the cells.
         """
         names, width = self.names, len(self.names)
+        if len(cells) <= width == len(self.headers):
+            if cells.count(None) == len(cells):
+                return None
+            return RawRow(number, dict(zip(names, (*cells, *(None,) * (width - len(cells))), strict=True)))
         values: dict[str, Any] = dict.fromkeys(self.headers)
         blank, extra = True, None
         for index, cell in enumerate(cells):
@@ -53,10 +59,10 @@ class Header:
             name = names[index] if index < width else None
             if name is not None:
                 values[name] = cell
-            elif index >= width and extra_is_problem:
-                extra = index
             else:
                 values[self._spare_name(index)] = cell
+                if index >= width and extra_is_problem:
+                    extra = index
         if blank:
             return None
         return RawRow(number, values, () if extra is None else (self._too_many(number, extra, cells[extra]),))
@@ -133,6 +139,7 @@ def _no_header(rows: Sequence[tuple[int, Sequence[Any]]], expect: frozenset[str]
     return InputError(
         f"the sheet has no header: {looked}; {found}. Put one row with the names of the columns over the data",
         code="no_header",
+        params={"found": found},
     )
 
 

@@ -1,47 +1,56 @@
-"""JSON: an array of items, or an object with that array under ``items``. Parsed as a whole, so limited in size."""
+"""JSON: an array of items or an object with that array under ``items``, and JSON lines: streamed, in constant memory."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
 import orjson
 
-from asynctask.bulk.readers.base import OpenOptions, RawRow, over_limit
-from asynctask.bulk.readers.detect import BOM
-from asynctask.errors import InputError
+from asynctask.bulk.readers.base import Limits, OpenOptions, RawRow, over_limit
+from asynctask.bulk.readers.encodings import BOM, decoded, prove_encoding
+from asynctask.bulk.readers.json_scan import Piece, items_of, too_deep
+from asynctask.errors import InputError, Problem
 
-__all__ = ["JsonSource", "check_depth", "open_json", "parse_json"]
+__all__ = ["JsonSource", "check_depth", "open_json", "open_ndjson", "parse_json"]
 
+_CHUNK: Final = 1 << 18
+_SHOWN: Final = 200
 _STRINGS: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _ONE_KIND: Final = bytes.maketrans(b"{}", b"[]")
+_DIGITS: Final = re.compile(rb"[0-9]{19}")
 _LONG: Final = re.compile(rb"(?<![\d.eE+])-?\d{19,}(?![\d.eE])")
 _NOT_FINITE: Final = re.compile(rb"-?\b(?:NaN|Infinity)\b")
 _INT64, _UINT64 = -(2**63), 2**64 - 1
 
 
 class JsonSource:
-    """A parsed list; see :class:`~asynctask.bulk.readers.base.Source`."""
+    """Items of a JSON text; see :class:`~asynctask.bulk.readers.base.Source`."""
 
-    format = "json"
     headers: tuple[str, ...] | None = None
+    places: tuple[int, ...] | None = None
+    sheet_name: str | None = None
 
-    def __init__(self, items: list[Any]) -> None:
-        self._items = items
-        self.planned: int | None = len(items)
+    def __init__(self, name: str, items: Callable[[], Iterator[RawRow]], planned: int) -> None:
+        self.format = name
+        self._items: Callable[[], Iterator[RawRow]] | None = items
+        self.planned: int | None = planned
 
     def rows(self, after: int = 0) -> Iterator[RawRow]:
         """See :meth:`Source.rows`."""
-        for number in range(max(after, 0), len(self._items)):
-            yield RawRow(number + 1, self._items[number])
+        if self._items is None:
+            raise ValueError("the source is closed")
+        for row in self._items():
+            if row.number > after:
+                yield row
 
     def close(self) -> None:
-        """See :meth:`Source.close`."""
-        self._items = []
+        """See :meth:`Source.close`. The file is open only while rows are read."""
+        self._items = None
 
     def __enter__(self) -> Self:
         return self
@@ -51,17 +60,39 @@ class JsonSource:
 
 
 def open_json(path: Path, options: OpenOptions) -> JsonSource:
-    """Open a JSON file. Raises :class:`InputError`: ``invalid_json``, ``too_deep``, ``encoding``, ``too_large``."""
-    data = parse_json(path.read_bytes(), options.limits.max_json_depth)
-    if isinstance(data, dict) and isinstance(data.get("items"), list):
-        data = data["items"]
-    if not isinstance(data, list):
-        raise InputError(
-            'the JSON is no list of items; send [{...}, {...}] or {"items": [{...}, {...}]}', code="invalid_json"
-        )
-    if len(data) > options.limits.max_rows:
-        raise over_limit(f"the list has {len(data):,} items", "max_rows", options.limits.max_rows)
-    return JsonSource(data)
+    """Open a JSON file. It is gone through once, so that a broken one is refused before an item is taken from it.
+
+    Raises :class:`InputError`: ``invalid_json``, ``too_deep``, ``encoding``, ``nul_byte``, ``too_large``.
+    """
+    limits, codec = options.limits, prove_encoding(path, options.encoding, options.expect)
+
+    def items() -> Iterator[RawRow]:
+        for number, piece in enumerate(items_of(_utf8(path, codec), limits), 1):
+            yield _item(number, piece, limits)
+
+    count = 0
+    for count, _ in enumerate(items(), 1):
+        if count > limits.max_rows:
+            raise over_limit("the list has more items", "max_rows", limits.max_rows)
+    return JsonSource("json", items, count)
+
+
+def open_ndjson(path: Path, options: OpenOptions) -> JsonSource:
+    """Open JSON lines: an item is a line, and its number that of the line. A broken line is a refused row.
+
+    Raises :class:`InputError`: ``encoding``, ``nul_byte``, ``too_large``.
+    """
+    limits, codec = options.limits, prove_encoding(path, options.encoding, options.expect)
+    count = 0
+    for count, _ in enumerate(_lines(path, codec, limits), 1):
+        if count > limits.max_rows:
+            raise over_limit("the file has more lines", "max_rows", limits.max_rows)
+
+    def items() -> Iterator[RawRow]:
+        for number, line, size in _lines(path, codec, limits):
+            yield _line_item(number, line, size, limits)
+
+    return JsonSource("ndjson", items, count)
 
 
 def parse_json(body: bytes, max_depth: int) -> Any:
@@ -74,13 +105,8 @@ def parse_json(body: bytes, max_depth: int) -> Any:
         raise InputError(
             f"the JSON is not UTF-8: line {line}, byte {error.start + 1}; save it as UTF-8", code="encoding"
         ) from None
-    bare = _STRINGS.sub(b"", body)
-    check_depth(bare, max_depth)
-    _refuse_long_integers(bare)
-    try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise _invalid(body, bare, error) from None
+    check_depth(_STRINGS.sub(b"", body), max_depth)
+    return _parsed(body, 1, 1)
 
 
 def check_depth(bare: bytes, max_depth: int) -> None:
@@ -102,11 +128,82 @@ def check_depth(bare: bytes, max_depth: int) -> None:
         depth += 1 if bracket == 0x5B else -1
         deepest = max(deepest, depth)
     if deepest > max_depth or b"[]" in brackets:
-        raise InputError(
-            f"the JSON nests deeper than {max_depth} levels (max_json_depth); send flatter items,"
-            " or have the operator raise ASYNCTASK_MAX_JSON_DEPTH",
-            code="too_deep",
-        )
+        raise too_deep(max_depth)
+
+
+def _utf8(path: Path, codec: str) -> Iterator[bytes]:
+    """The text as UTF-8, in pieces, without a byte order mark."""
+    if codec != "utf-8-sig":
+        for number, piece in enumerate(decoded(path, codec)):
+            yield (piece if number else piece.removeprefix("\ufeff")).encode() or b" "
+        return
+    with path.open("rb") as file:
+        yield file.read(_CHUNK).removeprefix(BOM) or b" "
+        while chunk := file.read(_CHUNK):
+            yield chunk
+
+
+def _lines(path: Path, codec: str, limits: Limits) -> Iterator[tuple[int, bytes, int]]:
+    """Number, text in UTF-8 and size of each line that is not blank. Of one that is too large only the beginning comes."""
+    most = 16 * limits.max_item_bytes
+    number, rest, size = 1, b"", 0
+    for chunk in _utf8(path, codec):
+        *whole, last = chunk.split(b"\n")
+        for line in whole:
+            size += len(line)
+            text = (rest + line).strip() if size <= most else rest or line[:most]
+            if text:
+                yield number, text, size
+            number, rest, size = number + 1, b"", 0
+        size += len(last)
+        rest = rest + last if size <= most else (rest + last)[:_SHOWN]
+    if text := rest.strip():
+        yield number, text, size
+
+
+def _item(number: int, piece: Piece, limits: Limits) -> RawRow:
+    if piece.raw is None:
+        return _refused(number, b"", _item_too_large(number, piece.size, limits))
+    return RawRow(number, _parsed(piece.raw, piece.line, piece.column))
+
+
+def _line_item(number: int, line: bytes, size: int, limits: Limits) -> RawRow:
+    if size > 16 * limits.max_item_bytes:
+        return _refused(number, line, _item_too_large(number, size, limits))
+    try:
+        if line.count(b"[") + line.count(b"{") > limits.max_json_depth:
+            check_depth(_STRINGS.sub(b"", line), limits.max_json_depth)
+        return RawRow(number, _parsed(line, number, 1))
+    except InputError as error:
+        return _refused(number, line, Problem(number, None, error.code, str(error), _beginning(line)))
+
+
+def _item_too_large(number: int, size: int, limits: Limits) -> Problem:
+    limit = limits.max_item_bytes
+    text = (
+        f"the item has {size:,} bytes as JSON, over the limit of {limit:,} (max_item_bytes); shorten it, or have the"
+        " operator raise ASYNCTASK_MAX_ITEM_BYTES"
+    )
+    return Problem(number, None, "item_too_large", text, None, "item_too_large", {"size": size, "limit": limit})
+
+
+def _refused(number: int, raw: bytes, problem: Problem) -> RawRow:
+    return RawRow(number, {"value": _beginning(raw)} if raw else {}, (problem,))
+
+
+def _beginning(raw: bytes) -> str:
+    text = raw[:_SHOWN].decode("utf-8", "ignore")
+    return text if len(raw) <= _SHOWN else text + "…"
+
+
+def _parsed(raw: bytes, line: int, column: int) -> Any:
+    """The value of a JSON text that begins at this line and column of a larger one."""
+    if _DIGITS.search(raw):
+        _refuse_long_integers(_STRINGS.sub(b"", raw))
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise _invalid(raw, error, line, column) from None
 
 
 def _refuse_long_integers(bare: bytes) -> None:
@@ -118,13 +215,13 @@ def _refuse_long_integers(bare: bytes) -> None:
             )
 
 
-def _invalid(body: bytes, bare: bytes, error: orjson.JSONDecodeError) -> InputError:
-    where = f"line {error.lineno}, column {error.colno}"
-    if _NOT_FINITE.search(bare):
+def _invalid(raw: bytes, error: orjson.JSONDecodeError, line: int, column: int) -> InputError:
+    where = f"line {line + error.lineno - 1}, column {error.colno + (column - 1 if error.lineno == 1 else 0)}"
+    if _NOT_FINITE.search(_STRINGS.sub(b"", raw)):
         return InputError(f"NaN and Infinity are no JSON ({where}); write null instead", code="invalid_json")
-    if error.pos >= len(body.decode().rstrip()):
+    if error.pos >= len(raw.decode().rstrip()):
         return InputError(f"the JSON ends in the middle ({where}): it was cut off; send it whole", code="invalid_json")
-    if body.lstrip().startswith(b"{") and error.colno == 1:
+    if raw.lstrip().startswith(b"{") and error.colno == 1:
         return InputError(
             f"after the first object comes another ({where}); put them in one list: [{{...}}, {{...}}]",
             code="invalid_json",

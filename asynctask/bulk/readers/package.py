@@ -8,18 +8,20 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO, Final, Self
+from typing import Any, BinaryIO, Final, Self
 from xml.parsers import expat
 
 from asynctask.bulk.readers.base import Limits, over_limit
 from asynctask.errors import TooLarge, UnsupportedFormat
 
-__all__ = ["Package", "damaged", "parse_xml"]
+__all__ = ["Package", "damaged", "feed", "parse_xml"]
 
 _CHUNK: Final = 1 << 18
 _MAX_PARTS: Final = 10_000
 _ENTRY, _END, _LOCAL = b"PK\x01\x02", b"PK\x05\x06", b"PK\x03\x04"
 _END_REACH: Final = 22 + 0xFFFF
+_MAX_DEPTH: Final = 256
+_MAX_MARKUP: Final = 2_097_152
 _SMALL: Final = 1_048_576
 """Up to this inflated size no ratio is looked at: a small sheet of equal rows is legitimately very compressible."""
 
@@ -65,9 +67,10 @@ class Package:
             raise damaged(f"its part {name!r} is missing")
         if info.flag_bits & 0x1:
             raise UnsupportedFormat("the workbook is encrypted; remove the password and upload it again", code="encrypted")
-        size = 0
+        size = check = 0
         for chunk in _inflate(self._file, info):
             size += len(chunk)
+            check = zlib.crc32(chunk, check)
             if size > info.file_size:
                 raise TooLarge(
                     f"part {name!r} is larger than the {info.file_size:,} bytes that the file claims", code="zip_bomb"
@@ -75,6 +78,8 @@ class Package:
             yield chunk
         if size != info.file_size:
             raise damaged(f"part {name!r} is cut off")
+        if check != info.CRC:
+            raise damaged(f"part {name!r} is not what was written")
 
     def parse(self, name: str, attach: Callable[[expat.XMLParserType], None]) -> None:
         """Send a part through an XML parser that ``attach`` has given its handlers. Raises InputError if it is no XML."""
@@ -86,7 +91,8 @@ class Package:
                 infos = archive.infolist()
         except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, OSError, struct.error) as error:
             raise damaged(f"the zip cannot be read ({error})") from None
-        parts = {info.filename.lower(): info for info in infos}
+        # Some programs for Windows write its separators.
+        parts = {info.filename.lower().replace("\\", "/"): info for info in infos}
         if len(parts) != len(infos):
             raise damaged("two parts have the same name")
         return MappingProxyType(parts)
@@ -103,17 +109,58 @@ class Package:
 
 
 def parse_xml(chunks: Iterator[bytes], attach: Callable[[expat.XMLParserType], None], name: str) -> None:
-    """Parse XML piece by piece. A document type is refused: no part of a workbook has one, and entities hide there."""
+    """Parse XML piece by piece; ``attach`` gives the parser its handlers. See :func:`feed` for what is refused."""
+    for _ in feed(chunks, attach, name):
+        pass
+
+
+def feed(chunks: Iterator[bytes], attach: Callable[[expat.XMLParserType], None], name: str) -> Iterator[None]:
+    """Parse XML piece by piece, and stop after each piece, so that what was found can be handed on.
+
+    A document type is refused (no part of a workbook has one, and entities hide there), and so is what would make the
+    parser keep everything: elements within elements without end, and one tag or comment of megabytes.
+    """
     parser = expat.ParserCreate()
     parser.buffer_text = True
     parser.StartDoctypeDeclHandler = _refuse_doctype
     attach(parser)
+    _limit_depth(parser)
+    fed = 0
     try:
         for chunk in chunks:
             parser.Parse(chunk, False)
+            fed += len(chunk)
+            # Text is handed on as it comes; what stays with the parser is one unfinished piece of markup.
+            if fed - parser.CurrentByteIndex > _MAX_MARKUP:
+                raise damaged(f"part {name!r} has a tag or comment of more than {_MAX_MARKUP:,} bytes")
+            yield
         parser.Parse(b"", True)
-    except expat.ExpatError as error:
+        yield
+    except (expat.ExpatError, LookupError, ValueError) as error:
+        # The latter two: it says that it is in an encoding that the parser does not know.
         raise damaged(f"part {name!r} is no sound XML ({error})") from None
+
+
+def _limit_depth(parser: expat.XMLParserType) -> None:
+    """Put a count of open elements around the handlers of a parser."""
+    start: Any = parser.StartElementHandler
+    end, depth = parser.EndElementHandler, 0
+
+    def opened(tag: str, attrs: dict[str, str]) -> None:
+        nonlocal depth
+        depth += 1
+        if depth > _MAX_DEPTH:
+            raise damaged(f"its XML nests deeper than {_MAX_DEPTH} levels")
+        if start is not None:
+            start(tag, attrs)
+
+    def closed(tag: str) -> None:
+        nonlocal depth
+        depth -= 1
+        if end is not None:
+            end(tag)
+
+    parser.StartElementHandler, parser.EndElementHandler = opened, closed
 
 
 def _refuse_doctype(*_: object) -> None:
@@ -139,6 +186,8 @@ def _inflate(file: BinaryIO, info: zipfile.ZipInfo) -> Iterator[bytes]:
     """The bytes of an entry, to the end of its stream: zipfile would stop at the size that the entry claims."""
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise damaged(f"part {info.filename!r} is compressed in an unusual way")
+    if not 0 <= info.header_offset <= file.seek(0, 2):
+        raise damaged(f"part {info.filename!r} is not where the directory says")
     file.seek(info.header_offset)
     head = file.read(30)
     if len(head) != 30 or head[:4] != _LOCAL:

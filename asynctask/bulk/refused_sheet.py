@@ -1,0 +1,79 @@
+"""A sheet whose columns are not those of the worker: which one was read, which ones there are, and which one would do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from asynctask.bulk.fields import listed
+from asynctask.bulk.items import ItemShape
+from asynctask.bulk.problems import say
+from asynctask.bulk.readers import Limits, open_source, sheet_names
+from asynctask.bulk.readers.headers import HEADER_ROWS
+from asynctask.errors import InputError
+
+__all__ = ["explained"]
+
+_ABOUT_COLUMNS: Final = frozenset({"no_header", "missing_columns", "unknown_column"})
+_NAMED: Final = 20
+# Looking into the other sheets must not cost more than the list itself would have.
+_LOOKED_INTO: Final = 10
+_SMALL_FILE: Final = 5_000_000
+_SMALL_UNZIPPED: Final = 16_000_000
+
+
+def explained(
+    error: InputError, sheet: str | None, path: Path, filename: str, limits: Limits, shape: ItemShape
+) -> InputError:
+    """The same refusal, said by the worker's columns and, of a workbook with several sheets, with their names.
+
+    Arguments: ``sheet``, the one that was read, None where a file has none; the others are those of the list. The sheet
+    that has the columns is named first.
+    """
+    if error.code not in _ABOUT_COLUMNS:
+        return error
+    message = _without_header(error, shape) if error.code == "no_header" else str(error)
+    code = "unknown_column" if error.code == "no_header" and shape.mapped else error.code
+    others = _others(sheet, path, filename, limits, shape) if sheet is not None else []
+    if not others:
+        return InputError(message, code=code, errors=error.errors, text=error.text, params=error.params)
+    more = {"sheet": repr(sheet), "sheets": ", ".join(map(repr, others[:_NAMED])) + (", …" if len(others) > _NAMED else "")}
+    hint = say("list.other_sheets", more, "en")
+    text = "list.missing_columns_in_sheet" if error.text == "list.missing_columns_named" else ""
+    return InputError(
+        f"{message.rstrip('.')}. {hint}", code=code, errors=error.errors, text=text, params={**error.params, **more}
+    )
+
+
+def _without_header(error: InputError, shape: ItemShape) -> str:
+    found = error.params.get("found", "")
+    if shape.mapped:
+        return f"columns: the sheet has no column {listed(sorted(map(repr, shape.mapped)))}; {found}"
+    if not (wanted := shape.wanted()):
+        return str(error)
+    return (
+        f"the sheet has no header: none of these columns is in the first {HEADER_ROWS} rows: {wanted}; {found}. Put one row"
+        " with the names of the columns over the data"
+    )
+
+
+def _others(sheet: str, path: Path, filename: str, limits: Limits, shape: ItemShape) -> list[str]:
+    try:
+        others = [name for name in sheet_names(path, filename, limits) if name != sheet]
+    except InputError:
+        return []
+    if path.stat().st_size <= _SMALL_FILE:
+        narrow = replace(limits, max_unzipped_bytes=min(limits.max_unzipped_bytes, _SMALL_UNZIPPED))
+        fits = next((name for name in others[:_LOOKED_INTO] if _fits(name, path, filename, narrow, shape)), None)
+        others.sort(key=lambda name: name != fits)
+    return others
+
+
+def _fits(name: str, path: Path, filename: str, limits: Limits, shape: ItemShape) -> bool:
+    try:
+        with open_source(path, filename, sheet=name, limits=limits, expect=shape.expected) as opened:
+            shape.bind(opened.headers or ())
+    except InputError:
+        return False
+    return True

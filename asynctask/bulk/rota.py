@@ -1,0 +1,149 @@
+"""Who sweeps when: the duty of upkeep, and which parts of it are wanted, found out with few questions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import structlog
+
+from asynctask.errors import Unavailable
+from asynctask.ledger import duties, recovery, upkeep
+from asynctask.ledger.base import Ledger
+from asynctask.ledger.signals import Waker
+
+__all__ = ["PARTS", "Rota"]
+
+PARTS: Final = ("recover_dead", "release_due", "turn_rows", "take_up_splits", "close", "find_lost", "sample")
+
+_QUIET: Final = 3
+"""While nothing happens, the one on duty looks after so many pauses; the others look who that is after twice as many."""
+
+
+class Rota:
+    """What one process knows of the upkeep: whether it is its duty, and what is wanted.
+
+    Between two looks at the database it watches, on its own machine, whether the processes that it knows still live: one
+    that died there is recovered at once, and if it was the one on duty, another takes over.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        host: recovery.Host,
+        nudge: Callable[[], None],
+        expect: Callable[[int], None],
+        waker: Waker | None,
+        *,
+        every_s: float,
+        can_split: bool,
+        foreign: bool,
+    ) -> None:
+        self._ledger = ledger
+        self._host = host
+        self._nudge = nudge
+        self._expect = expect
+        self._waker = waker
+        self._every_s = every_s
+        self._can_split = can_split
+        self._foreign = foreign  # the broker is not in the ledger's database: one look does not see it
+        self._mine = False
+        self._holder = duties.Holder(None)
+        self._known: list[dict[str, object]] = []
+        self._looked = -1e9
+        self._listed = -1e9
+        self._newest: int | None = None
+        self._active = True
+        self._scheduled_at: int | None = None
+        self._stop = threading.Event()
+        self._log = structlog.get_logger("asynctask.sweep")
+
+    # -- waiting
+
+    @property
+    def stopped(self) -> bool:
+        """Whether :meth:`stop` was called."""
+        return self._stop.is_set()
+
+    def stop(self) -> None:
+        """Ends the pause and whatever would follow."""
+        self._stop.set()
+        if self._waker is not None:
+            self._waker.wake()
+
+    def pause(self) -> None:
+        """Waits for the next look."""
+        if self._waker is None or not self._mine:
+            self._stop.wait(self._every_s)
+        elif not self._stop.is_set() and self._waker.wait(self._every_s):
+            self._looked = -1e9  # something was left in the ledger for whoever is on duty
+
+    def leave(self) -> None:
+        """Lets go of the duty."""
+        if self._mine:
+            self._mine = False
+            try:
+                duties.give_up(self._ledger, duties.UPKEEP)
+            except Unavailable as error:  # it ends with the lease of the process
+                self._log.warning("duty_not_given_up", error=str(error))
+
+    # -- what is wanted
+
+    def wanted(self) -> Sequence[str]:
+        """The parts of the upkeep that this process should do now. Raises LedgerUnavailable."""
+        if not self._on_duty():
+            return ()
+        now = self._ledger.clock.monotonic()
+        died = any(self._host.knows_dead(process) for process in self._known)
+        scheduled = self._scheduled_at is not None and self._scheduled_at <= self._ledger.now()
+        if not (died or scheduled or self._active) and now - self._looked < _QUIET * self._every_s:
+            return ()
+        found = self._look(now)
+        if not found.mine:
+            self._mine = False
+            return ()
+        return [part for part in PARTS if self._wants(part, found, died)]
+
+    def _wants(self, part: str, found: upkeep.Upkeep, died: bool) -> bool:
+        if part == "recover_dead":
+            return found.dead or found.lost or died or (self._foreign and found.open)
+        if part == "release_due":
+            return self._foreign or (found.scheduled_at is not None and found.scheduled_at <= self._ledger.now())
+        return found.open or (part == "find_lost" and found.alone)
+
+    def _look(self, now: float) -> upkeep.Upkeep:
+        found = upkeep.look(self._ledger)
+        self._looked = now
+        self._active = self._foreign or not found.quiet
+        self._scheduled_at = found.scheduled_at
+        if found.ready:
+            self._nudge()
+        if found.due_at is not None:
+            self._expect(found.due_at)
+        rests = self._every_s if self._active else _QUIET * 3 * self._every_s
+        if found.newest != self._newest or now - self._listed >= rests:
+            self._newest = found.newest
+            with self._ledger.database.read() as connection:
+                self._known = recovery.list_processes(connection)
+            self._listed = now
+        return found
+
+    def _gives_way(self, holder: duties.Holder) -> bool:
+        """Whether this process should take over: the holder is gone, or cannot take up splits as this one can."""
+        cannot_split = holder.identity is not None and recovery.is_engine(holder.identity)
+        return holder.is_gone(self._host, self._ledger.now()) or (self._can_split and cannot_split)
+
+    def _on_duty(self) -> bool:
+        if self._mine:
+            return True
+        now = self._ledger.clock.monotonic()
+        if now - self._looked < 2 * _QUIET * self._every_s and not self._holder.is_dead(self._host):
+            return False
+        self._looked = now
+        self._holder = duties.holder_of(self._ledger, duties.UPKEEP)
+        mine = self._holder.identity == self._ledger.identity
+        if mine or self._gives_way(self._holder):
+            self._mine = mine or duties.take_over(self._ledger, duties.UPKEEP, self._holder.identity)
+            self._active = True
+        return self._mine
