@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import structlog
 
@@ -19,6 +19,7 @@ from asynctask._version import __version__
 from asynctask.brokers.base import SCHEDULE, Broker, Copy, Held
 from asynctask.bulk.control import Control
 from asynctask.bulk.dispatcher import Dispatcher, PushFilter
+from asynctask.bulk.dry_run import DryRun
 from asynctask.bulk.items import ItemShape
 from asynctask.bulk.outgoing import Outgoing, encoded, passes
 from asynctask.bulk.payload import build
@@ -35,10 +36,11 @@ from asynctask.ledger import progress, queries, record, recovery
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.database import Database
+from asynctask.ledger.signals import Signals
 from asynctask.middleware.chain import Chain
 from asynctask.priority import Priority
 from asynctask.runtime.launcher import Launcher, Queues
-from asynctask.submission import Submission
+from asynctask.submission import Submission, check_unique
 from asynctask.worker import TRACKED_RETRIES, RetryIn, Worker, check_job_options, describe
 
 __all__ = ["AsyncTask"]
@@ -97,6 +99,7 @@ class AsyncTask:
         timeout: float | None = None,
         failed_on: Sequence[type[BaseException]] = (),
         use_task_event: bool = True,
+        unique: Sequence[str] = (),
         retry_in: RetryIn | None = None,
         retries_exhausted: Callable[[CurrentJob, BaseException], Any] | None = None,
     ) -> Any:
@@ -104,7 +107,8 @@ class AsyncTask:
 
         Arguments: ``name`` (default: the function's own); ``retry``, how many times, or True and False; ``timeout`` in
         seconds; ``failed_on``, exceptions that mean "the business said no"; ``use_task_event=False`` leaves its jobs
-        untracked; ``retry_in(count, error, job)`` gives the seconds before a retry, or ``"kill"`` or ``"discard"``;
+        untracked; ``unique``, the default of the option of that name; ``retry_in(count, error, job)`` gives the seconds
+        before a retry, or ``"kill"`` or ``"discard"``;
         ``retries_exhausted(job, error)`` is called when none is left. Raises :class:`ConfigError`.
         """
 
@@ -112,7 +116,7 @@ class AsyncTask:
             own_name, function, is_async, model = describe(found)
             worker = Worker(
                 name=name or own_name, function=function, queue=queue, retry=retry, priority=int(priority), timeout=timeout,
-                failed_on=tuple(failed_on), use_task_event=use_task_event, retry_in=retry_in,
+                failed_on=tuple(failed_on), use_task_event=use_task_event, unique=tuple(unique), retry_in=retry_in,
                 retries_exhausted=retries_exhausted, is_async=is_async, model=model,
                 shape=ItemShape(model, max_item_bytes=self.config.max_item_bytes), pusher=self,
             )  # fmt: skip
@@ -171,6 +175,8 @@ class AsyncTask:
                     "priority": options.get("priority", worker.priority),
                 },
             )
+            if due is not None:
+                core.dispatcher.expect(due)
             core.services.dispatch_now()
         else:
             priority = int(options.get("priority", worker.priority))
@@ -201,17 +207,33 @@ class AsyncTask:
 
     # -- Tasks
 
-    def submit(self, worker: Worker | str, items: Iterable[Any], **options: Any) -> TaskHandle:
+    @overload
+    def submit(self, worker: Worker | str, items: Iterable[Any], *, dry_run: Literal[True], **options: Any) -> DryRun: ...
+
+    @overload
+    def submit(
+        self, worker: Worker | str, items: Iterable[Any], *, dry_run: Literal[False] = False, **options: Any
+    ) -> TaskHandle: ...
+
+    def submit(self, worker: Worker | str, items: Iterable[Any], **options: Any) -> TaskHandle | DryRun:
         """Hands in a list: an Event for each item, performed by ``worker``. Returns the Task's handle.
 
         ``items`` is any iterable and is consumed as it is split; jobs of the first items run meanwhile. Items that the
         worker's model refuses are counted as rejected and stand in the report. Options: ``title``, ``parallel``,
-        ``priority``, ``queue``, ``owner``, ``idempotency_key``. Raises :class:`InputError`, :class:`UnknownWorker`.
+        ``priority``, ``queue``, ``owner``, ``session`` (Tasks of one run one after the other), ``idempotency_key``;
+        ``unique``, fields in which no two items may be the same;
+        ``strict``: one refused item refuses the list, so all are checked before anything is written (they wait in a
+        temporary file, at most ``max_rows``); ``dry_run``: only tells what it would come to, as :meth:`check` does.
+        Raises :class:`InputError`, :class:`UnknownWorker`.
         """
         found = self._find(worker)
         if isinstance(worker, Worker) and worker.overrides:  # worker.set(queue=...) means its Tasks too
             found = replace(found, **worker.overrides)
         return self._made().submitter.submit(found, items, options)
+
+    def check(self, worker: Worker | str, items: Iterable[Any], **options: Any) -> DryRun:
+        """What :meth:`submit` would make of these items; writes nothing, and goes through all of them in this thread."""
+        return self.submit(worker, items, dry_run=True, **options)
 
     def submit_file(
         self,
@@ -220,10 +242,14 @@ class AsyncTask:
         *,
         sheet: str | None = None,
         columns: Mapping[str, str] | None = None,
+        encoding: str | None = None,
         wait_s: float = 1.0,
         **options: Any,
     ) -> Submission:
         """Hands in a stored file (``app.uploads.store``); waits up to ``wait_s`` seconds for its validation.
+
+        ``sheet`` chooses a sheet of a workbook, ``columns`` says which header means which field, ``encoding`` the one that
+        a text is in (by default it is found out).
 
         Raises :class:`InputError` (with ``status``, ``code`` and every problem) where nothing of it can be taken.
         """
@@ -233,7 +259,9 @@ class AsyncTask:
         except InputError:
             core.uploads.discard(stored)
             raise
-        return core.submitter.submit_stored(found, stored, options, sheet=sheet, columns=columns, wait_s=wait_s)
+        return core.submitter.submit_stored(
+            found, stored, options, sheet=sheet, columns=columns, encoding=encoding, wait_s=wait_s
+        )
 
     def submit_items(
         self, worker: Worker | str, items: Sequence[Any], *, wait_s: float = 1.0, **options: Any
@@ -241,6 +269,32 @@ class AsyncTask:
         """Hands in JSON items: kept on disk like an upload, so that the split survives this process."""
         found = self._find(worker)
         return self.submit_file(found, self.uploads.store_items(items), wait_s=wait_s, **options)
+
+    def check_file(
+        self,
+        worker: Worker | str,
+        stored: StoredFile,
+        *,
+        sheet: str | None = None,
+        columns: Mapping[str, str] | None = None,
+        encoding: str | None = None,
+        **options: Any,
+    ) -> DryRun:
+        """What :meth:`submit_file` would make of a stored file, which is removed; nothing is written.
+
+        Raises :class:`InputError` as it does, :class:`Unavailable` where it takes longer than ``dry_run_s``.
+        """
+        core = self._made()
+        try:
+            found = self._find(worker)
+        except InputError:
+            core.uploads.discard(stored)
+            raise
+        return core.submitter.check_stored(found, stored, options, sheet=sheet, columns=columns, encoding=encoding)
+
+    def check_for_parent(self, order: Mapping[str, Any]) -> bytes:
+        """What a child process answers that was started to check a large list: see :mod:`asynctask.bulk.dry_run`."""
+        return self._made().submitter.check_for_parent(self._find(str(order["worker"])), order["source"])
 
     def _find(self, worker: Worker | str) -> Worker:
         name = worker if isinstance(worker, str) else worker.name
@@ -334,6 +388,11 @@ class AsyncTask:
         return self._made().dispatcher
 
     @property
+    def signals(self) -> Signals:
+        """What this process hears of others."""
+        return self._made().signals
+
+    @property
     def uploads(self) -> Uploads:
         """Where uploaded lists are kept."""
         return self._made().uploads
@@ -351,7 +410,7 @@ class AsyncTask:
 
     def database(self) -> Database:
         """A database of its own, for looking at the schema; the caller closes it."""
-        return Database(self.config.database_url)
+        return Database(self.config.database_url, pool_size=self.config.database_connections)
 
     def ensure_schema(self) -> None:
         """Sets up an empty SQLite file; raises SchemaOutdated, with the command to run, for any other schema."""
@@ -443,6 +502,7 @@ def _check_worker(worker: Worker) -> None:
         raise ConfigError(f"worker {worker.name}: timeout must be more than 0 seconds, or None")
     try:
         check_job_options({"queue": worker.queue, "retry": worker.retry, "priority": worker.priority})
+        check_unique(worker)
     except InputError as error:
         raise ConfigError(f"worker {worker.name}: {error}") from None
 

@@ -43,9 +43,12 @@ class Config:
     heartbeat_s: float = _field(5.0, "Seconds between renewals of the lease; less than half of it.", low=0.1, high=1800)
     dispatch_ahead_s: float = _field(0.25, "Seconds of consumption that wait in the queue.", low=0.01, high=60)
 
+    database_connections: int = _field(10, "Most connections that a process opens to the database.", low=4, high=1000)
+
     host: str = _field("127.0.0.1", "Address of the web server.")
     port: int = _field(8000, "Port of the web server; 0 takes a free one.", low=0, high=65_535)
     web_threads: int = _field(8, "Threads of the web server.", low=1, high=256)
+    dry_run_s: float = _field(30.0, "Seconds that a dry run of a stored list may take.", low=0.1, high=3600)
 
     max_body_bytes: int = _field(16_777_216, "Largest JSON body of a request.", low=1024)
     max_file_bytes: int = _field(209_715_200, "Largest uploaded file.", low=1024)

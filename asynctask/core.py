@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from asynctask.brokers.base import Broker, Copy
 from asynctask.brokers.sql import SqlBroker
 from asynctask.bulk.control import Control
 from asynctask.bulk.dispatcher import Dispatcher, PushFilter
+from asynctask.bulk.dry_run import Checker, DryRunTimeout
 from asynctask.bulk.readers import Limits
 from asynctask.bulk.split import Splitter
 from asynctask.bulk.sweep import Sweep
@@ -27,6 +29,7 @@ from asynctask.handle import Services
 from asynctask.ledger import recovery, schema
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.database import Database
+from asynctask.ledger.signals import LEDGER, Signals
 from asynctask.messages import Catalogue
 from asynctask.runtime.heartbeat import Heartbeat
 from asynctask.runtime.supervisor import LIFELINE
@@ -41,13 +44,18 @@ class Core:
     def __init__(self, config: Config, clock: Clock, ids: Ids, *, outgoing: Callable[[], PushFilter | None]) -> None:
         self.pid = os.getpid()
         self._config = config
-        self.database = Database(config.database_url)
-        schema.ensure(self.database)
+        self.database = Database(config.database_url, pool_size=config.database_connections)
+        try:
+            schema.ensure(self.database)
+        except BaseException:
+            self.database.close()
+            raise
+        self.signals = Signals(self.database)
         name = hostname()
         self.host = recovery.Host.local(name)
         identity = f"{name[:40]}:{self.pid}:{ids.nonce()}"
         self.ledger = Ledger(self.database, clock, ids, Catalogue(config.locale), identity)
-        self.broker: Broker = SqlBroker(self.database)
+        self.broker: Broker = SqlBroker(self.database, signals=self.signals)
         self.uploads = Uploads(Path(config.data_dir), config.max_file_bytes, ids)
         self.dispatcher = Dispatcher(
             self.ledger, self.broker, ahead_s=config.dispatch_ahead_s, outgoing=lambda copies: _filtered(outgoing(), copies)
@@ -59,36 +67,55 @@ class Core:
         splitter = Splitter(
             self.ledger, clock, self.uploads, limits, lease_s=config.lease_s, on_slice=self.dispatcher.nudge
         )
-        self.submitter = Submitter(self.services, splitter, lease_s=config.lease_s, split_elsewhere=self.split_elsewhere)
+        checker = Checker(self.uploads, limits, clock, seconds=config.dry_run_s, elsewhere=self.check_elsewhere)
+        self.submitter = Submitter(
+            self.services, splitter, lease_s=config.lease_s, split_elsewhere=self.split_elsewhere, checker=checker
+        )
 
     def split_elsewhere(self, task_id: int) -> bool:
         """Starts a child process that splits; False where the application has no name that a child could load."""
-        config = self._config
-        if not config.app:
-            return False
-        environ = {**os.environ, **_as_environment(config)}
-        lifeline = environ.get(LIFELINE, "")
-        passed = (int(lifeline),) if lifeline.isdecimal() else ()
-        argv = [
-            sys.executable,
-            "-m",
-            "asynctask",
-            "-A",
-            config.app,
-            "split-task",
-            str(task_id),
-            "--of",
-            self.ledger.identity,
-        ]
-        try:
-            child = subprocess.Popen(argv, env=environ, pass_fds=passed, stdin=subprocess.DEVNULL, start_new_session=True)
-        except OSError:
+        child = self._child("split-task", str(task_id), "--of", self.ledger.identity, stdin=subprocess.DEVNULL)
+        if child is None:
             return False
         threading.Thread(target=child.wait, name=f"split-child-{task_id}", daemon=True).start()
         return True
 
+    def check_elsewhere(self, order: bytes, seconds: float) -> bytes | None:
+        """Has a child process check a list; its answer, empty where it ended without one. None where no child can be had.
+
+        Raises :class:`DryRunTimeout` when it takes longer than ``seconds``; the child is killed then.
+        """
+        with tempfile.TemporaryDirectory(prefix="asynctask-check-") as folder:
+            answer = Path(folder) / "answer.json"
+            child = self._child("check-list", str(answer), stdin=subprocess.PIPE)
+            if child is None:
+                return None
+            with child:
+                try:
+                    child.communicate(order, timeout=seconds)
+                except subprocess.TimeoutExpired:
+                    raise DryRunTimeout(seconds) from None
+                finally:
+                    child.kill()
+            return answer.read_bytes() if answer.exists() else b""
+
+    def _child(self, *command: str, stdin: int) -> subprocess.Popen[bytes] | None:
+        """A command of the program on this application, in a process of its own."""
+        config = self._config
+        if not config.app:
+            return None
+        environ = {**os.environ, **_as_environment(config)}
+        lifeline = environ.get(LIFELINE, "")
+        passed = (int(lifeline),) if lifeline.isdecimal() else ()
+        argv = [sys.executable, "-m", "asynctask", "-A", config.app, *command]
+        try:
+            return subprocess.Popen(argv, env=environ, pass_fds=passed, stdin=stdin, start_new_session=True)
+        except OSError:
+            return None
+
     def close(self) -> None:
         self.broker.close()
+        self.signals.close()
         self.database.close()
 
 
@@ -100,7 +127,8 @@ class WebServices:
         self._core, self._kind, self._lease_s = core, kind, config.lease_s
         self._sweep = Sweep(
             core.ledger, core.broker, core.host, core.services.control,
-            take_up=take_up, nudge=core.dispatcher.nudge, every_s=min(1.0, config.lease_s / 4),
+            take_up=take_up, nudge=core.dispatcher.nudge, expect=core.dispatcher.expect,
+            waker=core.signals.waker(LEDGER), every_s=min(1.0, config.lease_s / 4),
         )  # fmt: skip
         self._heartbeat = Heartbeat(
             core.ledger, clock, every_s=config.heartbeat_s, lease_s=config.lease_s, on_signal=self._obey

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = [
@@ -53,6 +53,8 @@ class Problem:
     """One thing wrong with one cell, row or field.
 
     ``row`` is the row as the user's spreadsheet numbers it (1 is the first); for JSON items it is the 1-based position.
+    ``message`` is for people. Where ``text`` names a text of the catalogue (``asynctask.bulk.texts``), it can be said in
+    every language that ships, with ``params`` (JSON-ready) in its places; else the message is all there is.
     """
 
     row: int | None
@@ -60,8 +62,11 @@ class Problem:
     code: str
     message: str
     value: Any = None
+    text: str = field(default="", compare=False)
+    params: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
+        """As people and programs are told it."""
         return {
             "row": self.row,
             "column": self.column,
@@ -72,15 +77,26 @@ class Problem:
 
 
 class InputError(AsyncTaskError):
-    """What came from outside cannot be taken. ``status`` is the HTTP status that says so, ``errors`` the single faults."""
+    """What came from outside cannot be taken. ``status`` is the HTTP status that says so, ``errors`` the single faults.
+
+    ``text`` and ``params`` as of a :class:`Problem`.
+    """
 
     code = "invalid_input"
     status = 422
 
     def __init__(
-        self, message: str, *, code: str | None = None, status: int | None = None, errors: Iterable[Problem] = ()
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        status: int | None = None,
+        errors: Iterable[Problem] = (),
+        text: str = "",
+        params: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
+        self.text, self.params = text, dict(params or {})
         if code is not None:
             self.code = code
         if status is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,9 @@ import structlog
 from asynctask.bulk.control import Control
 from asynctask.bulk.dispatcher import Dispatcher
 from asynctask.bulk.items import ItemShape
+from asynctask.bulk.problems import revived
 from asynctask.bulk.readers import Limits
+from asynctask.bulk.refusal import refusal
 from asynctask.bulk.report import Report, make_report
 from asynctask.bulk.uploads import Uploads
 from asynctask.clock import Clock
@@ -102,11 +104,23 @@ class TaskHandle:
             task_rows.get(connection, self.id)
             return queries.error_groups(connection, self.id)
 
-    def rejects(self, after: int = 0, limit: int = 100) -> list[dict[str, Any]]:
-        """Rows that were refused before queueing: ``row``, ``errors`` ([{column, code, message, value}]), ``cells``."""
+    def rejects(self, after: int = 0, limit: int = 100, locale: str | None = None) -> list[dict[str, Any]]:
+        """Rows that were refused before queueing: ``row``, ``errors`` ([{column, code, message, value}]), ``cells``.
+
+        The messages are in the language ``locale``, by default the application's.
+        """
         with self._s.ledger.database.read() as connection:
             task_rows.get(connection, self.id)
-        return list(queries.rejects(self._s.ledger.database, self.id, after=after, limit=max(1, min(limit, MAX_PAGE))))
+        found = queries.rejects(self._s.ledger.database, self.id, after=after, limit=max(1, min(limit, MAX_PAGE)))
+        return [{**row, "errors": [self._said(each, locale) for each in row["errors"]]} for row in found]
+
+    def _said(self, kept: Mapping[str, Any], locale: str | None) -> dict[str, Any]:
+        problem = revived(None, kept, locale or self._s.ledger.catalogue.locale).as_dict()
+        return {name: problem[name] for name in ("column", "code", "message", "value")}
+
+    def refusal(self) -> InputError | None:
+        """The error that a rejected Task stands for, with what is wrong with its rows; None where it is not rejected."""
+        return refusal(self._s.ledger, self.id)
 
     def log(self) -> list[dict[str, Any]]:
         """Who did what to it, the latest first."""
@@ -114,9 +128,16 @@ class TaskHandle:
             task_rows.get(connection, self.id)
             return queries.log(connection, self.id)
 
-    def report(self, rows: str = "failed") -> Report:
-        """The rows ``failed``, ``succeeded``, ``unprocessed``, ``rejected`` or ``all``, in the user's own columns."""
-        return make_report(self._s.ledger, self._s.uploads, self._s.limits, self._shape, self.id, rows)
+    def report(self, rows: str = "failed", locale: str | None = None, alive: Callable[[], None] = lambda: None) -> Report:
+        """The rows ``failed``, ``succeeded``, ``unprocessed``, ``rejected`` or ``all``, in the user's own columns.
+
+        The texts are in the language ``locale``, by default the application's. ``alive`` is called now and then; what it
+        raises ends the work.
+        """
+        said = locale or self._s.ledger.catalogue.locale
+        return make_report(
+            self._s.ledger, self._s.uploads, self._s.limits, self._shape, self.id, rows, locale=said, alive=alive
+        )
 
     # -- control: each returns whether it changed anything, and raises Conflict where the state forbids it
 

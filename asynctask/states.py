@@ -101,6 +101,7 @@ class Reason(StrEnum):
     CALLED_BACK = "called_back"
     CALLBACK_FAILED = "callback_failed"
     NOTHING_ACCEPTED = "nothing_accepted"
+    ROWS_REJECTED = "rows_rejected"  # strict: a refused row refuses the list
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +187,13 @@ TASK_EDGES: Final[tuple[Edge, ...]] = _edges(
         ),
         ((_T.SPLITTING,), _T.REJECTED, _R.NOTHING_ACCEPTED, (_W.SUBMITTER, _W.SWEEP), "no item was accepted"),
         ((_T.PAUSED,), _T.REJECTED, _R.NOTHING_ACCEPTED, (_W.SUBMITTER, _W.SWEEP), "no item was accepted"),
+        (
+            (_T.SPLITTING, _T.PAUSED),
+            _T.REJECTED,
+            _R.ROWS_REJECTED,
+            (_W.SUBMITTER, _W.SWEEP),
+            "a row of a strict list was refused, so nothing of it was taken",
+        ),
         ((_T.SPLITTING, _T.RUNNING), _T.PAUSED, _R.PAUSED, (_W.PERSON,), "no new start until resumed"),
         ((_T.PAUSED,), _T.SPLITTING, _R.RESUMED, (_W.PERSON,), "resumed while its split goes on"),
         ((_T.PAUSED,), _T.RUNNING, _R.RESUMED, (_W.PERSON,), "resumed"),

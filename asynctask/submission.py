@@ -5,26 +5,31 @@ from __future__ import annotations
 import difflib
 import hashlib
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import orjson
 import structlog
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from asynctask.bulk.items import ItemShape
+from asynctask.bulk.dry_run import Checker, DryRun, check_rows
+from asynctask.bulk.items import Accepted, ItemShape, Refused
+from asynctask.bulk.problems import fault, from_pydantic
+from asynctask.bulk.readers import RawRow
+from asynctask.bulk.refusal import kept_problems, refusal
+from asynctask.bulk.rows import checked, encoding_option
 from asynctask.bulk.split import Splitter, Tally
+from asynctask.bulk.strict import all_good
 from asynctask.bulk.uploads import StoredFile
 from asynctask.errors import AsyncTaskError, Conflict, InputError, NotBuilt, Problem
 from asynctask.handle import Services, TaskHandle
-from asynctask.ledger import queries
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import dumps, loads
 from asynctask.ledger.tasks import NewTask, SplitLost
 from asynctask.worker import Worker
 
-__all__ = ["INLINE_BYTES", "Options", "Submission", "Submitter", "check_options"]
+__all__ = ["INLINE_BYTES", "Options", "Submission", "Submitter", "check_options", "check_unique"]
 
 INLINE_BYTES = 1_000_000
 """Lists up to this size are split in a thread of the process that took them, larger ones in a child process."""
@@ -33,13 +38,7 @@ KEPT_PROBLEMS = 1_000
 
 # What a later version will take, with the value at which it does nothing: anything else is refused, never ignored.
 _LATER: Mapping[str, Any] = {
-    "interval": 0, "session": None, "chunk_size": 1, "tolerated_failures": None, "on_complete": None, "dry_run": False,
-    "strict": False, "unique": None, "resubmit_of": None,
-}  # fmt: skip
-# A reason came through the ledger, which keeps its code: these answer with more than "422, wrong".
-_STATUS = {
-    "unsupported_format": 415, "empty_file": 415, "encrypted": 415, "damaged_file": 415,
-    "too_large": 413, "too_many_rows": 413, "zip_bomb": 413,
+    "interval": 0, "chunk_size": 1, "tolerated_failures": None, "on_complete": None, "resubmit_of": None,
 }  # fmt: skip
 _NOTHING = {"", "0", "0.0", "1", "false", "null"}
 
@@ -54,7 +53,17 @@ class Options(BaseModel):
     priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] | None = None
     queue: Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_:.\-]+$")] | None = None
     owner: Annotated[str, Field(max_length=255)] = ""
+    session: Annotated[str, Field(min_length=1, max_length=255)] | None = None
     idempotency_key: Annotated[str, Field(min_length=1, max_length=255)] | None = None
+    unique: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=255)], ...], Field(max_length=20)] | None = None
+    strict: bool = False
+    dry_run: bool = False
+
+    @field_validator("unique", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        # A form, a query and a flag have one text: names with commas between.
+        return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +101,33 @@ def _option_problem(error: Any) -> Problem:
     value = str(error.get("input"))[:200]
     if error["type"] == "extra_forbidden":
         near = difflib.get_close_matches(name, Options.model_fields, n=1)
-        known = f"did you mean {near[0]}?" if near else f"there are {', '.join(Options.model_fields)}"
-        return Problem(None, name, "unknown_option", f"no such option; {known}", value)
-    return Problem(None, name, "invalid_option", f"{error['msg'][:1].lower()}{error['msg'][1:]}", value)
+        if near:
+            return fault(None, name, "unknown_option", "option.near", {"near": near[0]}, value)
+        return fault(None, name, "unknown_option", "option.known", {"names": ", ".join(Options.model_fields)}, value)
+    return replace(from_pydantic(None, name, error, value), code="invalid_option")
+
+
+def unique_fields(options: Options, shape: ItemShape, default: Sequence[str] = ()) -> tuple[str, ...]:
+    """The fields that ``unique`` means, by name; ``default`` where the submission says nothing of it.
+
+    Raises :class:`InputError` for a name that is no field of the item.
+    """
+    names = default if options.unique is None else options.unique
+    found: dict[str, None] = {}
+    for name in names:
+        field = shape.field_of(name)
+        if field is None:
+            params = {"name": repr(name[:80]), "fields": ", ".join(shape.field_names)}
+            problem = fault(None, "unique", "invalid_option", "option.unique", params, name[:200])
+            raise InputError(f"option 'unique': {problem.message}", code="invalid_options", errors=[problem])
+        found[field] = None
+    return tuple(found)
+
+
+def check_unique(worker: Worker) -> None:
+    """Raises :class:`InputError` where a worker's own ``unique`` names what is no field of its items."""
+    if isinstance(worker.shape, ItemShape):
+        unique_fields(Options(unique=worker.unique), worker.shape)
 
 
 class Submitter:
@@ -107,30 +140,54 @@ class Submitter:
         *,
         lease_s: float,
         split_elsewhere: Callable[[int], bool],
+        checker: Checker,
     ) -> None:
         self._services = services
         self._ledger = services.ledger
         self._splitter = splitter
         self._lease_s = lease_s
         self._split_elsewhere = split_elsewhere
+        self._checker = checker
+        self._limits = services.limits
         self._log = structlog.get_logger("asynctask.submit")
 
     # -- items of a program
 
-    def submit(self, worker: Worker, items: Iterable[Any], given: Mapping[str, Any]) -> TaskHandle:
-        """Splits items in the caller's thread; jobs of the first slices run meanwhile."""
+    def submit(self, worker: Worker, items: Iterable[Any], given: Mapping[str, Any]) -> TaskHandle | DryRun:
+        """Splits items in the caller's thread; jobs of the first slices run meanwhile. A dry run writes nothing.
+
+        A strict list is gone through before anything of it is written: what its rows say waits in a temporary file.
+        """
         options = check_options(given)
+        shape = self._shape(worker)
+        unique = unique_fields(options, shape, worker.unique)
         digest = None
-        if options.idempotency_key is not None:
+        if options.idempotency_key is not None and not options.dry_run:
             items = list(items)  # a key stands for the list as a whole
             digest = _digest(worker, options, orjson.dumps(items, default=_said))
+        planned = _length(items)
+        rows = checked(lambda after: (RawRow(i, item) for i, item in enumerate(items, after + 1)), shape, None, unique)
+        if options.dry_run:
+            return replace(check_rows(rows, self._limits.max_rows), strict=options.strict)
+        if not options.strict:
+            return self._hand_in(worker, options, rows, digest, planned)
+        with all_good(rows, self._limits.max_rows) as (total, good):
+            return self._hand_in(worker, options, good, digest, total)
+
+    def _hand_in(
+        self,
+        worker: Worker,
+        options: Options,
+        rows: Iterable[Accepted | Refused],
+        digest: str | None,
+        planned: int | None,
+    ) -> TaskHandle:
         task_id, created = task_rows.create(
-            self._ledger, self._new(worker, options, digest=digest, planned=_length(items)), lease_s=self._lease_s
+            self._ledger, self._new(worker, options, digest=digest, planned=planned), lease_s=self._lease_s
         )
-        handle = self._handle(worker, task_id)
         if created:
             try:
-                self._splitter.split_items(task_id, items, _shape(worker))
+                self._splitter.split_items(task_id, rows)
             except SplitLost as lost:
                 if lost.reason != "cancelled":  # items were left over: a caller who is not told would think them safe
                     raise Conflict(
@@ -140,7 +197,7 @@ class Submitter:
             self._services.dispatch_now()
         elif (reason := self._broken(task_id)) is not None:
             raise Conflict(f"this key was used for Task {task_id}, which broke off ({reason}); use a new key")
-        return handle
+        return self._handle(worker, task_id)
 
     def _broken(self, task_id: int) -> str | None:
         with self._ledger.database.read() as connection:
@@ -157,6 +214,7 @@ class Submitter:
         *,
         sheet: str | None = None,
         columns: Mapping[str, str] | None = None,
+        encoding: str | None = None,
         wait_s: float = 1.0,
         check: Callable[[StoredFile], None] = lambda stored: None,
     ) -> Submission:
@@ -167,22 +225,76 @@ class Submitter:
         kept = False
         try:
             options = check_options(given)
-            ItemShape(worker.model, columns)  # a column that maps to no field is found before anything is written
+            if options.dry_run:
+                raise InputError("a stored list is dry-run by check_file, which answers what it would come to")
+            source = self._source(worker, stored, options, sheet, columns, encoding)
             check(stored)
-            digest = _digest(worker, options, f"{stored.sha256}:{sheet}:{sorted((columns or {}).items())}".encode())
-            source = {"name": stored.name, "filename": stored.filename, "sheet": sheet, "columns": dict(columns or {})}
+            said = f"{stored.sha256}:{sheet}:{sorted((columns or {}).items())}"
+            if encoding is not None:  # keys of an earlier version stay what they were
+                said += f":{source['encoding']}"
+            digest = _digest(worker, options, said.encode())
             new = self._new(worker, options, digest=digest, source=source, origin=stored.filename[:255])
             task_id, created = task_rows.create(self._ledger, new, lease_s=self._lease_s)
             kept = created
         finally:
             if not kept:
-                stored.path.unlink(missing_ok=True)
+                self._services.uploads.discard(stored)
         if not created:
             return Submission(self._handle(worker, task_id), False, self._problems(task_id))
         ended = self._start_split(worker, task_id, stored.size, wait_s)
         if not ended:
             return Submission(self._handle(worker, task_id), True, None)
         return self._answer(worker, task_id)
+
+    def check_stored(
+        self,
+        worker: Worker,
+        stored: StoredFile,
+        given: Mapping[str, Any],
+        *,
+        sheet: str | None = None,
+        columns: Mapping[str, str] | None = None,
+        encoding: str | None = None,
+    ) -> DryRun:
+        """What a stored list would come to. Nothing is written, and the list is removed.
+
+        Raises :class:`InputError` where the list as a whole could not be taken, :class:`Unavailable` where it takes longer
+        than ``dry_run_s``.
+        """
+        try:
+            options = check_options(given)
+            source = self._source(worker, stored, options, sheet, columns, encoding)
+            shape = self._shape(worker, columns)
+            found = self._checker.check(source, worker.name, shape, large=stored.size > INLINE_BYTES)
+            return replace(found, strict=options.strict)
+        finally:
+            self._services.uploads.discard(stored)
+
+    def check_for_parent(self, worker: Worker, source: Mapping[str, Any]) -> bytes:
+        """What a child answers that was started to check a list: see :class:`Checker`."""
+        return self._checker.answer(source, self._shape(worker, source.get("columns")))
+
+    def _source(
+        self,
+        worker: Worker,
+        stored: StoredFile,
+        options: Options,
+        sheet: str | None,
+        columns: Mapping[str, str] | None,
+        encoding: str | None,
+    ) -> dict[str, Any]:
+        """What is kept of a stored list, so that any process can split it. Raises :class:`InputError`."""
+        shape = self._shape(worker, columns)  # a column that maps to no field is found before anything is written
+        source: dict[str, Any] = {
+            "name": stored.name, "filename": stored.filename, "sheet": sheet, "columns": dict(columns or {}),
+        }  # fmt: skip
+        if unique := unique_fields(options, shape, worker.unique):
+            source["unique"] = list(unique)
+        if encoding is not None:
+            source["encoding"] = encoding_option(encoding)
+        if options.strict:
+            source["strict"] = True
+        return source
 
     def _start_split(self, worker: Worker, task_id: int, size: int, wait_s: float) -> bool:
         if size <= INLINE_BYTES or not self._split_elsewhere(task_id):
@@ -209,8 +321,9 @@ class Submitter:
             return None
         try:
             return self._splitter.split_source(
-                task_id, loads(task["split_source"]), lambda columns: _shape(worker, columns), after=task["split_cursor"]
-            )
+                task_id, loads(task["split_source"]), lambda columns: self._shape(worker, columns),
+                after=task["split_cursor"], created=task["created_jobs"],
+            )  # fmt: skip
         except SplitLost as lost:
             self._log.info("split_ended", task_id=task_id, reason=lost.reason)
         except AsyncTaskError as error:  # the lease runs out and somebody takes it up again
@@ -221,18 +334,15 @@ class Submitter:
         return None
 
     def _answer(self, worker: Worker, task_id: int) -> Submission:
-        problems = self._problems(task_id)
-        with self._ledger.database.read() as connection:
-            task = task_rows.get(connection, task_id)
         self._services.dispatch_now()
-        if task["created_jobs"] == 0 and task["split_state"] != "splitting":
+        error = refusal(self._ledger, task_id)
+        if error is not None:
             task_rows.refuse_submission(self._ledger, task_id)
-            raise _refusal(task, problems)
-        return Submission(self._handle(worker, task_id), True, problems)
+            raise error
+        return Submission(self._handle(worker, task_id), True, self._problems(task_id))
 
     def _problems(self, task_id: int) -> tuple[Problem, ...]:
-        rejects = queries.rejects(self._ledger.database, task_id, limit=KEPT_PROBLEMS)
-        return tuple(Problem(row["row"], **each) for row in rejects for each in row["errors"])
+        return kept_problems(self._ledger, task_id, KEPT_PROBLEMS)
 
     def _new(self, worker: Worker, options: Options, **more: Any) -> NewTask:
         return NewTask(
@@ -241,6 +351,7 @@ class Submitter:
             priority=worker.priority if options.priority is None else options.priority,
             title=options.title,
             owner=options.owner,
+            session=options.session,
             parallel=options.parallel,
             idempotency_key=options.idempotency_key,
             body_digest=more.pop("digest"),
@@ -249,29 +360,19 @@ class Submitter:
         )
 
     def _handle(self, worker: Worker, task_id: int) -> TaskHandle:
-        return TaskHandle(self._services, task_id, _shape(worker))
+        return TaskHandle(self._services, task_id, self._shape(worker))
 
-
-def _shape(worker: Worker, columns: Mapping[str, str] | None = None) -> ItemShape:
-    if not columns and isinstance(worker.shape, ItemShape):
-        return worker.shape
-    return ItemShape(worker.model, columns)
-
-
-def _refusal(task: Mapping[str, Any], problems: tuple[Problem, ...]) -> InputError:
-    reason = str(task["split_reason"] or "")
-    code, _, text = reason.partition(": ")
-    if text:
-        status = _STATUS.get(code, 422)
-        return InputError(text, code=code, status=status, errors=problems)
-    if not problems:
-        return InputError("the list has no items; fill in at least one row under the header", code="no_items")
-    return InputError("no row could be accepted; correct the rows that are named", code="all_rejected", errors=problems)
+    def _shape(self, worker: Worker, columns: Mapping[str, str] | None = None) -> ItemShape:
+        if not columns and isinstance(worker.shape, ItemShape):
+            return worker.shape
+        return ItemShape(worker.model, columns, self._limits.max_item_bytes)
 
 
 def _digest(worker: Worker, options: Options, body: bytes) -> str:
     """What an Idempotency-Key stands for: the worker, the options and the list itself."""
-    said = dumps({"worker": worker.name, **options.model_dump(exclude={"idempotency_key"})})
+    silent = [name for name, nothing in (("unique", None), ("strict", False)) if getattr(options, name) == nothing]
+    told = options.model_dump(exclude={"idempotency_key", "dry_run", *silent}, mode="json")
+    said = dumps({"worker": worker.name, **told})
     return hashlib.sha256(said.encode() + b"\0" + body).hexdigest()
 
 

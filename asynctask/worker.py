@@ -56,8 +56,9 @@ class Worker:
     """A registered worker: the function, and what its decorator said.
 
     ``retry``: True for the default count, False or 0 for none, or how many. ``timeout`` in seconds. ``failed_on``:
-    exceptions that mean "the business said no". ``use_task_event``: whether its jobs are tracked. Calling a worker calls
-    the function itself, in this thread.
+    exceptions that mean "the business said no". ``use_task_event``: whether its jobs are tracked. ``unique``: fields in
+    which no two rows of one list may be the same, where a submission says nothing else. Calling a worker calls the function
+    itself, in this thread.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Worker:
     timeout: float | None = None
     failed_on: tuple[type[BaseException], ...] = ()
     use_task_event: bool = True
+    unique: tuple[str, ...] = ()
     retry_in: RetryIn | None = None
     retries_exhausted: Callable[[CurrentJob, BaseException], Any] | None = None
     is_async: bool = False

@@ -6,7 +6,7 @@ from apiflask import APIFlask
 
 from asynctask._version import __version__
 from asynctask.app import AsyncTask
-from webapi import health, openapi, pages, problems, reading, reports, security, tasks, workers
+from webapi import downloads, health, openapi, pages, problems, reading, reports, security, tasks, workers
 from webapi.current import EXTENSION
 
 __all__ = ["create_app"]
@@ -24,6 +24,7 @@ def create_app(app: AsyncTask) -> APIFlask:
     problems.register(flask_app)
     security.register(flask_app)
     openapi.register(flask_app, app)
+    downloads.register(flask_app, app.config.web_threads)
     for each in (tasks, reports, workers, health, pages):
         flask_app.register_blueprint(each.blueprint)
     return flask_app

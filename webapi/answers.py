@@ -13,6 +13,7 @@ __all__ = [
     "Control",
     "Counts",
     "Done",
+    "DryRunResult",
     "ErrorGroup",
     "ErrorGroups",
     "Event",
@@ -178,6 +179,17 @@ class Submitted(Progress):
     """The progress object, with the rows that were refused where they are known already."""
 
     errors: list[Fault] | None = None  # type: ignore[assignment]
+
+
+class DryRunResult(_Out):
+    """What a list would come to; nothing was written."""
+
+    dry_run: Literal[True]
+    accepted: int
+    rejected: int
+    errors: list[Fault] = Field(description="The first 1,000.")
+    errors_truncated: bool
+    first_items: list[JsonValue] = Field(description="Up to five items as the worker would be given them.")
 
 
 class PageLinks(_Out):

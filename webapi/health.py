@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Final
 
 from apiflask import APIBlueprint
@@ -11,10 +12,12 @@ from asynctask.errors import LedgerUnavailable, SchemaOutdated, Unavailable
 from webapi.answers import Health
 from webapi.current import asynctask_app
 from webapi.incoming import NoQuery
-from webapi.problems import problem_response
+from webapi.problems import problem_response, said_to_strangers
 from webapi.wire import json_response
 
 __all__ = ["blueprint"]
+
+_log = logging.getLogger(__name__)
 
 blueprint: Final = APIBlueprint("health", __name__, tag="Health")
 
@@ -39,7 +42,8 @@ def readyz(query: NoQuery) -> Response:
         asynctask_app().tasks(limit=1)
     except (SchemaOutdated, Unavailable) as error:
         code = error.code if isinstance(error, SchemaOutdated | LedgerUnavailable) else "unavailable"
-        return problem_response(503, str(error), code=code, headers={"Retry-After": "2"})
+        _log.error("not ready: %s", error)
+        return problem_response(503, said_to_strangers(error), code=code, headers={"Retry-After": "2"})
     return _fresh(json_response({"status": "ok"}))
 
 

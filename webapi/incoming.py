@@ -26,6 +26,7 @@ __all__ = [
     "NoQuery",
     "OneTaskQuery",
     "Options",
+    "RawQuery",
     "RejectedQuery",
     "ReportQuery",
     "RetryQuery",
@@ -35,8 +36,11 @@ __all__ = [
 # PostgreSQL has no text with NUL in it, so none is taken anywhere.
 Title = Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00]*$")]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^\x00]*$")]
+Names = Annotated[str, StringConstraints(min_length=1, max_length=5_200, pattern=r"^[^\x00]*$")]
 LATER = "x-later"
 """Marks what is left out of the document."""
+
+_ENCODING = "What a text is encoded in: utf-8, gb18030, cp932...; default: its charset, else found out."
 
 Id = Annotated[int, Field(ge=1, le=2**63 - 1)]
 StatusName = Literal["enqueue", "working", "stopped", "finish", "failed", "error", "cancelled"]
@@ -184,15 +188,17 @@ class Options(_In):
     priority: Priority | None = Field(None, description="Smaller runs first.")
     queue: Name | None = Field(None, description="Another queue than the worker's own.")
     owner: Title | None = Field(None, description="Whose Task it is; Idempotency-Key is unique per owner.")
+    session: Name | None = Field(None, description="Tasks of one session, of one owner, run one after the other.")
     interval: float | None = _later(None)
-    session: str | None = _later(None)
     chunk_size: int | None = _later(None)
     tolerated_failures: int | float | str | None = _later(None)
     on_complete: JsonValue = _later(None)
     resubmit_of: int | None = _later(None)
-    dry_run: bool | None = _later(None)
-    strict: bool | None = _later(None)
-    unique: JsonValue = _later(None)
+    dry_run: bool | None = Field(None, description="Only tell what the list would come to; nothing is written.")
+    strict: bool | None = Field(None, description="One refused row refuses the list as a whole.")
+    unique: Names | list[Name] | None = Field(
+        None, description="Fields in which no two rows may be the same; as text, with commas between."
+    )
 
 
 class JsonSubmission(Options):
@@ -212,6 +218,21 @@ class FileSubmission(Options):
     columns: dict[str, str] | None = Field(
         None, description='Which header means which field, as JSON: {"Artikel-Nr.": "sku"}; the rest is found by name.'
     )
+    encoding: Name | None = Field(None, description=_ENCODING)
+
+
+class RawQuery(Options):
+    """The options of a raw body; `worker` is required with one. Another body has its options within."""
+
+    model_config = ConfigDict(strict=False)
+    what: ClassVar[str] = "query parameter"
+
+    unique: Names | None = Field(None, description="Fields in which no two rows may be the same, with commas between.")
+    worker: Name | None = Field(None, description="The worker's name; GET /api/workers lists them.")
+    columns: Annotated[str, Field(max_length=10_000)] | None = Field(
+        None, description='Which header means which field, as JSON: {"Artikel-Nr.": "sku"}; the rest is found by name.'
+    )
+    encoding: Name | None = Field(None, description=_ENCODING)
 
 
 class Knobs(_In):

@@ -8,10 +8,10 @@ from typing import Any, Final
 from apiflask import APIFlask
 
 from asynctask.app import AsyncTask
-from webapi.answers import ProblemDetails
+from webapi.answers import DryRunResult, ProblemDetails
 from webapi.incoming import LATER, FileSubmission, JsonSubmission
 from webapi.problems import MEDIA_TYPE
-from webapi.submissions import KEY_PATTERN
+from webapi.submissions import KEY_PATTERN, RAW
 
 __all__ = ["register"]
 
@@ -34,7 +34,7 @@ def register(flask_app: APIFlask, app: AsyncTask) -> None:
 def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | str:
     assert isinstance(spec, dict)
     schemas = spec.setdefault("components", {}).setdefault("schemas", {})
-    for model in (ProblemDetails, JsonSubmission, FileSubmission):
+    for model in (ProblemDetails, JsonSubmission, FileSubmission, DryRunResult):
         schema = model.model_json_schema(ref_template=_REF)
         schemas.update(schema.pop("$defs", {}))
         schemas[model.__name__] = schema
@@ -50,6 +50,10 @@ def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | st
                 _complete_operation(path, operation)
     submit = spec["paths"]["/api/tasks"]["post"]
     submit["requestBody"] = _submission_body()
+    submit["responses"]["200"] = {
+        "description": "Of a dry run: what the list would come to",
+        "content": {"application/json": {"schema": {"$ref": _REF.format(model="DryRunResult")}}},
+    }
     submit["parameters"].append(_idempotency_key())
     return spec
 
@@ -74,6 +78,10 @@ def _submission_body() -> dict[str, Any]:
         "content": {
             "application/json": {"schema": {"$ref": _REF.format(model="JsonSubmission")}},
             "multipart/form-data": {"schema": {"$ref": _REF.format(model="FileSubmission")}},
+            **{
+                kind: {"schema": {"type": "string", "description": "The rows as they stand; options in the query."}}
+                for kind in RAW
+            },
         },
     }
 

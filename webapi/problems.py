@@ -15,11 +15,29 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound, RequestEntityTooLarge
 
-from asynctask.bulk.problems import describe
-from asynctask.errors import AsyncTaskError, InputError, NotBuilt, Problem, SchemaOutdated
+from asynctask.bulk.problems import fault, from_pydantic, render, render_whole
+from asynctask.errors import (
+    AsyncTaskError,
+    BrokerUnavailable,
+    InputError,
+    LedgerUnavailable,
+    NotBuilt,
+    Problem,
+    SchemaOutdated,
+)
+from webapi.language import reader_locale, say_language
 from webapi.wire import json_text
 
-__all__ = ["CrossSite", "MalformedBody", "did_you_mean", "from_validation", "problem_response", "register"]
+__all__ = [
+    "CrossSite",
+    "MalformedBody",
+    "did_you_mean",
+    "from_validation",
+    "problem_response",
+    "register",
+    "said_to_strangers",
+    "told",
+]
 
 MEDIA_TYPE: Final = "application/problem+json"
 MAX_ERRORS: Final = 10_000
@@ -48,8 +66,9 @@ class CrossSite(InputError):
 def problem_response(
     status: int, detail: str, *, code: str, errors: Iterable[Problem] = (), headers: Any = None, **members: Any
 ) -> Response:
-    """A problem+json answer. ``errors`` are the single faults, ``members`` are added as extension members."""
-    faults = list(errors)
+    """A problem+json answer. ``errors`` are the single faults, told in the reader's language; ``members`` are added as
+    extension members."""
+    faults, locale = list(errors), reader_locale()
     body: dict[str, Any] = {
         "type": f"urn:asynctask:problem:{code}",
         "title": _title(status),
@@ -57,15 +76,21 @@ def problem_response(
         "detail": detail,
         "instance": request.full_path.rstrip("?"),
         "code": code,
-        "errors": [fault.as_dict() for fault in faults[:MAX_ERRORS]],
+        "errors": told(faults[:MAX_ERRORS], locale),
     }
     if len(faults) > MAX_ERRORS:
         body["errors_total"] = len(faults)
     response = Response(json_text({**body, **members}), status=status, mimetype=MEDIA_TYPE)
     response.headers["Cache-Control"] = "no-store"
+    say_language(response, locale)
     if headers is not None:
         response.headers.extend(headers)
     return response
+
+
+def told(problems: Iterable[Problem], locale: str) -> list[dict[str, Any]]:
+    """Problems as an answer has them, in a language."""
+    return [{**problem.as_dict(), "message": render(problem, locale)} for problem in problems]
 
 
 def register(flask_app: APIFlask) -> None:
@@ -81,11 +106,20 @@ def _from_asynctask(error: Exception) -> Response:
     status = 503 if isinstance(error, SchemaOutdated) else int(getattr(error, "status", 500))
     errors: Sequence[Problem] = getattr(error, "errors", ())
     if isinstance(error, NotBuilt) and not errors:
-        errors = (Problem(None, error.option, error.code, str(error)),)
+        errors = (fault(None, error.option, error.code, "option.later"),)
     if status >= 500:
         _log.error("%s %s: %s", request.method, request.path, error)
     headers = {"Retry-After": "2"} if status == 503 else None
-    return problem_response(status, str(error), code=error.code, errors=errors, headers=headers)
+    detail = render_whole(error, reader_locale()) if isinstance(error, InputError) else said_to_strangers(error)
+    return problem_response(status, detail, code=error.code, errors=errors, headers=headers)
+
+
+def said_to_strangers(error: AsyncTaskError) -> str:
+    """The message of an error without the addresses, roles and paths of what is behind this server; the log has them."""
+    for kind, what in ((LedgerUnavailable, "database"), (BrokerUnavailable, "broker")):
+        if isinstance(error, kind):
+            return f"the {what} does not answer; try again"
+    return str(error)
 
 
 def _from_http(error: Exception) -> Response:
@@ -150,9 +184,15 @@ def _fault(error: ErrorDetails, known: Collection[str]) -> Problem:
     # The last parts of a place in a union name the alternative that was tried, not a place in the data.
     field = ".".join(str(part) for part in error["loc"] if part not in ("int", "str", "float"))
     if error["type"] == "extra_forbidden":
-        return Problem(None, field, "unknown_option", f"is not known{did_you_mean(field, known)}", _shown(error["input"]))
-    code, message = describe(error)
-    return Problem(None, field or None, code, message, None if error["type"] == "missing" else _shown(error["input"]))
+        return _unknown(field, known, _shown(error["input"]))
+    return from_pydantic(None, field or None, error, None if error["type"] == "missing" else _shown(error["input"]))
+
+
+def _unknown(name: str, known: Collection[str], value: Any) -> Problem:
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        return fault(None, name, "unknown_option", "option.near", {"near": repr(near[0])}, value)
+    return fault(None, name, "unknown_option", "option.known", {"names": ", ".join(sorted(known))}, value)
 
 
 def _shown(value: Any) -> Any:

@@ -16,6 +16,7 @@ from asynctask.app import AsyncTask
 from asynctask.clock import Clock
 from asynctask.config import Config
 from asynctask.errors import InputError, TooLarge
+from webapi.charsets import CHARSETS, Transcoded
 from webapi.problems import MalformedBody
 from webapi.wire import parse_json
 
@@ -29,7 +30,8 @@ FORM_OVERHEAD: Final = 1_048_576
 """What a form may hold beside its file, in bytes."""
 
 
-DISCARD_BYTES: Final = 67_108_864
+DISCARD_BYTES: Final = 1_073_741_824
+"""More than the largest file that is ever sent by mistake; the time is what limits how long a thread is held."""
 DISCARD_S: Final = 10.0
 
 
@@ -78,6 +80,20 @@ class ApiRequest(Request):
             raise MalformedBody(
                 f"the form cannot be read to its end: {error}; was it cut off? Send it again, with its closing boundary"
             ) from None
+
+    def raw_body(self, *accepted: str) -> IO[bytes]:
+        """The body as a stream, in UTF-8 where its ``charset`` says that it is anything else.
+
+        Raises for another content type or charset (415); reading it raises where the body is too long (413), cut off (400)
+        or not of its charset (422).
+        """
+        self.require(*accepted)
+        self.max_content_length = self.limits.max_file_bytes
+        charset = self.mimetype_params.get("charset", "utf-8").strip().lower().replace("_", "-")
+        if charset not in CHARSETS:
+            raise UnsupportedMediaType(f"charset {charset[:40]!r} is not read; send one of {', '.join(CHARSETS)}")
+        body = _Raw(self)
+        return cast(IO[bytes], body if CHARSETS[charset] is None else Transcoded(body, CHARSETS[charset] or ""))
 
     def discard(self, clock: Clock) -> None:
         """Reads what is left of the body, within limits: a client that still sends would not get to read the answer."""
@@ -154,6 +170,22 @@ def current_request() -> ApiRequest:
     incoming = request._get_current_object()  # type: ignore[attr-defined]
     assert isinstance(incoming, ApiRequest)
     return incoming
+
+
+class _Raw(RawIOBase):
+    """The body of a request that is a file as it stands."""
+
+    def __init__(self, incoming: ApiRequest) -> None:
+        self._incoming = incoming
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1) -> bytes:
+        try:
+            return self._incoming.stream.read(-1 if size is None else size)
+        except RequestEntityTooLarge:
+            raise _too_large("body", "max_file_bytes", self._incoming.limits.max_file_bytes) from None
 
 
 class _WholeBody(RawIOBase):

@@ -1,4 +1,4 @@
-"""POST /api/tasks: from a JSON body or a form with a file to a Submission, and what is answered."""
+"""POST /api/tasks: from a JSON body, a form with a file or a raw body to a Submission, and what is answered."""
 
 from __future__ import annotations
 
@@ -9,16 +9,30 @@ from flask import Response
 from werkzeug.datastructures import FileStorage
 
 from asynctask.app import AsyncTask
-from asynctask.errors import InputError, Problem
+from asynctask.bulk.dry_run import DryRun
+from asynctask.bulk.problems import fault
+from asynctask.bulk.rows import encoding_option, too_many_items
+from asynctask.bulk.uploads import StoredFile
+from asynctask.errors import InputError
 from asynctask.submission import Submission
 from webapi.caching import retry_after
-from webapi.incoming import FileSubmission, JsonSubmission, Options
+from webapi.incoming import FileSubmission, JsonSubmission, NoQuery, Options, RawQuery
+from webapi.language import reader_locale, say_language
 from webapi.links import task_url, with_links
-from webapi.problems import MAX_ERRORS, MalformedBody, did_you_mean
+from webapi.problems import MAX_ERRORS, MalformedBody, did_you_mean, told
 from webapi.reading import FORM, JSON, ApiRequest
 from webapi.wire import json_response, parse_json
 
-__all__ = ["KEY_PATTERN", "answer", "submit"]
+__all__ = ["KEY_PATTERN", "RAW", "answer", "submit"]
+
+RAW: Final = {
+    "application/x-ndjson": "body.ndjson",
+    "application/ndjson": "body.ndjson",
+    "application/jsonl": "body.ndjson",
+    "text/csv": "body.csv",
+    "text/tab-separated-values": "body.tsv",
+}
+"""Media types of bodies that are a list as they stand, with the names that say so to the readers."""
 
 WAIT_S: Final = 1.0
 """How long an answer waits for the validation of an upload, so that its bad rows are in it."""
@@ -27,59 +41,116 @@ KEY_PATTERN: Final = "^[ -~]{1,255}$"
 """What an Idempotency-Key may be."""
 
 
-def submit(app: AsyncTask, incoming: ApiRequest) -> Submission:
+def submit(app: AsyncTask, incoming: ApiRequest, query: RawQuery) -> Submission | DryRun:
     """Takes the list of the request. Raises :class:`InputError` (4xx) that names the field, row or column."""
-    incoming.require(JSON, FORM)
+    incoming.require(JSON, FORM, *RAW)
     key = _idempotency_key(incoming)
+    if incoming.mimetype in RAW:
+        return _submit_raw(app, incoming, query, key)
+    if incoming.args:
+        # Their options are in the body: one that stands elsewhere must not be overlooked.
+        NoQuery.model_validate(incoming.args.to_dict())
     if incoming.mimetype == JSON:
         return _submit_json(app, incoming, key)
     return _submit_file(app, incoming, key)
 
 
-def answer(submission: Submission) -> Response:
-    """202 with the progress object and the rows refused so far; 422 with all of them where nothing was accepted."""
-    progress = with_links(submission.task.progress())
-    problems = list(submission.problems or ())
-    url = task_url(submission.task.id)
-    if progress["state"] == "rejected":
+def answer(found: Submission | DryRun) -> Response:
+    """202 with the progress object and the rows refused so far; 422 with all of them where nothing was accepted; of a
+    dry run 200 with what the list would come to."""
+    locale = reader_locale()
+    if isinstance(found, DryRun):
+        response = json_response(found.as_dict(locale))
+        response.headers["Cache-Control"] = "no-store"
+        say_language(response, locale)
+        return response
+    error = found.task.refusal()
+    if error is not None:
         # The first answer to this key was an error, and so is this one.
-        raise InputError(
-            "no row could be accepted; correct the rows and send them again", code="all_rejected", errors=problems
-        )
-    if problems:
-        progress["errors"] = [problem.as_dict() for problem in problems[:MAX_ERRORS]]
+        raise error
+    progress = with_links(found.task.progress())
+    url = task_url(found.task.id)
+    if found.problems:
+        progress["errors"] = told(found.problems[:MAX_ERRORS], locale)
     response = json_response(progress, 202)
+    if found.problems:
+        say_language(response, locale)
     response.headers["Location"] = url
     response.headers["Retry-After"] = retry_after(progress)
     response.headers["Cache-Control"] = "no-store"
-    if not submission.created:
+    if not found.created:
         response.headers["Idempotency-Replayed"] = "true"
     return response
 
 
-def _submit_json(app: AsyncTask, incoming: ApiRequest, key: str | None) -> Submission:
+def _submit_json(app: AsyncTask, incoming: ApiRequest, key: str | None) -> Submission | DryRun:
     body = incoming.get_json()
     if not isinstance(body, dict):
         raise InputError('the body must be a JSON object: {"worker": ..., "items": [...]}', code="wrong_type")
     options = _given(JsonSubmission.model_validate(body))
     worker, items = options.pop("worker"), options.pop("items")
-    return app.submit_items(worker, items, wait_s=WAIT_S, idempotency_key=key, **options)
+    _refuse_unknown(app, worker)
+    if len(items) > app.config.max_rows:
+        raise too_many_items(app.config.max_rows)
+    return _hand_in(app, worker, app.uploads.store_items(items), key, options)
 
 
-def _submit_file(app: AsyncTask, incoming: ApiRequest, key: str | None) -> Submission:
+def _submit_file(app: AsyncTask, incoming: ApiRequest, key: str | None) -> Submission | DryRun:
     incoming.load_form()
     file = _the_file(incoming)
     options = _form_options(incoming, app.config.max_json_depth)
     worker = options.pop("worker")
+    # Before the file is stored: it may be large, and it would be for nothing.
+    _refuse_unknown(app, worker)
+    stored = app.uploads.store(file.stream, file.filename or "", limit=app.config.max_file_bytes)
+    return _hand_in(app, worker, stored, key, options)
+
+
+def _submit_raw(app: AsyncTask, incoming: ApiRequest, query: RawQuery, key: str | None) -> Submission | DryRun:
+    for name, values in incoming.args.lists():
+        if len(values) > 1:
+            problem = fault(None, name, "duplicate", "option.twice")
+            raise InputError(
+                f"query parameter {name!r} {problem.message}", code="invalid_query_parameter", errors=[problem]
+            )
+    options = _given(query)
+    if (worker := options.pop("worker", None)) is None:
+        problem = fault(None, "worker", "missing", "missing")
+        raise InputError("query parameter 'worker' is required", code="invalid_query_parameter", errors=[problem])
+    if "columns" in options:
+        columns = _columns(options["columns"], app.config.max_json_depth)
+        options["columns"] = FileSubmission.model_validate({"worker": worker, "columns": columns}).columns
+    _refuse_unknown(app, worker)
+    body = incoming.raw_body(*RAW)
+    if (charset := incoming.mimetype_params.get("charset")) is not None:
+        # The body is made UTF-8 while it is read, so that is what it is named as: nothing is guessed at.
+        _refuse_contradiction(charset, options.get("encoding"))
+        options["encoding"] = "utf-8"
+    stored = app.uploads.store(body, RAW[incoming.mimetype], limit=app.config.max_file_bytes)
+    return _hand_in(app, worker, stored, key, options)
+
+
+def _refuse_contradiction(charset: str, encoding: str | None) -> None:
+    if encoding is not None and encoding_option(encoding) != encoding_option(charset):
+        problem = fault(None, "encoding", "invalid_option", "option.charset", {"charset": charset[:40]}, encoding[:200])
+        raise InputError(f"option 'encoding' {problem.message}", code="invalid_options", errors=[problem])
+
+
+def _hand_in(
+    app: AsyncTask, worker: str, stored: StoredFile, key: str | None, options: dict[str, Any]
+) -> Submission | DryRun:
+    if options.pop("dry_run", False):
+        return app.check_file(worker, stored, **options)
+    return app.submit_file(worker, stored, wait_s=WAIT_S, idempotency_key=key, **options)
+
+
+def _refuse_unknown(app: AsyncTask, worker: str) -> None:
     if worker not in app.workers:
-        # Before the file is stored: it may be large, and it would be for nothing.
         raise InputError(
             f"no worker is registered as {worker!r}{did_you_mean(worker, app.workers)}",
             code="unknown_worker",
-            errors=[Problem(None, "worker", "unknown_worker", "no such worker", worker)],
+            errors=[fault(None, "worker", "unknown_worker", "option.worker", None, worker)],
         )
-    stored = app.uploads.store(file.stream, file.filename or "", limit=app.config.max_file_bytes)
-    return app.submit_file(worker, stored, wait_s=WAIT_S, idempotency_key=key, **options)
 
 
 def _the_file(incoming: ApiRequest) -> FileStorage:
@@ -92,7 +163,7 @@ def _the_file(incoming: ApiRequest) -> FileStorage:
         raise InputError(
             f"send exactly one file, in the field `file`; found: {found}",
             code="missing_file",
-            errors=[Problem(None, "file", "missing", "send exactly one file in this field")],
+            errors=[fault(None, "file", "missing", "option.file")],
         )
     return incoming.files["file"]
 
@@ -101,8 +172,8 @@ def _form_options(incoming: ApiRequest, max_depth: int) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for name, values in incoming.form.lists():
         if len(values) > 1:
-            fault = Problem(None, name, "duplicate", "is there more than once; send it once")
-            raise InputError(f"option {name!r} {fault.message}", code="invalid_option", errors=[fault])
+            problem = fault(None, name, "duplicate", "option.twice")
+            raise InputError(f"option {name!r} {problem.message}", code="invalid_option", errors=[problem])
         # An empty field of a form is one that nobody filled in.
         if values[0] != "" or name == "worker":
             fields[name] = values[0]
@@ -120,9 +191,8 @@ def _columns(text: str, max_depth: int) -> Any:
     try:
         return parse_json(text.encode(), max_depth=max_depth)
     except InputError as error:
-        message = f'is no JSON object such as {{"Artikel-Nr.": "sku"}}: {error}'
-        fault = Problem(None, "columns", "invalid_json", message, text[:200])
-        raise InputError(f"option 'columns' {message}", code="invalid_option", errors=[fault]) from None
+        problem = fault(None, "columns", "invalid_json", "option.columns", {"words": str(error)}, text[:200])
+        raise InputError(f"option 'columns' {problem.message}", code="invalid_option", errors=[problem]) from None
 
 
 def _idempotency_key(incoming: ApiRequest) -> str | None:

@@ -11,7 +11,7 @@ from asynctask.errors import InputError, NotBuilt, Problem
 from webapi.answers import ErrorGroups, EventPage, LogEntries, Progress, Submitted, TaskPage
 from webapi.caching import progress_response
 from webapi.current import asynctask_app, find_progress, find_task, who
-from webapi.incoming import EventQuery, Knobs, NoQuery, OneTaskQuery, RetryQuery, TaskQuery
+from webapi.incoming import EventQuery, Knobs, NoQuery, OneTaskQuery, RawQuery, RetryQuery, TaskQuery
 from webapi.links import TASKS, page_links, with_links
 from webapi.reading import current_request
 from webapi.submissions import answer, submit
@@ -23,17 +23,17 @@ blueprint: Final = APIBlueprint("tasks", __name__, url_prefix=TASKS, tag="Tasks"
 
 
 @blueprint.post("")
-@blueprint.input(NoQuery, location="query", arg_name="query")
+@blueprint.input(RawQuery, location="query", arg_name="query")
 @blueprint.output(Submitted, status_code=202, description="Accepted: the Task and the rows refused so far")
-@blueprint.doc(operation_id="submitTask", responses=[400, 403, 413, 415, 503])
-def create(query: NoQuery) -> Response:
+@blueprint.doc(operation_id="submitTask", responses=[400, 403, 413, 415, 503, 504])
+def create(query: RawQuery) -> Response:
     """Hand in a list
 
-    As JSON, or as a form with a file (xlsx, csv, json). Answers as soon as the Task is in the ledger; rows that the
-    validation refused within a second are in `errors`. The same Idempotency-Key with the same body gives the first
-    Task again, with another body 422.
+    As JSON, as a form with a file, or as a raw body of rows with the options in the query. Answers as soon as the Task is
+    in the ledger; rows that the validation refused within a second are in `errors`. The same Idempotency-Key with the same
+    body gives the first Task again, with another body 422. `dry_run` only tells what the list would come to.
     """
-    return answer(submit(asynctask_app(), current_request()))
+    return answer(submit(asynctask_app(), current_request(), query))
 
 
 @blueprint.get("")

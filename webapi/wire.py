@@ -54,7 +54,8 @@ def parse_json(body: bytes, *, max_depth: int) -> Any:
     """``body`` parsed. The depth is measured before, so that no nesting can exhaust the stack.
 
     Integers of any size stay exact. Raises :class:`InvalidJson` (400) with line and column, :class:`TooLarge` for nesting
-    deeper than ``max_depth``; NaN, Infinity, numbers that overflow and halves of surrogate pairs are refused.
+    deeper than ``max_depth``; keys that are given twice, NaN, Infinity,
+    numbers that overflow and halves of surrogate pairs are refused.
     """
     _check_depth(body, max_depth)
     try:
@@ -63,7 +64,7 @@ def parse_json(body: bytes, *, max_depth: int) -> Any:
         raise InvalidJson(f"the JSON is not UTF-8: byte {error.start + 1} cannot be read; send it as UTF-8") from None
     finite = _finite if _MAY_OVERFLOW.search(body) else None
     try:
-        value = json.loads(text, parse_constant=_no_constant, parse_float=finite)
+        value = json.loads(text, parse_constant=_no_constant, parse_float=finite, object_pairs_hook=_each_once)
         if b"\\u" in body:
             text = json.dumps(value, ensure_ascii=False)
             text.encode()
@@ -97,6 +98,16 @@ def _check_depth(body: bytes, limit: int) -> None:
 
 def _no_constant(name: str) -> NoReturn:
     raise InvalidJson(f"{name} is no JSON; leave the value out, or send null")
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) == len(pairs):
+        return made
+    seen: set[str] = set()
+    twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+    shown = twice.encode("utf-8", "replace").decode()[:80]
+    raise InvalidJson(f"the key {shown!r} is given twice in one object; send it once", code="duplicate_key")
 
 
 def _finite(digits: str) -> float:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from apiflask import APIBlueprint
+from apiflask import APIBlueprint, FileSchema
 from flask import Response
 
 from asynctask.app import AsyncTask
+from asynctask.bulk.template import Template, make_template
+from asynctask.bulk.template_files import template_csv, template_xlsx
+from asynctask.errors import NotFound
 from webapi.answers import Event, Workers
 from webapi.current import asynctask_app
+from webapi.downloads import CSV, XLSX, attachment
 from webapi.incoming import NoQuery
+from webapi.language import reader_locale, say_language
 from webapi.wire import json_response
 
 __all__ = ["blueprint", "describe"]
@@ -25,6 +30,38 @@ blueprint: Final = APIBlueprint("workers", __name__, url_prefix="/api", tag="Wor
 def index(query: NoQuery) -> Response:
     """The registered workers, with what an item of each must be"""
     return json_response({"workers": describe(asynctask_app())})
+
+
+@blueprint.get("/workers/<name>/template.xlsx")
+@blueprint.input(NoQuery, location="query", arg_name="query")
+@blueprint.output(FileSchema(type="string", format="binary"), content_type=XLSX)
+@blueprint.doc(operation_id="getXlsxTemplate", responses=[409])
+def template_as_xlsx(name: str, query: NoQuery) -> Response:
+    """An empty sheet for a worker, to fill in and hand in
+
+    It has a column for each field of an item, with formats, lists to choose from and limits, and a page of help.
+    """
+    locale = reader_locale()
+    response = Response(template_xlsx(_template(name), locale), mimetype=XLSX)
+    say_language(response, locale)
+    return attachment(response, f"{name}-template.xlsx")
+
+
+@blueprint.get("/workers/<name>/template.csv")
+@blueprint.input(NoQuery, location="query", arg_name="query")
+@blueprint.output(FileSchema(type="string", format="binary"), content_type=CSV)
+@blueprint.doc(operation_id="getCsvTemplate", responses=[409])
+def template_as_csv(name: str, query: NoQuery) -> Response:
+    """The header row of an empty sheet for a worker"""
+    return attachment(Response(template_csv(_template(name)), mimetype=CSV), f"{name}-template.csv")
+
+
+def _template(name: str) -> Template:
+    workers = asynctask_app().workers
+    if name not in workers:
+        known = ", ".join(sorted(workers)) or "none"
+        raise NotFound(f"no worker is registered as {name[:255]!r}; registered: {known}")
+    return make_template(workers[name])
 
 
 @blueprint.get("/jobs/<job_id>")

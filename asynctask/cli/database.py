@@ -23,7 +23,7 @@ __all__ = ["COMMANDS"]
 def _database(session: Session) -> Iterator[Database]:
     """The database alone: an application refuses to look at one whose schema is not its own."""
     config = session.app().config if session.target else session.config()[0]
-    database = Database(config.database_url)
+    database = Database(config.database_url, pool_size=config.database_connections)
     try:
         yield database
     finally:

@@ -28,6 +28,7 @@ __all__ = [
     "USAGE",
     "Output",
     "clean",
+    "count",
     "exit_code",
     "log_to_stderr",
     "number",
@@ -79,6 +80,11 @@ def _shown(character: str) -> str:
 def number(value: int | float) -> str:
     """A count for people: 10,000."""
     return f"{value:,}"
+
+
+def count(value: int, noun: str) -> str:
+    """Things for people: 1 row, 10,000 rows."""
+    return f"{number(value)} {noun}{'' if value == 1 else 's'}"
 
 
 def exit_code(error: BaseException) -> int:

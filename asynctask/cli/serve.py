@@ -29,7 +29,7 @@ _ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noq
 def address(host: str, port: int) -> str:
     """The address of the page, as a browser on this machine takes it."""
     name = _ANYWHERE.get(host, host)
-    return f"http://[{name}]:{port}/" if ":" in name else f"http://{name}:{port}/"
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
 def free_port(host: str, port: int) -> int:
@@ -67,7 +67,7 @@ def child_argv(target: str, command: str, flags: Mapping[str, Any]) -> list[str]
 def _ensure_schema(config: Config) -> None:
     """Checks the schema (an empty SQLite file is set up) on a connection of its own: the web server forks, and open
     connections of the application would not survive that."""
-    with closing(Database(config.database_url)) as database:
+    with closing(Database(config.database_url, pool_size=config.database_connections)) as database:
         schema.ensure(database)
 
 
@@ -172,18 +172,46 @@ def up(session: Session) -> int:
     web_argv = child_argv(session.target, "web", {"host": host, "port": port, "web_threads": flags.get("web_threads")})
     worker_flags = {name: flags.get(name) for name in ("concurrency", "queues", "strict_queues", "shutdown_s")}
     worker_argv = child_argv(session.target, "worker", {"processes": 1, **worker_flags})
-    _banner(session, {"url": url, "pid": os.getpid(), "processes": processes}, f"{url} (Ctrl-C stops it)")
+
+    def ready() -> None:
+        _banner(session, {"url": url, "pid": os.getpid(), "processes": processes}, f"{url} (Ctrl-C stops it)")
+
     workers = [(f"worker-{n}", worker_argv) for n in range(1, processes + 1)]
-    return _supervise(session, [("web", web_argv), *workers], session.setting(config, "shutdown_s"))
+    return _supervise(
+        session, [("web", web_argv), *workers], session.setting(config, "shutdown_s"), _once_open(host, port, ready)
+    )
 
 
-def _supervise(session: Session, children: Sequence[tuple[str, Sequence[str]]], shutdown_s: float) -> int:
+def _once_open(host: str, port: int, ready: Callable[[], None]) -> Callable[[], None]:
+    """Calls ``ready`` at the first look at which the port takes connections."""
+    said = False
+
+    def look() -> None:
+        nonlocal said
+        if said:
+            return
+        try:
+            socket.create_connection((_ANYWHERE.get(host, host), port), timeout=1).close()
+        except OSError:
+            return
+        said = True
+        ready()
+
+    return look
+
+
+def _supervise(
+    session: Session,
+    children: Sequence[tuple[str, Sequence[str]]],
+    shutdown_s: float,
+    on_look: Callable[[], None] = lambda: None,
+) -> int:
     from asynctask.runtime.supervisor import ChildSpec, Supervisor, watch_parent
 
     specs = [ChildSpec(name, argv) for name, argv in children]
     supervisor = Supervisor(specs, clock=SystemClock(), environ=session.environ, shutdown_s=shutdown_s)
     watch_parent(session.environ, supervisor.stop)
-    return supervisor.run()
+    return supervisor.run(on_look=on_look)
 
 
 def _banner(session: Session, document: Mapping[str, Any], line: str) -> None:

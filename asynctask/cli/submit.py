@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, Final
@@ -12,12 +14,13 @@ import click
 
 from asynctask.cli.live import Bars, headline
 from asynctask.cli.options import TASK_ID, Command, Session, pass_session
-from asynctask.cli.output import DETACHED, FAILURES, OK, USAGE, clean, number
+from asynctask.cli.output import DETACHED, FAILURES, OK, USAGE, clean, count, number
 from asynctask.clock import SystemClock
 from asynctask.errors import InputError, Problem, Unavailable
 from asynctask.priority import Priority
 
 if TYPE_CHECKING:
+    from asynctask.bulk.dry_run import DryRun
     from asynctask.handle import TaskHandle
     from asynctask.submission import Submission
 
@@ -127,25 +130,77 @@ def _columns(_context: click.Context, _option: click.Parameter, text: str | None
 @click.option("--watch", "look_on", is_flag=True, help="Stay and show it until it is done.")
 @click.option("--sheet", help="The sheet of a workbook; by default the first that is visible and has rows.")
 @click.option("--columns", callback=_columns, help='Headers that do not match by themselves: {"SKU no.": "sku"}.')
+@click.option("--encoding", help="What a text is encoded in, gb18030 or cp932 for instance; by default it is found out.")
 @click.option("--title", help="What people will read in lists; by default the file's name.")
 @click.option("--parallel", type=click.IntRange(min=1), help="Most rows at work at once.")
 @click.option("--priority", help="Smaller runs first: a number or a name such as ADMIN_HIGH.")
+@click.option("--session", "line", help="Tasks of one session run one after the other.")
 @click.option("--idempotency-key", help="The same key with the same file is one Task, however often it is sent.")
+@click.option("--unique", help="Fields in which no two rows may be the same, with commas between.")
+@click.option("--strict", is_flag=True, help="One refused row refuses the whole file.")
+@click.option("--dry-run", is_flag=True, help="Only tell what the file would come to; nothing is written.")
 @pass_session
-def submit(session: Session, /, file: Path, worker: str, look_on: bool, priority: str | None, **options: Any) -> int:
-    """Hand over a file of rows (xlsx, csv or json) to a worker."""
+def submit(
+    session: Session,
+    /,
+    file: Path,
+    worker: str,
+    look_on: bool,
+    priority: str | None,
+    line: str | None,
+    dry_run: bool,
+    **options: Any,
+) -> int:
+    """Hand over a file of rows to a worker."""
     app = session.app(required="submit needs the worker's code, to check the rows")
     given = {name: value for name, value in options.items() if value is not None}
     if priority is not None:
         given["priority"] = priority_value(priority)
+    if line is not None:
+        given["session"] = line
     given.setdefault("title", file.name)
     with file.open("rb") as stream:
         stored = app.uploads.store(stream, file.name)
-    submission = app.submit_file(worker, stored, **given)
+    try:
+        if dry_run:
+            return _would_be(session, app.check_file(worker, stored, **given), app.config.locale)
+        submission = app.submit_file(worker, stored, **given)
+    except InputError as error:
+        from asynctask.bulk.problems import localised
+
+        raise localised(error, app.config.locale) from None
     if not look_on:
         return _taken(session, submission)
     session.out.problems(submission.problems or ())
     return _watch(session, submission.task)
+
+
+def _would_be(session: Session, found: DryRun, locale: str) -> int:
+    """Tells what a file would come to: 0 if every row would be taken, 1 if some, 2 if none."""
+    from asynctask.bulk.problems import render
+
+    out = session.out
+    out.document(found.as_dict(locale))
+    total = found.accepted + found.rejected
+    taken = found.taken
+    out.line(f"{number(taken)} of {number(total)} rows would be taken; nothing was written")
+    if found.rejected:
+        out.line(f"{count(found.rejected, 'row')} would be rejected:")
+        out.problems([replace(problem, message=render(problem, locale)) for problem in found.problems])
+    return OK if not found.rejected else FAILURES if taken else USAGE
+
+
+@click.command("check-list", cls=Command, hidden=True)
+@click.argument("answer", type=click.Path(dir_okay=False, path_type=Path))
+@pass_session
+def check_list(session: Session, answer: Path) -> int:
+    """Check a stored list for the process that started this, which says on stdin which one."""
+    app = session.app(required="a list is checked by the application that took it")
+    found = app.check_for_parent(json.load(sys.stdin))
+    unfinished = answer.with_suffix(".part")
+    unfinished.write_bytes(found)
+    unfinished.replace(answer)
+    return OK
 
 
 def _taken(session: Session, submission: Submission) -> int:
@@ -160,9 +215,9 @@ def _taken(session: Session, submission: Submission) -> int:
         problems = tuple(Problem(row["row"], **fault) for row in handle.rejects() for fault in row["errors"])
     found = [problem.as_dict() for problem in problems or ()]
     out.document({**progress, "created": submission.created, "errors": found})
-    out.line(f"{headline(progress)}: {number(total)} rows {'taken' if submission.created else 'were taken before'}")
+    out.line(f"{headline(progress)}: {count(total, 'row')} {'taken' if submission.created else 'taken before'}")
     if rejected:
-        out.line(f"{number(rejected)} rows were rejected and will not be performed:")
+        out.line(f"{count(rejected, 'row')} {'was' if rejected == 1 else 'were'} rejected and will not be performed:")
         out.problems(problems or ())
     if progress["state"] == "rejected":
         return USAGE
@@ -173,4 +228,4 @@ def _taken(session: Session, submission: Submission) -> int:
     return OK
 
 
-COMMANDS: Final = (submit, watch)
+COMMANDS: Final = (submit, watch, check_list)

@@ -1,14 +1,11 @@
-"""Looking at Tasks and steering them: tasks, show, set, pause, resume, cancel, retry, report."""
+"""Looking at Tasks and steering them: tasks, show, set, pause, resume, cancel, retry."""
 
 from __future__ import annotations
 
 import difflib
 import getpass
 import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -25,8 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMANDS", "who"]
 
-KNOBS: Final = ("parallel", "priority", "title", "interval", "tolerated_failures")
-ROWS: Final = ("failed", "succeeded", "unprocessed", "rejected", "all")
+KNOBS: Final = ("parallel", "priority", "title")
 _FAILED: Final = tuple(sorted(status.value for status in PROBLEM))
 
 
@@ -155,14 +151,12 @@ def _knob(text: str) -> tuple[str, Any]:
         return name, value
     if name == "priority":
         return name, priority_value(value)
-    if name in ("parallel", "tolerated_failures") and value.lower() in ("none", ""):
+    if value.lower() in ("none", ""):
         return name, None
-    kind: Callable[[str], Any] = float if name == "interval" else int
     try:
-        return name, kind(value)
+        return name, int(value)
     except ValueError:
-        wanted = "a number of seconds" if kind is float else "a whole number"
-        raise InputError(f"{name} must be {wanted}, not {value!r}", code="invalid_option") from None
+        raise InputError(f"{name} must be a whole number, not {value!r}", code="invalid_option") from None
 
 
 @click.command("set", cls=Command)
@@ -243,54 +237,4 @@ def retry(session: Session, task_id: int, status: tuple[str, ...]) -> int:
     return _steered(session, task_id, "runs again", lambda handle: handle.retry(status, who=who()))
 
 
-@click.command("report", cls=Command)
-@click.argument("task_id", type=TASK_ID)
-@click.option(
-    "-o", "--output", "path", required=True, type=click.Path(dir_okay=False, path_type=Path), help="FILE.xlsx or FILE.csv."
-)
-@click.option("--rows", type=click.Choice(ROWS), default="failed", show_default=True, help="Which rows to write.")
-@pass_session
-def report(session: Session, task_id: int, path: Path, rows: str) -> int:
-    """Write the rows that did not succeed to a file.
-
-    They have their original columns, what became of them and why: ready to be corrected and sent again.
-    """
-    suffix = path.suffix.lower()
-    if suffix not in (".xlsx", ".csv"):
-        raise InputError(f"{path.name} ends in neither .xlsx nor .csv: the suffix decides what is written")
-    handle = session.app().task(task_id)
-    written = _write_report(handle, path, suffix, rows)
-    session.out.document({"task_id": task_id, "rows": rows, "written": written, "path": str(path.resolve())})
-    session.out.line(f"{path}: {number(written)} rows ({rows})")
-    return OK
-
-
-def _write_report(handle: TaskHandle, path: Path, suffix: str, rows: str) -> int:
-    from asynctask.bulk import report_files
-
-    content = handle.report(rows)
-    with _replacing(path, suffix) as temporary:
-        if suffix == ".xlsx":
-            return report_files.write_xlsx(temporary, content.headers, content.rows)
-        with temporary.open("wb") as stream:
-            return report_files.write_csv(stream, content.headers, content.rows)
-
-
-@contextmanager
-def _replacing(path: Path, suffix: str) -> Iterator[Path]:
-    """A file beside ``path`` that takes its place when all went well: a report is whole or not there."""
-    try:
-        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=suffix, dir=path.parent)
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}") from error
-    os.close(descriptor)
-    temporary = Path(name)
-    try:
-        yield temporary
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-COMMANDS: Final = (tasks, show, set_knobs, pause, resume, cancel, retry, report)
+COMMANDS: Final = (tasks, show, set_knobs, pause, resume, cancel, retry)

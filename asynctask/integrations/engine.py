@@ -18,6 +18,7 @@ from asynctask.bulk.sweep import Sweep
 from asynctask.errors import Unavailable
 from asynctask.ledger import recovery
 from asynctask.ledger.recorder import Recorder
+from asynctask.ledger.signals import LEDGER
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.task_event import TaskEventMiddleware
 from asynctask.middleware.tracker import Arrival, Ticket, Tracker
@@ -57,7 +58,10 @@ class EngineProcess:
             self.ledger, app.clock, every_s=config.heartbeat_s, lease_s=config.lease_s,
             tell=self._tell, on_signal=self._obey,
         )  # fmt: skip
-        self._sweep = Sweep(self.ledger, app.broker, app.host, app.controls, every_s=min(1.0, config.lease_s / 4))
+        self._sweep = Sweep(
+            self.ledger, app.broker, app.host, app.controls,
+            waker=app.signals.waker(LEDGER), every_s=min(1.0, config.lease_s / 4),
+        )  # fmt: skip
         self._stopping = threading.Event()
         self._ended = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="ticker", daemon=True)

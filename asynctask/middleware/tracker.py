@@ -22,6 +22,7 @@ from asynctask.bookkeeping import Begin, Turn, begin, cancel, give_back
 from asynctask.errors import JobInterrupted, JobTimeout
 from asynctask.job import CurrentJob
 from asynctask.ledger.base import Ledger
+from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.models import events
 from asynctask.ledger.record import NewJob, enqueue
 from asynctask.ledger.recorder import Outcome, Recorder
@@ -245,10 +246,14 @@ class Tracker:
         Each comes with a message that says why; it is not said again while it is the last one that the Event has.
         Committed when this returns: their copies may be acknowledged. Raises LedgerUnavailable.
         """
-        with self._ledger.database.write() as connection:
-            apply(connection, self._ledger, [self._waiting(ticket, clean(why), until) for ticket, why in tickets])
+        self._put_off(tickets, until)
         for ticket, _ in tickets:
             self.forget(ticket)
+
+    @repeatable
+    def _put_off(self, tickets: Sequence[tuple[Ticket, str]], until: int) -> None:
+        with self._ledger.database.write() as connection:
+            apply(connection, self._ledger, [self._waiting(ticket, clean(why), until) for ticket, why in tickets])
 
     def _waiting(self, ticket: Ticket, why: str, until: int) -> Change:
         change = Change(ticket.event_id, lambda record: None)

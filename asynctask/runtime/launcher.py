@@ -28,6 +28,7 @@ from asynctask.job import CurrentJob
 from asynctask.ledger import recovery
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.recorder import Recorder
+from asynctask.ledger.signals import LEDGER, Signals
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.task_event import TaskEventMiddleware
 from asynctask.middleware.tracker import Tracker
@@ -63,6 +64,9 @@ class Tracked(Protocol):
 
     @property
     def controls(self) -> Control: ...
+
+    @property
+    def signals(self) -> Signals: ...
 
 
 class Parts(Tracked, Protocol):
@@ -114,12 +118,12 @@ class Launcher:
         self._lost = False
         self._ticker_stop = threading.Event()
         self._ticker: threading.Thread | None = None
-        self.recorder = Recorder(ledger, more_coming=lambda: self.manager.busy > 0)
+        self.dispatcher = parts.dispatcher
+        self.recorder = Recorder(ledger, more_coming=lambda: self.manager.busy > 0, on_due=self.dispatcher.expect)
         self.tracker = Tracker(ledger, self.recorder)
         self.heartbeat = Heartbeat(
             ledger, parts.clock, every_s=config.heartbeat_s, lease_s=config.lease_s, tell=self._tell, on_signal=self.obey
         )
-        self.dispatcher = parts.dispatcher
         self.manager = Manager(
             identity=ledger.identity, broker=parts.broker, tracker=self.tracker, clock=parts.clock, workers=parts.workers,
             queues=queues.names, queue_order=queues.order, concurrency=concurrency, may_start=self._may_start,
@@ -132,7 +136,8 @@ class Launcher:
         )  # fmt: skip
         self.sweep = Sweep(
             ledger, parts.broker, parts.host, parts.controls,
-            take_up=parts.take_up_split, nudge=self.dispatcher.nudge, every_s=min(1.0, config.lease_s / 4),
+            take_up=parts.take_up_split, nudge=self.dispatcher.nudge, expect=self.dispatcher.expect,
+            waker=parts.signals.waker(LEDGER), every_s=min(1.0, config.lease_s / 4),
         )  # fmt: skip
 
     def _chain(self) -> Chain:

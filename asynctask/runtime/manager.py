@@ -14,8 +14,8 @@ import structlog
 
 from asynctask.bookkeeping import Begin
 from asynctask.brokers.base import DEAD, Broker, Copy, Held
-from asynctask.bulk.dispatcher import Load
 from asynctask.bulk.payload import decode
+from asynctask.bulk.room import Load
 from asynctask.clock import Clock
 from asynctask.errors import Unavailable
 from asynctask.job import CurrentJob
@@ -35,7 +35,7 @@ AHEAD_S = 0.1
 
 MAX_FETCH = 1_000
 MAX_UNRECORDED = 5_000
-_IDLE_WAIT_S = 0.5
+_IDLE_WAIT_S = 5.0  # it is woken by whoever pushes; this is for a signal that was lost
 _PACE_S = 0.005
 _UNWIND_S = 1.0
 

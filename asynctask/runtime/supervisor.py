@@ -74,10 +74,10 @@ class Supervisor:
         for child in self._children:
             self._spawn(child)
 
-    def run(self, on_started: Callable[[], None] = lambda: None) -> int:
+    def run(self, on_started: Callable[[], None] = lambda: None, on_look: Callable[[], None] = lambda: None) -> int:
         """Runs in the foreground until TERM or INT; passes TSTP on to the children. Returns the exit code.
 
-        A second INT kills the children: 130.
+        ``on_look`` is called ten times a second. A second INT kills the children: 130.
         """
         interrupts = 0
 
@@ -95,6 +95,7 @@ class Supervisor:
         on_started()
         while not self._stop.wait(0.1):
             self.look()
+            on_look()
         code = self.shut_down()
         return 130 if interrupts > 1 else code
 

@@ -11,55 +11,14 @@ The methods are collected by pytest, and need nothing of it. What brokers may di
 
 from __future__ import annotations
 
-import json
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-
-from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker, Copy, Held, Key
-from asynctask.clock import SystemClock
+from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
+from asynctask.testing.broker_races import BrokerRaces, a_copy, keys_of, waiting_in
 
 __all__ = ["BrokerConformance", "a_copy"]
 
-_PATIENCE_S = 5.0
 
-
-def a_copy(n: int = 0, *, attempt: int = 1, queue: str = "default", priority: int = 0, task_id: int | None = None) -> Copy:
-    """The ``n``-th job, as it is pushed."""
-    jid = f"{n:024x}"
-    payload = json.dumps({"class": "w", "args": [{"n": n, "text": "ä\u2028</script>\\"}], "jid": jid}, ensure_ascii=False)
-    return Copy(jid, attempt, queue, payload, priority, task_id)
-
-
-def _keys(copies: Sequence[Copy]) -> list[Key]:
-    return [copy.key for copy in copies]
-
-
-def _waiting(broker: Broker, *queues: str) -> dict[str, int]:
-    """How many copies wait in each of these queues, whatever their priority."""
-    counts = {queue: sum(found.values()) for queue, found in broker.waiting(queues).items()}
-    return {queue: count for queue, count in counts.items() if count}
-
-
-class BrokerConformance:
+class BrokerConformance(BrokerRaces):
     """What the contract in ``asynctask.brokers.base`` promises, a method each."""
-
-    def make_broker(self) -> Broker:
-        """A new, empty broker. Override it."""
-        raise NotImplementedError("make_broker: return a new, empty broker")
-
-    def same_server(self, broker: Broker) -> Broker | None:
-        """Another connection to the same server, as another process has it; None where a test cannot have one."""
-        return None
-
-    @contextmanager
-    def broker(self) -> Iterator[Broker]:
-        """A broker for one test."""
-        made = self.make_broker()
-        try:
-            yield made
-        finally:
-            made.close()
 
     # -- the way of a job
 
@@ -72,6 +31,33 @@ class BrokerConformance:
                 (c.key, c.payload, c.queue, c.task_id) for c in pushed
             ]
 
+    def test_payloads_of_any_text_and_size_come_back_byte_for_byte(self) -> None:
+        texts = [
+            "\\u0000",
+            "😀\U00010348",
+            "é\u0301\u200b\ufeff",
+            "'; -- \\\\ %s %(x)s :y {}",
+            "\t\r\n",
+            "x" * 65_536,
+            "語" * 65_536,
+        ]
+        payloads = [f'{{"class":"w","args":["{text}"]}}' for text in texts]
+        with self.broker() as broker:
+            pushed = [Copy(a_copy(n).jid, 1, "default", payload) for n, payload in enumerate(payloads)]
+            broker.push(pushed)
+            assert [c.payload for c in broker.exchange("p", [], ["default"], 10)] == payloads
+            assert {c.key: c.payload for c in broker.held_by("p")} == {c.key: c.payload for c in pushed}
+
+    def test_names_are_told_apart_by_every_byte(self) -> None:
+        with self.broker() as broker:
+            queues = ["a", "A", "a ", "á", "a\u0301"]
+            broker.push([a_copy(n, queue=queue) for n, queue in enumerate(queues)])
+            assert dict(broker.queues()) == dict.fromkeys(queues, 1)
+            for n, queue in enumerate(queues):
+                assert keys_of(broker.exchange(f"p{n}", [], [queue], 10)) == [a_copy(n).key]
+            broker.push([Copy("abc", 1, "q", "{}"), Copy("ABC", 1, "q", "{}"), Copy("abc ", 1, "q", "{}")])
+            assert broker.holds([("abc", 1), ("ABC", 1), ("abc ", 1), ("Abc", 1)]) == {("abc", 1), ("ABC", 1), ("abc ", 1)}
+
     def test_an_empty_push_and_a_fetch_of_nothing_do_nothing(self) -> None:
         with self.broker() as broker:
             broker.push([])
@@ -79,14 +65,14 @@ class BrokerConformance:
             broker.push([a_copy()])
             assert broker.exchange("p", [], ["default"], 0) == []
             assert broker.exchange("p", [], ["other"], 10) == []
-            assert _waiting(broker, "default", "other") == {"default": 1}
+            assert waiting_in(broker, "default", "other") == {"default": 1}
 
     def test_a_queue_is_first_in_first_out(self) -> None:
         with self.broker() as broker:
             broker.push([a_copy(n) for n in range(5)])
             broker.push([a_copy(n) for n in range(5, 8)])
             fetched = [*broker.exchange("p", [], ["default"], 3), *broker.exchange("p", [], ["default"], 10)]
-            assert _keys(fetched) == _keys([a_copy(n) for n in range(8)])
+            assert keys_of(fetched) == keys_of([a_copy(n) for n in range(8)])
 
     def test_smaller_priorities_come_first_where_there_are_priorities(self) -> None:
         with self.broker() as broker:
@@ -104,13 +90,13 @@ class BrokerConformance:
         with self.broker() as broker:
             broker.push([a_copy(), a_copy()])
             broker.push([a_copy()])
-            assert _waiting(broker, "default") == {"default": 1}
+            assert waiting_in(broker, "default") == {"default": 1}
             fetched = broker.exchange("p", [], ["default"], 10)
             assert len(fetched) == 1
             broker.push([a_copy()])
             assert broker.exchange("q", [], ["default"], 10) == [], "it is in a process's list"
             broker.push([a_copy(attempt=2)])
-            assert _keys(broker.exchange("q", [], ["default"], 10)) == [(a_copy().jid, 2)], (
+            assert keys_of(broker.exchange("q", [], ["default"], 10)) == [(a_copy().jid, 2)], (
                 "another attempt is another copy"
             )
 
@@ -126,11 +112,11 @@ class BrokerConformance:
         with self.broker() as broker:
             broker.push([a_copy(n) for n in range(3)])
             one, two = broker.exchange("p", [], ["default"], 2)
-            assert _keys(broker.held_by("p")) == [one.key, two.key]
+            assert keys_of(broker.held_by("p")) == [one.key, two.key]
             assert broker.holders() == {"p"}
-            assert _waiting(broker, "default") == {"default": 1}
+            assert waiting_in(broker, "default") == {"default": 1}
             (three,) = broker.exchange("p", [one], ["default"], 5)
-            assert _keys(broker.held_by("p")) == [two.key, three.key]
+            assert keys_of(broker.held_by("p")) == [two.key, three.key]
             broker.exchange("p", [two, three], ["default"], 5)
             assert broker.held_by("p") == []
             assert broker.holders() == set()
@@ -140,36 +126,10 @@ class BrokerConformance:
             broker.push([a_copy(0), a_copy(1)])
             (mine,) = broker.exchange("p", [], ["default"], 1)
             broker.exchange("q", [mine], ["default"], 0)
-            assert _keys(broker.held_by("p")) == [mine.key], "another process cannot acknowledge it"
+            assert keys_of(broker.held_by("p")) == [mine.key], "another process cannot acknowledge it"
             broker.exchange("p", [mine], ["default"], 0)
             broker.exchange("p", [mine, mine], ["default"], 0)
             assert broker.holds([a_copy(1).key]) == {a_copy(1).key}
-
-    def test_a_copy_is_fetched_by_one_process_only(self) -> None:
-        with self.broker() as broker:
-            broker.push([a_copy(n) for n in range(60)])
-            other = self.same_server(broker)
-            brokers = [broker, other or broker, broker]
-            fetched: dict[str, list[Copy]] = {}
-            start = threading.Barrier(3)
-
-            def fetch(process: str, through: Broker) -> None:
-                start.wait()
-                mine: list[Copy] = []
-                while copies := through.exchange(process, [], ["default"], 7):
-                    mine += copies
-                fetched[process] = mine
-
-            threads = [threading.Thread(target=fetch, args=(f"p{i}", b)) for i, b in enumerate(brokers)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            everything = [key for copies in fetched.values() for key in _keys(copies)]
-            assert sorted(everything) == sorted(_keys([a_copy(n) for n in range(60)]))
-            assert all(_keys(broker.held_by(process)) == _keys(copies) for process, copies in fetched.items())
-            if other is not None:
-                other.close()
 
     def test_what_is_put_back_comes_first_again_unchanged(self) -> None:
         with self.broker() as broker:
@@ -185,7 +145,7 @@ class BrokerConformance:
             broker.push([a_copy()])
             held = broker.exchange("p", [], ["default"], 1)
             broker.put_back("q", held)
-            assert _keys(broker.held_by("p")) == [a_copy().key]
+            assert keys_of(broker.held_by("p")) == [a_copy().key]
             assert broker.exchange("q", [], ["default"], 1) == []
 
     def test_withdrawing_takes_what_waits_of_a_task_and_leaves_what_is_fetched_and_other_tasks(self) -> None:
@@ -197,8 +157,8 @@ class BrokerConformance:
             taken += broker.withdraw(7, 100)
             assert sorted(taken) == sorted(a_copy(n).key for n in range(1, 5))
             assert broker.withdraw(7, 100) == []
-            assert _keys(broker.held_by("p")) == [held.key]
-            assert sorted(_keys(broker.exchange("p", [], ["default"], 10))) == sorted([a_copy(9).key, a_copy(10).key])
+            assert keys_of(broker.held_by("p")) == [held.key]
+            assert sorted(keys_of(broker.exchange("p", [], ["default"], 10))) == sorted([a_copy(9).key, a_copy(10).key])
 
     # -- what is where
 
@@ -214,17 +174,17 @@ class BrokerConformance:
         with self.broker() as broker:
             broker.push([a_copy(0), a_copy(1), a_copy(2, queue="other")])
             assert dict(broker.queues()) == {"default": 2, "other": 1}
-            assert _waiting(broker, "other", "none") == {"other": 1}
+            assert waiting_in(broker, "other", "none") == {"other": 1}
             broker.exchange("p", [], ["other"], 1)
             assert dict(broker.queues()) == {"default": 2}
-            assert _waiting(broker, "other") == {}
+            assert waiting_in(broker, "other") == {}
 
     def test_it_counts_what_waits_at_each_priority_where_there_are_priorities(self) -> None:
         with self.broker() as broker:
             broker.push([a_copy(n, priority=priority) for n, priority in enumerate((120, 360, 360, -5))])
             if broker.capabilities.priority:
                 assert broker.waiting(["default"])["default"] == {120: 1, 360: 2, -5: 1}
-            assert _waiting(broker, "default") == {"default": 4}
+            assert waiting_in(broker, "default") == {"default": 4}
 
     def test_a_copy_is_put_back_with_the_deaths_that_were_counted(self) -> None:
         with self.broker() as broker:
@@ -241,7 +201,7 @@ class BrokerConformance:
             broker.drop("p", [one])
             broker.drop("p", [])
             broker.drop("q", [two])
-            assert _keys(broker.held_by("p")) == [two.key]
+            assert keys_of(broker.held_by("p")) == [two.key]
             assert broker.holds([one.key, two.key]) == {two.key}
 
     # -- the sets of untracked jobs
@@ -256,8 +216,18 @@ class BrokerConformance:
             assert broker.release_due(SCHEDULE, 99, 10) == 0
             assert broker.release_due(SCHEDULE, 200, 1) == 1
             assert broker.release_due(SCHEDULE, 200, 10) == 1
-            assert _keys(broker.exchange("p", [], ["default"], 10)) == [a_copy(1, attempt=0).key, a_copy(2, attempt=0).key]
+            assert keys_of(broker.exchange("p", [], ["default"], 10)) == [
+                a_copy(1, attempt=0).key,
+                a_copy(2, attempt=0).key,
+            ]
             assert len(broker.members(SCHEDULE, 10)) == 1
+
+    def test_what_was_in_a_set_comes_to_the_end_of_its_queue(self) -> None:
+        with self.broker() as broker:
+            broker.hold(SCHEDULE, [Held(a_copy(0, attempt=0), 100)])
+            broker.push([a_copy(1)])
+            assert broker.release_due(SCHEDULE, 100, 10) == 1
+            assert keys_of(broker.exchange("p", [], ["default"], 10)) == [a_copy(1).key, a_copy(0, attempt=0).key]
 
     def test_a_copy_goes_from_a_list_into_a_set_in_one_step(self) -> None:
         with self.broker() as broker:
@@ -269,49 +239,3 @@ class BrokerConformance:
             assert [held.copy.payload for held in broker.members(RETRY, 10)] == [changed.payload]
             assert broker.holds([copy.key]) == set(), "it is in a set, not on its way"
             assert broker.members(DEAD, 10) == []
-
-    # -- waiting
-
-    def test_a_wait_ends_when_something_is_pushed(self) -> None:
-        with self.broker() as broker:
-            self._drained(broker)
-            other = self.same_server(broker) or broker
-            assert self._woken_by(broker, lambda: other.push([a_copy()]))
-            if other is not broker:
-                other.close()
-
-    def test_a_wait_ends_when_its_process_is_woken(self) -> None:
-        with self.broker() as broker:
-            self._drained(broker)
-            assert self._woken_by(broker, broker.wake)
-
-    def test_a_wait_for_nothing_ends_with_its_time(self) -> None:
-        with self.broker() as broker:
-            self._drained(broker)
-            clock = SystemClock()
-            began = clock.monotonic()
-            assert broker.wait(0.2) is False
-            assert clock.monotonic() - began < _PATIENCE_S
-
-    def _drained(self, broker: Broker) -> None:
-        """What happened before is told once: afterwards a wait is for news."""
-        while broker.wait(0.01):
-            pass
-
-    def _woken_by(self, broker: Broker, act: Callable[[], None]) -> bool:
-        """Whether a wait, begun in another thread, ends long before its time; ``act`` is repeated until it does."""
-        ended = threading.Event()
-
-        def wait() -> None:
-            broker.wait(10 * _PATIENCE_S)
-            ended.set()
-
-        threading.Thread(target=wait, daemon=True).start()
-        clock = SystemClock()
-        until = clock.monotonic() + _PATIENCE_S
-        while clock.monotonic() < until:
-            act()
-            if ended.wait(0.05):
-                return True
-        broker.wake()
-        return False

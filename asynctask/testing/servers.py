@@ -1,0 +1,322 @@
+"""Private database servers for tests and benchmarks: on a free port, in a temporary folder, gone with their user.
+
+Nothing of the machine's own servers is touched. A server dies with the thread that started it, even if that is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from asynctask.testing.waits import wait_for
+
+__all__ = ["SERVERS", "MariaServer", "MissingServer", "PgBouncer", "PostgresServer", "SqlServer", "free_port"]
+
+
+class MissingServer(Exception):
+    """The program of a server is not installed; the text says how to get it."""
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def find_program(name: str, package: str) -> str:
+    """The path of a program, also where Debian keeps what is not on the PATH. Raises :class:`MissingServer`."""
+    places = [str(path) for path in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)]
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin", *places])
+    found = shutil.which(name, path=path)
+    if found is None:
+        raise MissingServer(f"{name} is not installed; on Debian: apt-get install {package}")
+    return found
+
+
+def _as_user(user: str) -> list[str]:
+    """What a command starts with so that it runs as ``user`` where this process is root, and dies with this thread."""
+    tie = ["setpriv", "--pdeathsig=QUIT"]
+    if os.getuid() == 0:
+        tie += [f"--reuid={user}", f"--regid={user}", "--init-groups"]
+    return tie
+
+
+class SqlServer:
+    """A private SQL server.
+
+    Arguments: ``durable``: whether commits reach the disk before they are answered, as in production; off, tests are
+    faster and still survive a crash of the server. ``settings``: further settings of the server, by name.
+    """
+
+    dialect: ClassVar[str]
+    user: ClassVar[str]
+
+    def __init__(self, *, durable: bool = False, settings: Mapping[str, str] | None = None) -> None:
+        self._durable = durable
+        self._settings = dict(settings or {})
+        self.folder = Path(tempfile.mkdtemp(prefix=f"asynctask-{self.dialect}-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def start(self) -> None:
+        """Makes the server's data if there is none, starts it and waits until it answers.
+
+        A server that was stopped or killed comes back on its old port. Raises :class:`MissingServer`.
+        """
+        fresh = not (self.folder / "data").exists()
+        if fresh:
+            if os.getuid() == 0:
+                shutil.chown(self.folder, self.user)
+            self._initialise()
+        for _ in range(3):
+            self.port = self.port or free_port()
+            with (self.folder / "server.log").open("ab") as log:
+                self._process = subprocess.Popen(
+                    [*_as_user(self.user), *self._command()], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                )
+            if wait_for(self._state, f"{self.dialect} answers or ends", 60) == "answers":
+                return
+            if fresh:  # somebody took the port meanwhile
+                self.port = 0
+        raise AssertionError(f"{self.dialect} did not start: {self.log()[-3000:]}")
+
+    def _state(self) -> str:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            return "ended"
+        with suppress(exc.OperationalError):
+            self.execute("SELECT 1")
+            return "answers"
+        return ""
+
+    def log(self) -> str:
+        """What the server said."""
+        path = self.folder / "server.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def stop(self) -> None:
+        """Stops it as an operator does who does not wait for clients."""
+        self._end(self._stop_signal)
+
+    def kill(self) -> None:
+        """kill -9, of every process of the server."""
+        self._end(signal.SIGKILL)
+
+    _stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(how)
+        self._process.wait()
+        self._process = None
+
+    def remove(self) -> None:
+        """Ends it and removes its data."""
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def pid(self) -> int:
+        """The server's main process."""
+        assert self._process is not None
+        return self._process.pid
+
+    # -- databases
+
+    def url(self, database: str, *, port: int | None = None) -> str:
+        """The URL of a database of this server, as ``database_url`` takes it."""
+        raise NotImplementedError
+
+    def create(self, name: str) -> str:
+        """Makes an empty database and returns its URL."""
+        self.execute(f"CREATE DATABASE {name}")
+        return self.url(name)
+
+    def drop(self, name: str) -> None:
+        """Removes a database, whoever is connected."""
+        self.execute(f"DROP DATABASE IF EXISTS {name}")
+
+    def execute(self, statement: str, database: str | None = None) -> list[tuple[Any, ...]]:
+        """Runs one statement on a connection of its own, outside any transaction; returns its rows, if it has any."""
+        engine = sa.create_engine(self._driver_url(database), poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            result = connection.exec_driver_sql(statement)
+            return [tuple(row) for row in result] if result.returns_rows else []
+
+    def _driver_url(self, database: str | None) -> str:
+        raise NotImplementedError
+
+    def _initialise(self) -> None:
+        raise NotImplementedError
+
+    def _command(self) -> list[str]:
+        raise NotImplementedError
+
+    def _run(self, command: Sequence[str]) -> None:
+        done = subprocess.run(
+            [*_as_user(self.user), *command], stdin=subprocess.DEVNULL, capture_output=True, cwd=self.folder, check=False
+        )
+        if done.returncode:
+            raise AssertionError(f"{command[0]} failed: {done.stderr.decode(errors='replace')[-3000:]}")
+
+
+class PostgresServer(SqlServer):
+    """PostgreSQL; needs Debian's ``postgresql``."""
+
+    dialect = "postgresql"
+    user = "postgres"
+    _stop_signal = signal.SIGINT  # "fast": clients are cut off, what is committed stays
+
+    def _initialise(self) -> None:
+        program = find_program("initdb", "postgresql")
+        options = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync"]
+        self._run([program, "-D", str(self.folder / "data"), *options])
+
+    def _command(self) -> list[str]:
+        settings = {
+            "listen_addresses": "127.0.0.1",
+            "port": str(self.port),
+            "unix_socket_directories": str(self.folder),
+            "max_connections": "200",
+            "shared_buffers": "256MB",
+            "max_wal_size": "4GB",
+            "fsync": "on" if self._durable else "off",
+            **self._settings,
+        }
+        words = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+        return [find_program("postgres", "postgresql"), "-D", str(self.folder / "data"), *words]
+
+    def kill(self) -> None:
+        """kill -9, of every process of the server: its children notice a dead parent, and the next start waits for them."""
+        super().kill()
+        (self.folder / "data" / "postmaster.pid").unlink(missing_ok=True)
+
+    def url(self, database: str, *, port: int | None = None) -> str:
+        """The URL of a database of this server; ``port``: of a pooler in front of it."""
+        return f"postgresql://postgres@127.0.0.1:{port or self.port}/{database}"
+
+    def drop(self, name: str) -> None:
+        """Removes a database, whoever is connected."""
+        self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+    def _driver_url(self, database: str | None) -> str:
+        return self.url(database or "postgres").replace("postgresql://", "postgresql+psycopg://")
+
+
+class MariaServer(SqlServer):
+    """MariaDB; needs Debian's ``mariadb-server``."""
+
+    dialect = "mariadb"
+    user = "mysql"
+
+    def _initialise(self) -> None:
+        program = find_program("mariadb-install-db", "mariadb-server")
+        options = ["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"]
+        self._run([program, *options, f"--datadir={self.folder / 'data'}"])
+
+    def _command(self) -> list[str]:
+        settings = {
+            "datadir": str(self.folder / "data"),
+            "port": str(self.port),
+            "bind-address": "127.0.0.1",
+            "socket": str(self.folder / "server.sock"),
+            "pid-file": str(self.folder / "server.pid"),
+            "tmpdir": str(self.folder),  # a server that starts removes what others keep in a folder that they share
+            "max-connections": "400",
+            "innodb-buffer-pool-size": "512M",
+            "innodb-log-file-size": "256M",
+            "innodb-flush-log-at-trx-commit": "1" if self._durable else "2",
+            **self._settings,
+        }
+        words = [f"--{name}={value}" for name, value in settings.items()]
+        # What is in the system's own memory outlives the server, kill -9 included.
+        hasty = [] if self._durable else ["--debug-no-sync", "--skip-sync-frm", "--skip-innodb-doublewrite"]
+        return [find_program("mariadbd", "mariadb-server"), "--no-defaults", *hasty, *words]
+
+    def url(self, database: str, *, port: int | None = None) -> str:
+        """The URL of a database of this server."""
+        return f"mysql://root@127.0.0.1:{port or self.port}/{database}"
+
+    def create(self, name: str) -> str:
+        """Makes an empty database and returns its URL."""
+        self.execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
+        return self.url(name)
+
+    def _driver_url(self, database: str | None) -> str:
+        return self.url(database or "").replace("mysql://", "mysql+pymysql://")
+
+
+class PgBouncer:
+    """PgBouncer in transaction mode before a :class:`PostgresServer`; needs Debian's ``pgbouncer``."""
+
+    def __init__(self, server: PostgresServer, *, pool_size: int = 5) -> None:
+        self._server = server
+        self._pool_size = pool_size
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+
+    def __enter__(self) -> Self:
+        program = find_program("pgbouncer", "pgbouncer")
+        self.port = free_port()
+        folder = self._server.folder
+        ini = folder / "pgbouncer.ini"
+        # With auth_type any, every client is the user that the database line names.
+        lines = (
+            "[databases]",
+            f"* = host=127.0.0.1 port={self._server.port} user=postgres",
+            "[pgbouncer]",
+            "listen_addr = 127.0.0.1",
+            f"listen_port = {self.port}",
+            "unix_socket_dir =",
+            "auth_type = any",
+            "pool_mode = transaction",
+            f"default_pool_size = {self._pool_size}",
+            "max_client_conn = 500",
+            f"logfile = {folder}/pgbouncer.log",
+        )
+        ini.write_text("\n".join(lines) + "\n")
+        self._process = subprocess.Popen(
+            [*_as_user(self._server.user), program, "-q", str(ini)], stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        wait_for(self._answers, "pgbouncer answers")
+        return self
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, (self._server.folder / "pgbouncer.log").read_text()
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def url(self, database: str) -> str:
+        """The URL of a database behind the pooler."""
+        return self._server.url(database, port=self.port)
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+SERVERS: dict[str, type[SqlServer]] = {each.dialect: each for each in (PostgresServer, MariaServer)}
+"""Every server that the ledger works on, by its dialect."""
