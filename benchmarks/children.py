@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from asynctask import AsyncTask
 from asynctask.cli.output import log_to_stderr
+from asynctask.clock import SystemClock
+from asynctask.config import ENV_PREFIX
 from asynctask.runtime.supervisor import LIFELINE, watch_parent
 from benchmarks.common import Place, Unaccounted
 
-__all__ = ["RowOfItsOwn", "build", "child", "no_op"]
+__all__ = ["Job", "RowOfItsOwn", "await_address", "await_worker", "build", "check_seen", "child", "no_op"]
 
 ROOT = Path(__file__).resolve().parents[1]
+DATABASE_URL = "ASYNCTASK_DATABASE_URL"
+_START_S = 60.0
 _END_S = 40.0
 
 
@@ -70,24 +79,85 @@ class RowOfItsOwn:
             connection.close()
 
 
-def build(place: Place, commit_to: Path | None = None) -> AsyncTask:
+@dataclass(frozen=True)
+class Job:
+    """What the measured job does.
+
+    ``commit_to``: a SQLite file in which it commits a row of its own. ``work_ms``: so long it waits, as for another
+    service; with ``compute`` it computes instead, for so much of its own processor time. ``seen``: a file into which the
+    worker process writes at its end which items it performed; ``tracked`` False leaves its jobs without Events.
+    """
+
+    commit_to: Path | None = None
+    work_ms: float = 0.0
+    compute: bool = False
+    seen: Path | None = None
+    tracked: bool = True
+
+    def words(self) -> list[str]:
+        """For the command line of :func:`child`."""
+        words = ["--work-ms", str(self.work_ms)]
+        words += ["--commit-to", str(self.commit_to)] if self.commit_to else []
+        words += ["--seen", str(self.seen)] if self.seen else []
+        return words + ["--compute"] * self.compute + ["--untracked"] * (not self.tracked)
+
+    def body(self) -> Callable[[dict[str, object]], None]:
+        """The function that performs it."""
+        if self.commit_to is not None:
+            return RowOfItsOwn(self.commit_to)
+        if not self.work_ms:
+            return no_op
+        return partial(_compute if self.compute else _wait, self.work_ms / 1e3)
+
+
+def _wait(seconds: float, item: dict[str, object]) -> None:
+    time.sleep(seconds)  # the job itself: nothing waits for it here
+
+
+def _compute(seconds: float, item: dict[str, object]) -> None:
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+def build(place: Place, job: Job) -> AsyncTask:
     """The application that is measured: one worker, ``job``."""
     app = place.app()
-    body: Callable[[dict[str, object]], None] = no_op if commit_to is None else RowOfItsOwn(commit_to)
+    body = job.body()
+    performed: list[Any] = []
 
-    def job(item: dict[str, object]) -> None:
+    def plain(item: dict[str, object]) -> None:
         body(item)
 
-    app.worker(job, retry=0)
+    def noted(item: dict[str, object]) -> None:
+        body(item)
+        performed.append(item["n"])
+
+    app.worker(noted if job.seen else plain, name="job", retry=0, use_task_event=job.tracked)
+    if job.seen:
+        seen = job.seen
+        app.on("shutdown")(lambda: seen.write_text(json.dumps([len(performed), len(set(performed))])))
     return app
+
+
+def check_seen(job: Job, n: int) -> None:
+    """Raises :class:`Unaccounted` unless the worker process, which has ended, performed each of ``n`` items once."""
+    if job.seen is None:
+        return
+    found = json.loads(job.seen.read_text()) if job.seen.exists() else None
+    if found != [n, n]:
+        raise Unaccounted(f"the worker performed {found} (jobs, different items), expected {[n, n]}")
 
 
 @contextmanager
 def child(role: str, place: Place, *more: str) -> Iterator[subprocess.Popen[str]]:
     """A process of this module in the ``role`` of ``worker`` or ``web``; it has ended when the block has."""
     lifeline, hold = os.pipe()
-    argv = [sys.executable, "-m", "benchmarks.children", role, str(place.folder), place.database_url, *more]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), LIFELINE: str(lifeline)}
+    argv = [sys.executable, "-m", "benchmarks.children", role, str(place.folder), *more]
+    # Not among the words, which every user of the machine can read: a URL may hold a password.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+    settings = {DATABASE_URL: place.database_url, "ASYNCTASK_DATA_DIR": str(place.data_dir)}
+    environ = {**inherited, **settings, "PYTHONPATH": str(ROOT), LIFELINE: str(lifeline)}
     log = (place.folder / f"{role}.log").open("w+")
     process = subprocess.Popen(
         argv, cwd=place.folder, env=environ, pass_fds=(lifeline,), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -105,6 +175,25 @@ def child(role: str, place: Place, *more: str) -> Iterator[subprocess.Popen[str]
         log.close()
 
 
+def await_worker(app: AsyncTask, process: subprocess.Popen[str]) -> None:
+    """Waits until a worker process has registered."""
+    clock, pause = SystemClock(), threading.Event()
+    until = clock.monotonic() + _START_S
+    while not any(each["kind"] == "worker" for each in app.processes()):
+        if process.poll() is not None or clock.monotonic() > until:
+            raise Unaccounted("the worker process did not come up")
+        pause.wait(0.02)
+
+
+def await_address(process: subprocess.Popen[str]) -> str:
+    """The address of a web server, once it takes connections."""
+    assert process.stdout is not None
+    line = process.stdout.readline().strip()
+    if not line:
+        raise Unaccounted("the web server did not come up")
+    return line
+
+
 def _end(process: subprocess.Popen[str]) -> None:
     process.terminate()
     try:
@@ -118,17 +207,30 @@ def _announce(url: str) -> None:
     print(url, flush=True)
 
 
+def _application(options: argparse.Namespace) -> AsyncTask:
+    if options.sheet:
+        from benchmarks.sheet_app import app
+
+        return app
+    job = Job(options.commit_to, options.work_ms, options.compute, options.seen, not options.untracked)
+    return build(Place(options.folder, os.environ[DATABASE_URL]), job)
+
+
 def main(argv: list[str] | None = None) -> int:
     """What the started process does."""
     parser = argparse.ArgumentParser()
     parser.add_argument("role", choices=("worker", "web"))
     parser.add_argument("folder", type=Path)
-    parser.add_argument("database_url")
     parser.add_argument("-c", dest="concurrency", type=int, default=5)
     parser.add_argument("--commit-to", type=Path)
+    parser.add_argument("--work-ms", type=float, default=0.0)
+    parser.add_argument("--compute", action="store_true")
+    parser.add_argument("--seen", type=Path)
+    parser.add_argument("--untracked", action="store_true")
+    parser.add_argument("--sheet", action="store_true")
     options = parser.parse_args(argv)
     log_to_stderr()
-    app = build(Place(options.folder, options.database_url), options.commit_to)
+    app = _application(options)
     watch_parent(os.environ, lambda: os.kill(os.getpid(), signal.SIGTERM))
     if options.role == "worker":
         return app.run_worker(concurrency=options.concurrency, shutdown_s=5.0)

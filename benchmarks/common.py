@@ -1,4 +1,9 @@
-"""What every benchmark needs: its arguments, a folder that goes away, the audit of a run, the printed result."""
+"""What every benchmark needs: its arguments, a fresh database, the audit of a run, the printed result.
+
+A benchmark is ``common.run(common.arguments(__doc__, n=...), argv, measure)``. Its ``measure(options)`` gets a database
+with ``with common.place(options) as place``, as often as it likes, says what it ran on with ``common.setting(options)``,
+and returns a :class:`Result`, or raises :class:`Refused` or :class:`Unaccounted`.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +11,27 @@ import argparse
 import json
 import os
 import platform
-import sqlite3
+import re
+import signal
 import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from asynctask import AsyncTask, AsyncTaskError
 from asynctask.cli.output import log_to_stderr
-from asynctask.ledger import schema
-from asynctask.ledger.database import Database
+from asynctask.clock import SystemClock, rfc3339
+from benchmarks import databases
+from benchmarks.databases import Refused
 
 __all__ = ["Place", "Refused", "Result", "Unaccounted", "arguments", "audit", "p95", "place", "run", "setting", "spread"]
 
 MAX_N = 10_000_000
-_SIDE_FILES = ("", "-wal", "-shm", ".lock")
-
-
-class Refused(Exception):
-    """The command was asked for what it cannot measure."""
 
 
 class Unaccounted(Exception):
@@ -50,10 +53,11 @@ class Result:
 
 @dataclass(frozen=True)
 class Place:
-    """Where one run keeps its files."""
+    """Where one run keeps its files and its database. ``kind`` is ``sqlite``, ``postgresql`` or ``mariadb``."""
 
     folder: Path
     database_url: str
+    kind: str = "sqlite"
 
     @property
     def data_dir(self) -> Path:
@@ -70,7 +74,12 @@ def arguments(doc: str | None, *, n: int) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-n", type=_number, default=n, metavar="N", help=f"items (default {n})")
     parser.add_argument(
-        "--database-url", metavar="URL", help="a SQLite file that is not there yet (default: a temporary one)"
+        "--database-url", metavar="URL",
+        help="a SQLite file that is not there yet, or a PostgreSQL or MariaDB server, on which a database is made for"
+        " the run and dropped",
+    )  # fmt: skip
+    parser.add_argument(
+        "--server", choices=databases.KINDS, help="start a private one, durable as in production (default: a SQLite file)"
     )
     parser.add_argument(
         "--broker-url", metavar="URL", help="the database itself, or left out: there is no other broker yet"
@@ -87,15 +96,24 @@ def _number(text: str) -> int:
 
 
 def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None, measure: Callable[[Any], Result]) -> int:
-    """Measures and prints. Returns 0; 1 where an item is unaccounted for or nothing answers; 2 for what is refused."""
+    """Measures and prints.
+
+    Returns 0; 1 where an item is unaccounted for or nothing answers; 2 for what is refused; 3 where the program of the
+    server that it should start is not installed.
+    """
     options = parser.parse_args(argv)
+    options.command = _command(parser, sys.argv[1:] if argv is None else argv)
+    options.load = os.getloadavg()[0]  # of what else this machine did in the minute before
     log_to_stderr()
+    # A run that is told to end takes its databases, servers and processes with it.
+    signal.signal(signal.SIGTERM, _leave)
     try:
-        _check_urls(options)
-        result = measure(options)
+        _check_broker(options)
+        with databases.source(options) as options.source:
+            result = measure(options)
     except Refused as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 2
+        return 3 if isinstance(error, databases.NotHere) else 2
     except (Unaccounted, AsyncTaskError) as error:
         print(f"{parser.prog}: no figure: {error}", file=sys.stderr)
         return 1
@@ -105,39 +123,32 @@ def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None, measure: Ca
     return 0
 
 
-def _check_urls(options: argparse.Namespace) -> None:
-    url = options.database_url
-    if url is not None and not url.startswith("sqlite:///"):
-        raise Refused(
-            f"--database-url {url.partition('://')[0]}://...: this version is measured on SQLite only; leave the option"
-            " out, or write sqlite:///path/of/a/new/file.db"
-        )
-    if options.broker_url and options.broker_url != url:
+def _leave(number: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+def _command(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
+    """What was typed, as it may be typed again by somebody else: without passwords, and without the options of a folder of
+    this machine that ``not_said`` (a default of the parser) names."""
+    module = Path(sys.argv[0]).stem if parser.prog.endswith(".py") else parser.prog
+    text = " ".join([f"python -m benchmarks.{module}", *(databases.shown(word) for word in words if word != "--json")])
+    for name in parser.get_default("not_said") or ():
+        text = re.sub(rf" {name}[ =]\S+", "", text)
+    return text
+
+
+def _check_broker(options: argparse.Namespace) -> None:
+    if options.broker_url and options.broker_url != options.database_url:
         raise Refused("--broker-url: this version's only broker is the database itself; leave the option out")
-
-
-def _file_of(url: str) -> Path:
-    return Path(url.removeprefix("sqlite:///").partition("?")[0]).absolute()
 
 
 @contextmanager
 def place(options: argparse.Namespace) -> Iterator[Place]:
-    """A fresh database, set up, in a folder that is removed at the end with everything that was made."""
+    """A fresh database, set up, and a folder that is removed at the end with everything that was made."""
     with tempfile.TemporaryDirectory(prefix="asynctask-benchmark-") as name:
         folder = Path(name)
-        path = folder / "ledger.db" if options.database_url is None else _file_of(options.database_url)
-        if path.exists():
-            raise Refused(f"--database-url: {path} is there already; a benchmark begins with a new file and removes it")
-        if not path.parent.is_dir():
-            raise Refused(f"--database-url: there is no folder {path.parent}; make it first")
-        url = f"sqlite:///{path}"
-        try:
-            with closing(Database(url)) as database:
-                schema.ensure(database)
-            yield Place(folder, url)
-        finally:
-            for suffix in _SIDE_FILES:
-                path.with_name(path.name + suffix).unlink(missing_ok=True)
+        with options.source.fresh(folder) as url:
+            yield Place(folder, url, options.source.kind)
 
 
 def audit(app: AsyncTask, task_id: int, **expected: int) -> None:
@@ -152,14 +163,28 @@ def audit(app: AsyncTask, task_id: int, **expected: int) -> None:
         raise Unaccounted("; ".join(f"{each.code}: {each.message}" for each in findings))
 
 
-def setting() -> dict[str, Any]:
-    """The machine and the libraries, for ``settings``."""
+def setting(options: argparse.Namespace) -> dict[str, Any]:
+    """What was run, when, on which machine and database, for ``settings``."""
     return {
-        "database": f"SQLite {sqlite3.sqlite_version}, WAL, synchronous=FULL",
+        "command": options.command,
+        "at": rfc3339(SystemClock().now()),
+        **options.source.facts(),
+        "kind": options.source.kind,
         "broker": "the database",
         "python": platform.python_version(),
         "cpus": os.cpu_count(),
+        "ram_mb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1_000_000,
+        "os": _os(),
+        "load": round(options.load, 2),
     }
+
+
+def _os() -> str:
+    try:
+        name = platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        name = platform.system()
+    return f"{name}, {platform.system()} {platform.release().partition('-')[0]} {platform.machine()}"
 
 
 def spread(name: str, values: Sequence[float]) -> dict[str, float]:

@@ -1,13 +1,14 @@
 """One look at the progress of a Task, in the server: of 5,000 items, and of N.
 
-    python -m benchmarks.poll [-n N] [--json]
+    python -m benchmarks.poll [-n N] [--polls P] [--server KIND | --database-url URL] [--json]
 
 Both Tasks lie in one ledger and hold every status: done, refused, broken, cancelled, stopped, at work, waiting for a
 retry, in flight, not reached yet; 100 samples; failures in 100 groups, recorded by 32 processes. Of the rows that these
 groups are summed from, one for each group and slot at most, a larger Task has more; ``settings`` tells how many. Polls of
 the two alternate, through ``task.progress()`` and through ``GET /api/tasks/ID`` of the real Flask application without a
-network. ``ours`` is the median GET of the large one; ``ratio`` is large to small, 1 where the size costs nothing. No peer
-is run.
+network. ``ours`` is the median GET of the large one; ``large_to_small`` of ``settings`` is 1 where the size costs nothing.
+The peer is what one would write without counts that are kept: ``SELECT status, count(*) ... GROUP BY status`` over the
+Events of the same large Task on the raw driver, the query alone. ``ratio`` is ours to peer: less is better.
 
 A quick look takes -n 20000, a figure -n 1000000.
 """
@@ -29,12 +30,15 @@ from asynctask.ledger.models import task_errors
 from benchmarks import common
 from benchmarks.common import Result, Unaccounted
 from benchmarks.fill import fill
+from benchmarks.raw import Raw, raw
 from webapi import create_app
 
 __all__ = ["main"]
 
 SMALL = 5_000
 WARM_UP = 20
+PEER_POLLS = 15
+"""The peer reads every row of the Task each time; so many give its median."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,11 +58,13 @@ def measure(options: argparse.Namespace) -> Result:
         large, expected_large = fill(app, options.n)
         direct = _alternate(_progress(app, small), _progress(app, large), options.polls)
         asked = _alternate(_get(app, small), _get(app, large), options.polls)
+        with raw(place) as driver:
+            counted = _alternate(_count(driver, large, expected_large), _get(app, large), min(options.polls, PEER_POLLS), 1)
         common.audit(app, small, **expected_small)
         common.audit(app, large, **expected_large)
         group_rows = _group_rows(app, small), _group_rows(app, large)
     settings: dict[str, Any] = {
-        **common.setting(),
+        **common.setting(options),
         "polls": options.polls,
         "counts": expected_large,
         "small_n": small_n,
@@ -68,12 +74,30 @@ def measure(options: argparse.Namespace) -> Result:
         **_figures("get_large", asked[1]),
         **_figures("progress_small", direct[0]),
         **_figures("progress_large", direct[1]),
-        "progress_ratio": round(statistics.median(direct[1]) / statistics.median(direct[0]), 3),
+        "progress_large_to_small": _ratio(direct[1], direct[0]),
+        "large_to_small": _ratio(asked[1], asked[0]),
         "ours_is": "the median GET of the large Task, in the server, without a network",
-        "ratio_is": "large to small, medians of GET",
+        "peer": "SELECT status, count(*) GROUP BY status over the Events of the large Task, raw driver, the query alone",
+        **_figures("peer", counted[0]),
+        "ratio_is": "ours to peer, medians: less is better",
     }
-    ours, beside = statistics.median(asked[1]), statistics.median(asked[0])
-    return Result("poll", options.n, round(ours, 3), None, round(ours / beside, 3), "ms", settings)
+    ours, peer = statistics.median(asked[1]), statistics.median(counted[0])
+    return Result("poll", options.n, ours, peer, ours / peer, "ms", settings)
+
+
+def _ratio(one: Sequence[float], other: Sequence[float]) -> float:
+    return round(statistics.median(one) / statistics.median(other), 3)
+
+
+def _count(driver: Raw, task_id: int, expected: dict[str, int]) -> Callable[[], None]:
+    wanted = {status: count for status, count in expected.items() if count}
+
+    def look() -> None:
+        found = driver.rows("SELECT status, count(*) FROM events WHERE task_id = ? GROUP BY status", (task_id,))
+        if dict(found) != wanted:
+            raise Unaccounted(f"the peer counts {dict(found)}, expected {wanted}")
+
+    return look
 
 
 def _group_rows(app: AsyncTask, task_id: int) -> int:
@@ -87,14 +111,16 @@ def _figures(name: str, values: Sequence[float]) -> dict[str, float]:
     return {f"{name}_median_ms": round(statistics.median(values), 3), f"{name}_p95_ms": round(common.p95(values), 3)}
 
 
-def _alternate(one: Callable[[], None], other: Callable[[], None], count: int) -> tuple[list[float], list[float]]:
-    """Milliseconds of ``count`` calls of each, in turn, after a few that do not count."""
+def _alternate(
+    one: Callable[[], None], other: Callable[[], None], count: int, warm_up: int = WARM_UP
+) -> tuple[list[float], list[float]]:
+    """Milliseconds of ``count`` calls of each, in turn, after ``warm_up`` that do not count."""
     clock, found = SystemClock(), ([], [])  # type: tuple[Any, tuple[list[float], list[float]]]
-    for i in range(WARM_UP + count):
+    for i in range(warm_up + count):
         for call, values in zip((one, other), found, strict=True):
             begun = clock.monotonic()
             call()
-            if i >= WARM_UP:
+            if i >= warm_up:
                 values.append((clock.monotonic() - begun) * 1e3)
     return found
 

@@ -1,12 +1,19 @@
 """Tracked no-op jobs, from just before the submit until the last one is recorded and its Task is done.
 
-    python -m benchmarks.tracked [-n N] [-c THREADS] [--runs R] [--poll] [--commit] [--json]
+    python -m benchmarks.tracked [-n N] [-c THREADS] [--runs R] [--poll] [--commit | --work-ms MS [--compute]]
+        [--server KIND | --database-url URL] [--json]
 
 This process submits; one worker process, a real one, performs. ``--poll`` adds a web server and one client that asks for
-the progress over HTTP every 200 ms; with ``--commit`` each job commits one row of its own. Runs of ours and of the peer
-alternate; the figures are medians. The peer is the least that keeps the same promise of a record per job: a loop of one
-thread over raw sqlite3 that inserts the same jobs by the thousand and then commits two updates for each, ``working`` and
+the progress over HTTP every 200 ms; with ``--commit`` each job commits one row of its own, in a SQLite file. Runs of ours
+and of the peer alternate; the figures are medians.
+
+The peer is the least that keeps the same promise of a record per job: a loop of one thread over the raw driver, on a table
+of the same database, that inserts the same jobs by the thousand and then commits two updates for each, ``working`` and
 ``finish``. It has no queue, no second process, no messages and no counts.
+
+With ``--work-ms`` each job waits so long, as for another service (``--compute``: it computes for so much processor time),
+and the peer is the same worker process with the same jobs untracked: pushed a thousand at a time, until the last is
+acknowledged.
 
 A quick look takes -n 10000, a figure -n 100000.
 """
@@ -16,23 +23,25 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-import sqlite3
 import statistics
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import sqlalchemy as sa
+
 from asynctask import AsyncTask
-from asynctask.clock import SystemClock, SystemIds
+from asynctask.clock import SystemClock
+from asynctask.ledger.models import jobs
 from benchmarks import common
-from benchmarks.children import RowOfItsOwn, build, child, no_op
+from benchmarks.children import Job, RowOfItsOwn, await_address, await_worker, build, check_seen, child
 from benchmarks.common import Place, Result, Unaccounted
+from benchmarks.one_by_one import one_by_one
+from benchmarks.raw import DRIVERS
 
 __all__ = ["main"]
 
@@ -40,8 +49,8 @@ POLL_S = 0.2
 PEER_N = 5_000
 """The peer's rate does not depend on how many jobs it has; so many give it."""
 
+MAX_WORK_MS = 60_000
 _LIMIT_S = 3_600.0
-_START_S = 60.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,49 +60,75 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=3, help="runs of each (default 3)")
     parser.add_argument("--poll", action="store_true", help="one client polls the progress over HTTP meanwhile")
     parser.add_argument("--commit", action="store_true", help="each job commits one row of its own")
+    parser.add_argument(
+        "--work-ms", type=float, default=0.0, metavar="MS", help="each job takes so long; the peer is untracked"
+    )
+    parser.add_argument("--compute", action="store_true", help="with --work-ms: it computes instead of waiting")
     return common.run(parser, argv, measure)
 
 
 def measure(options: argparse.Namespace) -> Result:
     """Runs both sides ``--runs`` times in turn."""
-    if options.runs < 1 or options.threads < 1:
-        raise common.Refused("--runs and -c must be at least 1")
+    _check(options)
     ours, peer, polls = [], [], Polls()
-    peer_n = min(options.n, PEER_N)
+    peer_n = options.n if options.work_ms else min(options.n, PEER_N)
     for _ in range(options.runs):
         with common.place(options) as place:
             ours.append(options.n / _ours(place, options, polls))
         with common.place(options) as place:
-            peer.append(peer_n / _peer(place.folder, peer_n, options.commit))
+            seconds = _untracked(place, options) if options.work_ms else one_by_one(place, peer_n, options.commit)
+            peer.append(peer_n / seconds)
     settings: dict[str, Any] = {
-        **common.setting(),
+        **common.setting(options),
         "processes": 1,
         "threads": options.threads,
         "runs": options.runs,
-        "job": "commits one row of its own" if options.commit else "nothing",
+        "job": _said(options),
         "poll": f"one HTTP client, every {POLL_S:g} s" if options.poll else "the submitter alone",
         "clock": "from just before submit until the Task is done",
         **common.spread("ours", ours),
         **polls.summary(),
-        "peer": f"one thread, raw sqlite3: {peer_n:,} jobs inserted by the thousand, two commits for each"
-        + (", and its own row" if options.commit else ""),
+        "peer": _peer_said(options, peer_n),
         **common.spread("peer", peer),
     }
     middle, beside = statistics.median(ours), statistics.median(peer)
     return Result("tracked", options.n, middle, beside, middle / beside, "items/s", settings)
 
 
+def _check(options: argparse.Namespace) -> None:
+    if options.runs < 1 or options.threads < 1:
+        raise common.Refused("--runs and -c must be at least 1")
+    if not 0 <= options.work_ms <= MAX_WORK_MS:
+        raise common.Refused(f"--work-ms must be from 0 to {MAX_WORK_MS:,}")
+    if options.compute and not options.work_ms:
+        raise common.Refused("--compute needs --work-ms: it says how long to compute")
+    if options.commit and options.work_ms:
+        raise common.Refused("--commit and --work-ms are two different jobs: give one of them")
+
+
+def _said(options: argparse.Namespace) -> str:
+    if options.commit:
+        return "commits one row of its own"
+    return f"{'computes' if options.compute else 'waits'} for {options.work_ms:g} ms" if options.work_ms else "nothing"
+
+
+def _peer_said(options: argparse.Namespace, n: int) -> str:
+    if options.work_ms:
+        return "the same worker process, the same jobs untracked: from the first push until the last is acknowledged"
+    own = ", and its own row" if options.commit else ""
+    return f"one thread, raw {DRIVERS[options.source.kind]}: {n:,} jobs inserted by the thousand, two commits for each{own}"
+
+
 # -- ours
 
 
 def _ours(place: Place, options: argparse.Namespace, polls: Polls) -> float:
-    commit_to = place.folder / "own.db" if options.commit else None
-    more = ("-c", str(options.threads), *(("--commit-to", str(commit_to)) if commit_to else ()))
+    job = _job(place, options, tracked=True)
     clock = SystemClock()
-    with closing(build(place, commit_to)) as app, ExitStack() as stack:
-        worker = stack.enter_context(child("worker", place, *more))
-        _await_worker(app, worker)
-        address = _address(stack.enter_context(child("web", place))) if options.poll else None
+    with closing(build(place, job)) as app, ExitStack() as stack:
+        worker = stack.enter_context(child("worker", place, "-c", str(options.threads), *job.words()))
+        await_worker(app, worker)
+        address = await_address(stack.enter_context(child("web", place))) if options.poll else None
         begun = clock.monotonic()
         with polls.every(address):
             task = app.submit("job", ({"n": i} for i in range(options.n)), title="benchmark")
@@ -103,26 +138,43 @@ def _ours(place: Place, options: argparse.Namespace, polls: Polls) -> float:
         if not progress["done"]:
             raise Unaccounted(f"the Task is not done after {_LIMIT_S:g} s")
         common.audit(app, task.id, finish=options.n)
-        if commit_to and RowOfItsOwn(commit_to).rows() != (options.n, options.n):
+        if job.commit_to and RowOfItsOwn(job.commit_to).rows() != (options.n, options.n):
             raise Unaccounted("the rows of the jobs' own are not one for each item")
+    check_seen(job, options.n)
     return seconds
 
 
-def _await_worker(app: AsyncTask, process: subprocess.Popen[str]) -> None:
+def _job(place: Place, options: argparse.Namespace, *, tracked: bool) -> Job:
+    commit_to = place.folder / "own.db" if options.commit else None
+    seen = place.folder / "seen.json" if options.work_ms else None
+    return Job(commit_to, options.work_ms, options.compute, seen, tracked)
+
+
+# -- the same jobs, untracked
+
+
+def _untracked(place: Place, options: argparse.Namespace) -> float:
+    job = _job(place, options, tracked=False)
     clock, pause = SystemClock(), threading.Event()
-    until = clock.monotonic() + _START_S
-    while not any(each["kind"] == "worker" for each in app.processes()):
-        if process.poll() is not None or clock.monotonic() > until:
-            raise Unaccounted("the worker process did not come up")
-        pause.wait(0.02)
+    with closing(build(place, job)) as app, ExitStack() as stack:
+        process = stack.enter_context(child("worker", place, "-c", str(options.threads), *job.words()))
+        await_worker(app, process)
+        worker = app.workers["job"]
+        begun = clock.monotonic()
+        for start in range(0, options.n, 1_000):
+            worker.perform_bulk([{"n": i} for i in range(start, min(options.n, start + 1_000))])
+        while _anything_left(app):
+            if process.poll() is not None or clock.monotonic() - begun > _LIMIT_S:
+                raise Unaccounted("the worker process did not perform every untracked job")
+            pause.wait(0.05)
+        seconds = clock.monotonic() - begun
+    check_seen(job, options.n)
+    return seconds
 
 
-def _address(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    line = process.stdout.readline().strip()
-    if not line:
-        raise Unaccounted("the web server did not come up")
-    return line
+def _anything_left(app: AsyncTask) -> bool:
+    with app.ledger.database.read() as connection:
+        return connection.execute(sa.select(jobs.c.id).limit(1)).first() is not None
 
 
 @dataclass
@@ -176,38 +228,6 @@ class Polls:
             return {}
         median, slow = statistics.median(self.seconds), common.p95(self.seconds)
         return {"polls": len(self.seconds), "poll_median_ms": round(median * 1e3, 2), "poll_p95_ms": round(slow * 1e3, 2)}
-
-
-# -- the peer
-
-
-def _peer(folder: Path, n: int, commit: bool) -> float:
-    body = RowOfItsOwn(folder / "peer-own.db") if commit else no_op
-    connection = sqlite3.connect(folder / "peer.db", isolation_level=None)
-    connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("PRAGMA synchronous=FULL")
-    connection.execute("CREATE TABLE jobs (job_id TEXT PRIMARY KEY, params TEXT, status TEXT, message TEXT, at INTEGER)")
-    clock, jids = SystemClock(), SystemIds().jids(n)
-    try:
-        begun = clock.monotonic()
-        for start in range(0, n, 1_000):
-            rows = [(jid, json.dumps({"n": i})) for i, jid in enumerate(jids[start : start + 1_000], start)]
-            connection.execute("BEGIN IMMEDIATE")
-            connection.executemany("INSERT INTO jobs (job_id, params, status) VALUES (?, ?, 'enqueue')", rows)
-            connection.execute("COMMIT")
-        update = "UPDATE jobs SET status = ?, message = ?, at = ? WHERE job_id = ?"
-        for i, jid in enumerate(jids):
-            connection.execute(update, ("working", "In progress", clock.now(), jid))
-            body({"n": i})
-            connection.execute(update, ("finish", "Done", clock.now(), jid))
-        seconds = clock.monotonic() - begun
-        if connection.execute("SELECT count(*) FROM jobs WHERE status = 'finish'").fetchone() != (n,):
-            raise Unaccounted("the peer did not finish every job")
-    finally:
-        connection.close()
-        if isinstance(body, RowOfItsOwn):
-            body.close()
-    return seconds
 
 
 if __name__ == "__main__":

@@ -1,0 +1,213 @@
+"""The speeds that are promised, and where each is found in what the benchmarks print."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["DATABASES", "PROMISES", "Line", "Promise", "verdict"]
+
+Found = Mapping[str, Any]
+"""One object as ``--json`` prints it."""
+
+DATABASES = {"sqlite": "SQLite", "postgresql": "PostgreSQL", "mariadb": "MariaDB"}
+SAME = 1.25
+"""What "the same" may differ by: two medians of a busy machine are never equal."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One figure of a result.
+
+    ``value`` finds it; ``unit`` is empty for a ratio. ``must``: what it has to reach, for each kind of database that has to
+    reach anything; ``most``: it must not be more than that, instead of not less. ``peer`` finds what ran beside it. ``n``:
+    where the figure is not of the whole run.
+    """
+
+    label: str
+    value: Callable[[Found], float | None]
+    unit: str
+    must: Mapping[str, float]
+    most: bool = False
+    peer: Callable[[Found], float | None] = lambda found: None
+    n: Callable[[Found], int] | None = None
+
+
+@dataclass(frozen=True)
+class Promise:
+    """One row of the promised speeds: ``of`` says which results speak of it, ``n`` how many items a figure needs."""
+
+    title: str
+    of: Callable[[Found], bool]
+    lines: tuple[Line, ...]
+    n: int
+    kinds: tuple[str, ...] = tuple(DATABASES)
+
+
+def verdict(promise: Promise, line: Line, found: Found, value: float) -> str:
+    """What a figure has to reach and whether it does, in words. One of too few items, or of a database that does not keep
+    what it commits, says nothing."""
+    must = line.must.get(found["settings"]["kind"])
+    if must is None:
+        return ""
+    said = f"{'at most' if line.most else 'at least'} {must:,g}{' ' + line.unit if line.unit else ''}"
+    if found["n"] < promise.n:
+        return f"{said}: a quick look, says nothing"
+    if not found["settings"]["as_in_production"]:
+        return f"{said}: not durable, says nothing"
+    return f"{said}: {'reached' if (value <= must if line.most else value >= must) else '**missed**'}"
+
+
+def _everywhere(must: float) -> dict[str, float]:
+    return dict.fromkeys(DATABASES, must)
+
+
+def _ours(found: Found) -> float:
+    return float(found["ours"])
+
+
+def _peer(found: Found) -> float | None:
+    return None if found["peer"] is None else float(found["peer"])
+
+
+def _at(side: str, processes: int) -> Callable[[Found], float | None]:
+    """Of ``claim``: jobs a second of one side with so many processes."""
+
+    def find(found: Found) -> float | None:
+        stage = found["settings"].get(f"{side}_{processes}")
+        return None if stage is None else float(stage["per_s"])
+
+    return find
+
+
+def _setting(name: str) -> Callable[[Found], float | None]:
+    def find(found: Found) -> float | None:
+        value = found["settings"].get(name)
+        return None if value is None else float(value)
+
+    return find
+
+
+def _ratio(found: Found) -> float | None:
+    return None if found["ratio"] is None else float(found["ratio"])
+
+
+def _largest(found: Found) -> float:
+    return max(float(each) for each in found["settings"]["peak_mb"].values())
+
+
+def _tracked(broker: str, job: str = "nothing") -> Callable[[Found], bool]:
+    return _named("tracked", broker=broker, job=job, processes=1, poll="the submitter alone")
+
+
+def _named(name: str, **settings: Any) -> Callable[[Found], bool]:
+    return lambda found: found["name"] == name and all(found["settings"].get(k) == v for k, v in settings.items())
+
+
+def _sheet(kind: str, most_mb: float) -> Promise:
+    return Promise(
+        f"A sheet of 500,000 rows and 7 columns, {kind}, over HTTP",
+        _named("sheet", format=kind, worker="none"),
+        (
+            Line(
+                "last byte sent until the answer with the task_id", _setting("answer_s"), "s", _everywhere(2.0), most=True
+            ),
+            Line("last byte sent until the split is sealed", _setting("sealed_s"), "s", _everywhere(60.0), most=True),
+            Line("memory of the largest process", _largest, "MB", _everywhere(most_mb), most=True),
+            Line("rows in the ledger, beside a process that only reads the file", _ours, "rows/s", {}, peer=_peer),
+        ),
+        n=500_000,
+    )
+
+
+def _claim(n: int) -> Promise:
+    rates = [Line(f"{count} processes", _at("ours", count), "jobs/s", {}, peer=_at("peer", count)) for count in _PROCESSES]
+    fall = Line("the most processes to the best number of them", _setting("last_to_best"), "", _everywhere(0.95))
+    return Promise(
+        f"Jobs of 20 ms claimed by many processes, {n:,} waiting in the table of the database",
+        lambda found: found["n"] == n and _named("claim", work_ms=20)(found),
+        (*rates, fall),
+        n=n,
+    )
+
+
+_PROCESSES = (15, 30, 60, 120)
+_IN_TABLE = "the database"
+_REDIS = "Redis"
+
+PROMISES: tuple[Promise, ...] = (
+    Promise(
+        "Tracked no-op jobs, PostgreSQL and Redis",
+        _tracked(_REDIS),
+        (Line("submit until recorded, one process", _ours, "items/s", {"postgresql": 7_500.0}, peer=_peer),),
+        n=100_000,
+        kinds=("postgresql",),
+    ),
+    Promise(
+        "Tracked no-op jobs, SQLite, nothing else installed",
+        _tracked(_IN_TABLE),
+        (Line("submit until recorded, one process", _ours, "items/s", {"sqlite": 5_000.0}, peer=_peer),),
+        n=100_000,
+        kinds=("sqlite",),
+    ),
+    Promise(
+        "Tracked no-op jobs, PostgreSQL or MariaDB as ledger and queue",
+        _tracked(_IN_TABLE),
+        (Line("submit until recorded, one process", _ours, "items/s", _everywhere(2_500.0), peer=_peer),),
+        n=100_000,
+        kinds=("postgresql", "mariadb"),
+    ),
+    Promise(
+        "Untracked no-op jobs, Redis, one process",
+        _named("noop", broker=_REDIS),
+        (Line("enqueue until done", _ours, "jobs/s", _everywhere(20_000.0), peer=_peer),),
+        n=100_000,
+    ),
+    Promise(
+        "Items submitted to the ledger",
+        _named("submit"),
+        (Line("submit until sealed", _ours, "items/s", {"postgresql": 40_000.0, "sqlite": 30_000.0}, peer=_peer),),
+        n=100_000,
+    ),
+    Promise(
+        "One poll of the progress, in the server",
+        _named("poll"),
+        (
+            Line(
+                "a Task of 5,000 items",
+                _setting("get_small_median_ms"),
+                "ms",
+                _everywhere(2.0),
+                most=True,
+                n=lambda found: int(found["settings"]["small_n"]),
+            ),
+            Line("the large Task", _ours, "ms", _everywhere(2.0), most=True, peer=_peer),
+            Line("the large to the small: the same", _setting("large_to_small"), "", _everywhere(SAME), most=True),
+        ),
+        n=1_000_000,
+    ),
+    _sheet("csv", 150.0),
+    _sheet("xlsx", 450.0),
+    Promise(
+        "A job that waits for 1 ms, tracked against untracked",
+        _tracked(_IN_TABLE, "waits for 1 ms"),
+        (
+            Line("submit until recorded", _ours, "items/s", {}, peer=_peer),
+            Line("tracked to untracked", _ratio, "", _everywhere(0.9)),
+        ),
+        n=20_000,
+    ),
+    Promise(
+        "A job that computes for 1 ms, tracked against untracked",
+        _tracked(_IN_TABLE, "computes for 1 ms"),
+        (
+            Line("submit until recorded", _ours, "items/s", {}, peer=_peer),
+            Line("tracked to untracked", _ratio, "", _everywhere(0.9)),
+        ),
+        n=20_000,
+    ),
+    _claim(10_000),
+    _claim(1_000_000),
+)
+"""In the order of the page."""
