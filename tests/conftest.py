@@ -5,15 +5,47 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.databases import KINDS, Databases, Store
 from support.world import World
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    """A folder with a ledger of its own; its processes end with the test."""
-    found = World(tmp_path)
+@pytest.fixture(scope="session")
+def databases() -> Iterator[Databases]:
+    """The database servers of the whole run, each started when it is first needed."""
+    found = Databases()
     yield found
     found.close()
+
+
+@pytest.fixture(scope="session")
+def fragile() -> Iterator[Databases]:
+    """Servers of their own for tests that stop, kill and strangle them."""
+    found = Databases()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def store(databases: Databases, database_kind: str, tmp_path: Path) -> Iterator[Store]:
+    """A database of the test's own: a test that asks for it runs once on each kind."""
+    found = databases.fresh(database_kind, tmp_path)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path, store: Store) -> Iterator[World]:
+    """A folder with a ledger of its own; its processes end with the test."""
+    found = World(tmp_path, store)
+    yield found
+    found.close()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test with a database runs on each kind, or on those that its marker ``databases`` names."""
+    if "database_kind" in metafunc.fixturenames:
+        marker = metafunc.definition.get_closest_marker("databases")
+        metafunc.parametrize("database_kind", marker.args if marker else KINDS)
 
 
 def pytest_configure() -> None:

@@ -263,7 +263,7 @@ def test_the_chains_of_middleware_are_listed(desk: Desk) -> None:
 def test_up_runs_everything_says_where_and_stops_it_all_on_term(desk: Desk) -> None:
     with desk.started("up", "--port", 0, "-A", "jobs:app", "--json") as up:
         url = read_document(up)["url"]
-        wait_for(lambda: answers(url + "readyz"), "readiness")
+        wait_for(lambda: answers(url + "/readyz"), "readiness")
         assert get(url) == 200
         ended = desk.json("submit", desk.table("products.csv", numbered(5)).name, "--worker", "enrol", "--watch")
         assert ended["counts"]["finish"] == 5
@@ -277,7 +277,7 @@ def test_up_runs_everything_says_where_and_stops_it_all_on_term(desk: Desk) -> N
 def test_when_up_is_killed_its_processes_end_by_themselves(desk: Desk) -> None:
     with desk.started("up", "--port", 0, "--json") as up:
         url = read_document(up)["url"]
-        wait_for(lambda: answers(url + "readyz"), "readiness")
+        wait_for(lambda: answers(url + "/readyz"), "readiness")
         up.kill()
         up.wait()
         wait_for(lambda: not desk.processes(), "the end of every process", 40)

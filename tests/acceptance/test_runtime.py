@@ -15,6 +15,8 @@ from support.world import World
 from asynctask.runtime.performer import Assignment, Performer
 from asynctask.testing.waits import wait_for
 
+pytestmark = pytest.mark.databases("sqlite", reason="about processes, signals and threads")
+
 
 def numbers(count: int) -> list[dict[str, int]]:
     return [{"n": n} for n in range(count)]

@@ -1,16 +1,18 @@
-"""The SQL broker against the suite of the contract, and brokers that are broken on purpose against it."""
+"""The SQL broker against the suite of the contract on every database, and brokers that are broken on purpose against it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.databases import Store
 
-from asynctask.brokers.base import Broker, Copy, Key
+from asynctask.brokers.base import SCHEDULE, Broker, Copy, Held, Key
 from asynctask.brokers.sql import SqlBroker
-from asynctask.errors import BrokerUnavailable
+from asynctask.brokers.sql_rows import MAX_PAYLOAD_BYTES
+from asynctask.errors import BrokerUnavailable, InputError, TooLarge
 from asynctask.ledger import schema
 from asynctask.ledger.database import Database
 from asynctask.testing.broker_suite import BrokerConformance, a_copy
@@ -19,9 +21,8 @@ from asynctask.testing.broker_suite import BrokerConformance, a_copy
 class OwningBroker(SqlBroker):
     """A SQL broker that closes the database it was made with."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.owned = Database(f"sqlite:///{path}")
+    def __init__(self, url: str, **options: Any) -> None:
+        self.owned = Database(url, **options)
         schema.ensure(self.owned)
         super().__init__(self.owned)
 
@@ -32,28 +33,14 @@ class OwningBroker(SqlBroker):
 
 class TestSqlBroker(BrokerConformance):
     @pytest.fixture(autouse=True)
-    def _folder(self, tmp_path: Path) -> None:
-        self.folder = tmp_path
+    def _database(self, store: Store) -> None:
+        self.url = store.url
 
     def make_broker(self) -> Broker:
-        return OwningBroker(self.folder / "a.db")
+        return OwningBroker(self.url)
 
     def same_server(self, broker: Broker) -> Broker | None:
-        return OwningBroker(self.folder / "a.db")
-
-    def test_it_says_that_it_is_away_as_a_broker(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        with self.broker() as broker:
-            assert isinstance(broker, OwningBroker)
-            broker.owned.close()
-            (self.folder / "a.db").unlink()
-            (self.folder / "a.db").mkdir()
-            for call in (
-                lambda: broker.push([a_copy()]),
-                lambda: broker.exchange("p", [], ["default"], 1),
-                lambda: broker.holds([a_copy().key]),
-            ):
-                with pytest.raises(BrokerUnavailable):
-                    call()
+        return OwningBroker(self.url)
 
     def test_what_it_holds_is_there_after_a_restart(self) -> None:
         with self.broker() as broker:
@@ -63,6 +50,77 @@ class TestSqlBroker(BrokerConformance):
             assert again.capabilities.survives_restart
             assert again.holds([a_copy(0).key, a_copy(1).key]) == {a_copy(0).key, a_copy(1).key}
             assert [copy.key for copy in again.held_by("p")] == [a_copy(0).key]
+
+
+def test_it_says_that_it_is_away_as_a_broker(tmp_path: Path) -> None:
+    broker = OwningBroker(f"sqlite:///{tmp_path}/a.db")
+    broker.owned.close()
+    (tmp_path / "a.db").unlink()
+    (tmp_path / "a.db").mkdir()
+    for call in (
+        lambda: broker.push([a_copy()]),
+        lambda: broker.exchange("p", [], ["default"], 1),
+        lambda: broker.holds([a_copy().key]),
+    ):
+        with pytest.raises(BrokerUnavailable):
+            call()
+    broker.close()
+
+
+# -- what no database may cut off or take in its own way
+
+
+@pytest.fixture
+def broker(store: Store) -> Iterator[SqlBroker]:
+    made = OwningBroker(store.url)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        (Copy("j" * 65, 1, "q", "{}"), "jid has 65 characters"),
+        (Copy("", 1, "q", "{}"), "jid has 0 characters"),
+        (Copy("j", 1, "q" * 256, "{}"), "queue has 256 characters"),
+        (Copy("j", 1, "", "{}"), "queue has 0 characters"),
+        (Copy("j\0", 1, "q", "{}"), "jid holds a NUL"),
+        (Copy("j", 1, "q", '{"x":"\0"}'), "payload holds a NUL"),
+        (Copy("j", 1, "q", '{"x":"\ud800"}'), "payload holds half a character"),
+        (Copy("j", 1, "q", "{}", priority=2**31), "priority must be from"),
+        (Copy("j", -1, "q", "{}"), "attempt must be from"),
+        (Copy("j", 1, "q", "{}", task_id=2**63), "task_id must be from"),
+    ],
+)
+def test_a_job_that_cannot_be_kept_as_it_is_is_refused_with_the_whole_push(broker: SqlBroker, bad: Copy, says: str) -> None:
+    with pytest.raises(InputError, match=says) as refused:
+        broker.push([a_copy(0), bad, a_copy(1)])
+    assert refused.value.code == "bad_job"
+    assert [problem.message for problem in refused.value.errors]
+    with pytest.raises(InputError, match=says):
+        broker.hold(SCHEDULE, [Held(bad, 1)])
+    assert broker.queues() == {}
+    assert broker.members(SCHEDULE, 10) == []
+
+
+def test_names_and_payloads_of_the_greatest_length_are_taken(broker: SqlBroker) -> None:
+    longest = Copy("語" * 64, 1, "語" * 255, "'" * MAX_PAYLOAD_BYTES, priority=2**31 - 1, task_id=2**63 - 1)
+    broker.push([longest, Copy("least", 1, longest.queue, "{}", priority=-(2**31) + 1)])
+    first, second = broker.exchange("p" * 64, [], [longest.queue], 10)
+    assert (first.jid, second.payload, second.task_id) == ("least", longest.payload, longest.task_id)
+    with pytest.raises(TooLarge, match="hand over where it is"):
+        broker.push([Copy("j", 1, "q", "'" * (MAX_PAYLOAD_BYTES + 1))])
+
+
+def test_ten_thousand_are_pushed_fetched_withdrawn_and_counted(broker: SqlBroker) -> None:
+    broker.push([a_copy(n, task_id=n % 100 + 1) for n in range(10_000)])
+    assert broker.waiting(["default"]) == {"default": {0: 10_000}}
+    assert len(broker.withdraw(1, 1_000)) == 100
+    fetched = broker.exchange("p", [], ["default"], 5_000)
+    assert [int(c.jid, 16) for c in fetched] == [n for n in range(10_000) if n % 100][:5_000]
+    broker.exchange("p", fetched, ["default"], 0)
+    assert broker.holders() == set()
+    assert broker.queues() == {"default": 4_900}
 
 
 # -- the suite finds what it is for
@@ -114,7 +172,7 @@ class LastInFirstOut(OwningBroker):
         return super().exchange(process, done, queues, limit)[::-1]
 
 
-def failing(kind: Callable[[Path], Broker], folder: Path) -> set[str]:
+def failing(kind: Callable[[str], Broker], folder: Path) -> set[str]:
     """The names of the suite's tests that a broker does not pass."""
 
     class Suite(BrokerConformance):
@@ -122,7 +180,7 @@ def failing(kind: Callable[[Path], Broker], folder: Path) -> set[str]:
 
         def make_broker(self) -> Broker:
             Suite.count += 1
-            return kind(folder / f"{Suite.count}.db")
+            return kind(f"sqlite:///{folder}/{Suite.count}.db")
 
     found = set()
     for name in dir(Suite):
@@ -145,7 +203,7 @@ def failing(kind: Callable[[Path], Broker], folder: Path) -> set[str]:
         (LastInFirstOut, "a_queue_is_first_in_first_out"),
     ],
 )
-def test_a_broker_that_breaks_a_promise_does_not_pass(tmp_path: Path, kind: Callable[[Path], Broker], caught: str) -> None:
+def test_a_broker_that_breaks_a_promise_does_not_pass(tmp_path: Path, kind: Callable[[str], Broker], caught: str) -> None:
     assert caught in failing(kind, tmp_path)
 
 

@@ -28,7 +28,7 @@ class Dramatiq:
         self.world, self._server = world, server
         self.namespace = f"test-{world.folder.name}"
         self.broker = redis_broker(server.url, self.namespace)
-        self.app = build(self.broker, world.folder)
+        self.app = build(self.broker, world.folder, database_url=world.store.url)
         self.app.ensure_schema()
         world.watch()
 
@@ -71,7 +71,7 @@ class Dramatiq:
         return int(
             self.world.one(
                 "SELECT COUNT(*) FROM seen_status s JOIN events e ON e.id = s.event_id WHERE e.job_id = ?"
-                " AND s.after IN ('finish', 'failed', 'error', 'cancelled')",
+                " AND s.became IN ('finish', 'failed', 'error', 'cancelled')",
                 message.message_id,
             )
         )
@@ -228,7 +228,7 @@ def test_nothing_is_acknowledged_before_its_outcome_is_committed(engine: Dramati
     message = engine.send("gated", 1)
     engine.worker()
     wait_for(lambda: engine.event(message)["status"] == "working", "the job is seen to run")
-    with engine.app.ledger.database.write():
+    with engine.world.store.locked():
         engine.world.open_gate()
         wait_for(lambda: ["did", "1", "1"] in engine.world.shop.lines(), "the job ends")
         assert engine.broker.do_qsize("default") > 0

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.databases import Store
 
 from asynctask import AsyncTask
 from asynctask.errors import ConfigError, Conflict
@@ -20,10 +21,8 @@ from asynctask.states import Reason, Status
 
 
 @pytest.fixture
-def app(tmp_path: Path) -> Iterator[AsyncTask]:
-    app = AsyncTask(
-        database_url=f"sqlite:///{tmp_path}/a.db", data_dir=str(tmp_path), lease_s=2.0, heartbeat_s=0.5, environ={}
-    )
+def app(tmp_path: Path, store: Store) -> Iterator[AsyncTask]:
+    app = AsyncTask(database_url=store.url, data_dir=str(tmp_path), lease_s=2.0, heartbeat_s=0.5, environ={})
 
     @app.worker
     def noop(item: Any) -> None: ...

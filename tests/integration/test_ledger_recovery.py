@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from asynctask.bulk import sweep
 from asynctask.bulk.dispatcher import Load
 from asynctask.bulk.sweep import Sweep
 from asynctask.errors import LedgerUnavailable
-from asynctask.ledger import recovery
+from asynctask.ledger import control, recovery
 from asynctask.ledger.database import Database
 from asynctask.middleware.tracker import Tracker
 from asynctask.testing.waits import wait_for
@@ -262,20 +261,15 @@ def test_copies_that_were_fetched_when_the_ledger_went_away_begin_when_it_is_bac
     world.check_promises(app, [task.id], 20)
 
 
-def test_another_programs_lock_on_the_file_delays_outcomes_and_loses_none(world: World) -> None:
+def test_another_programs_lock_delays_outcomes_and_loses_none(world: World) -> None:
     app = world.app()
     with world.working(app):
         task = app.submit("gated", numbers(8))
         wait_for(lambda: len(world.shop.performed("began")) == 4, "four run")
-        other = sqlite3.connect(world.folder / "a.db", timeout=30, isolation_level=None)
-        try:
-            other.execute("BEGIN IMMEDIATE")
+        with world.store.locked() as ask:
             world.open_gate()
             wait_for(lambda: len(world.shop.performed()) >= 4, "they come to their end")
-            assert other.execute("SELECT COUNT(*) FROM events WHERE status = 'finish'").fetchone() == (0,)
-            other.execute("COMMIT")
-        finally:
-            other.close()
+            assert ask("SELECT COUNT(*) FROM events WHERE status = 'finish'") == [(0,)]
         assert task.wait(30)["done"]
     world.check_promises(app, [task.id], 8)
 
@@ -374,6 +368,7 @@ def test_a_smaller_priority_goes_first_and_changing_it_acts_on_jobs_that_wait(wo
 
 
 def test_a_cancel_that_stops_halfway_is_ended_by_whoever_sweeps_next(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "SLICE", 500)
     app, other = world.app(), world.app()
     task = app.submit("note", numbers(1_600))
     turn: Callable[..., bool] = app.controls.turn

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.databases import Store
 
 from asynctask import AsyncTask, NormalException, current_job
 from asynctask.bookkeeping import stop
@@ -30,13 +31,14 @@ OVER = ("finish", "failed", "error", "cancelled")
 class Runtime:
     """Applications on one ledger, and worker processes within this one."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, store: Store) -> None:
         self._folder = folder
+        self._store = store
         self._apps: list[AsyncTask] = []
 
     def app(self, **more: Any) -> AsyncTask:
         settings = {"lease_s": 2.0, "heartbeat_s": 0.5, "data_dir": str(self._folder / "data"), "environ": {}, **more}
-        self._apps.append(AsyncTask(database_url=f"sqlite:///{self._folder}/a.db", **settings))
+        self._apps.append(AsyncTask(database_url=self._store.url, **settings))
         return self._apps[-1]
 
     @contextmanager
@@ -54,8 +56,8 @@ class Runtime:
 
 
 @pytest.fixture
-def runtime(tmp_path: Path) -> Iterator[Runtime]:
-    made = Runtime(tmp_path)
+def runtime(tmp_path: Path, store: Store) -> Iterator[Runtime]:
+    made = Runtime(tmp_path, store)
     yield made
     made.close()
 

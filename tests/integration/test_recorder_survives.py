@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from support.databases import Store
+
 from asynctask import AsyncTask
 from asynctask.ledger.recorder import Recorder
 from asynctask.middleware.tracker import Arrival, Tracker
 from asynctask.testing.waits import wait_for
 
 
-def test_an_outcome_that_cannot_be_written_at_all_is_left_out_and_those_after_it_are_recorded(tmp_path: Path) -> None:
-    app = AsyncTask(database_url=f"sqlite:///{tmp_path}/a.db", data_dir=str(tmp_path), environ={})
+def test_an_outcome_that_cannot_be_written_at_all_is_left_out_and_those_after_it_are_recorded(
+    tmp_path: Path, store: Store
+) -> None:
+    app = AsyncTask(database_url=store.url, data_dir=str(tmp_path), environ={})
     recorder = Recorder(app.ledger)
     tracker = Tracker(app.ledger, recorder)
     broken, whole = tracker.begin([Arrival(name, None, "enrol", "default") for name in ("broken", "whole")])

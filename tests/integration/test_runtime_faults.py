@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.databases import Store
 
 from asynctask import AsyncTask, current_job
 from asynctask.bookkeeping import Begin
@@ -32,8 +32,9 @@ from asynctask.testing.waits import wait_for
 class Place:
     """A ledger, its applications, and workers in this process."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, store: Store) -> None:
         self.folder = folder
+        self._store = store
         self._apps: list[AsyncTask] = []
 
     def app(self) -> AsyncTask:
@@ -43,7 +44,7 @@ class Place:
             "data_dir": str(self.folder / "data"),
             "environ": {},
         }
-        self._apps.append(AsyncTask(database_url=f"sqlite:///{self.folder}/a.db", **settings))
+        self._apps.append(AsyncTask(database_url=self._store.url, **settings))
         return self._apps[-1]
 
     @contextmanager
@@ -56,12 +57,7 @@ class Place:
             launcher.stop()
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
-        connection = sqlite3.connect(self.folder / "a.db", timeout=30)
-        try:
-            with connection:
-                return connection.execute(statement).fetchall()
-        finally:
-            connection.close()
+        return self._store.sql(statement)
 
     def close(self) -> None:
         for app in self._apps:
@@ -69,8 +65,8 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    made = Place(tmp_path)
+def place(tmp_path: Path, store: Store) -> Iterator[Place]:
+    made = Place(tmp_path, store)
     yield made
     made.close()
 

@@ -97,7 +97,7 @@ def set_trap(trap: Trap, app: Any) -> None:
 
 
 def _will_fetch(broker: SqlBroker, process: str, done: Any, queues: Any, limit: int) -> bool:
-    return limit > 0 and broker._anything_waits(queues)
+    return limit > 0 and any(broker.waiting(queues).values())
 
 
 def _trap_commit(trap: Trap) -> None:

@@ -28,9 +28,9 @@ def redis_broker(url: str, namespace: str) -> RedisBroker:
     )  # fmt: skip
 
 
-def build(broker: dramatiq.Broker, folder: Path, actors: Sequence[str] | None = None) -> AsyncTask:
+def build(broker: dramatiq.Broker, folder: Path, actors: Sequence[str] | None = None, **more: Any) -> AsyncTask:
     """The application, attached to ``broker``, with its actors declared there."""
-    app = AsyncTask(**settings(folder))
+    app = AsyncTask(**settings(folder, **more))
     broker.add_middleware(AsyncIO())
     attach(broker, app, actors=actors)
     declare(broker, folder)

@@ -1,25 +1,24 @@
 """A folder with a ledger of its own, a shop that jobs write to, and processes that leave with the test.
 
-The ledger is watched from inside the database: triggers note every change of a status, so that a test can say how often
-an outcome was recorded, whatever the program says of itself.
+The ledger lies in a database that watches it from inside: see :mod:`support.databases`.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+from support.databases import Store
 
 from asynctask import AsyncTask, NormalException, current_job
 from asynctask.runtime.launcher import Launcher
@@ -29,25 +28,18 @@ SUPPORT = Path(__file__).parent
 MARK = "TEST_WORLD"
 """Environment variable with the folder: what every process of a test carries."""
 
+DATABASE = "TEST_DATABASE"
+"""Environment variable with the URL of its database."""
+
 TERMINAL = ("finish", "failed", "error", "cancelled")
 _TERMINAL = ", ".join(f"'{status}'" for status in TERMINAL)
-_WATCH = f"""
-CREATE TABLE IF NOT EXISTS seen_status (event_id INTEGER, task_id INTEGER, before TEXT, after TEXT, attempt INTEGER);
-CREATE TABLE IF NOT EXISTS seen_close (task_id INTEGER, generation INTEGER);
-CREATE TRIGGER IF NOT EXISTS watch_status AFTER UPDATE OF status ON events WHEN OLD.status <> NEW.status
-  AND (OLD.status IN ({_TERMINAL}) OR NEW.status IN ({_TERMINAL}))
-  BEGIN INSERT INTO seen_status VALUES (NEW.id, NEW.task_id, OLD.status, NEW.status, NEW.attempt); END;
-CREATE TRIGGER IF NOT EXISTS watch_close AFTER UPDATE OF closed_at ON tasks
-  WHEN OLD.closed_at IS NULL AND NEW.closed_at IS NOT NULL
-  BEGIN INSERT INTO seen_close VALUES (NEW.id, NEW.generation); END;
-"""
 
 
 def settings(folder: Path, **more: Any) -> dict[str, Any]:
-    """The configuration of a world: short leases, everything in the folder."""
+    """The configuration of a world: short leases, everything in the folder; in a child, the database of its parent."""
     return {
-        "database_url": f"sqlite:///{folder}/a.db", "data_dir": str(folder / "data"), "lease_s": 2.0, "heartbeat_s": 0.5,
-        "environ": {}, **more,
+        "database_url": os.environ.get(DATABASE, f"sqlite:///{folder}/a.db"), "data_dir": str(folder / "data"),
+        "lease_s": 2.0, "heartbeat_s": 0.5, "environ": {}, **more,
     }  # fmt: skip
 
 
@@ -145,10 +137,11 @@ def make_app(folder: Path, **more: Any) -> AsyncTask:
 
 
 class World:
-    """Arguments: ``folder``, empty and the test's own."""
+    """Arguments: ``folder``, empty and the test's own; ``store``, its database."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, store: Store) -> None:
         self.folder = folder
+        self.store = store
         self.shop = Shop(folder)
         self._apps: list[AsyncTask] = []
         self._children: list[subprocess.Popen[bytes]] = []
@@ -157,7 +150,7 @@ class World:
 
     def app(self, **more: Any) -> AsyncTask:
         """An application of this world: each is a process of its own to the ledger."""
-        app = make_app(self.folder, **more)
+        app = make_app(self.folder, **{"database_url": self.store.url, **more})
         self._apps.append(app)
         app.ensure_schema()
         self.watch()
@@ -181,13 +174,11 @@ class World:
 
     def watch(self) -> None:
         """Has the database note every change of a status that ends or reopens an Event, and every close."""
-        with closing(sqlite3.connect(self.folder / "a.db", timeout=30)) as connection:
-            connection.executescript(_WATCH)
+        self.store.watch()
 
     def sql(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Rows of a statement, on a connection of its own."""
-        with closing(sqlite3.connect(self.folder / "a.db", timeout=30)) as connection, connection:
-            return connection.execute(statement, values).fetchall()
+        """Rows of a statement, on a connection that is not the program's; ``?`` stands for each of the values."""
+        return self.store.sql(statement, values)
 
     def one(self, statement: str, *values: Any) -> Any:
         """The only value of a statement."""
@@ -198,7 +189,13 @@ class World:
     def environ(self, **more: str) -> dict[str, str]:
         """The environment of a child: nothing of ours is inherited."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith("ASYNCTASK_")}
-        return {**kept, MARK: str(self.folder), "PYTHONPATH": f"{SUPPORT.parent}:{SUPPORT.parent.parent}", **more}
+        return {
+            **kept,
+            MARK: str(self.folder),
+            DATABASE: self.store.url,
+            "PYTHONPATH": f"{SUPPORT.parent}:{SUPPORT.parent.parent}",
+            **more,
+        }
 
     def spawn(self, *argv: str, log: str = "child.log", **environ: str) -> subprocess.Popen[bytes]:
         """A child process that is killed when the test ends; what it says goes to a file in the folder."""
@@ -270,11 +267,11 @@ class World:
         """Promise 3: each Event became terminal once, and a close came once per generation."""
         marks = ", ".join("?" * len(task_ids))
         ended = self.sql(
-            f"SELECT event_id, COUNT(*) FROM seen_status WHERE task_id IN ({marks}) AND after IN ({_TERMINAL})"
-            " AND before NOT IN ('finish', 'failed', 'error', 'cancelled') GROUP BY event_id",
+            f"SELECT event_id, COUNT(*) FROM seen_status WHERE task_id IN ({marks}) AND became IN ({_TERMINAL})"
+            " AND was NOT IN ('finish', 'failed', 'error', 'cancelled') GROUP BY event_id",
             *task_ids,
         )
-        again = self.sql(f"SELECT * FROM seen_status WHERE task_id IN ({marks}) AND before IN ({_TERMINAL})", *task_ids)
+        again = self.sql(f"SELECT * FROM seen_status WHERE task_id IN ({marks}) AND was IN ({_TERMINAL})", *task_ids)
         assert len(ended) == self.one(f"SELECT COUNT(*) FROM events WHERE task_id IN ({marks})", *task_ids)
         if not again:
             assert {count for _, count in ended} == {1}

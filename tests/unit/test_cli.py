@@ -27,6 +27,23 @@ def call(*argv: str, environ: dict[str, str] | None = None) -> tuple[int, str, s
     return code, out.getvalue(), err.getvalue()
 
 
+@pytest.mark.parametrize("url", ["nonsense", "postgresql://u:secret@ss:w0rd@h:5432/a", "mysql://u:secret@h:port/a"])
+def test_a_database_url_that_cannot_be_read_is_refused_without_its_password(url: str) -> None:
+    code, out, err = call("db", "check", "--database-url", url)
+    assert (code, out) == (2, "")
+    assert "%40" in err
+    assert "Traceback" not in err
+    assert "w0rd" not in err
+    assert "secret" not in err
+
+
+@pytest.mark.parametrize("scheme", ["mysql+mysqldb", "mysql+pymysql", "mariadb+pymysql2", "postgresql+asyncpg"])
+def test_a_driver_in_the_database_url_is_refused_with_the_scheme_to_write(scheme: str) -> None:
+    code, _, err = call("db", "check", "--database-url", f"{scheme}://h/a")
+    assert code == 2
+    assert f"write {scheme.partition('+')[0]}:// without a driver" in err
+
+
 def progress(**changes: Any) -> dict[str, Any]:
     counts = dict.fromkeys(("enqueue", "working", "stopped", "finish", "failed", "error", "cancelled"), 0)
     counts |= changes.pop("counts", {"finish": 10})
@@ -142,6 +159,8 @@ def test_every_command_takes_json_and_every_setting() -> None:
         (("retry", "7", "--status", "finish"), "failed, error, cancelled"),
         (("report", "7", "-o", "report.pdf"), ".xlsx"),
         (("report", "7", "-o", "report.csv", "--rows", "some"), "some"),
+        (("template", "enroll", "-o", "empty.pdf"), ".xlsx"),
+        (("template", "enroll", "-o", "empty.xlsx"), "-A module:app"),
         (("demo", "--database-url", "sqlite:///x.db"), "--database-url"),
         (("demo", "--rows", "5"), "5"),
     ],
@@ -304,8 +323,8 @@ def test_a_task_that_is_still_split_has_no_percentage_and_no_bar_over_100() -> N
 
 
 def test_the_address_of_a_page_is_one_that_a_browser_takes() -> None:
-    assert address("0.0.0.0", 80) == "http://127.0.0.1:80/"
-    assert address("::1", 80) == "http://[::1]:80/"
+    assert address("0.0.0.0", 80) == "http://127.0.0.1:80"
+    assert address("::1", 80) == "http://[::1]:80"
 
 
 def test_a_port_that_is_taken_is_told_with_what_to_do() -> None:

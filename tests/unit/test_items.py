@@ -396,6 +396,48 @@ class TestWhatPeopleType:
                 coerced(kind, text)
             assert caught.value.code == "wrong_type"
 
+    @pytest.mark.parametrize(
+        "text", ["14:30", "14:30:00", " 1４：30 ", "2:30 PM", "02:30:00 pm", "2:30 p.m.", dt.time(14, 30)]
+    )
+    def test_a_time_has_many_forms(self, text: Any) -> None:
+        assert coerced(dt.time, text) == dt.time(14, 30)
+
+    def test_the_hours_about_midnight_and_noon_are_told_apart(self) -> None:
+        assert [coerced(dt.time, text).hour for text in ("12:05 AM", "12:05 PM", "0:05", "9:05")] == [0, 12, 0, 9]
+
+    @pytest.mark.parametrize(
+        ("text", "value"),
+        [
+            ("1:30", dt.timedelta(hours=1, minutes=30)),
+            ("30:00:00", dt.timedelta(hours=30)),
+            ("0:00:00.25", dt.timedelta(milliseconds=250)),
+            (dt.time(1, 30), dt.timedelta(hours=1, minutes=30)),
+            (dt.timedelta(hours=30), dt.timedelta(hours=30)),
+        ],
+    )
+    def test_a_duration_is_what_a_spreadsheet_shows_for_it(self, text: Any, value: dt.timedelta) -> None:
+        assert coerced(dt.timedelta, text) == value
+
+    @pytest.mark.parametrize("cell", [0.5, 1, 46086, True, "0.5", "25:00", "13:00 PM", "0:00 AM", "1:60"])
+    def test_a_number_in_a_sheet_is_no_time(self, cell: Any) -> None:
+        model = pydantic.create_model("Item", field=(dt.time, ...))
+        shape = ItemShape(model)
+        assert refused(RawRow(1, {"field": cell}), shape.bind(["field"]), shape).problems[0].code == "wrong_type"
+
+    @pytest.mark.parametrize("cell", [1.25, 1, True, "1.25", "1:60", "1:30:99"])
+    def test_a_number_in_a_sheet_is_no_duration(self, cell: Any) -> None:
+        model = pydantic.create_model("Item", field=(dt.timedelta, ...))
+        shape = ItemShape(model)
+        assert refused(RawRow(1, {"field": cell}), shape.bind(["field"]), shape).problems[0].code == "wrong_type"
+
+    @pytest.mark.parametrize("sheet", [True, False])
+    @pytest.mark.parametrize("text", ["1e999", "-1e400", "9" * 400])
+    def test_a_number_beyond_all_floats_is_refused(self, text: str, sheet: bool) -> None:
+        with pytest.raises(Unclear) as caught:
+            coerced(float, text, sheet=sheet)
+        assert caught.value.code == "wrong_type"
+        assert coerced(Decimal, text, sheet=sheet) == text
+
     def test_annotations_are_seen_through(self) -> None:
         class Kind(Enum):
             one = "1"
@@ -412,10 +454,11 @@ class TestWhatPeopleType:
 
     @settings(max_examples=300, deadline=None)
     @given(
-        st.sampled_from([int, float, Decimal, bool, str, dt.date, dt.datetime]),
+        st.sampled_from([int, float, Decimal, bool, str, dt.date, dt.datetime, dt.time, dt.timedelta]),
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=30)
         | st.from_regex(r"[0-9１-９]{1,4}[-/.年][0-9]{1,2}[-/.月][0-9]{1,4}日?( [0-9]{1,2}:[0-9]{2})?", fullmatch=True)
         | st.from_regex(r"[+-]?[0-9,]{1,12}(\.[0-9]*)?(e[+-]?[0-9]{1,4})?", fullmatch=True)
+        | st.from_regex(r"[0-9]{1,7}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,7})?)?( ?[aApP]\.?[mM])?", fullmatch=True)
         | st.dates() | st.datetimes() | st.times() | st.timedeltas() | st.just(CellError("#N/A")),
         st.booleans(),
     )  # fmt: skip

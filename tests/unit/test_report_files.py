@@ -20,11 +20,25 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from asynctask.bulk.items import Accepted, ItemShape
-from asynctask.bulk.readers import Limits, RawRow, open_source
+from asynctask.bulk.readers import CellError, Limits, RawRow, normalise, open_source
+from asynctask.bulk.report_cells import Percent, csv_cell
+from asynctask.bulk.report_columns import COLUMNS, SUFFIX
 from asynctask.bulk.report_files import ReportRow, iter_csv, report_headers, write_csv, write_xlsx
+from asynctask.errors import Unavailable
+from asynctask.messages import CATALOGUE
 
 HEADERS = ("code", "day", "budget", "note")
 VALUES = {"code": "=1+1", "day": dt.date(2026, 3, 5), "budget": 12.5, "note": None}
+
+
+TEXTS = st.one_of(
+    st.text(max_size=8), st.sampled_from("=+-@'\t\r").flatmap(lambda start: st.text(max_size=4).map(start.__add__))
+)
+CELLS = st.one_of(
+    st.none(), st.booleans(), st.integers(-(10**14), 10**14), st.floats(-1e15, 1e15).filter(lambda x: not x.is_integer()),
+    st.dates(dt.date(1900, 3, 1)), TEXTS,
+    st.datetimes(dt.datetime(1900, 3, 1), dt.datetime(2200, 1, 1)).map(lambda moment: moment.replace(microsecond=0)),
+)  # fmt: skip
 
 
 def line(values: dict[str, Any] | None = None, **more: Any) -> ReportRow:
@@ -52,6 +66,14 @@ class TestColumns:
     def test_a_name_that_is_taken_gets_a_suffix(self) -> None:
         assert report_headers(["Status", "x"])[1] == ("row", "status (report)", "error", "attempts", "result")
 
+    @pytest.mark.parametrize("locale", list(CATALOGUE))
+    def test_every_language_that_ships_has_its_names_and_a_report_in_any_is_known_again(self, locale: str) -> None:
+        first = report_headers(["x", COLUMNS[locale][1]], locale)
+        assert len(set(first[1])) == 5
+        assert first[1][1] == COLUMNS[locale][1] + SUFFIX[locale]
+        assert report_headers([*first[0], *first[1]], "en")[0] == first[0]
+        assert all(normalise(name) == name for name in (*COLUMNS[locale], "x" + SUFFIX[locale]))
+
     def test_a_report_of_a_report_leaves_the_old_columns_out(self) -> None:
         first = report_headers(["status", "x"])
         assert report_headers([*first[0], *first[1]]) == first
@@ -71,6 +93,14 @@ class TestCsv:
         assert rows[1][3] == f"'{start}HYPERLINK()"
         assert rows[1][5] == f"'{start}x"
         assert csv_of((f"{start}head",), [])[0][0] == f"'{start}head"
+
+    @pytest.mark.parametrize("text", ["-5", "-0.25", "-123456789012345", "00123", "5", "Straße"])
+    def test_text_that_is_just_a_number_stays_as_it_is(self, text: str) -> None:
+        assert csv_of(("a",), [line({"a": text})])[1][0] == text
+
+    @pytest.mark.parametrize("text", ["-5+1", "-007", "--1", "-1e5", "-1,5", "+49", "-x", "-1234567890123456", "-5 "])
+    def test_what_only_looks_like_a_number_does_not(self, text: str) -> None:
+        assert csv_of(("a",), [line({"a": text})])[1][0] == "'" + text
 
     def test_numbers_stay_numbers(self) -> None:
         cells = {
@@ -158,7 +188,7 @@ class TestXlsx:
         rows = [line({"code": f"c{n}"}, number=n) for n in range(count)]
         assert write_xlsx(tmp_path / "a.xlsx", HEADERS, iter(rows), rows_per_sheet=3) == count
         book = openpyxl.load_workbook(tmp_path / "a.xlsx")
-        assert book.sheetnames == ["Report", "Report 2", "Report 3"][:sheets]
+        assert book.sheetnames == ["Rows 1", "Rows 2", "Rows 3"][:sheets]
         found = [row[0] for sheet in book for row in sheet.iter_rows(min_row=2, values_only=True)]
         assert found == [f"c{n}" for n in range(count)]
         assert all(sheet["A1"].value == "code" for sheet in book)
@@ -173,14 +203,63 @@ class TestXlsx:
         values = read(tmp_path / "a.xlsx")[0].values
         assert [values[name] for name in cells] == [
             "1234567890123456789", "0.1234567890123456789", "nan", "1899-01-01", "2026-03-05 00:00:00+00:00",
-            "-1 day, 0:00:00",
+            "-24:00:00",
         ]  # fmt: skip
+
+    @pytest.mark.parametrize(
+        "text",
+        ["<r></is></c><c><f>1+1</f></c><c><is></r>", "<r></r>", "<r>" + "&" * 32_000 + "</r>", "<b>&amp;</b>", "]]>"],
+    )
+    def test_markup_in_a_text_stays_text(self, tmp_path: Path, text: str) -> None:
+        write_xlsx(tmp_path / "a.xlsx", ("a", text[:100]), [line({"a": text, text[:100]: 1}, bad_columns={"a": text})])
+        book = openpyxl.load_workbook(tmp_path / "a.xlsx")
+        found = book.active["A2"]
+        assert found.data_type == "s"
+        assert found.value in (text, text[:-1] + "…")
+        assert book.active["B1"].value == text[:100]
+        assert found.comment.text == text[:1_000]
+        book.close()
+
+    def test_error_cells_and_percentages_are_such_again(self, tmp_path: Path) -> None:
+        cells = {"a": CellError("#N/A"), "b": CellError("#SPILL!"), "c": Percent(0.125, "0.0%"), "d": Percent(1, "0%")}
+        write_xlsx(tmp_path / "a.xlsx", tuple(cells), [line(cells, bad_columns={"c": "is too much"})])
+        assert {k: v for k, v in read(tmp_path / "a.xlsx")[0].values.items() if k in cells} == {
+            "a": CellError("#N/A"), "b": "#SPILL!", "c": 0.125, "d": 1,
+        }  # fmt: skip
+        book = openpyxl.load_workbook(tmp_path / "a.xlsx")
+        assert [book.active[name].number_format for name in ("C2", "D2")] == ["0.0%", "0%"]
+        book.close()
+        assert csv_of(tuple(cells), [line(cells)])[1][:4] == ["#N/A", "#SPILL!", "0.125", "1"]
+
+    def test_what_is_wrong_with_the_row_is_marked_on_its_error(self, tmp_path: Path) -> None:
+        write_xlsx(tmp_path / "a.xlsx", HEADERS, [line(bad_row="has too many cells"), line()], locale="ja")
+        book = openpyxl.load_workbook(tmp_path / "a.xlsx")
+        sheet = book.active
+        assert sheet["G1"].value == COLUMNS["ja"][2]
+        assert sheet["G2"].comment.text == "has too many cells"
+        assert sheet["G2"].fill.fgColor.rgb == "FFFFC7CE"
+        assert sheet["G3"].comment is None
+        book.close()
+
+    def test_only_the_first_refused_cells_of_a_sheet_get_comments_and_all_are_marked(self, tmp_path: Path) -> None:
+        rows = [line(number=n, bad_columns={"code": "is unknown"}) for n in range(5)]
+        write_xlsx(tmp_path / "a.xlsx", HEADERS, rows, rows_per_sheet=4, comments_per_sheet=2)
+        book = openpyxl.load_workbook(tmp_path / "a.xlsx")
+        first, second = book.worksheets
+        assert [first.cell(row, 1).comment is not None for row in range(2, 6)] == [True, True, False, False]
+        assert {first.cell(row, 1).fill.fgColor.rgb for row in range(2, 6)} == {"FFFFC7CE"}
+        assert second["A2"].comment is not None
+        book.close()
+
+    def test_a_disk_that_takes_nothing_is_told_as_that(self, tmp_path: Path) -> None:
+        with pytest.raises(Unavailable, match="could not be written"):
+            write_xlsx(tmp_path / "nowhere" / "a.xlsx", HEADERS, [line()])
 
     def test_control_characters_and_long_texts_leave_a_sound_file(self, tmp_path: Path) -> None:
         cells = {"a": "x\x00\x0b\x1fy\ud800\uffff", "b": "z" * 40_000, "c": "🎉" * 20_000, "d": "_x0041_"}
         write_xlsx(tmp_path / "a.xlsx", tuple(cells), [line(cells)])
         values = read(tmp_path / "a.xlsx")[0].values
-        assert values["a"] == "x\ufffd\ufffd\ufffdy\ufffd\ufffd"
+        assert values["a"] == "x\ufffd\x0b\x1fy\ufffd\ufffd"
         assert values["b"] == "z" * 32_766 + "…"
         assert values["c"] == "🎉" * 16_383 + "…"
         assert values["d"] == "_x0041_"
@@ -229,30 +308,31 @@ class TestRoundTrip:
         status = "new" if "Status" in headers else None
         assert outcome.item == {"code": "-=x", "day": "2026-03-05", "budget": "-1.5", "status": status}
 
-    @settings(max_examples=100, deadline=None)
-    @given(
-        st.lists(
-            st.tuples(st.text(max_size=8), st.integers(-(10**14), 10**14), st.dates(dt.date(1900, 3, 1))),
-            min_size=1,
-            max_size=5,
-        )
-    )
+    @settings(max_examples=150, deadline=None)
+    @given(st.lists(st.fixed_dictionaries({"text": TEXTS, "other": CELLS, "error": TEXTS}), min_size=1, max_size=5))
     def test_any_cell_comes_back_from_both_files(
-        self, tmp_path_factory: pytest.TempPathFactory, cells: list[tuple[str, int, dt.date]]
+        self, tmp_path_factory: pytest.TempPathFactory, cells: list[dict[str, Any]]
     ) -> None:
         folder = tmp_path_factory.mktemp("r")
-        headers = ("text", "int", "date")
-        rows = [line(dict(zip(headers, each, strict=True)), error=each[0]) for each in cells]
+        headers = ("text", "other")
+        rows = [line(each, error=each["error"], number=n) for n, each in enumerate(cells)]
         write_xlsx(folder / "a.xlsx", headers, rows)
         (folder / "a.csv").write_bytes(b"".join(iter_csv(headers, rows)))
         for path in (folder / "a.xlsx", folder / "a.csv"):
-            for row, (text, number, day) in zip(read(path, expect=headers), cells, strict=True):
-                kept = "".join("\ufffd" if bad(char) else char for char in text).strip() or None
-                assert row.values["text"] == row.values["error"] == kept
-                assert str(row.values["int"]) == str(number)
-                assert str(row.values["date"]) == str(day)
+            for row, each in zip(read(path, expect=headers), cells, strict=True):
+                assert row.values["text"] == kept(each["text"])
+                assert row.values["error"] == kept(each["error"])
+                other = kept(each["other"]) if isinstance(each["other"], str) else each["other"]
+                if path.suffix == ".csv":
+                    other = None if other is None else kept(str(csv_cell(other)).removeprefix("'"))
+                assert (type(row.values["other"]), row.values["other"]) == (type(other), other)
+
+
+def kept(text: str) -> str | None:
+    """A text as a reader gives it."""
+    return "".join("\ufffd" if bad(char) else char for char in text).strip() or None
 
 
 def bad(char: str) -> bool:
     """Whether a file cannot hold a character."""
-    return (char < " " and char not in "\t\n\r") or "\ud800" <= char <= "\udfff" or char in "\ufffe\uffff"
+    return "\ud800" <= char <= "\udfff" or char in "\0\ufffe\uffff"

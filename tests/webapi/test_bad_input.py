@@ -249,12 +249,12 @@ def test_a_body_shorter_than_its_content_length_is_refused(client: FlaskClient, 
     assert client.get("/api/tasks").json["tasks"] == []
 
 
-@pytest.mark.parametrize("kind", ["text/csv", "application/x-www-form-urlencoded", "application/xml", ""])
+@pytest.mark.parametrize("kind", ["text/html", "application/x-www-form-urlencoded", "application/xml", ""])
 def test_another_content_type_is_refused_with_the_accepted_ones(client: FlaskClient, kind: str) -> None:
     answer = client.post("/api/tasks", data=b"sku\nA\n", content_type=kind)
     assert answer.status_code == 415
-    assert "application/json" in answer.json["detail"]
-    assert "multipart/form-data" in answer.json["detail"]
+    for accepted in ("application/json", "multipart/form-data", "application/x-ndjson", "text/csv"):
+        assert accepted in answer.json["detail"]
 
 
 def test_an_encoded_body_is_refused(client: FlaskClient) -> None:
@@ -269,3 +269,11 @@ def test_a_key_that_is_none_is_refused(client: FlaskClient, key: str) -> None:
     body = {"worker": "enroll", "items": [{"sku": "A"}]}
     answer = client.post("/api/tasks", json=body, headers={"Idempotency-Key": key})
     assert (answer.status_code, answer.json["code"]) == (400, "invalid_key")
+
+
+def test_a_key_that_is_given_twice_is_refused_with_its_name(client: FlaskClient) -> None:
+    for body in (b'{"worker": "enroll", "items": [{"sku": "A"}], "worker": "anything"}',
+                 b'{"worker": "enroll", "items": [{"sku": "A", "sku": "B"}]}'):  # fmt: skip
+        answer = client.post("/api/tasks", data=body, content_type="application/json")
+        assert (answer.status_code, answer.json["code"]) == (400, "duplicate_key")
+        assert ("'worker'" if b"anything" in body else "'sku'") in answer.json["detail"]

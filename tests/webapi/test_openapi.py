@@ -24,7 +24,8 @@ OPERATIONS = [
     "GET /api/tasks/{task_id}/events", "GET /api/tasks/{task_id}/errors", "GET /api/tasks/{task_id}/log",
     "POST /api/tasks/{task_id}/pause", "POST /api/tasks/{task_id}/resume", "POST /api/tasks/{task_id}/cancel",
     "POST /api/tasks/{task_id}/retry", "GET /api/tasks/{task_id}/rejected", "GET /api/tasks/{task_id}/report.csv",
-    "GET /api/tasks/{task_id}/report.xlsx", "GET /api/workers", "GET /api/jobs/{job_id}", "GET /healthz", "GET /readyz",
+    "GET /api/tasks/{task_id}/report.xlsx", "GET /api/workers", "GET /api/workers/{name}/template.xlsx",
+    "GET /api/workers/{name}/template.csv", "GET /api/jobs/{job_id}", "GET /healthz", "GET /readyz",
 ]  # fmt: skip
 
 
@@ -93,7 +94,7 @@ def test_what_the_document_forbids_is_refused_as_it_says(operation: Any) -> None
 def test_every_route_is_told_about_in_the_docs(app: AsyncTask) -> None:
     text = DOCS.read_text()
     for rule in create_app(app).url_map.iter_rules():
-        path = rule.rule.replace("<int:task_id>", "{task_id}").replace("<job_id>", "{job_id}")
+        path = rule.rule.replace("<int:task_id>", "{task_id}").replace("<job_id>", "{job_id}").replace("<name>", "{name}")
         path = path.replace("<path:filename>", "{filename}")
         for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}:
             assert f"### `{method} {path}`\n" in text, f"docs/http.md needs a section: ### `{method} {path}`"

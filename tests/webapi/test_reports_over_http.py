@@ -1,18 +1,27 @@
 """Reports: what is in them, what they are called, and that they come back in."""
 
+# ruff: noqa: DTZ001 - the times of a sheet have no zone
 from __future__ import annotations
 
 import csv
+import datetime as dt
 import io
 import re
+import socket
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import openpyxl
+import pytest
+import xlsxwriter
 from flask.testing import FlaskClient
+from support.webshop import client_of
 
 from asynctask import AsyncTask
+from asynctask.bulk.report_columns import COLUMNS
 
 Form = Callable[..., dict[str, Any]]
 
@@ -21,7 +30,9 @@ def rows_of(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text.removeprefix("\ufeff"))))
 
 
-def uploaded(app: AsyncTask, client: FlaskClient, form: Form, working: Callable[[], Any], sheet: str, **fields: Any) -> int:
+def uploaded(
+    app: AsyncTask, client: FlaskClient, form: Form, working: Callable[[], Any], sheet: str | bytes, **fields: Any
+) -> int:
     answer = client.post("/api/tasks", **form(sheet, **fields))
     assert answer.status_code == 202, answer.json
     with working():
@@ -126,3 +137,226 @@ def test_a_report_that_is_not_read_to_its_end_lets_go_of_everything(
         assert next(iter(answer.response)).startswith(b"\xef\xbb\xbfsku")
         answer.close()
     assert client.get("/readyz").status_code == 200
+
+
+REFUSED = "FFFFC7CE"
+
+
+def book_of(answer: Any) -> Any:
+    return openpyxl.load_workbook(io.BytesIO(answer.data))
+
+
+def workbook(rows: list[list[Any]], name: str = "Data") -> bytes:
+    book = openpyxl.Workbook()
+    book.active.title = name
+    for row in rows:
+        book.active.append(row)
+    out = io.BytesIO()
+    book.save(out)
+    book.close()
+    return out.getvalue()
+
+
+def test_every_column_comes_back_in_its_place_those_without_a_header_too_and_titles_do_not(
+    app: AsyncTask, client: FlaskClient, form: Form, working: Callable[[], Any]
+) -> None:
+    sheet = workbook(
+        [["Spring list"], [], ["extra", "sku", None, "Quantity", "day"], ["x", "NO-1", "hidden", 2, dt.date(2026, 3, 5)]]
+    )
+    task_id = uploaded(app, client, form, working, sheet, filename="list.xlsx")
+    book = book_of(client.get(f"/api/tasks/{task_id}/report.xlsx"))
+    header, row = book.worksheets[0].iter_rows(values_only=True)
+    assert header[:5] == ("extra", "sku", "Column C", "Quantity", "day")
+    assert row[:6] == ("x", "NO-1", "hidden", 2, dt.datetime(2026, 3, 5), 4)
+    assert book.worksheets[0]["E2"].number_format == "yyyy-mm-dd"
+    book.close()
+
+
+def test_the_same_columns_are_shown_of_a_csv_with_a_row_that_is_too_long(
+    app: AsyncTask, client: FlaskClient, form: Form, working: Callable[[], Any]
+) -> None:
+    task_id = uploaded(app, client, form, working, "sku,,Quantity\nA,,1\nB,x,2,stray\n")
+    (row,) = rows_of(client.get(f"/api/tasks/{task_id}/report.csv").get_data(as_text=True))
+    assert list(row)[:4] == ["sku", "Column B", "Quantity", "Column D"]
+    assert (row["sku"], row["Column B"], row["Column D"], row["status"]) == ("B", "x", "stray", "rejected")
+
+
+def test_types_and_percentages_of_a_workbook_come_back(
+    app: AsyncTask, client: FlaskClient, form: Form, working: Callable[[], Any]
+) -> None:
+    out = io.BytesIO()
+    book = xlsxwriter.Workbook(out)
+    sheet = book.add_worksheet()
+    sheet.write_row(0, 0, ["sku", "rate", "plain", "code", "long", "yes", "at", "for"])
+    sheet.write_row(1, 0, ["NO-1", None, 0.25])
+    sheet.write_number(1, 1, 0.125, book.add_format({"num_format": "0.0%"}))
+    sheet.write_string(1, 3, "00123")
+    sheet.write_string(1, 4, "1234567890123456789")
+    sheet.write_boolean(1, 5, True)
+    sheet.write_datetime(1, 6, dt.datetime(2026, 3, 5, 14, 30), book.add_format({"num_format": "yyyy-mm-dd hh:mm"}))
+    sheet.write_datetime(1, 7, dt.timedelta(hours=30), book.add_format({"num_format": "[h]:mm"}))
+    book.close()
+    task_id = uploaded(app, client, form, working, out.getvalue(), filename="list.xlsx")
+    found = book_of(client.get(f"/api/tasks/{task_id}/report.xlsx"))
+    cells = found.worksheets[0][2]
+    assert [cell.value for cell in cells[:8]] == [
+        "NO-1", 0.125, 0.25, "00123", "1234567890123456789", True, dt.datetime(2026, 3, 5, 14, 30), dt.timedelta(hours=30),
+    ]  # fmt: skip
+    assert (cells[1].number_format, cells[2].number_format) == ("0.0%", "General")
+    found.close()
+    (row,) = rows_of(client.get(f"/api/tasks/{task_id}/report.csv").get_data(as_text=True))
+    assert (row["rate"], row["code"], row["yes"], row["at"]) == ("0.125", "00123", "TRUE", "2026-03-05 14:30:00")
+
+
+def test_each_bad_cell_is_marked_with_its_own_reason_and_what_is_wrong_with_a_row_on_its_error(
+    app: AsyncTask, client: FlaskClient, form: Form, working: Callable[[], Any]
+) -> None:
+    task_id = uploaded(app, client, form, working, f"sku,Quantity,note\nA,1,\n{'x' * 21},many,\nB,2,,stray\n")
+    book = book_of(client.get(f"/api/tasks/{task_id}/report.xlsx?rows=rejected"))
+    sheet = book.worksheets[0]
+    marked = {cell.coordinate for row in sheet.iter_rows(min_row=2) for cell in row if cell.fill.fgColor.rgb == REFUSED}
+    assert marked == {"A2", "B2", "G3"}
+    assert sheet["A2"].comment.text == "must have at most 20 characters"
+    assert "must be a number" in sheet["B2"].comment.text
+    assert sheet["G1"].value == "error"
+    assert "double quotes" in sheet["G3"].comment.text
+    assert sheet["G2"].value == f"Quantity: {sheet['B2'].comment.text}; sku: {sheet['A2'].comment.text}"
+    book.close()
+
+
+def test_a_report_speaks_the_readers_language_and_is_known_again_in_any(
+    app: AsyncTask, client: FlaskClient, form: Form, working: Callable[[], Any]
+) -> None:
+    task_id = uploaded(app, client, form, working, SHEET)
+    for language, locale in (("zh-CN,zh;q=0.9", "zh_CN"), ("ja", "ja"), ("fr", "en")):
+        answer = client.get(f"/api/tasks/{task_id}/report.xlsx?rows=all", headers={"Accept-Language": language})
+        assert answer.headers["Content-Language"] == locale.replace("_", "-")
+        book = book_of(answer)
+        header, *rows = book.worksheets[0].iter_rows(values_only=True)
+        book.close()
+        assert header == ("sku", "Quantity", "Colour", *COLUMNS[locale])
+        again = client.post("/api/tasks", **form(answer.data, "report.xlsx", worker="anything"))
+        assert again.status_code == 202, again.json
+        item = client.get(f"/api/tasks/{again.json['task_id']}/events").json["events"][0]["params"]
+        assert item == {"sku": "A", "Quantity": "1", "Colour": "red"}
+        (text,) = [row[5] for row in rows if row[4] == "rejected"]
+        assert ("must be a number" in text) == (locale == "en")
+
+
+def test_json_items_come_back_under_every_key_that_one_of_them_has(
+    app: AsyncTask, client: FlaskClient, form: Form, working: Callable[[], Any]
+) -> None:
+    items = '[{"sku": "NO-1"}, {"sku": "NO-2", "note": null, "unknown": {"a": [1]}}, 5]'
+    task_id = uploaded(app, client, form, working, items, filename="list.json")
+    rows = rows_of(client.get(f"/api/tasks/{task_id}/report.csv").get_data(as_text=True))
+    assert [row["row"] for row in rows] == ["1", "2", "3"]
+    assert list(rows[0])[:4] == ["sku", "note", "unknown", "value"]
+    assert (rows[1]["unknown"], rows[2]["value"], rows[2]["status"]) == ('{"a":[1]}', "5", "rejected")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "xlsx"])
+def test_every_choice_of_rows_works_in_both_formats(
+    app: AsyncTask, client: FlaskClient, form: Form, working: Callable[[], Any], suffix: str
+) -> None:
+    task_id = uploaded(app, client, form, working, SHEET)
+    expected = {"failed": 3, "succeeded": 1, "unprocessed": 0, "rejected": 1, "all": 4}
+    for rows, count in expected.items():
+        answer = client.get(f"/api/tasks/{task_id}/report.{suffix}?rows={rows}")
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Content-Disposition"].startswith("attachment; ")
+        if suffix == "csv":
+            found = len(rows_of(answer.get_data(as_text=True)))
+        else:
+            book = book_of(answer)
+            found = book.worksheets[0].max_row - 1
+            book.close()
+        assert (rows, found) == (rows, count)
+
+
+def test_a_task_that_runs_gives_a_report_as_of_now(client: FlaskClient, form: Form) -> None:
+    task_id = client.post("/api/tasks", **form(SHEET)).json["task_id"]
+    rows = rows_of(client.get(f"/api/tasks/{task_id}/report.csv?rows=all").get_data(as_text=True))
+    assert [row["status"] for row in rows] == ["enqueue", "enqueue", "rejected", "enqueue"]
+    assert [row["Colour"] for row in rows] == ["red", "blue", "green", "black"]
+
+
+def test_a_report_without_its_original_has_the_fields_of_the_items(
+    app: AsyncTask, client: FlaskClient, form: Form, working: Callable[[], Any]
+) -> None:
+    task_id = uploaded(app, client, form, working, SHEET)
+    for path in (Path(app.config.data_dir) / "uploads").iterdir():
+        path.unlink()
+    rows = rows_of(client.get(f"/api/tasks/{task_id}/report.csv").get_data(as_text=True))
+    assert [(r["row"], r["sku"], r["quantity"]) for r in rows] == [("3", "NO-1", "2"), ("4", "B", ""), ("5", "BUG-1", "3")]
+    assert rows[1]["Quantity"] == "many"
+
+
+def test_a_list_that_cannot_be_read_to_its_end_again_loses_no_row(
+    app: AsyncTask, client: FlaskClient, form: Form, working: Callable[[], Any]
+) -> None:
+    head = "sku,Quantity,Colour\n" + "A,1,red\n" * 30
+    task_id = uploaded(app, client, form, working, head + "NO-1,2,blue\nB,many,green\nBUG-1,3,black\n")
+    (path,) = [p for p in (Path(app.config.data_dir) / "uploads").iterdir() if p.name.isalnum()]
+    path.write_text(head + '"NO-1')
+    rows = rows_of(client.get(f"/api/tasks/{task_id}/report.csv?rows=all").get_data(as_text=True))
+    assert [(r["row"], r["sku"], r["Quantity"], r["Colour"]) for r in rows[29:]] == [
+        ("31", "A", "1", "red"), ("32", "NO-1", "2", ""), ("33", "B", "many", "green"), ("34", "BUG-1", "3", ""),
+    ]  # fmt: skip
+
+
+def test_head_answers_what_get_would_without_making_anything(client: FlaskClient, ended: Callable[..., int]) -> None:
+    task_id = ended("A", title="春")
+    for suffix in ("csv", "xlsx"):
+        head, get = (call(f"/api/tasks/{task_id}/report.{suffix}?rows=all") for call in (client.head, client.get))
+        assert head.status_code == 200
+        assert head.data == b""
+        for name in ("Content-Type", "Content-Disposition", "Content-Language", "X-Content-Type-Options"):
+            assert head.headers[name] == get.headers[name]
+    assert client.head("/api/tasks/99999/report.xlsx").status_code == 404
+
+
+def test_at_most_half_of_the_threads_make_reports(make_app: Callable[..., AsyncTask]) -> None:
+    app = make_app(web_threads=4)
+    client = client_of(app)
+    task_id = app.submit("enroll", [{"sku": "A"}]).id
+    url = f"/api/tasks/{task_id}/report.csv?rows=all"
+    first, second = (client.get(url, buffered=False) for _ in range(2))
+    refused = client.get(f"/api/tasks/{task_id}/report.xlsx?rows=all")
+    assert (refused.status_code, refused.json["code"]) == (503, "busy")
+    assert int(refused.headers["Retry-After"]) > 0
+    assert client.head(url).status_code == 200
+    first.close()
+    assert client.get(url).status_code == 200
+    second.close()
+    assert client.get("/api/tasks/99999/report.csv").status_code == 404
+    assert [client.get(url).status_code for _ in range(5)] == [200] * 5
+
+
+def test_the_work_for_a_client_that_has_gone_is_given_up_and_leaves_nothing(
+    app: AsyncTask, form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = client_of(app)
+    task_id = client.post("/api/tasks", **form("sku\n" + "".join(f"S{n}\n" for n in range(3_000)))).json["task_id"]
+    assert app.task(task_id).progress()["counts"]["total"] == 3_000
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    ours, theirs = socket.socketpair()
+    with ours:
+        theirs.close()
+        answer = client.get(
+            f"/api/tasks/{task_id}/report.xlsx?rows=unprocessed", environ_overrides={"gunicorn.socket": ours}
+        )
+        assert answer.status_code == 400
+    assert list(scratch.iterdir()) == []
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        answer = client.get(
+            f"/api/tasks/{task_id}/report.csv?rows=unprocessed", environ_overrides={"gunicorn.socket": ours}, buffered=False
+        )
+        chunks = iter(answer.response)
+        assert next(chunks)
+        theirs.close()
+        assert sum(chunk.count(b"\n") for chunk in chunks) < 2_900
+        answer.close()
+    assert [client.get(f"/api/tasks/{task_id}/report.csv?rows=rejected").status_code for _ in range(9)] == [200] * 9

@@ -96,6 +96,17 @@ def test_a_stop_lets_the_requests_at_hand_end(web: tuple[Any, str], number: int)
     assert process.wait(PATIENCE_S) == 0
 
 
+def test_a_client_that_sends_far_too_much_gets_to_read_why(web: tuple[Any, str]) -> None:
+    _, url = web
+    size, piece = 180_000_000, b"x" * 1_000_000
+    talk = Talk(url)
+    talk.head("Content-Type: text/csv", f"Content-Length: {size}", path="/api/tasks?worker=enroll")
+    for _ in range(size // len(piece)):  # most clients read no answer before they have sent everything
+        talk.send(piece)
+    status, body = talk.answer()
+    assert (status, body["code"]) == (413, "too_large")
+
+
 def test_the_server_is_started_anew_when_its_process_dies(web: tuple[Any, str]) -> None:
     process, url = web
     (child,) = until(lambda: children(process.pid), "the process that answers")

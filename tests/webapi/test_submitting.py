@@ -112,8 +112,8 @@ def test_null_is_the_default_and_for_parallel_no_limit(client: FlaskClient) -> N
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("interval", 1.5), ("session", "s"), ("chunk_size", 10), ("tolerated_failures", "5%"), ("on_complete", "x"),
-     ("dry_run", True), ("strict", True), ("unique", "sku"), ("resubmit_of", 1)],
+    [("interval", 1.5), ("chunk_size", 10), ("tolerated_failures", "5%"), ("on_complete", "x"),
+     ("resubmit_of", 1)],
 )  # fmt: skip
 def test_options_of_later_versions_are_refused_and_never_ignored(client: FlaskClient, option: str, value: Any) -> None:
     answer = client.post("/api/tasks", json={"worker": "enroll", "items": [{"sku": "A"}], option: value})
@@ -141,3 +141,12 @@ def test_a_list_whose_validation_goes_on_is_answered_at_once(
     assert [r["row"] for r in page["rejected"]] == [2, 3]
     assert page["rejected"][0]["errors"][0]["column"] == "quantity"
     assert [r["row"] for r in client.get(page["links"]["next"]).json["rejected"]] == [4, 5]
+
+
+def test_a_session_is_taken_and_shown_and_the_task_that_waits_for_it_says_so(client: FlaskClient) -> None:
+    body = {"worker": "enroll", "items": [{"sku": "A"}], "session": "user:42"}
+    first, second = (client.post("/api/tasks", json=body).json for _ in range(2))
+    assert first["control"]["session"] == "user:42"
+    assert (first["state_reason"], second["state_reason"]) == (None, "waiting_for_session")
+    refused = client.patch(f"/api/tasks/{second['task_id']}", json={"session": "other"})
+    assert refused.status_code == 422

@@ -1,0 +1,273 @@
+"""What one process does for all: dispatching what is left, and the upkeep; and how little an idle process asks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from support.costs import analyze, cost
+from support.world import World
+
+from asynctask import AsyncTask
+from asynctask.bulk.dispatcher import Load
+from asynctask.bulk.rota import Rota
+from asynctask.clock import SECOND, SystemClock
+from asynctask.ledger import dispatch, duties, ready, recovery
+from asynctask.ledger.base import Ledger
+from asynctask.ledger.models import tasks
+from asynctask.testing.waits import wait_for
+
+
+class Hands(SystemClock):
+    """A clock that can be moved on."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def now(self) -> int:
+        return super().now() + round(self.ahead * SECOND)
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead
+
+
+@contextmanager
+def counted(app: AsyncTask) -> Iterator[list[str]]:
+    """Every statement of an application, in all of its threads, but those that begin and end transactions."""
+    seen: list[str] = []
+
+    def executed(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if not statement.startswith(("BEGIN", "START", "COMMIT", "ROLLBACK", "PRAGMA")):
+            seen.append(statement)
+
+    sa.event.listen(app.ledger.database.engine, "before_cursor_execute", executed)
+    try:
+        yield seen
+    finally:
+        sa.event.remove(app.ledger.database.engine, "before_cursor_execute", executed)
+
+
+def process(app: AsyncTask, name: str, clock: Any = None) -> Ledger:
+    """A registered process of this machine that lives as long as this test's own."""
+    ledger = replace(app.ledger, identity=name, clock=clock or app.ledger.clock)
+    recovery.register(ledger, app.host, kind="worker", pid=app._made().pid, lease_s=3600)
+    return ledger
+
+
+def rota(ledger: Ledger, app: AsyncTask, **more: Any) -> Rota:
+    options = {"every_s": 1.0, "can_split": True, "foreign": False, **more}
+    return Rota(ledger, app.host, lambda: None, lambda at: None, None, **options)
+
+
+def grown(app: AsyncTask, count: int) -> None:
+    """So many open Tasks with something to dispatch, and as many that wait for their session."""
+    with app.ledger.database.write() as connection:
+        taken = connection.execute(sa.select(sa.func.count()).select_from(tasks)).scalar_one()
+        rows = []
+        for n in range(taken, taken + count):
+            common = {
+                "worker_name": "note", "queue": "default", "state": "running", "split_state": "sealed", "priority": 240,
+                "created_at": 1, "updated_at": 1, "generation_sealed": 1, "created_jobs": 9, "session": f"s{n}",
+                "session_key": f"{n:032x}",
+            }  # fmt: skip
+            rows.append({**common, "session_holder": f"{n:032x}", "session_waits": None, "ready": 240})
+            rows.append({**common, "session_holder": None, "session_waits": 240, "ready": None})
+        connection.execute(tasks.insert(), rows)
+
+
+# -- dispatching
+
+
+def test_what_a_round_reads_does_not_grow_with_the_tasks_that_are_open(world: World) -> None:
+    app = world.app()
+    reads = {
+        "runnable": lambda c: dispatch.runnable(c, app.ledger, ["default"], limit=10),
+        "unconfirmed": lambda c: dispatch.unconfirmed(c, app.clock.now()),
+        "due": lambda c: ready.due_tasks(c, app.clock.now()),
+        "next due": lambda c: ready.next_due(c, app.clock.now()),
+    }
+    grown(app, 50)
+    analyze(app.ledger.database)
+    before = {name: cost(app.ledger.database, read) for name, read in reads.items()}
+    grown(app, 3_000)
+    analyze(app.ledger.database)
+    for name, read in reads.items():
+        assert cost(app.ledger.database, read) <= before[name] * 1.5 + 20, name
+
+
+def test_tasks_that_cannot_go_now_hide_no_other(world: World) -> None:
+    app = world.app()
+    full = [app.submit("note", [{"n": 0}, {"n": 1}], parallel=1, priority=1) for _ in range(12)]
+    reserved = [app.submit("note", [{"n": 0}], priority=2) for _ in range(12)]
+    paused = app.submit("note", [{"n": 0}], priority=3)
+    paused.pause()
+    last = app.submit("note", [{"n": 0}], priority=4)
+    other = process(app, "another")
+    for task in full:
+        assert len(dispatch.reserve(app.ledger, task.id, 5, lease_s=60)) == 1
+        dispatch.confirm(app.ledger, [task.id])
+    for task in reserved:
+        dispatch.reserve(other, task.id, 1, lease_s=60)
+        world.sql("UPDATE tasks SET ready = priority WHERE id = ?", task.id)
+    with app.ledger.database.read() as connection:
+        found = dispatch.runnable(connection, app.ledger, ["default"], limit=3)
+    assert [each.task_id for each in found] == [last.id]
+
+
+def test_one_process_at_a_time_goes_on_dispatching_and_another_takes_over_in_a_second(world: World) -> None:
+    app = world.app()
+    clock = Hands()
+    one, two = (replace(app.ledger, identity=name, clock=clock) for name in ("one", "two"))
+    assert duties.take(one, duties.DISPATCH, 1.0) is None
+    until = duties.take(two, duties.DISPATCH, 1.0)
+    assert until is not None
+    assert until - clock.now() <= SECOND
+    assert duties.take(one, duties.DISPATCH, 1.0) is None, "it goes on"
+    clock.ahead += 1.1  # it died
+    assert duties.take(two, duties.DISPATCH, 1.0) is None
+    assert duties.take(one, duties.DISPATCH, 1.0) is not None
+    duties.give_up(two, duties.DISPATCH)
+    assert duties.take(one, duties.DISPATCH, 1.0) is None
+
+
+def test_of_many_that_want_a_duty_at_once_one_gets_it(world: World) -> None:
+    app = world.app()
+    for _ in range(3):
+        start, got = threading.Barrier(4), []
+
+        def want(name: str, start: threading.Barrier = start, got: list[str] = got) -> None:
+            ledger = replace(app.ledger, identity=name)
+            start.wait()
+            if duties.take(ledger, duties.DISPATCH, 60.0) is None:
+                got.append(name)
+
+        threads = [threading.Thread(target=want, args=(f"p{n}",)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(got) == 1
+        world.sql("UPDATE duties SET held_until = 1")
+
+
+def test_what_is_left_is_dispatched_by_others_when_the_one_on_duty_is_gone(world: World) -> None:
+    app = world.app()
+    gone = replace(app.ledger, identity="gone")
+    assert duties.take(gone, duties.DISPATCH, 1.0) is None
+    task = app.submit("note", [{"n": n} for n in range(200)])
+    with world.working(app):
+        assert task.wait(30)["done"]
+
+
+def test_a_task_of_one_place_goes_on_in_whatever_process_its_jobs_end(world: World) -> None:
+    app = world.app()
+    task = app.submit("note", [{"n": n} for n in range(40)], parallel=1)
+    with world.working(world.app(), concurrency=1), world.working(world.app(), concurrency=1):
+        assert task.wait(30)["done"]
+    world.check_promises(app, [task.id], 40)
+
+
+def test_a_job_that_is_due_later_is_pushed_by_whoever_is_on_duty_though_its_process_has_ended(world: World) -> None:
+    app, brief = world.app(), world.app()
+    with world.working(app):
+        wait_for(lambda: world.sql("SELECT 1 FROM duties WHERE name = 'upkeep'"), "somebody is on duty")
+        brief.workers["note"].perform_in(0.2, {"n": 7})
+        brief.close()
+        wait_for(lambda: world.shop.performed(), "it ran")
+
+
+# -- upkeep
+
+
+def test_one_process_at_a_time_has_the_duty_of_upkeep(world: World) -> None:
+    app = world.app()
+    one, two = process(app, "one"), process(app, "two")
+    first, second = rota(one, app), rota(two, app)
+    first.wanted()
+    second.wanted()
+    assert duties.holder_of(one, duties.UPKEEP).identity == "one"
+    first.leave()
+    late = rota(two, app)
+    late.wanted()
+    assert duties.holder_of(one, duties.UPKEEP).identity == "two"
+
+
+@pytest.mark.parametrize("how", ["its lease ended", "its process is gone", "it is not registered"])
+def test_the_duty_of_upkeep_is_taken_over_from_a_process_that_is_gone(world: World, how: str) -> None:
+    app = world.app()
+    one, two = process(app, "one"), process(app, "two")
+    rota(one, app).wanted()
+    if how == "its lease ended":
+        world.sql("UPDATE processes SET lease_until = 1 WHERE identity = 'one'")
+    elif how == "its process is gone":
+        world.sql("UPDATE processes SET pid_started = pid_started - 1 WHERE identity = 'one'")
+    else:
+        world.sql("DELETE FROM processes WHERE identity = 'one'")
+    rota(two, app).wanted()
+    assert duties.holder_of(one, duties.UPKEEP).identity == "two"
+
+
+def test_a_process_that_can_split_takes_the_duty_from_one_of_an_engine_that_cannot(world: World) -> None:
+    app = world.app()
+    engine, worker = process(app, "dramatiq@h:1:2"), process(app, "two")
+    rota(engine, app, can_split=False).wanted()
+    assert duties.holder_of(worker, duties.UPKEEP).identity == "dramatiq@h:1:2"
+    rota(worker, app).wanted()
+    assert duties.holder_of(worker, duties.UPKEEP).identity == "two"
+
+
+def test_a_process_is_watched_over_from_the_moment_it_registers(world: World) -> None:
+    """Taken out: the ring of `register`, or the look at the newest. One that died soon after was found only when its lease
+    ended, and another engine's process had taken its message over by then."""
+    app = world.app()
+    app.start_services()
+    wait_for(lambda: world.sql("SELECT holder FROM duties WHERE name = 'upkeep' AND holder IS NOT NULL"), "it has the duty")
+    child = world.spawn("-c", "import time; time.sleep(600)")
+    brief = replace(app.ledger, identity="brief")
+    recovery.register(brief, app.host, kind="worker", pid=child.pid, lease_s=3600)
+    wait_for(lambda: any(each["identity"] == "brief" for each in known(app)), "it is known", 2.5)
+    child.kill()
+    child.wait()
+    wait_for(lambda: not world.sql("SELECT identity FROM processes WHERE identity = 'brief'"), "it is recovered")
+
+
+def known(app: AsyncTask) -> list[dict[str, object]]:
+    """The processes that the one on duty watches."""
+    services = app._services
+    return list(services._sweep._rota._known) if services is not None else []
+
+
+def test_an_idle_process_asks_less_than_one_question_a_second(world: World) -> None:
+    """Its own parts, over a minute of a clock that is moved on: the beats, the fetches and the look after others."""
+    app = world.app()
+    clock = Hands()
+    ledgers = [process(app, name, clock) for name in ("one", "two")]
+    rotas = [rota(ledger, app) for ledger in ledgers]
+    for each in rotas:
+        each.wanted()
+    asked = []
+    for each, ledger in zip(rotas, ledgers, strict=True):
+        with counted(app) as seen:
+            for second in range(60):
+                clock.ahead += 1.0
+                each.wanted()
+                if second % 5 == 0:
+                    recovery.beat(ledger, lease_s=3600)
+                    app.broker.exchange(ledger.identity, [], ["default"], 5)
+        asked.append(len(seen))
+    assert max(asked) < 60, asked
+    assert min(asked) <= 40, "one that is not on duty asks even less"
+
+
+def test_an_idle_worker_process_has_no_round_of_its_dispatcher(world: World) -> None:
+    app = world.app()
+    app.dispatcher.attach(lambda: Load("a process", ["default"], 5, 0.0))
+    assert app.dispatcher._step() > 30
+    with counted(app) as seen:
+        assert app.dispatcher._step() > 30
+    assert seen == []

@@ -1,0 +1,233 @@
+"""What two processes do to each other where no write lock keeps them apart: PostgreSQL and MariaDB."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.world import World
+
+from asynctask.brokers.base import Copy
+from asynctask.brokers.sql import SqlBroker
+from asynctask.clock import SystemClock
+from asynctask.ledger import dispatch, doctor, ready, recorder, recovery, sessions
+from asynctask.ledger import tasks as task_rows
+from asynctask.ledger.base import Ledger
+from asynctask.ledger.conflicts import TransactionConflict
+from asynctask.ledger.database import Database
+from asynctask.ledger.recorder import Outcome
+from asynctask.ledger.tasks import NewItem, NewTask
+from asynctask.states import Reason, State, Status
+from asynctask.testing.waits import wait_for
+
+pytestmark = pytest.mark.databases("postgresql", "mariadb", reason="on SQLite a write transaction excludes all others")
+
+_DAY = 86_400_000_000
+_WAITS = {
+    "postgresql": "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
+    "mariadb": "SELECT count(*) FROM information_schema.innodb_trx JOIN information_schema.processlist"
+    " ON id = trx_mysql_thread_id WHERE db = DATABASE() AND trx_state = 'LOCK WAIT'",
+}
+
+
+class Later(SystemClock):
+    """A clock that can be put forward (``ahead``, microseconds)."""
+
+    ahead = 0
+
+    def now(self) -> int:
+        return super().now() + self.ahead
+
+
+def flying(ledger: Ledger, count: int, session: str | None = None) -> tuple[int, list[dispatch.Ready]]:
+    """A Task of so many jobs that are all in flight."""
+    task_id = waiting(ledger, count, session)
+    jobs = dispatch.reserve(ledger, task_id, count, lease_s=60)
+    dispatch.confirm(ledger, [task_id])
+    return task_id, jobs
+
+
+def waiting(ledger: Ledger, count: int, session: str | None = None) -> int:
+    """A sealed Task of so many jobs."""
+    new = NewTask(worker_name="note", queue="default", priority=0, session=session)
+    task_id, _ = task_rows.create(ledger, new, lease_s=60)
+    items = [NewItem("{}", n) for n in range(1, count + 1)]
+    task_rows.add_slice(ledger, task_id, items, [], after=0, cursor=count, lease_s=60)
+    task_rows.seal(ledger, task_id)
+    return task_id
+
+
+def records(ledger: Ledger, job: dispatch.Ready, retry_at: int | None = None) -> list[Any]:
+    end = (Status.ERROR, Reason.RAISED) if retry_at else (Status.FINISH, Reason.RETURNED)
+    return recorder._record(ledger, [Outcome(job.event_id, job.attempt, *end, retry_at=retry_at)])
+
+
+def task(ledger: Ledger, task_id: int) -> dict[str, Any]:
+    with ledger.database.read() as connection:
+        return task_rows.get(connection, task_id)
+
+
+def in_thread(act: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=act)
+    thread.start()
+    return thread
+
+
+def wait_for_a_lock(world: World, reason: str) -> None:
+    """Waits until somebody waits for a lock; asked seldom, for MariaDB shows what it showed a tenth of a second ago."""
+    wait_for(lambda: world.sql(_WAITS[world.store.kind])[0][0] > 0, reason, every=0.25)
+
+
+def test_the_doctor_mends_counts_while_outcomes_are_recorded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = world.app().ledger
+    other = Ledger(ledger.database, identity="other")
+    task_id, jobs = flying(ledger, 3)
+    world.sql("UPDATE task_tallies SET finish = finish + 1")
+    left = list(jobs)
+    count = doctor._count
+
+    def and_a_job_ends(*args: Any) -> Any:
+        counted = count(*args)
+        if left:
+            records(other, left.pop())
+        return counted
+
+    monkeypatch.setattr(doctor, "_count", and_a_job_ends)
+    (mended,) = doctor.examine(ledger, repair=True, task_ids=[task_id])
+    assert mended.repaired
+    left.clear()
+    assert doctor.examine(ledger, task_ids=[task_id]) == []
+
+
+def test_a_count_that_two_doctors_found_wrong_is_mended_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = world.app().ledger
+    task_id, _ = flying(ledger, 3)
+    world.sql("UPDATE task_tallies SET finish = finish + 1")
+    count, others = doctor._count, [1]
+
+    def while_another_mends_it(*args: Any) -> Any:
+        counted = count(*args)
+        if others:
+            others.clear()
+            doctor.examine(ledger, repair=True, task_ids=[task_id])
+        return counted
+
+    monkeypatch.setattr(doctor, "_count", while_another_mends_it)
+    doctor.examine(ledger, repair=True, task_ids=[task_id])
+    assert doctor.examine(ledger, task_ids=[task_id]) == []
+
+
+def test_a_retry_whose_recorder_died_before_it_told_anybody_is_found_before_a_later_one_is_due(world: World) -> None:
+    ledger = world.app().ledger
+    task_id, (first, second) = flying(ledger, 2)
+    ready.announce(ledger, records(ledger, first, ledger.now() + _DAY))
+    records(ledger, second, ledger.now() + 1)  # and then its process is gone
+    assert ready.repair(ledger) == 1
+    with ledger.database.read() as connection:
+        assert ready.due_tasks(connection, ledger.now()) == [task_id]
+    ready.wake_due(ledger, [task_id])
+    assert [job.event_id for job in dispatch.reserve(ledger, task_id, 5, lease_s=60)] == [second.event_id]
+    dispatch.confirm(ledger, [task_id])
+    assert ready.repair(ledger) == 0, "the later one has its hint"
+
+
+def test_a_task_that_is_paused_while_it_joins_its_session_again_does_not_take_it(world: World) -> None:
+    clock = Later()
+    ledger = Ledger(world.app().ledger.database, clock=clock)
+    task_id, (job,) = flying(ledger, 1, "s")
+    ready.announce(ledger, records(ledger, job, ledger.now() + _DAY))
+    assert task(ledger, task_id)["session_holder"] is None, "it stands aside"
+    clock.ahead = 2 * _DAY
+    with ledger.database.write() as connection:
+        row = task_rows.lock(connection, task_id)
+        task_rows.turn(connection, ledger, row, State.PAUSED, Reason.PAUSED, state_reason=None)
+        joining = in_thread(lambda: ready.wake_due(ledger, [task_id]))
+        wait_for_a_lock(world, "who joins waits for who pauses")
+    joining.join(20)
+    paused = task(ledger, task_id)
+    assert (paused["session_holder"], paused["session_waits"], paused["ready"]) == (None, None, None)
+
+
+def test_a_deadlock_while_a_session_passes_on_is_told_as_one(world: World) -> None:
+    ledger = world.app().ledger
+    first, second, large = waiting(ledger, 1, "s"), waiting(ledger, 1, "s"), waiting(ledger, 500)
+    locked, mine = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with ledger.database.write() as connection:
+            # With so many rows changed it is not the one that is undone.
+            connection.exec_driver_sql(f"UPDATE events SET retries = retries + 1 WHERE task_id = {large:d}")
+            connection.exec_driver_sql(f"UPDATE tasks SET version = version + 1 WHERE id = {second:d}")
+            locked.set()
+            assert mine.wait(20)
+            wait_for_a_lock(world, "the session waits")
+            connection.exec_driver_sql(f"UPDATE tasks SET version = version + 1 WHERE id = {first:d}")
+
+    thread = in_thread(other)
+    assert locked.wait(20)
+
+    def release() -> None:
+        with ledger.database.write() as connection:
+            row = task_rows.lock(connection, first)
+            mine.set()
+            sessions.release(connection, row)
+
+    with pytest.raises(TransactionConflict):
+        release()
+    thread.join(20)
+
+
+def test_a_signal_is_obeyed_though_the_answer_to_the_beat_that_took_it_is_lost(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(world.app().ledger.database, identity="me")
+    recovery.register(ledger, recovery.Host("h", ""), kind="worker", pid=1, lease_s=60)
+    assert recovery.signal(ledger, "me", "TERM")
+    commit, lost = Database._commit, [1]
+
+    def loses_its_answer(self: Database, connection: Any, mark: Any, marked: bool) -> None:
+        taken = connection.exec_driver_sql("SELECT COUNT(*) FROM processes AS p WHERE p.signal IS NULL").scalar()
+        if taken and lost:
+            lost.clear()
+            connection.exec_driver_sql("COMMIT")
+            connection.connection.driver_connection.close()
+        commit(self, connection, mark, marked)
+
+    monkeypatch.setattr(Database, "_commit", loses_its_answer)
+    assert recovery.beat(ledger, lease_s=60) == "TERM"
+    assert not lost
+
+
+@pytest.mark.databases("mariadb", reason="the lists of ids are MariaDB's")
+def test_a_claim_takes_no_job_of_another_queue_where_the_server_cuts_lists_off(world: World) -> None:
+    (before,) = world.sql("SELECT @@global.group_concat_max_len")[0]
+    world.sql("SET GLOBAL group_concat_max_len = 1024")
+    database = Database(world.store.url)
+    try:
+        broker = SqlBroker(database)
+        # Of 171 ids of five digits and a comma, the last would be cut off to four.
+        world.sql("ALTER TABLE jobs AUTO_INCREMENT = 1000")
+        broker.push([Copy(f"other{n}", 1, "other", "{}", 0, None) for n in range(50)])
+        world.sql("ALTER TABLE jobs AUTO_INCREMENT = 10001")
+        broker.push([Copy(f"mine{n}", 1, "mine", "{}", 0, None) for n in range(400)])
+        taken = broker.exchange("me", [], ["mine"], 300)
+        assert {copy.queue for copy in taken} == {"mine"}
+        assert len(taken) == 300
+        broker.close()
+    finally:
+        world.sql(f"SET GLOBAL group_concat_max_len = {before:d}")
+        database.close()
+
+
+@pytest.mark.databases("postgresql", reason="MariaDB is told its isolation for all statements")
+def test_claims_do_not_fail_where_the_server_would_have_everything_serializable(world: World) -> None:
+    (name,) = world.sql("SELECT current_database()")[0]
+    world.sql(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
+    database = Database(world.store.url)
+    try:
+        with database.read() as connection:
+            assert connection.exec_driver_sql("SHOW transaction_isolation").scalar() == "read committed"
+    finally:
+        database.close()

@@ -1,0 +1,138 @@
+"""Signals: whoever waits is woken by whoever commits, on each kind of database, and looks by itself where it cannot be."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from sqlalchemy.engine import make_url
+from support.databases import Databases, missing
+from support.world import World
+
+from asynctask.ledger.database import Database
+from asynctask.ledger.signals import JOBS, LEDGER, Signals, Waker, notify
+from asynctask.testing.servers import MissingServer, PgBouncer, PostgresServer
+from asynctask.testing.waits import wait_for
+
+LONG_S = 60.0
+"""Nothing in these tests takes so long: a wait that ends before has been ended by a signal."""
+
+
+@contextmanager
+def listening(url: str) -> Iterator[tuple[Database, Signals]]:
+    database = Database(url)
+    signals = Signals(database)
+    try:
+        yield database, signals
+    finally:
+        signals.close()
+        database.close()
+
+
+def settled(signals: Signals, waker: Waker) -> None:
+    """The waker has heard what there was to hear before the test began, and would wait for long now."""
+    wait_for(lambda: waker.wait(0.01) is not None and signals.reliable, "signals arrive")
+    while waker.wait(1.5):
+        pass
+
+
+def test_a_commit_wakes_whoever_waits_in_another_process_and_a_topic_those_who_wait_for_it(world: World) -> None:
+    world.app()
+    with listening(world.store.url) as (_, heard), listening(world.store.url) as (database, _):
+        jobs, ledger = heard.waker(JOBS), heard.waker(LEDGER)
+        settled(heard, jobs)
+        settled(heard, ledger)
+        for _ in range(3):
+            with database.write() as connection:
+                notify(connection, JOBS)
+                notify(connection, JOBS)
+            assert jobs.wait(LONG_S)
+        if heard.exact:
+            assert not ledger.wait(0.1)
+
+
+def test_a_signal_between_two_waits_is_not_lost(world: World) -> None:
+    world.app()
+    with listening(world.store.url) as (database, heard):
+        waker = heard.waker(LEDGER)
+        settled(heard, waker)
+        with database.write() as connection:
+            notify(connection, LEDGER)
+        assert waker.wait(LONG_S)
+        waker.wake()
+        assert waker.wait(LONG_S)
+
+
+def test_nobody_is_woken_before_the_commit(world: World) -> None:
+    world.app()
+    with listening(world.store.url) as (_, heard), listening(world.store.url) as (database, _):
+        waker = heard.waker(JOBS)
+        settled(heard, waker)
+        with database.write() as connection:
+            notify(connection, JOBS)
+            assert not waker.wait(0.2)
+        assert waker.wait(LONG_S)
+
+
+def test_the_end_wakes_whoever_waits(world: World) -> None:
+    world.app()
+    with listening(world.store.url) as (_, heard):
+        waker = heard.waker(JOBS)
+        settled(heard, waker)
+        ended = threading.Event()
+
+        def wait() -> None:
+            waker.wait(LONG_S)
+            ended.set()
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        heard.close()
+        assert ended.wait(30)
+        thread.join()
+
+
+def test_an_unknown_topic_is_refused(world: World) -> None:
+    world.app()
+    with listening(world.store.url) as (database, heard):
+        with pytest.raises(ValueError, match="topic"):
+            heard.waker("weather")
+        with database.write() as connection, pytest.raises(ValueError, match="topic"):
+            notify(connection, "weather")
+
+
+@pytest.mark.databases("postgresql", "mariadb", reason="SQLite has no server")
+def test_signals_arrive_again_after_the_server_cut_every_connection(world: World) -> None:
+    world.app()
+    with listening(world.store.url) as (_, heard), listening(world.store.url) as (database, _):
+        waker = heard.waker(JOBS)
+        settled(heard, waker)
+        if world.store.kind == "postgresql":
+            world.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'")
+        else:
+            for (number,) in world.sql("SELECT ID FROM information_schema.PROCESSLIST WHERE INFO LIKE '%SLEEP(20)'"):
+                world.sql(f"KILL {number}")
+        wait_for(lambda: waker.wait(0.05) is not None and heard.reliable, "signals arrive again")
+        settled(heard, waker)
+        with database.write() as connection:
+            notify(connection, JOBS)
+        assert waker.wait(LONG_S)
+
+
+@pytest.mark.databases("postgresql", reason="PgBouncer stands before no other")
+def test_behind_a_pooler_it_is_time_to_look_every_second(world: World, databases: Databases) -> None:
+    world.app()
+    server = databases.templates("postgresql").server
+    assert isinstance(server, PostgresServer)
+    try:
+        with PgBouncer(server, pool_size=3) as pooler:
+            url = pooler.url(str(make_url(world.store.url).database))
+            with listening(url) as (_, heard):
+                waker = heard.waker(JOBS)
+                for _ in range(9):
+                    assert waker.wait(LONG_S), "it looks by itself"
+                assert not heard.reliable
+    except MissingServer as error:
+        missing(str(error))

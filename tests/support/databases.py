@@ -1,0 +1,272 @@
+"""The databases that a test's ledger can live in: a file, or an empty database of its own on a shared private server.
+
+Each comes migrated, and watched from inside: triggers note every change of a status that ends or reopens an Event,
+and every close, so that a test can say how often an outcome was recorded, whatever the program says of itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pymysql
+import pytest
+from pymysql.constants import CLIENT
+
+from asynctask.ledger import schema
+from asynctask.ledger.database import Database
+from asynctask.testing.servers import SERVERS, MissingServer, SqlServer
+
+KINDS = ("sqlite", *SERVERS)
+"""Every database that a test of the ledger runs on, unless it is marked otherwise."""
+
+TEMPLATE = "asynctask_template"
+_TERMINAL = "('finish', 'failed', 'error', 'cancelled')"
+_ENDED = f"(OLD.status IN {_TERMINAL} OR NEW.status IN {_TERMINAL})"
+_CLOSED = "OLD.closed_at IS NULL AND NEW.closed_at IS NOT NULL"
+_NOTE_STATUS = "INSERT INTO seen_status VALUES (NEW.id, NEW.task_id, OLD.status, NEW.status, NEW.attempt);"
+_NOTE_CLOSE = "INSERT INTO seen_close VALUES (NEW.id, NEW.generation);"
+_TABLES = (
+    (
+        "CREATE TABLE IF NOT EXISTS seen_status"
+        " (event_id BIGINT, task_id BIGINT, was VARCHAR(9), became VARCHAR(9), attempt INTEGER)"
+    ),
+    "CREATE TABLE IF NOT EXISTS seen_close (task_id BIGINT, generation BIGINT)",
+)
+WATCH: dict[str, tuple[str, ...]] = {
+    "sqlite": (
+        (
+            f"CREATE TRIGGER IF NOT EXISTS watch_status AFTER UPDATE OF status ON events"
+            f" WHEN OLD.status <> NEW.status AND {_ENDED} BEGIN {_NOTE_STATUS} END"
+        ),
+        (
+            f"CREATE TRIGGER IF NOT EXISTS watch_close AFTER UPDATE OF closed_at ON tasks"
+            f" WHEN {_CLOSED} BEGIN {_NOTE_CLOSE} END"
+        ),
+    ),
+    "postgresql": (
+        f"CREATE FUNCTION note_status() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN {_NOTE_STATUS} RETURN NULL; END$$",
+        f"CREATE FUNCTION note_close() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN {_NOTE_CLOSE} RETURN NULL; END$$",
+        (
+            f"CREATE TRIGGER watch_status AFTER UPDATE OF status ON events FOR EACH ROW"
+            f" WHEN (OLD.status <> NEW.status AND {_ENDED}) EXECUTE FUNCTION note_status()"
+        ),
+        (
+            f"CREATE TRIGGER watch_close AFTER UPDATE OF closed_at ON tasks FOR EACH ROW"
+            f" WHEN ({_CLOSED}) EXECUTE FUNCTION note_close()"
+        ),
+    ),
+    "mariadb": (
+        (
+            f"CREATE TRIGGER watch_status AFTER UPDATE ON events FOR EACH ROW"
+            f" BEGIN IF OLD.status <> NEW.status AND {_ENDED} THEN {_NOTE_STATUS} END IF; END"
+        ),
+        f"CREATE TRIGGER watch_close AFTER UPDATE ON tasks FOR EACH ROW BEGIN IF {_CLOSED} THEN {_NOTE_CLOSE} END IF; END",
+    ),
+}
+_LOCK = {
+    "sqlite": ("BEGIN IMMEDIATE",),
+    "postgresql": ("BEGIN", "LOCK TABLE events IN EXCLUSIVE MODE"),
+    "mariadb": ("SET innodb_lock_wait_timeout = 20", "START TRANSACTION", "SELECT id FROM events FOR UPDATE"),
+}
+
+
+def missing(reason: str) -> None:
+    """Skips the test at home, fails it where CI is set: there nothing may go untested."""
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+class Store:
+    """A database of one test. Arguments: its ``kind`` and ``url``, ``connect`` for a look from outside, ``remove``."""
+
+    def __init__(self, kind: str, url: str, connect: Callable[[], Any], remove: Callable[[], None]) -> None:
+        self.kind = kind
+        self.url = url
+        self._connect, self._remove = connect, remove
+        self._connection: Any = None
+        self._lock = threading.Lock()
+
+    def sql(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Rows of a statement, which is a transaction of its own; ``?`` stands for each of the values."""
+        with self._lock:
+            try:
+                return self._run(statement, values)
+            except BaseException:
+                self._forget()
+                raise
+
+    def _run(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        if self._connection is None:
+            self._connection = self._connect()
+        if self.kind == "sqlite":
+            rows = self._connection.execute(statement, values).fetchall()
+            self._forget()  # a file that the test copies or damages is not held open
+            return [tuple(row) for row in rows]
+        if values:
+            statement = statement.replace("%", "%%").replace("?", "%s")
+        with self._connection.cursor() as cursor:
+            cursor.execute(statement, tuple(values) or None)
+            rows = cursor.fetchall() if cursor.description else []
+        return [tuple(int(v) if isinstance(v, Decimal) and v == v.to_integral() else v for v in row) for row in rows]
+
+    def _forget(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(Exception):
+                connection.close()
+
+    @contextmanager
+    def locked(self) -> Iterator[Any]:
+        """No Event can be written by anybody else while the block runs; a function is given that asks from within."""
+        connection = self._connect()
+        cursor = connection.cursor()
+        try:
+            for statement in _LOCK[self.kind]:
+                cursor.execute(statement)
+            cursor.fetchall() if cursor.description else None
+
+            def ask(statement: str) -> list[tuple[Any, ...]]:
+                cursor.execute(statement)
+                return [tuple(row) for row in cursor.fetchall()]
+
+            yield ask
+            cursor.execute("COMMIT")
+        finally:
+            cursor.close()
+            connection.close()
+
+    def watch(self) -> None:
+        """Puts the triggers into a file that was made without them; servers' databases come with them."""
+        if self.kind == "sqlite":
+            for statement in (*_TABLES, *WATCH["sqlite"]):
+                self.sql(statement)
+
+    def close(self) -> None:
+        """Removes it."""
+        with self._lock:
+            self._forget()
+        self._remove()
+
+
+def sqlite_store(folder: Path) -> Store:
+    """A file ``a.db`` in a folder; it is made by whoever uses it first."""
+    path = folder / "a.db"
+    return Store(
+        "sqlite", f"sqlite:///{path}", lambda: sqlite3.connect(path, timeout=30, isolation_level=None), lambda: None
+    )
+
+
+def connect(server: SqlServer, name: str, **more: Any) -> Any:
+    """A driver's own connection to a database of a server, in autocommit."""
+    if server.dialect == "postgresql":
+        return psycopg.connect(server.url(name), autocommit=True, **more)
+    mode = "SET sql_mode = CONCAT(@@sql_mode, ',ANSI_QUOTES,STRICT_ALL_TABLES'), lock_wait_timeout = 20"
+    options = {"user": "root", "database": name, "charset": "utf8mb4", "init_command": mode, **more}
+    return pymysql.connect(host="127.0.0.1", port=server.port, autocommit=True, **options)
+
+
+class Templates:
+    """Empty databases of one server, each with the migrated schema and the triggers. ``server`` has been started."""
+
+    def __init__(self, server: SqlServer) -> None:
+        self.server = server
+        self._numbers = itertools.count(1)
+        self._made = False
+        self._script = ""
+
+    def empty(self) -> Store:
+        """A new one without even a schema."""
+        name = self._name()
+        self.server.create(name)
+        return self._store(name)
+
+    def _name(self) -> str:
+        return f"test_{os.getpid()}_{next(self._numbers)}"
+
+    def _store(self, name: str) -> Store:
+        server = self.server
+        return Store(server.dialect, server.url(name), lambda: connect(server, name), lambda: server.drop(name))
+
+    def fresh(self) -> Store:
+        """A new one."""
+        if not self._made:
+            self._make()
+            self._made = True
+        name, server = self._name(), self.server
+        if server.dialect == "postgresql":
+            server.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
+        else:
+            server.create(name)
+            with closing(connect(server, name, client_flag=CLIENT.MULTI_STATEMENTS)) as connection:
+                self._run_script(connection)
+        return self._store(name)
+
+    def _run_script(self, connection: Any) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(self._script)
+            while cursor.nextset():
+                pass
+
+    def _make(self) -> None:
+        database = Database(self.server.create(TEMPLATE))
+        schema.upgrade(database)
+        database.close()
+        with closing(connect(self.server, TEMPLATE)) as connection, connection.cursor() as cursor:
+            for statement in (*_TABLES, *WATCH[self.server.dialect]):
+                cursor.execute(statement)
+            if self.server.dialect == "mariadb":
+                self._script = _ddl(cursor)
+
+
+def _ddl(cursor: Any) -> str:
+    """Everything that a MariaDB database holds, in its own words: it has no templates to copy."""
+    cursor.execute("SHOW TABLES")
+    tables = [str(row[0]) for row in cursor.fetchall()]
+    statements = []
+    for table in tables:
+        cursor.execute(f"SHOW CREATE TABLE {table}")
+        statements.append(str(cursor.fetchone()[1]))
+    statements.append(f"INSERT INTO alembic_version VALUES ('{schema.head()}')")
+    return ";\n".join([*statements, *WATCH["mariadb"]])
+
+
+class Databases:
+    """The servers of a whole run, started when a test first needs one. ``close`` ends them."""
+
+    def __init__(self) -> None:
+        self._templates: dict[str, Templates] = {}
+
+    def templates(self, dialect: str) -> Templates:
+        """Of the shared server of a dialect. Skips or fails the test where its program is not installed."""
+        if dialect not in self._templates:
+            server = SERVERS[dialect]()
+            try:
+                server.start()
+            except MissingServer as error:
+                server.remove()
+                missing(str(error))
+            self._templates[dialect] = Templates(server)
+        return self._templates[dialect]
+
+    def fresh(self, kind: str, folder: Path) -> Store:
+        """A database for one test; ``folder`` is where a file goes."""
+        return sqlite_store(folder) if kind == "sqlite" else self.templates(kind).fresh()
+
+    def empty(self, kind: str, folder: Path) -> Store:
+        """A database without any table."""
+        return sqlite_store(folder) if kind == "sqlite" else self.templates(kind).empty()
+
+    def close(self) -> None:
+        """Ends every server that was started."""
+        for templates in self._templates.values():
+            templates.server.remove()

@@ -1,0 +1,97 @@
+"""A TCP proxy in front of a database server that loses what it is told to lose."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Self
+
+BEFORE, AFTER = "before", "after"
+
+
+class Proxy:
+    """Forwards connections to a port of 127.0.0.1. Each is known by the port of its client.
+
+    ``cut(port, BEFORE)`` closes the connection when the client sends its next words, which do not arrive. With ``AFTER``
+    they arrive and are obeyed; the answer is lost. ``watch`` does so to whoever says certain words.
+    """
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=100)
+        self.port = int(self._listener.getsockname()[1])
+        self._cuts: dict[int, str | Callable[[], None]] = {}
+        self._watched: tuple[tuple[bytes, ...], str | Callable[[], None], int] | None = None
+        self.fell = threading.Event()
+        self._closing = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> Self:
+        self._start(self._accept)
+        return self
+
+    def _start(self, what: object, *args: object) -> None:
+        thread = threading.Thread(target=what, args=args, name="proxy", daemon=True)  # type: ignore[arg-type]
+        self._threads.append(thread)
+        thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.set()
+        for thread in self._threads:
+            thread.join(10)
+        self._listener.close()
+
+    def cut(self, port: int, when: str) -> None:
+        """Loses the next words of a client, or their answer."""
+        self._cuts[port] = when
+
+    def watch(self, words: tuple[bytes, ...], act: str | Callable[[], None], *, port: int = 0) -> None:
+        """Waits for a client (of that port, if given) that says any of ``words``: it is cut off, or ``act`` is called.
+
+        Words of prepared statements are not seen here.
+        """
+        self._watched = (words, act, port)
+
+    def _what_falls(self, port: int, said: bytes) -> str | Callable[[], None] | None:
+        if self._watched is not None:
+            words, act, only = self._watched
+            if any(each in said for each in words) and only in (0, port):
+                self._watched = None
+                return act
+        return self._cuts.pop(port, None)
+
+    def _accept(self) -> None:
+        while not self._closing.is_set():
+            if select.select([self._listener], [], [], 0.05)[0]:
+                client, (_, port) = self._listener.accept()
+                self._start(self._serve, client, port)
+
+    def _serve(self, client: socket.socket, port: int) -> None:
+        with client, suppress(OSError), socket.create_connection(("127.0.0.1", self._target)) as server:
+            while not self._closing.is_set():
+                readable = select.select([client, server], [], [], 0.05)[0]
+                if client in readable and not self._forward(client, server, port):
+                    return
+                if server in readable:
+                    words = server.recv(1 << 16)
+                    if not words:
+                        return
+                    client.sendall(words)
+
+    def _forward(self, client: socket.socket, server: socket.socket, port: int) -> bool:
+        words = client.recv(1 << 16)
+        falls = self._what_falls(port, words)
+        if callable(falls):
+            falls()
+        if falls is not None:
+            self.fell.set()
+        if not words or falls == BEFORE:
+            return False
+        server.sendall(words)
+        if falls == AFTER:
+            server.recv(1 << 16)  # it is done: the answer was on its way
+            return False
+        return True

@@ -1,0 +1,110 @@
+"""Every limit of bodies and items at its edge: what is just within is taken, one more is refused with the limit's name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from support.webshop import client_of
+
+from asynctask import AsyncTask
+from asynctask.config import Config
+
+Make = Callable[..., AsyncTask]
+
+
+def of_rows(client: FlaskClient, *items: Any, **options: Any) -> Any:
+    return client.post("/api/tasks", json={"worker": "anything", "items": list(items), **options})
+
+
+def test_max_body_bytes(make_app: Make) -> None:
+    client = client_of(make_app(max_body_bytes=2_000))
+
+    def post(length: int) -> Any:
+        start, end = '{"worker": "anything", "items": [{"x": "', '"}]}'
+        body = start + "y" * (length - len(start) - len(end)) + end
+        return client.post("/api/tasks", data=body, content_type="application/json")
+
+    assert post(2_000).status_code == 202
+    answer = post(2_001)
+    assert (answer.status_code, answer.json["code"]) == (413, "too_large")
+    assert "ASYNCTASK_MAX_BODY_BYTES" in answer.json["detail"]
+
+
+def test_a_number_of_more_than_64_bits_is_refused_with_its_item_and_the_way_to_write_it(make_app: Make) -> None:
+    client = client_of(make_app())
+    assert of_rows(client, {"x": 2**64 - 1}).status_code == 202
+    answer = of_rows(client, {"x": 1}, {"x": 2**64})
+    assert (answer.status_code, answer.json["code"]) == (422, "not_json")
+    assert answer.json["detail"].startswith("item 2 cannot be kept as JSON")
+    assert "double quotes" in answer.json["detail"]
+
+
+def test_max_file_bytes(make_app: Make, form: Any) -> None:
+    client = client_of(make_app(max_file_bytes=2_000))
+    start = "sku,note\nA,"
+    assert client.post("/api/tasks", **form(start + "x" * (2_000 - len(start)))).status_code == 202
+    answer = client.post("/api/tasks", **form(start + "x" * (2_001 - len(start))))
+    assert (answer.status_code, answer.json["code"]) == (413, "too_large")
+    assert "ASYNCTASK_MAX_FILE_BYTES" in answer.json["detail"]
+
+
+@pytest.mark.parametrize("worker", ["anything", "enroll"])
+def test_max_item_bytes(make_app: Make, worker: str, form: Any) -> None:
+    client = client_of(make_app(max_item_bytes=200))
+
+    def post(length: int, columns: dict[str, str] | None = None) -> Any:
+        empty = {"sku": "A", "quantity": 1, "note": ""}
+        room = length - len(json.dumps(empty, separators=(",", ":")))
+        header, more = "sku,quantity,note", {}
+        if columns:
+            header, more = header.replace("note", "Bemerkung"), {"columns": json.dumps(columns)}
+        if worker == "anything":
+            return of_rows(client, {**empty, "note": "x" * room})
+        return client.post("/api/tasks", **form(f"{header}\nA,1,{'x' * room}\n", **more))
+
+    for columns in (None, {"Bemerkung": "note"}):
+        assert post(200, columns).status_code == 202
+        answer = post(201, columns)
+        assert (answer.status_code, answer.json["code"]) == (422, "all_rejected")
+        assert [(e["row"] in (1, 2), e["code"]) for e in answer.json["errors"]] == [(True, "item_too_large")]
+        assert "201 bytes as JSON, over the limit of 200 (max_item_bytes)" in answer.json["errors"][0]["message"]
+
+
+def test_max_json_depth(make_app: Make) -> None:
+    client = client_of(make_app(max_json_depth=5))
+    assert of_rows(client, {"a": [{}]}).status_code == 202, "the body, the list, the item and two more"
+    answer = of_rows(client, {"a": [{"b": []}]})
+    assert (answer.status_code, answer.json["code"]) == (422, "too_deep")
+    assert "ASYNCTASK_MAX_JSON_DEPTH" in answer.json["detail"]
+
+
+def test_max_rows_of_a_json_list(make_app: Make) -> None:
+    client = client_of(make_app(max_rows=3))
+    for options in ({}, {"strict": True}, {"dry_run": True}):
+        assert of_rows(client, 1, 2, 3, **options).status_code in (200, 202)
+        answer = of_rows(client, 1, 2, 3, 4, **options)
+        assert (answer.status_code, answer.json["code"]) == (413, "too_many_rows")
+        assert answer.json["detail"].startswith("more than 3 items (max_rows)")
+        assert "ASYNCTASK_MAX_ROWS" in answer.json["detail"]
+    assert len(client.get("/api/tasks").json["tasks"]) == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"strict": "true"}, {"dry_run": "true"}, {"unique": "sku"}])
+def test_max_rows_of_a_file(make_app: Make, form: Any, options: dict[str, str]) -> None:
+    client = client_of(make_app(max_rows=3))
+    assert client.post("/api/tasks", **form("sku\nA\nB\nC\n", **options)).status_code in (200, 202)
+    answer = client.post("/api/tasks", **form("sku\nA\nB\nC\nD\n", **options))
+    assert (answer.status_code, answer.json["code"]) == (413, "too_large")
+    assert "ASYNCTASK_MAX_ROWS" in answer.json["detail"]
+    tasks = client.get("/api/tasks").json["tasks"]
+    assert [task["counts"]["total"] for task in tasks] == ([] if "dry_run" in options else [0, 3])
+
+
+def test_every_limit_is_a_setting_that_can_be_looked_up() -> None:
+    limits = {each.name for each in fields(Config) if each.name.startswith("max_")}
+    assert {"max_body_bytes", "max_file_bytes", "max_item_bytes", "max_json_depth", "max_rows"} <= limits

@@ -1,0 +1,35 @@
+"""What strangers are told when what is behind the server is away: that, and no address of it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from support.webshop import client_of
+
+from asynctask import AsyncTask
+from asynctask.errors import BrokerUnavailable, LedgerUnavailable
+
+DETAIL = 'connection to server at "10.0.0.7", port 5432 failed: role "shop", /srv/secret.db'
+
+
+@pytest.mark.parametrize(("error", "what"), [(LedgerUnavailable, "database"), (BrokerUnavailable, "broker")])
+def test_the_address_of_what_is_away_stands_in_the_log_only(
+    app: AsyncTask, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Any, what: str
+) -> None:
+    client = client_of(app)
+
+    def away(*_: Any, **__: Any) -> None:
+        raise error(f"the {what} does not answer: {DETAIL}")
+
+    monkeypatch.setattr(app, "tasks", away)
+    for path in ("/api/tasks", "/readyz"):
+        caplog.clear()
+        with caplog.at_level(logging.ERROR):
+            answer = client.get(path)
+        assert answer.status_code == 503
+        assert answer.json["detail"] == f"the {what} does not answer; try again"
+        assert answer.headers["Retry-After"]
+        assert not any(word in answer.text for word in ("10.0.0.7", "5432", "role", "/srv"))
+        assert DETAIL in caplog.text
