@@ -14,9 +14,9 @@ demo: .venv/.runtime ## Show everything at work on an example shop, and audit th
 	@$(BIN)/asynctask demo $(ARGS)
 
 # TEST_STATUS, if it is set, names a file for pytest's own exit code: make has only one code for every failure.
-test: .venv/.dev ## Run every test (ARGS="-k name" picks some)
+test: .venv/.dev ## Run every test (ARGS="-k name" picks some, ARGS="-n 0" runs them in one process)
 	@sh scripts/test-servers.sh
-	@$(BIN)/python -m pytest $(ARGS) || { code=$$?; [ -n "$$TEST_STATUS" ] || exit $$code; echo $$code > "$$TEST_STATUS"; }
+	@$(BIN)/python -m pytest -n 3 --dist loadscope --tb=native $(ARGS) || { code=$$?; [ -n "$$TEST_STATUS" ] || exit $$code; echo $$code > "$$TEST_STATUS"; }
 
 check: .venv/.dev ## Run every check that is not a test of behaviour: format, lint, types, imports, docs
 	$(BIN)/ruff format --check .
@@ -25,15 +25,11 @@ check: .venv/.dev ## Run every check that is not a test of behaviour: format, li
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/unit/test_docs.py
 
-bench: .venv/.dev ## Run every benchmark with a small number: a quick look
-	$(BIN)/python -m benchmarks.tracked -n 10000
-	$(BIN)/python -m benchmarks.submit -n 50000
-	$(BIN)/python -m benchmarks.poll -n 20000
+bench: .venv/.dev ## Run every benchmark with a small number, for about a minute: a quick look
+	@$(BIN)/python -m benchmarks.figures --quick $(ARGS)
 
-bench-full: .venv/.dev ## Run every benchmark with the number that its figures are given for
-	$(BIN)/python -m benchmarks.tracked -n 100000
-	$(BIN)/python -m benchmarks.submit -n 300000
-	$(BIN)/python -m benchmarks.poll -n 1000000
+bench-full: .venv/.dev ## Run every benchmark on every database, for about an hour, and write docs/figures.md (ARGS="--only poll")
+	@$(BIN)/python -m benchmarks.figures --out docs/figures.md $(ARGS)
 
 clean: ## Remove the virtual environment, caches, builds and the demo's data
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build demo-data

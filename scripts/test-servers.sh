@@ -3,21 +3,35 @@
 # Elsewhere a missing one is only told about: its tests are skipped at home, and fail where CI is set.
 set -u
 
+# Debian keeps PostgreSQL's programs off the PATH.
+PATH="$PATH:/usr/sbin:$(echo /usr/lib/postgresql/*/bin | tr ' ' ':')"
+# program:package
+wanted="redis-server:redis-server chromium:chromium initdb:postgresql mariadbd:mariadb-server pgbouncer:pgbouncer"
+wanted="$wanted sidekiq:ruby-sidekiq sidekiq:ruby-activejob"
+
 missing=""
-command -v redis-server >/dev/null 2>&1 || missing="$missing redis-server"
-command -v chromium >/dev/null 2>&1 || missing="$missing chromium"
+for pair in $wanted; do
+    command -v "${pair%%:*}" >/dev/null 2>&1 || missing="$missing ${pair##*:}"
+done
 [ -z "$missing" ] && exit 0
 
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
     echo "installing for the tests:$missing"
     export DEBIAN_FRONTEND=noninteractive
+    # The machine's own servers are not wanted: the tests start private ones.
+    if [ ! -e /usr/sbin/policy-rc.d ]; then
+        printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d && chmod +x /usr/sbin/policy-rc.d
+        trap 'rm -f /usr/sbin/policy-rc.d' EXIT
+    fi
     # The lists may be old or, in a fresh image, not there at all. One package after the other: one may be unknown here.
     apt-get update -qq >/dev/null 2>&1
     for package in $missing; do
         apt-get install -qq -y --no-install-recommends "$package" >/dev/null 2>&1 || echo "could not install $package"
     done
 fi
-for program in redis-server chromium; do
-    command -v "$program" >/dev/null 2>&1 || echo "notice: $program is not installed; tests that need it are skipped"
+PATH="$PATH:$(echo /usr/lib/postgresql/*/bin | tr ' ' ':')"
+for pair in $wanted; do
+    command -v "${pair%%:*}" >/dev/null 2>&1 ||
+        echo "notice: ${pair##*:} is not installed; tests that need it are skipped"
 done
 exit 0
