@@ -22,8 +22,9 @@ class Upkeep:
 
     ``mine``: this process is still the one whose duty it is; ``dead``: a lease ended; ``open``: there is a Task that is not
     over; ``ready``: there is something to dispatch; ``alone``: jobs without a Task are to be looked at; ``lost``: jobs are
-    held by a process that nobody knows; ``newest``: when the last process registered (microseconds); ``due_at``: when the next job that waits in the ledger is due, ``scheduled_at``:
-    the next of the broker's own sets (microseconds, None: nothing waits).
+    held by a process that nobody knows; ``newest``: when the last process registered; ``due_at``: when the next job that
+    waits in the ledger is due, ``scheduled_at``: the next of the broker's own sets (all three in microseconds, None: there
+    is none).
     """
 
     mine: bool

@@ -238,7 +238,7 @@ def test_a_process_is_watched_over_from_the_moment_it_registers(world: World) ->
 
 def known(app: AsyncTask) -> list[dict[str, object]]:
     """The processes that the one on duty watches."""
-    services = app._services
+    services = app._web
     return list(services._sweep._rota._known) if services is not None else []
 
 

@@ -12,11 +12,9 @@ from flask.testing import FlaskClient
 from support.webshop import client_of
 
 from asynctask import AsyncTask
-from asynctask.bulk.readers import FORMATS
 from webapi.charsets import CHARSETS, Transcoded
 
 NDJSON = b'{"sku": "A", "quantity": 2}\n\n{"sku": "B"}\n{"sku": "C", "quantity": "many"}\n'
-needs_ndjson = pytest.mark.skipif("ndjson" not in FORMATS, reason="no reader for NDJSON yet")
 
 
 def post(client: FlaskClient, body: bytes, kind: str = "text/csv", query: str = "worker=enroll", **headers: str) -> Any:
@@ -46,7 +44,6 @@ def test_tabs_between_cells_and_columns_that_mean_a_field(client: FlaskClient) -
     assert params(client, answer) == [{"sku": "A,1", "quantity": 5, "note": None}]
 
 
-@needs_ndjson
 @pytest.mark.parametrize("kind", ["application/x-ndjson", "application/ndjson", "application/jsonl"])
 def test_ndjson_is_one_object_a_line_and_rows_are_lines(client: FlaskClient, kind: str) -> None:
     answer = post(client, NDJSON, kind)
