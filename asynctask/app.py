@@ -13,8 +13,6 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar, overload
 
-import structlog
-
 from asynctask._version import __version__
 from asynctask.brokers.base import SCHEDULE, Broker, Copy, Held
 from asynctask.bulk.control import Control
@@ -37,6 +35,7 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.database import Database
 from asynctask.ledger.signals import Signals
+from asynctask.logs import get_logger
 from asynctask.middleware.chain import Chain
 from asynctask.priority import Priority
 from asynctask.runtime.launcher import Launcher, Queues
@@ -78,7 +77,7 @@ class AsyncTask:
         self._lock = threading.RLock()
         self._core: Core | None = None
         self._web: WebServices | None = None
-        self._log = structlog.get_logger("asynctask")
+        self._log = get_logger("asynctask")
 
     # -- workers and hooks
 

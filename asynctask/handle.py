@@ -7,8 +7,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import structlog
-
 from asynctask.bulk.control import Control
 from asynctask.bulk.dispatcher import Dispatcher
 from asynctask.bulk.items import ItemShape
@@ -23,6 +21,7 @@ from asynctask.ledger import progress as progress_rows
 from asynctask.ledger import queries
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
+from asynctask.logs import get_logger
 from asynctask.states import Status
 
 __all__ = ["Services", "TaskHandle"]
@@ -50,9 +49,9 @@ class Services:
         try:
             self.dispatcher.round()
         except Unavailable as error:
-            structlog.get_logger("asynctask.submit").warning("dispatch_put_off", error=str(error))
+            get_logger("asynctask.submit").warning("dispatch_put_off", error=str(error))
         except Exception:
-            structlog.get_logger("asynctask.submit").exception("dispatch_failed")
+            get_logger("asynctask.submit").exception("dispatch_failed")
 
 
 class TaskHandle:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import orjson
-import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from asynctask.bulk.dry_run import Checker, DryRun, check_rows
@@ -27,6 +26,7 @@ from asynctask.handle import Services, TaskHandle
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import dumps, loads
 from asynctask.ledger.tasks import NewTask, SplitLost
+from asynctask.logs import get_logger
 from asynctask.worker import Worker
 
 __all__ = ["INLINE_BYTES", "Options", "Submission", "Submitter", "check_options", "check_unique"]
@@ -149,7 +149,7 @@ class Submitter:
         self._split_elsewhere = split_elsewhere
         self._checker = checker
         self._limits = services.limits
-        self._log = structlog.get_logger("asynctask.submit")
+        self._log = get_logger("asynctask.submit")
 
     # -- items of a program
 

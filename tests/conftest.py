@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from support.databases import KINDS, Databases, Store
 from support.world import World
 
@@ -39,6 +40,13 @@ def world(tmp_path: Path, store: Store) -> Iterator[World]:
     found = World(tmp_path, store)
     yield found
     found.close()
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """A command of the program that a test calls in this process sends the log to a stream that ends with the call."""
+    yield
+    structlog.reset_defaults()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-import structlog
-
 from asynctask.brokers.base import Broker, Copy, Key
 from asynctask.bulk.payload import tracked_copy
 from asynctask.bulk.room import Load, Pace, Room, Used
@@ -25,6 +23,7 @@ from asynctask.ledger.base import Ledger, loads
 from asynctask.ledger.dispatch import Alone, Ready, Runnable
 from asynctask.ledger.record import discard
 from asynctask.ledger.recovery import living
+from asynctask.logs import get_logger
 from asynctask.messages import clean
 
 __all__ = ["Dispatcher", "Load"]
@@ -87,7 +86,7 @@ class Dispatcher:
         self._hungry_at = 0.0  # not before then does this process help itself while another is on duty
         self._due: int | None = None
         self._shift = Shift(ledger)
-        self._log = structlog.get_logger("asynctask.dispatcher")
+        self._log = get_logger("asynctask.dispatcher")
 
     # -- the thread
 

@@ -13,13 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-import structlog
-
 from asynctask.bulk.original_child import keep
 from asynctask.bulk.original_rows import KeptRows, all_columns, remove_drafts
 from asynctask.bulk.readers import Limits, Source, open_source
 from asynctask.bulk.uploads import Uploads
 from asynctask.errors import InputError
+from asynctask.logs import get_logger
 
 __all__ = ["Original", "open_original"]
 
@@ -56,7 +55,7 @@ def open_original(
             return _kept(uploads, path, source, limits, expect, alive)
         return _Text(path, source, limits, expect, alive)
     except (InputError, OSError) as error:
-        structlog.get_logger("asynctask.report").warning("original_unreadable", name=source.get("name"), error=str(error))
+        get_logger("asynctask.report").warning("original_unreadable", name=source.get("name"), error=str(error))
         return None
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import structlog
-
 from asynctask.brokers.base import Copy
 from asynctask.bulk.payload import decode
 from asynctask.job import CurrentJob
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.record import discard
+from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.chain import Chain
 from asynctask.worker import Worker
@@ -79,11 +78,11 @@ class Outgoing:
             if not passes(self._chain, worker, job):
                 return "stopped by a client middleware"
         except Exception as error:
-            structlog.get_logger("asynctask.outgoing").exception("client_middleware_failed", job_id=copy.jid)
+            get_logger("asynctask.outgoing").exception("client_middleware_failed", job_id=copy.jid)
             return clean(f"a client middleware raised {type(error).__name__}: {error}")
         try:
             kept.append(replace(copy, payload=encoded(job.payload)))
         except (TypeError, ValueError) as error:
-            structlog.get_logger("asynctask.outgoing").exception("client_middleware_failed", job_id=copy.jid)
+            get_logger("asynctask.outgoing").exception("client_middleware_failed", job_id=copy.jid)
             return clean(f"a client middleware left what is no job: {error}")
         return ""

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-import structlog
-
 from asynctask.bulk.items import ItemShape
 from asynctask.bulk.original import Original, open_original
 from asynctask.bulk.problems import render
@@ -23,6 +21,7 @@ from asynctask.ledger import queries
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, loads
 from asynctask.ledger.database import Database
+from asynctask.logs import get_logger
 from asynctask.states import Status
 
 __all__ = ["KINDS", "Report", "make_report"]
@@ -147,7 +146,7 @@ class _Cells:
         try:
             self._number, self._values = next(self._rows, (_NO_MORE, None))
         except (InputError, OSError) as error:
-            structlog.get_logger("asynctask.report").warning("original_unreadable", after=self._number, error=str(error))
+            get_logger("asynctask.report").warning("original_unreadable", after=self._number, error=str(error))
             self._number, self._values = _NO_MORE, None
 
     def close(self) -> None:

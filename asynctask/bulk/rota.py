@@ -6,12 +6,11 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import structlog
-
 from asynctask.errors import Unavailable
 from asynctask.ledger import duties, recovery, upkeep
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.signals import Waker
+from asynctask.logs import get_logger
 
 __all__ = ["PARTS", "Rota"]
 
@@ -57,7 +56,7 @@ class Rota:
         self._active = True
         self._scheduled_at: int | None = None
         self._stop = threading.Event()
-        self._log = structlog.get_logger("asynctask.sweep")
+        self._log = get_logger("asynctask.sweep")
 
     # -- waiting
 

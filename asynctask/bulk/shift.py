@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-import structlog
-
 from asynctask.clock import SECOND
 from asynctask.errors import Unavailable
 from asynctask.ledger import duties
 from asynctask.ledger.base import Ledger
+from asynctask.logs import get_logger
 
 __all__ = ["ACTIVE_S", "DUTY_S", "Shift"]
 
@@ -26,7 +25,7 @@ class Shift:
         self._ledger = ledger
         self._mine_until = 0.0
         self._others_until = 0.0
-        self._log = structlog.get_logger("asynctask.dispatcher")
+        self._log = get_logger("asynctask.dispatcher")
 
     @property
     def mine(self) -> bool:

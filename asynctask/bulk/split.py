@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import structlog
-
 from asynctask.bulk.items import Accepted, ItemShape, Refused
 from asynctask.bulk.problems import stored
 from asynctask.bulk.readers import Limits
@@ -21,6 +19,7 @@ from asynctask.errors import InputError, LedgerUnavailable, Problem
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.tasks import NewItem, Reject, SplitLost
+from asynctask.logs import get_logger
 
 __all__ = ["Splitter", "Tally"]
 
@@ -73,7 +72,7 @@ class Splitter:
         self._limits = limits
         self._lease_s = lease_s
         self._on_slice = on_slice
-        self._log = structlog.get_logger("asynctask.split")
+        self._log = get_logger("asynctask.split")
 
     def split_source(
         self,

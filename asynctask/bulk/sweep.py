@@ -9,8 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-import structlog
-
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker, Copy, Held, Key
 from asynctask.brokers.sql import SqlBroker
 from asynctask.bulk.control import Control
@@ -23,6 +21,7 @@ from asynctask.ledger.base import Ledger
 from asynctask.ledger.closing import candidates, try_close
 from asynctask.ledger.signals import Waker
 from asynctask.ledger.transitions import EventRecord
+from asynctask.logs import get_logger
 
 __all__ = ["Sweep"]
 
@@ -72,7 +71,7 @@ class Sweep:
         self._unknown: set[str] = set()
         self._rests: dict[str, float] = {}
         self._thread: threading.Thread | None = None
-        self._log = structlog.get_logger("asynctask.sweep")
+        self._log = get_logger("asynctask.sweep")
 
     def start(self) -> None:
         """Sweeps in a thread of its own until :meth:`stop`."""

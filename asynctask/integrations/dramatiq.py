@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import dramatiq
-import structlog
 from dramatiq.middleware import (
     Middleware,
     MiddlewareError,
@@ -40,6 +39,7 @@ from asynctask.integrations.engine import EngineProcess
 from asynctask.job import CurrentJob, reset_current_job, set_current_job
 from asynctask.ledger.base import dumps
 from asynctask.ledger.record import NewJob, enqueue
+from asynctask.logs import get_logger
 from asynctask.middleware.task_event import TICKET
 from asynctask.middleware.tracker import Arrival, Ticket
 from asynctask.runtime.launcher import Tracked
@@ -122,7 +122,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         self._workers: dict[str, Worker] = {}
         self._claims: dict[str, threading.Event] = {}
         self._lock = threading.Lock()
-        self._log = structlog.get_logger("asynctask.dramatiq")
+        self._log = get_logger("asynctask.dramatiq")
 
     @property
     def actor_options(self) -> set[str]:

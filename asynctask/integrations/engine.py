@@ -12,13 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import structlog
-
 from asynctask.bulk.sweep import Sweep
 from asynctask.errors import Unavailable
 from asynctask.ledger import recovery
 from asynctask.ledger.recorder import Recorder
 from asynctask.ledger.signals import LEDGER
+from asynctask.logs import get_logger
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.task_event import TaskEventMiddleware
 from asynctask.middleware.tracker import Arrival, Ticket, Tracker
@@ -65,7 +64,7 @@ class EngineProcess:
         self._stopping = threading.Event()
         self._ended = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="ticker", daemon=True)
-        self._log = structlog.get_logger("asynctask.engine")
+        self._log = get_logger("asynctask.engine")
 
     def _chain(self) -> Chain:
         chain = Chain()

@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import sqlalchemy as sa
-import structlog
 from sqlalchemy.engine import Connection
 
 from asynctask.errors import LedgerUnavailable
@@ -24,6 +23,7 @@ from asynctask.ledger.base import Ledger, chunks
 from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.models import events, tasks
 from asynctask.ledger.transitions import Applied
+from asynctask.logs import get_logger
 
 __all__ = ["MAY", "announce", "due_tasks", "next_due", "repair", "settled", "wake_due"]
 
@@ -49,7 +49,7 @@ def announce(ledger: Ledger, applied: Iterable[Applied]) -> int | None:
     try:
         found = [_announce_some(ledger, dict(part)) for part in chunks(sorted(due.items()), 1_000)]
     except LedgerUnavailable as error:  # what was committed stands; the sweep finds what lacks its hint
-        structlog.get_logger("asynctask.ready").warning("announce_put_off", error=str(error))
+        get_logger("asynctask.ready").warning("announce_put_off", error=str(error))
         return None
     return min((at for at in found if at is not None), default=None)
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import structlog
-
 from asynctask.bookkeeping import Row, Turn, cancel, give_back, held_elsewhere, outcome, take_over, working
 from asynctask.errors import LedgerUnavailable, Unavailable
 from asynctask.ledger import ready
@@ -16,6 +14,7 @@ from asynctask.ledger.base import Ledger
 from asynctask.ledger.closing import candidates, try_close
 from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.transitions import Applied, Change, EventRecord, Failure, Note, apply
+from asynctask.logs import get_logger
 from asynctask.states import OPEN, Reason, State, Status
 
 __all__ = ["Outcome", "Recorder"]
@@ -76,7 +75,7 @@ class Recorder:
         self._stopping = False
         self._flushing = False
         self._thread: threading.Thread | None = None
-        self._log = structlog.get_logger("asynctask.recorder")
+        self._log = get_logger("asynctask.recorder")
         self.healthy = True
         self.recorded = 0
 

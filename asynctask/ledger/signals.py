@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-import structlog
 from sqlalchemy import event
 from sqlalchemy.engine import Connection
 
 from asynctask.ledger.channels import RUNG, Bell, Channel, Listener, Sleeper
 from asynctask.ledger.database import Database
+from asynctask.logs import get_logger
 
 __all__ = ["JOBS", "LEDGER", "Signals", "Waker", "notify"]
 
@@ -98,7 +98,7 @@ class Signals:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
-        self._log = structlog.get_logger("asynctask.signals")
+        self._log = get_logger("asynctask.signals")
         self._channel: Channel = _channel(database)
         self.exact = self._channel.exact
         if self._channel.ring is not None:

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-import structlog
 from structlog.contextvars import bound_contextvars
 
 from asynctask.job import CurrentJob
+from asynctask.logs import get_logger
 from asynctask.middleware.chain import Middleware
 from asynctask.worker import Worker
 
@@ -60,7 +60,7 @@ def _attempt(clean_up: Callable[[], Any], worker: Worker, job: CurrentJob) -> No
     try:
         clean_up()
     except Exception:
-        structlog.get_logger("asynctask.ready").exception("session_clean_up_failed", job_id=job.job_id, worker=worker.name)
+        get_logger("asynctask.ready").exception("session_clean_up_failed", job_id=job.job_id, worker=worker.name)
 
 
 def flask_context(app: FlaskApp) -> Middleware:

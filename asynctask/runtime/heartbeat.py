@@ -8,12 +8,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import structlog
-
 from asynctask.clock import Clock
 from asynctask.errors import Unavailable
 from asynctask.ledger import recovery
 from asynctask.ledger.base import Ledger
+from asynctask.logs import get_logger
 
 __all__ = ["Heartbeat"]
 
@@ -49,7 +48,7 @@ class Heartbeat:
         self._last = clock.monotonic()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._log = structlog.get_logger("asynctask.heartbeat")
+        self._log = get_logger("asynctask.heartbeat")
 
     def start(self) -> None:
         """Starts beating; the process must be registered already."""

@@ -15,10 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import structlog
-
 from asynctask.clock import Clock
 from asynctask.errors import JobInterrupted, JobTimeout
+from asynctask.logs import get_logger
 
 __all__ = ["Watch", "Watchdog"]
 
@@ -60,7 +59,7 @@ class Watchdog:
         self._ending = False
         self._wakes_at: float | None = None  # None: only when told
         self._thread: threading.Thread | None = None
-        self._log = structlog.get_logger("asynctask.watchdog")
+        self._log = get_logger("asynctask.watchdog")
 
     def run(self, watch: Watch, function: Callable[..., Any], args: Sequence[Any] = ()) -> Any:
         """Runs ``function(*args)`` in this thread, where it may be interrupted. Returns or raises what it does."""

@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import structlog
-
 from asynctask.brokers.base import Broker
 from asynctask.bulk.control import Control
 from asynctask.bulk.dispatcher import Dispatcher
@@ -29,6 +27,7 @@ from asynctask.ledger import recovery
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.recorder import Recorder
 from asynctask.ledger.signals import LEDGER, Signals
+from asynctask.logs import get_logger
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.task_event import TaskEventMiddleware
 from asynctask.middleware.tracker import Tracker
@@ -113,7 +112,7 @@ class Launcher:
         self._queues = queues
         self._shutdown_s = shutdown_s
         self._version = version
-        self._log = structlog.get_logger("asynctask.launcher")
+        self._log = get_logger("asynctask.launcher")
         self._stop = threading.Event()
         self._lost = False
         self._ticker_stop = threading.Event()

@@ -9,9 +9,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import structlog
-
 from asynctask.errors import JobInterrupted, JobTimeout
+from asynctask.logs import get_logger
 from asynctask.runtime import interrupt
 
 __all__ = ["LoopThread"]
@@ -34,7 +33,7 @@ class LoopThread:
         self._running: set[asyncio.Task[Any]] = set()
         self._interrupted: set[asyncio.Task[Any]] = set()
         self._left: list[tuple[asyncio.AbstractEventLoop, threading.Thread]] = []
-        self._log = structlog.get_logger("asynctask.loop")
+        self._log = get_logger("asynctask.loop")
 
     def run(self, make: Callable[[], Coroutine[Any, Any, Any]], timeout: float | None) -> Any:
         """Runs a coroutine in the caller's context and waits for it. Raises what it raises.

@@ -10,8 +10,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 
-import structlog
-
 from asynctask.bookkeeping import Begin
 from asynctask.brokers.base import DEAD, Broker, Copy, Held
 from asynctask.bulk.payload import decode
@@ -19,6 +17,7 @@ from asynctask.bulk.room import Load
 from asynctask.clock import Clock
 from asynctask.errors import Unavailable
 from asynctask.job import CurrentJob
+from asynctask.logs import get_logger
 from asynctask.middleware.task_event import TICKET
 from asynctask.middleware.tracker import Arrival, Ticket, Tracker
 from asynctask.runtime.mine import Mine
@@ -86,7 +85,7 @@ class Manager:
         self._fetcher: threading.Thread | None = None
         self._quiet = threading.Event()
         self._ended = threading.Event()
-        self._log = structlog.get_logger("asynctask.manager")
+        self._log = get_logger("asynctask.manager")
         self._rate = Rate(clock)
         self.performer: Performer | None = None
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import structlog
-
 from asynctask.brokers.base import SCHEDULE, Broker, Held
 from asynctask.clock import SECOND, Clock
+from asynctask.logs import get_logger
 from asynctask.middleware.tracker import Tracker
 from asynctask.runtime.performer import Assignment
 
@@ -28,7 +27,7 @@ class Missing:
         self._broker = broker
         self._tracker = tracker
         self._clock = clock
-        self._log = structlog.get_logger("asynctask.missing")
+        self._log = get_logger("asynctask.missing")
 
     @staticmethod
     def takes(assignment: Assignment) -> bool:

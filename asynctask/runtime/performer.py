@@ -16,14 +16,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import structlog
-
 from asynctask.bookkeeping import Begin
 from asynctask.brokers.base import DEAD, RETRY, Broker, Copy, Held
 from asynctask.clock import SECOND, Clock, Ids
 from asynctask.errors import AsyncTaskError, JobInterrupted, JobTimeout, Unavailable
 from asynctask.job import CurrentJob, set_current_job
 from asynctask.ledger.base import dumps
+from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import Ticket, Tracker
@@ -111,7 +110,7 @@ class Performer:
         self._clock = clock
         self._ids = ids
         self._hooks = hooks
-        self._log = structlog.get_logger("asynctask.job")
+        self._log = get_logger("asynctask.job")
         self.watchdog = Watchdog(clock)
         self.loop = LoopThread()
         self.performed = 0

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-import structlog
-
 from asynctask.clock import micros
 from asynctask.errors import JobInterrupted
 from asynctask.job import CurrentJob
+from asynctask.logs import get_logger
 from asynctask.worker import DEFAULT_RETRIES, TRACKED_RETRIES, Worker
 
 __all__ = ["MAX_PAUSE_S", "Decision", "Follow", "backoff", "decide", "retries_of"]
@@ -77,5 +76,5 @@ def _ask(worker: Worker, retries: int, error: BaseException, job: CurrentJob) ->
     try:
         return worker.retry_in(retries, error, job)
     except Exception:  # a broken policy must not lose the retry
-        structlog.get_logger("asynctask.retry").exception("retry_in_failed", worker=worker.name)
+        get_logger("asynctask.retry").exception("retry_in_failed", worker=worker.name)
         return None

@@ -14,9 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import structlog
-
 from asynctask.clock import Clock
+from asynctask.logs import get_logger
 
 __all__ = ["LIFELINE", "ChildSpec", "Supervisor", "watch_parent"]
 
@@ -66,7 +65,7 @@ class Supervisor:
         self._shutdown_s = shutdown_s
         self._on_death = on_death
         self._stop = threading.Event()
-        self._log = structlog.get_logger("asynctask.supervisor")
+        self._log = get_logger("asynctask.supervisor")
         self._read, self._write = os.pipe()
 
     def start(self) -> None:

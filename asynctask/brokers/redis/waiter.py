@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import redis
-import structlog
 
 from asynctask.brokers.redis.server import Server
 from asynctask.clock import Clock
 from asynctask.errors import BrokerUnavailable
+from asynctask.logs import get_logger
 
 __all__ = ["Waiter"]
 
@@ -116,7 +116,7 @@ class Waiter:
         lengths = [self._answer() for _ in empty]
         if isinstance(listening, Exception):
             self._tells = False
-            structlog.get_logger("asynctask.redis").warning("redis_tells_no_news", error=str(listening), look_s=LOOK_S)
+            get_logger("asynctask.redis").warning("redis_tells_no_news", error=str(listening), look_s=LOOK_S)
             return False
         if isinstance(paused, Exception) or any(isinstance(length, Exception) for length in lengths):
             return True  # whoever fetches now is told what is wrong

@@ -1,0 +1,50 @@
+"""Where this package's log lines go: to structlog, as the process has configured it.
+
+A line that cannot be written (a full disk, a closed stream) is let go. Most lines are said by a thread that has just met
+trouble and must go on: a heartbeat that ended because its warning could not be written would have a living process declared
+dead.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import structlog
+
+__all__ = ["Logger", "get_logger"]
+
+
+class Logger:
+    """The methods of a structlog logger that this package calls; none of them raises."""
+
+    __slots__ = ("_log",)
+
+    def __init__(self, name: str) -> None:
+        self._log: Final = structlog.get_logger(name)
+
+    def info(self, event: str, **values: Any) -> None:
+        """Something that people may want to follow."""
+        self._say("info", event, values)
+
+    def warning(self, event: str, **values: Any) -> None:
+        """Something that mends itself, or is put off."""
+        self._say("warning", event, values)
+
+    def error(self, event: str, **values: Any) -> None:
+        """Something that somebody should look at."""
+        self._say("error", event, values)
+
+    def exception(self, event: str, **values: Any) -> None:
+        """The same, with the exception that is being handled."""
+        self._say("exception", event, values)
+
+    def _say(self, method: str, event: str, values: dict[str, Any]) -> None:
+        try:
+            getattr(self._log, method)(event, **values)
+        except Exception:  # there is nowhere to say so
+            return
+
+
+def get_logger(name: str) -> Logger:
+    """The logger of this name; what is configured in structlog later holds for it too."""
+    return Logger(name)

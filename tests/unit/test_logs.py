@@ -1,0 +1,33 @@
+"""Log lines: said as the process has configured it, and never the end of whoever says them."""
+
+from __future__ import annotations
+
+import io
+
+import structlog
+from structlog.testing import capture_logs
+
+from asynctask.logs import get_logger
+
+
+def test_a_line_that_cannot_be_written_does_not_stop_the_thread_that_says_it() -> None:
+    """Taken out: the catch of `Logger`. A heartbeat ended because its stream was closed, and a living process was taken
+    for dead."""
+    closed = io.StringIO()
+    structlog.configure(logger_factory=structlog.WriteLoggerFactory(file=closed))
+    closed.close()
+    log = get_logger("asynctask.test")
+    said = [log.info("a"), log.warning("b", error="x"), log.error("c"), log.exception("d")]
+    assert said == [None] * 4
+
+
+def test_what_is_configured_later_holds_for_a_logger_that_was_made_before() -> None:
+    log = get_logger("asynctask.test")
+    with capture_logs() as lines:
+        log.warning("put_off", tries=3)
+        try:
+            raise ValueError("x")
+        except ValueError:
+            log.exception("failed")
+    assert lines[0] == {"event": "put_off", "tries": 3, "log_level": "warning"}
+    assert (lines[1]["event"], lines[1]["exc_info"]) == ("failed", True)
