@@ -220,7 +220,7 @@ def test_each_bad_cell_is_marked_with_its_own_reason_and_what_is_wrong_with_a_ro
     assert "must be a number" in sheet["B2"].comment.text
     assert sheet["G1"].value == "error"
     assert "double quotes" in sheet["G3"].comment.text
-    assert sheet["G2"].value == f"Quantity: {sheet['B2'].comment.text}; sku: {sheet['A2'].comment.text}"
+    assert sheet["G2"].value == f"sku: {sheet['A2'].comment.text}; Quantity: {sheet['B2'].comment.text}"
     book.close()
 
 
