@@ -377,9 +377,23 @@ def test_a_cancel_that_stops_halfway_is_ended_by_whoever_sweeps_next(world: Worl
     counts = task.progress()["counts"]
     assert 0 < counts["cancelled"] < 1_600
     other.start_services()
-    assert task.wait(20)["done"]
+    assert task.wait(60)["done"]
     other.stop_services()
     world.check_promises(app, [task.id], 1_600)
+
+
+def test_a_cancel_that_takes_many_turns_does_not_rest_between_them(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken out: what leaves the turning of rows out of the rests. After each half second of it came ten of rest."""
+    monkeypatch.setattr(control, "SLICE", 100)
+    app = world.app()
+    task = app.submit("note", numbers(1_000))
+    turn: Callable[..., bool] = app.controls.turn
+    monkeypatch.setattr(app.controls, "turn", lambda task_id, seconds=0.5: turn(task_id, seconds=-1.0))
+    assert task.cancel()
+    sweep = Sweep(app.ledger, app.broker, app.host, app.controls)
+    for _ in range(12):
+        sweep._do(["turn_rows"])
+    assert task.progress()["counts"]["cancelled"] == 1_000
 
 
 def test_a_round_of_two_dispatchers_at_once_pushes_no_job_twice(world: World) -> None:
