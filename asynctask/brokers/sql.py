@@ -33,6 +33,7 @@ from asynctask.brokers.sql_rows import COPY, Row, copy_of, parts, put_back, row_
 from asynctask.brokers.sql_tables import JobsTable, SqliteJobs
 from asynctask.clock import Clock, SystemClock
 from asynctask.errors import BrokerUnavailable, LedgerUnavailable
+from asynctask.ledger.batches import among, fetch
 from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.database import Database
 from asynctask.ledger.models import jobs
@@ -143,8 +144,8 @@ class SqlBroker:
         held: set[Key] = set()
         with self._read() as connection:
             for part in parts(sorted({jid for jid, _ in wanted})):
-                found = sa.select(_j.jid, _j.attempt).where(_j.jid.in_(part), _j.held_in.is_(None))
-                held.update((jid, attempt) for jid, attempt in connection.execute(found))
+                found = sa.select(_j.jid, _j.attempt).where(among(connection, _j.jid, part), _j.held_in.is_(None))
+                held.update((jid, attempt) for jid, attempt in fetch(connection, found))
         return held & wanted
 
     def waiting(self, queues: Collection[str]) -> Mapping[str, Mapping[int, int]]:

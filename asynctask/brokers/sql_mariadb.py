@@ -26,15 +26,16 @@ from asynctask.brokers.sql_heads import FIRST, LAST, Range
 from asynctask.brokers.sql_rows import COLUMNS, COPY, Row, copy_of, parts
 from asynctask.brokers.sql_tables import Taken
 from asynctask.errors import LedgerUnavailable
+from asynctask.ledger.batches import json_rows, json_table, texts
 from asynctask.ledger.conflicts import TransactionConflict, repeatable
 from asynctask.ledger.database import Database
+from asynctask.ledger.models import jobs
 
 __all__ = ["MariadbJobs", "exchange_statement", "look_statement"]
 
-# PyMySQL makes one statement of many rows out of exactly this shape.
 _INSERT: Final = (
-    "INSERT INTO jobs (" + ", ".join(COLUMNS) + ") VALUES (" + ", ".join(["%s"] * len(COLUMNS)) + ")"  # noqa: S608
-    " ON DUPLICATE KEY UPDATE id = id"
+    f"INSERT INTO jobs ({', '.join(COLUMNS)}) SELECT {', '.join(f'd{n}' for n in range(len(COLUMNS)))}"  # noqa: S608
+    f" FROM {json_table([jobs.c[name] for name in COLUMNS])} ON DUPLICATE KEY UPDATE jobs.id = jobs.id"
 )
 # By the key: the index on process is wider than the few rows that are meant.
 _REMOVE: Final = "DELETE t FROM jobs AS t FORCE INDEX (PRIMARY) WHERE t.id IN %s AND CONCAT(t.process, '') = %s"
@@ -76,7 +77,7 @@ EXECUTE IMMEDIATE CONCAT('SELECT GROUP_CONCAT(id), COUNT(*) INTO @asynctask_ids,
   ' FOR UPDATE SKIP LOCKED) AS locked');
 END IF;
 IF @asynctask_got > 0 THEN
-EXECUTE IMMEDIATE CONCAT('SELECT {copy}, waits FROM jobs WHERE id IN (', @asynctask_ids, ')');
+EXECUTE IMMEDIATE CONCAT('SELECT JSON_ARRAY({copy}, waits) FROM jobs WHERE id IN (', @asynctask_ids, ')');
 EXECUTE IMMEDIATE CONCAT('UPDATE jobs FORCE INDEX (PRIMARY) SET process = ?, waits = NULL',
   ' WHERE id IN (', @asynctask_ids, ')') USING owner;
 END IF;
@@ -144,7 +145,8 @@ class MariadbJobs:
         self._database = database
 
     def insert(self, connection: Connection, rows: Sequence[Row]) -> None:
-        connection.exec_driver_sql(_INSERT, [tuple(row[name] for name in COLUMNS) for row in rows])
+        for text in texts([[row[name] for name in COLUMNS] for row in rows]):
+            connection.exec_driver_sql(_INSERT, (text,))
 
     def exchange(self, process: str, done: Sequence[Copy], ranges: Sequence[Range], limit: int, spread: int) -> Taken:
         queues: dict[str, list[Range]] = {}
@@ -155,7 +157,8 @@ class MariadbJobs:
         statement, values = exchange_statement(process, done, list(queues.values()), limit, spread)
         results = self._exchange(statement, values)
         order = {queue: number for number, queue in enumerate(queues)}
-        rows = sorted((row for rows in results[:-1] for row in rows), key=lambda row: (order[row[3]], row[-1], row[0]))
+        found = json_rows(text for rows in results[:-1] for (text,) in rows)
+        rows = sorted(found, key=lambda row: (order[row[3]], row[-1], row[0]))
         places = [(row[3], row[-1], row[0]) for row in rows]
         return Taken([copy_of(row[:-1]) for row in rows], places, int(results[-1][0][0]))
 

@@ -16,8 +16,9 @@ from sqlalchemy.engine import Connection
 
 from asynctask.brokers.base import Copy, Key
 from asynctask.brokers.sql_heads import Range
-from asynctask.brokers.sql_rows import COLUMNS, Row, copy_of
+from asynctask.brokers.sql_rows import Row, copy_of
 from asynctask.brokers.sql_tables import Taken
+from asynctask.ledger.batches import texts
 from asynctask.ledger.database import Database
 
 __all__ = ["EXCHANGE", "WITHDRAW", "PostgresqlJobs", "exchange_values"]
@@ -28,9 +29,8 @@ _INSERT: Final = """
 INSERT INTO jobs (id, jid, attempt, queue, priority, task_id, held_in, run_at, deaths, payload, waits)
 SELECT id, jid, attempt, queue, priority, task_id, held_in, run_at, deaths, payload, waits FROM (
   SELECT nextval('jobs_id_seq') AS id, d.* FROM (
-    SELECT * FROM unnest(%(jid)s::text[], %(attempt)s::int[], %(queue)s::text[], %(priority)s::int[],
-      %(task_id)s::bigint[], %(held_in)s::text[], %(run_at)s::bigint[], %(deaths)s::int[], %(payload)s::text[],
-      %(waits)s::bigint[]) WITH ORDINALITY
+    SELECT * FROM ROWS FROM (json_to_recordset(%s::json) AS (jid text, attempt int, queue text, priority int,
+      task_id bigint, held_in text, run_at bigint, deaths int, payload text, waits bigint)) WITH ORDINALITY
       AS u (jid, attempt, queue, priority, task_id, held_in, run_at, deaths, payload, waits, n) ORDER BY n
   ) AS d OFFSET 0
 ) AS numbered ORDER BY jid, attempt, n
@@ -68,7 +68,8 @@ class PostgresqlJobs:
         self._database = database
 
     def insert(self, connection: Connection, rows: Sequence[Row]) -> None:
-        connection.exec_driver_sql(_INSERT, {name: [row[name] for row in rows] for name in COLUMNS})
+        for text in texts(rows):  # not as arrays: the driver writes those in Python, one value after the other
+            connection.exec_driver_sql(_INSERT, (text,))
 
     def exchange(self, process: str, done: Sequence[Copy], ranges: Sequence[Range], limit: int, spread: int) -> Taken:
         if not done and limit <= 0:

@@ -21,7 +21,8 @@ from sqlalchemy.engine import Connection
 
 from asynctask.brokers.base import Copy, Key
 from asynctask.brokers.sql_heads import Range
-from asynctask.brokers.sql_rows import COPY, Row, copy_of, parts
+from asynctask.brokers.sql_rows import COPY, Row, copy_of
+from asynctask.ledger.batches import among
 from asynctask.ledger.database import Database
 from asynctask.ledger.models import jobs
 
@@ -85,8 +86,9 @@ class SqliteJobs:
                 columns = [_j[name] for name in COPY]
                 waiting = sa.select(*columns, _j.waits).where(_j.queue == queue, _j.waits.is_not(None))
                 found += connection.execute(waiting.order_by(_j.waits, _j.id).limit(limit - len(found))).all()
-            for part in parts([row[0] for row in found]):
-                connection.execute(jobs.update().where(_j.id.in_(part)).values(process=process, waits=None))
+            if found:
+                taken = among(connection, _j.id, [row[0] for row in found])
+                connection.execute(jobs.update().where(taken).values(process=process, waits=None))
         return Taken([copy_of(row[:-1]) for row in found], [])
 
     def _anything_waits(self, queues: Sequence[str]) -> bool:

@@ -3,11 +3,13 @@
 PostgreSQL and MariaDB are given the rows as one JSON text and make a table of it (``json_to_recordset``, ``JSON_TABLE``):
 one parameter, whatever the number of rows, so the statement stays the same and its plan is kept. New Events go to
 PostgreSQL by COPY. SQLite is called row by row, which costs nothing there.
+
+Many rows come back from MariaDB as JSON too: its driver is written in Python, and takes each value of each row apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -17,12 +19,14 @@ from sqlalchemy import exc
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import Connection
 
-__all__ = ["among", "for_update", "insert", "update"]
+__all__ = ["among", "fetch", "for_update", "insert", "json_rows", "json_table", "locked", "texts", "update"]
 
 MAX_BYTES: Final = 4_000_000
 """Of one batch as JSON: a fourth of what MariaDB takes in one packet as it is delivered."""
 
 _COLLATION: Final = "utf8mb4_nopad_bin"
+_ALL: Final = 2**31 - 1
+_AS_IT_IS: Final = sa.types.NullType()
 
 
 def for_update(connection: Connection, statement: Any) -> Any:
@@ -31,11 +35,42 @@ def for_update(connection: Connection, statement: Any) -> Any:
 
 
 def among(connection: Connection, column: Any, values: Collection[Any]) -> Any:
-    """The condition that ``column`` is one of ``values``: on PostgreSQL one array, so that its plan can be kept."""
+    """The condition that ``column`` is one of ``values``, numbers or texts: one parameter, so that the statement stays the
+    same. One for each value would be put into its text each time, which costs more than the look-up."""
     found = list(values)
     if connection.dialect.name == "postgresql":
         return column == sa.any_(sa.bindparam(None, found, type_=postgresql.ARRAY(column.type)))
-    return column.in_(found)
+    if connection.dialect.name == "sqlite":
+        listed = sa.func.json_each(sa.bindparam(None, orjson.dumps(found).decode(), type_=sa.Text)).table_valued("value")
+        return column.in_(sa.select(listed.c.value))
+    if not found:
+        return sa.false()
+    return column.op("IN", is_comparison=True)(
+        sa.bindparam(None, tuple(found), type_=_AS_IT_IS)
+    )  # the driver writes it out
+
+
+def fetch(connection: Connection, statement: Any) -> Sequence[Sequence[Any]]:
+    """The rows of a SELECT of numbers and texts, however many."""
+    if connection.dialect.name in ("sqlite", "postgresql"):
+        return connection.execute(statement).all()
+    packed = statement.with_only_columns(sa.func.json_array(*statement.selected_columns), maintain_column_froms=True)
+    return json_rows(connection.execute(packed).scalars())
+
+
+def locked(connection: Connection, statement: Any) -> Sequence[Any]:
+    """The values of a SELECT of one column, its rows locked until the transaction ends."""
+    statement = for_update(connection, statement)
+    if connection.dialect.name in ("sqlite", "postgresql"):
+        return connection.execute(statement).scalars().all()
+    inner = statement.limit(_ALL).subquery()  # the limit keeps it a statement of its own, which locks
+    text = connection.execute(sa.select(sa.func.json_arrayagg(inner.c[0]))).scalar()
+    return [] if text is None else list(orjson.loads(text))
+
+
+def json_rows(texts: Iterable[str]) -> list[list[Any]]:
+    """Rows that came as a JSON array each."""
+    return [orjson.loads(text) for text in texts]
 
 
 def update(
@@ -51,11 +86,11 @@ def update(
     if connection.dialect.name == "sqlite":
         return int(connection.execute(_update_each(table, guard, written), rows).rowcount)
     if connection.dialect.name == "postgresql":
-        statement, texts = _update_postgresql(table, guard, written), _texts(rows)
+        statement, parts = _update_postgresql(table, guard, written), texts(rows)
     else:
         names = (*(f"b_{name}" for name in guard), *(f"v_{name}" for name in written))
-        statement, texts = _update_mariadb(table, guard, written), _texts([[row[name] for name in names] for row in rows])
-    return sum(int(connection.exec_driver_sql(statement, (text,)).rowcount) for text in texts)
+        statement, parts = _update_mariadb(table, guard, written), texts([[row[name] for name in names] for row in rows])
+    return sum(int(connection.exec_driver_sql(statement, (text,)).rowcount) for text in parts)
 
 
 def insert(connection: Connection, table: sa.Table, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -69,12 +104,12 @@ def insert(connection: Connection, table: sa.Table, columns: Sequence[str], rows
     if name == "postgresql":
         _copy(connection, table.name, columns, rows)
         return
-    for text in _texts(rows):
+    for text in texts(rows):
         connection.exec_driver_sql(_insert_mariadb(table, tuple(columns)), (text,))
 
 
-def _texts(rows: Sequence[Any]) -> Iterator[str]:
-    """The rows as JSON texts of a bounded size each."""
+def texts(rows: Sequence[Any]) -> Iterator[str]:
+    """Rows, lists or mappings, as JSON arrays of a bounded size each."""
     parts: list[bytes] = []
     size = 0
     for row in rows:
@@ -145,7 +180,8 @@ def _cell(value: Any) -> str:
 # -- MariaDB
 
 
-def _json_table(columns: Sequence[sa.Column[Any]]) -> str:
+def json_table(columns: Sequence[sa.Column[Any]]) -> str:
+    """MariaDB's table ``d`` of columns ``d0``, ``d1``, ... out of one JSON array of arrays, the statement's parameter."""
     text = f"LONGTEXT CHARACTER SET utf8mb4 COLLATE {_COLLATION}"
     made = ", ".join(f"d{i} {_type(column, _MARIADB_TYPES, text)} PATH '$[{i}]'" for i, column in enumerate(columns))
     return f"JSON_TABLE(%s, '$[*]' COLUMNS ({made})) AS d"
@@ -158,12 +194,12 @@ def _update_mariadb(table: sa.Table, guard: tuple[str, ...], written: tuple[str,
     on = f"t.`{guard[0]}` = d.d0"
     where = " AND ".join(f"t.`{name}` = d.d{i}" for i, name in enumerate(guard) if i) or "TRUE"
     # The rows that are given come first: each is one look at the key.
-    return f"UPDATE {_json_table(columns)} STRAIGHT_JOIN {table.name} AS t ON {on} SET {sets} WHERE {where}"  # noqa: S608
+    return f"UPDATE {json_table(columns)} STRAIGHT_JOIN {table.name} AS t ON {on} SET {sets} WHERE {where}"  # noqa: S608
 
 
 @cache
 def _insert_mariadb(table: sa.Table, columns: tuple[str, ...]) -> str:
     names = ", ".join(f"`{name}`" for name in columns)
     picked = ", ".join(f"d{i}" for i in range(len(columns)))
-    source = _json_table([table.c[name] for name in columns])
+    source = json_table([table.c[name] for name in columns])
     return f"INSERT INTO {table.name} ({names}) SELECT {picked} FROM {source}"  # noqa: S608 - names of our own tables

@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection
 
 from asynctask.bookkeeping import Delta, Row, in_flight, may_dispatch, release_due, room
 from asynctask.clock import micros
-from asynctask.ledger import ready, sessions, tallies
+from asynctask.ledger import batches, ready, sessions, tallies
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, loads
 from asynctask.ledger.conflicts import repeatable
@@ -131,7 +131,7 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Rese
         count = room(task["state"], task["parallel"], flying, wanted)
         ids = _release(connection, ledger, task_id, count, now) if count > 0 else []
         low, high = task["next_seq"], min(task["created_jobs"], task["next_seq"] + max(0, count) - len(ids))
-        found = _read_ready(connection, _e.id.in_(ids)) if ids else []
+        found = _read_ready(connection, batches.among(connection, _e.id, ids)) if ids else []
         reserved = len(found)
         if high > low:
             fresh, begun = _at_pointer(connection, task_id, low, high)
@@ -187,8 +187,8 @@ def _at_pointer(connection: Connection, task_id: int, low: int, high: int) -> tu
     if connection.dialect.name != "sqlite":
         lock_events(connection, condition)
     found = _select_ready(connection, condition)
-    flying = [each for each in found if in_flight(Row(Status(each.status), reserved=True))]
-    return [Ready(*each[:-1]) for each in flying if each.status == Status.ENQUEUE], len(flying)
+    flying = [each for each in found if in_flight(Row(Status(each[-1]), reserved=True))]
+    return [Ready(*each[:-1]) for each in flying if each[-1] == Status.ENQUEUE], len(flying)
 
 
 def _advanced(ledger: Ledger, task: Mapping[str, Any], low: int, high: int, until: int) -> dict[str, Any]:
@@ -220,7 +220,7 @@ def _select_ready(connection: Connection, condition: Any) -> Sequence[Any]:
         .where(condition)
         .order_by(_e.seq, _e.id)
     )  # fmt: skip
-    return connection.execute(statement).all()
+    return batches.fetch(connection, statement)
 
 
 @repeatable
@@ -300,4 +300,4 @@ def reserve_alone(ledger: Ledger, event_ids: Sequence[int], *, look_again_s: flo
         look_at = {"look_at": now + micros(look_again_s)}
         changes = [Change(event_id, _release_if_due(now), values=dict(look_at)) for event_id in event_ids]
         ids = [each.change.event_id for each in apply(connection, ledger, changes) if each.turn is not None]
-        return _read_ready(connection, _e.id.in_(ids)) if ids else []
+        return _read_ready(connection, batches.among(connection, _e.id, ids)) if ids else []

@@ -13,6 +13,7 @@ from asynctask.bookkeeping import Turn, outcome, recorded
 from asynctask.errors import InputError
 from asynctask.ledger import ready
 from asynctask.ledger.base import Ledger, chunks, dumps
+from asynctask.ledger.batches import among
 from asynctask.ledger.closing import try_close
 from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.models import events
@@ -63,7 +64,8 @@ def _enqueue(ledger: Ledger, part: Sequence[NewJob], due_at: int | None, options
 def _insert(
     connection: Connection, jobs: Sequence[NewJob], due_at: int | None, options: Mapping[str, Any] | None, now: int
 ) -> None:
-    known = set(connection.execute(sa.select(_e.job_id).where(_e.job_id.in_([job.job_id for job in jobs]))).scalars())
+    asked = among(connection, _e.job_id, [job.job_id for job in jobs])
+    known = set(connection.execute(sa.select(_e.job_id).where(asked)).scalars())
     rows = [
         {
             "job_id": job.job_id, "worker_name": job.worker_name, "queue": job.queue, "status": Status.ENQUEUE,

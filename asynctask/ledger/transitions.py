@@ -150,7 +150,7 @@ def read_events(connection: Connection, condition: Any, *, lock: bool = False) -
     """Events by a condition on the table, in the order of their ids; with ``lock`` until the transaction ends."""
     if lock and connection.dialect.name != "sqlite":
         condition = batches.among(connection, _e.id, lock_events(connection, condition))
-    return [_record(found) for found in connection.execute(_READ.where(condition).order_by(_e.id)).all()]
+    return [_record(found) for found in batches.fetch(connection, _READ.where(condition).order_by(_e.id))]
 
 
 def lock_events(connection: Connection, condition: Any) -> Sequence[int]:
@@ -159,8 +159,7 @@ def lock_events(connection: Connection, condition: Any) -> Sequence[int]:
     They are read by a statement of its own after this one: what stands beside them (the Task's pointer) may have moved
     while the lock was waited for, and a locking read does not look at that again. Nor is the Task's row locked so.
     """
-    statement = batches.for_update(connection, sa.select(_e.id).where(condition).order_by(_e.id))
-    return connection.execute(statement).scalars().all()
+    return batches.locked(connection, sa.select(_e.id).where(condition).order_by(_e.id))
 
 
 def read_tasks_events(
@@ -168,7 +167,7 @@ def read_tasks_events(
 ) -> list[EventRecord]:
     """Events of one Task with ``low <= seq < high``, in the order of their ``seq``."""
     statement = _READ.where(_e.task_id == task_id, _e.seq >= low, _e.seq < high).order_by(_e.seq).limit(limit)
-    return [_record(found) for found in connection.execute(statement).all()]
+    return [_record(found) for found in batches.fetch(connection, statement)]
 
 
 def apply(connection: Connection, ledger: Ledger, changes: Sequence[Change]) -> list[Applied]:

@@ -22,6 +22,7 @@ from asynctask.bookkeeping import Begin, Turn, begin, cancel, give_back
 from asynctask.errors import JobInterrupted, JobTimeout
 from asynctask.job import CurrentJob
 from asynctask.ledger.base import Ledger
+from asynctask.ledger.batches import among
 from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.models import events
 from asynctask.ledger.record import NewJob, enqueue
@@ -141,7 +142,8 @@ class Tracker:
 
     def _read(self, job_ids: Sequence[str]) -> dict[str, EventRecord]:
         with self._ledger.database.read() as connection:
-            return {record.job_id: record for record in read_events(connection, events.c.job_id.in_(job_ids))}
+            known = read_events(connection, among(connection, events.c.job_id, job_ids))
+        return {record.job_id: record for record in known}
 
     def _ticket(self, arrival: Arrival, record: EventRecord) -> Ticket:
         row = record.row

@@ -78,6 +78,7 @@ class Manager:
         self._buffer: SimpleQueue[Assignment | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._mine = Mine()
+        self._rung = False
         self._doubtful = False  # a fetch broke off: the broker may have given what never arrived
         self._missing = Missing(identity, broker, tracker, clock)
         self._turns = Turns(clock)
@@ -179,6 +180,7 @@ class Manager:
                 if self._doubtful:
                     self._find_unarrived()
                 limit = self._room()
+                self._rung = False
                 done = self._mine.take_done()
                 copies = self._broker.exchange(self._identity, done, self._queue_order(), limit)
                 self._mine.exchanged(done, copies)
@@ -331,7 +333,8 @@ class Manager:
     def done(self, assignment: Assignment) -> None:
         """Its outcome is in the ledger (or it has none): its copy is acknowledged with the next exchange."""
         waiting = self._mine.done(assignment.copy)
-        if waiting >= MAX_FETCH // 2 or not self._turns:
+        if not self._rung and (waiting >= MAX_FETCH // 2 or not self._turns):
+            self._rung = True  # once until they are taken: a flush ends hundreds, and being woken for each costs more
             self._broker.wake()
 
     def gone(self, assignment: Assignment) -> None:

@@ -20,7 +20,7 @@ from asynctask.ledger.models import events, task_samples, task_tallies, tasks, w
 from asynctask.ledger.progress import progress
 from asynctask.ledger.record import NewJob, enqueue, record
 from asynctask.ledger.recorder import Outcome, Recorder
-from asynctask.ledger.transitions import Failure
+from asynctask.ledger.transitions import Failure, lock_events
 from asynctask.states import Reason, Status
 from asynctask.testing.waits import wait_for
 
@@ -295,6 +295,32 @@ def test_the_low_mark_waits_while_a_retry_is_turning_rows(world: World) -> None:
     control.retry(app.ledger, task.id)
     lost.advance_low(app.ledger, [task.id])
     assert world.one("SELECT low_seq FROM tasks WHERE id = ?", task.id) == 0
+
+
+@SERVERS
+def test_events_that_are_read_for_a_change_are_locked(world: World) -> None:
+    """Taken out: the limit that keeps the locking SELECT a statement of its own on MariaDB, or FOR UPDATE anywhere."""
+    app = world.app()
+    app.submit("note", numbers(3))
+    ids = [int(row[0]) for row in world.sql("SELECT id FROM events ORDER BY id")]
+    with app.ledger.database.write() as connection:
+        assert list(lock_events(connection, events.c.id.in_(ids[:2]))) == ids[:2]
+        with app.ledger.database.read() as other:
+            free = other.execute(sa.select(events.c.id).order_by(events.c.id).with_for_update(skip_locked=True)).scalars()
+            assert free.all() == ids[2:]
+
+
+def test_one_of_many_values_is_looked_up_by_the_index_whatever_they_hold(world: World) -> None:
+    app = world.app()
+    app.submit("note", numbers(3))
+    jids = [str(row[0]) for row in world.sql("SELECT job_id FROM events ORDER BY id")]
+    odd = ["'", '"', "\\", "%s", "x') OR ('1'='1", "日本", ""]
+    with app.ledger.database.read() as connection:
+        asked = batches.among(connection, events.c.job_id, [*jids[:2], *odd])
+        found = sa.select(events.c.job_id).where(asked)
+        assert sorted(row[0] for row in batches.fetch(connection, found)) == sorted(jids[:2])
+        none = batches.among(connection, events.c.id, [])
+        assert list(batches.fetch(connection, sa.select(events.c.id).where(none))) == []
 
 
 @SERVERS
