@@ -45,6 +45,30 @@ def put_back(priority: int) -> int:
 
 def row_of(copy: Copy, *, held_in: str | None = None, run_at: int | None = None) -> Row:
     """A copy as a new row: waiting, or in a set. Raises :class:`InputError` for what cannot be kept as it is."""
+    if not _fits(copy):
+        _check(copy)
+    return {
+        "jid": copy.jid, "attempt": copy.attempt, "queue": copy.queue, "priority": copy.priority, "task_id": copy.task_id,
+        "held_in": held_in, "run_at": run_at, "deaths": copy.deaths, "payload": copy.payload,
+        "waits": ordinary(copy.priority) if held_in is None else None,
+    }  # fmt: skip
+
+
+def _fits(copy: Copy) -> bool:
+    """Whether nothing can be wrong with it, as with nearly all; what is no ASCII is looked at again."""
+    return (
+        0 < len(copy.jid) <= _NAMES[0][1]
+        and 0 < len(copy.queue) <= _NAMES[1][1]
+        and all(text.isascii() and "\0" not in text for text in (copy.jid, copy.queue, copy.payload))
+        and 0 <= copy.attempt <= _INT
+        and -_INT <= copy.priority <= _INT
+        and 0 <= copy.deaths <= _INT
+        and (copy.task_id is None or 0 <= copy.task_id <= _BIGINT)
+        and len(copy.payload) <= MAX_PAYLOAD_BYTES
+    )
+
+
+def _check(copy: Copy) -> None:
     problems = [each for name, limit in _NAMES for each in _name_problems(name, getattr(copy, name), limit)]
     for name, least, most in _NUMBERS:
         value = getattr(copy, name)
@@ -59,11 +83,6 @@ def row_of(copy: Copy, *, held_in: str | None = None, run_at: int | None = None)
             f"the job's payload has {len(copy.payload.encode()):,} bytes, the most is {MAX_PAYLOAD_BYTES:,}: put the data"
             " somewhere and hand over where it is"
         )
-    return {
-        "jid": copy.jid, "attempt": copy.attempt, "queue": copy.queue, "priority": copy.priority, "task_id": copy.task_id,
-        "held_in": held_in, "run_at": run_at, "deaths": copy.deaths, "payload": copy.payload,
-        "waits": ordinary(copy.priority) if held_in is None else None,
-    }  # fmt: skip
 
 
 def _name_problems(name: str, value: str, limit: int) -> list[Problem]:

@@ -19,6 +19,9 @@ PARTS: Final = ("recover_dead", "release_due", "turn_rows", "take_up_splits", "c
 _QUIET: Final = 3
 """While nothing happens, the one on duty looks after so many pauses; the others look who that is after twice as many."""
 
+_OFTEN: Final = 0.25
+"""The one on duty looks no more often than after this part of a pause, whatever it hears."""
+
 
 class Rota:
     """What one process knows of the upkeep: whether it is its duty, and what is wanted.
@@ -76,7 +79,10 @@ class Rota:
         if self._waker is None or not self._mine:
             self._stop.wait(self._every_s)
         elif not self._stop.is_set() and self._waker.wait(self._every_s):
-            self._looked = -1e9  # something was left in the ledger for whoever is on duty
+            # Something was left in the ledger for whoever is on duty. Where much happens, one look does for all of it.
+            since = self._ledger.clock.monotonic() - self._looked
+            self._stop.wait(max(0.0, min(self._every_s * _OFTEN - since, self._every_s)))
+            self._looked = -1e9
 
     def leave(self) -> None:
         """Lets go of the duty."""

@@ -83,8 +83,10 @@ def update(
     if not rows:
         return 0
     guard, written = tuple(guard), tuple(written)
+    names = (*(f"v_{name}" for name in written), *(f"b_{name}" for name in guard))
     if connection.dialect.name == "sqlite":
-        return int(connection.execute(_update_each(table, guard, written), rows).rowcount)
+        values = [tuple([row[name] for name in names]) for row in rows]
+        return int(connection.exec_driver_sql(_update_each(table, guard, written), values).rowcount)
     if connection.dialect.name == "postgresql":
         statement, parts = _update_postgresql(table, guard, written), texts(rows)
     else:
@@ -126,9 +128,10 @@ def texts(rows: Sequence[Any]) -> Iterator[str]:
 
 
 @cache
-def _update_each(table: sa.Table, guard: tuple[str, ...], written: tuple[str, ...]) -> sa.Update:
-    where = [table.c[name] == sa.bindparam(f"b_{name}") for name in guard]
-    return table.update().where(*where).values({name: sa.bindparam(f"v_{name}") for name in written})
+def _update_each(table: sa.Table, guard: tuple[str, ...], written: tuple[str, ...]) -> str:
+    sets = ", ".join(f'"{name}" = ?' for name in written)
+    where = " AND ".join(f'"{name}" = ?' for name in guard)
+    return f"UPDATE {table.name} SET {sets} WHERE {where}"  # noqa: S608 - names of our own tables
 
 
 # -- PostgreSQL

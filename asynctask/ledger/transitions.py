@@ -117,6 +117,7 @@ _KEPT = ("result", "checkpoint")  # left as they are unless the change says othe
 
 _WRITTEN_BUT_KEPT = tuple(name for name in _WRITTEN if name not in _KEPT)
 _GUARD = ("id", "attempt", "status")
+_STATUSES = {str(status): status for status in Status}  # a look-up costs less than a call of the enumeration
 
 
 def _record(found: Any) -> EventRecord:
@@ -126,7 +127,7 @@ def _record(found: Any) -> EventRecord:
     ) = found  # fmt: skip
     reserved = task_id is None or (seq is not None and next_seq is not None and seq < next_seq)
     row = Row(
-        Status(status), attempt, due_at, retries, deaths, reserved, items, n_finish, n_failed, n_error, n_cancelled,
+        _STATUSES[status], attempt, due_at, retries, deaths, reserved, items, n_finish, n_failed, n_error, n_cancelled,
         process, bool(watched),
     )  # fmt: skip
     return EventRecord(
