@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from asynctask.bulk.coerce import Coercer, Unclear, allows_none, coercer_for, kind_of
 from asynctask.bulk.fields import aliases, either, has_nul, listed, names_of
-from asynctask.bulk.problems import fault, from_pydantic, jsonable
+from asynctask.bulk.problems import fault, from_pydantic, in_order, jsonable
 from asynctask.bulk.readers.base import CellError, RawRow, normalise, report_block, shorten
 from asynctask.errors import InputError, Problem
 
@@ -20,6 +20,7 @@ __all__ = ["Accepted", "Binding", "ItemShape", "Refused"]
 
 _SHOWN: Final = 20
 """Columns in a message, where fewer are required."""
+_SCALARS: Final = frozenset((str, int, bool, type(None)))  # JSON as they are, and all that most items hold
 _TAKES_BLANK: Final = (None, coercer_for(str, sheet=False))
 """Of JSON an empty text is a text, and none of our business where the model alone judges; elsewhere it is nothing."""
 
@@ -218,7 +219,7 @@ class ItemShape:
             problems.extend(self._unstorable(number, item))
         if not problems:
             return Accepted(number, item)
-        return Refused(number, _in_order(problems, values), jsonable(values))
+        return Refused(number, in_order(problems, values), jsonable(values))
 
     def _scalar(self, number: int, value: Any) -> Accepted | Refused:
         """A worker without a model takes any JSON value as its item: a number, a text, a list."""
@@ -227,6 +228,9 @@ class ItemShape:
         return Refused(number, problems, {"value": item}) if problems else Accepted(number, item)
 
     def _plain(self, number: int, values: Mapping[str, Any], binding: Binding | None) -> Accepted | Refused:
+        if binding is None and _SCALARS.issuperset(map(type, values.values())) and {str}.issuperset(map(type, values)):
+            found = tuple(self._unstorable(number, values))
+            return Refused(number, found, jsonable(values)) if found else Accepted(number, dict(values))
         ignored = binding.ignored if binding else frozenset()
         renamed = binding.fields if binding else {}
         kept = {key: value for key, value in values.items() if key not in ignored}
@@ -352,17 +356,6 @@ class ItemShape:
         if headers is not None:
             return headers.get(column.field) or self._title(column.field)
         return next((str(each) for each in values if self._json_columns.get(each) is column), key)
-
-
-def _in_order(problems: list[Problem], values: Mapping[str, Any]) -> tuple[Problem, ...]:
-    """As the columns stand in the row; what is about no column of it comes last."""
-    places = {str(key): place for place, key in enumerate(values)}
-
-    def place(problem: Problem) -> int:
-        column = problem.column or ""
-        return places.get(column, places.get(column.partition(".")[0], len(places)))
-
-    return tuple(sorted(problems, key=place))
 
 
 def _take_cells(

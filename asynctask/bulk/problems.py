@@ -7,7 +7,7 @@ The codes are listed in docs/sheets.md. An error type of pydantic that is not in
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -24,6 +24,7 @@ __all__ = [
     "describe",
     "fault",
     "from_pydantic",
+    "in_order",
     "jsonable",
     "localised",
     "render",
@@ -236,3 +237,14 @@ def _storable(text: str) -> str:
     if "\0" in text:
         text = text.replace("\0", "\ufffd")
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def in_order(problems: Sequence[Problem], values: Mapping[str, Any]) -> tuple[Problem, ...]:
+    """A row's problems as the columns stand in the row; what is about no column of it comes last."""
+    places = {str(key): place for place, key in enumerate(values)}
+
+    def place(problem: Problem) -> int:
+        column = problem.column or ""
+        return places.get(column, places.get(column.partition(".")[0], len(places)))
+
+    return tuple(sorted(problems, key=place))

@@ -160,7 +160,8 @@ def _copy(connection: Connection, table: str, columns: Sequence[str], rows: Sequ
     error_class: Any = connection.dialect.loaded_dbapi.Error
     try:
         with driver.cursor() as cursor, cursor.copy(statement) as copy:
-            copy.write("".join(["\t".join([_cell(value) for value in row]) + "\n" for row in rows]))
+            for row in rows:
+                copy.write_row(row)
     except error_class as error:  # told as SQLAlchemy tells the errors of every other statement
         lost = connection.dialect.is_disconnect(error, driver, None)
         if lost:
@@ -168,16 +169,6 @@ def _copy(connection: Connection, table: str, columns: Sequence[str], rows: Sequ
         raise exc.DBAPIError.instance(
             statement, None, error, error_class, connection_invalidated=lost, dialect=connection.dialect
         ) from error
-
-
-_ESCAPES: Final = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
-
-
-def _cell(value: Any) -> str:
-    """A value in the text format of COPY."""
-    if value is None:
-        return "\\N"
-    return value.translate(_ESCAPES) if isinstance(value, str) else str(value)
 
 
 # -- MariaDB

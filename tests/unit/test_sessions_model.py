@@ -229,6 +229,7 @@ class Lines(RuleBasedStateMachine):
                     control.resume(self.ledger, row["id"])
                 if row["split_state"] == "splitting":
                     task_rows.seal(self.ledger, row["id"])
+                    try_close(self.ledger, row["id"])  # as whoever seals it does: all of it may be over already
             for _ in range(40 * (1 + len(self.tasks))):
                 if all(row["finished_at"] is not None for row in self.rows()):
                     break
