@@ -203,9 +203,13 @@ class Recorder:
             for each, result in zip(wave, applied, strict=True):
                 if each.then is not None:
                     each.then(result.turn is not None)
-            if (at := ready.announce(self._ledger, applied)) is not None:
-                self._on_due(at)
+            self.announce(applied)
         self._close(tasks_ended)
+
+    def announce(self, applied: Sequence[Applied]) -> None:
+        """Tells whoever dispatches what committed changes left to dispatch, and when."""
+        if (at := ready.announce(self._ledger, applied)) is not None:
+            self._on_due(at)
 
     def _close(self, task_ids: set[int]) -> None:
         if not task_ids:

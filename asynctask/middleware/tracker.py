@@ -27,7 +27,7 @@ from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.models import events
 from asynctask.ledger.record import NewJob, enqueue
 from asynctask.ledger.recorder import Outcome, Recorder
-from asynctask.ledger.transitions import Change, EventRecord, Failure, Note, apply, read_events
+from asynctask.ledger.transitions import Applied, Change, EventRecord, Failure, Note, apply, read_events
 from asynctask.messages import clean
 from asynctask.states import Reason, State, Status
 
@@ -248,14 +248,15 @@ class Tracker:
         Each comes with a message that says why; it is not said again while it is the last one that the Event has.
         Committed when this returns: their copies may be acknowledged. Raises LedgerUnavailable.
         """
-        self._put_off(tickets, until)
+        applied = self._put_off(tickets, until)
         for ticket, _ in tickets:
             self.forget(ticket)
+        self._recorder.announce(applied)
 
     @repeatable
-    def _put_off(self, tickets: Sequence[tuple[Ticket, str]], until: int) -> None:
+    def _put_off(self, tickets: Sequence[tuple[Ticket, str]], until: int) -> list[Applied]:
         with self._ledger.database.write() as connection:
-            apply(connection, self._ledger, [self._waiting(ticket, clean(why), until) for ticket, why in tickets])
+            return apply(connection, self._ledger, [self._waiting(ticket, clean(why), until) for ticket, why in tickets])
 
     def _waiting(self, ticket: Ticket, why: str, until: int) -> Change:
         change = Change(ticket.event_id, lambda record: None)
