@@ -16,6 +16,7 @@ from asynctask.messages import CATALOGUE
 __all__ = ["ENV_PREFIX", "Config", "Setting", "load", "settings"]
 
 ENV_PREFIX: Final = "ASYNCTASK_"
+_REDIS: Final = ("redis://", "rediss://", "unix://")
 _SECRET = frozenset({"database_url", "broker_url"})
 
 
@@ -28,8 +29,8 @@ class Config:
     """The settings of one application. Raises :class:`ConfigError` for values that cannot work."""
 
     database_url: str = _field("sqlite:///asynctask.db", "The ledger's database, as SQLAlchemy writes URLs.")
-    broker_url: str = _field("", "Where jobs wait; empty: a table of the database.")
-    namespace: str = _field("", "Prefix of every key of a shared broker.")
+    broker_url: str = _field("", "Where jobs wait: redis://, rediss:// or unix://; empty: a table of the database.")
+    namespace: str = _field("", "Prefix of every key in Redis.")
     locale: str = _field("en", "Language of the messages that the middleware records: " + ", ".join(CATALOGUE) + ".")
     data_dir: str = _field("asynctask-data", "Folder for uploads and reports; every process must see the same one.")
     app: str = _field("", "module:attribute of the application, for processes that this one starts.")
@@ -42,6 +43,13 @@ class Config:
     lease_s: float = _field(20.0, "Seconds after which a silent process counts as dead.", low=0.5, high=3600)
     heartbeat_s: float = _field(5.0, "Seconds between renewals of the lease; less than half of it.", low=0.1, high=1800)
     dispatch_ahead_s: float = _field(0.25, "Seconds of consumption that wait in the queue.", low=0.01, high=60)
+
+    broker_connections: int = _field(10, "Most connections that a process opens to Redis.", low=2, high=1000)
+    poll_interval_s: float = _field(
+        0.0, "Average seconds between two looks for due jobs in Redis; 0: 5 for each process there is.", low=0, high=3600
+    )
+    dead_max_jobs: int = _field(10_000, "Most dead jobs that Redis keeps.", low=1)
+    dead_timeout_s: int = _field(15_552_000, "Seconds for which Redis keeps a dead job.", low=60)
 
     database_connections: int = _field(10, "Most connections that a process opens to the database.", low=4, high=1000)
 
@@ -71,11 +79,16 @@ class Config:
             )
         if self.locale not in CATALOGUE:
             raise ConfigError(f"locale {self.locale!r} does not ship; choose one of {', '.join(CATALOGUE)}")
-        if self.broker_url and not _same_database(self.broker_url, self.database_url):
-            raise ConfigError("broker_url: this version's only broker is the database itself; leave it empty")
-        if self.namespace:
+        if not (self.uses_redis or self.broker_url in ("", self.database_url)):
+            raise ConfigError("broker_url: write redis://, rediss:// or unix://, or leave it empty for the database")
+        if self.namespace and not self.uses_redis:
             raise ConfigError("namespace: the database broker has no keys to prefix; leave it empty")
         self.queue_weights()
+
+    @property
+    def uses_redis(self) -> bool:
+        """Whether jobs wait in Redis."""
+        return self.broker_url.startswith(_REDIS)
 
     def queue_weights(self) -> dict[str, int]:
         """The queues with their weights, in the listed order."""
@@ -171,7 +184,3 @@ def _check(name: str, value: Any, low: float | None, high: float | None) -> None
         raise ConfigError(
             f"{name} must be between {low or 0:g} and {'any' if high is None else f'{high:g}'}, not {value!r}"
         )
-
-
-def _same_database(broker_url: str, database_url: str) -> bool:
-    return broker_url == database_url

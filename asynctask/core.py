@@ -55,7 +55,7 @@ class Core:
         self.host = recovery.Host.local(name)
         identity = f"{name[:40]}:{self.pid}:{ids.nonce()}"
         self.ledger = Ledger(self.database, clock, ids, Catalogue(config.locale), identity)
-        self.broker: Broker = SqlBroker(self.database, signals=self.signals)
+        self.broker: Broker = self._made_broker(clock, ids)
         self.uploads = Uploads(Path(config.data_dir), config.max_file_bytes, ids)
         self.dispatcher = Dispatcher(
             self.ledger, self.broker, ahead_s=config.dispatch_ahead_s, outgoing=lambda copies: _filtered(outgoing(), copies)
@@ -71,6 +71,17 @@ class Core:
         self.submitter = Submitter(
             self.services, splitter, lease_s=config.lease_s, split_elsewhere=self.split_elsewhere, checker=checker
         )
+
+    def _made_broker(self, clock: Clock, ids: Ids) -> Broker:
+        config = self._config
+        if not config.uses_redis:
+            return SqlBroker(self.database, signals=self.signals)
+        from asynctask.brokers.redis.broker import RedisBroker  # whoever stays with SQL need not load it
+
+        return RedisBroker(
+            config.broker_url, namespace=config.namespace, clock=clock, ids=ids, connections=config.broker_connections,
+            dead_max=config.dead_max_jobs, dead_timeout_s=config.dead_timeout_s,
+        )  # fmt: skip
 
     def split_elsewhere(self, task_id: int) -> bool:
         """Starts a child process that splits; False where the application has no name that a child could load."""

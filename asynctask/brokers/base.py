@@ -33,12 +33,14 @@ class Capabilities:
     """What brokers may differ in; a test asks here and never for a class.
 
     ``priority``: orders within a queue by priority. ``blocking``: a fetch can wait at the server. ``survives_restart``:
-    what it holds is still there after its server died.
+    what it holds is still there after its server died. ``polled``: each worker process looks for what is due in its sets,
+    at intervals that they share; where not, whoever has the duty of the upkeep does.
     """
 
     priority: bool
     blocking: bool
     survives_restart: bool
+    polled: bool = False
 
 
 @dataclass(slots=True)

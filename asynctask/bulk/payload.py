@@ -10,6 +10,7 @@ import orjson
 from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND
 from asynctask.ledger.dispatch import Ready
+from asynctask.wire.payload import parse
 
 __all__ = ["build", "decode", "tracked_copy"]
 
@@ -53,8 +54,8 @@ def tracked_copy(ready: Ready, now: int) -> Copy:
 
 
 def decode(payload: str | bytes) -> Mapping[str, Any]:
-    """The job of a payload. Raises ValueError for text that is no job: no JSON, no object, no class, no args."""
-    job = orjson.loads(payload)
-    if not isinstance(job, dict) or not isinstance(job.get("class"), str) or not isinstance(job.get("args"), list):
+    """The job of a payload. Raises ValueError for text that is no job: no JSON as Ruby reads it, no class, no args."""
+    job = parse(payload)
+    if not isinstance(job.get("class"), str) or not isinstance(job.get("args"), list):
         raise ValueError('a job is a JSON object with a string "class" and an array "args"')
     return job

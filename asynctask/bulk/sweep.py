@@ -65,7 +65,7 @@ class Sweep:
         self._every_s = every_s
         self._rota = Rota(
             ledger, host, nudge, expect, waker, every_s=every_s, can_split=take_up is not None,
-            foreign=not isinstance(broker, SqlBroker),
+            foreign=not (isinstance(broker, SqlBroker) or broker.capabilities.polled),
         )  # fmt: skip
         self._missed: dict[Key, tuple[int, int]] = {}
         self._looked_at = 0
@@ -163,7 +163,9 @@ class Sweep:
     # -- what is due
 
     def release_due(self) -> None:
-        """Untracked jobs whose time has come go to their queues."""
+        """Untracked jobs whose time has come go to their queues, where no process of its own looks after them."""
+        if self._broker.capabilities.polled:
+            return
         now = self._ledger.now()
         for name in (RETRY, SCHEDULE):
             while self._broker.release_due(name, now, _DUE_AT_ONCE) == _DUE_AT_ONCE:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 from asynctask.brokers.base import Copy
 
@@ -16,7 +17,7 @@ class Mine:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._done: list[Copy] = []
-        self._handles: set[int] = set()
+        self._handles: set[Any] = set()  # of whatever kind the broker's are
 
     def __contains__(self, copy: Copy) -> bool:
         with self._lock:

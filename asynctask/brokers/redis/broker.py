@@ -51,7 +51,7 @@ class RedisBroker:
     that cannot be.
     """
 
-    capabilities = Capabilities(priority=False, blocking=True, survives_restart=True)
+    capabilities = Capabilities(priority=False, blocking=True, survives_restart=True, polled=True)
 
     def __init__(
         self,
