@@ -156,6 +156,10 @@ class Manager:
         """Jobs that run now."""
         return len(self._turns)
 
+    def running(self) -> Sequence[Assignment]:
+        """The jobs that run now, as they were fetched."""
+        return self._assignments()
+
     @property
     def is_quiet(self) -> bool:
         """Whether :meth:`quiet` was called."""
