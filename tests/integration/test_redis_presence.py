@@ -6,21 +6,26 @@ import json
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 from support.redis_ruby import sidekiq
+from support.redis_servers import OwnRedis
 from support.redis_watch import Fixed, Monitor
 from support.servers import RedisServer
 from support.world import World
 
 from asynctask import AsyncTask
+from asynctask.brokers.base import Copy
 from asynctask.brokers.presence import About, Running
 from asynctask.brokers.redis.broker import RedisBroker
 from asynctask.brokers.redis.presence import MAX_SHOWN, RedisPresence
 from asynctask.clock import SECOND
 from asynctask.errors import BrokerUnavailable
+from asynctask.job import CurrentJob
+from asynctask.runtime.performer import Assignment
 from asynctask.testing.waits import wait_for
 
 NOW = 1_763_700_000_123_456  # 2025-11-21 04:40:00 UTC
@@ -358,17 +363,71 @@ def test_ruby_quiets_a_process_and_sees_that_it_is(
         assert raw.llen("queue:default") == 1
 
 
+def test_ruby_has_a_process_show_its_stacks(
+    gated: Gated, world: World, redis_server: RedisServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with world.working(gated.app) as launcher:
+        assert launcher.showing is not None
+        launcher.showing.beat()
+        tell(redis_server, "dump_threads")
+        launcher.showing.beat()
+        assert not launcher.manager.is_quiet
+    said = capfd.readouterr().err
+    assert "Current thread 0x" in said
+    assert "manager.py" in said
+
+
 def test_ruby_stops_a_process_that_serves_and_its_last_counts_arrive(
     world: World, redis_server: RedisServer, raw: redis.Redis
 ) -> None:
     child = world.spawn("-m", "asynctask", "-A", "support.redis_app:app", "worker", "-c", "2", TEST_BROKER=redis_server.url)
     wait_for(lambda: raw.scard("processes") == 1, "the process is seen", 60)
-    tell(redis_server, "dump_threads")
     tell(redis_server, "stop!")
     assert wait_for(lambda: child.poll() is not None, "it stops", 90)
     assert child.returncode == 0, world.said()
-    assert "Thread 0x" in world.said()
     assert raw.scard("processes") == 0
+
+
+def test_an_outage_of_redis_ends_nothing_and_the_process_is_seen_again(world: World, tmp_path: Path) -> None:
+    with OwnRedis(tmp_path) as server:
+        gated = Gated(world, server.url)
+        with world.working(gated.app) as launcher:
+            showing = launcher.showing
+            assert showing is not None
+            gated.hard.perform_async(1)
+            assert gated.began.acquire(timeout=60)
+            server.stop()
+            with pytest.raises(BrokerUnavailable):
+                showing.beat()
+            gated.gate.set()
+            wait_for(lambda: launcher.performer.performed == 1, "the job ends while the server is away")
+            server.start()
+            showing.beat()
+            with server.client() as raw:
+                assert raw.get("stat:processed") == b"1"
+                assert raw.scard("processes") == 1
+
+
+@pytest.mark.parametrize(("wrapped", "counted"), [("Real", "Real"), (None, "Wrapper"), (7, "Wrapper")])
+def test_a_wrapped_job_counts_under_its_own_name(gated: Gated, raw: redis.Redis, wrapped: Any, counted: str) -> None:
+    launcher = gated.app.launcher()
+    assert launcher.showing is not None
+    copy = Copy("0" * 24, 0, "default", "{}")
+    payload = {"class": "Wrapper", "wrapped": wrapped, "args": []}
+    launcher.showing.ended(Assignment(copy, payload, CurrentJob("0" * 24), None, None), False)
+    launcher.showing.beat()
+    (key,) = raw.keys("j|????????|*")
+    assert raw.hget(key, f"{counted}|p") == b"1"
+
+
+def test_a_signal_that_nobody_knows_does_nothing(gated: Gated, world: World, raw: redis.Redis) -> None:
+    with world.working(gated.app) as launcher:
+        assert launcher.showing is not None
+        for name in ("KILL", "", "\xff" * 10_000, "LOST"):
+            raw.lpush(f"{launcher.manager._identity}-signals", name)
+            launcher.showing.beat()
+        assert not launcher.manager.is_quiet
+        assert not launcher._lost
 
 
 def test_what_is_cut_off_at_the_end_goes_back_unchanged_and_counts_as_failed(
