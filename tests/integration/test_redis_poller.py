@@ -60,11 +60,10 @@ def test_what_ruby_scheduled_and_what_is_to_be_retried_runs_when_it_is_due(
 
 
 def test_a_quiet_process_looks_no_more(world: World, redis_server: RedisServer, raw: redis.Redis) -> None:
-    app = world.app(broker_url=redis_server.url, poll_interval_s=0.01)
+    app = world.app(broker_url=redis_server.url)
     with world.working(app) as launcher:
         assert launcher.poller is not None
         launcher.quiet()
-        launcher.poller.stop()
         sidekiq(redis_server.url, _FILL)
         launcher.poller.look()
         assert (raw.zcard("schedule"), raw.zcard("retry")) == (2, 1)

@@ -288,6 +288,36 @@ def test_metrics_stand_where_both_versions_read_them(broker: RedisBroker, raw: r
     assert not raw.keys("*a|b*")
 
 
+def test_metrics_that_could_not_be_sent_go_with_a_later_beat(
+    broker: RedisBroker, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = presence(broker)
+    known = made._server.guarded
+
+    def guarded(call: Any, keys: Any = (), **options: Any) -> Any:
+        if any(key.startswith("j|") for key in keys):
+            raise BrokerUnavailable("it is away")
+        return known(call, keys, **options)
+
+    made.ended("Hard", 0.05, False)
+    with monkeypatch.context() as patch:
+        patch.setattr(made._server, "guarded", guarded)
+        beat(made)
+    assert raw.get("stat:processed") == b"1"
+    beat(made)
+    assert raw.get("stat:processed") == b"1"
+    assert raw.hget("j|251121|4:40", "Hard|p") == b"1"
+
+
+def test_a_metrics_key_that_holds_something_else_costs_its_own_figures_alone(broker: RedisBroker, raw: redis.Redis) -> None:
+    made = presence(broker)
+    raw.rpush("j|20251121|4:40", "not a hash")
+    for _ in range(2):
+        made.ended("Hard", 0.05, False)
+        beat(made)
+    assert raw.hget("j|251121|4:40", "Hard|p") == b"2"
+
+
 # -- the set of processes
 
 

@@ -170,7 +170,7 @@ class RedisPresence:
         prefix = self._server.keys.prefix
         wanted = ((verb, f"{prefix}{key}", *rest) for verb, key, *rest in commands(minute, figures))
         while part := list(islice(wanted, _AT_ONCE)):
-            self._server.ask(*part, repeat=False)
+            self._at_once(*part)
 
     def _at_once(self, *wanted: Command) -> list[Any]:
         """The answers of one transaction. A key that holds something else is told of, and the rest of it is done."""
