@@ -65,11 +65,14 @@ class Showing:
         self._soon.set()
         if self._thread is not None:
             self._thread.join(10)
+        if not self._lock.acquire(timeout=1):
+            return  # it is still waiting for an answer: there is nobody to tell
         try:
-            with self._lock:
-                self._presence.leave()
+            self._presence.leave()
         except Unavailable as error:
             self._log.warning("leave_put_off", error=str(error))
+        finally:
+            self._lock.release()
 
     def ended(self, assignment: Assignment, failed: bool) -> None:
         """Counts a job that ended."""

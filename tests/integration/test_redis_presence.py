@@ -302,7 +302,8 @@ def test_metrics_that_could_not_be_sent_go_with_a_later_beat(
     made.ended("Hard", 0.05, False)
     with monkeypatch.context() as patch:
         patch.setattr(made._server, "guarded", guarded)
-        beat(made)
+        raw.lpush(f"{ME}-signals", "TSTP")
+        assert beat(made) == "TSTP"
     assert raw.get("stat:processed") == b"1"
     beat(made)
     assert raw.get("stat:processed") == b"1"

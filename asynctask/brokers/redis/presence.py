@@ -61,10 +61,6 @@ class RedisPresence:
 
     def beat(self, running: Sequence[Running], *, quiet: bool, rss_kib: int) -> str | None:
         """One beat, see :class:`~asynctask.brokers.presence.Presence`."""
-        try:
-            self.send()
-        except BrokerUnavailable as error:  # it is seen all the same, if the server is there
-            self._log.warning("counts_put_off", error=str(error))
         before = self._clock.monotonic()
         self._server.ask(("PING",))
         rtt_us = round((self._clock.monotonic() - before) * SECOND)
@@ -80,6 +76,10 @@ class RedisPresence:
             ("EXPIRE", self._key, SEEN_S),
             ("RPOP", f"{self._key}-signals"),
         )
+        try:
+            self.send()
+        except BrokerUnavailable as error:  # it is seen all the same, and a signal is taken once
+            self._log.warning("counts_put_off", error=str(error))
         return _signal(answers[-1])
 
     def _shown(self, running: Sequence[Running]) -> list[Command]:
@@ -99,11 +99,9 @@ class RedisPresence:
 
     def leave(self) -> None:
         """Sends the last counts; the hash of the process is left to expire, as Ruby does."""
-        try:
-            self.send()
-        finally:
-            gone = ("SREM", self._server.keys("processes"), self._about.identity)
-            self._server.ask(gone, ("UNLINK", *self._work))
+        gone = ("SREM", self._server.keys("processes"), self._about.identity)
+        self._server.ask(gone, ("UNLINK", *self._work))
+        self.send()
 
     # -- the others
 
