@@ -419,6 +419,21 @@ def test_ruby_stops_a_process_that_serves_and_its_last_counts_arrive(
     assert raw.scard("processes") == 0
 
 
+def test_a_process_that_waits_for_its_last_jobs_is_seen_as_stopping(gated: Gated, raw: redis.Redis) -> None:
+    launcher = gated.app.launcher(concurrency=1, shutdown_s=60.0)
+    launcher.start()
+    gated.hard.perform_async(1)
+    assert gated.began.acquire(timeout=60)
+    stopping = threading.Thread(target=launcher.stop, name="stop")
+    stopping.start()
+    me = launcher.manager._identity
+    wait_for(lambda: raw.hmget(me, "quiet", "busy") == [b"true", b"1"], "it is seen as stopping", 9.0)
+    assert raw.hlen(f"{me}:work") == 1
+    gated.gate.set()
+    stopping.join()
+    assert raw.exists("processes", f"{me}:work") == 0
+
+
 def test_an_outage_of_redis_ends_nothing_and_the_process_is_seen_again(world: World, tmp_path: Path) -> None:
     with OwnRedis(tmp_path) as server:
         gated = Gated(world, server.url)

@@ -84,10 +84,10 @@ def test_a_new_day_is_counted_by_itself() -> None:
 
 def test_what_could_not_be_sent_joins_what_came_since() -> None:
     metrics = Metrics()
-    metrics.add(1, "Hard", 0.01, False)
+    metrics.add(1, [("Hard", 0.01, False)])
     taken = metrics.take()
-    metrics.add(1, "Hard", 0.01, True)
-    metrics.add(2, "Hard", 0.04, False)
+    metrics.add(1, [("Hard", 0.01, True)])
+    metrics.add(2, [("Hard", 0.04, False)])
     metrics.put_back(taken)
     assert metrics.take() == {(1, "Hard"): Figures(2, 1, 10, {0: 1}), (2, "Hard"): Figures(1, 0, 40, {2: 1})}
 
@@ -95,10 +95,10 @@ def test_what_could_not_be_sent_joins_what_came_since() -> None:
 def test_figures_that_are_never_sent_are_bounded_and_the_newest_are_kept() -> None:
     metrics = Metrics()
     for minute in range(MAX_FIGURES + 10):
-        metrics.add(minute, "Hard", 0.01, False)
+        metrics.add(minute, [("Hard", 0.01, False)])
     kept = metrics.take()
     assert (len(kept), min(kept)[0]) == (MAX_FIGURES, 10)
-    metrics.add(10**6, "Hard", 0.01, False)
+    metrics.add(10**6, [("Hard", 0.01, False)])
     metrics.put_back(kept)
     kept = metrics.take()
     assert (len(kept), min(kept)[0], max(kept)[0]) == (MAX_FIGURES, 11, 10**6)
@@ -107,7 +107,7 @@ def test_figures_that_are_never_sent_are_bounded_and_the_newest_are_kept() -> No
 @pytest.mark.parametrize("name", ["", "a|b", "a\nb", "x" * 256])
 def test_a_name_that_the_page_cannot_read_is_left_out(name: str) -> None:
     metrics = Metrics()
-    metrics.add(1, name, 0.01, False)
+    metrics.add(1, [(name, 0.01, False)])
     assert metrics.take() == {}
 
 

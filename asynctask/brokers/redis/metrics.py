@@ -16,7 +16,7 @@ histogram, 8 h         ``NAME-DD-HH:M``          ``h|NAME-D-H:M``        26 coun
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
@@ -54,7 +54,7 @@ class Figures:
         if failed:
             self.failures += 1
             return
-        ms = max(0, round(seconds * 1000))
+        ms = int(seconds * 1000 + 0.5)
         self.ms += ms
         counter = bisect_right(BOUNDS, ms)
         self.histogram[counter] = self.histogram.get(counter, 0) + 1
@@ -74,15 +74,22 @@ class Metrics:
     def __init__(self) -> None:
         self._figures: dict[tuple[int, str], Figures] = {}
 
-    def add(self, minute: int, name: str, seconds: float, failed: bool) -> None:
-        """Counts a job; one whose name the metrics page could not read is not counted."""
-        found = self._figures.get((minute, name))
-        if found is None:
-            if not name or len(name) > _MAX_NAME or "|" in name or not name.isprintable():
-                return
-            found = self._figures[minute, name] = Figures()
-            self._bound()
-        found.add(seconds, failed)
+    def add(self, minute: int, ended: Iterable[tuple[str, float, bool]]) -> None:
+        """Counts jobs of a minute: name, seconds and whether it raised of each. A name that the page could not read is left
+        out."""
+        known: dict[str, Figures] = {}
+        for name, seconds, failed in ended:
+            figures = known.get(name)
+            if figures is None:
+                figures = known[name] = self._of(minute, name)
+            figures.add(seconds, failed)
+        self._bound()
+
+    def _of(self, minute: int, name: str) -> Figures:
+        """Figures that are kept, or some that are thrown away."""
+        if not name or len(name) > _MAX_NAME or "|" in name or not name.isprintable():
+            return Figures()
+        return self._figures.setdefault((minute, name), Figures())
 
     def take(self) -> dict[tuple[int, str], Figures]:
         """Everything, for whoever sends it."""

@@ -67,11 +67,10 @@ class Statistics:
                 return
             self._folded = now
             second = self._clock.now() // SECOND
-            count, failures = len(self._ended), 0
-            for _ in range(count):
-                name, seconds, failed = self._ended.popleft()
-                failures += failed
-                self._metrics.add(second // 60, name, seconds, failed)
+            take = self._ended.popleft
+            ended = [take() for _ in range(len(self._ended))]  # what ends meanwhile comes the next time
+            self._metrics.add(second // 60, ended)
+        count, failures = len(ended), sum(failed for _, _, failed in ended)
         today = day(second)
         for name, by in (("processed", count), ("failed", failures)):
             if by:
