@@ -421,13 +421,15 @@ def test_ruby_stops_a_process_that_serves_and_its_last_counts_arrive(
 
 def test_a_process_that_waits_for_its_last_jobs_is_seen_as_stopping(gated: Gated, raw: redis.Redis) -> None:
     launcher = gated.app.launcher(concurrency=1, shutdown_s=60.0)
+    assert launcher.showing is not None
+    launcher.showing._every_s = 3600.0  # the beat that is waited for is not one that comes anyhow
     launcher.start()
     gated.hard.perform_async(1)
     assert gated.began.acquire(timeout=60)
     stopping = threading.Thread(target=launcher.stop, name="stop")
     stopping.start()
     me = launcher.manager._identity
-    wait_for(lambda: raw.hmget(me, "quiet", "busy") == [b"true", b"1"], "it is seen as stopping", 9.0)
+    wait_for(lambda: raw.hmget(me, "quiet", "busy") == [b"true", b"1"], "it is seen as stopping")
     assert raw.hlen(f"{me}:work") == 1
     gated.gate.set()
     stopping.join()
