@@ -375,6 +375,35 @@ def test_ruby_sees_the_process_and_its_jobs_and_counts(gated: Gated, world: Worl
     assert (found["processes"], found["work"], found["processed"]) == ([], [], 4)
 
 
+_PAGES = """
+require "sidekiq/web"
+require "rack/mock"
+web = Rack::MockRequest.new(Sidekiq::Web)
+session = { "rack.session" => { csrf: "x" * 32, options: {} } }
+answer(%w[/ /busy /queues /retries /scheduled /morgue /stats].to_h { |path|
+  found = web.get(path, session)
+  [path, [found.status, ARGV.map { |text| found.body.include?(text) }]]
+})
+"""
+
+
+def test_rubys_page_shows_the_process_and_what_it_runs(
+    gated: Gated, world: World, redis_server: RedisServer, raw: redis.Redis
+) -> None:
+    with world.working(gated.app, concurrency=3) as launcher:
+        gated.plain.perform_async(-1)
+        gated.hard.perform_async(7)
+        assert gated.began.acquire(timeout=60)
+        assert launcher.showing is not None
+        launcher.showing.beat()
+        fetched = map(json.loads, raw.hvals(f"asynctask:fetched:{launcher.manager._identity}"))
+        (jid,) = [job["jid"] for job in fetched if job["class"] == "Hard"]
+        pages = sidekiq(redis_server.url, _PAGES, launcher.manager._identity, jid)
+        gated.gate.set()
+    assert {path: status for path, (status, _) in pages.items()} == dict.fromkeys(pages, 200)
+    assert pages["/busy"][1] == [True, True]
+
+
 def tell(server: RedisServer, what: str) -> None:
     sidekiq(server.url, f"Sidekiq::ProcessSet.new.each(&:{what})")
 
