@@ -18,6 +18,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from asynctask.brokers.presence import About, Presence
+
 __all__ = ["DEAD", "RETRY", "SCHEDULE", "Broker", "Capabilities", "Copy", "Held", "Key"]
 
 SCHEDULE = "schedule"
@@ -130,6 +132,10 @@ class Broker(Protocol):
 
     def drop(self, process: str, copies: Sequence[Copy]) -> None:
         """Takes copies out of a process's list for good; what :meth:`exchange` does with ``done``, without a fetch."""
+        ...
+
+    def presence(self, about: About) -> Presence | None:
+        """How a worker process is seen by the tools of this broker; None where it has no such tools."""
         ...
 
     # -- the sets of untracked jobs

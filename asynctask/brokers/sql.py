@@ -26,6 +26,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.brokers.base import Capabilities, Copy, Held, Key
+from asynctask.brokers.presence import About
 from asynctask.brokers.sql_heads import Heads
 from asynctask.brokers.sql_mariadb import MariadbJobs
 from asynctask.brokers.sql_postgresql import PostgresqlJobs
@@ -176,6 +177,9 @@ class SqlBroker:
         with self._read() as connection:
             found = connection.execute(sa.select(_j.process).where(_j.process.is_not(None)).distinct())
             return {str(process) for (process,) in found}
+
+    def presence(self, about: About) -> None:
+        """Its processes are seen in the ledger."""
 
     def drop(self, process: str, copies: Sequence[Copy]) -> None:
         if copies:

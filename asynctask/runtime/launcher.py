@@ -1,6 +1,7 @@
 """The launcher: puts the parts of a worker process together, and takes them apart in the right order.
 
-Who creates whom: launcher -> heartbeat, recorder, manager (-> fetcher, processors), dispatcher, sweep.
+Who creates whom: launcher -> heartbeat, recorder, manager (-> fetcher, processors), dispatcher, sweep; where the broker has
+tools that look at processes, what shows this one to them; where it is polled, the poller.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from asynctask.brokers.base import Broker
+from asynctask.brokers.presence import About, Presence
 from asynctask.bulk.control import Control
 from asynctask.bulk.dispatcher import Dispatcher
 from asynctask.bulk.sweep import Sweep
@@ -33,7 +35,9 @@ from asynctask.middleware.task_event import TaskEventMiddleware
 from asynctask.middleware.tracker import Tracker
 from asynctask.runtime.heartbeat import Heartbeat
 from asynctask.runtime.manager import Manager
-from asynctask.runtime.performer import Hooks, Performer
+from asynctask.runtime.performer import Assignment, Hooks, Performer
+from asynctask.runtime.poller import Poller
+from asynctask.runtime.showing import Showing
 from asynctask.worker import Worker
 
 __all__ = ["Launcher", "Parts", "Queues", "Tracked"]
@@ -128,10 +132,16 @@ class Launcher:
             queues=queues.names, queue_order=queues.order, concurrency=concurrency, may_start=self._may_start,
             on_dry=self.dispatcher.dry, unrecorded=lambda: self.recorder.waiting,
         )  # fmt: skip
+        presence = parts.broker.presence(self._about())
+        self.showing = self._shown_by(presence) if presence is not None else None
+        self.poller = self._made_poller(presence) if parts.broker.capabilities.polled else None
         self.performer = Performer(
             identity=ledger.identity, broker=parts.broker, tracker=self.tracker, chain=self._chain(), clock=parts.clock,
             ids=parts.ids,
-            hooks=Hooks(self.manager.done, self.manager.gone, self.manager.replace, self._death, self._error),
+            hooks=Hooks(
+                self.manager.done, self.manager.gone, self.manager.replace, self._death, self._error,
+                self.showing.ended if self.showing is not None else _nobody_counts,
+            ),
         )  # fmt: skip
         self.sweep = Sweep(
             ledger, parts.broker, parts.host, parts.controls,
@@ -146,6 +156,28 @@ class Launcher:
             chain.add(middleware)
         chain.add(TaskEventMiddleware(self.tracker, self._parts.config.max_result_bytes))
         return chain
+
+    def _about(self) -> About:
+        parts, config = self._parts, self._parts.config
+        return About(
+            parts.ledger.identity, parts.host.name, os.getpid(), parts.clock.now(), self._concurrency, self._queues.weights,
+            strict=self._queues.strict, version=self._version, tag=config.app.partition(":")[0],
+        )  # fmt: skip
+
+    def _shown_by(self, presence: Presence) -> Showing:
+        return Showing(
+            presence, self._parts.clock, running=self.manager.running, is_quiet=lambda: self.manager.is_quiet,
+            on_signal=self.obey,
+        )  # fmt: skip
+
+    def _made_poller(self, presence: Presence | None) -> Poller:
+        parts = self._parts
+        average_s = parts.config.poll_interval_s
+        if presence is None:
+            return Poller(parts.broker, parts.clock, parts.ids, average_s=average_s)
+        return Poller(
+            parts.broker, parts.clock, parts.ids, processes=presence.processes, prune=presence.prune, average_s=average_s
+        )
 
     # -- life
 
@@ -162,6 +194,10 @@ class Launcher:
         self.dispatcher.attach(self.manager.load)
         self.dispatcher.start()
         self.sweep.start()
+        if self.showing is not None:
+            self.showing.start()
+        if self.poller is not None:
+            self.poller.start()
         self._ticker = threading.Thread(target=self._tick, name="ticker", daemon=True)
         self._ticker.start()
 
@@ -169,7 +205,11 @@ class Launcher:
         """Takes no new job; what runs goes on."""
         if not self.manager.is_quiet:
             self._log.info("quiet")
+            if self.poller is not None:
+                self.poller.quiet()
             self.manager.quiet()
+            if self.showing is not None:
+                self.showing.soon()
             self._parts.fire("quiet")
 
     def stop(self) -> bool:
@@ -186,6 +226,10 @@ class Launcher:
         self.sweep.stop()
         self.manager.stop()
         recorded = self.recorder.stop(_FLUSH_S)
+        if self.poller is not None:
+            self.poller.stop()
+        if self.showing is not None:
+            self.showing.stop()
         self._ticker_stop.set()
         self.heartbeat.stop()
         self.performer.watchdog.stop()
@@ -235,15 +279,24 @@ class Launcher:
         return 1 if self._lost else 0
 
     def obey(self, name: str) -> None:
-        """A signal that came through the ledger: ``TSTP`` quiet, ``TERM`` stop, ``LOST`` declared dead."""
+        """A signal that came through the ledger or the broker: ``TSTP`` quiet, ``TERM`` stop, ``TTIN`` the stacks of all
+        threads to the standard error, ``LOST`` declared dead."""
         if name == "TSTP":
             self.quiet()
         elif name == "TERM":
             self._stop.set()
+        elif name == "TTIN":
+            self._show_stacks()
         elif name == "LOST" and not self._lost:
             self._lost = True
             self._log.error("declared_dead", identity=self._parts.ledger.identity)
             self._stop.set()
+
+    def _show_stacks(self) -> None:
+        try:
+            faulthandler.dump_traceback(all_threads=True)
+        except (AttributeError, OSError, ValueError) as error:  # no standard error, or none that is a file
+            self._log.warning("stacks_not_shown", error=str(error))
 
     # -- parts' questions
 
@@ -270,3 +323,7 @@ class Launcher:
 
     def _error(self, error: BaseException, context: Mapping[str, Any]) -> None:
         self._parts.fire("error", error, context)
+
+
+def _nobody_counts(assignment: Assignment, failed: bool) -> None:
+    """Where no tool of the broker looks."""

@@ -157,6 +157,10 @@ class Manager:
         """Jobs that run now."""
         return len(self._turns)
 
+    def running(self) -> Sequence[Assignment]:
+        """The jobs that run now, as they were fetched."""
+        return self._assignments()
+
     @property
     def is_quiet(self) -> bool:
         """Whether :meth:`quiet` was called."""

@@ -63,6 +63,7 @@ class Assignment:
     worker: Worker | None
     ticket: Ticket | None
     thread_id: int = 0
+    began: float = 0.0  # on the monotonic clock
     abandoned: bool = False
     watch: Watch | None = None
 
@@ -80,13 +81,15 @@ class Assignment:
 @dataclass(frozen=True, slots=True)
 class Hooks:
     """What the performer tells others: ``done`` when a copy may be acknowledged, ``gone`` when it left this process by
-    another way, ``hung`` when its thread is lost, ``death`` when no retry is left, ``error`` on every exception."""
+    another way, ``hung`` when its thread is lost, ``death`` when no retry is left, ``error`` on every exception, ``ended``
+    once when a job ends, however, with whether it raised."""
 
     done: Callable[[Assignment], None]
     gone: Callable[[Assignment], None]
     hung: Callable[[Assignment], None]
     death: Callable[[CurrentJob, BaseException], None]
     error: Callable[[BaseException, Mapping[str, Any]], None]
+    ended: Callable[[Assignment, bool], None]
 
 
 class Performer:
@@ -121,6 +124,7 @@ class Performer:
         contextvars.copy_context().run(self._perform, assignment)
 
     def _perform(self, assignment: Assignment) -> None:
+        assignment.began = self._clock.monotonic()
         assignment.thread_id = threading.get_ident()
         set_current_job(assignment.job)
         try:
@@ -131,9 +135,11 @@ class Performer:
             self._hooks.done(assignment)
         except BaseException as error:
             if not assignment.abandoned:
+                self._hooks.ended(assignment, True)
                 self.failed(assignment, error)
         else:
             if not assignment.abandoned:
+                self._hooks.ended(assignment, False)
                 self._succeeded(assignment)
         self.performed += 1
 
@@ -267,6 +273,7 @@ class Performer:
         self._without_its_thread(assignment, JobInterrupted("the runtime is shutting down"))
 
     def _without_its_thread(self, assignment: Assignment, error: BaseException) -> None:
+        self._hooks.ended(assignment, True)
         try:
             self.failed(assignment, error)
         except Exception as failure:

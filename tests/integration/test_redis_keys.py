@@ -375,11 +375,11 @@ def test_statistics_travel_with_the_next_exchange(broker: RedisBroker, raw: redi
     assert raw.get("stat:processed:2026-11-21") == b"3"
     assert 0 < raw.ttl("stat:processed:2026-11-21") <= 1_000
     assert raw.ttl("stat:processed") == -1
-    raw.set("stat:failed", "text")
+    raw.set("asynctask:deaths", "text")
     broker.count("stat:failed", 1)
     with pytest.raises(BrokerUnavailable):
         broker.exchange("p", fetched, ["default"], 1)
-    raw.delete("stat:failed")
+    raw.delete("asynctask:deaths")
     broker.exchange("p", fetched, ["default"], 1)
     assert (raw.get("stat:failed"), raw.get("stat:processed")) == (b"1", b"5")
     assert broker.held_by("p") == []

@@ -13,15 +13,17 @@ Ruby's tools and workers see its queues and sets as their own. What Sidekiq has 
 from __future__ import annotations
 
 import itertools
-import threading
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from asynctask.brokers.base import Capabilities, Copy, Held, Key
+from asynctask.brokers.presence import About, Presence
 from asynctask.brokers.redis.envelope import MALFORMED, held_key, key_of, keys_in, opened, sealed
+from asynctask.brokers.redis.presence import RedisPresence
 from asynctask.brokers.redis.server import Server
 from asynctask.brokers.redis.sets import Sets
+from asynctask.brokers.redis.statistics import Counters, Statistics
 from asynctask.brokers.redis.waiter import Waiter
 from asynctask.clock import SECOND, Clock, Ids, SystemClock, SystemIds
 from asynctask.errors import BrokerUnavailable
@@ -72,8 +74,8 @@ class RedisBroker:
         self._waiter = Waiter(self._server, self._clock)
         self._batches = (ids or SystemIds(self._clock)).nonce()  # handles of another broker object are never ours
         self._numbers = itertools.count(1)
-        self._counters: dict[tuple[str, int], int] = {}
-        self._counting = threading.Lock()
+        self._counters = Counters()
+        self._statistics = Statistics(self._clock, self._counters)
         self._queues: tuple[str, ...] = ()
         self._seen_empty: tuple[str, ...] = ()
         self._heard = False
@@ -102,8 +104,9 @@ class RedisBroker:
     def exchange(self, process: str, done: Sequence[Copy], queues: Sequence[str], limit: int) -> list[Copy]:
         if not done and (limit <= 0 or not queues):
             return []
-        with self._counting:
-            counters, self._counters = self._counters, {}
+        if limit > 0:
+            self._statistics.fold()
+        counters = self._counters.take()
         batch = f"{self._batches}.{next(self._numbers)}"
         keys = (*self._own(process), self._keys.paused, self._keys.deaths, *map(self._keys.queue, queues))
         keys += tuple(self._keys(name) for name, _ in counters)
@@ -114,8 +117,7 @@ class RedisBroker:
             repeat = limit <= 0 and not counters
             answer = self._server.run("exchange", keys, (*args, *_acknowledged(done)), repeat=repeat)
         except BrokerUnavailable:
-            for (name, keep_s), by in counters.items():
-                self.count(name, by, keep_s)
+            self._counters.put_back(counters)
             raise
         copies = self._arrived(queues, *answer, batch=batch)
         if limit > 0:
@@ -128,8 +130,7 @@ class RedisBroker:
         Arguments: the key's ``name`` without the namespace; ``keep_s``: seconds after which it is forgotten, 0 for never.
         An exchange whose answer is lost counts again.
         """
-        with self._counting:
-            self._counters[name, keep_s] = self._counters.get((name, keep_s), 0) + by
+        self._counters.add(name, by, keep_s)
 
     def _own(self, process: str) -> tuple[str, str, str]:
         return self._keys.fetched(process), self._keys.held, self._keys.holders
@@ -247,6 +248,10 @@ class RedisBroker:
 
     def drop(self, process: str, copies: Sequence[Copy]) -> None:
         self.exchange(process, copies, (), 0)
+
+    def presence(self, about: About) -> Presence:
+        """How a worker process is seen by Sidekiq's tools. One for each broker object: they share what it counts."""
+        return RedisPresence(self._server, self._clock, self._counters, self._statistics, about)
 
     # -- the sets of untracked jobs
 

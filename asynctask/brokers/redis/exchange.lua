@@ -17,7 +17,7 @@ local counted = redis.call('HLEN', KEYS[5]) > 0
 local at = 6 + queues
 local counters = tonumber(ARGV[at])
 for i = 1, counters do
-  redis.call('INCRBY', KEYS[5 + queues + i], ARGV[at + 2 * i - 1])
+  redis.pcall('INCRBY', KEYS[5 + queues + i], ARGV[at + 2 * i - 1]) -- a counter that is none must not stop the work
   if ARGV[at + 2 * i] ~= '0' then
     redis.call('EXPIRE', KEYS[5 + queues + i], ARGV[at + 2 * i])
   end

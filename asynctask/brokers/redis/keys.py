@@ -15,6 +15,8 @@ key                          type    what
 ``asynctask:deaths``         hash    jid -> ``COUNT SECOND``: how often it was taken back from the dead, and until when
                                      that counts; gone 72 h after the last
 ===========================  ======  ===============================================================================
+
+Those by which a process is seen are in :mod:`asynctask.brokers.redis.presence`.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ _TYPES: Final = {
     "retry": "zset",
     "dead": "zset",
     "paused": "set",
+    "processes": "set",
     "asynctask:held": "hash",
     "asynctask:queues": "set",
     "asynctask:holders": "set",
