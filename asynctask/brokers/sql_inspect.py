@@ -100,6 +100,8 @@ class SqlOperations:
         return Page([_job(row) for row in found], int(total))
 
     def delete_job(self, queue: str, key: str) -> Copy | None:
+        if "\0" in key:
+            return None
         jid, _, attempt = key.rpartition(":")
         named = [(key, 0)] + ([(jid, int(attempt))] if attempt.isdecimal() and len(attempt) < 10 else [])
         for each in named:

@@ -85,9 +85,8 @@ class OperationsConformance:
         with self.broker() as broker:
             operations = broker.operations
             for limit, offset in ((0, 0), (1_001, 0), (1, -1), (1, 1_000_001)):
-                window = {"limit": limit, "offset": offset}
-                refused(InputError, partial(operations.jobs, "q", **window))
-                refused(InputError, partial(operations.entries, DEAD, **window))
+                refused(InputError, partial(operations.jobs, "q", limit=limit, offset=offset))
+                refused(InputError, partial(operations.entries, DEAD, limit=limit, offset=offset))
 
     def test_one_job_is_deleted_and_its_neighbours_stay(self) -> None:
         with self.broker() as broker:
