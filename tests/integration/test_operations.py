@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.databases import Databases
 from support.servers import RedisServer
 
 from asynctask import AsyncTask
@@ -14,6 +15,7 @@ from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
 from asynctask.clock import SECOND
 from asynctask.errors import Conflict, InputError, NotFound
 from asynctask.ledger import recovery
+from asynctask.ledger.models import processes
 from asynctask.testing.operations_suite import untracked
 from asynctask.testing.waits import wait_for
 
@@ -28,15 +30,17 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
     server.stop()
 
 
-@pytest.fixture(params=["sql", "redis"])
-def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AsyncTask]:
+@pytest.fixture(params=["sqlite", "redis", "postgresql", "mariadb"])
+def app(request: pytest.FixtureRequest, databases: Databases, tmp_path: Path) -> Iterator[AsyncTask]:
+    """An application on each database with its own queue, and on SQLite with Redis as the broker."""
     settings: dict[str, Any] = {}
     if request.param == "redis":
         server = request.getfixturevalue("redis_server")
         with server.client() as client:
             client.flushall()
         settings["broker_url"] = server.url
-    made = AsyncTask(environ={}, database_url=f"sqlite:///{tmp_path}/a.db", data_dir=str(tmp_path / "data"), **settings)
+    store = databases.fresh("sqlite" if request.param == "redis" else request.param, tmp_path)
+    made = AsyncTask(environ={}, database_url=store.url, data_dir=str(tmp_path / "data"), **settings)
     fails = tmp_path / "fails"
     fails.touch()
 
@@ -56,6 +60,7 @@ def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AsyncTask]:
 
     yield made
     made.close()
+    store.close()
 
 
 @pytest.fixture
@@ -347,7 +352,7 @@ def test_a_worker_process_is_quieted_and_stopped_and_others_are_refused(app: Asy
 def test_a_process_that_was_declared_dead_is_still_told_so(app: AsyncTask) -> None:
     recovery.register(app.ledger, app.host, kind="worker", pid=1, lease_s=60)
     with app.ledger.database.write() as connection:
-        connection.exec_driver_sql("UPDATE processes SET signal = 'LOST'")
+        connection.execute(processes.update().values(signal=recovery.LOST))
     assert not recovery.signal(app.ledger, app.ledger.identity, "TSTP")
     assert recovery.beat(app.ledger, lease_s=60) == "LOST"
 
