@@ -115,6 +115,8 @@ class OperationsConformance:
             assert (rest.count, list(rest.tracked)) == (1, [a_copy(2).key])
             assert broker.operations.clear_some("default", 3).count == 0
             assert [facts.name for facts in broker.operations.queues()] == ["other"]
+            broker.push([a_copy(2)])
+            assert waiting_in(broker, "default") == {"default": 1}, "what was cleared may be pushed again"
             assert broker.holds([a_copy(0).key, a_copy(1, attempt=3).key]) == set()
 
     def test_nothing_is_taken_from_a_paused_queue_where_queues_can_be_paused(self) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from support.databases import Databases
 from support.servers import RedisServer
 
@@ -15,7 +16,7 @@ from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
 from asynctask.clock import SECOND
 from asynctask.errors import Conflict, InputError, NotFound
 from asynctask.ledger import recovery
-from asynctask.ledger.models import processes
+from asynctask.ledger.models import processes, tasks
 from asynctask.testing.operations_suite import untracked
 from asynctask.testing.waits import wait_for
 
@@ -155,6 +156,9 @@ def test_restarting_a_tracked_retry_runs_it_now_and_the_others_wait_on(
     mend(app)
     first = keys(app.operations.listed("retries"))[0]
     assert app.operations.act("retries", "restart", [first]).done == 1
+    with app.ledger.database.read() as connection:
+        hints = connection.execute(sa.select(tasks.c.ready, tasks.c.due_next).where(tasks.c.id == retrying)).one()
+    assert hints.ready is not None or hints.due_next <= app.clock.now(), "the dispatcher is told, nobody has to find it"
     run(lambda: counts(app, retrying) == {"enqueue": 2, "finish": 1})
     assert app.event(first)["status"] == "finish"
     assert app.operations.act_on_all("retries", "restart").done == 2
