@@ -170,12 +170,12 @@ class Operations:
             page = self._b.entries(set_name, offset=after, limit=limit, newest=newest)
             return [untracked_object(each) for each in page.entries]
         entries: list[Entry] = []
-        for first in range(0, after + limit, MAX_PAGE):
-            size = min(MAX_PAGE, after + limit - first)
-            page = self._b.entries(set_name, offset=first, limit=size, newest=newest)
-            entries += page.entries
-            if len(page.entries) < size:
+        while len(entries) < after + limit:
+            size = min(MAX_PAGE, after + limit - len(entries))
+            page = self._b.entries(set_name, offset=len(entries), limit=size, newest=newest)
+            if not page.entries:
                 break
+            entries += page.entries
         both = [*tracked, *map(untracked_object, entries)]
         both.sort(key=lambda each: str(each["at"]), reverse=newest)
         return both[after : after + limit]

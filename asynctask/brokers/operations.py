@@ -74,7 +74,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some entries, and how many there are in all."""
+    """Some entries, and how many there are in all. A page of huge texts may be shorter than was asked for."""
 
     entries: Sequence[Entry]
     total: int

@@ -127,7 +127,8 @@ def test_tracked_and_untracked_retries_are_one_list_those_due_first(app: AsyncTa
     assert (first["worker"], first["retries"], first["error"], first["error_class"], first["args"]) == (
         "Hard", 2, "boom", "E", [1],
     )  # fmt: skip
-    assert (second["worker"], second["retries"], second["task_id"], second["args"]) == ("again", 1, retrying, [{"n": 0}])
+    assert (second["worker"], second["retries"], second["task_id"]) == ("again", 1, retrying)
+    assert sorted(entry["args"][0]["n"] for entry in found["entries"][1:4]) == [0, 1, 2]
     assert "for now" in second["error"]
     pages = [app.operations.listed("retries", after=after, limit=2) for after in (0, 2, 4)]
     assert [key for page in pages for key in keys(page)] == keys(found)

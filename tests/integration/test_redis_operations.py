@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -164,3 +165,19 @@ def test_what_ruby_pushed_and_scheduled_is_listed_found_and_started(
     assert [e.key for e in broker.operations.jobs("default").entries] == [now_jid, later_jid]
     assert broker.operations.delete_job("default", now_jid) is not None
     assert sidekiq(redis_server.url, "answer(Sidekiq::Queue.new.map(&:jid))") == [later_jid]
+
+
+def test_a_page_of_huge_texts_ends_early_and_the_next_goes_on(client: Any, broker: RedisBroker) -> None:
+    huge = "x" * 1_000_000
+    client.lpush("queue:default", *(job(str(n), note=huge) for n in range(60)))
+    client.zadd("retry", {job(str(n), note=huge): 1_700_000_000 + n for n in range(60)})
+    for listed in (partial(broker.operations.jobs, "default"), partial(broker.operations.entries, RETRY)):
+        seen: list[str] = []
+        sizes = []
+        while len(seen) < 60:
+            page = listed(offset=len(seen), limit=1_000)
+            assert page.total == 60
+            seen += [entry.copy.jid for entry in page.entries]
+            sizes.append(len(page.entries))
+        assert seen == [str(n) for n in range(60)]
+        assert sizes == [50, 10]

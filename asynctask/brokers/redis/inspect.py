@@ -6,8 +6,8 @@ out and put the neighbours back, a script here removes the one member by its tex
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy
 from asynctask.brokers.operations import (
@@ -38,9 +38,14 @@ __all__ = ["RedisOperations"]
 _SETS: Final = (SCHEDULE, RETRY, DEAD)
 _MOST_NAMES: Final = 1_000
 _AT_A_LOOK: Final = 500
+_PART: Final = 50
+_PAGE_BYTES: Final = 33_554_432
 _SAME_SCORE: Final = 10_000
 _SIGNAL_S: Final = 60
 _GLOB: Final = str.maketrans({c: f"\\{c}" for c in "*?[]\\^-"})
+
+
+T = TypeVar("T")
 
 
 class RedisOperations:
@@ -76,11 +81,14 @@ class RedisOperations:
     def jobs(self, queue: str, *, offset: int = 0, limit: int = 100, newest: bool = False) -> Page:
         checked_window(offset, limit)
         key = self._keys.queue(queue)
-        first, last = (offset, offset + limit - 1) if newest else (-offset - limit, -offset - 1)
-        length, texts = self._server.ask(("LLEN", key), ("LRANGE", key, first, last))
-        if not newest:  # the right end runs next
-            texts = texts[::-1]
-        return Page([_job(raw, queue) for raw in texts], int(length))
+        (length,) = self._server.ask(("LLEN", key))
+
+        def part(first: int, size: int) -> list[bytes]:
+            bounds = (first, first + size - 1) if newest else (-first - size, -first - 1)
+            (texts,) = self._server.ask(("LRANGE", key, *bounds))
+            return list(texts if newest else texts[::-1])  # the right end runs next
+
+        return Page([_job(raw, queue) for raw in _bounded(part, len, offset, limit)], int(length))
 
     def delete_job(self, queue: str, key: str) -> Copy | None:
         """The queue is looked through from the newest to the oldest, up to 100,000: what others fetch meanwhile does not
@@ -124,7 +132,10 @@ class RedisOperations:
         checked_window(offset, limit)
         key = self._key(set_name)
         (total,) = self._server.ask(("ZCARD", key))
-        found = self._members(key, offset, offset + limit - 1, newest=newest)
+        found = _bounded(
+            lambda first, size: self._members(key, first, first + size - 1, newest=newest),
+            lambda each: len(each[0]), offset, limit,
+        )  # fmt: skip
         return Page([_entry(raw, at) for raw, at in found], int(total))
 
     def _members(self, key: str, first: int, last: int, *, newest: bool = False) -> list[tuple[bytes, float]]:
@@ -226,6 +237,20 @@ class RedisOperations:
         key = self._keys(f"{identity}-signals")
         self._server.ask(("LPUSH", key, name), ("EXPIRE", key, _SIGNAL_S), repeat=False)
         return True
+
+
+def _bounded(part: Callable[[int, int], list[T]], size_of: Callable[[T], int], offset: int, limit: int) -> list[T]:
+    """A page in small parts, ended early where its texts are huge: anybody can push what no memory holds a page of."""
+    found: list[T] = []
+    size = 0
+    while len(found) < limit and size < _PAGE_BYTES:
+        wanted = min(_PART, limit - len(found))
+        some = part(offset + len(found), wanted)
+        found += some
+        size += sum(map(size_of, some))
+        if len(some) < wanted:
+            break
+    return found
 
 
 def _check_queue(queue: str) -> None:
