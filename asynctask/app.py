@@ -37,6 +37,7 @@ from asynctask.ledger.database import Database
 from asynctask.ledger.signals import Signals
 from asynctask.logs import get_logger
 from asynctask.middleware.chain import Chain
+from asynctask.operations import Operations
 from asynctask.priority import Priority
 from asynctask.runtime.launcher import Launcher, Queues
 from asynctask.submission import Submission, check_unique
@@ -358,6 +359,12 @@ class AsyncTask:
     def doctor(self, repair: bool = False) -> list[doctors.Finding]:
         """Proves that counts equal rows; with ``repair`` mends what differs."""
         return doctors.examine(self._made().ledger, repair=repair)
+
+    @property
+    def operations(self) -> Operations:
+        """What waits where, and what people do about it: queues, retries, the scheduled, the dead, processes."""
+        core = self._made()
+        return Operations(core.services, core.broker)
 
     # -- parts, made on demand
 

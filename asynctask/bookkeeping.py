@@ -40,6 +40,7 @@ __all__ = [
     "explicit_retry",
     "give_back",
     "held_elsewhere",
+    "hurry",
     "in_flight",
     "may_close",
     "may_dispatch",
@@ -228,6 +229,13 @@ def release_due(row: Row) -> Turn:
     if row.status is not Status.ENQUEUE or row.due_at is None:
         raise ValueError(f"only a waiting row can be released, not {row}")
     return Turn(row, row._replace(due_at=None, reserved=True), Reason.RETRY)
+
+
+def hurry(row: Row, *, now: int) -> Turn:
+    """A row that waits for ``due_at`` is due now, because a person says so; it keeps its attempt, for none was lost."""
+    if row.status is not Status.ENQUEUE or row.due_at is None:
+        raise ValueError(f"only a waiting row can be hurried, not {row}")
+    return Turn(row, row._replace(due_at=now), Reason.RETRY)
 
 
 def redispatch(row: Row, state: str | None, *, held: bool, missed_before: bool, now: int) -> Turn | None:

@@ -6,7 +6,7 @@ from apiflask import APIFlask
 
 from asynctask._version import __version__
 from asynctask.app import AsyncTask
-from webapi import downloads, health, openapi, pages, problems, reading, reports, security, tasks, workers
+from webapi import downloads, health, openapi, operations, pages, problems, reading, reports, security, tasks, workers
 from webapi.current import EXTENSION
 
 __all__ = ["create_app"]
@@ -25,6 +25,6 @@ def create_app(app: AsyncTask) -> APIFlask:
     security.register(flask_app)
     openapi.register(flask_app, app)
     downloads.register(flask_app, app.config.web_threads)
-    for each in (tasks, reports, workers, health, pages):
+    for each in (tasks, reports, workers, operations, health, pages):
         flask_app.register_blueprint(each.blueprint)
     return flask_app

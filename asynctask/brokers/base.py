@@ -16,7 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from asynctask.brokers.operations import Operations
 
 from asynctask.brokers.presence import About, Presence
 
@@ -36,13 +39,14 @@ class Capabilities:
 
     ``priority``: orders within a queue by priority. ``blocking``: a fetch can wait at the server. ``survives_restart``:
     what it holds is still there after its server died. ``polled``: each worker process looks for what is due in its sets,
-    at intervals that they share; where not, whoever has the duty of the upkeep does.
+    at intervals that they share; where not, whoever has the duty of the upkeep does. ``pauses``: a queue can be paused.
     """
 
     priority: bool
     blocking: bool
     survives_restart: bool
     polled: bool = False
+    pauses: bool = False
 
 
 @dataclass(slots=True)
@@ -150,6 +154,13 @@ class Broker(Protocol):
 
     def members(self, set_name: str, limit: int) -> list[Held]:
         """Members of a set, in the order of ``at``."""
+        ...
+
+    # -- what people ask and do
+
+    @property
+    def operations(self) -> Operations:
+        """Looking into queues and sets, and tidying them up."""
         ...
 
     # -- waiting

@@ -26,8 +26,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.brokers.base import Capabilities, Copy, Held, Key
+from asynctask.brokers.operations import Operations
 from asynctask.brokers.presence import About
 from asynctask.brokers.sql_heads import Heads
+from asynctask.brokers.sql_inspect import SqlOperations
 from asynctask.brokers.sql_mariadb import MariadbJobs
 from asynctask.brokers.sql_postgresql import PostgresqlJobs
 from asynctask.brokers.sql_rows import COPY, Row, copy_of, parts, put_back, row_of
@@ -72,6 +74,7 @@ class SqlBroker:
         self._clock = clock or SystemClock()
         self._table = _TABLES[database.dialect](database)
         self._heads = Heads(self._clock.monotonic)
+        self._operations = SqlOperations(database, self._clock, self._add)
         self._own_signals = Signals(database) if signals is None else None
         heard = signals or self._own_signals
         assert heard is not None
@@ -228,6 +231,10 @@ class SqlBroker:
         statement = sa.select(*_COPY, _j.run_at).where(_j.held_in == set_name).order_by(_j.run_at, _j.id).limit(limit)
         with self._read() as connection:
             return [Held(copy_of(row[:-1]), int(row[-1] or 0)) for row in connection.execute(statement)]
+
+    @property
+    def operations(self) -> Operations:
+        return self._operations
 
     # -- waiting
 

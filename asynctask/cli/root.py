@@ -11,7 +11,7 @@ from typing import IO, Final
 import click
 
 from asynctask import __version__
-from asynctask.cli import database, demo, files, serve, submit, tasks
+from asynctask.cli import database, demo, files, operations, serve, submit, tasks
 from asynctask.cli.options import Group, Session
 from asynctask.cli.output import DETACHED, OK, Output
 from asynctask.errors import AsyncTaskError
@@ -34,7 +34,7 @@ def build() -> Group:
         params=[_version()],
         context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
     )
-    for module in (demo, serve, submit, tasks, files, database):
+    for module in (demo, serve, submit, tasks, operations, files, database):
         for command in module.COMMANDS:
             group.add_command(command)
     return group

@@ -151,7 +151,8 @@ def beat(ledger: Ledger, *, lease_s: float, **values: Any) -> str | None:
 def signal(ledger: Ledger, identity: str, name: str) -> bool:
     """Leaves a signal (``TSTP`` quiet, ``TERM`` stop) for a process; it obeys at its next beat. False if there is none."""
     with ledger.database.write() as connection:
-        return connection.execute(processes.update().where(_p.identity == identity).values(signal=name)).rowcount == 1
+        there = (_p.identity == identity) & sa.or_(_p.signal.is_(None), _p.signal != LOST)  # that one must arrive
+        return connection.execute(processes.update().where(there).values(signal=name)).rowcount == 1
 
 
 @repeatable

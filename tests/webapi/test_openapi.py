@@ -26,6 +26,15 @@ OPERATIONS = [
     "POST /api/tasks/{task_id}/retry", "GET /api/tasks/{task_id}/rejected", "GET /api/tasks/{task_id}/report.csv",
     "GET /api/tasks/{task_id}/report.xlsx", "GET /api/workers", "GET /api/workers/{name}/template.xlsx",
     "GET /api/workers/{name}/template.csv", "GET /api/jobs/{job_id}", "GET /healthz", "GET /readyz",
+    "GET /api/queues", "GET /api/queues/{name}/jobs", "POST /api/queues/{name}/delete", "POST /api/queues/{name}/clear",
+    "POST /api/queues/{name}/pause", "POST /api/queues/{name}/unpause", "GET /api/retries", "GET /api/retries/search",
+    "POST /api/retries/restart", "POST /api/retries/restart-all", "POST /api/retries/kill",
+    "POST /api/retries/kill-all", "POST /api/retries/delete", "POST /api/retries/delete-all", "GET /api/scheduled",
+    "GET /api/scheduled/search", "POST /api/scheduled/restart", "POST /api/scheduled/restart-all",
+    "POST /api/scheduled/kill", "POST /api/scheduled/kill-all", "POST /api/scheduled/delete",
+    "POST /api/scheduled/delete-all", "GET /api/dead", "GET /api/dead/search", "POST /api/dead/restart",
+    "POST /api/dead/restart-all", "POST /api/dead/delete", "POST /api/dead/delete-all", "GET /api/processes",
+    "POST /api/processes/{name}/quiet", "POST /api/processes/{name}/stop",
 ]  # fmt: skip
 
 

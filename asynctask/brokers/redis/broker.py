@@ -18,8 +18,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from asynctask.brokers.base import Capabilities, Copy, Held, Key
+from asynctask.brokers.operations import Operations
 from asynctask.brokers.presence import About, Presence
 from asynctask.brokers.redis.envelope import MALFORMED, held_key, key_of, keys_in, opened, sealed
+from asynctask.brokers.redis.inspect import RedisOperations
 from asynctask.brokers.redis.presence import RedisPresence
 from asynctask.brokers.redis.server import Server
 from asynctask.brokers.redis.sets import Sets
@@ -53,7 +55,7 @@ class RedisBroker:
     that cannot be.
     """
 
-    capabilities = Capabilities(priority=False, blocking=True, survives_restart=True, polled=True)
+    capabilities = Capabilities(priority=False, blocking=True, survives_restart=True, polled=True, pauses=True)
 
     def __init__(
         self,
@@ -71,6 +73,7 @@ class RedisBroker:
         self._server = Server(url, namespace, connections=connections, timeout_s=timeout_s)
         self._keys = self._server.keys
         self._sets = Sets(self._server, self._clock, dead_max=dead_max, dead_timeout_s=dead_timeout_s)
+        self._operations = RedisOperations(self._server, self._clock, dead_max=dead_max, dead_timeout_s=dead_timeout_s)
         self._waiter = Waiter(self._server, self._clock)
         self._batches = (ids or SystemIds(self._clock)).nonce()  # handles of another broker object are never ours
         self._numbers = itertools.count(1)
@@ -263,6 +266,10 @@ class RedisBroker:
 
     def members(self, set_name: str, limit: int) -> list[Held]:
         return self._sets.members(set_name, limit)
+
+    @property
+    def operations(self) -> Operations:
+        return self._operations
 
     # -- waiting
 

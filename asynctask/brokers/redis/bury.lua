@@ -1,0 +1,15 @@
+-- Moves members of a set to the dead as they are, each only if it is still there, and keeps the dead within their limits.
+-- KEYS: 1 the set, 2 dead
+-- ARGV: 1 the second that it is now, 2 score below which the dead are dropped, 3 how many may stay, 4... the members
+-- Returns how many were moved.
+local moved = 0
+redis.call('ZCARD', KEYS[2])
+for i = 4, #ARGV do
+  if redis.call('ZREM', KEYS[1], ARGV[i]) == 1 then
+    redis.call('ZADD', KEYS[2], ARGV[1], ARGV[i])
+    moved = moved + 1
+  end
+end
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', ARGV[2])
+redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -tonumber(ARGV[3]) - 1)
+return moved

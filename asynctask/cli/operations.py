@@ -1,0 +1,323 @@
+"""What waits where, and what runs: queues, retries, scheduled, dead, processes; each lists unless told what to do."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import click
+
+from asynctask.cli.options import Command, Group, Session, pass_session
+from asynctask.cli.output import FAILURES, OK, clean, count, number
+from asynctask.cli.tasks import who
+from asynctask.operations_names import ACTIONS, LISTS
+
+__all__ = ["COMMANDS", "Listing", "sure"]
+
+_AFTER: Final = click.IntRange(0)
+_LIMIT: Final = click.IntRange(1, 1_000)
+_DONE: Final = {"restart": "started again", "kill": "moved to the dead", "delete": "deleted"}
+_GERUND: Final = {"kill": "killing", "delete": "deleting"}
+_ABOUT: Final = {
+    "retries": "jobs that wait for a retry",
+    "scheduled": "jobs that wait for their time",
+    "dead": "jobs that ended in an error",
+}
+
+
+class Listing(Group):
+    """A group that lists where no command is named."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """``list`` is put before flags that lead to no command."""
+        flags = not args or args[0].startswith("-")
+        if flags and not any(each in self.commands or each in ("-h", "--help") for each in args):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+def sure(session: Session, yes: bool, what: str) -> None:
+    """Asks before something is lost. Raises :class:`click.UsageError` where nobody can be asked."""
+    if yes:
+        return
+    if session.out.json or not sys.stdin.isatty():
+        raise click.UsageError(f"{what} cannot be undone: say --yes if you mean it")
+    click.confirm(f"{what[0].upper()}{what[1:]} cannot be undone. Go on?", abort=True, err=True)
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _yes(command: _Function) -> _Function:
+    return click.option("--yes", is_flag=True, help="Do not ask before something is lost.")(command)
+
+
+def _page_options(command: _Function) -> _Function:
+    command = click.option("--limit", type=_LIMIT, default=20, show_default=True, help="Most to list.")(command)
+    return click.option("--after", type=_AFTER, default=0, help="Go on after so many: what the page before says.")(command)
+
+
+def _result(session: Session, result: Mapping[str, Any], words: str) -> int:
+    session.out.document(result)
+    session.out.line(f"{count(result['done'], 'job')} {words}.")
+    if result["skipped"]:
+        session.out.table(("key", "not done, because"), [(each["key"], each["reason"]) for each in result["skipped"]])
+    return FAILURES if result["skipped"] else OK
+
+
+def _next(session: Session, found: Mapping[str, Any], command: str) -> None:
+    session.out.line(f"{number(found['total'])} in all.")
+    if found["next"] is not None:
+        session.out.line(f"The next: asynctask {command} --after {found['next']}")
+
+
+def _moment(text: Any) -> str:
+    return str(text or "")[:19].replace("T", " ")
+
+
+# -- queues
+
+queues: Final = Listing("queues", help="Show queues, and what waits in one; pause, clear, delete jobs.")
+
+
+@queues.command("list")
+@pass_session
+def list_queues(session: Session) -> int:
+    """List queues: how much waits, for how long, and how many processes work them.
+
+    One marked unattended is worked by no process.
+    """
+    found = session.app().operations.queues()
+    session.out.document({"queues": found})
+    if not found:
+        session.out.line("No queue is there.")
+        return OK
+    rows = [
+        (
+            each["name"],
+            number(each["length"]),
+            "" if each["latency_s"] is None else f"{each['latency_s']:.1f}",
+            each["processes"],
+            each["next_worker"],
+            ", ".join(word for word in ("paused", "unattended") if each[word]),
+        )
+        for each in found
+    ]
+    session.out.table(("queue", "jobs", "seconds", "processes", "next worker", ""), rows, longest=60)
+    return OK
+
+
+@queues.command("jobs")
+@click.argument("queue")
+@click.option("--newest", is_flag=True, help="Begin with the last one pushed.")
+@_page_options
+@pass_session
+def list_jobs(session: Session, queue: str, newest: bool, limit: int, after: int) -> int:
+    """List the jobs of a queue, those next to run first."""
+    found = session.app().operations.jobs(queue, after=after, limit=limit, newest=newest)
+    session.out.document(found)
+    rows = [
+        (each["key"], each["worker"], each["task_id"], _moment(each["enqueued_at"]), _shown(each)) for each in found["jobs"]
+    ]
+    session.out.table(("key", "worker", "task", "pushed", "arguments"), rows, longest=60)
+    _next(session, found, f"queues jobs {clean(queue)}{' --newest' if newest else ''}")
+    return OK
+
+
+@queues.command("delete")
+@click.argument("queue")
+@click.argument("keys", nargs=-1, required=True, metavar="KEY...")
+@pass_session
+def delete_jobs(session: Session, queue: str, keys: tuple[str, ...]) -> int:
+    """Take jobs out of a queue for good. The items of tracked ones are cancelled."""
+    return _result(session, session.app().operations.delete_jobs(queue, keys, who=who()).as_dict(), "deleted")
+
+
+@queues.command("clear")
+@click.argument("queue")
+@_yes
+@pass_session
+def clear(session: Session, queue: str, yes: bool) -> int:
+    """Take every job out of a queue for good. The items of tracked ones are cancelled."""
+    sure(session, yes, f"clearing {clean(queue)}")
+    return _result(session, session.app().operations.clear_queue(queue, who=who()).as_dict(), "deleted")
+
+
+@queues.command("pause")
+@click.argument("queue")
+@pass_session
+def pause(session: Session, queue: str) -> int:
+    """Take nothing from a queue until it is unpaused. Only where Redis is the broker."""
+    return _paused(session, queue, session.app().operations.pause(queue), "paused")
+
+
+@queues.command("unpause")
+@click.argument("queue")
+@pass_session
+def unpause(session: Session, queue: str) -> int:
+    """Go on with a paused queue."""
+    return _paused(session, queue, session.app().operations.unpause(queue), "unpaused")
+
+
+def _paused(session: Session, queue: str, changed: bool, word: str) -> int:
+    session.out.document({"queue": queue, "changed": changed})
+    session.out.line(f"{clean(queue)} is {word}." if changed else f"Nothing to do: {clean(queue)} is {word} already.")
+    return OK
+
+
+# -- retries, scheduled, dead
+
+
+def _shown(entry: Mapping[str, Any]) -> str:
+    if entry["raw"] is not None:
+        return str(entry["raw"])
+    return "(long)" if entry["args_cut"] else str(entry["args"])
+
+
+def _entries(session: Session, entries: Sequence[Mapping[str, Any]]) -> None:
+    rows = [
+        (
+            each["key"],
+            each["worker"],
+            each["queue"],
+            each["task_id"],
+            each["retries"],
+            _moment(each["at"]),
+            _shown(each),
+            each["error"],
+        )
+        for each in entries
+    ]
+    headers = ("key", "worker", "queue", "task", "retries", "at", "arguments", "error")
+    session.out.table(headers, rows, longest=60)
+
+
+def _listing(name: str) -> Listing:
+    group = Listing(name, help=f"Show {_ABOUT[name]}; restart or delete them.")
+    for command in (_list(name), _search(name)):
+        group.add_command(command)
+    for action in ACTIONS:
+        if not (name == "dead" and action == "kill"):
+            group.add_command(_act(name, action))
+    return group
+
+
+def _list(name: str) -> click.Command:
+    @click.command("list", cls=Command, help=f"List {_ABOUT[name]}, {'the last' if name == 'dead' else 'those due'} first.")
+    @_page_options
+    @pass_session
+    def listed(session: Session, limit: int, after: int) -> int:
+        found = session.app().operations.listed(name, after=after, limit=limit)
+        session.out.document(found)
+        if found["entries"]:
+            _entries(session, found["entries"])
+        _next(session, found, name)
+        return OK
+
+    return listed
+
+
+def _search(name: str) -> click.Command:
+    @click.command("search", cls=Command, help=f"Find {_ABOUT[name]} that hold a text, letter by letter.")
+    @click.argument("text")
+    @click.option("--limit", type=_LIMIT, default=20, show_default=True, help="Most to list.")
+    @pass_session
+    def search(session: Session, text: str, limit: int) -> int:
+        found = session.app().operations.search(name, text, limit=limit)
+        session.out.document(found)
+        if found["entries"]:
+            _entries(session, found["entries"])
+        else:
+            session.out.line("Nothing is found.")
+        if not found["complete"]:
+            session.out.line("There may be more: search for more letters, or raise --limit.")
+        return OK
+
+    return search
+
+
+_HELP: Final = {
+    "restart": "Have {0} run now.",
+    "kill": "Give up {0}: they wait no more and are kept with the dead; tracked ones end in error.",
+    "delete": "Delete {0}. The items of tracked ones that wait are cancelled; an outcome stays recorded.",
+}
+
+
+def _act(name: str, action: str) -> click.Command:
+    @click.command(action, cls=Command, help=_HELP[action].format(_ABOUT[name]))
+    @click.argument("keys", nargs=-1, metavar="[KEY]...")
+    @click.option("--all", "everything", is_flag=True, help="All that are there now.")
+    @_yes
+    @pass_session
+    def act(session: Session, keys: tuple[str, ...], everything: bool, yes: bool) -> int:
+        if bool(keys) == everything:
+            raise click.UsageError("name the jobs by their keys, or say --all")
+        if everything and action != "restart":
+            sure(session, yes, f"{_GERUND[action]} all {_ABOUT[name]}")
+        operations = session.app().operations
+        if everything:
+            result = operations.act_on_all(name, action, who=who())
+        else:
+            result = operations.act(name, action, keys, who=who())
+        return _result(session, result.as_dict(), _DONE[action])
+
+    return act
+
+
+# -- processes
+
+processes: Final = Listing("processes", help="Show what runs; have worker processes take nothing more, or end.")
+
+
+@processes.command("list")
+@pass_session
+def list_processes(session: Session) -> int:
+    """List processes: ours, and at Redis also those of Sidekiq."""
+    found = session.app().operations.processes()
+    session.out.document({"processes": found})
+    if not found:
+        session.out.line("No process is there.")
+        return OK
+    rows = [
+        (
+            each["identity"],
+            each["kind"],
+            f"{each['busy']}/{each['concurrency']}",
+            "" if each["rss"] is None else f"{each['rss'] / 1_048_576:.0f} MB",
+            _moment(each["started_at"]),
+            ", ".join(each["queues"]),
+            "quiet" if each["quiet"] else "" if each["alive"] else "lost",
+        )
+        for each in found
+    ]
+    session.out.table(("process", "kind", "busy", "memory", "started", "queues", ""), rows, longest=60)
+    return OK
+
+
+@processes.command("quiet")
+@click.argument("identity")
+@pass_session
+def quiet(session: Session, identity: str) -> int:
+    """Have a worker process finish what it runs and take nothing more."""
+    return _signalled(session, identity, "quiet")
+
+
+@processes.command("stop")
+@click.argument("identity")
+@pass_session
+def stop(session: Session, identity: str) -> int:
+    """Have a worker process end."""
+    return _signalled(session, identity, "stop")
+
+
+def _signalled(session: Session, identity: str, verb: str) -> int:
+    session.app().operations.signal(identity, verb)
+    session.out.document({"identity": identity, "signal": verb})
+    session.out.line(
+        f"{clean(identity)} is told to {'take nothing more' if verb == 'quiet' else 'stop'}, at its next beat."
+    )
+    return OK
+
+
+COMMANDS: Final = (queues, *(_listing(name) for name in LISTS), processes)

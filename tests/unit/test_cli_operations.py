@@ -1,0 +1,151 @@
+"""The commands for what waits and what runs, on an application of their own."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asynctask import AsyncTask
+from asynctask.brokers.base import DEAD, RETRY, Held
+from asynctask.cli.root import run
+from asynctask.clock import SECOND
+from asynctask.testing.operations_suite import untracked
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncTask]:
+    monkeypatch.setenv("ASYNCTASK_DATABASE_URL", f"sqlite:///{tmp_path}/a.db")
+    monkeypatch.setenv("ASYNCTASK_DATA_DIR", str(tmp_path / "data"))
+    made = AsyncTask()
+
+    @made.worker(use_task_event=False)
+    def loose(item: dict) -> None:
+        pass
+
+    @made.worker
+    def tracked(item: dict) -> None:
+        pass
+
+    yield made
+    made.close()
+
+
+class Caller:
+    def __call__(self, *argv: str) -> tuple[int, str, str]:
+        out, err = io.StringIO(), io.StringIO()
+        code = run(argv, stdout=out, stderr=err)
+        return code, out.getvalue(), err.getvalue()
+
+    def json(self, *argv: str) -> Any:
+        code, out, err = self(*argv, "--json")
+        assert code in (0, 1), err
+        return json.loads(out)
+
+
+@pytest.fixture
+def call(app: AsyncTask) -> Caller:
+    return Caller()
+
+
+def test_each_lists_without_a_word(app: AsyncTask, call: Caller) -> None:
+    app.workers["loose"].perform_async({"n": 1})
+    app.workers["tracked"].perform_in(3_600, {"n": 2})
+    app.broker.hold(DEAD, [Held(untracked(1, error_message="boom\x1b[31m"), app.clock.now())])
+    code, out, _ = call("queues")
+    assert code == 0
+    assert "default" in out
+    assert "unattended" in out
+    assert call.json("queues").keys() == call.json("queues", "list").keys()
+    assert call.json("--json", "scheduled")["entries"][0]["tracked"]
+    code, out, _ = call("dead", "--limit", "5")
+    assert code == 0
+    assert "boom\\x1b[31m" in out
+    assert "1 in all." in out
+    assert call("retries")[:2] == (0, "0 in all.\n")
+    assert call("processes")[1] == "No process is there.\n"
+
+
+def test_pages_lead_on(app: AsyncTask, call: Caller) -> None:
+    now = app.clock.now()
+    app.broker.hold(RETRY, [Held(untracked(n), now + n * SECOND) for n in range(5)])
+    _, out, _ = call("retries", "list", "--limit", "2")
+    assert "The next: asynctask retries --after 2" in out
+    found = call.json("retries", "--limit", "2", "--after", "4")
+    assert [entry["args"] for entry in found["entries"]] == [[4]]
+    assert found["next"] is None
+
+
+def test_actions_name_what_they_did_and_what_not(app: AsyncTask, call: Caller) -> None:
+    now = app.clock.now()
+    app.broker.hold(RETRY, [Held(untracked(n), now + n * SECOND) for n in range(5)])
+    keys = [entry["key"] for entry in call.json("retries")["entries"]]
+    assert call("retries", "restart", keys[0])[:2] == (0, "1 job started again.\n")
+    code, out, _ = call("retries", "restart", keys[0], keys[1])
+    assert code == 1
+    assert keys[0] in out
+    assert call.json("retries", "kill", keys[2])["done"] == 1
+    assert call.json("retries", "delete", keys[3], "nobody")["skipped"][0]["key"] == "nobody"
+    assert call.json("dead", "search", keys[2].partition("-")[2])["entries"][0]["args"] == [2]
+    assert call.json("dead", "search", "nothing")["entries"] == []
+    assert call.json("queues", "jobs", "default")["total"] == 2
+    assert call.json("retries", "restart", "--all") == {"done": 1, "skipped": []}
+
+
+@pytest.mark.parametrize(
+    "command", [("retries", "delete", "--all"), ("retries", "kill", "--all"), ("queues", "clear", "default")]
+)
+def test_what_cannot_be_undone_needs_a_yes_where_nobody_can_be_asked(
+    app: AsyncTask, call: Caller, command: tuple[str, ...]
+) -> None:
+    app.broker.hold(RETRY, [Held(untracked(1), app.clock.now())])
+    app.workers["loose"].perform_async({"n": 1})
+    code, _, err = call(*command)
+    assert code == 2
+    assert "--yes" in err
+    assert call.json("retries")["total"] == call.json("queues", "jobs", "default")["total"] == 1
+    assert call(*command, "--yes")[:2] == (0, "1 job deleted.\n" if "kill" not in command else "1 job moved to the dead.\n")
+
+
+def test_a_job_is_deleted_from_its_queue_by_its_key(app: AsyncTask, call: Caller) -> None:
+    app.workers["loose"].perform_async({"n": 1})
+    (job,) = call.json("queues", "jobs", "default", "--newest")["jobs"]
+    assert call("queues", "delete", "default", job["key"])[:2] == (0, "1 job deleted.\n")
+    assert call("queues", "delete", "default", job["key"])[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (("retries", "restart"), "name the jobs by their keys, or say --all"),
+        (("retries", "restart", "x", "--all"), "name the jobs by their keys, or say --all"),
+        (("dead", "kill", "x"), "No such command 'kill'"),
+        (("queues", "pause", "default"), "cannot be paused"),
+        (("processes", "quiet", "nobody"), "there is no live process"),
+        (("retries", "--limit", "0"), "--limit"),
+        (("dead", "search", ""), "search for 1 to 255"),
+        (("queues", "jobs", ""), "1 to 255 characters"),
+        (("dead", "delete", "\udcff"), "half a character"),
+    ],
+)
+def test_what_cannot_be_is_told(call: Caller, argv: tuple[str, ...], says: str) -> None:
+    code, _, err = call(*argv)
+    assert code == 2
+    assert says in err
+
+
+def test_a_process_is_told_to_take_nothing_more(app: AsyncTask, call: Caller) -> None:
+    launcher = app.launcher(concurrency=1, shutdown_s=5)
+    launcher.start()
+    try:
+        (process,) = call.json("processes")["processes"]
+        code, out, _ = call("processes", "quiet", process["identity"])
+        assert code == 0
+        assert "take nothing more" in out
+        assert call.json("processes", "stop", process["identity"])["signal"] == "stop"
+    finally:
+        launcher.stop()

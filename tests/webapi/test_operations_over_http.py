@@ -1,0 +1,132 @@
+"""Queues, retries, the scheduled, the dead and processes over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from asynctask import AsyncTask
+from asynctask.brokers.base import DEAD, RETRY, Copy, Held
+from asynctask.clock import SECOND
+from asynctask.testing.operations_suite import untracked
+
+
+def hold(app: AsyncTask, set_name: str, count: int) -> None:
+    now = app.clock.now()
+    app.broker.hold(set_name, [Held(untracked(n), now + (n + 60) * SECOND) for n in range(count)])
+
+
+def test_a_list_is_paged_by_its_links(app: AsyncTask, client: FlaskClient) -> None:
+    hold(app, RETRY, 5)
+    seen: list[Any] = []
+    link: str | None = "/api/retries?limit=2"
+    while link:
+        page = client.get(link).json
+        assert page["total"] == 5
+        seen += [entry["args"] for entry in page["entries"]]
+        link = page["links"]["next"]
+    assert seen == [[n] for n in range(5)]
+
+
+def test_entries_are_restarted_killed_and_deleted_by_their_keys(app: AsyncTask, client: FlaskClient) -> None:
+    hold(app, RETRY, 4)
+    keys = [entry["key"] for entry in client.get("/api/retries").json["entries"]]
+    assert client.post("/api/retries/restart", json={"keys": keys[:1]}).json == {"done": 1, "skipped": []}
+    assert client.post("/api/retries/kill", json={"keys": keys[1:2]}).json["done"] == 1
+    answer = client.post("/api/retries/delete", json={"keys": [keys[0], keys[2]]}).json
+    assert answer["done"] == 1
+    assert [each["key"] for each in answer["skipped"]] == [keys[0]]
+    assert client.get("/api/retries").json["total"] == 1
+    (dead,) = client.get("/api/dead").json["entries"]
+    assert dead["args"] == [1]
+    (queue,) = client.get("/api/queues").json["queues"]
+    assert (queue["name"], queue["length"], queue["unattended"]) == ("default", 1, True)
+    assert client.post("/api/retries/delete-all").json["done"] == 1
+    assert client.post("/api/dead/restart-all").json["done"] == 1
+
+
+def test_a_dead_tracked_job_runs_again_and_its_outcome_is_not_deleted(
+    app: AsyncTask, client: FlaskClient, ended: Callable[..., int]
+) -> None:
+    task_id = ended("A", "BUG-1")
+    (dead,) = client.get("/api/dead").json["entries"]
+    assert (dead["tracked"], dead["task_id"], dead["args"][0]["sku"]) == (True, task_id, "BUG-1")
+    assert "stays recorded" in client.post("/api/dead/delete", json={"keys": [dead["key"]]}).json["skipped"][0]["reason"]
+    assert client.post("/api/dead/restart", json={"keys": [dead["key"]]}).json["done"] == 1
+    assert client.get(f"/api/tasks/{task_id}").json["generation"] == 2
+    log = client.get(f"/api/tasks/{task_id}/log").json["log"]
+    assert log[0]["action"] == "jobs retried"
+    assert log[0]["who"].startswith("web ")
+
+
+def test_a_search_finds_what_an_entry_holds(app: AsyncTask, client: FlaskClient) -> None:
+    hold(app, DEAD, 3)
+    found = client.get("/api/dead/search", query_string={"text": '"args":[2]'}).json
+    assert [entry["args"] for entry in found["entries"]] == [[2]]
+    assert found["complete"] is True
+    assert client.get("/api/dead/search").status_code == 422
+
+
+def test_the_jobs_of_a_queue_are_listed_deleted_and_cleared(app: AsyncTask, client: FlaskClient) -> None:
+    app.broker.push([untracked(n, queue="a b") for n in range(4)])
+    page = client.get("/api/queues/a%20b/jobs?limit=3").json
+    assert [job["args"] for job in page["jobs"]] == [[0], [1], [2]]
+    rest = client.get(page["links"]["next"]).json
+    assert [job["args"] for job in rest["jobs"]] == [[3]]
+    newest = client.get("/api/queues/a%20b/jobs?newest=true&limit=1").json["jobs"]
+    assert newest[0]["args"] == [3]
+    assert client.post("/api/queues/a%20b/delete", json={"keys": [newest[0]["key"]]}).json["done"] == 1
+    assert client.post("/api/queues/a%20b/clear").json["done"] == 3
+    assert client.get("/api/queues").json["queues"] == []
+
+
+def test_what_is_no_job_is_shown_as_text_and_never_as_anything_else(app: AsyncTask, client: FlaskClient) -> None:
+    app.broker.hold(DEAD, [Held(Copy("bad-1", 0, "default", "<script>alert(1)</script>"), app.clock.now())])
+    (entry,) = client.get("/api/dead").json["entries"]
+    assert entry["raw"] == "<script>alert(1)</script>"
+    answer = client.post("/api/dead/restart", json={"keys": [entry["key"]]}).json
+    assert (answer["done"], len(answer["skipped"])) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code"),
+    [
+        ("POST", "/api/retries/restart", {}, 422, None),
+        ("POST", "/api/retries/restart", {"keys": []}, 422, None),
+        ("POST", "/api/retries/restart", {"keys": ["x"], "all": True}, 422, None),
+        ("POST", "/api/retries/restart", {"keys": "x"}, 422, None),
+        ("POST", "/api/dead/kill", {"keys": ["x"]}, 404, None),
+        ("POST", "/api/queues/default/pause", None, 409, "conflict"),
+        ("POST", "/api/processes/nobody/quiet", None, 404, "not_found"),
+        ("GET", "/api/retries?limit=1001", None, 422, None),
+        ("GET", "/api/retries?after=-1", None, 422, None),
+        ("GET", "/api/queues/" + "q" * 256 + "/jobs", None, 404, "not_found"),
+        ("GET", "/api/queues/a%00b/jobs", None, 404, "not_found"),
+    ],
+)
+def test_what_cannot_be_is_a_problem(
+    client: FlaskClient, method: str, path: str, body: Any, status: int, code: str | None
+) -> None:
+    answer = client.open(path, method=method, json=body) if body is not None else client.open(path, method=method)
+    assert answer.status_code == status
+    assert answer.mimetype == "application/problem+json"
+    if code is not None:
+        assert answer.json["code"] == code
+
+
+def test_a_page_of_another_site_changes_nothing(app: AsyncTask, client: FlaskClient) -> None:
+    hold(app, RETRY, 1)
+    answer = client.post("/api/retries/delete-all", headers={"Origin": "https://evil.example"})
+    assert answer.status_code == 403
+    assert client.get("/api/retries").json["total"] == 1
+
+
+def test_a_worker_process_is_told_to_take_nothing_more(app: AsyncTask, client: FlaskClient, working: Any) -> None:
+    with working():
+        (process,) = client.get("/api/processes").json["processes"]
+        assert (process["kind"], process["alive"], process["concurrency"]) == ("worker", True, 2)
+        answer = client.post(f"/api/processes/{process['identity']}/quiet")
+        assert answer.json == {"identity": process["identity"], "signal": "quiet"}

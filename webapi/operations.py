@@ -1,0 +1,268 @@
+"""/api/queues, /retries, /scheduled, /dead and /processes: what waits where, what runs, and what people do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from apiflask import APIBlueprint
+from flask import Response
+
+from asynctask.errors import NotFound
+from asynctask.operations import Operations, Result
+from asynctask.operations_names import ACTIONS, LISTS
+from webapi.current import asynctask_app, who
+from webapi.incoming import NoQuery
+from webapi.links import page_links
+from webapi.operations_shapes import (
+    EntryPage,
+    Found,
+    JobPage,
+    JobQuery,
+    Keys,
+    ListQuery,
+    Outcome,
+    PauseState,
+    Processes,
+    Queues,
+    SearchQuery,
+    Signalled,
+)
+from webapi.wire import json_response
+
+__all__ = ["blueprint"]
+
+blueprint: Final = APIBlueprint("operations", __name__, url_prefix="/api", tag="Operations")
+
+_WITH_BODY: Final = [400, 403, 413, 415, 503]
+_MAX_NAME: Final = 255
+_TITLES: Final = {
+    "retries": "jobs that wait for a retry",
+    "scheduled": "jobs that wait for their time",
+    "dead": "jobs that ended in an error",
+}
+_ABOUT: Final = {
+    "restart": (
+        "Have {0} run now",
+        "An untracked one goes to the end of its queue; a tracked one is due now, a dead one is retried explicitly.",
+    ),
+    "kill": ("Give up {0}", "An untracked one moves to the dead; a tracked one ends in `error`."),
+    "delete": (
+        "Delete {0}",
+        "The item of a tracked one that waits is cancelled; an outcome stays recorded, and is skipped.",
+    ),
+}
+
+
+def _operations() -> Operations:
+    return asynctask_app().operations
+
+
+def _fresh(value: Any) -> Response:
+    response = json_response(value)
+    response.headers["Cache-Control"] = "no-cache"
+    return response
+
+
+def _outcome(result: Result) -> Response:
+    return json_response(result.as_dict())
+
+
+def _known(name: str, what: str) -> str:
+    if len(name) > _MAX_NAME or "\0" in name:
+        raise NotFound(f"there is no {what} of such a name")
+    return name
+
+
+# -- queues
+
+
+@blueprint.get("/queues")
+@blueprint.input(NoQuery, location="query", arg_name="query")
+@blueprint.output(Queues)
+@blueprint.doc(operation_id="listQueues", responses=[503])
+def queues(query: NoQuery) -> Response:
+    """The queues, how much waits in each and for how long
+
+    `unattended` marks one that no live process works.
+    """
+    return _fresh({"queues": _operations().queues()})
+
+
+@blueprint.get("/queues/<name>/jobs")
+@blueprint.input(JobQuery, location="query", arg_name="query")
+@blueprint.output(JobPage)
+@blueprint.doc(operation_id="listQueueJobs", responses=[503])
+def queue_jobs(name: str, query: JobQuery) -> Response:
+    """The jobs of a queue, those next to run first"""
+    queue = _known(name, "queue")
+    found = _operations().jobs(queue, after=query.after, limit=query.limit, newest=query.newest)
+    return _fresh({"jobs": found["jobs"], "total": found["total"], "links": page_links(found["next"])})
+
+
+@blueprint.post("/queues/<name>/delete")
+@blueprint.input(Keys, location="json", arg_name="body")
+@blueprint.output(Outcome)
+@blueprint.doc(operation_id="deleteQueueJobs", responses=_WITH_BODY)
+def delete_queue_jobs(name: str, body: Keys) -> Response:
+    """Take jobs out of a queue for good
+
+    The items of tracked ones are cancelled.
+    """
+    return _outcome(_operations().delete_jobs(_known(name, "queue"), body.keys, who=who()))
+
+
+@blueprint.post("/queues/<name>/clear")
+@blueprint.input(NoQuery, location="query", arg_name="query")
+@blueprint.output(Outcome)
+@blueprint.doc(operation_id="clearQueue", responses=[403, 503])
+def clear_queue(name: str, query: NoQuery) -> Response:
+    """Take every job out of a queue for good
+
+    The items of tracked ones are cancelled.
+    """
+    return _outcome(_operations().clear_queue(_known(name, "queue"), who=who()))
+
+
+@blueprint.post("/queues/<name>/pause")
+@blueprint.input(NoQuery, location="query", arg_name="query")
+@blueprint.output(PauseState)
+@blueprint.doc(operation_id="pauseQueue", responses=[403, 409, 503])
+def pause_queue(name: str, query: NoQuery) -> Response:
+    """Take nothing from a queue until it is unpaused
+
+    Only Redis has this: 409 where the database is the broker.
+    """
+    changed = _operations().pause(_known(name, "queue"))
+    return json_response({"queue": name, "paused": True, "changed": changed})
+
+
+@blueprint.post("/queues/<name>/unpause")
+@blueprint.input(NoQuery, location="query", arg_name="query")
+@blueprint.output(PauseState)
+@blueprint.doc(operation_id="unpauseQueue", responses=[403, 409, 503])
+def unpause_queue(name: str, query: NoQuery) -> Response:
+    """Go on with a paused queue"""
+    changed = _operations().unpause(_known(name, "queue"))
+    return json_response({"queue": name, "paused": False, "changed": changed})
+
+
+# -- retries, scheduled, dead: the same verbs for each
+
+
+def _route(
+    rule: str, title: str, more: str, view: Callable[..., Response], *, post: bool, schema: Any, where: str, answer: Any
+) -> None:
+    name = rule.strip("/").replace("/", "_").replace("-", "_")
+    words = name.split("_")
+    operation_id = words[-1] + "".join(word.capitalize() for word in (words[1:-1] + words[:1])) if len(words) > 1 else ""
+    view.__name__ = name
+    view.__doc__ = f"{title}\n\n{more}"
+    view = blueprint.input(schema, location=where, arg_name="given")(view)
+    view = blueprint.output(answer)(view)
+    responses = _WITH_BODY if where == "json" else [403, 503] if post else [503]
+    view = blueprint.doc(operation_id=operation_id or f"list{name.capitalize()}", responses=responses)(view)
+    (blueprint.post if post else blueprint.get)(rule)(view)
+
+
+def _page_of(list_name: str) -> Callable[..., Response]:
+    def view(given: ListQuery) -> Response:
+        found = _operations().listed(list_name, after=given.after, limit=given.limit)
+        following = found["next"] if found["next"] is not None and found["next"] <= _LAST_PAGE else None
+        return _fresh({"entries": found["entries"], "total": found["total"], "links": page_links(following)})
+
+    return view
+
+
+def _search_in(list_name: str) -> Callable[..., Response]:
+    def view(given: SearchQuery) -> Response:
+        return _fresh(_operations().search(list_name, given.text, limit=given.limit))
+
+    return view
+
+
+def _act_on(list_name: str, action: str) -> Callable[..., Response]:
+    def view(given: Keys) -> Response:
+        return _outcome(_operations().act(list_name, action, given.keys, who=who()))
+
+    return view
+
+
+def _act_on_all(list_name: str, action: str) -> Callable[..., Response]:
+    def view(given: NoQuery) -> Response:
+        return _outcome(_operations().act_on_all(list_name, action, who=who()))
+
+    return view
+
+
+_LAST_PAGE: Final = 9_000
+
+
+def _register(list_name: str) -> None:
+    title = _TITLES[list_name]
+    first = "The last first" if list_name == "dead" else "Those due first"
+    _route(
+        f"/{list_name}", f"The {title}", f"{first}; tracked ones of the ledger and others of the broker.",
+        _page_of(list_name), post=False, schema=ListQuery, where="query", answer=EntryPage,
+    )  # fmt: skip
+    _route(
+        f"/{list_name}/search", f"Find {title}", "Those that hold a text, letter by letter, among the first 100,000.",
+        _search_in(list_name), post=False, schema=SearchQuery, where="query", answer=Found,
+    )  # fmt: skip
+    for action in ACTIONS:
+        if (list_name, action) == ("dead", "kill"):
+            continue
+        verb, more = _ABOUT[action]
+        _route(
+            f"/{list_name}/{action}", verb.format(title), more,
+            _act_on(list_name, action), post=True, schema=Keys, where="json", answer=Outcome,
+        )  # fmt: skip
+        _route(
+            f"/{list_name}/{action}-all", verb.format(f"all {title}"), more,
+            _act_on_all(list_name, action), post=True, schema=NoQuery, where="query", answer=Outcome,
+        )  # fmt: skip
+
+
+for _each in LISTS:
+    _register(_each)
+
+
+# -- processes
+
+
+@blueprint.get("/processes")
+@blueprint.input(NoQuery, location="query", arg_name="query")
+@blueprint.output(Processes)
+@blueprint.doc(operation_id="listProcesses", responses=[503])
+def processes(query: NoQuery) -> Response:
+    """What runs: our processes, and at Redis also those of Sidekiq"""
+    return _fresh({"processes": _operations().processes()})
+
+
+@blueprint.post("/processes/<name>/quiet")
+@blueprint.input(NoQuery, location="query", arg_name="query")
+@blueprint.output(Signalled)
+@blueprint.doc(operation_id="quietProcess", responses=[403, 409, 503])
+def quiet_process(name: str, query: NoQuery) -> Response:
+    """Have a worker process finish what it runs and take nothing more
+
+    `name` is its identity. It obeys at its next beat.
+    """
+    return _signalled(name, "quiet")
+
+
+@blueprint.post("/processes/<name>/stop")
+@blueprint.input(NoQuery, location="query", arg_name="query")
+@blueprint.output(Signalled)
+@blueprint.doc(operation_id="stopProcess", responses=[403, 409, 503])
+def stop_process(name: str, query: NoQuery) -> Response:
+    """Have a worker process end
+
+    `name` is its identity. It obeys at its next beat.
+    """
+    return _signalled(name, "stop")
+
+
+def _signalled(name: str, verb: str) -> Response:
+    _operations().signal(_known(name, "process"), verb)
+    return json_response({"identity": name, "signal": verb})
