@@ -15,7 +15,7 @@ Attempt 0 is a job that nobody tracks: its jid alone is its identity, and its re
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Copy:
     """One copy of a job on its way.
 
     ``payload`` is the job as JSON text, kept byte for byte; ``attempt`` is the fence (0: untracked); ``handle`` is the
-    broker's own mark of a fetched copy.
+    broker's own mark of a fetched copy; ``job`` is the payload parsed, where the broker has had to read it.
     """
 
     jid: str
@@ -65,6 +65,7 @@ class Copy:
     task_id: int | None = None
     deaths: int = 0
     handle: Any = None
+    job: Any = field(default=None, compare=False, repr=False)
 
     @property
     def key(self) -> Key:
@@ -100,6 +101,14 @@ class Broker(Protocol):
 
     def put_back(self, process: str, copies: Sequence[Copy]) -> None:
         """Unfinished copies return to the head of their queues (of their priority), with the ``deaths`` they carry now."""
+        ...
+
+    def defer(self, process: str, copies: Sequence[Copy]) -> None:
+        """Copies that this process cannot perform, but another may, go to where their queue is fetched last, unchanged.
+
+        Out of the process's list and into the queue in one step, in the order given; one that is not in the list any more
+        is left where it is.
+        """
         ...
 
     def withdraw(self, task_id: int, limit: int) -> list[Key]:

@@ -137,6 +137,36 @@ class SqlBroker:
                     connection.execute(mine.values(process=None, deaths=deaths, waits=put_back(priority)))
             notify(connection, JOBS)
 
+    def defer(self, process: str, copies: Sequence[Copy]) -> None:
+        if copies:
+            with self._translated():
+                self._defer(process, copies)
+
+    @repeatable
+    def _defer(self, process: str, copies: Sequence[Copy]) -> None:
+        with self._database.write() as connection:
+            mine = {
+                (handle, jid)
+                for part in parts([copy.handle for copy in copies])
+                for handle, jid in connection.execute(
+                    sa.select(_j.id, _j.jid).where(_j.id.in_(part), _j.process == process).with_for_update()
+                )
+            }
+            moved = [copy for copy in copies if (copy.handle, copy.jid) in mine]
+            self._table.remove(connection, process, moved)
+            last = {queue: self._last_of(connection, queue) for queue in {copy.queue for copy in moved}}
+            rows = [row_of(copy) for copy in moved]
+            for row in rows:
+                row["waits"] = max(row["waits"], last[row["queue"]])
+            if rows:  # as new rows, which come behind all of the same place
+                self._add(connection, rows)
+
+    @staticmethod
+    def _last_of(connection: Connection, queue: str) -> int:
+        """The place of what is fetched last from a queue: of any priority."""
+        waiting = sa.select(_j.waits).where(_j.queue == queue, _j.waits.is_not(None))
+        return int(connection.scalar(waiting.order_by(_j.waits.desc()).limit(1)) or 0)
+
     def withdraw(self, task_id: int, limit: int) -> list[Key]:
         with self._translated():
             return self._table.withdraw(task_id, limit)

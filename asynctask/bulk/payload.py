@@ -10,9 +10,10 @@ import orjson
 from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND
 from asynctask.ledger.dispatch import Ready
-from asynctask.wire.payload import parse
+from asynctask.wire.activejob import is_wrapped, unwrap
+from asynctask.wire.payload import dump, parse, read_time, write_time
 
-__all__ = ["build", "decode", "tracked_copy"]
+__all__ = ["arguments_of", "build", "decode", "job_of", "poisoned", "tracked_copy", "worker_name"]
 
 
 def build(
@@ -55,7 +56,62 @@ def tracked_copy(ready: Ready, now: int) -> Copy:
 
 def decode(payload: str | bytes) -> Mapping[str, Any]:
     """The job of a payload. Raises ValueError for text that is no job: no JSON as Ruby reads it, no class, no args."""
-    job = parse(payload)
+    return _checked(parse(payload))
+
+
+def job_of(copy: Copy) -> Mapping[str, Any]:
+    """The job of a fetched copy, not parsed again if the broker has. Raises as :func:`decode`."""
+    return decode(copy.payload) if copy.job is None else _checked(copy.job)
+
+
+def _checked(job: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(job.get("class"), str) or not isinstance(job.get("args"), list):
         raise ValueError('a job is a JSON object with a string "class" and an array "args"')
     return job
+
+
+def worker_name(job: Mapping[str, Any]) -> str:
+    """The name of the worker of a decoded job: its class, or what ActiveJob's wrapper says that it carries."""
+    if not is_wrapped(job):
+        return str(job["class"])
+    carried = job.get("wrapped")
+    if not isinstance(carried, str):  # old versions wrote no such member
+        data = job["args"][0] if job["args"] else None
+        carried = data.get("job_class") if isinstance(data, dict) else None
+    return carried if isinstance(carried, str) else str(job["class"])
+
+
+def poisoned(copy: Copy, now: int) -> Copy:
+    """An untracked job that processes died of, as it goes to the dead at ``now`` (microseconds): it says so itself.
+
+    What is no job stays as it is.
+    """
+    try:
+        job = parse(copy.payload)
+    except ValueError:
+        return copy
+    job["error_class"] = "ProcessDied"
+    job["error_message"] = (
+        f"{copy.deaths} processes died while they held this job, so no other is given it:"
+        " see what it does to memory and to native code, then retry it"
+    )
+    if read_time(job.get("failed_at")) is None:  # tools cannot show an entry without it
+        job["failed_at"] = write_time(now)
+    return Copy(copy.jid, copy.attempt, copy.queue, dump(job), copy.priority, copy.task_id, copy.deaths, copy.handle)
+
+
+def arguments_of(job: Mapping[str, Any], worker: str) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """What the worker of a decoded job is called with: (arguments, keyword arguments).
+
+    A job of ActiveJob that is tracked comes back from the ledger under its worker's own name, its data as they were. Raises
+    :class:`~asynctask.errors.InputError` for data of ActiveJob that cannot be read.
+    """
+    args: Sequence[Any] = job["args"]
+    if is_wrapped(job) or (len(args) == 1 and _is_job_data(args[0], worker)):
+        inner = unwrap(job)
+        return inner.arguments, inner.keywords
+    return args, {}
+
+
+def _is_job_data(value: Any, worker: str) -> bool:
+    return isinstance(value, dict) and value.get("job_class") == worker and {"job_id", "arguments"} <= value.keys()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker, Copy, Held, Key
 from asynctask.brokers.sql import SqlBroker
 from asynctask.bulk.control import Control
+from asynctask.bulk.payload import poisoned
 from asynctask.bulk.rota import PARTS, Rota
 from asynctask.clock import micros
 from asynctask.errors import Unavailable
@@ -157,7 +158,7 @@ class Sweep:
         for copy in copies:
             copy.deaths += 1
         poison = [copy for copy in copies if copy.deaths >= POISON_COPIES]
-        self._broker.hold(DEAD, [Held(copy, now) for copy in poison], process=identity)
+        self._broker.hold(DEAD, [Held(poisoned(copy, now), now) for copy in poison], process=identity)
         self._broker.put_back(identity, [copy for copy in copies if copy.deaths < POISON_COPIES])
 
     # -- what is due

@@ -11,19 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 
 from asynctask.bookkeeping import Begin
-from asynctask.brokers.base import DEAD, Broker, Copy, Held
-from asynctask.bulk.payload import decode
+from asynctask.brokers.base import Broker, Copy
 from asynctask.bulk.room import Load
 from asynctask.clock import Clock
 from asynctask.errors import Unavailable
-from asynctask.job import CurrentJob
 from asynctask.logs import get_logger
-from asynctask.middleware.task_event import TICKET
-from asynctask.middleware.tracker import Arrival, Ticket, Tracker
+from asynctask.middleware.tracker import Tracker
+from asynctask.runtime.intake import Intake
 from asynctask.runtime.mine import Mine
 from asynctask.runtime.missing import Missing
 from asynctask.runtime.performer import Assignment, Performer
 from asynctask.runtime.rate import Rate
+from asynctask.runtime.strangers import Strangers
 from asynctask.runtime.turns import Turns
 from asynctask.worker import Worker
 
@@ -31,6 +30,9 @@ __all__ = ["Manager", "QueueOrder"]
 
 AHEAD_S = 0.1
 """A process fetches what its idle threads take at once and what they finish in this time: long jobs are not hoarded."""
+
+HOARD = 10
+"""With more jobs ready than so many times what a process would fetch now, it gives back what it cannot begin soon."""
 
 MAX_FETCH = 1_000
 MAX_UNRECORDED = 5_000
@@ -66,9 +68,7 @@ class Manager:
     ) -> None:
         self._identity = identity
         self._broker = broker
-        self._tracker = tracker
         self._clock = clock
-        self._workers = workers
         self._queues = tuple(queues)
         self._queue_order = queue_order
         self._concurrency = concurrency
@@ -80,11 +80,18 @@ class Manager:
         self._mine = Mine()
         self._rung = False
         self._doubtful = False  # a fetch broke off: the broker may have given what never arrived
-        self._missing = Missing(identity, broker, tracker, clock)
+        self._missing = Missing(tracker, clock)
+        self._strangers = Strangers(identity, broker, clock)
+        self._intake = Intake(
+            identity=identity, broker=broker, tracker=tracker, clock=clock, workers=workers, mine=self._mine,
+            strangers=self._strangers, stopping=lambda: self._quiet.is_set(), acknowledge=self._acknowledge,
+        )  # fmt: skip
         self._turns = Turns(clock)
         self._threads: set[threading.Thread] = set()
         self._fetcher: threading.Thread | None = None
         self._quiet = threading.Event()
+        self._low = threading.Event()  # so little lies ready that it is time for the next fetch
+        self._mark = 0  # how little that is
         self._ended = threading.Event()
         self._log = get_logger("asynctask.manager")
         self._rate = Rate(clock)
@@ -105,6 +112,7 @@ class Manager:
         if self._quiet.is_set():
             return
         self._quiet.set()
+        self._low.set()
         self._broker.wake()
         for assignment in self._unstarted():
             self._release(assignment)
@@ -186,7 +194,7 @@ class Manager:
                 limit = self._room()
                 self._rung = False
                 done = self._mine.take_done()
-                copies = self._broker.exchange(self._identity, done, self._queue_order(), limit)
+                copies = self._broker.exchange(self._identity, done, self._strangers.order(self._queue_order()), limit)
                 self._mine.exchanged(done, copies)
                 done = []
                 if copies:
@@ -196,11 +204,11 @@ class Manager:
                     self._on_dry(worked)
                     worked = False
                 if limit <= 0:
-                    self._quiet.wait(AHEAD_S / 4)
+                    self._low.wait(AHEAD_S / 4)
                 elif len(copies) < limit:
                     # Every commit, our own too, ends the wait: a busy process must not answer each with a transaction.
                     self._quiet.wait(_PACE_S if self.busy else 0)
-                    self._broker.wait(_IDLE_WAIT_S)
+                    self._broker.wait(self._strangers.patience(self._idle_wait()))
                 tries = 0
             except Unavailable as error:
                 tries += 1
@@ -224,19 +232,39 @@ class Manager:
 
     def _room(self) -> int:
         """How many jobs to fetch now: none while enough lies ready, so that fetches stay few and large."""
+        self._low.clear()
         if self._turns.closed or not self._may_start() or self._unrecorded() > MAX_UNRECORDED:
             return 0
         assert self.performer is not None
         rate = self._rate.update(self.performer.performed)
-        ready = self._buffer.qsize()
         idle = self._concurrency - self.busy
         wanted = min(MAX_FETCH, max(0, idle) + int(rate * AHEAD_S))
-        return wanted - ready if ready <= wanted // 2 else 0
+        self._mark = wanted // 2
+        ready = self._buffer.qsize()
+        if ready > HOARD * wanted + self._concurrency:
+            self._give_back_all_but(wanted + self._concurrency)
+        return wanted - ready if ready <= self._mark else 0
+
+    def _idle_wait(self) -> float:
+        """How long to wait for news, in seconds; not for long while jobs lie ready, for they may prove to be long."""
+        return AHEAD_S if self._buffer.qsize() > self._concurrency else _IDLE_WAIT_S
+
+    def _give_back_all_but(self, keep: int) -> None:
+        """The jobs became long: what others could begin must not lie here. Raises :class:`Unavailable`."""
+        surplus = self._unstarted()
+        for assignment in surplus[:keep]:
+            self._buffer.put(assignment)
+        for assignment in surplus[keep:]:
+            if assignment.ticket is not None:
+                self._release(assignment)
+        copies = [each.copy for each in surplus[keep:] if each.ticket is None]
+        self._mine.forget(copies)  # if the broker is away now, they are found and go back when it is there
+        self._broker.put_back(self._identity, copies)
 
     def _begin(self, copies: Sequence[Copy]) -> None:
         """Asks the ledger about a fetched batch and hands it to the processors. Raises :class:`Unavailable`."""
         try:
-            assignments = self._bound(copies)
+            assignments = self._intake.take(copies)
         except Unavailable:
             self._mine.forget(copies)  # nothing of these may begin: they go back as soon as the broker answers
             raise
@@ -258,7 +286,7 @@ class Manager:
 
     def _put_off(self, missing: Sequence[Assignment]) -> None:
         try:
-            self._missing.put_off(missing, self.done, self.gone)
+            self._missing.put_off(missing, self.done)
         except Unavailable:
             self._mine.forget([each.copy for each in missing])
             raise
@@ -272,65 +300,9 @@ class Manager:
                 self._mine.forget(copies[position:])
                 raise
 
-    def _bound(self, copies: Sequence[Copy]) -> list[Assignment]:
-        assignments = [each for each in (self._assign(copy) for copy in copies) if each is not None]
-        tracked = [each for each in assignments if each.is_tracked]
-        arrivals = [
-            Arrival(each.copy.jid, each.copy.attempt, str(each.payload["class"]), each.copy.queue, each.payload["args"])
-            for each in tracked
-        ]
-        tickets = self._tracker.begin(arrivals) if arrivals else []
-        for each, ticket in zip(tracked, tickets, strict=True):
-            self._bind(each, ticket)
-        return assignments
-
-    def _assign(self, copy: Copy) -> Assignment | None:
-        try:
-            payload = decode(copy.payload)
-        except ValueError as error:
-            self._log.error("undecodable_job", jid=copy.jid, queue=copy.queue, error=str(error))
-            self._give_up(copy, error)
-            return None
-
-        def stop() -> bool:
-            ticket: Ticket | None = job.state.get(TICKET)
-            return self._quiet.is_set() or (ticket is not None and ticket.lost)
-
-        job = CurrentJob(
-            copy.jid,
-            task_id=copy.task_id,
-            attempt=max(1, copy.attempt),
-            queue=copy.queue,
-            payload=dict(payload),
-            should_stop=stop,
-        )
-        return Assignment(copy, payload, job, self._workers.get(str(payload["class"])), None)
-
-    def _give_up(self, copy: Copy, error: ValueError) -> None:
-        """A copy that is no job: where it is tracked its Event ends so, for nobody would ever look into ``dead`` for it."""
-        if copy.attempt == 0:
-            self._broker.hold(DEAD, [Held(copy, self._clock.now())], process=self._identity)
-            self._mine.forget([copy])
-            return
-        (ticket,) = self._tracker.begin([Arrival(copy.jid, copy.attempt, "", copy.queue)])
-        if ticket.verdict is Begin.DROP:
-            self._mine.done(copy)
-        elif ticket.verdict is Begin.RUN:
-            reason = f"it cannot be decoded: {error}"
-            self._tracker.settle(ticket, discarded=reason, then=lambda won: self._acknowledge(copy))
-        else:
-            self._tracker.release(ticket, lambda won: self._acknowledge(copy))
-
     def _acknowledge(self, copy: Copy) -> None:
         self._mine.done(copy)
         self._broker.wake()
-
-    def _bind(self, assignment: Assignment, ticket: Ticket) -> None:
-        assignment.ticket = ticket
-        ticket.job = assignment.job
-        assignment.job.task_id = ticket.task_id
-        assignment.job.attempt = ticket.attempt
-        assignment.job.state[TICKET] = ticket
 
     # -- acknowledging
 
@@ -360,6 +332,8 @@ class Manager:
         try:
             while True:
                 assignment = self._buffer.get()
+                if not self._low.is_set() and self._buffer.qsize() <= self._mark:
+                    self._low.set()
                 if assignment is None:
                     ended = True
                     return
@@ -409,13 +383,19 @@ class Manager:
 
     def _unstarted(self) -> list[Assignment]:
         taken: list[Assignment] = []
+        ends = 0
         while True:
             try:
                 assignment = self._buffer.get_nowait()
             except Empty:
-                return taken
+                break
             if assignment is not None:
                 taken.append(assignment)
+            else:
+                ends += 1
+        for _ in range(ends):  # each is for a processor, which waits for it
+            self._buffer.put(None)
+        return taken
 
     def _assignments(self) -> list[Assignment]:
         return [each for each in self._turns.running() if not each.abandoned]

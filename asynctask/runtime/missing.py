@@ -1,10 +1,9 @@
-"""Jobs of workers that this process does not know: another may, as while a new version is rolled out. They wait."""
+"""Tracked jobs of workers that this process does not know: another may, as while a new version is rolled out. They wait."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from asynctask.brokers.base import SCHEDULE, Broker, Held
 from asynctask.clock import SECOND, Clock
 from asynctask.logs import get_logger
 from asynctask.middleware.tracker import Tracker
@@ -13,18 +12,17 @@ from asynctask.runtime.performer import Assignment
 __all__ = ["Missing"]
 
 MISSING_S = 5
-"""Such a job is offered again after so long, to whoever takes it then."""
+"""Such a job is offered again after so many seconds, to whoever takes it then."""
 
 
 class Missing:
-    """Puts such jobs off: tracked ones in the ledger, others in the broker's schedule. No retry is spent on it.
+    """Puts such jobs off in the ledger. No retry is spent on it.
 
-    A job that was put into a queue by hand to be tracked is not taken: nobody ever checked its name, and it ends in error.
+    Those that nobody tracks are left to others before, see :mod:`asynctask.runtime.strangers`. A job that was put into a
+    queue by hand to be tracked is not taken: nobody ever checked its name, and it ends in error.
     """
 
-    def __init__(self, identity: str, broker: Broker, tracker: Tracker, clock: Clock) -> None:
-        self._identity = identity
-        self._broker = broker
+    def __init__(self, tracker: Tracker, clock: Clock) -> None:
         self._tracker = tracker
         self._clock = clock
         self._log = get_logger("asynctask.missing")
@@ -32,27 +30,18 @@ class Missing:
     @staticmethod
     def takes(assignment: Assignment) -> bool:
         """Whether this one is to be put off."""
-        return assignment.worker is None and (assignment.copy.attempt > 0 or assignment.ticket is None)
+        return assignment.worker is None and assignment.copy.attempt > 0
 
-    def put_off(
-        self, jobs: Sequence[Assignment], done: Callable[[Assignment], None], gone: Callable[[Assignment], None]
-    ) -> None:
-        """Has them wait; ``done`` is told of those to acknowledge, ``gone`` of those that left. Raises Unavailable."""
+    def put_off(self, jobs: Sequence[Assignment], done: Callable[[Assignment], None]) -> None:
+        """Has them wait; ``done`` is told of each, to acknowledge it. Raises Unavailable."""
         until = self._clock.now() + MISSING_S * SECOND
-        names = sorted({str(job.payload["class"])[:100] for job in jobs})
+        names = sorted({job.name[:100] for job in jobs})
         self._log.warning("worker_missing", workers=names[:10], count=len(jobs))
-        untracked = [job for job in jobs if job.ticket is None]
-        if untracked:
-            self._broker.hold(SCHEDULE, [Held(job.copy, until) for job in untracked], process=self._identity)
-        for job in untracked:
-            gone(job)
-        tracked = [(job, job.ticket) for job in jobs if job.ticket is not None]
-        if tracked:
-            self._tracker.put_off([(ticket, _why(job)) for job, ticket in tracked], until)
-        for job, _ in tracked:
+        self._tracker.put_off([(job.ticket, _why(job)) for job in jobs if job.ticket is not None], until)
+        for job in jobs:
             done(job)
 
 
 def _why(job: Assignment) -> str:
-    name = str(job.payload["class"])[:200]
+    name = job.name[:200]
     return f"Waiting for a worker: no process that took it knows {name!r}. Start one that registers it"

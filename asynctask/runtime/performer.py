@@ -14,28 +14,29 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from asynctask.bookkeeping import Begin
 from asynctask.brokers.base import DEAD, RETRY, Broker, Copy, Held
-from asynctask.clock import SECOND, Clock, Ids
+from asynctask.bulk.payload import arguments_of, worker_name
+from asynctask.clock import Clock, Ids
 from asynctask.errors import AsyncTaskError, JobInterrupted, JobTimeout, Unavailable
 from asynctask.job import CurrentJob, set_current_job
-from asynctask.ledger.base import dumps
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.chain import Chain
+from asynctask.middleware.task_event import TaskEventMiddleware
 from asynctask.middleware.tracker import Ticket, Tracker
 from asynctask.runtime.interrupt import Watch, Watchdog
 from asynctask.runtime.loop import LoopThread
 from asynctask.runtime.retry import Decision, Follow, decide, retries_of
+from asynctask.runtime.untracked import after_failure, decide_untracked, limit_of, text_of
+from asynctask.wire.payload import parse
 from asynctask.worker import Worker
 
 __all__ = ["Assignment", "Hooks", "Performer", "WorkerMissing"]
 
-
-MAX_RETRY_COUNT = 10_000
-"""What a payload says of its retries is believed up to here."""
 
 MAX_STACK = 20_000
 """Characters logged of the stack of a job that raised; the end of it, where the error is."""
@@ -66,6 +67,11 @@ class Assignment:
     began: float = 0.0  # on the monotonic clock
     abandoned: bool = False
     watch: Watch | None = None
+
+    @property
+    def name(self) -> str:
+        """What its worker is called."""
+        return worker_name(self.payload) if self.worker is None else self.worker.name
 
     @property
     def is_tracked(self) -> bool:
@@ -110,12 +116,14 @@ class Performer:
         self._broker = broker
         self._tracker = tracker
         self._chain = chain
+        self._untracked_chain = _without_ours(chain)
         self._clock = clock
         self._ids = ids
         self._hooks = hooks
         self._log = get_logger("asynctask.job")
         self.watchdog = Watchdog(clock)
         self.loop = LoopThread()
+        self._pause = threading.Event()
         self.performed = 0
         self.failures = 0
 
@@ -146,23 +154,28 @@ class Performer:
     def _invoke(self, assignment: Assignment) -> None:
         worker, job = assignment.worker, assignment.job
         if worker is None:
-            raise WorkerMissing(f"no worker is registered as {assignment.payload['class']!r} in this process")
-        job.result = self._chain.invoke(worker, job, job.queue, lambda: self._call(worker, assignment))
+            raise WorkerMissing(f"no worker is registered as {assignment.name[:200]!r} in this process")
+        chain = self._chain if assignment.ticket is not None else self._untracked_chain
+        if chain:
+            job.result = chain.invoke(worker, job, job.queue, lambda: self._call(worker, assignment))
+        else:
+            job.result = self._call(worker, assignment)
 
     def _call(self, worker: Worker, assignment: Assignment) -> Any:
         if assignment.ticket is not None and assignment.ticket.lost:
             raise AttemptLost(f"attempt {assignment.job.attempt} of {assignment.job.job_id} is not the one that counts")
-        args = assignment.payload["args"]
-        if worker.shape is not None and len(args) == 1:
+        args, keywords = arguments_of(assignment.payload, worker.name)
+        if worker.shape is not None and len(args) == 1 and not keywords:
             args = [worker.shape.revive(args[0])]
+        function = partial(worker.function, **keywords) if keywords else worker.function
         if worker.is_async:
-            return self.loop.run(lambda: worker.function(*args), worker.timeout)
+            return self.loop.run(lambda: function(*args), worker.timeout)
         watch = Watch(assignment.thread_id, worker.timeout)
         if worker.timeout is not None:
             watch.on_hung = lambda: self._hung(assignment)
         assignment.watch = watch
         try:
-            return self.watchdog.run(watch, worker.function, args)
+            return self.watchdog.run(watch, function, args)
         except JobTimeout as error:
             error.seconds = error.seconds or worker.timeout or 0.0
             raise
@@ -183,31 +196,31 @@ class Performer:
         """The retry layer: decides what follows and has it recorded."""
         self.failures += 1
         worker, ticket = assignment.worker, assignment.ticket
-        if ticket is not None and worker is not None and worker.refuses(error):
+        if ticket is None:
+            self._keep(assignment, error)
+            return
+        if worker is not None and worker.refuses(error):
             ticket.fail(error)  # raised by a middleware around the one that records
             self._tracker.settle(ticket, then=lambda won: self._hooks.done(assignment))
             return
-        retries = ticket.retries if ticket is not None else _retries_so_far(assignment.payload)
-        limit = retries_of(assignment.payload.get("retry"), tracked=ticket is not None)
-        decision = decide(error, assignment.job, worker, retries=retries, limit=limit, noise=self._ids.random())
+        limit = retries_of(assignment.payload.get("retry"))
+        decision = decide(error, assignment.job, worker, retries=ticket.retries, limit=limit, noise=self._ids.random())
         self._report(assignment, error, decision)
-        if ticket is not None:
-            self._settle(assignment, ticket, error, decision)
-        else:
-            self._keep(assignment, error, decision)
+        self._settle(assignment, ticket, error, decision)
         if decision.follow is Follow.DEAD:
             self._exhausted(assignment, error)
+            self._hooks.death(assignment.job, error)
 
     def _report(self, assignment: Assignment, error: BaseException, decision: Decision) -> None:
         if isinstance(error, JobInterrupted):
             return
         context = {
             "job_id": assignment.job.job_id,
-            "worker": assignment.payload.get("class"),
+            "worker": assignment.name,
             "follow": decision.follow.value,
         }
         if decision.follow is Follow.RETRY:
-            self._log.info("job_raised", error=clean(f"{type(error).__name__}: {_text(error)}")[:500], **context)
+            self._log.info("job_raised", error=f"{clean(type(error).__name__)}: {text_of(error)}"[:500], **context)
         else:
             # As text of our own: what a console makes of an exception may cost more than the job, and show its arguments.
             self._log.warning("job_raised", stack=_stack(error), **context)
@@ -218,39 +231,60 @@ class Performer:
         retry_at = self._clock.now() + decision.delay if decision.follow is Follow.RETRY else None
         self._tracker.settle(ticket, retry_at=retry_at, then=lambda won: self._hooks.done(assignment))
 
-    def _keep(self, assignment: Assignment, error: BaseException, decision: Decision) -> None:
-        """An untracked job: its retry or its death lives in the broker's own sets."""
-        copy, now = assignment.copy, self._clock.now()
+    def _keep(self, assignment: Assignment, error: BaseException) -> None:
+        """An untracked job that raised: its retry or its death lives in the broker's own sets."""
+        copy, now, worker = assignment.copy, self._clock.now(), assignment.worker
+        job = parse(copy.payload)
+        decision = decide_untracked(error, job, assignment.job, worker, now=now, noise=self._ids.random())
+        self._report(assignment, error, decision)
         if decision.follow is Follow.AGAIN:
-            self._broker.put_back(self._identity, [copy])
-            self._hooks.gone(assignment)
-            return
-        retry = assignment.payload.get("retry")
-        if decision.follow is Follow.DISCARD or (decision.follow is Follow.DEAD and (retry is False or retry is None)):
-            self._hooks.done(assignment)
-            return
-        failed = _after_failure(assignment.payload, error, now)
-        held = Copy(copy.jid, copy.attempt, copy.queue, dumps(failed), copy.priority, None, 0, copy.handle)
-        if decision.follow is Follow.RETRY:
-            self._broker.hold(RETRY, [Held(held, now + decision.delay)], process=self._identity)
-        elif assignment.payload.get("dead", True) is not False:
-            self._bury(held, now)
+            self._patiently(assignment, lambda: self._broker.put_back(self._identity, [copy]))
+        elif decision.follow is Follow.RETRY:
+            held = Held(after_failure(copy, error, now), now + decision.delay)
+            self._patiently(assignment, lambda: self._broker.hold(RETRY, [held], process=self._identity))
+        elif self._is_kept(assignment, job, error, decision):
+            dead = after_failure(copy, error, now)
+            self._patiently(assignment, lambda: self._bury(dead, now))
         else:
             self._hooks.done(assignment)
-            return
-        self._hooks.gone(assignment)
+        if decision.follow in (Follow.DEAD, Follow.DISCARD):
+            self._hooks.death(assignment.job, error)
+
+    def _is_kept(self, assignment: Assignment, job: Mapping[str, Any], error: BaseException, decision: Decision) -> bool:
+        """Whether a job that is given up goes to the dead. Its worker is asked; for what never retries nobody is."""
+        if decision.follow is Follow.DISCARD or limit_of(job, assignment.worker) is None:
+            return False
+        return self._exhausted(assignment, error) != "discard" and job.get("dead") is not False
+
+    def _patiently(self, assignment: Assignment, move: Callable[[], None]) -> None:
+        """Out of this process's list by ``move``; while the broker is away it is tried again: the job is not lost, but
+        nobody else would look for it as long as this process lives."""
+        tries = 0
+        while not assignment.abandoned or tries == 0:
+            try:
+                move()
+            except Unavailable as error:
+                tries += 1
+                self._log.warning("outcome_put_off", job_id=assignment.copy.jid, error=str(error), tries=tries)
+                if assignment.abandoned:  # whoever gave the thread up goes on with the stop
+                    raise
+                self._pause.wait(min(0.1 * 2**tries, 5.0))
+            else:
+                self._hooks.gone(assignment)
+                return
 
     def _bury(self, copy: Copy, now: int) -> None:
         self._broker.hold(DEAD, [Held(copy, now)], process=self._identity)
 
-    def _exhausted(self, assignment: Assignment, error: BaseException) -> None:
+    def _exhausted(self, assignment: Assignment, error: BaseException) -> Any:
+        """Tells the worker that no retry is left; returns its answer."""
         worker = assignment.worker
         if worker is not None and worker.retries_exhausted is not None:
             try:
-                worker.retries_exhausted(assignment.job, error)
+                return worker.retries_exhausted(assignment.job, error)
             except Exception:
                 self._log.exception("retries_exhausted_failed", worker=worker.name)
-        self._hooks.death(assignment.job, error)
+        return None
 
     # -- threads that do not come back
 
@@ -318,31 +352,15 @@ class Performer:
         self._tracker.release(ticket, then=lambda won: self._hooks.done(assignment))
 
 
+def _without_ours(chain: Chain) -> Chain:
+    """The chain of a job that nobody tracks: ours would do nothing for it."""
+    rest = Chain()
+    for middleware in chain:
+        if not isinstance(middleware, TaskEventMiddleware):
+            rest.add(middleware)
+    return rest
+
+
 def _stack(error: BaseException) -> str:
     text = "".join(traceback.format_exception(error))[-MAX_STACK:].rstrip()
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _retries_so_far(payload: Mapping[str, Any]) -> int:
-    """Retries that an untracked job had: what is written there comes from outside, whatever it is."""
-    count = payload.get("retry_count")
-    if not isinstance(count, int) or isinstance(count, bool):
-        return 0
-    return max(0, min(count, MAX_RETRY_COUNT) + 1)
-
-
-def _after_failure(payload: Mapping[str, Any], error: BaseException, now: int) -> dict[str, Any]:
-    """The members that Sidekiq's retry adds, times as float seconds."""
-    job = dict(payload)
-    job["retry_count"] = _retries_so_far(payload)
-    job["retried_at" if "retry_count" in payload else "failed_at"] = now / SECOND
-    job["error_class"] = clean(type(error).__name__)
-    job["error_message"] = clean(_text(error))
-    return job
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # an error of the job's own that cannot say what it is
-        return f"({type(error).__name__} without a readable text)"

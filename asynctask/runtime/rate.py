@@ -7,6 +7,10 @@ from asynctask.clock import Clock
 __all__ = ["Rate"]
 
 
+LOOK_S = 0.05
+"""Seconds between two looks, at least."""
+
+
 class Rate:
     """Jobs finished in a second, smoothed; looked at no more often than every 50 ms."""
 
@@ -20,9 +24,10 @@ class Rate:
         """Takes note that ``count`` jobs are finished in all; returns how many are finished in a second."""
         now = self._clock.monotonic()
         passed = now - self._at
-        if passed >= 0.05:
+        if passed >= LOOK_S:
             fresh = (count - self._count) / passed
             # Up at once, down slowly: a short pause must not make the next fetch a single job.
-            self.per_second = fresh if fresh > self.per_second else self.per_second * 0.7 + fresh * 0.3
+            kept = 0.7 ** (passed / LOOK_S)
+            self.per_second = fresh if fresh > self.per_second else self.per_second * kept + fresh * (1 - kept)
             self._at, self._count = now, count
         return self.per_second

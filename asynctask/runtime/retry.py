@@ -9,7 +9,7 @@ from asynctask.clock import micros
 from asynctask.errors import JobInterrupted
 from asynctask.job import CurrentJob
 from asynctask.logs import get_logger
-from asynctask.worker import DEFAULT_RETRIES, TRACKED_RETRIES, Worker
+from asynctask.worker import TRACKED_RETRIES, Worker
 
 __all__ = ["MAX_PAUSE_S", "Decision", "Follow", "backoff", "decide", "retries_of"]
 
@@ -39,22 +39,39 @@ def backoff(count: int, noise: float) -> float:
 
     ``noise`` is a number in [0, 1). Source: sidekiq 8, job_retry.rb.
     """
-    return float(count**4 + 15 + int(noise * 10 * (count + 1)))
+    return float(count**4 + 15 + _jitter(count, noise))
 
 
-def retries_of(retry: object, *, tracked: bool) -> int:
-    """How many retries the payload member ``retry`` means. The truth table is Ruby's: only false and null are false."""
+def _jitter(count: int, noise: float) -> int:
+    return int(noise * 10 * (count + 1))
+
+
+def retries_of(retry: object) -> int:
+    """How many retries of a tracked job the payload member ``retry`` means.
+
+    The truth table is Ruby's: only false and null are false.
+    """
     if retry is None or retry is False:
         return 0
     if isinstance(retry, int) and not isinstance(retry, bool):
         return retry
-    return TRACKED_RETRIES if tracked else DEFAULT_RETRIES
+    return TRACKED_RETRIES
 
 
 def decide(
-    error: BaseException, job: CurrentJob, worker: Worker | None, *, retries: int, limit: int, noise: float
+    error: BaseException,
+    job: CurrentJob,
+    worker: Worker | None,
+    *,
+    retries: int,
+    limit: int,
+    noise: float,
+    always_spread: bool = False,
 ) -> Decision:
-    """What follows ``error``, after ``retries`` retries of at most ``limit``."""
+    """What follows ``error``, after ``retries`` retries of at most ``limit``.
+
+    ``always_spread``: a pause that the worker chose is lengthened by chance as well, as Sidekiq does it.
+    """
     if isinstance(error, JobInterrupted):
         return Decision(Follow.AGAIN)
     if retries >= limit:
@@ -67,7 +84,8 @@ def decide(
         if answer == "discard":
             return Decision(Follow.DISCARD)
         # By comparison, which also leaves out what is no number and what is without end.
-        seconds = answer if isinstance(answer, int | float) and 0 < answer <= MAX_PAUSE_S else None
+        if isinstance(answer, int | float) and 0 < answer <= MAX_PAUSE_S:
+            seconds = min(answer + (_jitter(retries, noise) if always_spread else 0), MAX_PAUSE_S)
     return Decision(Follow.RETRY, micros(min(backoff(retries, noise), MAX_PAUSE_S) if seconds is None else seconds))
 
 

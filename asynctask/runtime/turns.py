@@ -25,7 +25,8 @@ class Turns:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._condition = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._condition = threading.Condition(self._lock)
         self._running: dict[int, Assignment] = {}
         self._watched = 0  # watched jobs that wait or run
         self._alone: int | None = None  # the watched job that runs
@@ -35,7 +36,7 @@ class Turns:
         ticket = assignment.ticket
         if ticket is not None and ticket.watched:
             return self._enter_alone(assignment, give_up)
-        with self._condition:
+        with self._lock:  # the condition's own, without the detour: this is on the way of every job
             while self._watched:
                 if give_up():
                     return False
@@ -59,7 +60,7 @@ class Turns:
 
     def leave(self, assignment: Assignment) -> None:
         """It runs no more, or counts as lost. Leaving twice does nothing."""
-        with self._condition:
+        with self._lock:
             if self._running.pop(id(assignment), None) is None:
                 return
             alone = self._alone == id(assignment)

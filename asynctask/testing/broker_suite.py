@@ -148,6 +148,37 @@ class BrokerConformance(BrokerRaces):
             assert keys_of(broker.held_by("p")) == [a_copy().key]
             assert broker.exchange("q", [], ["default"], 1) == []
 
+    def test_what_is_deferred_is_fetched_last_and_unchanged(self) -> None:
+        with self.broker() as broker:
+            broker.push([a_copy(n, attempt=0, priority=-3) for n in range(3)])
+            broker.push([a_copy(3, priority=9), a_copy(4, attempt=2, queue="other")])
+            one, two = broker.exchange("p", [], ["default"], 2)
+            broker.defer("p", [one, two])
+            broker.defer("p", [one, two])
+            broker.defer("p", [])
+            assert broker.held_by("p") == []
+            assert broker.holders() == set()
+            again = broker.exchange("q", [], ["default"], 10)
+            assert [(c.key, c.payload) for c in again] == [
+                (copy.key, copy.payload)
+                for copy in (a_copy(2, attempt=0), a_copy(3), a_copy(0, attempt=0), a_copy(1, attempt=0))
+            ]
+            (other,) = broker.exchange("q", [], ["other"], 1)
+            broker.defer("q", [other])
+            assert broker.holds([other.key]) == {other.key}
+            broker.push([a_copy(4, attempt=2, queue="other")])
+            assert keys_of(broker.exchange("q", [], ["other"], 10)) == [other.key]
+
+    def test_a_copy_of_another_process_or_an_acknowledged_one_cannot_be_deferred(self) -> None:
+        with self.broker() as broker:
+            broker.push([a_copy(0, attempt=0), a_copy(1)])
+            held = broker.exchange("p", [], ["default"], 2)
+            broker.defer("q", held)
+            assert keys_of(broker.held_by("p")) == keys_of(held)
+            broker.drop("p", held)
+            broker.defer("p", held)
+            assert broker.exchange("q", [], ["default"], 2) == []
+
     def test_withdrawing_takes_what_waits_of_a_task_and_leaves_what_is_fetched_and_other_tasks(self) -> None:
         with self.broker() as broker:
             broker.push([a_copy(n, task_id=7) for n in range(5)] + [a_copy(9, task_id=8), a_copy(10)])

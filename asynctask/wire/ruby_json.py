@@ -28,7 +28,6 @@ MAX_BYTES: Final = 16_777_216
 _PLAIN: Final = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
 # What orjson writes in another way than Ruby, or must not write: exponents, 16 digits before a point, 0.00001, NaN (null).
 _NOT_AS_RUBY: Final = re.compile(rb"null|[:,\[]-?(?:[\d.]+e|\d{16}\.|0\.0000)")
-_MARKS: Final = (b"e+", b"e-", b"null", b".0")  # without any of these there is nothing to look for
 _LONG_INTEGER: Final = re.compile(r"\d{19}")  # beyond 64 bits orjson reads a float
 _FIXED_DIGITS: Final = 16
 _FLOAT_TO_MEND: Final = re.compile(r"[:,\[]-?(?:[\d.]+e|\d{16}\.0)")
@@ -53,7 +52,8 @@ def dump_any(value: Any) -> str:
         quick = orjson.dumps(value, option=_PLAIN)
     except TypeError:
         return _dump_slowly(value)
-    if any(mark in quick for mark in _MARKS) and _NOT_AS_RUBY.search(quick):
+    # Without any of these there is nothing to look for.
+    if (b"e+" in quick or b"e-" in quick or b"null" in quick or b".0" in quick) and _NOT_AS_RUBY.search(quick):
         return _dump_slowly(value)
     if quick.count(b"[") + quick.count(b"{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
         raise Malformed(_too_deep())
@@ -97,7 +97,7 @@ def parse(text: str | bytes, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
         raise Malformed(f"a job is a JSON object, this is {_KINDS.get(type(job), 'something else')}")
     if source.count("[") + source.count("{") > MAX_DEPTH and _depth(job) > MAX_DEPTH:
         raise Malformed(_too_deep())
-    if _SURROGATE.search(source):
+    if "\\u" in source and _SURROGATE.search(source):
         dump_any(job)
     return job
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from support.databases import Databases
+from support.servers import missing
 
 from asynctask import AsyncTask
 from asynctask.testing.servers import SERVERS, MissingServer
@@ -203,6 +205,17 @@ def test_what_cannot_be_measured_is_refused_with_the_reason(tmp_path: Path, word
     assert why in done.stderr
     assert "secret" not in done.stderr
     assert there.read_text() == "somebody's"
+
+
+def test_untracked_jobs_in_redis_are_measured_to_the_last_one(tmp_path: Path) -> None:
+    if shutil.which("redis-server") is None:
+        missing("redis-server", "redis-server")
+    found = result(tmp_path, "noop", "-n", "20000", "--runs", "1", "--peers", "none")
+    assert found["n"] == 20_000
+    assert found["peer"] is None
+    assert found["settings"]["ours"] == pytest.approx(found["ours"], abs=1)
+    assert found["settings"]["pushed_per_s"] > 0
+    assert found["settings"]["broker"].startswith("Redis ")
 
 
 def test_no_figure_is_given_where_an_item_is_unaccounted_for(tmp_path: Path) -> None:

@@ -145,17 +145,21 @@ def test_an_item_whose_worker_is_not_known_here_waits_without_a_retry(
     monkeypatch.setattr(missing, "MISSING_S", 1)
     app, old = place.app(), place.app()
     worker = app.worker(name="new", retry=0)(lambda item: 1)
-    plain = app.worker(name="plain", retry=0, use_task_event=False)(lambda: None)
+    ran: list[int] = []
+    plain = app.worker(name="plain", retry=0, use_task_event=False)(lambda: ran.append(1))
     task = app.submit(worker, [{"n": 1}])
     plain.perform_async()
     with place.working(old):
         wait_for(lambda: place.sql("SELECT 1 FROM events WHERE due_at > 0"), "it waits")
-        wait_for(lambda: place.sql("SELECT 1 FROM jobs WHERE held_in = 'schedule'"), "the untracked one too")
+    assert place.sql("SELECT payload FROM jobs WHERE waits IS NOT NULL AND held_in IS NULL AND attempt = 0"), (
+        "the untracked one waits where it was"
+    )
     (event,) = task.events()
     assert (event["status"], event["retries"]) == ("enqueue", 0)
     assert "no process that took it knows 'new'" in event["messages"][-1]["message"]
     with place.working(app):
         assert task.wait(timeout=20)["counts"]["finish"] == 1
+        wait_for(lambda: ran, "the other one is performed too")
 
 
 def test_a_job_of_an_unknown_worker_comes_by_when_it_is_due_and_says_so_once(
@@ -253,7 +257,7 @@ def test_an_untracked_job_around_which_the_runtime_fails_lies_in_the_dead_set(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("a fault of the runtime")
 
-    monkeypatch.setattr("asynctask.runtime.performer.decide", broken)
+    monkeypatch.setattr("asynctask.runtime.performer.decide_untracked", broken)
     worker.perform_async()
     with place.working(app):
         wait_for(lambda: place.sql("SELECT 1 FROM jobs WHERE held_in = 'dead'"), "it lies there")

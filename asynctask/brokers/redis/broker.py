@@ -79,7 +79,7 @@ class RedisBroker:
         self._numbers = itertools.count(1)
         self._counters = Counters()
         self._statistics = Statistics(self._clock, self._counters)
-        self._queues: tuple[str, ...] = ()
+        self._queues: tuple[str, ...] | None = None  # of the last fetch; None before the first one
         self._seen_empty: tuple[str, ...] = ()
         self._heard = False
         self._too_late = 0
@@ -105,6 +105,8 @@ class RedisBroker:
         self._server.run("push", keys, args, repeat=all(copy.attempt for copy in copies))
 
     def exchange(self, process: str, done: Sequence[Copy], queues: Sequence[str], limit: int) -> list[Copy]:
+        if limit > 0 and not queues:
+            self._queues = self._seen_empty = ()
         if not done and (limit <= 0 or not queues):
             return []
         if limit > 0:
@@ -123,7 +125,7 @@ class RedisBroker:
             self._counters.put_back(counters)
             raise
         copies = self._arrived(queues, *answer, batch=batch)
-        if limit > 0:
+        if limit > 0 and queues:
             self._note(queues, dry=len(copies) < limit, found=bool(copies))
         return copies
 
@@ -151,12 +153,18 @@ class RedisBroker:
         return copies
 
     def put_back(self, process: str, copies: Sequence[Copy]) -> None:
-        if not copies:
-            return
+        if copies:
+            self._return(process, list(reversed(copies)), "RPUSH")
+
+    def defer(self, process: str, copies: Sequence[Copy]) -> None:
+        if copies:
+            self._return(process, copies, "LPUSH")
+
+    def _return(self, process: str, copies: Sequence[Copy], push: str) -> None:
         queues = list(dict.fromkeys(copy.queue for copy in copies))
         numbers = {queue: n for n, queue in enumerate(queues, 1)}
-        args: list[Any] = [process, self._clock.now() // SECOND + DEATHS_S, DEATHS_S, len(queues), *queues]
-        for copy in reversed(copies):
+        args: list[Any] = [process, self._clock.now() // SECOND + DEATHS_S, DEATHS_S, push, len(queues), *queues]
+        for copy in copies:
             key = held_key(copy.key) if copy.attempt else ""
             args += (numbers[copy.queue], copy.handle or "", key, copy.jid, copy.deaths, _named(copy))
         keys = (*self._own(process), self._keys.queues, self._keys.deaths, *map(self._keys.queue, queues))
@@ -274,14 +282,17 @@ class RedisBroker:
     # -- waiting
 
     def wait(self, timeout: float) -> bool:
-        """Waits for news of the queues of the last fetch; before the first one, of any queue.
+        """Waits for news of the queues of the last fetch; before the first one, of any queue; after one of no queue, for
+        :meth:`wake` alone.
 
         Of many idle processes each is told, and one has the job. Who came too late hangs back a little, a few milliseconds
         at most: a hundred of them must not all run at once for each job.
         """
         if self._too_late and self._heard:
             self._waiter.rest(min(_TOO_LATE_S * 2 ** min(self._too_late, 8), _TOO_LATE_MOST_S))
-        news = self._waiter.wait(timeout, self._queues, self._seen_empty)
+        if self._queues == ():
+            return self._waiter.doze(timeout)
+        news = self._waiter.wait(timeout, self._queues or (), self._seen_empty)
         if news:
             self._seen_empty = ()
         self._heard = self._waiter.told

@@ -28,7 +28,7 @@ from asynctask.brokers.base import SCHEDULE
 from asynctask.brokers.redis.server import Command, Server
 from asynctask.clock import SECOND, Clock, Ids, SystemClock, SystemIds, from_datetime, micros
 from asynctask.errors import InputError, TooLarge
-from asynctask.wire.payload import dump, normalise, write_time
+from asynctask.wire.payload import check, dump, normalise, write_time
 
 __all__ = ["BATCH", "RedisClient", "RemoteWorker"]
 
@@ -36,6 +36,7 @@ BATCH: Final = 1_000
 """Jobs of one round trip of :meth:`RedisClient.push_bulk`."""
 
 MAX_PAYLOAD_BYTES: Final = 4_194_304
+_NO_LIST: Final = "each job's arguments must be a list: [[1], [2]], not [1, 2]"
 _EPOCH_FROM_S: Final = 1_000_000_000  # a smaller number is a span of time, as in Sidekiq
 _Due = tuple[str, dict[str, Any], int | None]
 
@@ -108,15 +109,31 @@ class RedisClient:
         jids: list[str] = []
         for part in _slices(args, BATCH):
             ids = self._ids.jids(len(part))
-            jobs = [self._job(self._one_of(item, each, times), jid) for each, jid in zip(part, ids, strict=True)]
-            self._send(jobs)
+            if at is None and "at" not in item:
+                self._send(self._alike(item, part, ids))
+            else:
+                self._send([self._job(self._one_of(item, each, times), jid) for each, jid in zip(part, ids, strict=True)])
             jids += ids
         return jids
+
+    def _alike(self, item: Mapping[str, Any], part: Sequence[Any], ids: Sequence[str]) -> list[_Due]:
+        """Jobs that are to run now and differ in arguments and jid alone: what they share is checked once."""
+        frame, _ = normalise({**item, "args": ()}, jid=ids[0], now=self._clock.now())
+        frame["enqueued_at"] = write_time(self._clock.now())
+        jobs: list[_Due] = []
+        for args, jid in zip(part, ids, strict=True):
+            if not isinstance(args, list | tuple):
+                raise InputError(_NO_LIST, code="bad_job")
+            args = list(args)
+            check(args)
+            job = {**frame, "args": args, "jid": jid}
+            jobs.append((_text_of(job), job, None))
+        return jobs
 
     @staticmethod
     def _one_of(item: Mapping[str, Any], args: Any, times: Iterator[Any]) -> dict[str, Any]:
         if not isinstance(args, list | tuple):
-            raise InputError("each job's arguments must be a list: [[1], [2]], not [1, 2]", code="bad_job")
+            raise InputError(_NO_LIST, code="bad_job")
         try:
             return {**item, "args": args, "at": next(times)}
         except StopIteration:
@@ -129,13 +146,7 @@ class RedisClient:
             job["enqueued_at"] = write_time(now)
         else:
             job.pop("enqueued_at", None)
-        text = dump(job)
-        if len(text) * 4 > MAX_PAYLOAD_BYTES and len(text.encode()) > MAX_PAYLOAD_BYTES:
-            raise TooLarge(
-                f"the job has {len(text.encode()):,} bytes, the most is {MAX_PAYLOAD_BYTES:,}: put the data somewhere and"
-                " hand over where it is"
-            )
-        return text, job, at
+        return _text_of(job), job, at
 
     def _send(self, jobs: Sequence[_Due]) -> None:
         """One pipeline: what is to run now by queue, what is to wait into the schedule."""
@@ -224,6 +235,16 @@ class RemoteWorker:
 
     def _item(self, args: Sequence[Any]) -> dict[str, Any]:
         return {"class": self.name, "args": args, **self._options}
+
+
+def _text_of(job: Mapping[str, Any]) -> str:
+    text = dump(job)
+    if len(text) * 4 > MAX_PAYLOAD_BYTES and len(text.encode()) > MAX_PAYLOAD_BYTES:
+        raise TooLarge(
+            f"the job has {len(text.encode()):,} bytes, the most is {MAX_PAYLOAD_BYTES:,}: put the data somewhere and"
+            " hand over where it is"
+        )
+    return text
 
 
 def _due(when: When, now: int) -> int:

@@ -135,8 +135,11 @@ def opened(raw: bytes, queue: str | None, handle: str | None = None) -> Copy:
     envelope, payload = _split(text)
     if "attempt" in envelope:
         return _copy(envelope, payload, queue or DEFAULT_QUEUE, handle)
-    job = _peeked(payload)
-    if job is None:
+    try:
+        job = parse(payload)
+    except Malformed:
+        job = {}
+    if not (isinstance(job.get("class"), str) and isinstance(job.get("args"), list)):
         return Copy(MALFORMED + hashlib.sha256(raw).hexdigest()[:20], 0, queue or DEFAULT_QUEUE, text, handle=handle)
     if not envelope and isinstance(job.get("asynctask"), dict):  # another tool has added members behind it
         envelope = _valid(job["asynctask"])
@@ -145,7 +148,13 @@ def opened(raw: bytes, queue: str | None, handle: str | None = None) -> Copy:
     if not (isinstance(jid, str) and 0 < len(jid) <= _MAX_JID):
         # Jobs without an id are different jobs however alike they are, and each keeps one from now on.
         jid = hashlib.sha256(f"{handle}\n".encode() + raw).hexdigest()[:24]
-    return _copy({**envelope, "jid": jid}, payload, own if isinstance(own, str) and own else DEFAULT_QUEUE, handle)
+    if not (isinstance(own, str) and own):
+        own = DEFAULT_QUEUE
+    if not envelope:
+        return Copy(jid, 0, own, payload, 0, None, 0, handle, job)
+    copy = _copy({**envelope, "jid": jid}, payload, own, handle)
+    copy.job = job
+    return copy
 
 
 def _copy(envelope: dict[str, Any], payload: str, queue: str, handle: str | None) -> Copy:

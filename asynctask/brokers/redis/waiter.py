@@ -76,6 +76,15 @@ class Waiter:
             if not self._closed:
                 self._rest(self._clock.monotonic() + seconds)
 
+    def doze(self, seconds: float) -> bool:
+        """Waits for :meth:`wake` alone; returns whether it came."""
+        with self._lock:
+            self.told = False
+            if self._closed:
+                return True
+            self._rest(self._clock.monotonic() + seconds)
+            return self._was_woken()
+
     def wake(self) -> None:
         """Ends the wait, or the next one."""
         self._woken = True

@@ -1,0 +1,119 @@
+"""What follows a job that nobody tracks and that raised: its retry or its death, as Ruby's workers write them.
+
+The text that came is parsed anew, so that what middleware changed does not last and what we do not know is kept. Sources:
+sidekiq 8, job_retry.rb, and for the forms of the members the readers of all versions.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any, Final
+
+from asynctask.brokers.base import Copy
+from asynctask.clock import SECOND
+from asynctask.errors import JobInterrupted
+from asynctask.job import CurrentJob
+from asynctask.messages import clean
+from asynctask.runtime.retry import Decision, Follow, decide
+from asynctask.wire.payload import dump, encode_backtrace, parse, read_time, retries, write_time
+from asynctask.worker import Worker
+
+__all__ = ["MAX_RETRY_COUNT", "after_failure", "decide_untracked", "interrupted", "limit_of", "text_of"]
+
+MAX_RETRY_COUNT: Final = 10_000
+"""What a payload says of its retries is believed up to here."""
+
+MAX_BACKTRACE: Final = 1_000
+"""Lines kept of a backtrace."""
+
+_MAX_CHAIN: Final = 100
+_MAX_QUEUE: Final = 255
+
+
+def limit_of(job: Mapping[str, Any], worker: Worker | None) -> int | None:
+    """How often a job is retried; None: never, and it is not kept either. One that does not say is as its worker says."""
+    said = job.get("retry")
+    return retries(worker.retry if said is None and worker is not None else said)
+
+
+def decide_untracked(
+    error: BaseException, job: Mapping[str, Any], current: CurrentJob, worker: Worker | None, *, now: int, noise: float
+) -> Decision:
+    """What follows ``error`` in the parsed ``job``; ``now`` in microseconds, ``noise`` in [0, 1)."""
+    if interrupted(error):
+        return Decision(Follow.AGAIN)
+    limit = limit_of(job, worker)
+    if limit is None:
+        return Decision(Follow.DEAD)
+    count = _count(job)
+    retry_for = job.get("retry_for")
+    if isinstance(retry_for, int | float) and not isinstance(retry_for, bool):  # it stands in the place of the count
+        failed_at = read_time(job.get("failed_at"))
+        over = failed_at is not None and failed_at + retry_for * SECOND < now
+    else:
+        over = count >= limit
+    return decide(
+        error, current, worker, retries=count, limit=count if over else count + 1, noise=noise, always_spread=True
+    )
+
+
+def interrupted(error: BaseException) -> bool:
+    """Whether the runtime stopped under the job, also where the job made another error of it."""
+    each: BaseException | None = error
+    for _ in range(_MAX_CHAIN):
+        if each is None or isinstance(each, JobInterrupted):
+            return each is not None
+        each = each.__cause__ or each.__context__
+    return False
+
+
+def after_failure(copy: Copy, error: BaseException, now: int) -> Copy:
+    """The copy as it lies in a set after ``error``, at ``now`` (microseconds): the same members in the same order, and
+    those that a failure adds. Raises :class:`~asynctask.wire.payload.Malformed` for a payload that is no job."""
+    job = parse(copy.payload)
+    queue = job.get("retry_queue")
+    if not (isinstance(queue, str) and 0 < len(queue) <= _MAX_QUEUE):
+        queue = copy.queue
+    job["queue"] = queue
+    job["error_message"] = text_of(error)
+    job["error_class"] = clean(type(error).__name__)
+    again = _is_count(job.get("retry_count"))
+    job["retry_count"] = _count(job)
+    if again:
+        job["retried_at"] = write_time(now)
+    if not again or read_time(job.get("failed_at")) is None:  # tools cannot show an entry without it
+        job["failed_at"] = write_time(now)
+    lines = _backtrace(error, job.get("backtrace"))
+    if lines is not None:
+        job["error_backtrace"] = encode_backtrace(lines)
+    return Copy(copy.jid, copy.attempt, queue, dump(job), copy.priority, None, 0, copy.handle)
+
+
+def text_of(error: BaseException) -> str:
+    """What an error says, as far as it is kept."""
+    try:
+        return clean(str(error))
+    except Exception:  # an error of the job's own that cannot say what it is
+        return f"({clean(type(error).__name__)} without a readable text)"
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _count(job: Mapping[str, Any]) -> int:
+    """Which retry comes next: 0 is the first. What is written there comes from outside, whatever it is."""
+    count = job.get("retry_count")
+    return max(0, min(count, MAX_RETRY_COUNT) + 1) if isinstance(count, int) and _is_count(count) else 0
+
+
+def _backtrace(error: BaseException, wanted: Any) -> list[str] | None:
+    """The lines of an error, the innermost first, as many as ``wanted`` says; None where none are wanted."""
+    if wanted is None or wanted is False:
+        return None
+    most = max(0, min(wanted, MAX_BACKTRACE)) if _is_count(wanted) else MAX_BACKTRACE
+    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    lines = (f"{code.co_filename}:{line}:in `{code.co_qualname}'" for code, line in reversed(frames))
+    return [line.encode("utf-8", "replace").decode() for line in islice(lines, most)]

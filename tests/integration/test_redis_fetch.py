@@ -1,0 +1,63 @@
+"""How much a process fetches at a time: short jobs by the hundred, long ones never more than it can begin soon."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.redis_world import RedisWorld
+from support.servers import RedisServer
+
+from asynctask.testing.waits import wait_for
+from asynctask.wire.payload import parse
+
+
+@pytest.fixture
+def world(tmp_path: Path, redis_server: RedisServer) -> Iterator[RedisWorld]:
+    made = RedisWorld(tmp_path, redis_server)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("tracked", [False, True], ids=["untracked", "tracked"])
+def test_jobs_that_become_long_are_given_back_to_whoever_is_idle(world: RedisWorld, tracked: bool) -> None:
+    app, gate, ran = world.app(), threading.Event(), []
+
+    @app.worker(name="ours", use_task_event=False)
+    def ours(n: int) -> None:
+        if n >= 3_000:
+            gate.wait(60)
+        ran.append(n)
+
+    app.worker(name="long", use_task_event=True)(lambda n: gate.wait(60) and ran.append(n))
+    for n in range(3_500):
+        world.push("long" if tracked and n >= 3_000 else "ours", n)
+    with world.working(app, concurrency=2) as launcher:
+        wait_for(lambda: len(ran) == 3_000, "the short ones ran")
+        wait_for(lambda: launcher.manager._buffer.qsize() <= 6, "the long ones lie where others find them")
+        if not tracked:
+            wait_for(lambda: len(world.waiting()) >= 490, "in their queue")
+            found = [parse(text)["args"][0] for text in world.waiting()]
+            assert found == sorted(found), "in their order"
+        gate.set()
+        wait_for(lambda: len(ran) == 3_500, "all ran", timeout=60)
+        wait_for(lambda: world.fetched() == 0, "all are acknowledged", timeout=60)
+    assert sorted(ran) == list(range(3_500))
+
+
+def test_a_process_of_short_jobs_does_not_ask_for_each(world: RedisWorld) -> None:
+    app, ran = world.app(), []
+    app.worker(name="ours", use_task_event=False)(lambda n: ran.append(n))
+    for n in range(5_000):
+        world.push("ours", n)
+    broker: Any = app.broker
+    asked, exchange = [], broker.exchange
+    broker.exchange = lambda *words: asked.append(words) or exchange(*words)
+    with world.working(app, concurrency=2):
+        wait_for(lambda: len(ran) == 5_000, "all ran")
+        wait_for(lambda: world.fetched() == 0, "all are acknowledged")
+        rounds = sum(bool(done) or limit > 0 for _, done, _, limit in asked)
+    assert rounds < 1_000
