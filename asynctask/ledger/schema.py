@@ -1,4 +1,7 @@
-"""The schema's version: look at it, bring it up to date, refuse to work on another, or on a server that cannot hold it."""
+"""The schema's version: look at it, bring it up to date, refuse to work on another, or on a server that cannot hold it.
+
+Alembic is loaded when the schema is changed, not by every process that only asks whether it is the right one.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config as AlembicConfig
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
@@ -20,12 +19,17 @@ from asynctask.errors import ConfigError, LedgerUnavailable, SchemaOutdated
 from asynctask.ledger.database import Database
 from asynctask.ledger.models import metadata
 
+if TYPE_CHECKING:
+    from alembic.config import Config as AlembicConfig
+
 __all__ = ["check", "check_server", "current", "downgrade", "ensure", "head", "migrations_folder", "upgrade"]
 
 OLDEST: Final = {"postgresql": (12,), "mariadb": (10, 6)}
 """The oldest servers that have what the ledger needs: SKIP LOCKED, and on MariaDB atomic DDL and RETURNING."""
 
+_HEAD: Final = "0002"
 _VERSION_TABLE: Final = "alembic_version"
+_VERSION: Final[sa.Select[Any]] = sa.select(sa.column("version_num")).select_from(sa.table(_VERSION_TABLE))
 _LOCK_KEY: Final = 7_276_410_358_002_177
 """The advisory lock under which a PostgreSQL schema is changed: any number, as long as every version has the same."""
 
@@ -42,23 +46,25 @@ def migrations_folder() -> Path:
 
 
 def _config() -> AlembicConfig:
+    from alembic.config import Config as AlembicConfig
+
     config = AlembicConfig()
     config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
     return config
 
 
 def head() -> str:
-    """The revision that this version of the program needs."""
-    revision = ScriptDirectory.from_config(_config()).get_current_head()
-    assert revision is not None
-    return revision
+    """The revision that this version of the program needs: the newest of the migrations."""
+    return _HEAD
 
 
 def current(database: Database) -> str | None:
     """The revision that the database is at, None where it has none. Raises :class:`ConfigError` for a server too old."""
     check_server(database)
     with database.read() as connection:
-        return MigrationContext.configure(connection).get_current_revision()
+        if not sa.inspect(connection).has_table(_VERSION_TABLE):
+            return None
+        return connection.execute(_VERSION).scalar()
 
 
 def check_server(database: Database) -> None:
@@ -101,11 +107,15 @@ def upgrade(database: Database, revision: str = "head") -> str | None:
     be taken back, one that broke off goes on where it was when it is run again.
     Raises :class:`LedgerUnavailable`, :class:`ConfigError` (server too old) and :class:`SchemaOutdated` (strange tables).
     """
+    from alembic import command
+
     return _migrate(database, command.upgrade, revision)
 
 
 def downgrade(database: Database, revision: str) -> str | None:
     """Takes the database back to ``revision`` (``base``: nothing left) and returns the revision it is at then."""
+    from alembic import command
+
     return _migrate(database, command.downgrade, revision)
 
 
@@ -206,6 +216,8 @@ def check(database: Database) -> None:
     at, needed = current(database), head()
     if at == needed:
         return
+    from alembic.script import ScriptDirectory
+
     known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
     shown = _shown(database)
     if at is not None and at not in known:

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from support.databases import Databases, Store
 from support.schemas import described
 
@@ -86,6 +88,12 @@ def test_types_defaults_and_conditions_of_indexes_are_those_of_the_models_too(da
     made, migrated = described(plain), described(database)
     plain.close()
     assert {name: said for name, said in migrated.items() if "alembic" not in name} == made
+
+
+def test_the_revision_that_is_needed_is_the_newest_migration() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(schema.migrations_folder()))
+    assert ScriptDirectory.from_config(config).get_current_head() == schema.head()
 
 
 def test_no_index_names_the_status() -> None:

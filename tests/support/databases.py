@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import sqlite3
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -245,6 +247,8 @@ class Databases:
 
     def __init__(self) -> None:
         self._templates: dict[str, Templates] = {}
+        self._file: Path | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def templates(self, dialect: str) -> Templates:
         """Of the shared server of a dialect. Skips or fails the test where its program is not installed."""
@@ -260,7 +264,17 @@ class Databases:
 
     def fresh(self, kind: str, folder: Path) -> Store:
         """A database for one test; ``folder`` is where a file goes."""
-        return sqlite_store(folder) if kind == "sqlite" else self.templates(kind).fresh()
+        if kind != "sqlite":
+            return self.templates(kind).fresh()
+        if self._file is None:  # made once: each test would migrate its own otherwise
+            self._folder = tempfile.TemporaryDirectory(prefix="asynctask-sqlite-")
+            made = sqlite_store(Path(self._folder.name))
+            database = Database(made.url)
+            schema.upgrade(database)
+            database.close()
+            self._file = Path(self._folder.name) / "a.db"
+        shutil.copyfile(self._file, folder / "a.db")
+        return sqlite_store(folder)
 
     def empty(self, kind: str, folder: Path) -> Store:
         """A database without any table."""
@@ -270,3 +284,5 @@ class Databases:
         """Ends every server that was started."""
         for templates in self._templates.values():
             templates.server.remove()
+        if self._folder is not None:
+            self._folder.cleanup()
