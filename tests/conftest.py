@@ -1,6 +1,7 @@
 """What every test can use. That this file is here puts its folder on ``sys.path``: ``from support.x import y``."""
 
 import signal
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,6 +55,31 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "database_kind" in metafunc.fixturenames:
         marker = metafunc.definition.get_closest_marker("databases")
         metafunc.parametrize("database_kind", marker.args if marker else KINDS)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a module marked ``one_database`` each test, with each of its parameters, stays on one kind, drawn by its name."""
+    if not config.getoption("every_database"):
+        items[:] = [item for item in items if not item.get_closest_marker("one_database") or _is_drawn(item)]
+
+
+def _is_drawn(item: pytest.Item) -> bool:
+    params = getattr(item, "callspec").params if hasattr(item, "callspec") else {}  # noqa: B009 - Item does not declare it
+    kind = params.get("database_kind")
+    if kind is None:
+        return True
+    marker = item.get_closest_marker("databases")
+    kinds = marker.args if marker else KINDS
+    words = [
+        getattr(item, "originalname", item.name),
+        *(str(params[name]) for name in sorted(params) if params[name] != kind),
+    ]
+    return bool(kinds[zlib.crc32("|".join(words).encode()) % len(kinds)] == kind)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--every-database`` for the tests that stand on the ledger too."""
+    parser.addoption("--every-database", action="store_true", help="run every test with a database on each kind")
 
 
 def pytest_configure() -> None:

@@ -69,6 +69,7 @@ EVERYWHERE = [
 ]
 
 
+@pytest.mark.one_database(reason="each of them is measured on each database with every change that matters")
 @pytest.mark.parametrize("words", EVERYWHERE, ids=" ".join)
 def test_every_benchmark_runs_on_every_database_and_leaves_none_behind(
     tmp_path: Path, databases: Databases, database_kind: str, words: tuple[str, ...]

@@ -28,7 +28,7 @@ def bench(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, cwd=folder, env=environ, capture_output=True, text=True, timeout=300, check=False)
 
 
-@pytest.mark.databases("sqlite", "postgresql", reason="the third differs in nothing that is told")
+@pytest.mark.one_database(reason="what is told is the same on each")
 def test_claims_of_ours_and_of_the_peer_are_told_for_each_number_of_processes(
     tmp_path: Path, database_kind: str, databases: Databases
 ) -> None:

@@ -23,6 +23,8 @@ from asynctask.submission import check_options
 from asynctask.testing.waits import wait_for
 from asynctask.worker import Worker
 
+pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
+
 
 def numbers(count: int) -> list[dict[str, int]]:
     return [{"n": n} for n in range(count)]

@@ -18,7 +18,10 @@ from support.world import World
 from asynctask.errors import NotFound
 from asynctask.testing.waits import wait_for
 
-pytestmark = pytest.mark.needs_redis
+pytestmark = [
+    pytest.mark.needs_redis,
+    pytest.mark.one_database(reason="what stands on the ledger is the same on each database"),
+]
 
 
 class Dramatiq:

@@ -25,6 +25,8 @@ from asynctask.runtime import interrupt
 from asynctask.runtime.launcher import Launcher
 from asynctask.testing.waits import wait_for
 
+pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
+
 OVER = ("finish", "failed", "error", "cancelled")
 
 

@@ -29,6 +29,8 @@ from asynctask.runtime.retry import MAX_PAUSE_S, Follow, decide
 from asynctask.runtime.turns import Turns
 from asynctask.testing.waits import wait_for
 
+pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
+
 
 class Place:
     """A ledger, its applications, and workers in this process."""

@@ -114,7 +114,7 @@ def test_up_down_and_up_again_end_where_they_began(database: Database) -> None:
 
 
 def revisions() -> list[str]:
-    script = schema.ScriptDirectory.from_config(schema._config())
+    script = ScriptDirectory.from_config(schema._config())
     return [each.revision for each in reversed(list(script.walk_revisions()))]
 
 

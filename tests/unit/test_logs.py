@@ -30,4 +30,17 @@ def test_what_is_configured_later_holds_for_a_logger_that_was_made_before() -> N
         except ValueError:
             log.exception("failed")
     assert lines[0] == {"event": "put_off", "tries": 3, "log_level": "warning"}
-    assert (lines[1]["event"], lines[1]["exc_info"]) == ("failed", True)
+    assert (lines[1]["event"], lines[1]["log_level"]) == ("failed", "error")
+
+
+def test_the_stack_of_an_exception_is_told_without_the_values_of_its_variables() -> None:
+    secret = "geheim"
+    with capture_logs() as lines:
+        try:
+            raise ValueError("x" * len(secret))
+        except ValueError:
+            get_logger("asynctask.test").exception("failed")
+    stack = lines[0]["stack"]
+    assert stack.startswith("Traceback")
+    assert stack.endswith("ValueError: xxxxxx")
+    assert secret not in stack
