@@ -64,17 +64,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_drawn(item: pytest.Item) -> bool:
-    params = getattr(item, "callspec").params if hasattr(item, "callspec") else {}  # noqa: B009 - Item does not declare it
-    kind = params.get("database_kind")
-    if kind is None:
+    called = getattr(item, "callspec", None)
+    kind = called.params.get("database_kind") if called is not None else None
+    if called is None or kind is None:
         return True
     marker = item.get_closest_marker("databases")
     kinds = marker.args if marker else KINDS
-    words = [
-        getattr(item, "originalname", item.name),
-        *(str(params[name]) for name in sorted(params) if params[name] != kind),
-    ]
-    return bool(kinds[zlib.crc32("|".join(words).encode()) % len(kinds)] == kind)
+    words = f"{getattr(item, 'originalname', item.name)} {called.id.replace(kind, '')}"
+    return bool(kinds[zlib.crc32(words.encode()) % len(kinds)] == kind)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
