@@ -254,7 +254,7 @@ class Templates:
         return Store(server.dialect, server.url(name), lambda: connect(server, name), lambda: away(name))
 
     def fresh(self) -> Store:
-        """A new one."""
+        """One as good as new."""
         if not self._made:
             self._make()
             self._made = True
