@@ -130,6 +130,8 @@ def test_a_job_under_which_three_processes_died_ends_as_poison_and_its_neighbour
             ),
             "it is known to be at work",
         )
+        began = ("began", str(worker.pid))  # a watched job is recorded as at work before its first line
+        wait_for(lambda it=began: it in {(line[0], str(line[2])) for line in world.shop.lines()}, "it is at work")
         victims.append(worker.pid)
         worker.send_signal(signal.SIGKILL)
         worker.wait()
