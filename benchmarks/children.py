@@ -23,7 +23,7 @@ from asynctask.cli.output import log_to_stderr
 from asynctask.clock import SystemClock
 from asynctask.config import ENV_PREFIX
 from asynctask.runtime.supervisor import LIFELINE, watch_parent
-from benchmarks.common import Place, Unaccounted
+from benchmarks.common import Place, Unaccounted, started
 
 __all__ = ["Job", "RowOfItsOwn", "await_address", "await_worker", "build", "check_seen", "child", "no_op"]
 
@@ -159,18 +159,15 @@ def child(role: str, place: Place, *more: str) -> Iterator[subprocess.Popen[str]
     settings = {DATABASE_URL: place.database_url, "ASYNCTASK_DATA_DIR": str(place.data_dir)}
     environ = {**inherited, **settings, "PYTHONPATH": str(ROOT), LIFELINE: str(lifeline)}
     log = (place.folder / f"{role}.log").open("w+")
-    process = subprocess.Popen(
-        argv, cwd=place.folder, env=environ, pass_fds=(lifeline,), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=log, text=True, start_new_session=True,
-    )  # fmt: skip
-    os.close(lifeline)
+    how = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": log, "text": True, "start_new_session": True}
     try:
-        yield process
-        if process.poll() is not None:
-            log.seek(0)
-            raise Unaccounted(f"the {role} process ended with {process.returncode}: {log.read()[-2_000:]}")
+        with started(argv, _end, cwd=place.folder, env=environ, pass_fds=(lifeline,), **how) as process:
+            os.close(lifeline)
+            yield process
+            if process.poll() is not None:
+                log.seek(0)
+                raise Unaccounted(f"the {role} process ended with {process.returncode}: {log.read()[-2_000:]}")
     finally:
-        _end(process)
         os.close(hold)
         log.close()
 

@@ -14,8 +14,10 @@ import platform
 import re
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -29,7 +31,10 @@ from asynctask.clock import SystemClock, rfc3339
 from benchmarks import databases
 from benchmarks.databases import Refused
 
-__all__ = ["Place", "Refused", "Result", "Unaccounted", "arguments", "audit", "p95", "place", "run", "setting", "spread"]
+__all__ = [
+    "Place", "Refused", "Result", "Unaccounted",
+    "arguments", "audit", "p95", "place", "run", "setting", "spread", "started",
+]  # fmt: skip
 
 MAX_N = 10_000_000
 
@@ -125,6 +130,42 @@ def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None, measure: Ca
 
 def _leave(number: int, _frame: FrameType | None) -> None:
     sys.exit(128 + number)
+
+
+@contextmanager
+def started(
+    command: Sequence[str], end: Callable[[subprocess.Popen[Any]], None], **how: Any
+) -> Iterator[subprocess.Popen[Any]]:
+    """A process that ``end`` ends with the block, for which ``Popen`` takes ``how``.
+
+    A signal to leave that comes while it is being started waits until it can be ended: nobody would know of it otherwise.
+    """
+    process: subprocess.Popen[Any] | None = None
+    try:
+        with _leaving_later():
+            process = subprocess.Popen(command, **how)
+        yield process
+    finally:
+        if process is not None:
+            end(process)
+
+
+@contextmanager
+def _leaving_later() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: came.append(number)) for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for number in came[:1]:
+        signal.raise_signal(number)
 
 
 def _command(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:

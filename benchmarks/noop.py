@@ -146,18 +146,18 @@ def _worker(name: str, place: Place, url: str, threads: int) -> Iterator[subproc
         script = str(ROOT / "benchmarks" / "peers" / "sidekiq_noop.rb")
         command = ["sidekiq", "-r", script, "-c", str(SIDEKIQ_THREADS), "-q", QUEUE]
     with (place.folder / f"{name}.log").open("w+b") as log:
-        process = subprocess.Popen(
-            command, cwd=place.folder, env=_environ(place, url), stdin=subprocess.DEVNULL, stdout=log, stderr=log
-        )
-        try:
+        how = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+        with common.started(command, _end, cwd=place.folder, env=_environ(place, url), **how) as process:
             yield process
-        finally:
-            process.terminate()
-            try:
-                process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _watch(server: redis.Redis, process: subprocess.Popen[bytes], n: int) -> float:

@@ -13,7 +13,7 @@ import redis
 
 from asynctask.clock import SystemClock
 from asynctask.testing.servers import free_port
-from benchmarks.common import Unaccounted
+from benchmarks.common import Unaccounted, started
 from benchmarks.databases import NotHere
 
 __all__ = ["redis_server"]
@@ -32,13 +32,14 @@ def redis_server(folder: Path) -> Iterator[str]:
         program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(folder),
         "--logfile", str(folder / "redis.log"),
     ]  # fmt: skip
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    try:
+    with started(command, _end, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
         _await(port, process)
         yield f"redis://127.0.0.1:{port}/0"
-    finally:
-        process.kill()
-        process.wait()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
 
 
 def _await(port: int, process: subprocess.Popen[bytes]) -> None:

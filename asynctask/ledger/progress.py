@@ -23,13 +23,29 @@ RATE_WINDOW_S = 30
 TOP_ERRORS = 5
 
 
-def _progress_statement(*, loose: bool) -> sa.Select[Any]:
+def _next_due(chosen: Any, asked: str) -> Any:
+    """When the next job of a Task is due. MariaDB reads every due row where the others look the first one up.
+
+    ``asked``: for ``each`` Task by itself; of MariaDB for the ``one`` there is, which is looked up before any plan is made,
+    or of ``many`` by a loose scan of the index, if it knows how large the table is.
+    """
+    is_due = _e.due_at.is_not(None)
+    if asked == "each":
+        return sa.select(sa.func.min(_e.due_at)).where(_e.task_id == _t.id, is_due).scalar_subquery()
+    if asked == "one":
+        return sa.select(sa.func.min(_e.due_at)).where(_e.task_id == sa.bindparam("only")).scalar_subquery()
+    first = sa.select(_e.task_id.label("of_task"), sa.func.min(_e.due_at).label("due_at"))
+    due = first.where(is_due, _e.task_id.in_(chosen)).group_by(_e.task_id).subquery("due")
+    return sa.select(due.c.due_at).where(due.c.of_task == _t.id).scalar_subquery()
+
+
+def _progress_statement(asked: str) -> sa.Select[Any]:
     """One statement, whose cost does not depend on how many items a Task has: a few index look-ups and at most 32 slots.
 
-    ``loose``: the next due time is asked for as MariaDB wants it, by a loose scan of the index; it would read every due row
-    where the others look the first one up.
+    ``asked``: how the next due time is, see :func:`_next_due`.
     """
     chosen: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
+    next_due = _next_due(chosen, asked)
     sums = (
         sa.select(
             _n.task_id.label("of_task"),
@@ -40,11 +56,6 @@ def _progress_statement(*, loose: bool) -> sa.Select[Any]:
         .group_by(_n.task_id)
         .subquery("sums")
     )
-    first_due = sa.select(_e.task_id.label("of_task"), sa.func.min(_e.due_at).label("due_at")).where(_e.due_at.is_not(None))
-    due = first_due.where(_e.task_id.in_(chosen)).group_by(_e.task_id).subquery("due")
-    next_due: Any = sa.select(sa.func.min(_e.due_at)).where(_e.task_id == _t.id, _e.due_at.is_not(None)).scalar_subquery()
-    if loose:
-        next_due = sa.select(due.c.due_at).where(due.c.of_task == _t.id).scalar_subquery()
     recent = (_s.task_id == _t.id, _s.at >= sa.bindparam("since"))
     sampled_at = sa.select(_s.at).where(*recent).order_by(_s.at).limit(1).correlate(tasks).scalar_subquery()
     sampled = sa.select(_s.done).where(*recent).order_by(_s.at).limit(1).correlate(tasks).scalar_subquery()
@@ -97,15 +108,16 @@ def _progress_statement(*, loose: bool) -> sa.Select[Any]:
     )
 
 
-_PROGRESS = _progress_statement(loose=False)
-_PROGRESS_LOOSE = _progress_statement(loose=True)
+_PROGRESS = {asked: _progress_statement(asked) for asked in ("each", "one", "many")}
 
 
 def progress(connection: Connection, task_ids: Sequence[int], now: int) -> list[dict[str, Any]]:
     """The progress objects of these Tasks, newest first; unknown ids are left out. One statement for all of them."""
-    window = {"ids": list(task_ids), "since": now - micros(RATE_WINDOW_S)}
-    statement = _PROGRESS_LOOSE if connection.dialect.name == "mariadb" else _PROGRESS
-    rows = [dict(row) for row in connection.execute(statement, window).mappings()]
+    window: dict[str, Any] = {"ids": list(task_ids), "since": now - micros(RATE_WINDOW_S)}
+    asked = "each" if connection.dialect.name != "mariadb" else "one" if len(task_ids) == 1 else "many"
+    if asked == "one":
+        window["only"] = task_ids[0]
+    rows = [dict(row) for row in connection.execute(_PROGRESS[asked], window).mappings()]
     rows.sort(key=lambda row: (-row["id"], row["place"] or 0))
     found: dict[int, dict[str, Any]] = {}
     for row in rows:

@@ -71,7 +71,11 @@ class SqlServer:
         self.port = 0
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:  # told to end, too: nobody else knows of the process
+            self.remove()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -22,6 +22,7 @@ from asynctask import AsyncTask
 from asynctask.testing.servers import SERVERS, MissingServer
 from asynctask.testing.waits import wait_for
 from benchmarks import children, common, sheet, sheet_files, submit
+from benchmarks.common import started
 from benchmarks.databases import PREFIX, shown
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -169,6 +170,35 @@ def test_a_run_that_is_told_to_end_takes_its_database_and_its_processes_with_it(
     assert not made()
     assert not list(tmp_path.iterdir())
     assert not running_in(tmp_path)
+
+
+def test_a_run_that_is_told_to_end_while_it_starts_a_process_ends_that_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[subprocess.Popen[bytes]] = []
+
+    class ToldToEnd(subprocess.Popen[bytes]):
+        def __init__(self, *words: Any, **how: Any) -> None:
+            super().__init__(*words, **how)
+            begun.append(self)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def end(process: subprocess.Popen[bytes]) -> None:
+        process.kill()
+        process.wait()
+
+    def leave(number: int, _: Any) -> None:
+        raise SystemExit(128 + number)
+
+    monkeypatch.setattr(subprocess, "Popen", ToldToEnd)
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        with pytest.raises(SystemExit), started([sys.executable, "-c", "input()"], end, stdin=subprocess.PIPE):
+            pytest.fail("the block was entered")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    (one,) = begun
+    assert one.poll() == -signal.SIGKILL
+    assert one.stdin is not None
+    one.stdin.close()
 
 
 def test_a_server_that_is_not_installed_is_told_apart_from_a_wrong_request(

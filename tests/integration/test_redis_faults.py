@@ -390,7 +390,7 @@ def test_tls_with_a_certificate_of_its_own(tmp_path: Path) -> None:
         own_certificate = f"&ssl_certfile={server.certificate}&ssl_keyfile={tmp_path / 'key.pem'}"
         broker = RedisBroker(url + own_certificate)
         _hears(server, RedisBroker(url + own_certificate))
-        _works(broker)
+        assert_works(broker)
         stranger = RedisBroker(f"rediss://localhost:{server.tls_port}/0{own_certificate.replace('&', '?', 1)}")
         with pytest.raises(BrokerUnavailable, match="certificate"):
             stranger.push([a_copy(1)])
@@ -401,24 +401,24 @@ def test_tls_with_a_certificate_of_its_own(tmp_path: Path) -> None:
 def test_a_user_with_a_password_and_a_database_of_its_own(tmp_path: Path, protocol: int) -> None:
     with OwnRedis(tmp_path, "--requirepass", "everybody's") as server, server.client(password="everybody's") as client:
         client.execute_command("ACL", "SETUSER", "shop", "on", ">p%w:d", "~shop:*", "+@all")
-        _works(RedisBroker(f"redis://shop:p%25w%3Ad@127.0.0.1:{server.port}/5?protocol={protocol}", namespace="shop"))
+        assert_works(RedisBroker(f"redis://shop:p%25w%3Ad@127.0.0.1:{server.port}/5?protocol={protocol}", namespace="shop"))
         found: Any = client.info("keyspace")
         assert set(found) == {"db5"}
-        _works(RedisBroker(f"redis://:everybody%27s@127.0.0.1:{server.port}/1?protocol={protocol}"))
+        assert_works(RedisBroker(f"redis://:everybody%27s@127.0.0.1:{server.port}/1?protocol={protocol}"))
 
 
 def test_a_unix_socket(tmp_path: Path) -> None:
     with OwnRedis(tmp_path) as server:
-        _works(RedisBroker(f"unix://{server.socket}?db=3"))
+        assert_works(RedisBroker(f"unix://{server.socket}?db=3"))
         with RedisClient(f"unix://{server.socket}?db=4") as client:
             client.perform_async("w")
 
 
 def test_options_of_the_url_do_not_change_what_the_broker_relies_on(own: OwnRedis) -> None:
-    _works(RedisBroker(own.url + "?decode_responses=true&encoding=latin-1&retry_on_timeout=true"))
+    assert_works(RedisBroker(own.url + "?decode_responses=true&encoding=latin-1&retry_on_timeout=true"))
 
 
-def _works(broker: RedisBroker) -> None:
+def assert_works(broker: RedisBroker) -> None:
     """A job with its way through, and a wait that hears."""
     copies = [Copy("é" * 4, n, "default", '{"class":"w","args":["é😀"],"jid":"éééé"}') for n in range(2)]
     broker.push(copies)

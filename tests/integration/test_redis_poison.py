@@ -42,8 +42,8 @@ def world(tmp_path: Path, redis_server: RedisServer) -> Iterator[RedisWorld]:
     made.close()
 
 
-def beside(world: RedisWorld, texts: list[bytes]) -> None:
-    """Has these lie between jobs; every job runs, and these are among the dead as they were, each told of once."""
+def assert_buried(world: RedisWorld, texts: list[bytes]) -> None:
+    """These lie between jobs: every job runs, and they are among the dead as they were, each told of once."""
     app, ran = world.app(), []
     app.worker(name="ours", use_task_event=False)(lambda *args: ran.append(args))
     world.push("ours", 0)
@@ -62,15 +62,15 @@ def beside(world: RedisWorld, texts: list[bytes]) -> None:
 
 @pytest.mark.parametrize("what", NO_JOBS)
 def test_what_is_no_job_goes_to_the_dead_as_it_was(world: RedisWorld, what: str) -> None:
-    beside(world, [NO_JOBS[what]])
+    assert_buried(world, [NO_JOBS[what]])
 
 
 def test_a_queue_full_of_it_is_worked_off(world: RedisWorld) -> None:
-    beside(world, [text + b" " * n for n in range(20) for text in NO_JOBS.values()])
+    assert_buried(world, [text + b" " * n for n in range(20) for text in NO_JOBS.values()])
 
 
 def test_a_text_of_50_mb_goes_to_the_dead_as_it_was(world: RedisWorld) -> None:
-    beside(world, [b'{"class":"ours","args":["' + b"x" * 50_000_000 + b'"]}'])
+    assert_buried(world, [b'{"class":"ours","args":["' + b"x" * 50_000_000 + b'"]}'])
 
 
 def test_a_job_without_id_and_queue_runs(world: RedisWorld) -> None:

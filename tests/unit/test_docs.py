@@ -83,8 +83,8 @@ def test_every_link_of_a_page_leads_somewhere(page: str) -> None:
 
 @pytest.mark.parametrize("page", ["README.md"])
 def test_every_python_example_is_python(page: str) -> None:
-    for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
-        compile(block, page, "exec")
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    assert [compile(block, page, "exec") for block in blocks], "there is one at least"
 
 
 def test_the_commands_of_the_readme_are_there() -> None:

@@ -113,6 +113,7 @@ def test_the_server_is_started_anew_when_its_process_dies(web: tuple[Any, str]) 
     os.kill(child, signal.SIGKILL)
     until(lambda: children(process.pid) not in ([], [child]), "another process")
     until(lambda: answers(f"{url}/readyz"), "an answer")
+    assert child not in children(process.pid)
 
 
 def test_nothing_is_left_behind_when_it_stops(shop: Shop) -> None:
