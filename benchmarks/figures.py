@@ -36,12 +36,16 @@ MAX_BYTES = 10_000_000
 
 @dataclass(frozen=True)
 class Step:
-    """One benchmark with its words for a figure and for a quick look; ``looked``: on what a quick look runs it."""
+    """One benchmark with its words for a figure and for a quick look.
+
+    ``looked``: on what a quick look runs it. ``on``: on what a full run does.
+    """
 
     name: str
     full: tuple[str, ...]
     quick: tuple[str, ...] = ()
     looked: tuple[str, ...] = ()
+    on: tuple[str, ...] = databases.KINDS
 
 
 _ONE_MS = ("--work-ms", "1")
@@ -55,6 +59,7 @@ STEPS = (
     Step("sheet", ("-n", "500000", "--kind", "xlsx"), ("-n", "10000", "--kind", "xlsx"), ("sqlite",)),
     Step("claim", ("-n", "10000")),
     Step("claim", ("-n", "1000000")),
+    Step("noop", ("-n", "100000"), ("-n", "5000", "--runs", "1"), ("sqlite",), on=("sqlite",)),
 )
 MISSING = 3
 """What a benchmark ends with where the program of a server is not installed."""
@@ -118,7 +123,7 @@ def plan(options: argparse.Namespace) -> Iterator[list[str]]:
     """The words of every benchmark that is to be run, its name first."""
     for server in options.servers:
         for step in STEPS:
-            wanted = step.name in options.only and (server in step.looked or not options.quick)
+            wanted = step.name in options.only and server in (step.looked if options.quick else step.on)
             if wanted and importlib.util.find_spec(f"benchmarks.{step.name}") is not None:
                 yield [step.name, *(step.quick if options.quick else step.full), "--server", server]
 

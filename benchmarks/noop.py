@@ -75,7 +75,8 @@ def measure(options: argparse.Namespace) -> Result:
                 found.append(_performed(name, place, url, n, options.threads))
     settings: dict[str, Any] = {
         **common.setting(options),
-        "broker": version,
+        "broker": "Redis",
+        "broker_version": version,
         "processes": 1,
         "threads": options.threads,
         "runs": options.runs,

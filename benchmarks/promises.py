@@ -161,8 +161,13 @@ PROMISES: tuple[Promise, ...] = (
     Promise(
         "Untracked no-op jobs, Redis, one process",
         _named("noop", broker=_REDIS),
-        (Line("enqueue until done", _ours, "jobs/s", _everywhere(20_000.0), peer=_peer),),
+        (
+            Line("performed", _ours, "jobs/s", _everywhere(20_000.0), peer=_peer),
+            Line("performed, ours to Sidekiq", _ratio, "", _everywhere(4.0)),
+            Line("pushed in bulk", _setting("pushed_per_s"), "jobs/s", _everywhere(60_000.0)),
+        ),
         n=100_000,
+        kinds=("sqlite",),
     ),
     Promise(
         "Items submitted to the ledger",

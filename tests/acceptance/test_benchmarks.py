@@ -246,7 +246,8 @@ def test_untracked_jobs_in_redis_are_measured_to_the_last_one(tmp_path: Path) ->
     assert found["peer"] is None
     assert found["settings"]["ours"] == pytest.approx(found["ours"], abs=1)
     assert found["settings"]["pushed_per_s"] > 0
-    assert found["settings"]["broker"].startswith("Redis ")
+    assert found["settings"]["broker"] == "Redis"
+    assert found["settings"]["broker_version"].startswith("Redis ")
 
 
 def test_no_figure_is_given_where_an_item_is_unaccounted_for(tmp_path: Path) -> None:
