@@ -23,12 +23,13 @@ from asynctask.cli.output import log_to_stderr
 from asynctask.clock import SystemClock
 from asynctask.config import ENV_PREFIX
 from asynctask.runtime.supervisor import LIFELINE, watch_parent
-from benchmarks.common import Place, Unaccounted, started
+from benchmarks.common import Place, Unaccounted
+from benchmarks.processes import started
+from benchmarks.redis_servers import RedisPlace
 
 __all__ = ["Job", "RowOfItsOwn", "await_address", "await_worker", "build", "check_seen", "child", "no_op"]
 
 ROOT = Path(__file__).resolve().parents[1]
-DATABASE_URL = "ASYNCTASK_DATABASE_URL"
 _START_S = 60.0
 _END_S = 40.0
 
@@ -156,7 +157,7 @@ def child(role: str, place: Place, *more: str) -> Iterator[subprocess.Popen[str]
     argv = [sys.executable, "-m", "benchmarks.children", role, str(place.folder), *more]
     # Not among the words, which every user of the machine can read: a URL may hold a password.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
-    settings = {DATABASE_URL: place.database_url, "ASYNCTASK_DATA_DIR": str(place.data_dir)}
+    settings = {ENV_PREFIX + name.upper(): value for name, value in place.settings().items()}
     environ = {**inherited, **settings, "PYTHONPATH": str(ROOT), LIFELINE: str(lifeline)}
     log = (place.folder / f"{role}.log").open("w+")
     how = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": log, "text": True, "start_new_session": True}
@@ -210,7 +211,9 @@ def _application(options: argparse.Namespace) -> AsyncTask:
 
         return app
     job = Job(options.commit_to, options.work_ms, options.compute, options.seen, not options.untracked)
-    return build(Place(options.folder, os.environ[DATABASE_URL]), job)
+    url = os.environ.get(ENV_PREFIX + "BROKER_URL")
+    redis = RedisPlace(url, os.environ[ENV_PREFIX + "NAMESPACE"]) if url else None
+    return build(Place(options.folder, os.environ[ENV_PREFIX + "DATABASE_URL"], redis=redis), job)
 
 
 def main(argv: list[str] | None = None) -> int:

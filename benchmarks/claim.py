@@ -63,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(options: argparse.Namespace) -> Result:
     """Runs every number of processes, ours and the peer in turn."""
+    if options.broker.redis:
+        raise common.Refused("claim measures the table of the database: leave --redis and --broker-url out")
     counts = _counts(options)
     sides = ["ours"] if options.no_peer else ["ours", "peer"]
     found: dict[str, dict[int, dict[str, float]]] = {side: {} for side in sides}

@@ -14,10 +14,8 @@ import platform
 import re
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -28,19 +26,16 @@ from typing import Any
 from asynctask import AsyncTask, AsyncTaskError
 from asynctask.cli.output import log_to_stderr
 from asynctask.clock import SystemClock, rfc3339
-from benchmarks import databases
+from benchmarks import databases, redis_servers
 from benchmarks.databases import Refused
+from benchmarks.processes import Unaccounted
+from benchmarks.redis_servers import RedisPlace
 
 __all__ = [
-    "Place", "Refused", "Result", "Unaccounted",
-    "arguments", "audit", "p95", "place", "run", "setting", "spread", "started",
+    "Place", "Refused", "Result", "Unaccounted", "arguments", "audit", "p95", "place", "run", "setting", "spread",
 ]  # fmt: skip
 
 MAX_N = 10_000_000
-
-
-class Unaccounted(Exception):
-    """An item of the run is missing, or a count is wrong: there is no figure."""
 
 
 @dataclass(frozen=True)
@@ -58,20 +53,31 @@ class Result:
 
 @dataclass(frozen=True)
 class Place:
-    """Where one run keeps its files and its database. ``kind`` is ``sqlite``, ``postgresql`` or ``mariadb``."""
+    """Where one run keeps its files, its database and its jobs.
+
+    ``kind`` is ``sqlite``, ``postgresql`` or ``mariadb``. ``redis``: where jobs travel; None: through the database.
+    """
 
     folder: Path
     database_url: str
     kind: str = "sqlite"
+    redis: RedisPlace | None = None
 
     @property
     def data_dir(self) -> Path:
         """Where uploads would lie."""
         return self.folder / "data"
 
+    def settings(self) -> dict[str, str]:
+        """What an application is given to work here."""
+        found = {"database_url": self.database_url, "data_dir": str(self.data_dir)}
+        if self.redis is not None:
+            found |= {"broker_url": self.redis.url, "namespace": self.redis.namespace}
+        return found
+
     def app(self, **settings: Any) -> AsyncTask:
-        """An application on this place's database. Nothing of the environment is taken over."""
-        return AsyncTask(environ={}, database_url=self.database_url, data_dir=str(self.data_dir), **settings)
+        """An application that works here. Nothing of the environment is taken over."""
+        return AsyncTask(environ={}, **self.settings(), **settings)
 
 
 def arguments(doc: str | None, *, n: int) -> argparse.ArgumentParser:
@@ -87,8 +93,10 @@ def arguments(doc: str | None, *, n: int) -> argparse.ArgumentParser:
         "--server", choices=databases.KINDS, help="start a private one, durable as in production (default: a SQLite file)"
     )
     parser.add_argument(
-        "--broker-url", metavar="URL", help="the database itself, or left out: there is no other broker yet"
-    )
+        "--broker-url", metavar="URL",
+        help="a Redis for the jobs; its keys have a prefix of the run's own and are removed (default: the database)",
+    )  # fmt: skip
+    parser.add_argument("--redis", action="store_true", help="start a private Redis for the jobs")
     parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
     return parser
 
@@ -113,7 +121,7 @@ def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None, measure: Ca
     # A run that is told to end takes its databases, servers and processes with it.
     signal.signal(signal.SIGTERM, _leave)
     try:
-        _check_broker(options)
+        options.broker = redis_servers.source(options)
         with databases.source(options) as options.source:
             result = measure(options)
     except Refused as error:
@@ -132,42 +140,6 @@ def _leave(number: int, _frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-@contextmanager
-def started(
-    command: Sequence[str], end: Callable[[subprocess.Popen[Any]], None], **how: Any
-) -> Iterator[subprocess.Popen[Any]]:
-    """A process that ``end`` ends with the block, for which ``Popen`` takes ``how``.
-
-    A signal to leave that comes while it is being started waits until it can be ended: nobody would know of it otherwise.
-    """
-    process: subprocess.Popen[Any] | None = None
-    try:
-        with _leaving_later():
-            process = subprocess.Popen(command, **how)
-        yield process
-    finally:
-        if process is not None:
-            end(process)
-
-
-@contextmanager
-def _leaving_later() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals are the main thread's
-        return
-    came: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _: came.append(number)) for number in (signal.SIGTERM, signal.SIGINT)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    for number in came[:1]:
-        signal.raise_signal(number)
-
-
 def _command(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
     """What was typed, as it may be typed again by somebody else: without passwords, and without the options of a folder of
     this machine that ``not_said`` (a default of the parser) names."""
@@ -178,18 +150,13 @@ def _command(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
     return text
 
 
-def _check_broker(options: argparse.Namespace) -> None:
-    if options.broker_url and options.broker_url != options.database_url:
-        raise Refused("--broker-url: this version's only broker is the database itself; leave the option out")
-
-
 @contextmanager
 def place(options: argparse.Namespace) -> Iterator[Place]:
-    """A fresh database, set up, and a folder that is removed at the end with everything that was made."""
+    """A fresh database, set up, perhaps a Redis, and a folder that is removed at the end with everything that was made."""
     with tempfile.TemporaryDirectory(prefix="asynctask-benchmark-") as name:
         folder = Path(name)
-        with options.source.fresh(folder) as url:
-            yield Place(folder, url, options.source.kind)
+        with options.source.fresh(folder) as url, options.broker.fresh(folder) as redis:
+            yield Place(folder, url, options.source.kind, redis)
 
 
 def audit(app: AsyncTask, task_id: int, **expected: int) -> None:
@@ -211,7 +178,7 @@ def setting(options: argparse.Namespace) -> dict[str, Any]:
         "at": rfc3339(SystemClock().now()),
         **options.source.facts(),
         "kind": options.source.kind,
-        "broker": "the database",
+        **options.broker.facts(),
         "python": platform.python_version(),
         "cpus": os.cpu_count(),
         "ram_mb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1_000_000,

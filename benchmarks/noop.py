@@ -33,6 +33,7 @@ from asynctask.clock import SystemClock
 from benchmarks import common
 from benchmarks.common import Place, Result, Unaccounted
 from benchmarks.noop_worker import COUNTER, QUEUE
+from benchmarks.processes import end_kindly, started
 from benchmarks.redis_servers import redis_server
 
 __all__ = ["main"]
@@ -148,17 +149,8 @@ def _worker(name: str, place: Place, url: str, threads: int) -> Iterator[subproc
         command = ["sidekiq", "-r", script, "-c", str(SIDEKIQ_THREADS), "-q", QUEUE]
     with (place.folder / f"{name}.log").open("w+b") as log:
         how = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-        with common.started(command, _end, cwd=place.folder, env=_environ(place, url), **how) as process:
+        with started(command, end_kindly, cwd=place.folder, env=_environ(place, url), **how) as process:
             yield process
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _watch(server: redis.Redis, process: subprocess.Popen[bytes], n: int) -> float:

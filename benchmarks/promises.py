@@ -93,6 +93,10 @@ def _ratio(found: Found) -> float | None:
     return None if found["ratio"] is None else float(found["ratio"])
 
 
+def _to_original(found: Found) -> float | None:
+    return _ratio(found) if found["settings"].get("peer_kind") == "original" else None
+
+
 def _largest(found: Found) -> float:
     return max(float(each) for each in found["settings"]["peak_mb"].values())
 
@@ -140,7 +144,10 @@ PROMISES: tuple[Promise, ...] = (
     Promise(
         "Tracked no-op jobs, PostgreSQL and Redis",
         _tracked(_REDIS),
-        (Line("submit until recorded, one process", _ours, "items/s", {"postgresql": 7_500.0}, peer=_peer),),
+        (
+            Line("submit until recorded, one process", _ours, "items/s", {"postgresql": 7_500.0}, peer=_peer),
+            Line("ours to the original design", _to_original, "", {"postgresql": 35.0}),
+        ),
         n=100_000,
         kinds=("postgresql",),
     ),
@@ -202,6 +209,16 @@ PROMISES: tuple[Promise, ...] = (
             Line("tracked to untracked", _ratio, "", _everywhere(0.9)),
         ),
         n=20_000,
+    ),
+    Promise(
+        "A job that waits for 1 ms, PostgreSQL and Redis, tracked against untracked",
+        _tracked(_REDIS, "waits for 1 ms"),
+        (
+            Line("submit until recorded", _ours, "items/s", {}, peer=_peer),
+            Line("tracked to untracked", _ratio, "", _everywhere(0.9)),
+        ),
+        n=20_000,
+        kinds=("postgresql",),
     ),
     Promise(
         "A job that computes for 1 ms, tracked against untracked",

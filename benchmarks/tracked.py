@@ -1,7 +1,7 @@
 """Tracked no-op jobs, from just before the submit until the last one is recorded and its Task is done.
 
     python -m benchmarks.tracked [-n N] [-c THREADS] [--runs R] [--poll] [--commit | --work-ms MS [--compute]]
-        [--server KIND | --database-url URL] [--json]
+        [--server KIND | --database-url URL] [--redis | --broker-url URL] [--json]
 
 This process submits; one worker process, a real one, performs. ``--poll`` adds a web server and one client that asks for
 the progress over HTTP every 200 ms; with ``--commit`` each job commits one row of its own, in a SQLite file. Runs of ours
@@ -10,6 +10,10 @@ and of the peer alternate; the figures are medians.
 The peer is the least that keeps the same promise of a record per job: a loop of one thread over the raw driver, on a table
 of the same database, that inserts the same jobs by the thousand and then commits two updates for each, ``working`` and
 ``finish``. It has no queue, no second process, no messages and no counts.
+
+With ``--redis`` or ``--broker-url`` the jobs travel through Redis, and on PostgreSQL the peer is the original design: a
+Sidekiq process whose middleware commits two records of each job, in Ruby; none where Ruby's parts are not installed. It
+makes its keys without a prefix: a Redis that is named has to be empty for it.
 
 With ``--work-ms`` each job waits so long, as for another service (``--compute``: it computes for so much processor time),
 and the peer is the same worker process with the same jobs untracked: pushed a thousand at a time, until the last is
@@ -26,7 +30,7 @@ import json
 import statistics
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,13 +45,18 @@ from benchmarks import common
 from benchmarks.children import Job, RowOfItsOwn, await_address, await_worker, build, check_seen, child
 from benchmarks.common import Place, Result, Unaccounted
 from benchmarks.one_by_one import one_by_one
+from benchmarks.original_design import PACKAGES, THREADS, installed, original_design
 from benchmarks.raw import DRIVERS
+from benchmarks.redis_servers import Broker
 
 __all__ = ["main"]
 
 POLL_S = 0.2
 PEER_N = 5_000
 """The peer's rate does not depend on how many jobs it has; so many give it."""
+
+ORIGINAL_N = 2_000
+"""The same of the original design, which takes its time."""
 
 MAX_WORK_MS = 60_000
 _LIMIT_S = 3_600.0
@@ -70,14 +79,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def measure(options: argparse.Namespace) -> Result:
     """Runs both sides ``--runs`` times in turn."""
     _check(options)
-    ours, peer, polls = [], [], Polls()
-    peer_n = options.n if options.work_ms else min(options.n, PEER_N)
+    ours, polls = [], Polls()
+    peer = _peer_of(options)
     for _ in range(options.runs):
         with common.place(options) as place:
             ours.append(options.n / _ours(place, options, polls))
         with common.place(options) as place:
-            seconds = _untracked(place, options) if options.work_ms else one_by_one(place, peer_n, options.commit)
-            peer.append(peer_n / seconds)
+            peer.run(place)
     settings: dict[str, Any] = {
         **common.setting(options),
         "processes": 1,
@@ -88,11 +96,11 @@ def measure(options: argparse.Namespace) -> Result:
         "clock": "from just before submit until the Task is done",
         **common.spread("ours", ours),
         **polls.summary(),
-        "peer": _peer_said(options, peer_n),
-        **common.spread("peer", peer),
+        **peer.facts(),
     }
-    middle, beside = statistics.median(ours), statistics.median(peer)
-    return Result("tracked", options.n, middle, beside, middle / beside, "items/s", settings)
+    middle = statistics.median(ours)
+    beside = statistics.median(peer.rates) if peer.rates else None
+    return Result("tracked", options.n, middle, beside, middle / beside if beside else None, "items/s", settings)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -112,11 +120,57 @@ def _said(options: argparse.Namespace) -> str:
     return f"{'computes' if options.compute else 'waits'} for {options.work_ms:g} ms" if options.work_ms else "nothing"
 
 
-def _peer_said(options: argparse.Namespace, n: int) -> str:
+# -- beside it
+
+
+@dataclass
+class Peer:
+    """What runs beside ours, in turn with it. ``once``: jobs a second of one run of ``n``, and more for ``settings``."""
+
+    said: str
+    kind: str
+    n: int
+    once: Callable[[Place], tuple[float, dict[str, float]]] | None
+    rates: list[float] = field(default_factory=list)
+    more: dict[str, float] = field(default_factory=dict)
+
+    def run(self, place: Place) -> None:
+        """One run; nothing where there is none."""
+        if self.once is not None:
+            rate, self.more = self.once(place)
+            self.rates.append(rate)
+
+    def facts(self) -> dict[str, Any]:
+        """For ``settings``."""
+        found = {"peer": self.said, "peer_kind": self.kind, "peer_n": self.n, **self.more}
+        return {**found, **common.spread("peer", self.rates)} if self.rates else found
+
+
+def _peer_of(options: argparse.Namespace) -> Peer:
     if options.work_ms:
-        return "the same worker process, the same jobs untracked: from the first push until the last is acknowledged"
+        said = "the same worker process, the same jobs untracked: from the first push until the last is acknowledged"
+        return Peer(said, "untracked", options.n, lambda place: (options.n / _untracked(place, options), {}))
+    if options.broker.redis and options.source.kind == "postgresql" and not options.commit:
+        return _original(min(options.n, ORIGINAL_N), options.broker)
+    n = min(options.n, PEER_N)
     own = ", and its own row" if options.commit else ""
-    return f"one thread, raw {DRIVERS[options.source.kind]}: {n:,} jobs inserted by the thousand, two commits for each{own}"
+    driver = DRIVERS[options.source.kind]
+    said = f"one thread, raw {driver}: {n:,} jobs inserted by the thousand, two commits for each{own}"
+    return Peer(said, "raw", n, lambda place: (n / one_by_one(place, n, options.commit), {}))
+
+
+def _original(n: int, broker: Broker) -> Peer:
+    if not installed():
+        return Peer(f"none: the original design needs {PACKAGES}", "none", 0, None)
+    if not broker.empty():
+        return Peer("none: the original design makes keys without a prefix, and this Redis is not empty", "none", 0, None)
+
+    def once(place: Place) -> tuple[float, dict[str, float]]:
+        rate, submitted = original_design(place, n)
+        return rate, {"peer_submitted_per_s": round(submitted, 1)}
+
+    said = f"the original design: one Sidekiq process, {THREADS} threads, {n:,} jobs, from the first record to the last"
+    return Peer(said, "original", n, once)
 
 
 # -- ours
@@ -163,7 +217,7 @@ def _untracked(place: Place, options: argparse.Namespace) -> float:
         begun = clock.monotonic()
         for start in range(0, options.n, 1_000):
             worker.perform_bulk([{"n": i} for i in range(start, min(options.n, start + 1_000))])
-        while _anything_left(app):
+        while _anything_left(app, place):
             if process.poll() is not None or clock.monotonic() - begun > _LIMIT_S:
                 raise Unaccounted("the worker process did not perform every untracked job")
             pause.wait(0.05)
@@ -172,7 +226,9 @@ def _untracked(place: Place, options: argparse.Namespace) -> float:
     return seconds
 
 
-def _anything_left(app: AsyncTask) -> bool:
+def _anything_left(app: AsyncTask, place: Place) -> bool:
+    if place.redis is not None:
+        return any(place.redis.keys(pattern) for pattern in ("queue:*", "asynctask:fetched:*"))
     with app.ledger.database.read() as connection:
         return connection.execute(sa.select(jobs.c.id).limit(1)).first() is not None
 

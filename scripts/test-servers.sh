@@ -7,11 +7,19 @@ set -u
 PATH="$PATH:/usr/sbin:$(echo /usr/lib/postgresql/*/bin | tr ' ' ':')"
 # program:package
 wanted="redis-server:redis-server chromium:chromium initdb:postgresql mariadbd:mariadb-server pgbouncer:pgbouncer"
-wanted="$wanted sidekiq:ruby-sidekiq sidekiq:ruby-activejob"
+wanted="$wanted sidekiq:ruby-sidekiq"
+# Ruby's library:package
+libraries="activejob:ruby-activejob activerecord:ruby-activerecord pg:ruby-pg"
+
+there() { command -v "$1" >/dev/null 2>&1; }
+has_library() { ruby -e 'gem ARGV.first' "$1" >/dev/null 2>&1; }
 
 missing=""
 for pair in $wanted; do
-    command -v "${pair%%:*}" >/dev/null 2>&1 || missing="$missing ${pair##*:}"
+    there "${pair%%:*}" || missing="$missing ${pair##*:}"
+done
+for pair in $libraries; do
+    has_library "${pair%%:*}" || missing="$missing ${pair##*:}"
 done
 [ -z "$missing" ] && exit 0
 
@@ -31,7 +39,9 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
 fi
 PATH="$PATH:$(echo /usr/lib/postgresql/*/bin | tr ' ' ':')"
 for pair in $wanted; do
-    command -v "${pair%%:*}" >/dev/null 2>&1 ||
-        echo "notice: ${pair##*:} is not installed; tests that need it are skipped"
+    there "${pair%%:*}" || echo "notice: ${pair##*:} is not installed; tests that need it are skipped"
+done
+for pair in $libraries; do
+    has_library "${pair%%:*}" || echo "notice: ${pair##*:} is not installed; tests that need it are skipped"
 done
 exit 0

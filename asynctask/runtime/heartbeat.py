@@ -46,7 +46,8 @@ class Heartbeat:
         self._on_signal = on_signal
         self._on_beat = on_beat
         self._last = clock.monotonic()
-        self._stop = threading.Event()
+        self._soon = threading.Event()
+        self._stopping = False
         self._thread: threading.Thread | None = None
         self._log = get_logger("asynctask.heartbeat")
 
@@ -58,9 +59,14 @@ class Heartbeat:
 
     def stop(self) -> None:
         """Stops beating."""
-        self._stop.set()
+        self._stopping = True
+        self._soon.set()
         if self._thread is not None:
             self._thread.join(10)
+
+    def soon(self) -> None:
+        """Something changed that somebody is waiting to see: the next beat comes at once."""
+        self._soon.set()
 
     def fresh(self) -> bool:
         """Whether the lease was renewed recently enough to start a job."""
@@ -76,7 +82,11 @@ class Heartbeat:
             self._on_signal(left)
 
     def _run(self) -> None:
-        while not self._stop.wait(self._every_s):
+        while True:
+            self._soon.wait(self._every_s)
+            self._soon.clear()
+            if self._stopping:
+                return
             try:
                 self.beat()
                 self._on_beat()

@@ -208,6 +208,7 @@ class Launcher:
             if self.poller is not None:
                 self.poller.quiet()
             self.manager.quiet()
+            self.heartbeat.soon()
             if self.showing is not None:
                 self.showing.soon()
             self._parts.fire("quiet")

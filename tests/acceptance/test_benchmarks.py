@@ -22,8 +22,8 @@ from asynctask import AsyncTask
 from asynctask.testing.servers import SERVERS, MissingServer
 from asynctask.testing.waits import wait_for
 from benchmarks import children, common, sheet, sheet_files, submit
-from benchmarks.common import started
 from benchmarks.databases import PREFIX, shown
+from benchmarks.processes import started
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = ["name", "n", "ours", "peer", "ratio", "unit", "settings"]
@@ -223,7 +223,9 @@ def test_a_server_that_is_not_installed_is_told_apart_from_a_wrong_request(
         (["--database-url", "mysql://someone:secret@127.0.0.1:1/"], "does the server answer"),
         (["--database-url", "oracle://someone:secret@127.0.0.1:1/x"], "write sqlite:///"),
         (["--database-url", "sqlite:///{there}", "--server", "sqlite"], "give either"),
-        (["--broker-url", "redis://localhost"], "the database itself"),
+        (["--broker-url", "redis://:secret@127.0.0.1:1/0"], "redis://:***@127.0.0.1:1/0"),
+        (["--broker-url", "amqp://127.0.0.1/"], "write redis://"),
+        (["--broker-url", "redis://127.0.0.1/0", "--redis"], "give either"),
         (["--runs", "0"], "at least 1"),
         (["--database-url", "sqlite:///{there}"], "is there already"),
     ],

@@ -40,12 +40,13 @@ class Place:
         self._store = store
         self._apps: list[AsyncTask] = []
 
-    def app(self) -> AsyncTask:
+    def app(self, **more: Any) -> AsyncTask:
         settings: dict[str, Any] = {
             "lease_s": 2.0,
             "heartbeat_s": 0.5,
             "data_dir": str(self.folder / "data"),
             "environ": {},
+            **more,
         }
         self._apps.append(AsyncTask(database_url=self._store.url, **settings))
         return self._apps[-1]
@@ -340,3 +341,11 @@ def test_a_broker_that_is_away_at_the_end_does_not_keep_the_process_from_stoppin
     launcher.stop()
     assert not launcher.heartbeat._thread.is_alive(), "the rest of the stop came"
     gate.set()
+
+
+def test_a_process_shows_that_it_is_quiet_without_waiting_for_its_next_heartbeat(place: Place) -> None:
+    app = place.app(lease_s=3_600.0, heartbeat_s=1_800.0)
+    with place.working(app) as launcher:
+        assert [process["quiet"] for process in app.processes()] == [False]
+        launcher.quiet()
+        wait_for(lambda: app.processes()[0]["quiet"], "it shows that it is quiet", 60)
