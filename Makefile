@@ -3,6 +3,8 @@ PYTHON ?= python3
 ARGS ?=
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Where this is set, each of the hundreds of processes that the tests start would compile the whole project again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check bench bench-full clean

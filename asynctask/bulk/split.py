@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 from asynctask.bulk.items import Accepted, ItemShape, Refused
@@ -14,6 +15,7 @@ from asynctask.bulk.problems import stored
 from asynctask.bulk.readers import Limits
 from asynctask.bulk.rows import open_list, too_many_items
 from asynctask.bulk.uploads import Uploads
+from asynctask.bulk.writing import Writing
 from asynctask.clock import Clock
 from asynctask.errors import InputError, LedgerUnavailable, Problem
 from asynctask.ledger import tasks as task_rows
@@ -47,6 +49,7 @@ class _Slice:
     cursor: int = 0
     size: int = 0
     begun: float = 0.0
+    after: int = 0
 
 
 class Splitter:
@@ -153,18 +156,29 @@ class Splitter:
     # -- slices
 
     def _split(self, task_id: int, rows: Iterable[Accepted | Refused], tally: Tally, after: int = 0) -> None:
-        current = _Slice(begun=self._clock.monotonic())
-        largest = FIRST_SLICE
-        for row in rows:
-            _add(current, row, tally)
-            if self._full(current, largest):
-                self._commit(task_id, current, after)
-                after = current.cursor
-                current = _Slice(begun=self._clock.monotonic())
-                largest = SLICE
-            self._refuse_too_many(tally)
-        if current.items or current.rejects:
-            self._commit(task_id, current, after)
+        current = _Slice(begun=self._clock.monotonic(), after=after)
+        sizes = self._sizes()
+        largest = next(sizes)
+        ahead = not self._ledger.database.is_sqlite
+        with Writing[_Slice](lambda each: self._commit(task_id, each, each.after), ahead=ahead) as writing:
+            for row in rows:
+                _add(current, row, tally)
+                if self._full(current, largest):
+                    writing.add(current)
+                    current = _Slice(begun=self._clock.monotonic(), after=current.cursor)
+                    largest = next(sizes)
+                self._refuse_too_many(tally)
+            if current.items or current.rejects:
+                writing.add(current)
+
+    def _sizes(self) -> Iterator[int]:
+        """How large slices are: the first is there soon; where a server writes one while the next is gathered, later ones
+        are large, for the writer then waits less often for the gatherer to let it run."""
+        yield FIRST_SLICE
+        if self._ledger.database.is_sqlite:
+            yield from repeat(SLICE)  # who writes keeps every other writer out
+        yield SLICE
+        yield from repeat(SLICE * 4)
 
     def _refuse_too_many(self, tally: Tally) -> None:
         if tally.accepted + tally.rejected > self._limits.max_rows:
