@@ -19,7 +19,7 @@ from sqlalchemy import exc
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import Connection
 
-__all__ = ["among", "fetch", "for_update", "insert", "json_rows", "json_table", "locked", "texts", "update"]
+__all__ = ["among", "fetch", "for_update", "insert", "json_rows", "json_table", "locked", "packed", "texts", "update"]
 
 MAX_BYTES: Final = 4_000_000
 """Of one batch as JSON: a fourth of what MariaDB takes in one packet as it is delivered."""
@@ -54,8 +54,12 @@ def fetch(connection: Connection, statement: Any) -> Sequence[Sequence[Any]]:
     """The rows of a SELECT of numbers and texts, however many."""
     if connection.dialect.name in ("sqlite", "postgresql"):
         return connection.execute(statement).all()
-    packed = statement.with_only_columns(sa.func.json_array(*statement.selected_columns), maintain_column_froms=True)
-    return json_rows(connection.execute(packed).scalars())
+    return json_rows(connection.execute(packed(statement)).scalars())
+
+
+def packed(statement: Any) -> Any:
+    """A SELECT of numbers and texts for MariaDB: each row is one JSON array, for :func:`json_rows`."""
+    return statement.with_only_columns(sa.func.json_array(*statement.selected_columns), maintain_column_froms=True)
 
 
 def locked(connection: Connection, statement: Any) -> Sequence[Any]:
