@@ -29,7 +29,7 @@ def installed() -> bool:
     """Whether it can run here."""
     if shutil.which("ruby") is None or shutil.which("sidekiq") is None:
         return False
-    tried = ["ruby", "-e", "%w[sidekiq active_record pg].each { |name| gem name }"]
+    tried = ["ruby", "-e", "%w[sidekiq activerecord pg].each { |name| gem name }"]
     return subprocess.run(tried, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 0
 
 
