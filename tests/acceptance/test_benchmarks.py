@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from support.databases import Databases
 from support.servers import missing
 
@@ -23,7 +24,9 @@ from asynctask.testing.servers import SERVERS, MissingServer
 from asynctask.testing.waits import wait_for
 from benchmarks import children, common, sheet, sheet_files, submit
 from benchmarks.databases import PREFIX, shown
+from benchmarks.original_design import PACKAGES, installed
 from benchmarks.processes import started
+from benchmarks.redis_servers import redis_server
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = ["name", "n", "ours", "peer", "ratio", "unit", "settings"]
@@ -250,6 +253,35 @@ def test_untracked_jobs_in_redis_are_measured_to_the_last_one(tmp_path: Path) ->
     assert found["settings"]["pushed_per_s"] > 0
     assert found["settings"]["broker"] == "Redis"
     assert found["settings"]["broker_version"].startswith("Redis ")
+
+
+@pytest.mark.databases("postgresql")
+def test_tracked_jobs_in_redis_run_beside_the_original_design(
+    tmp_path: Path, databases: Databases, database_kind: str
+) -> None:
+    if shutil.which("redis-server") is None:
+        missing("redis-server", "redis-server")
+    if not installed():
+        missing("ruby", PACKAGES)
+    url = databases.templates(database_kind).server.url("")
+    found = result(tmp_path, "tracked", "-n", "300", "--runs", "1", "--redis", "--database-url", url)
+    settings = found["settings"]
+    assert (settings["broker"], settings["peer_kind"], settings["peer_n"]) == ("Redis", "original", 300)
+    assert found["ratio"] == pytest.approx(found["ours"] / found["peer"])
+    assert settings["peer_submitted_per_s"] > 0
+
+
+def test_a_redis_that_is_named_keeps_nothing_of_a_run_and_all_that_was_there(tmp_path: Path) -> None:
+    if shutil.which("redis-server") is None:
+        missing("redis-server", "redis-server")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with redis_server(tmp_path) as url, redis.Redis.from_url(url) as client:
+        client.set("somebody's", "value")
+        work = ["tracked", "-n", "200", "--runs", "1", "--work-ms", "1", "--broker-url", url]
+        settings = result(folder, *work)["settings"]
+        assert (settings["broker"], settings["peer_kind"]) == ("Redis", "untracked")
+        assert client.keys() == [b"somebody's"]
 
 
 def test_no_figure_is_given_where_an_item_is_unaccounted_for(tmp_path: Path) -> None:
