@@ -11,48 +11,46 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from asynctask._version import __version__
-from asynctask.brokers.base import SCHEDULE, Broker, Copy, Held
-from asynctask.bulk.control import Control
-from asynctask.bulk.dispatcher import Dispatcher, PushFilter
 from asynctask.bulk.dry_run import DryRun
 from asynctask.bulk.items import ItemShape
-from asynctask.bulk.outgoing import Outgoing, encoded, passes
-from asynctask.bulk.payload import build
-from asynctask.bulk.readers import Limits
-from asynctask.bulk.uploads import StoredFile, Uploads
-from asynctask.clock import Clock, Ids, SystemClock, SystemIds, micros
+from asynctask.bulk.uploads import StoredFile
+from asynctask.clock import Clock, Ids, SystemClock, SystemIds
 from asynctask.config import load
-from asynctask.core import Core, WebServices
 from asynctask.errors import ConfigError, InputError, UnknownWorker
 from asynctask.handle import TaskHandle
 from asynctask.job import CurrentJob
 from asynctask.ledger import doctor as doctors
 from asynctask.ledger import progress, queries, record, recovery
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger, dumps
-from asynctask.ledger.database import Database
-from asynctask.ledger.signals import Signals
 from asynctask.logs import get_logger
-from asynctask.middleware.chain import Chain
 from asynctask.operations import Operations
+from asynctask.parts import OnDemand
 from asynctask.priority import Priority
 from asynctask.runtime.launcher import Launcher, Queues
 from asynctask.submission import Submission, check_unique
-from asynctask.worker import TRACKED_RETRIES, RetryIn, Worker, check_job_options, describe
+from asynctask.wire.options import UNTRACKED, check_names
+from asynctask.wire.times import When
+from asynctask.worker import TRACKED_RETRIES, RetryIn, Worker, describe
+
+if TYPE_CHECKING:
+    from asynctask.brokers.redis.client import RemoteWorker
 
 __all__ = ["AsyncTask"]
 
 EVENTS = ("startup", "quiet", "shutdown", "error", "death")
-_FAR = 1_000_000_000
-"""A number of seconds from which on Sidekiq takes it for an epoch time and not for a delay."""
+_OPTIONS = (
+    "name", "queue", "retry", "priority", "timeout", "failed_on", "use_task_event", "unique", "retry_in",
+    "retries_exhausted", *UNTRACKED,
+)  # fmt: skip
+"""What :meth:`AsyncTask.worker` takes."""
 
 Target = TypeVar("Target", bound=Callable[..., Any])
 
 
-class AsyncTask:
+class AsyncTask(OnDemand):
     """One application. Several can live in one process.
 
     Arguments are the fields of :class:`~asynctask.config.Config`; what is not given comes from ``environ`` (the process's
@@ -68,16 +66,10 @@ class AsyncTask:
         ids: Ids | None = None,
         **settings: Any,
     ) -> None:
-        self.config, self.origins = load(settings, os.environ if environ is None else environ)
-        self.clock: Clock = clock or SystemClock()
-        self.ids: Ids = ids or SystemIds(self.clock)
-        self.client_middleware = Chain()
-        self.server_middleware = Chain()
-        self._workers: dict[str, Worker] = {}
+        config, self.origins = load(settings, os.environ if environ is None else environ)
+        own_clock = clock or SystemClock()
+        super().__init__(config, own_clock, ids or SystemIds(own_clock))
         self._hooks: dict[str, list[Callable[..., Any]]] = {name: [] for name in EVENTS}
-        self._lock = threading.RLock()
-        self._core: Core | None = None
-        self._web: WebServices | None = None
         self._log = get_logger("asynctask")
 
     # -- workers and hooks
@@ -94,7 +86,7 @@ class AsyncTask:
         *,
         name: str | None = None,
         queue: str = "default",
-        retry: int | bool = TRACKED_RETRIES,
+        retry: int | bool | None = None,
         priority: int = Priority.USER_MID,
         timeout: float | None = None,
         failed_on: Sequence[type[BaseException]] = (),
@@ -102,15 +94,20 @@ class AsyncTask:
         unique: Sequence[str] = (),
         retry_in: RetryIn | None = None,
         retries_exhausted: Callable[[CurrentJob, BaseException], Any] | None = None,
+        **options: Any,
     ) -> Any:
         """Registers a function or class as a worker; use it as a decorator, with or without options.
 
-        Arguments: ``name`` (default: the function's own); ``retry``, how many times, or True and False; ``timeout`` in
-        seconds; ``failed_on``, exceptions that mean "the business said no"; ``use_task_event=False`` leaves its jobs
-        untracked; ``unique``, the default of the option of that name; ``retry_in(count, error, job)`` gives the seconds
-        before a retry, or ``"kill"`` or ``"discard"``;
-        ``retries_exhausted(job, error)`` is called when none is left. Raises :class:`ConfigError`.
+        Arguments: ``name`` (default: the function's own); ``retry``, how many times, or True and False (by default 3 where
+        its jobs are tracked and 25 where not); ``timeout`` in seconds; ``failed_on``, exceptions that mean "the business
+        said no"; ``use_task_event=False`` leaves its jobs untracked; ``unique``, the default of the option of that name;
+        ``retry_in(count, error, job)`` gives the seconds before a retry, or ``"kill"`` or ``"discard"``;
+        ``retries_exhausted(job, error)`` is called when none is left. ``options`` of an untracked worker: ``tags``,
+        ``backtrace``, ``dead``, ``retry_for``, ``retry_queue``, ``members`` (:mod:`asynctask.wire.options`). Raises
+        :class:`ConfigError`.
         """
+        if retry is None:
+            retry = TRACKED_RETRIES if use_task_event else True
 
         def register(found: Any) -> Worker:
             own_name, function, is_async, model = describe(found)
@@ -118,7 +115,7 @@ class AsyncTask:
                 name=name or own_name, function=function, queue=queue, retry=retry, priority=int(priority), timeout=timeout,
                 failed_on=tuple(failed_on), use_task_event=use_task_event, unique=tuple(unique), retry_in=retry_in,
                 retries_exhausted=retries_exhausted, is_async=is_async, model=model,
-                shape=ItemShape(model, max_item_bytes=self.config.max_item_bytes), pusher=self,
+                shape=ItemShape(model, max_item_bytes=self.config.max_item_bytes), pusher=self, options=options,
             )  # fmt: skip
             _check_worker(worker)
             if worker.name in self._workers:
@@ -152,58 +149,20 @@ class AsyncTask:
     # -- pushing single jobs (worker.perform_async and its like)
 
     def push(
-        self, worker: Worker, args: Sequence[Sequence[Any]], *, at: float | None = None, options: Mapping[str, Any]
+        self, worker: Worker, args: Iterable[Sequence[Any]], *, at: When | None = None, options: Mapping[str, Any]
     ) -> list[str | None]:
         """Pushes a job for each element of ``args``; see :class:`~asynctask.worker.Worker`. Raises :class:`InputError`."""
-        check_job_options({"queue": worker.queue, "retry": worker.retry, "priority": worker.priority, **options})
-        core = self._made()
-        now = core.ledger.now()
-        due = None if at is None else (micros(at) if at >= _FAR else now + micros(at))
-        jobs = [
-            self._outgoing_job(worker, each, jid, now, options)
-            for each, jid in zip(args, self.ids.jids(len(args)), strict=True)
-        ]
-        let_through = [job for job in jobs if passes(self.client_middleware, worker, job)]
-        texts = _texts(worker, let_through)
-        if worker.use_task_event:
-            record.enqueue(
-                core.ledger,
-                [record.NewJob(j.job_id, worker.name, j.queue, j.payload["args"]) for j in let_through],
-                due_at=due or now,
-                options={
-                    "retry": options.get("retry", worker.max_retries),
-                    "priority": options.get("priority", worker.priority),
-                },
-            )
-            if due is not None:
-                core.dispatcher.expect(due)
-            core.services.dispatch_now()
-        else:
-            priority = int(options.get("priority", worker.priority))
-            copies = [Copy(job.job_id, 0, job.queue, text, priority) for job, text in zip(let_through, texts, strict=True)]
-            self._push_untracked(core.broker, copies, due, now)
-        passed = {job.job_id for job in let_through}
-        return [job.job_id if job.job_id in passed else None for job in jobs]
+        return self._pushing.push(worker, args, at=at, options=options)
 
-    def _outgoing_job(
-        self, worker: Worker, args: Sequence[Any], jid: str, now: int, options: Mapping[str, Any]
-    ) -> CurrentJob:
-        queue = str(options.get("queue", worker.queue))
-        retry = options.get("retry", worker.retry)
-        payload = build(
-            worker.name, [_plain(arg) for arg in args], jid, queue, retry, now, use_task_event=worker.use_task_event
-        )
-        try:
-            dumps(payload)
-        except TypeError as error:
-            raise InputError(f"the arguments of {worker.name} cannot be kept as JSON: {error}", code="not_json") from None
-        return CurrentJob(jid, queue=queue, payload=payload)
+    def remote_worker(
+        self, name: str, *, queue: str = "default", retry: bool | int = True, active_job: bool = False, **options: Any
+    ) -> RemoteWorker:
+        """A worker that another program runs, in Ruby or in Python, by its name: its verbs push into the same Redis.
 
-    def _push_untracked(self, broker: Broker, copies: Sequence[Copy], due: int | None, now: int) -> None:
-        if due is not None and due > now:
-            broker.hold(SCHEDULE, [Held(copy, due) for copy in copies])
-        else:
-            broker.push(copies)
+        Its jobs are tracked by nobody here. The client middleware is asked. ``active_job``: it is a job of Rails'
+        ActiveJob. ``options`` as of :class:`~asynctask.client.RemoteWorker`. Raises :class:`ConfigError` without Redis.
+        """
+        return self._pushing.client().remote_worker(name, queue=queue, retry=retry, active_job=active_job, **options)
 
     # -- Tasks
 
@@ -227,8 +186,10 @@ class AsyncTask:
         Raises :class:`InputError`, :class:`UnknownWorker`.
         """
         found = self._find(worker)
-        if isinstance(worker, Worker) and worker.overrides:  # worker.set(queue=...) means its Tasks too
-            found = replace(found, **worker.overrides)
+        if isinstance(worker, Worker):
+            if worker.wait is not None:
+                raise InputError("a Task cannot wait for a time: submit it then, or leave wait out of set()")
+            found = replace(found, **worker.overrides)  # worker.set(queue=...) means its Tasks too
         return self._made().submitter.submit(found, items, options)
 
     def check(self, worker: Worker | str, items: Iterable[Any], **options: Any) -> DryRun:
@@ -366,94 +327,7 @@ class AsyncTask:
         core = self._made()
         return Operations(core.services, core.broker)
 
-    # -- parts, made on demand
-
-    @property
-    def ledger(self) -> Ledger:
-        """The ledger, as this process."""
-        return self._made().ledger
-
-    @property
-    def broker(self) -> Broker:
-        """The broker."""
-        return self._made().broker
-
-    @property
-    def host(self) -> recovery.Host:
-        """This machine."""
-        return self._made().host
-
-    @property
-    def controls(self) -> Control:
-        """Control of Tasks."""
-        return self._made().services.control
-
-    @property
-    def dispatcher(self) -> Dispatcher:
-        """This process's dispatcher."""
-        return self._made().dispatcher
-
-    @property
-    def signals(self) -> Signals:
-        """What this process hears of others."""
-        return self._made().signals
-
-    @property
-    def uploads(self) -> Uploads:
-        """Where uploaded lists are kept."""
-        return self._made().uploads
-
-    @property
-    def limits(self) -> Limits:
-        """How much a reader takes."""
-        return self._made().services.limits
-
-    def outgoing(self) -> PushFilter | None:
-        """The client middleware as the dispatcher applies it to the jobs of Tasks; None where there is none."""
-        if not len(self.client_middleware):
-            return None
-        return Outgoing(self.ledger, self.client_middleware, self._workers)
-
-    def database(self) -> Database:
-        """A database of its own, for looking at the schema; the caller closes it."""
-        return Database(self.config.database_url, pool_size=self.config.database_connections)
-
-    def ensure_schema(self) -> None:
-        """Sets up an empty SQLite file; raises SchemaOutdated, with the command to run, for any other schema."""
-        self._made()
-
-    def _made(self) -> Core:
-        core = self._core
-        if core is None or core.pid != os.getpid():
-            with self._lock:
-                if self._core is None or self._core.pid != os.getpid():
-                    self._core = Core(self.config, self.clock, self.ids, outgoing=self.outgoing)
-                core = self._core
-        return core
-
-    def close(self) -> None:
-        """Stops services and closes connections; what is used afterwards is made anew."""
-        self.stop_services()
-        with self._lock:
-            if self._core is not None and self._core.pid == os.getpid():
-                self._core.close()
-            self._core = None
-
     # -- processes
-
-    def start_services(self, kind: str = "web") -> None:
-        """Registers this process and runs dispatcher and sweep in it; for web processes. Again does nothing."""
-        with self._lock:
-            if self._web is None or self._web.pid != os.getpid():
-                self._web = WebServices(self._made(), self.config, self.clock, kind=kind, take_up=self.take_up_split)
-                self._web.start()
-
-    def stop_services(self) -> None:
-        """Ends what :meth:`start_services` began."""
-        with self._lock:
-            if self._web is not None and self._web.pid == os.getpid():
-                self._web.stop()
-            self._web = None
 
     def launcher(
         self,
@@ -507,21 +381,8 @@ def _check_worker(worker: Worker) -> None:
     if worker.timeout is not None and not worker.timeout > 0:
         raise ConfigError(f"worker {worker.name}: timeout must be more than 0 seconds, or None")
     try:
-        check_job_options({"queue": worker.queue, "retry": worker.retry, "priority": worker.priority})
+        check_names(worker.options, _OPTIONS)
+        worker.check_options({"queue": worker.queue, "retry": worker.retry, "priority": worker.priority, **worker.options})
         check_unique(worker)
     except InputError as error:
         raise ConfigError(f"worker {worker.name}: {error}") from None
-
-
-def _texts(worker: Worker, jobs: Sequence[CurrentJob]) -> list[str]:
-    """The payloads as the client middleware left them: what nobody could decode is refused before anything is kept."""
-    try:
-        return [encoded(job.payload) for job in jobs]
-    except (TypeError, ValueError) as error:
-        text = f"a client middleware left a job of {worker.name} that cannot be pushed: {error}"
-        raise InputError(text, code="not_json") from None
-
-
-def _plain(value: Any) -> Any:
-    dump = getattr(value, "model_dump", None)
-    return dump(mode="json") if callable(dump) else value

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
-from typing import Any, Protocol, get_type_hints
+from typing import Any, Final, Protocol, get_type_hints
 
 from pydantic import BaseModel
 
-from asynctask.errors import ConfigError, InputError, NormalException, Problem
+from asynctask.errors import ConfigError, NormalException
 from asynctask.job import CurrentJob
 from asynctask.priority import Priority
+from asynctask.wire.options import RULES, UNTRACKED, Rule, check_names, check_values
+from asynctask.wire.times import When, due_at
 
 __all__ = ["DEFAULT_RETRIES", "TRACKED_RETRIES", "Pusher", "RetryIn", "Shape", "Worker", "check_job_options", "describe"]
 
@@ -23,7 +24,6 @@ TRACKED_RETRIES = 3
 DEFAULT_RETRIES = 25
 """Retries of an untracked job that names none, as Sidekiq's."""
 
-MAX_RETRIES = 1_000
 MAX_PRIORITY = 1_000_000
 _QUEUE = re.compile(r"[A-Za-z0-9_:.\-]{1,255}")
 
@@ -47,7 +47,7 @@ class Pusher(Protocol):
     """What pushes jobs for a worker: the application."""
 
     def push(
-        self, worker: Worker, args: Sequence[Sequence[Any]], *, at: float | None = None, options: Mapping[str, Any]
+        self, worker: Worker, args: Iterable[Sequence[Any]], *, at: When | None = None, options: Mapping[str, Any]
     ) -> list[str | None]: ...
 
 
@@ -57,8 +57,9 @@ class Worker:
 
     ``retry``: True for the default count, False or 0 for none, or how many. ``timeout`` in seconds. ``failed_on``:
     exceptions that mean "the business said no". ``use_task_event``: whether its jobs are tracked. ``unique``: fields in
-    which no two rows of one list may be the same, where a submission says nothing else. Calling a worker calls the function
-    itself, in this thread.
+    which no two rows of one list may be the same, where a submission says nothing else. ``options``: what else the payload
+    of an untracked job says (:mod:`asynctask.wire.options`). ``overrides`` and ``wait`` are those of :meth:`set`. Calling a
+    worker calls the function itself, in this thread.
     """
 
     name: str
@@ -76,7 +77,9 @@ class Worker:
     model: type[BaseModel] | None = None
     shape: Shape | None = None
     pusher: Pusher | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    wait: When | None = None
 
     @property
     def doc(self) -> str:
@@ -104,15 +107,32 @@ class Worker:
     # -- Sidekiq's verbs
 
     def set(self, **options: Any) -> Worker:
-        """The same worker with other options for the jobs pushed through it: ``queue``, ``retry``, ``priority``.
+        """The same worker with other options for the jobs pushed through it.
 
-        Raises :class:`ConfigError` for an option that is none, :class:`InputError` for a value that cannot be.
+        ``queue``, ``retry``, ``priority``; ``wait`` and ``wait_until``, what :meth:`perform_in` takes first. Where jobs are
+        not tracked also ``retry_for``, ``retry_queue``, ``dead``, ``backtrace``, ``tags`` and ``members``
+        (:mod:`asynctask.wire.options` says what each must be). Raises :class:`ConfigError` for an option that is none or
+        means nothing for this worker, :class:`InputError` for a value that cannot be.
         """
-        allowed = {"queue", "retry", "priority"}
-        if unknown := set(options) - allowed:
-            raise ConfigError(f"no such job option: {', '.join(sorted(unknown))}; there are {', '.join(sorted(allowed))}")
+        wait = self.wait
+        if said := sorted({"wait", "wait_until"} & options.keys()):
+            if len(said) > 1:
+                raise ConfigError("wait and wait_until say the same: give one of them")
+            wait = options.pop(said[0])
+            if wait is not None:
+                due_at(wait, 0)  # what is no time is refused where it is said
+        self.check_options(options)
+        return replace(self, overrides={**self.overrides, **options}, wait=wait)
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Whether its jobs may be pushed with these options. Raises as :meth:`set` does."""
+        if self.use_task_event and (untracked := [name for name in UNTRACKED if name in options]):
+            raise ConfigError(
+                f"worker {self.name!r} is tracked, so {', '.join(untracked)} would mean nothing: its retries and its end are"
+                " in the ledger; leave it out, or give the worker use_task_event=False"
+            )
+        check_names(options, JOB_OPTIONS if self.use_task_event else (*JOB_OPTIONS, *UNTRACKED))
         check_job_options(options)
-        return replace(self, overrides={**self.overrides, **options})
 
     def perform_async(self, *args: Any) -> str | None:
         """Pushes a job. Returns its job id, or None where a client middleware stopped it."""
@@ -120,58 +140,56 @@ class Worker:
 
     delay = perform_async
 
-    def perform_in(self, seconds: float, *args: Any) -> str | None:
-        """Pushes a job that starts ``seconds`` from now (a number of a billion or more is an epoch time, as in Sidekiq)."""
+    def perform_in(self, seconds: When, *args: Any) -> str | None:
+        """Pushes a job that starts ``seconds`` from now, now if that is over; a timedelta will do.
+
+        A number of a billion or more is an epoch time, as in Sidekiq, and an aware datetime means itself.
+        """
         return self._push([args], at=seconds)[0]
 
-    def perform_at(self, when: float | datetime, *args: Any) -> str | None:
+    def perform_at(self, when: When, *args: Any) -> str | None:
         """Pushes a job that starts at ``when``: an aware datetime or an epoch time in seconds."""
-        if isinstance(when, datetime):
-            if when.tzinfo is None:
-                raise ValueError("a time without a zone is ambiguous: give an aware datetime, e.g. datetime.now(UTC)")
-            when = when.timestamp()
         return self._push([args], at=when)[0]
 
-    def perform_bulk(self, items: Sequence[Any]) -> list[str | None]:
-        """Pushes a job for each item (an item is its job's one argument; a list is its arguments)."""
-        return self._push([tuple(item) if isinstance(item, list | tuple) else (item,) for item in items])
+    def perform_bulk(self, items: Iterable[Any]) -> list[str | None]:
+        """Pushes a job for each item (an item is its job's one argument; a list is its arguments).
 
-    def _push(self, args: Sequence[Sequence[Any]], at: float | None = None) -> list[str | None]:
+        Untracked jobs go 1,000 in a round trip, while ``items`` is gone through; if one of them is refused, the thousands
+        before it are pushed. Tracked ones are written in one transaction, all or none.
+        """
+        return self._push(tuple(item) if isinstance(item, list | tuple) else (item,) for item in items)
+
+    def _push(self, args: Iterable[Sequence[Any]], at: When | None = None) -> list[str | None]:
         if self.pusher is None:
             raise ConfigError(f"worker {self.name!r} belongs to no application, so nothing can be pushed")
-        return self.pusher.push(self, args, at=at, options=self.overrides)
+        return self.pusher.push(self, args, at=self.wait if at is None else at, options=self.overrides)
 
 
 def check_job_options(options: Mapping[str, Any]) -> None:
-    """The values of ``queue``, ``retry`` and ``priority``, as far as they are given: within what a submission may say.
+    """The values of options, as far as they are given; ``queue``, ``retry`` and ``priority`` as of a submission.
 
     A value that a database or a broker cannot hold must be refused here, where somebody can still mend it. Raises
     :class:`InputError` that names each wrong one.
     """
-    wrong = [
-        Problem(None, name, f"bad_{name}", f"{name} {rule}", repr(options[name])[:100])
-        for name, (fits, rule) in _RULES.items()
-        if name in options and not fits(options[name])
-    ]
-    if wrong:
-        raise InputError("; ".join(f"{each.message}, not {each.value}" for each in wrong), code=wrong[0].code, errors=wrong)
+    check_values(options, _RULES)
 
 
 def _is_queue(value: Any) -> bool:
     return isinstance(value, str) and _QUEUE.fullmatch(value) is not None
 
 
-def _is_retry(value: Any) -> bool:
-    return isinstance(value, int) and 0 <= value <= MAX_RETRIES
-
-
 def _is_priority(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_PRIORITY
 
 
-_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "queue": (_is_queue, "must be 1 to 255 letters, digits or _ : . -"),
-    "retry": (_is_retry, f"must be True, False or a number from 0 to {MAX_RETRIES}"),
+JOB_OPTIONS: Final = ("queue", "retry", "priority")
+"""Options of every job."""
+
+_QUEUE_RULE: Final[Rule] = (_is_queue, "must be 1 to 255 letters, digits or _ : . -")
+_RULES: Final[Mapping[str, Rule]] = {
+    **RULES,
+    "queue": _QUEUE_RULE,
+    "retry_queue": _QUEUE_RULE,
     "priority": (_is_priority, f"must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}"),
 }
 

@@ -2,53 +2,55 @@
 
 .. code-block:: python
 
-    from asynctask.brokers.redis.client import RedisClient, RemoteWorker
+    from asynctask.client import RedisClient
 
     client = RedisClient("redis://127.0.0.1:6379/0")
-    hard = RemoteWorker("HardWorker", client, queue="low", retry=5)
+    hard = client.remote_worker("HardWorker", queue="low", retry=5)
     hard.perform_async(1, "two")
     hard.perform_in(60, 1, "two")
     hard.set(queue="critical").perform_bulk([[1], [2], [3]])
 
-Such a job is tracked by nobody, unless whoever runs it tracks its worker. Client middleware does not run here. If the
-connection breaks while a push is on its way, the push raises, and may have been done: push again, and the job may run
-twice.
+Such a job is tracked by nobody, unless whoever runs it tracks its worker. No client middleware runs, but what ``outgoing``
+is: an application puts its own there. If the connection breaks while a push is on its way, the push raises, and may have
+been done: push again, and the job may run twice.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, repeat
 from typing import Any, Final, Self, TypeVar
 
 from asynctask.brokers.base import SCHEDULE
 from asynctask.brokers.redis.server import Command, Server
-from asynctask.clock import SECOND, Clock, Ids, SystemClock, SystemIds, from_datetime, micros
-from asynctask.errors import InputError, TooLarge
+from asynctask.clock import SECOND, Clock, Ids, SystemClock, SystemIds, micros, rfc3339
+from asynctask.errors import ConfigError, InputError, TooLarge
+from asynctask.wire.activejob import OLD_WRAPPER, wrap
+from asynctask.wire.options import REMOTE, check_names, check_values, flat
 from asynctask.wire.payload import check, dump, normalise, write_time
+from asynctask.wire.times import When, due_at
 
-__all__ = ["BATCH", "RedisClient", "RemoteWorker"]
+__all__ = ["BATCH", "Outgoing", "RedisClient", "RemoteWorker"]
 
 BATCH: Final = 1_000
 """Jobs of one round trip of :meth:`RedisClient.push_bulk`."""
 
 MAX_PAYLOAD_BYTES: Final = 4_194_304
 _NO_LIST: Final = "each job's arguments must be a list: [[1], [2]], not [1, 2]"
-_EPOCH_FROM_S: Final = 1_000_000_000  # a smaller number is a span of time, as in Sidekiq
 _Due = tuple[str, dict[str, Any], int | None]
 
 T = TypeVar("T")
-When = float | timedelta | datetime
+Outgoing = Callable[[dict[str, Any]], Mapping[str, Any] | None]
+"""Asked of each job before it is pushed; gives it back as it is to be pushed, or None to stop it."""
 
 
 class RedisClient:
     """Pushes jobs.
 
     Arguments: the server's ``url``; the ``namespace`` of every key; ``connections``; ``timeout_s`` of a connect or an
-    answer; ``clock`` and ``ids``. Connects when it is first needed. Raises ConfigError for a URL that cannot be.
+    answer; ``clock`` and ``ids``; ``outgoing``, what is asked of each job. Connects when it is first needed. Raises
+    ConfigError for a URL that cannot be.
     """
 
     def __init__(
@@ -60,10 +62,12 @@ class RedisClient:
         timeout_s: float = 5.0,
         clock: Clock | None = None,
         ids: Ids | None = None,
+        outgoing: Outgoing | None = None,
     ) -> None:
         self._server = Server(url, namespace, connections=connections, timeout_s=timeout_s)
         self._clock = clock or SystemClock()
         self._ids = ids or SystemIds(self._clock)
+        self._outgoing = outgoing
 
     def __enter__(self) -> Self:
         return self
@@ -79,41 +83,51 @@ class RedisClient:
         """Facts about the server, and ``problems``, a list of texts. Raises BrokerUnavailable."""
         return self._server.health_check()
 
+    def remote_worker(
+        self, name: str, *, queue: str = "default", retry: bool | int = True, active_job: bool = False, **options: Any
+    ) -> RemoteWorker:
+        """A worker that another process runs; arguments as of :class:`RemoteWorker`."""
+        return RemoteWorker(name, self, queue=queue, retry=retry, active_job=active_job, **options)
+
     # -- jobs as Sidekiq's client takes them
 
-    def push(self, item: Mapping[str, Any]) -> str:
-        """Pushes one job; returns its jid.
+    def push(self, item: Mapping[str, Any]) -> str | None:
+        """Pushes one job; returns its jid, or None where ``outgoing`` stopped it.
 
         Arguments: ``item`` with ``class`` and ``args``, and what else it needs: ``queue``, ``retry``, ``at`` (seconds since
         1970: it waits in the schedule), ``tags``, any member of its own. Raises :class:`InputError` for what is no job,
         nothing is written then; BrokerUnavailable.
         """
         due = self._job(item, self._ids.jid())
+        if due is None:
+            return None
         self._send([due])
         return str(due[1]["jid"])
 
     def push_bulk(
         self, item: Mapping[str, Any], args: Iterable[Sequence[Any]], at: float | Sequence[float] | None = None
-    ) -> list[str]:
+    ) -> list[str | None]:
         """Pushes many jobs that differ in their arguments, 1,000 in a round trip; returns their jids.
 
-        Arguments: ``item`` as of :meth:`push`, without ``args`` and ``jid``; ``args``, an iterable of lists; ``at``: one
-        time for all or a list of one for each, in seconds since 1970. Raises as :meth:`push`; slices before the one that
-        failed are pushed then.
+        Arguments: ``item`` as of :meth:`push`, without ``args`` and ``jid``; ``args``, any iterable of lists, gone through
+        as they are pushed; ``at``: one time for all or a list of one for each, in seconds since 1970. Raises as
+        :meth:`push`; slices before the one that failed are pushed then.
         """
         if "jid" in item:
             raise InputError("many jobs cannot share one jid: leave 'jid' out", code="bad_job")
         if isinstance(at, list | tuple) and isinstance(args, list | tuple) and len(at) != len(args):
             raise InputError(f"'at' has {len(at)} times for {len(args)} jobs: give one for each", code="bad_job")
         times = iter(at) if isinstance(at, list | tuple) else repeat(at)
-        jids: list[str] = []
+        jids: list[str | None] = []
         for part in _slices(args, BATCH):
             ids = self._ids.jids(len(part))
-            if at is None and "at" not in item:
-                self._send(self._alike(item, part, ids))
+            jobs: Sequence[_Due | None]
+            if at is None and "at" not in item and self._outgoing is None:
+                jobs = self._alike(item, part, ids)
             else:
-                self._send([self._job(self._one_of(item, each, times), jid) for each, jid in zip(part, ids, strict=True)])
-            jids += ids
+                jobs = [self._job(self._one_of(item, each, times), jid) for each, jid in zip(part, ids, strict=True)]
+            self._send([due for due in jobs if due is not None])
+            jids += [None if due is None else str(due[1]["jid"]) for due in jobs]
         return jids
 
     def _alike(self, item: Mapping[str, Any], part: Sequence[Any], ids: Sequence[str]) -> list[_Due]:
@@ -135,13 +149,23 @@ class RedisClient:
         if not isinstance(args, list | tuple):
             raise InputError(_NO_LIST, code="bad_job")
         try:
-            return {**item, "args": args, "at": next(times)}
+            at = next(times)
+            return {**item, "args": args} if at is None else {**item, "args": args, "at": at}
         except StopIteration:
             raise InputError("'at' has fewer times than there are jobs: give one for each", code="bad_job") from None
 
-    def _job(self, item: Mapping[str, Any], jid: str) -> _Due:
+    def _job(self, item: Mapping[str, Any], jid: str) -> _Due | None:
         now = self._clock.now()
         job, at = normalise(item, jid=jid, now=now)
+        if self._outgoing is not None:
+            left = self._outgoing(job if at is None else {**job, "at": at / SECOND})
+            if left is None:
+                return None
+            try:
+                job, at = normalise(left, jid=job["jid"], now=now)
+                dump(job)
+            except InputError as error:
+                raise InputError(f"a client middleware left what cannot be pushed: {error}", code=error.code) from None
         if at is None:
             job["enqueued_at"] = write_time(now)
         else:
@@ -150,6 +174,8 @@ class RedisClient:
 
     def _send(self, jobs: Sequence[_Due]) -> None:
         """One pipeline: what is to run now by queue, what is to wait into the schedule."""
+        if not jobs:
+            return
         keys, commands = self._server.keys, list[Command]()
         queues: dict[str, list[str]] = defaultdict(list)
         waiting: list[str | float] = []
@@ -166,75 +192,142 @@ class RedisClient:
 
     # -- Sidekiq's verbs, by the worker's name
 
-    def perform_async(self, worker: str, *args: Any) -> str:
+    def perform_async(self, worker: str, *args: Any) -> str | None:
         """Pushes a job of this worker; returns its jid."""
         return self.push({"class": worker, "args": args})
 
-    def perform_in(self, when: When, worker: str, *args: Any) -> str:
+    def perform_in(self, when: When, worker: str, *args: Any) -> str | None:
         """Pushes a job that is due after so many seconds or that time; returns its jid."""
         return RemoteWorker(worker, self).perform_in(when, *args)
 
-    def perform_at(self, when: When, worker: str, *args: Any) -> str:
+    def perform_at(self, when: When, worker: str, *args: Any) -> str | None:
         """Pushes a job that is due at that time; returns its jid."""
         return RemoteWorker(worker, self).perform_at(when, *args)
 
-    def perform_bulk(self, worker: str, args: Iterable[Sequence[Any]]) -> list[str]:
+    def perform_bulk(self, worker: str, args: Iterable[Sequence[Any]]) -> list[str | None]:
         """Pushes a job for each list of arguments; returns their jids."""
         return self.push_bulk({"class": worker}, args)
 
     def due(self, when: When) -> float | None:
         """Seconds since 1970 of a time, or of a span from now; None if that is over. Raises :class:`InputError`."""
         now = self._clock.now()
-        at = _due(when, now)
+        at = due_at(when, now)
         return None if at <= now else at / SECOND
+
+    def active_job(
+        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], *, queue: str, at: float | None = None
+    ) -> dict[str, Any]:
+        """The members of a job that Rails' ActiveJob performs as the class ``name``: what :meth:`push` takes.
+
+        Arguments: the job's own ``args`` and ``keywords``, of any type that :mod:`asynctask.wire.activejob` knows; ``at``
+        in seconds since 1970. Raises :class:`InputError`.
+        """
+        now = rfc3339(self._clock.now()) or ""
+        due: dict[str, Any] = {} if at is None else {"scheduled_at": rfc3339(micros(at))}
+        return wrap(name, args, keywords, job_id=_uuid(self._ids), enqueued_at=now, queue=queue, **due)
 
 
 class RemoteWorker:
     """A worker that another process runs, by its name: for Ruby a constant, such as ``Shop::HardWorker``.
 
     Arguments: its ``name``; the ``client`` that pushes; ``queue``; ``retry`` (true: 25 times, false: never, a number);
-    further ``options``, members of each job. The verbs raise as :meth:`RedisClient.push`.
+    ``active_job``, whether it is a job of Rails' ActiveJob: arguments may be of any type that
+    :mod:`asynctask.wire.activejob` knows then, and have keywords. ``options``: ``retry_for``, ``retry_queue``, ``dead``,
+    ``backtrace``, ``tags``, ``log_level``, ``display_class``, and ``members``, a dict of whatever else the payload is to
+    hold (:mod:`asynctask.wire.options`). Raises ConfigError for another, :class:`InputError` for a value that cannot be. The
+    verbs raise as :meth:`RedisClient.push`.
     """
 
     def __init__(
-        self, name: str, client: RedisClient, *, queue: str = "default", retry: bool | int = True, **options: Any
+        self,
+        name: str,
+        client: RedisClient,
+        *,
+        queue: str = "default",
+        retry: bool | int = True,
+        active_job: bool = False,
+        **options: Any,
     ) -> None:
         self.name = name
         self._client = client
+        self._active_job = active_job
         self._options = {"retry": retry, "queue": queue, **options}
+        self._wait: When | None = None
+        check_names(self._options, REMOTE)
+        check_values(self._options)
 
     def __repr__(self) -> str:
         return f"<RemoteWorker {self.name} on {self._options['queue']}>"
 
     def set(self, **options: Any) -> RemoteWorker:
-        """The same worker with other options; ``wait`` and ``wait_until`` are those of :meth:`perform_in`."""
-        for name in ("wait", "wait_until"):
-            if name in options:
-                options["at"] = self._client.due(options.pop(name))
-        return RemoteWorker(self.name, self._client, **{**self._options, **options})
+        """The same worker with other options for the jobs pushed through it; ``wait`` and ``wait_until`` are what
+        :meth:`perform_in` takes first."""
+        said = sorted({"wait", "wait_until"} & options.keys())
+        if len(said) > 1:
+            raise ConfigError("wait and wait_until say the same: give one of them")
+        wait = options.pop(said[0]) if said else self._wait
+        if wait is not None:
+            self._client.due(wait)  # what is no time is refused where it is said
+        made = RemoteWorker(self.name, self._client, active_job=self._active_job, **{**self._options, **options})
+        made._wait = wait
+        return made
 
-    def perform_async(self, *args: Any) -> str:
-        """Pushes a job; returns its jid."""
-        return self._client.push(self._item(args))
+    def perform_async(self, *args: Any, **keywords: Any) -> str | None:
+        """Pushes a job; returns its jid. Only a job of ActiveJob has ``keywords``."""
+        return self._push(self._wait, args, keywords)
 
-    def perform_in(self, when: When, *args: Any) -> str:
+    def perform_in(self, when: When, *args: Any, **keywords: Any) -> str | None:
         """Pushes a job that is due after so many seconds (from 1,000,000,000 on: at that second since 1970), or now if that
         is over; returns its jid. A timedelta and an aware datetime mean themselves."""
-        return self._client.push({**self._item(args), "at": self._client.due(when)})
+        return self._push(when, args, keywords)
 
-    def perform_at(self, when: When, *args: Any) -> str:
+    def perform_at(self, when: When, *args: Any, **keywords: Any) -> str | None:
         """The same as :meth:`perform_in`; returns its jid."""
-        return self.perform_in(when, *args)
+        return self._push(when, args, keywords)
 
-    def perform_bulk(self, args: Iterable[Sequence[Any]], at: float | Sequence[float] | None = None) -> list[str]:
-        """Pushes a job for each list of arguments, 1,000 in a round trip; returns their jids."""
-        item = {name: value for name, value in self._item(()).items() if name != "args"}
-        return self._client.push_bulk(item, args, item.pop("at", None) if at is None else at)
+    def perform_bulk(self, args: Iterable[Sequence[Any]], at: float | Sequence[float] | None = None) -> list[str | None]:
+        """Pushes a job for each list of arguments, 1,000 in a round trip; returns their jids.
+
+        ``args`` is any iterable, gone through as they are pushed; ``at`` as of :meth:`RedisClient.push_bulk`.
+        """
+        if at is None and self._wait is not None:
+            at = self._client.due(self._wait)
+        item: dict[str, Any] = {"class": self.name, **flat(self._options)}
+        if self._active_job:
+            item |= {"class": OLD_WRAPPER, "wrapped": self.name}
+            one = at if isinstance(at, int | float) else None
+            args = (self._wrapped(each, {}, one)["args"] for each in args)
+        return self._client.push_bulk(item, args, at)
 
     delay = perform_async
 
-    def _item(self, args: Sequence[Any]) -> dict[str, Any]:
-        return {"class": self.name, "args": args, **self._options}
+    def _push(self, when: When | None, args: Sequence[Any], keywords: Mapping[str, Any]) -> str | None:
+        at = None if when is None else self._client.due(when)
+        if self._active_job:
+            job = self._wrapped(args, keywords, at)
+        elif keywords:
+            names = ", ".join(keywords)
+            raise InputError(
+                f"{self.name} cannot be given {names} by name: a job has a list of arguments; send them in their places or in"
+                " a dict (a job of ActiveJob has names: active_job=True)",
+                code="bad_job",
+            )
+        else:
+            job = {"class": self.name, "args": args}
+        item = {**job, **flat(self._options)}
+        return self._client.push(item if at is None else {**item, "at": at})
+
+    def _wrapped(self, args: Any, keywords: Mapping[str, Any], at: float | None) -> dict[str, Any]:
+        if not isinstance(args, list | tuple):
+            raise InputError(_NO_LIST, code="bad_job")
+        return self._client.active_job(self.name, args, keywords, queue=str(self._options["queue"]), at=at)
+
+
+def _uuid(ids: Ids) -> str:
+    """A random id in the form that Rails gives its jobs."""
+    digits = f"{ids.jid():0>24}{ids.nonce():0>12}"[:32]
+    digits = f"{digits[:12]}4{digits[13:16]}{'89ab'[int(digits[16], 16) & 3]}{digits[17:]}"
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
 def _text_of(job: Mapping[str, Any]) -> str:
@@ -245,19 +338,6 @@ def _text_of(job: Mapping[str, Any]) -> str:
             " hand over where it is"
         )
     return text
-
-
-def _due(when: When, now: int) -> int:
-    if isinstance(when, timedelta):
-        return now + when // timedelta(microseconds=1)
-    if isinstance(when, datetime):
-        try:
-            return from_datetime(when)
-        except ValueError as error:
-            raise InputError(str(error), code="bad_time") from None
-    if isinstance(when, bool) or not isinstance(when, int | float) or not math.isfinite(when):
-        raise InputError(f"{when!r} is no time: give seconds, a timedelta or an aware datetime", code="bad_time")
-    return micros(when) + (now if when < _EPOCH_FROM_S else 0)
 
 
 def _slices(items: Iterable[T], size: int) -> Iterator[list[T]]:

@@ -1,0 +1,253 @@
+"""Pushing single jobs: those of an application's own workers, and those for workers that other programs run.
+
+A tracked job is an Event in the ledger, and the dispatcher's from then on. One that nobody tracks goes to the broker as
+Sidekiq's own client would have written it, in slices of 1,000.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from asynctask.brokers.base import SCHEDULE, Broker, Copy, Held
+from asynctask.bulk.outgoing import encoded, passes
+from asynctask.bulk.payload import build
+from asynctask.clock import SECOND, Clock, Ids
+from asynctask.config import Config
+from asynctask.core import Core
+from asynctask.errors import ConfigError, InputError
+from asynctask.job import CurrentJob
+from asynctask.ledger import record
+from asynctask.ledger.base import dumps
+from asynctask.middleware.chain import Chain
+from asynctask.wire.options import flat
+from asynctask.wire.payload import check, dump, normalise, write_time
+from asynctask.wire.times import When, due_at
+from asynctask.worker import Worker
+
+if TYPE_CHECKING:
+    from asynctask.brokers.redis.client import RedisClient
+
+__all__ = ["BATCH", "Pushing"]
+
+BATCH: Final = 1_000
+"""Untracked jobs of one round trip."""
+
+_Job = tuple[dict[str, Any], int | None]
+"""An untracked job as it is stored, and when it is due (microseconds; None: now)."""
+
+
+class Pushing:
+    """What an application pushes single jobs with.
+
+    Arguments: its ``config``, ``clock`` and ``ids``; the client middleware; ``made`` gives the connections of this process.
+    """
+
+    def __init__(self, config: Config, clock: Clock, ids: Ids, chain: Chain, made: Callable[[], Core]) -> None:
+        self._config = config
+        self._clock = clock
+        self._ids = ids
+        self._chain = chain
+        self._made = made
+        self._client: RedisClient | None = None
+        self._lock = threading.Lock()
+
+    def push(
+        self, worker: Worker, args: Iterable[Sequence[Any]], *, at: When | None, options: Mapping[str, Any]
+    ) -> list[str | None]:
+        """Pushes a job for each element of ``args``; the job ids, None where a client middleware stopped it.
+
+        ``at``: when they are due; now if that is over. ``options`` win over the worker's own. Raises :class:`ConfigError`
+        for an option that means nothing, :class:`InputError` for what cannot be pushed, BrokerUnavailable.
+        """
+        worker.check_options(options)
+        core = self._made()
+        now = core.ledger.now()
+        due = None if at is None else due_at(at, now)
+        if worker.use_task_event:
+            return self._push_tracked(core, worker, list(args), now, due, options)
+        item = _item(worker, options)
+        if due is not None and due > now:
+            item["at"] = due / SECOND
+        pushed: list[str | None] = []
+        for part in _slices(args, BATCH):
+            jobs = [self._untracked(worker, each, item, jid, now) for each, jid in self._with_ids(part)]
+            _send(core.broker, [job for job in jobs if job is not None], int(options.get("priority", worker.priority)), now)
+            pushed += [None if job is None else str(job[0]["jid"]) for job in jobs]
+        return pushed
+
+    def _with_ids(self, part: Sequence[Sequence[Any]]) -> Iterator[tuple[Sequence[Any], str]]:
+        return zip(part, self._ids.jids(len(part)), strict=True)
+
+    # -- tracked jobs
+
+    def _push_tracked(
+        self,
+        core: Core,
+        worker: Worker,
+        args: Sequence[Sequence[Any]],
+        now: int,
+        due: int | None,
+        options: Mapping[str, Any],
+    ) -> list[str | None]:
+        jobs = [self._tracked(worker, each, jid, now, options) for each, jid in self._with_ids(args)]
+        let_through = [job for job in jobs if passes(self._chain, worker, job)]
+        for job in let_through:
+            _check_text(worker, job)
+        record.enqueue(
+            core.ledger,
+            [record.NewJob(j.job_id, worker.name, j.queue, j.payload["args"]) for j in let_through],
+            due_at=due or now,
+            options={
+                "retry": options.get("retry", worker.max_retries),
+                "priority": options.get("priority", worker.priority),
+            },
+        )
+        if due is not None:
+            core.dispatcher.expect(due)
+        core.services.dispatch_now()
+        passed = {job.job_id for job in let_through}
+        return [job.job_id if job.job_id in passed else None for job in jobs]
+
+    def _tracked(self, worker: Worker, args: Sequence[Any], jid: str, now: int, options: Mapping[str, Any]) -> CurrentJob:
+        queue = str(options.get("queue", worker.queue))
+        retry = options.get("retry", worker.retry)
+        payload = build(worker.name, [_plain(arg) for arg in args], jid, queue, retry, now, use_task_event=True)
+        _as_json(worker, payload)
+        return CurrentJob(jid, queue=queue, payload=payload)
+
+    # -- jobs that nobody tracks
+
+    def _untracked(self, worker: Worker, args: Sequence[Any], item: Mapping[str, Any], jid: str, now: int) -> _Job | None:
+        given = self._native(worker, [_plain(arg) for arg in args])
+        # Whether its arguments can travel is seen after the middleware: one may be there to make them so.
+        frame, due = normalise({**item, "args": []}, jid=jid, now=now)
+        if not len(self._chain):
+            check(given)
+            frame["args"] = given
+            return frame, due
+        offered = {**frame, "args": given}
+        if due is not None:
+            offered["at"] = due / SECOND
+        return self._asked(worker, offered, now)
+
+    def _asked(self, worker: Worker, offered: dict[str, Any], now: int) -> _Job | None:
+        """What the client middleware makes of a job; None where it stops it."""
+        job = CurrentJob(offered["jid"], queue=offered["queue"], payload=offered)
+        if not passes(self._chain, worker, job):
+            return None
+        try:
+            left: Any = job.payload
+            if isinstance(left, Mapping) and isinstance(left.get("args"), list | tuple):
+                left = {**left, "args": self._native(worker, list(left["args"]))}
+            stored, due = normalise(left, jid=offered["jid"], now=now)
+            dump(stored)
+        except InputError as error:
+            raise _spoilt(worker, error) from None
+        return stored, due
+
+    def _native(self, worker: Worker, args: list[Any]) -> list[Any]:
+        """Arguments as they will come back. In Redis they are as strict as Ruby's; a database takes whatever has a form in
+        JSON, a tuple or a date, say."""
+        if self._config.uses_redis:
+            return args
+        native: list[Any] = orjson.loads(_as_json(worker, args))
+        return native
+
+    # -- jobs for workers elsewhere
+
+    def client(self) -> RedisClient:
+        """The client that pushes jobs for workers of other programs. Raises :class:`ConfigError` without Redis."""
+        if not self._config.uses_redis:
+            raise ConfigError("a worker of another program is reached through Redis alone: set broker_url=redis://...")
+        from asynctask.brokers.redis.client import RedisClient
+
+        with self._lock:
+            if self._client is None:
+                config = self._config
+                self._client = RedisClient(
+                    config.broker_url, namespace=config.namespace, connections=config.broker_connections,
+                    clock=self._clock, ids=self._ids, outgoing=self._ask_for_remote,
+                )  # fmt: skip
+            return self._client
+
+    def _ask_for_remote(self, offered: dict[str, Any]) -> Mapping[str, Any] | None:
+        if not len(self._chain):
+            return offered
+        name = str(offered.get("wrapped") or offered["class"])
+        elsewhere = Worker(name, _not_here, queue=offered["queue"], use_task_event=False)
+        job = CurrentJob(offered["jid"], queue=offered["queue"], payload=offered)
+        return job.payload if passes(self._chain, elsewhere, job) else None
+
+    def close(self) -> None:
+        """Closes its connections; what is pushed afterwards opens new ones."""
+        with self._lock:
+            if self._client is not None:
+                self._client.close()
+
+
+def _not_here(*_: Any) -> None:
+    raise ConfigError("this worker is another program's: it can be pushed to and not be called")
+
+
+def _item(worker: Worker, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What the jobs of one push share, as a caller of Sidekiq's client would write it."""
+    members = {**worker.options.get("members", {}), **options.get("members", {})}
+    said = {"retry": worker.retry, "queue": worker.queue, **worker.options, **options, "members": members}
+    said.pop("priority", None)
+    return {"class": worker.name, "args": [], **flat(said)}
+
+
+def _send(broker: Broker, jobs: Sequence[_Job], priority: int, now: int) -> None:
+    """One slice: into the schedule what is due later, into its queue the rest."""
+    later: list[Held] = []
+    copies: list[Copy] = []
+    for job, due in jobs:
+        if due is None:
+            job["enqueued_at"] = write_time(now)
+        else:
+            job.pop("enqueued_at", None)
+        copy = Copy(job["jid"], 0, job["queue"], dump(job), priority)
+        if due is None:
+            copies.append(copy)
+        else:
+            later.append(Held(copy, due))
+    if later:
+        broker.hold(SCHEDULE, later)
+    if copies:
+        broker.push(copies)
+
+
+def _plain(value: Any) -> Any:
+    dump_model = getattr(value, "model_dump", None)
+    return dump_model(mode="json") if callable(dump_model) else value
+
+
+def _as_json(worker: Worker, value: Any) -> str:
+    try:
+        return dumps(value)
+    except TypeError as error:
+        raise InputError(f"the arguments of {worker.name} cannot be kept as JSON: {error}", code="not_json") from None
+
+
+def _check_text(worker: Worker, job: CurrentJob) -> None:
+    """The payload as the client middleware left it: what nobody could decode is refused before anything is kept."""
+    try:
+        encoded(job.payload)
+    except (TypeError, ValueError) as error:
+        raise _spoilt(worker, error) from None
+
+
+def _spoilt(worker: Worker, error: Exception) -> InputError:
+    text = f"a client middleware left a job of {worker.name} that cannot be pushed: {error}"
+    return InputError(text, code="not_json", errors=getattr(error, "errors", ()))
+
+
+def _slices(items: Iterable[Sequence[Any]], size: int) -> Iterator[list[Sequence[Any]]]:
+    iterator = iter(items)
+    while part := list(islice(iterator, size)):
+        yield part

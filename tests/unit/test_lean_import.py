@@ -1,0 +1,50 @@
+"""A program that only pushes loads neither database nor web: what a process has imported when it has pushed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {
+    "sqlalchemy", "flask", "apiflask", "alembic", "pydantic", "click", "structlog", "gunicorn", "prometheus_client",
+    "python_calamine", "xlsxwriter", "rich", "yaml", "itsdangerous",
+}  # fmt: skip
+
+PUSHES = """
+from asynctask.client import RedisClient
+from asynctask.errors import BrokerUnavailable
+
+client = RedisClient("redis://127.0.0.1:1/0")
+hard = client.remote_worker("HardWorker", queue="low", retry=False, tags=["a"])
+mail = client.remote_worker("MailJob", active_job=True)
+told = 0
+for push in (
+    lambda: hard.perform_async(1), lambda: hard.perform_in(60, 1), lambda: hard.set(wait=5).perform_at(2_000_000_000, 1),
+    lambda: hard.perform_bulk([[1], [2]]), lambda: mail.perform_async(1, to="b"),
+):
+    try:
+        push()
+    except BrokerUnavailable:
+        told += 1
+assert told == 5
+"""
+
+
+def imported(script: str) -> set[str]:
+    """The top names of what a process has imported that ran ``script``."""
+    script += '\nimport json, sys; print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))'
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("script", [PUSHES, "import asynctask.client", "from asynctask.client import *"])
+def test_whoever_only_pushes_loads_no_database_and_no_web(script: str) -> None:
+    assert imported(script) & HEAVY == set()
+
+
+def test_what_is_looked_for_would_be_found() -> None:
+    assert {"sqlalchemy", "pydantic"} <= imported("from asynctask import AsyncTask")
