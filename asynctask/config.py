@@ -13,7 +13,7 @@ from typing import Any, Final, get_type_hints
 from asynctask.errors import ConfigError
 from asynctask.messages import CATALOGUE
 
-__all__ = ["ENV_PREFIX", "Config", "Setting", "load", "settings"]
+__all__ = ["ENV_PREFIX", "Config", "Setting", "check_setting", "load", "settings"]
 
 ENV_PREFIX: Final = "ASYNCTASK_"
 _REDIS: Final = ("redis://", "rediss://", "unix://")
@@ -157,6 +157,12 @@ def settings(config: Config, origins: Mapping[str, str]) -> list[Setting]:
         )
         for f in fields(config)
     ]
+
+
+def check_setting(name: str, value: Any) -> None:
+    """Whether a field may have this value, seen alone. Raises :class:`ConfigError`."""
+    metadata = Config.__dataclass_fields__[name].metadata
+    _check(name, value, metadata["low"], metadata["high"])
 
 
 def _did_you_mean(name: str, prefix: str, known: Mapping[str, Any]) -> str:

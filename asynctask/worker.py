@@ -128,8 +128,8 @@ class Worker:
         """Whether its jobs may be pushed with these options. Raises as :meth:`set` does."""
         if self.use_task_event and (untracked := [name for name in UNTRACKED if name in options]):
             raise ConfigError(
-                f"worker {self.name!r} is tracked, so {', '.join(untracked)} would mean nothing: its retries and its end are"
-                " in the ledger; leave it out, or give the worker use_task_event=False"
+                f"worker {self.name!r} is tracked, so {', '.join(untracked)} would mean nothing: its retries and its end"
+                " are in the ledger; leave it out, or give the worker use_task_event=False"
             )
         check_names(options, JOB_OPTIONS if self.use_task_event else (*JOB_OPTIONS, *UNTRACKED))
         check_job_options(options)

@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 
-from asynctask.cli.options import Command, Group, Session, pass_session
+from asynctask.cli.options import Command, Group, Session, file_options, pass_session
 from asynctask.cli.output import FAILURES, OK, clean
 from asynctask.config import settings
 from asynctask.ledger import schema
@@ -88,17 +88,19 @@ def doctor(session: Session, repair: bool) -> int:
 
 
 @click.command("config", cls=Command)
+@file_options
 @pass_session
-def config(session: Session) -> int:
+def config(session: Session, config_file: str | None, environment: str | None) -> int:
     """Print every setting with its origin.
 
-    That is default, environment, flag, or argument (the application's own code).
+    That is default, environment, flag, file (of -C), or argument (the application's own code).
     """
+    session.take_file(config_file, environment)
     if session.target:
         app = session.app()
         found = settings(app.config, app.origins)
         # The flags reach an application through the environment, which is not where the person wrote them.
-        found = [replace(each, origin="flag") if each.name in session.flags else each for each in found]
+        found = [replace(each, origin=session.origin(each.name) or each.origin) for each in found]
     else:
         found = settings(*session.config())
     session.out.document(

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
 import click
 
 from asynctask.cli.loading import load_app
-from asynctask.cli.output import Output
+from asynctask.cli.output import Output, clean
+from asynctask.cli.worker_file import WorkerFile, read_worker_file
 from asynctask.config import ENV_PREFIX, Config, load
 from asynctask.errors import ConfigError
 
 if TYPE_CHECKING:
     from asynctask.app import AsyncTask
 
-__all__ = ["TASK_ID", "Command", "Group", "Session", "SettingOption", "environment", "pass_session", "setting_options"]
+__all__ = [
+    "TASK_ID",
+    "Command",
+    "Group",
+    "Session",
+    "SettingOption",
+    "environment",
+    "file_options",
+    "pass_session",
+    "setting_options",
+]
 
 # What a command hands to the process that it starts: these may differ from what the application was built with.
 OF_A_PROCESS: Final = frozenset(
@@ -26,6 +38,7 @@ OF_A_PROCESS: Final = frozenset(
 )
 TASK_ID: Final = click.IntRange(1, 2**63 - 1)
 _SHORT: Final = {"app": ("-A",)}
+_ENVIRONMENTS: Final = ("APP_ENV", "RAILS_ENV", "RACK_ENV")  # as Sidekiq asks for them
 
 
 class Session:
@@ -40,6 +53,8 @@ class Session:
         self.out = out
         self.environ = os.environ if environ is None else environ
         self.flags: dict[str, Any] = {}
+        self.file: WorkerFile | None = None
+        self._from_file: frozenset[str] = frozenset()
         self._stack = ExitStack()
         self._app: AsyncTask | None = None
 
@@ -51,7 +66,36 @@ class Session:
     def config(self) -> tuple[Config, dict[str, str]]:
         """The settings of the flags and the environment alone, and where each came from. Raises :class:`ConfigError`."""
         config, origins = load(self.flags, self.environ)
-        return config, {name: "flag" if origin == "argument" else origin for name, origin in origins.items()}
+        return config, {name: self.origin(name) or origin for name, origin in origins.items()}
+
+    def take_file(self, path: str | None, environment: str | None) -> None:
+        """Reads what ``-C`` names, as if its lines were flags; a flag that is there wins.
+
+        Arguments: ``environment`` as ``-e`` names it; without it the variables decide that Ruby's programs ask. Raises
+        :class:`ConfigError`.
+        """
+        if path is None:
+            if environment is not None:
+                raise click.UsageError("-e names a section of a file: name the file with -C")
+            return
+        chosen = environment or next(
+            (self.environ[name] for name in _ENVIRONMENTS if self.environ.get(name)), "development"
+        )
+        self.file = read_worker_file(Path(path), chosen, named=environment is not None)
+        settings = dict(self.file.settings)
+        if self.flags.get("queues") is not None:  # the order belongs to the queues
+            settings.pop("strict_queues", None)
+        taken = {name: value for name, value in settings.items() if self.flags.get(name) is None}
+        self.flags.update(taken)
+        self._from_file = frozenset(taken)
+        if self.file.passed_over:
+            self.out.note(f"{path}: passed over what is Ruby's alone: {clean(', '.join(self.file.passed_over))}")
+
+    def origin(self, name: str) -> str | None:
+        """Where the value of a setting came from, if from a flag or the file of ``-C``."""
+        if name in self._from_file:
+            return "file"
+        return "flag" if name in self.flags else None
 
     def app(self, *, required: str = "") -> AsyncTask:
         """The application of ``-A``; without it one that knows no worker, which is enough to look and to steer.
@@ -82,10 +126,12 @@ class Session:
         """An application that fixes a setting in its code must not silently overrule a flag."""
         for name, value in self.flags.items():
             if name not in OF_A_PROCESS and getattr(config, name) != value:
-                flag = "--" + name.replace("_", "-")
+                where = "--" + name.replace("_", "-")
+                if name in self._from_file and self.file is not None:
+                    where = f"{name} of {self.file.path}"
                 raise ConfigError(
-                    f"{flag} has no effect: {self.target} sets {name} itself ({getattr(config, name)!r});"
-                    f" leave the flag out, or leave {name} out of AsyncTask(...)"
+                    f"{where} has no effect: {self.target} sets {name} itself ({getattr(config, name)!r});"
+                    f" leave it out there, or leave {name} out of AsyncTask(...)"
                 )
 
     def setting(self, config: Config, name: str) -> Any:
@@ -170,6 +216,13 @@ def _with_shared(params: Sequence[click.Parameter] | None, *, hidden: bool) -> l
     taken = {flag for each in own for flag in (*each.opts, *each.secondary_opts)}
     shared = [o for o in setting_options(hidden=hidden) if not taken.intersection((*o.opts, *o.secondary_opts))]
     return [*own, json_option(), *shared]
+
+
+def file_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``-C`` and ``-e``, for a command that hands both to :meth:`Session.take_file`."""
+    named = click.option("-e", "--environment", default=None, help="Section of that file to use (else APP_ENV, RAILS_ENV).")
+    file = click.option("-C", "--config", "config_file", default=None, help="YAML file with settings, as Sidekiq's are.")
+    return file(named(function))
 
 
 class Command(click.Command):

@@ -18,7 +18,7 @@ from asynctask.errors import AsyncTaskError
 
 __all__ = ["build", "run"]
 
-_EXTRAS: Final = {"psycopg": "postgresql", "pymysql": "mysql", "dramatiq": "dramatiq"}
+_EXTRAS: Final = {"psycopg": "postgresql", "pymysql": "mysql", "dramatiq": "dramatiq", "yaml": "yaml"}
 _HELP = """Hand over a list, and have every item accounted for.
 
 Exit codes: 0 ok, 1 finished with failures, 2 usage or bad input, 3 unavailable.

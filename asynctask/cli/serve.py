@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import click
 
-from asynctask.cli.options import TASK_ID, Command, Session, pass_session
+from asynctask.cli.options import TASK_ID, Command, Session, file_options, pass_session
 from asynctask.cli.output import OK, clean
 from asynctask.clock import SystemClock
 from asynctask.config import Config
@@ -118,12 +118,14 @@ def _short(flags: Sequence[str], name: str, kind: Any, text: str, **more: Any) -
 @_short(("-q",), "queues", str, "A queue, or queue,weight; may be given several times (--queues).", multiple=True)
 @_short(("--strict",), "strict_queues", None, "Take from the queues in the given order (--strict-queues).", is_flag=True)
 @_short(("-t",), "shutdown_s", float, "Seconds that running jobs are given at a stop (--shutdown-s).")
+@file_options
 @pass_session
-def worker(session: Session) -> int:
+def worker(session: Session, config_file: str | None, environment: str | None) -> int:
     """Run workers, until TERM or Ctrl-C.
 
     They fetch jobs and perform them.
     """
+    session.take_file(config_file, environment)
     app = session.app(required="a worker performs the jobs of an application")
     settings = {
         name: session.setting(app.config, name)
@@ -158,9 +160,11 @@ def _plain(config: Config) -> dict[str, Any]:
 
 
 @click.command("up", cls=Command)
+@file_options
 @pass_session
-def up(session: Session) -> int:
+def up(session: Session, config_file: str | None, environment: str | None) -> int:
     """Run web server and workers, until TERM or Ctrl-C."""
+    session.take_file(config_file, environment)
     app = session.app(required="up runs the workers of an application")
     config = app.config
     host, processes = session.setting(config, "host"), session.setting(config, "processes")

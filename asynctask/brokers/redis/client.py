@@ -234,8 +234,8 @@ class RemoteWorker:
     ``active_job``, whether it is a job of Rails' ActiveJob: arguments may be of any type that
     :mod:`asynctask.wire.activejob` knows then, and have keywords. ``options``: ``retry_for``, ``retry_queue``, ``dead``,
     ``backtrace``, ``tags``, ``log_level``, ``display_class``, and ``members``, a dict of whatever else the payload is to
-    hold (:mod:`asynctask.wire.options`). Raises ConfigError for another, :class:`InputError` for a value that cannot be. The
-    verbs raise as :meth:`RedisClient.push`.
+    hold (:mod:`asynctask.wire.options`). Raises ConfigError for another, :class:`InputError` for a value that cannot be.
+    The verbs raise as :meth:`RedisClient.push`.
     """
 
     def __init__(
@@ -308,8 +308,8 @@ class RemoteWorker:
         elif keywords:
             names = ", ".join(keywords)
             raise InputError(
-                f"{self.name} cannot be given {names} by name: a job has a list of arguments; send them in their places or in"
-                " a dict (a job of ActiveJob has names: active_job=True)",
+                f"{self.name} cannot be given {names} by name: a job has a list of arguments; send them in their places or"
+                " in a dict (a job of ActiveJob has names: active_job=True)",
                 code="bad_job",
             )
         else:
