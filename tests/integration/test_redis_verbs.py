@@ -248,6 +248,19 @@ def test_what_means_nothing_for_a_tracked_worker_is_refused_with_the_reason(app:
             say()
 
 
+def test_a_tracked_job_that_waits_is_in_the_ledger_and_its_bulk_is_all_or_none(world: RedisWorld, app: AsyncTask) -> None:
+    tracked = app.worker(lambda n: None, name="tracked")
+    jid = tracked.set(wait=timedelta(minutes=1)).perform_async(1)
+    assert app.event(str(jid))["due_at"] == "2025-11-21T04:41:00.123Z"
+    with pytest.raises(InputError, match="cannot be kept as JSON"):
+        tracked.perform_bulk(n if n < BATCH else object() for n in range(BATCH + 1))
+    found = tracked.perform_bulk(n for n in range(3))
+    with app.ledger.database.read() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM events").scalar() == 4
+    assert len(found) == 3
+    assert nothing_is_there(world)
+
+
 def test_a_task_cannot_wait(app: AsyncTask) -> None:
     tracked = app.worker(lambda item: None, name="tracked")
     with pytest.raises(InputError, match="leave wait out"):

@@ -93,6 +93,8 @@ def test_a_line_of_its_own_decides_about_the_order(written: Writes, line: str, s
 def test_the_order_of_outside_does_not_outlive_its_queues(written: Writes) -> None:
     path = written("strict: true\nqueues: [a, b]\nproduction:\n  queues: [[c, 2], d]\n")
     assert said(path, "production") == {"queues": "c,2 d,1", "strict_queues": False}
+    path = written("queues: [a, b]\nproduction:\n  queues: c,2 d\n")
+    assert said(path, "production") == {"queues": "c,2 d"}
 
 
 def test_our_own_settings_may_stand_there_by_their_names(written: Writes) -> None:
