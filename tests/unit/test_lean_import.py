@@ -46,5 +46,10 @@ def test_whoever_only_pushes_loads_no_database_and_no_web(script: str) -> None:
     assert imported(script) & HEAVY == set()
 
 
+def test_two_libraries_are_enough_for_it() -> None:
+    others = imported(PUSHES) - imported("pass") - sys.stdlib_module_names - {"asynctask"}
+    assert others - {"hiredis"} == {"redis", "orjson"}
+
+
 def test_what_is_looked_for_would_be_found() -> None:
     assert {"sqlalchemy", "pydantic"} <= imported("from asynctask import AsyncTask")
