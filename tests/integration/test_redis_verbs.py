@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -414,6 +416,32 @@ def test_the_client_middleware_is_asked_for_workers_elsewhere_too(world: RedisWo
     assert [(job["args"], job["jid"], job["tenant"]) for job in jobs(world)] == [([1], jids[0], 7), ([3], jids[2], 7)]
     assert [name for name, _, _ in seen] == ["Hard"] * 4 + ["Mail"]
     assert seen[-1][2]["at"] == 1_763_700_060.123456
+
+
+FORKS = """
+import os, sys
+from asynctask import AsyncTask
+
+app = AsyncTask(environ={}, broker_url=sys.argv[1])
+hard = app.remote_worker("Hard")
+hard.perform_async("first")
+if child := os.fork():
+    assert os.waitpid(child, 0)[1] == 0
+    hard.perform_async("parent")
+    app.close()
+    hard.perform_async("closed")
+    app.close()
+else:
+    hard.perform_async("child")
+"""
+
+
+def test_a_closed_application_and_a_forked_child_push_on_connections_of_their_own(world: RedisWorld) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, world.server.url], cwd=world.folder, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert [job["args"] for job in jobs(world)] == [["first"], ["child"], ["parent"], ["closed"]]
 
 
 @pytest.mark.parametrize(
