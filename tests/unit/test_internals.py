@@ -83,8 +83,10 @@ def threads() -> set[str]:
         if "testing" in path.parts:
             continue  # what a conformance suite starts is no thread of the running system
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("threading.Thread", "Thread"):
-                name = next((word.value for word in node.keywords if word.arg == "name"), None)
+            makes = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if makes in ("threading.Thread", "Thread", "ThreadPoolExecutor"):
+                said = "thread_name_prefix" if makes == "ThreadPoolExecutor" else "name"
+                name = next((word.value for word in node.keywords if word.arg == said), None)
                 assert name is not None, f"{path.name}:{node.lineno} starts a thread without a name"
                 first = name.values[0] if isinstance(name, ast.JoinedStr) else name
                 assert isinstance(first, ast.Constant)
