@@ -154,11 +154,16 @@ class Broker(Protocol):
     # -- the sets of untracked jobs
 
     def hold(self, set_name: str, copies: Sequence[Held], *, process: str | None = None) -> None:
-        """Puts copies into ``schedule``, ``retry`` or ``dead``; with ``process``, out of its list in the same step."""
+        """Puts copies into ``schedule``, ``retry`` or ``dead``; with ``process``, out of its list in the same step, and
+        only those that are still in it."""
         ...
 
     def release_due(self, set_name: str, now: int, limit: int) -> int:
-        """Moves members of a set that are due to their queues, without a moment in which they are in neither."""
+        """Moves members of a set that are due to the ends of their queues.
+
+        Each once, however many processes do so at the same time, and without a moment in which it is in neither. Returns
+        how many it met: 0 also where others have their hands on what is left.
+        """
         ...
 
     def members(self, set_name: str, limit: int) -> list[Held]:

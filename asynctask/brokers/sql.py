@@ -145,21 +145,26 @@ class SqlBroker:
     @repeatable
     def _defer(self, process: str, copies: Sequence[Copy]) -> None:
         with self._database.write() as connection:
-            mine = {
-                (handle, jid)
-                for part in parts([copy.handle for copy in copies])
-                for handle, jid in connection.execute(
-                    sa.select(_j.id, _j.jid).where(_j.id.in_(part), _j.process == process).with_for_update()
-                )
-            }
-            moved = [copy for copy in copies if (copy.handle, copy.jid) in mine]
-            self._table.remove(connection, process, moved)
+            moved = self._taken_out(connection, process, copies)
             last = {queue: self._last_of(connection, queue) for queue in {copy.queue for copy in moved}}
             rows = [row_of(copy) for copy in moved]
             for row in rows:
                 row["waits"] = max(row["waits"], last[row["queue"]])
             if rows:  # as new rows, which come behind all of the same place
                 self._add(connection, rows)
+
+    def _taken_out(self, connection: Connection, process: str, copies: Sequence[Copy]) -> list[Copy]:
+        """Those of the copies that were in the process's list; they are not any more."""
+        mine = {
+            (handle, jid)
+            for part in parts([copy.handle for copy in copies])
+            for handle, jid in connection.execute(
+                sa.select(_j.id, _j.jid).where(_j.id.in_(part), _j.process == process).with_for_update()
+            )
+        }
+        moved = [copy for copy in copies if (copy.handle, copy.jid) in mine]
+        self._table.remove(connection, process, moved)
+        return moved
 
     @staticmethod
     def _last_of(connection: Connection, queue: str) -> int:
@@ -227,17 +232,17 @@ class SqlBroker:
     # -- the sets of untracked jobs
 
     def hold(self, set_name: str, copies: Sequence[Held], *, process: str | None = None) -> None:
-        rows = [row_of(held.copy, held_in=set_name, run_at=held.at) for held in copies]
+        rows = {held.copy.key: row_of(held.copy, held_in=set_name, run_at=held.at) for held in copies}
         if rows:
             with self._translated():
                 self._hold(rows, [held.copy for held in copies], process)
 
     @repeatable
-    def _hold(self, rows: Sequence[Row], copies: Sequence[Copy], process: str | None) -> None:
+    def _hold(self, rows: Mapping[Key, Row], copies: Sequence[Copy], process: str | None) -> None:
         with self._database.write() as connection:
             if process is not None:
-                self._table.remove(connection, process, copies)
-            self._add(connection, rows)
+                copies = self._taken_out(connection, process, copies)
+            self._add(connection, [rows[copy.key] for copy in copies])
 
     def release_due(self, set_name: str, now: int, limit: int) -> int:
         due = sa.select(*_COPY).where(_j.held_in == set_name, _j.run_at <= now).order_by(_j.run_at, _j.id).limit(limit)

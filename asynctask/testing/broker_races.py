@@ -2,158 +2,113 @@
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 
-from asynctask.brokers.base import Broker, Copy, Key
+from asynctask.brokers.base import SCHEDULE, Broker, Copy, Held, Key
 from asynctask.clock import SystemClock
+from asynctask.testing.broker_base import BrokerSuite, a_copy, at_once, keys_of, waiting_in
 
-__all__ = ["BrokerRaces", "a_copy", "keys_of", "waiting_in"]
+__all__ = ["BrokerRaces"]
 
-_PATIENCE_S = 5.0
-
-
-def a_copy(n: int = 0, *, attempt: int = 1, queue: str = "default", priority: int = 0, task_id: int | None = None) -> Copy:
-    """The ``n``-th job, as it is pushed."""
-    jid = f"{n:024x}"
-    payload = json.dumps({"class": "w", "args": [{"n": n, "text": "ä\u2028</script>\\"}], "jid": jid}, ensure_ascii=False)
-    return Copy(jid, attempt, queue, payload, priority, task_id)
+_MOST_NEWS = 50
 
 
-def keys_of(copies: Sequence[Copy]) -> list[Key]:
-    """By what a broker knows them."""
-    return [copy.key for copy in copies]
+class BrokerRaces(BrokerSuite):
+    """What a broker promises where several act at the same time."""
 
-
-def waiting_in(broker: Broker, *queues: str) -> dict[str, int]:
-    """How many copies wait in each of these queues, whatever their priority."""
-    counts = {queue: sum(found.values()) for queue, found in broker.waiting(queues).items()}
-    return {queue: count for queue, count in counts.items() if count}
-
-
-class BrokerRaces:
-    """How to make a broker, and what it promises where several act at the same time."""
-
-    def make_broker(self) -> Broker:
-        """A new, empty broker. Override it."""
-        raise NotImplementedError("make_broker: return a new, empty broker")
-
-    def same_server(self, broker: Broker) -> Broker | None:
-        """Another connection to the same server, as another process has it; None where a test cannot have one."""
-        return None
-
-    @contextmanager
-    def broker(self) -> Iterator[Broker]:
-        """A broker for one test."""
-        made = self.make_broker()
-        try:
-            yield made
-        finally:
-            made.close()
-
-    # -- at the same time
+    patience_s = 5.0
+    """Seconds after which what should happen at once counts as not happening."""
 
     def test_a_copy_is_fetched_by_one_process_only(self) -> None:
-        with self.broker() as broker:
+        with self.broker() as broker, self.another(broker) as other:
             broker.push([a_copy(n) for n in range(60)])
-            other = self.same_server(broker)
-            brokers = [broker, other or broker, broker]
             fetched: dict[str, list[Copy]] = {}
-            start = threading.Barrier(3)
 
             def fetch(process: str, through: Broker) -> None:
-                start.wait()
                 mine: list[Copy] = []
                 while copies := through.exchange(process, [], ["default"], 7):
                     mine += copies
                 fetched[process] = mine
 
-            threads = [threading.Thread(target=fetch, args=(f"p{i}", b)) for i, b in enumerate(brokers)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            at_once(*(partial(fetch, f"p{i}", each) for i, each in enumerate((broker, other, broker))))
             everything = [key for copies in fetched.values() for key in keys_of(copies)]
             assert sorted(everything) == sorted(keys_of([a_copy(n) for n in range(60)]))
             for process, copies in fetched.items():
                 assert sorted(keys_of(broker.held_by(process))) == sorted(keys_of(copies))
-            if other is not None:
-                other.close()
 
     def test_pushes_at_the_same_time_make_one_copy_of_each_key_and_keep_their_own_order(self) -> None:
-        with self.broker() as broker:
-            other = self.same_server(broker)
-            start = threading.Barrier(3)
+        with self.broker() as broker, self.another(broker) as other:
             shared = [a_copy(n) for n in range(1_000, 1_060)]
-            failed: list[BaseException] = []
 
             def push(through: Broker, number: int) -> None:
-                start.wait()
-                try:
-                    for turn in range(5):
-                        first = number * 100 + turn * 10
-                        through.push([a_copy(n, queue=f"q{number}") for n in range(first, first + 10)])
-                        through.push(shared if number % 2 else shared[::-1])
-                except BaseException as error:
-                    failed.append(error)
+                for turn in range(5):
+                    first = number * 100 + turn * 10
+                    through.push([a_copy(n, queue=f"q{number}") for n in range(first, first + 10)])
+                    through.push(shared if number % 2 else shared[::-1])
 
-            self._at_once([partial(push, b, i) for i, b in enumerate((broker, other or broker, broker))])
-            assert failed == []
+            at_once(*(partial(push, each, i) for i, each in enumerate((broker, other, broker))))
             assert dict(broker.queues()) == {"q0": 50, "q1": 50, "q2": 50, "default": 60}
             for number in range(3):
                 mine = keys_of(broker.exchange("p", [], [f"q{number}"], 100))
                 assert mine == keys_of([a_copy(n) for n in range(number * 100, number * 100 + 50)])
-            if other is not None:
-                other.close()
 
     def test_a_copy_is_either_withdrawn_or_fetched(self) -> None:
-        with self.broker() as broker:
-            other = self.same_server(broker)
+        with self.broker() as broker, self.another(broker) as other:
             keys = [a_copy(n).key for n in range(120)]
             broker.push([a_copy(n, task_id=7) for n in range(120)])
             fetched: list[Key] = []
             withdrawn: list[Key] = []
-            start = threading.Barrier(2)
 
             def fetch() -> None:
-                start.wait()
                 while copies := broker.exchange("p", [], ["default"], 5):
                     fetched.extend(keys_of(copies))
 
             def withdraw() -> None:
-                start.wait()
-                while found := (other or broker).withdraw(7, 5):
+                while found := other.withdraw(7, 5):
                     withdrawn.extend(found)
 
-            self._at_once([fetch, withdraw])
+            at_once(fetch, withdraw)
             while found := broker.withdraw(7, 100):  # what the other looked at when it was withdrawn
                 withdrawn.extend(found)
             left = keys_of(broker.exchange("q", [], ["default"], 200))
             assert sorted([*fetched, *withdrawn, *left]) == sorted(keys)
             assert sorted(keys_of(broker.held_by("p"))) == sorted(fetched)
-            if other is not None:
-                other.close()
 
-    @staticmethod
-    def _at_once(acts: Sequence[Callable[[], None]]) -> None:
-        threads = [threading.Thread(target=act) for act in acts]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    def test_due_jobs_are_released_once_by_several_that_look_at_the_same_time(self) -> None:
+        with self.broker() as broker, self.another(broker) as other:
+            copies = [a_copy(n, attempt=0) for n in range(60)]
+            broker.hold(SCHEDULE, [Held(copy, 100 + n) for n, copy in enumerate(copies)])
+
+            def look(through: Broker) -> None:
+                while through.release_due(SCHEDULE, 1_000, 7):
+                    pass
+
+            at_once(*(partial(look, each) for each in (broker, other, broker)))
+            look(broker)  # what each passed over, for another had its hand on it
+            assert sorted(keys_of(broker.exchange("p", [], ["default"], 200))) == sorted(keys_of(copies))
+            assert broker.members(SCHEDULE, 10) == []
+
+    def test_what_a_dead_process_held_is_given_back_once_by_two_that_recover_it(self) -> None:
+        with self.broker() as broker, self.another(broker) as other:
+            copies = [a_copy(n, attempt=n % 2) for n in range(40)]
+            broker.push(copies)
+            broker.exchange("dead", [], ["default"], 40)
+            seen, found = broker.held_by("dead"), other.held_by("dead")
+            at_once(partial(broker.put_back, "dead", seen), partial(other.put_back, "dead", found))
+            fetched = keys_of(broker.exchange("q", [], ["default"], 200))
+            assert sorted(fetched) == sorted(keys_of(copies))
+            other.put_back("dead", found)  # it comes late: they are another's by now
+            assert sorted(keys_of(broker.held_by("q"))) == sorted(keys_of(copies))
+            assert waiting_in(broker, "default") == {}
 
     # -- waiting
 
     def test_a_wait_ends_when_something_is_pushed(self) -> None:
-        with self.broker() as broker:
+        with self.broker() as broker, self.another(broker) as other:
             self._drained(broker)
-            other = self.same_server(broker) or broker
             assert self._woken_by(broker, lambda: other.push([a_copy()]))
-            if other is not broker:
-                other.close()
 
     def test_a_wait_ends_when_its_process_is_woken(self) -> None:
         with self.broker() as broker:
@@ -166,24 +121,26 @@ class BrokerRaces:
             clock = SystemClock()
             began = clock.monotonic()
             assert broker.wait(0.2) is False
-            assert clock.monotonic() - began < _PATIENCE_S
+            assert clock.monotonic() - began < self.patience_s
 
     def _drained(self, broker: Broker) -> None:
         """What happened before is told once: afterwards a wait is for news."""
-        while broker.wait(0.2):
-            pass
+        for _ in range(_MOST_NEWS):
+            if not broker.wait(0.2):
+                return
+        raise AssertionError(f"there was news {_MOST_NEWS} times although nothing happened")
 
     def _woken_by(self, broker: Broker, act: Callable[[], None]) -> bool:
         """Whether a wait, begun in another thread, ends long before its time; ``act`` is repeated until it does."""
         ended = threading.Event()
 
         def wait() -> None:
-            broker.wait(10 * _PATIENCE_S)
+            broker.wait(10 * self.patience_s)
             ended.set()
 
         threading.Thread(target=wait, daemon=True).start()
         clock = SystemClock()
-        until = clock.monotonic() + _PATIENCE_S
+        until = clock.monotonic() + self.patience_s
         while clock.monotonic() < until:
             act()
             if ended.wait(0.05):

@@ -7,17 +7,20 @@
             return MyBroker(...)
 
 The methods are collected by pytest, and need nothing of it. What brokers may differ in is asked of their capabilities.
+:class:`~asynctask.testing.broker_base.BrokerSuite` says what else a class can tell of its broker, and what that is for.
 """
 
 from __future__ import annotations
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
-from asynctask.testing.broker_races import BrokerRaces, a_copy, keys_of, waiting_in
+from asynctask.testing.broker_base import a_copy, keys_of, waiting_in
+from asynctask.testing.broker_crashes import BrokerCrashes
+from asynctask.testing.broker_races import BrokerRaces
 
 __all__ = ["BrokerConformance", "a_copy"]
 
 
-class BrokerConformance(BrokerRaces):
+class BrokerConformance(BrokerRaces, BrokerCrashes):
     """What the contract in ``asynctask.brokers.base`` promises, a method each."""
 
     # -- the way of a job
@@ -270,3 +273,15 @@ class BrokerConformance(BrokerRaces):
             assert [held.copy.payload for held in broker.members(RETRY, 10)] == [changed.payload]
             assert broker.holds([copy.key]) == set(), "it is in a set, not on its way"
             assert broker.members(DEAD, 10) == []
+
+    def test_what_is_not_in_the_list_any_more_is_not_put_into_a_set(self) -> None:
+        with self.broker() as broker:
+            broker.push([a_copy(n, attempt=0) for n in range(3)])
+            taken, done, mine = broker.exchange("p", [], ["default"], 3)
+            broker.put_back("p", [taken])  # by whoever took it for dead
+            (again,) = broker.exchange("q", [], ["default"], 3)
+            broker.drop("q", [again])
+            broker.drop("p", [done])
+            broker.hold(RETRY, [Held(copy, 5) for copy in (taken, done, mine)], process="p")
+            assert [held.copy.key for held in broker.members(RETRY, 10)] == [mine.key]
+            assert broker.queues() == {}

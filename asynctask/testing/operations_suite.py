@@ -6,54 +6,24 @@ Used like :class:`~asynctask.testing.broker_suite.BrokerConformance`.
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker, Copy, Held
 from asynctask.brokers.operations import Entry
+from asynctask.brokers.presence import About
 from asynctask.clock import SECOND, SystemClock
 from asynctask.errors import Conflict, InputError
-from asynctask.testing.broker_races import a_copy, keys_of, waiting_in
+from asynctask.testing.broker_base import a_copy, at_once, keys_of, refused, untracked, waiting_in
+from asynctask.testing.broker_crashes import OperationsCrashes
 
-__all__ = ["OperationsConformance"]
+__all__ = ["OperationsConformance", "untracked"]
 
 _DUE = 2_000_000_000 * SECOND
 
 
-def untracked(n: int, *, queue: str = "default", **members: Any) -> Copy:
-    """The ``n``-th job that nobody tracks, with further members in its payload."""
-    jid = f"{n:024x}"
-    job = {"retry": True, "queue": queue, "class": "Hard", "args": [n], "jid": jid, **members}
-    return Copy(jid, 0, queue, json.dumps(job, separators=(",", ":"), ensure_ascii=False))
-
-
-def refused(kind: type[Exception], call: Callable[[], object]) -> str:
-    """The message of the error that a call must raise."""
-    try:
-        call()
-    except kind as error:
-        return str(error)
-    raise AssertionError(f"{kind.__name__} was expected")
-
-
-class OperationsConformance:
+class OperationsConformance(OperationsCrashes):
     """What the contract in ``asynctask.brokers.operations`` promises."""
-
-    def make_broker(self) -> Broker:
-        """A new, empty broker. Override it."""
-        raise NotImplementedError("make_broker: return a new, empty broker")
-
-    @contextmanager
-    def broker(self) -> Iterator[Broker]:
-        """A broker for one test."""
-        made = self.make_broker()
-        try:
-            yield made
-        finally:
-            made.close()
 
     # -- queues
 
@@ -247,22 +217,14 @@ class OperationsConformance:
     def test_of_several_that_act_on_one_member_one_does(self) -> None:
         with self.broker() as broker:
             entries = self._filled(broker, RETRY, 6, same=True)
-            start = threading.Barrier(3)
             counts: dict[str, int] = {}
 
-            def act(action: Any) -> None:
-                start.wait()
-                counts[action.__name__] = sum(action(RETRY, [each]) for each in entries)
+            def act(name: str, action: Callable[[str, Sequence[Entry]], int]) -> None:
+                counts[name] = sum(action(RETRY, [each]) for each in entries)
 
             operations = broker.operations
-            threads = [
-                threading.Thread(target=act, args=(action,))
-                for action in (operations.restart, operations.kill, operations.delete)
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            actions = {"restart": operations.restart, "kill": operations.kill, "delete": operations.delete}
+            at_once(*(partial(act, name, action) for name, action in actions.items()))
             waiting = sum(waiting_in(broker, "default").values())
             dead = broker.operations.entries(DEAD).total
             assert sum(counts.values()) == 6, "each was acted on once"
@@ -275,3 +237,24 @@ class OperationsConformance:
         with self.broker() as broker:
             assert broker.operations.processes() == []
             assert not broker.operations.signal("host:1:abc", "TSTP")
+
+    def test_a_process_that_shows_itself_is_listed_and_takes_each_signal_once(self) -> None:
+        with self.broker() as broker:
+            identity = "box:17:0123456789ab"
+            about = About(identity, "box", 17, SystemClock().now(), 3, {"default": 1}, version="1.0", tag="shop")
+            presence = broker.presence(about)
+            if presence is None:
+                return
+            assert presence.beat((), quiet=False, rss_kib=1_024) is None
+            ((found, facts),) = [(each.identity, each.facts) for each in broker.operations.processes()]
+            assert (found, facts["pid"], facts["concurrency"], facts["quiet"]) == (identity, 17, 3, False)
+            assert presence.processes() == 1
+            assert broker.operations.signal(identity, "TSTP")
+            assert not broker.operations.signal("box:18:0123456789ab", "TSTP")
+            assert presence.beat((), quiet=False, rss_kib=1_024) == "TSTP"
+            assert presence.beat((), quiet=True, rss_kib=1_024) is None
+            assert [each.facts["quiet"] for each in broker.operations.processes()] == [True]
+            presence.prune()
+            assert [each.identity for each in broker.operations.processes()] == [identity], "it lives"
+            presence.leave()
+            assert broker.operations.processes() == []

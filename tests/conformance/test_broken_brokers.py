@@ -1,0 +1,111 @@
+"""The suites find what they are for: each broker that is broken on purpose fails the test that is named beside it, each
+test finds one that is broken, and a whole one passes them all."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import support.broken_brokers
+import support.broken_operations
+from support.broken_base import Whole, WholeOperations, kinds_of
+from support.real_brokers import OwningBroker, dying_redis, dying_sql
+from support.servers import RedisServer
+
+from asynctask.brokers.base import Broker
+from asynctask.brokers.redis.broker import RedisBroker
+from asynctask.testing.broker_suite import BrokerConformance
+from asynctask.testing.operations_suite import OperationsConformance
+
+BROKEN = [kind for kind in kinds_of(Whole) if kind.caught_by]
+
+
+class OnSqlite:
+    """Databases of the folder, a new one for each broker that is to be empty."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._numbers = itertools.count()
+
+    def empty(self) -> None:
+        self._url = f"sqlite:///{self._folder}/{next(self._numbers)}.db"
+
+    def real(self) -> Broker:
+        return OwningBroker(self._url)
+
+    def dying(self, steps: int) -> Broker:
+        return dying_sql(self._url, steps)
+
+
+class OnRedis:
+    """A server, emptied for each broker that is to be empty."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self._server = server
+
+    def empty(self) -> None:
+        with self._server.client() as client:
+            client.flushall()
+
+    def real(self) -> Broker:
+        return RedisBroker(self._server.url)
+
+    def dying(self, steps: int) -> Broker:
+        return dying_redis(self._server.url, "", steps)
+
+
+class Suite(BrokerConformance, OperationsConformance):
+    """Both suites for brokers of one kind, without pytest."""
+
+    def __init__(self, kind: Callable[[Broker], Any], place: OnSqlite | OnRedis) -> None:
+        self._kind = kind
+        self._place = place
+
+    def make_broker(self) -> Broker:
+        self._place.empty()
+        made: Broker = self._kind(self._place.real())
+        return made
+
+    def same_server(self, broker: Broker) -> Broker | None:
+        made: Broker = self._kind(self._place.real())
+        return made
+
+    def dying(self, broker: Broker, steps: int) -> Broker | None:
+        made: Broker = self._kind(self._place.dying(steps))
+        return made
+
+
+NAMES = sorted(name.removeprefix("test_") for name in dir(Suite) if name.startswith("test_"))
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], OnSqlite | OnRedis]:
+    """Where the brokers of a test are, by the name of their kind; a server is started if it is needed."""
+    return lambda on: OnSqlite(tmp_path) if on == "sqlite" else OnRedis(request.getfixturevalue("redis_server"))
+
+
+@pytest.mark.parametrize("kind", BROKEN, ids=lambda kind: kind.__name__)
+def test_a_broker_that_breaks_a_promise_is_caught(place: Callable[[str], OnSqlite | OnRedis], kind: type[Whole]) -> None:
+    assert kind.caught_by in NAMES
+    suite = Suite(kind, place(kind.on))
+    suite.patience_s = 0.5  # nothing that is waited for comes
+    test = getattr(suite, f"test_{kind.caught_by}")
+    with pytest.raises((AssertionError, ValueError)):  # or the names of a tuple are more or fewer than its values
+        test()
+
+
+def test_every_test_of_the_suites_catches_a_broken_one() -> None:
+    modules = {kind.__module__ for kind in BROKEN}
+    assert modules == {support.broken_brokers.__name__, support.broken_operations.__name__}
+    assert sorted(set(NAMES) - {kind.caught_by for kind in BROKEN}) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("on", ["sqlite", "redis"])
+def test_what_only_hands_on_to_a_whole_broker_passes(
+    place: Callable[[str], OnSqlite | OnRedis], on: str, name: str
+) -> None:
+    getattr(Suite(WholeOperations, place(on)), f"test_{name}")()
