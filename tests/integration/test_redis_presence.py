@@ -13,7 +13,7 @@ import pytest
 import redis
 from support.redis_ruby import sidekiq
 from support.redis_servers import OwnRedis
-from support.redis_watch import Fixed, Monitor
+from support.redis_watch import NOW, Fixed, Monitor
 from support.servers import RedisServer
 from support.world import World
 
@@ -28,24 +28,9 @@ from asynctask.job import CurrentJob
 from asynctask.runtime.performer import Assignment
 from asynctask.testing.waits import wait_for
 
-NOW = 1_763_700_000_123_456  # 2025-11-21 04:40:00 UTC
 ME = "box:17:0123456789ab"
 
 pytestmark = pytest.mark.databases("sqlite", reason="what a process shows in Redis does not depend on its ledger")
-
-
-@pytest.fixture
-def raw(redis_server: RedisServer) -> Iterator[redis.Redis]:
-    with redis_server.client() as connection:
-        connection.flushall()
-        yield connection
-
-
-@pytest.fixture
-def broker(redis_server: RedisServer, raw: redis.Redis) -> Iterator[RedisBroker]:
-    made = RedisBroker(redis_server.url, clock=Fixed(NOW))
-    yield made
-    made.close()
 
 
 def about(**more: Any) -> About:

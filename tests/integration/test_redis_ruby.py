@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
 from support.redis_ruby import sidekiq
-from support.redis_watch import Fixed
+from support.redis_watch import NOW, Fixed
 from support.servers import RedisServer
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
@@ -18,23 +17,8 @@ from asynctask.brokers.redis.broker import RedisBroker
 from asynctask.clock import SECOND
 from asynctask.wire.payload import build, dump, encode_backtrace, parse
 
-NOW = 1_763_700_000_123_456
 LINES = ["a.py:1:in `f'", "é"]
 SETS = {SCHEDULE: "Scheduled", RETRY: "Retry", DEAD: "Dead"}
-
-
-@pytest.fixture
-def raw(redis_server: RedisServer) -> Iterator[redis.Redis]:
-    with redis_server.client() as connection:
-        connection.flushall()
-        yield connection
-
-
-@pytest.fixture
-def broker(redis_server: RedisServer, raw: redis.Redis) -> Iterator[RedisBroker]:
-    made = RedisBroker(redis_server.url, clock=Fixed(NOW))
-    yield made
-    made.close()
 
 
 def a_job(n: int, *, attempt: int = 0, **members: Any) -> Copy:

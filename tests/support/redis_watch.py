@@ -7,6 +7,8 @@ from typing import Self
 
 from support.servers import RedisServer
 
+NOW = 1_763_700_000_123_456  # 2025-11-21 04:40:00 UTC
+
 _WORDS = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
