@@ -1,6 +1,6 @@
 """Untracked jobs that do nothing, in Redis: pushed in bulk, then performed by one process.
 
-    python -m benchmarks.noop [-n N] [-c THREADS] [--runs R] [--peers sidekiq,dramatiq | none] [--json]
+    python -m benchmarks.noop [-n N] [-c THREADS] [--runs R] [--peers sidekiq,dramatiq | none] [--delay-ms MS] [--json]
 
 The jobs are pushed first, by the thousand, and that is timed by itself. Then one worker process starts; its clock runs from
 the first performed job that is seen to the last. A private Redis is started, and emptied before each run. Ours and the
@@ -8,6 +8,10 @@ peers run in turn; the figures are medians.
 
 Sidekiq performs the very same jobs, pushed by the same client; Dramatiq performs its own form of them, pushed by its own.
 Each is one process. Every job is counted where it is performed; at the end nothing may be left in a queue, a set or a list.
+
+With ``--delay-ms`` every answer of Redis comes so much later to our worker process, and the peer is the same without it:
+the ratio says what is left of its throughput where Redis is on another machine. Another process is the wire, and takes its
+part of the processors.
 
 A quick look takes -n 20000, a figure -n 100000.
 """
@@ -35,15 +39,24 @@ from benchmarks.common import Place, Result, Unaccounted
 from benchmarks.noop_worker import COUNTER, QUEUE
 from benchmarks.processes import end_kindly, started
 from benchmarks.redis_servers import redis_server
+from benchmarks.slow_wire import round_trip_ms, slow_wire
 
 __all__ = ["main"]
 
 PEERS = ("sidekiq", "dramatiq")
+DIRECT = "direct"
+"""Ours without the delay."""
+
 PEER_N = 20_000
 """The peers' rates do not depend on how many jobs there are; so many give them."""
 
 SIDEKIQ_THREADS = 10
 ROOT = Path(__file__).resolve().parents[1]
+MAX_DELAY_MS = 1_000
+_SAID = {
+    DIRECT: "the same without the delay",
+    "sidekiq": f"Sidekiq, one process of {SIDEKIQ_THREADS} threads, the same jobs",
+}
 _LIMIT_S = 600.0
 _END_S = 15.0
 
@@ -54,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-c", dest="threads", type=int, default=5, help="threads of our worker process (default 5)")
     parser.add_argument("--runs", type=int, default=3, help="runs of each (default 3)")
     parser.add_argument("--peers", default="sidekiq,dramatiq", help="those of them that are installed run; or none")
+    parser.add_argument("--delay-ms", type=float, default=0.0, metavar="MS", help="more on each round trip (default 0)")
     return common.run(parser, argv, measure)
 
 
@@ -61,23 +75,32 @@ def measure(options: argparse.Namespace) -> Result:
     """Runs each side ``--runs`` times in turn."""
     if options.runs < 1 or options.threads < 1:
         raise common.Refused("--runs and -c must be at least 1")
-    peers = _peers(options.peers)
+    if not 0 <= options.delay_ms <= MAX_DELAY_MS:
+        raise common.Refused(f"--delay-ms must be from 0 to {MAX_DELAY_MS:,}")
+    peers = [DIRECT] if options.delay_ms else _peers(options.peers)
     pushes: list[float] = []
     rates: dict[str, list[float]] = {name: [] for name in ("ours", *peers)}
-    version = ""
+    facts: dict[str, Any] = {}
     for _ in range(options.runs):
         for name, found in rates.items():
             with common.place(options) as place, redis_server(place.folder) as url:
-                n = options.n if name == "ours" else min(options.n, PEER_N)
-                version = _version(url)
+                n = options.n if name in ("ours", DIRECT) else min(options.n, PEER_N)
                 push_s = _push(name, place, url, n)
                 if name == "ours":
                     pushes.append(n / push_s)
-                found.append(_performed(name, place, url, n, options.threads))
+                delay_ms = options.delay_ms if name == "ours" else 0.0
+                with _wire(url, delay_ms, facts) as through:
+                    found.append(_performed(name, place, url, through, n, options.threads))
+    return _result(options, pushes, rates, facts)
+
+
+def _result(
+    options: argparse.Namespace, pushes: list[float], rates: dict[str, list[float]], facts: dict[str, Any]
+) -> Result:
     settings: dict[str, Any] = {
         **common.setting(options),
         "broker": "Redis",
-        "broker_version": version,
+        **facts,
         "processes": 1,
         "threads": options.threads,
         "runs": options.runs,
@@ -89,9 +112,25 @@ def measure(options: argparse.Namespace) -> Result:
     for name, found in rates.items():
         settings |= {name: round(statistics.median(found)), **common.spread(name, found)}
     middle = statistics.median(rates["ours"])
-    beside = statistics.median(rates["sidekiq"]) if "sidekiq" in rates else None
-    settings["peer"] = f"Sidekiq, one process of {SIDEKIQ_THREADS} threads, the same jobs" if beside else "none"
+    peer, said = next(((name, said) for name, said in _SAID.items() if name in rates), (None, "none"))
+    beside = statistics.median(rates[peer]) if peer else None
+    settings["peer"] = said
     return Result("noop", options.n, middle, beside, middle / beside if beside else None, "jobs/s", settings)
+
+
+@contextmanager
+def _wire(url: str, delay_ms: float, facts: dict[str, Any]) -> Iterator[str]:
+    """The URL by which a worker process reaches the server, and what is to be said of both."""
+    facts["broker_version"] = _version(url)
+    if not delay_ms:
+        yield url
+        return
+    port = int(url.rpartition(":")[2].partition("/")[0])
+    with slow_wire(port, delay_ms) as longer:
+        facts |= {
+            "delay_ms": delay_ms, "round_trip_ms": round_trip_ms(port), "delayed_round_trip_ms": round_trip_ms(longer)
+        }  # fmt: skip
+        yield url.replace(f":{port}/", f":{longer}/")
 
 
 def _peers(words: str) -> list[str]:
@@ -121,7 +160,8 @@ def _push(name: str, place: Place, url: str, n: int) -> float:
 
 
 def _command(name: str, place: Place, url: str, *more: str) -> list[str]:
-    return [sys.executable, "-m", "benchmarks.noop_worker", name, str(place.folder), url, *more]
+    role = "ours" if name == DIRECT else name
+    return [sys.executable, "-m", "benchmarks.noop_worker", role, str(place.folder), url, *more]
 
 
 def _environ(place: Place, url: str) -> dict[str, str]:
@@ -131,9 +171,9 @@ def _environ(place: Place, url: str) -> dict[str, str]:
 # -- performing
 
 
-def _performed(name: str, place: Place, url: str, n: int, threads: int) -> float:
-    """Jobs a second. Raises :class:`Unaccounted`."""
-    with redis.Redis.from_url(url) as server, _worker(name, place, url, threads) as process:
+def _performed(name: str, place: Place, url: str, through: str, n: int, threads: int) -> float:
+    """Jobs a second of a process that reaches the server by the URL ``through``. Raises :class:`Unaccounted`."""
+    with redis.Redis.from_url(url) as server, _worker(name, place, url, through, threads) as process:
         rate = _watch(server, process, n)
         _await_nothing_left(server, name)
         if _count(server) != n:
@@ -142,8 +182,8 @@ def _performed(name: str, place: Place, url: str, n: int, threads: int) -> float
 
 
 @contextmanager
-def _worker(name: str, place: Place, url: str, threads: int) -> Iterator[subprocess.Popen[bytes]]:
-    command = _command(name, place, url, "-c", str(threads))
+def _worker(name: str, place: Place, url: str, through: str, threads: int) -> Iterator[subprocess.Popen[bytes]]:
+    command = _command(name, place, url, "-c", str(threads), "--through", through)
     if name == "sidekiq":
         script = str(ROOT / "benchmarks" / "peers" / "sidekiq_noop.rb")
         command = ["sidekiq", "-r", script, "-c", str(SIDEKIQ_THREADS), "-q", QUEUE]

@@ -51,7 +51,7 @@ def _ours(options: argparse.Namespace, count: Count) -> int:
     app = AsyncTask(
         environ={},
         database_url=os.environ["NOOP_DATABASE"],
-        broker_url=options.redis,
+        broker_url=options.through or options.redis,
         data_dir=str(options.folder / "data"),
     )
     app.worker(count_of(count), name="Noop", use_task_event=False)
@@ -90,6 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("redis")
     parser.add_argument("-c", dest="concurrency", type=int, default=5)
     parser.add_argument("--push", type=int, default=0)
+    parser.add_argument("--through", default="", help="by which URL the jobs of ours come, the counts go directly")
     options = parser.parse_args(argv)
     log_to_stderr()
     count = Count()

@@ -284,6 +284,21 @@ def test_a_redis_that_is_named_keeps_nothing_of_a_run_and_all_that_was_there(tmp
         assert client.keys() == [b"somebody's"]
 
 
+def test_a_longer_wire_to_redis_is_told_with_what_is_left_of_the_throughput(tmp_path: Path) -> None:
+    if shutil.which("redis-server") is None:
+        missing("redis-server", "redis-server")
+    found = result(tmp_path, "noop", "-n", "5000", "--runs", "1", "--delay-ms", "2")
+    settings = found["settings"]
+    assert found["ratio"] == pytest.approx(found["ours"] / found["peer"])
+    assert settings["direct"] == pytest.approx(found["peer"], abs=1)
+    assert settings["peer"] == "the same without the delay"
+    assert settings["delay_ms"] == 2.0
+    assert settings["delayed_round_trip_ms"] >= 2.0, "each answer was held up so long"
+    assert settings["round_trip_ms"] > 0
+    refused = bench(tmp_path, "noop", "-n", "5000", "--delay-ms", "-1")
+    assert (refused.returncode, "--delay-ms must be from 0" in refused.stderr) == (2, True)
+
+
 def test_no_figure_is_given_where_an_item_is_unaccounted_for(tmp_path: Path) -> None:
     place = common.Place(tmp_path, f"sqlite:///{tmp_path}/ledger.db")
     app: AsyncTask = place.app()
