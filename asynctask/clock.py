@@ -20,6 +20,8 @@ __all__ = ["SECOND", "Clock", "Ids", "SystemClock", "SystemIds", "from_datetime"
 
 SECOND: Final = 1_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST_S: Final = -30_610_224_000  # the year 1000: four digits from here
+_LAST_S: Final = 253_402_300_799  # 9999-12-31T23:59:59
 
 
 class Clock(Protocol):
@@ -113,7 +115,8 @@ def rfc3339(at: int | None) -> str | None:
 @lru_cache(maxsize=256)
 def _to_the_second(seconds: int) -> str:
     # Messages come in storms of the same second.
-    return (_EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
+    # What others write as a time may be none: the nearest that is, for one of them must not hide a whole list.
+    return (_EPOCH + timedelta(seconds=min(max(seconds, _FIRST_S), _LAST_S))).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def hostname(names: Iterable[str] = ("DYNO",)) -> str:

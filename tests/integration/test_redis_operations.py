@@ -13,7 +13,7 @@ from support.servers import RedisServer
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
 from asynctask.brokers.redis.broker import RedisBroker
-from asynctask.clock import SECOND
+from asynctask.clock import SECOND, rfc3339
 
 ID = "host:7:0123456789ab"
 
@@ -73,6 +73,26 @@ def test_whatever_lies_there_is_listed_found_and_deleted(client: Any, broker: Re
     (waiting,) = operations.jobs("default").entries
     assert operations.delete_job("default", waiting.key) is not None
     assert client.llen("queue:default") == 0
+
+
+@pytest.mark.parametrize("at", ["inf", "-inf", "-5", "5e-07", "1e+300", "253402300800", "1e16"])
+def test_a_time_that_is_none_hides_nothing_and_can_be_tidied_up(client: Any, broker: RedisBroker, at: str) -> None:
+    client.zadd("retry", {job("abc"): at, job("def"): 1_700_000_000})
+    found = {entry.copy.jid: entry for entry in broker.operations.entries(RETRY).entries}
+    assert set(found) == {"abc", "def"}
+    assert {held.copy.jid for held in broker.members(RETRY, 9)} == {"abc", "def"}
+    assert "1970-01-01T00:00:00" <= str(rfc3339(found["abc"].at)) <= "9999-12-31T23:59:59.000Z"
+    assert broker.operations.entry(RETRY, found["abc"].key) == found["abc"]
+    assert broker.operations.delete(RETRY, [found["abc"]]) == 1
+    assert [entry.copy.jid for entry in broker.operations.entries(RETRY).entries] == ["def"]
+
+
+@pytest.mark.parametrize("when", [999_999_999_999_999.0, -999_999_999_999_999, 10**14])
+def test_a_job_that_was_pushed_at_no_time_hides_no_queue(client: Any, broker: RedisBroker, when: float) -> None:
+    client.lpush("queue:default", job("abc", enqueued_at=when))
+    client.sadd("queues", "default")
+    ((length, oldest),) = [(facts.length, facts.oldest_at) for facts in broker.operations.queues()]
+    assert (length, len(str(rfc3339(oldest)))) == (1, 24)
 
 
 def test_a_tracked_copy_that_is_deleted_is_not_held_any_more(client: Any, broker: RedisBroker) -> None:

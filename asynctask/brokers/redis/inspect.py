@@ -6,6 +6,7 @@ out and put the neighbours back, a script here removes the one member by its tex
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
@@ -29,8 +30,8 @@ from asynctask.brokers.operations import (
 from asynctask.brokers.redis.envelope import MALFORMED, held_key, key_of, opened, sealed_for_set
 from asynctask.brokers.redis.remote import process_facts
 from asynctask.brokers.redis.server import Server
-from asynctask.brokers.redis.sets import score
-from asynctask.clock import SECOND, Clock, micros
+from asynctask.brokers.redis.sets import score, time_of
+from asynctask.clock import SECOND, Clock
 from asynctask.errors import InputError
 
 __all__ = ["RedisOperations"]
@@ -42,6 +43,9 @@ _PART: Final = 50
 _PAGE_BYTES: Final = 33_554_432
 _SAME_SCORE: Final = 10_000
 _SIGNAL_S: Final = 60
+_MAX_KEY: Final = 255
+# Whatever a score can be, as Python writes it: 1700000000.5, 5e-07, -inf.
+_KEY: Final = re.compile(r"(-?(?:[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?|inf))-(.+)", re.DOTALL)
 _GLOB: Final = str.maketrans({c: f"\\{c}" for c in "*?[]\\^-"})
 
 
@@ -265,19 +269,15 @@ def _job(raw: bytes, queue: str) -> Entry:
 
 def _entry(raw: bytes, at: float) -> Entry:
     copy = opened(raw, None)
-    return Entry(f"{at!r}-{copy.jid}", copy, micros(at), _text(raw), not copy.jid.startswith(MALFORMED))
+    return Entry(f"{at!r}-{copy.jid}", copy, time_of(at), _text(raw), not copy.jid.startswith(MALFORMED))
 
 
 def _split(key: str) -> tuple[float, str]:
     """(score, jid) of a key. Raises :class:`InputError`."""
-    number, dash, jid = key.partition("-")
-    try:
-        at = float(number)
-    except ValueError:
-        at = -1.0
-    if not dash or not jid or not 0 <= at < 1e16 or len(key) > 255:
+    found = _KEY.fullmatch(key) if len(key) <= _MAX_KEY else None
+    if found is None:
         raise InputError(f"{key[:100]!r} is no entry: write SCORE-JID as the list shows it", code="bad_key")
-    return at, jid
+    return float(found[1]), found[2]
 
 
 def _raw(entry: Entry) -> bytes:

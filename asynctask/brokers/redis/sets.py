@@ -15,14 +15,21 @@ from asynctask.clock import SECOND, Clock, micros
 from asynctask.errors import InputError
 from asynctask.wire.payload import Malformed, dump, parse, write_time
 
-__all__ = ["Sets", "score"]
+__all__ = ["Sets", "score", "time_of"]
 
 _SETS: Final = (SCHEDULE, RETRY, DEAD)
+_LAST_S: Final = 253_402_300_799.0
 
 
 def score(at: int) -> str:
     """Microseconds as the score of a set's member."""
     return repr(at / SECOND)
+
+
+def time_of(at: float) -> int:
+    """The score of a member as microseconds. Anybody can write one that is no time: then the nearest that is, from 1970 to
+    the year 9999."""
+    return micros(min(max(at, 0.0), _LAST_S))
 
 
 class Sets:
@@ -83,7 +90,7 @@ class Sets:
         found = self._server.guarded(
             lambda: self._server.redis.zrange(key, 0, limit - 1, withscores=True), (key,), repeat=True
         )
-        return [Held(opened(member, None), micros(float(at))) for member, at in found]
+        return [Held(opened(member, None), time_of(float(at))) for member, at in found]
 
 
 def _renewed(member: bytes, now: int) -> tuple[str, str]:
