@@ -23,7 +23,7 @@ from queue import SimpleQueue
 
 import redis
 
-from benchmarks.common import Unaccounted, started
+from benchmarks.processes import Unaccounted, started
 
 __all__ = ["round_trip_ms", "slow_wire"]
 
