@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import support.broken_brokers
 import support.broken_operations
+import support.broken_races
 from support.broken_base import Whole, WholeOperations, kinds_of
 from support.real_brokers import OwningBroker, dying_redis, dying_sql
 from support.servers import RedisServer
@@ -99,7 +100,8 @@ def test_a_broker_that_breaks_a_promise_is_caught(place: Callable[[str], OnSqlit
 
 def test_every_test_of_the_suites_catches_a_broken_one() -> None:
     modules = {kind.__module__ for kind in BROKEN}
-    assert modules == {support.broken_brokers.__name__, support.broken_operations.__name__}
+    kept = (support.broken_brokers, support.broken_operations, support.broken_races)
+    assert modules == {module.__name__ for module in kept}
     assert sorted(set(NAMES) - {kind.caught_by for kind in BROKEN}) == []
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 from support.broken_base import WholeOperations
 
 from asynctask.brokers.base import DEAD, Copy, Held, Key
 from asynctask.brokers.operations import MAX_PAGE, Entry, Found, Page, QueueFacts, Removed
+from asynctask.brokers.presence import About, Presence, Running
 
 FAR = 1_000
 
@@ -255,6 +257,52 @@ class SignalsInWordsOnly(WholeOperations):
 
     def signal(self, identity: str, name: str) -> bool:
         return any(each.identity == identity for each in self.processes())
+
+
+class Shown:
+    """How a process is seen, handed on to the real one, to be broken at one place."""
+
+    def __init__(self, real: Presence) -> None:
+        self.real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+
+class NeverLeaves(WholeOperations):
+    """Shows a process that has left."""
+
+    caught_by = "a_process_that_shows_itself_is_listed_and_takes_each_signal_once"
+    on = "redis"
+
+    class Seen(Shown):
+        def leave(self) -> None:
+            pass
+
+    def presence(self, about: About) -> Any:
+        found = super().presence(about)
+        return found and self.Seen(found)
+
+
+class RepeatsSignals(NeverLeaves):
+    """Gives a signal that was left once to each beat."""
+
+    caught_by = "a_process_that_shows_itself_is_listed_and_takes_each_signal_once"
+
+    class Seen(Shown):
+        last: str | None = None
+
+        def beat(self, running: Sequence[Running], *, quiet: bool, rss_kib: int) -> str | None:
+            self.last = self.real.beat(running, quiet=quiet, rss_kib=rss_kib) or self.last
+            return self.last
+
+
+class PrunesTheLiving(NeverLeaves):
+    caught_by = "a_process_that_shows_itself_is_listed_and_takes_each_signal_once"
+
+    class Seen(Shown):
+        def prune(self) -> None:
+            self.real.leave()
 
 
 # -- killed in the middle
