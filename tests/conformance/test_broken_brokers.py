@@ -111,3 +111,23 @@ def test_what_only_hands_on_to_a_whole_broker_passes(
     place: Callable[[str], OnSqlite | OnRedis], on: str, name: str
 ) -> None:
     getattr(Suite(WholeOperations, place(on)), f"test_{name}")()
+
+
+class Least(BrokerConformance, OperationsConformance):
+    """What can be tested of a broker of which no more is known than how to make one."""
+
+    def __init__(self, place: OnSqlite) -> None:
+        self._place = place
+
+    def make_broker(self) -> Broker:
+        self._place.empty()
+        return self._place.real()
+
+
+def test_a_suite_that_knows_only_how_to_make_a_broker_runs_too(tmp_path: Path) -> None:
+    suite = Least(OnSqlite(tmp_path))
+    for name in NAMES:
+        getattr(suite, f"test_{name}")()
+    with suite.broker() as broker, suite.another(broker) as other:
+        assert other is broker
+        assert suite.dying(broker, 1) is None
