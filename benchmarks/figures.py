@@ -68,6 +68,7 @@ STEPS = (
     Step("claim", ("-n", "10000")),
     Step("claim", ("-n", "1000000")),
     Step("noop", ("-n", "100000"), ("-n", "5000", "--runs", "1"), ("sqlite",), on=("sqlite",)),
+    Step("noop", ("-n", "100000", "--delay-ms", "1"), on=("sqlite",)),
 )
 MISSING = 3
 """What a benchmark ends with where the program of a server is not installed."""

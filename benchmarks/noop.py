@@ -3,8 +3,8 @@
     python -m benchmarks.noop [-n N] [-c THREADS] [--runs R] [--peers sidekiq,dramatiq | none] [--delay-ms MS] [--json]
 
 The jobs are pushed first, by the thousand, and that is timed by itself. Then one worker process starts; its clock runs from
-the first performed job that is seen to the last. A private Redis is started, and emptied before each run. Ours and the
-peers run in turn; the figures are medians.
+the first performed job that is seen to the last. Each run has a private Redis, or the one of ``--broker-url``, in whose
+database nothing may be. Ours and the peers run in turn; the figures are medians.
 
 Sidekiq performs the very same jobs, pushed by the same client; Dramatiq performs its own form of them, pushed by its own.
 Each is one process. Every job is counted where it is performed; at the end nothing may be left in a queue, a set or a list.
@@ -38,7 +38,7 @@ from benchmarks import common
 from benchmarks.common import Place, Result, Unaccounted
 from benchmarks.noop_worker import COUNTER, QUEUE
 from benchmarks.processes import end_kindly, started
-from benchmarks.redis_servers import redis_server
+from benchmarks.redis_servers import RedisPlace, redis_server
 from benchmarks.slow_wire import round_trip_ms, slow_wire
 
 __all__ = ["main"]
@@ -77,13 +77,17 @@ def measure(options: argparse.Namespace) -> Result:
         raise common.Refused("--runs and -c must be at least 1")
     if not 0 <= options.delay_ms <= MAX_DELAY_MS:
         raise common.Refused(f"--delay-ms must be from 0 to {MAX_DELAY_MS:,}")
+    if options.broker_url and options.delay_ms:
+        raise common.Refused("--delay-ms is measured with a private Redis: leave --broker-url out")
+    if options.broker.redis and not options.broker.empty():
+        raise common.Refused("--broker-url: the peers' keys have no prefix; name a database with nothing in it, e.g. .../9")
     peers = [DIRECT] if options.delay_ms else _peers(options.peers)
     pushes: list[float] = []
     rates: dict[str, list[float]] = {name: [] for name in ("ours", *peers)}
     facts: dict[str, Any] = {}
     for _ in range(options.runs):
         for name, found in rates.items():
-            with common.place(options) as place, redis_server(place.folder) as url:
+            with common.place(options) as place, _server(place) as url:
                 n = options.n if name in ("ours", DIRECT) else min(options.n, PEER_N)
                 push_s = _push(name, place, url, n)
                 if name == "ours":
@@ -116,6 +120,19 @@ def _result(
     beside = statistics.median(rates[peer]) if peer else None
     settings["peer"] = said
     return Result("noop", options.n, middle, beside, middle / beside if beside else None, "jobs/s", settings)
+
+
+@contextmanager
+def _server(place: Place) -> Iterator[str]:
+    """The URL of a Redis in which nothing is, and nothing is left: the one that was asked for, or a private one."""
+    if place.redis is None:
+        with redis_server(place.folder) as url:
+            yield url
+        return
+    try:
+        yield place.redis.url
+    finally:
+        RedisPlace(place.redis.url).remove()
 
 
 @contextmanager

@@ -167,11 +167,21 @@ PROMISES: tuple[Promise, ...] = (
     ),
     Promise(
         "Untracked no-op jobs, Redis, one process",
-        _named("noop", broker=_REDIS),
+        _named("noop", broker=_REDIS, delay_ms=None),
         (
             Line("performed", _ours, "jobs/s", _everywhere(20_000.0), peer=_peer),
             Line("performed, ours to Sidekiq", _ratio, "", _everywhere(4.0)),
             Line("pushed in bulk", _setting("pushed_per_s"), "jobs/s", _everywhere(60_000.0)),
+        ),
+        n=100_000,
+        kinds=("sqlite",),
+    ),
+    Promise(
+        "Untracked no-op jobs, Redis 1 ms further away",
+        _named("noop", broker=_REDIS, delay_ms=1.0),
+        (
+            Line("performed", _ours, "jobs/s", {}, peer=_peer),
+            Line("to the same without the delay", _ratio, "", _everywhere(0.67)),
         ),
         n=100_000,
         kinds=("sqlite",),

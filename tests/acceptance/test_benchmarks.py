@@ -299,6 +299,21 @@ def test_a_longer_wire_to_redis_is_told_with_what_is_left_of_the_throughput(tmp_
     assert (refused.returncode, "--delay-ms must be from 0" in refused.stderr) == (2, True)
 
 
+def test_untracked_jobs_are_measured_in_a_redis_that_is_named_if_nothing_is_in_it(tmp_path: Path) -> None:
+    if shutil.which("redis-server") is None:
+        missing("redis-server", "redis-server")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with redis_server(tmp_path) as url, redis.Redis.from_url(url) as client:
+        found = result(folder, "noop", "-n", "5000", "--runs", "1", "--peers", "none", "--broker-url", url)
+        assert found["n"] == 5_000
+        assert client.keys() == []
+        client.set("somebody's", "value")
+        done = bench(folder, "noop", "-n", "10", "--runs", "1", "--peers", "none", "--broker-url", url)
+        assert done.returncode == 2
+        assert "nothing in it" in done.stderr
+
+
 def test_no_figure_is_given_where_an_item_is_unaccounted_for(tmp_path: Path) -> None:
     place = common.Place(tmp_path, f"sqlite:///{tmp_path}/ledger.db")
     app: AsyncTask = place.app()
