@@ -75,7 +75,9 @@ def user(folder: Path) -> Iterator[Way]:
 @contextmanager
 def unix(folder: Path) -> Iterator[Way]:
     with OwnRedis(folder) as server:
-        yield Way(server, f"unix://{server.socket}", lambda told: told["addr"] == f"{server.socket}:0")
+        # The server cuts off what is longer than an address of a network would be.
+        seen = lambda told: "/" in told["addr"] and f"{server.socket}:0".startswith(told["addr"])  # noqa: E731
+        yield Way(server, f"unix://{server.socket}", seen)
 
 
 WAYS = [(resp2, ""), (resp2, "shop"), (resp3, ""), (resp3, "shop"), (tls, "shop"), (user, "shop"), (unix, "shop")]
