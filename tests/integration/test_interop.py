@@ -153,6 +153,25 @@ def status_of(app: AsyncTask, jid: str) -> str:
         return ""
 
 
+def test_processes_of_both_work_one_queue_and_each_job_is_performed_once(
+    world: RedisWorld, client: RedisClient, ours: Ours, ruby: RubyWorker
+) -> None:
+    """What only Ruby knows is left to it; whoever comes first performs the rest."""
+    with world.working(ours.app, "ruby"):
+        for n in range(0, 300, 3):
+            client.push({"class": "Shop::Only", "args": [n], "queue": "ruby"})
+            client.push_bulk({"class": "Shop::Echo", "queue": "ruby"}, [[n + 1], [n + 2]])
+
+        def done() -> int:
+            return len(ours.ran) + int(world.raw.llen("test:ruby"))
+
+        wait_for(lambda: done() >= 300, "all are performed", 60)
+    in_ruby = [each["job"] for each in noted(world.raw)]
+    assert sorted([*ours.first_args(), *(job["args"][0] for job in in_ruby)]) == list(range(300))
+    assert {job["args"][0] for job in in_ruby if job["class"] == "Shop::Only"} == set(range(0, 300, 3))
+    assert (world.waiting("ruby"), world.fetched()) == ([], 0)
+
+
 def test_a_job_that_fails_on_both_sides_keeps_all_it_had(
     world: RedisWorld, ours: Ours, desk: Desk, ruby: RubyWorker
 ) -> None:

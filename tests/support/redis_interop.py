@@ -30,15 +30,16 @@ class Desk:
         self._folder = folder
 
     def __enter__(self) -> Self:
+        program = ruby_program()
         self._log = (self._folder / "desk.log").open("wb")
         self._process = subprocess.Popen(
-            [ruby_program(), "-W0", str(RUBY / "desk.rb")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [program, "-W0", str(RUBY / "desk.rb")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=self._log, text=True, cwd=self._folder, env={**os.environ, "REDIS_URL": self._server.url},
         )  # fmt: skip
         try:
             first = self._line()
             if first.startswith("?"):
-                missing(first[1:], PACKAGES)
+                missing(f"a part of Ruby ({first[1:]})", PACKAGES)
             assert first == "=true", first
         except BaseException:
             self.__exit__(None, None, None)
