@@ -339,8 +339,8 @@ def _poll(done: threading.Event, server: RedisServer) -> None:
 # -- processes
 
 
-def test_we_quiet_and_stop_a_process_of_rubys(
-    world: RedisWorld, ours: Ours, redis_server: RedisServer, tmp_path: Path
+def test_we_quiet_and_stop_a_process_of_rubys_and_perform_what_it_gave_back(
+    world: RedisWorld, client: RedisClient, ours: Ours, redis_server: RedisServer, tmp_path: Path
 ) -> None:
     operations = ours.app.operations
     with RubyWorker(redis_server, tmp_path, "other", "low") as process:
@@ -349,9 +349,12 @@ def test_we_quiet_and_stop_a_process_of_rubys(
         def seen() -> dict[str, Any]:
             return next((each for each in operations.processes() if each["identity"] == me), {})
 
-        assert (seen()["kind"], seen()["queues"], seen()["concurrency"], seen()["quiet"]) == (
+        facts = seen()
+        assert (facts["kind"], facts["queues"], facts["concurrency"], facts["quiet"]) == (
             "sidekiq", ["other", "low"], 2, False,
         )  # fmt: skip
+        jid = client.push({"class": "Shop::Slow", "args": HARD, "queue": "low", **UNKNOWN})
+        wait_for(lambda: seen()["busy"] == 1, "it is at work")
         operations.signal(me, "quiet")
         wait_for(lambda: seen()["quiet"], "it is quiet")
         assert process.process.poll() is None
@@ -359,6 +362,12 @@ def test_we_quiet_and_stop_a_process_of_rubys(
         assert wait_for(lambda: process.process.poll() is not None, "it ends", 60)
         assert process.process.returncode == 0
         assert seen() == {}
+    ours.app.worker(name="Shop::Slow", use_task_event=False)(ours.echo.function)
+    with world.working(ours.app, "low"):
+        wait_for(lambda: len(ours.ran) == 1, "it is performed here")
+    ((args, payload),) = ours.ran
+    assert (repr(list(args)), payload["jid"]) == (repr(HARD), jid)
+    assert repr({name: payload[name] for name in UNKNOWN}) == repr(UNKNOWN)
 
 
 # -- odd jobs of a client in a language that writes JSON in another way

@@ -19,7 +19,9 @@ from support.redis_world import RedisWorld
 from support.servers import RedisServer, missing
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
+from asynctask.brokers.presence import About, Running
 from asynctask.brokers.redis.broker import RedisBroker
+from asynctask.brokers.redis.presence import MAX_SHOWN
 from asynctask.bulk.payload import poisoned
 from asynctask.clock import SECOND, SystemClock
 from asynctask.runtime.untracked import after_failure
@@ -143,6 +145,20 @@ def test_the_pages_of_a_set_and_of_each_entry_show_what_we_wrote(
     for detail in details:
         assert detail.rpartition("-")[2] in found[detail]
     assert [copy.jid for copy in copies if copy.jid in found[f"{page}?page=2&count=5"]] != []
+
+
+def test_the_page_of_what_runs_shows_each_job(world: RedisWorld, broker: RedisBroker, desk: Desk) -> None:
+    me = "box:17:0123456789ab"
+    large = a_job(99, **{**KINDS["a job of ActiveJob"], "x-large": "x" * MAX_SHOWN})
+    copies = [*all_kinds(0), large]
+    presence = broker.presence(About(me, "box", 17, NOW, 20, {"default": 2, "low": 1}, tag="shop"))
+    running = [Running(c.jid[-4:], parse(c.payload)["class"], c.jid, c.queue, c.payload, NOW) for c in copies]
+    presence.beat(running, quiet=False, rss_kib=2_048)
+    body = seen(desk, ["/busy"])["/busy"]
+    assert [copy.jid for copy in copies if copy.jid not in body] == []
+    assert "2,048 KB" in body
+    presence.leave()
+    assert "box:17" not in seen(desk, ["/busy"])["/busy"]
 
 
 NO_JOBS = [

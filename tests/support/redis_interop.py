@@ -85,7 +85,7 @@ class RubyWorker:
         words = [word for queue in self._queues for word in ("-q", queue)]
         with (self._folder / "sidekiq.log").open("wb") as log:
             self.process = subprocess.Popen(
-                [str(program), "-r", str(RUBY / "jobs.rb"), "-c", "2", "-t", "5", *words], stdin=subprocess.DEVNULL,
+                [str(program), "-r", str(RUBY / "jobs.rb"), "-c", "2", "-t", "1", *words], stdin=subprocess.DEVNULL,
                 stdout=log, stderr=log, cwd=self._folder, env={**os.environ, "REDIS_URL": self._server.url},
             )  # fmt: skip
         try:

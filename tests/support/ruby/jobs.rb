@@ -49,6 +49,15 @@ module Shop
     end
   end
 
+  # Is still at it when its process is stopped.
+  class Slow
+    include Sidekiq::Worker
+
+    def perform(*_args)
+      sleep
+    end
+  end
+
   # Fails until somebody sets the key test:mended.
   class Flaky
     include Sidekiq::Worker
