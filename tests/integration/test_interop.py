@@ -343,7 +343,7 @@ def test_we_quiet_and_stop_a_process_of_rubys_and_perform_what_it_gave_back(
     world: RedisWorld, client: RedisClient, ours: Ours, redis_server: RedisServer, tmp_path: Path
 ) -> None:
     operations = ours.app.operations
-    with RubyWorker(redis_server, tmp_path, "other", "low") as process:
+    with RubyWorker(redis_server, tmp_path, "other", "low", threads=1) as process:
         me = wait_for(lambda: process.identity, "it is seen")
 
         def seen() -> dict[str, Any]:
@@ -351,7 +351,7 @@ def test_we_quiet_and_stop_a_process_of_rubys_and_perform_what_it_gave_back(
 
         facts = seen()
         assert (facts["kind"], facts["queues"], facts["concurrency"], facts["quiet"]) == (
-            "sidekiq", ["other", "low"], 2, False,
+            "sidekiq", ["other", "low"], 1, False,
         )  # fmt: skip
         jid = client.push({"class": "Shop::Slow", "args": HARD, "queue": "low", **UNKNOWN})
         wait_for(lambda: seen()["busy"] == 1, "it is at work")

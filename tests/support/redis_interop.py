@@ -73,10 +73,15 @@ class Desk:
 
 
 class RubyWorker:
-    """A process of Ruby's Sidekiq that works queues, with the jobs of ``ruby/jobs.rb``."""
+    """A process of Ruby's Sidekiq that works queues, with the jobs of ``ruby/jobs.rb``.
 
-    def __init__(self, server: RedisServer, folder: Path, *queues: str) -> None:
+    ``threads``: of several, one that is idle when the process is stopped may be killed with a job that another one gave
+    back in its hands.
+    """
+
+    def __init__(self, server: RedisServer, folder: Path, *queues: str, threads: int = 2) -> None:
         self._server = server
+        self._threads = threads
         self._folder = folder
         self._queues = queues
 
@@ -85,8 +90,9 @@ class RubyWorker:
         words = [word for queue in self._queues for word in ("-q", queue)]
         with (self._folder / "sidekiq.log").open("wb") as log:
             self.process = subprocess.Popen(
-                [str(program), "-r", str(RUBY / "jobs.rb"), "-c", "2", "-t", "1", *words], stdin=subprocess.DEVNULL,
-                stdout=log, stderr=log, cwd=self._folder, env={**os.environ, "REDIS_URL": self._server.url},
+                [str(program), "-r", str(RUBY / "jobs.rb"), "-c", str(self._threads), "-t", "1", *words],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._folder,
+                env={**os.environ, "REDIS_URL": self._server.url},
             )  # fmt: skip
         try:
             wait_for(lambda: self.identity or self._ended(), "the Ruby process is seen", 60)
