@@ -23,7 +23,7 @@ from support.servers import RedisServer
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
 from asynctask.brokers.redis.broker import RedisBroker
-from asynctask.brokers.redis.client import RedisClient
+from asynctask.brokers.redis.client import RedisClient, RemoteWorker
 from asynctask.bulk.payload import poisoned
 from asynctask.clock import SECOND, SystemClock
 from asynctask.runtime.untracked import after_failure
@@ -219,12 +219,12 @@ def rubys(world: RedisWorld, desk: Desk) -> Traces:
     return traces(commands, identity, keys)
 
 
-@pytest.fixture
-def ours(world: RedisWorld, rubys: Traces) -> Traces:
+@pytest.fixture(params=["by a client alone", "by the verbs of an application"])
+def ours(world: RedisWorld, rubys: Traces, request: pytest.FixtureRequest) -> Traces:
     """The same by ours, in the same order, after Ruby's."""
     app, gate, began = world.app(), threading.Event(), threading.Event()
 
-    @app.worker(name="Shop::Echo", use_task_event=False)
+    @app.worker(name="Shop::Echo", use_task_event=False, retry=True)
     def echo(n: int, *_: Any) -> None:
         if n == 7:
             began.set()
@@ -235,17 +235,19 @@ def ours(world: RedisWorld, rubys: Traces) -> Traces:
         raise ValueError("wrong: é")
 
     with Monitor(world.server) as monitor, RedisClient(world.server.url) as client:
-        item = {"class": "Shop::Echo"}
-        client.push({**item, "args": [1, 0.5]})
-        client.push_bulk(item, [[2, 0.5], [3, 0.5]])
-        client.perform_in(3600, "Shop::Echo", 4, 0.5)
-        for n, retry in ((5, 5), (6, 0)):
-            client.push({"class": "Shop::Flaky", "args": [n, 0.5], "retry": retry, "backtrace": True})
+        alone = request.param == "by a client alone"
+        hard: Any = RemoteWorker("Shop::Echo", client) if alone else echo
+        weak: Any = RemoteWorker("Shop::Flaky", client) if alone else flaky
+        hard.perform_async(1, 0.5)
+        hard.perform_bulk([[2, 0.5], [3, 0.5]])
+        hard.perform_in(3600, 4, 0.5)
+        weak.set(retry=5, backtrace=True).perform_async(5, 0.5)
+        weak.set(retry=0, backtrace=True).perform_async(6, 0.5)
         with world.working(app, "default", "low") as launcher:
             showing, identity = launcher.showing, launcher.manager._identity
             assert showing is not None
             wait_for(lambda: launcher.performer.performed == 5, "five are performed")
-            client.push({**item, "args": [7, 0.5], "queue": "low"})
+            hard.set(queue="low").perform_async(7, 0.5)
             assert began.wait(60)
             showing.beat()
             keys = lying(world.raw, identity)
