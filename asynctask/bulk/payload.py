@@ -90,6 +90,9 @@ def poisoned(copy: Copy, now: int) -> Copy:
         job = parse(copy.payload)
     except ValueError:
         return copy
+    for name, value in (("jid", copy.jid), ("queue", copy.queue)):  # tools name an entry by the one, and list the other
+        if not (isinstance(job.get(name), str) and job[name]):
+            job[name] = value
     job["error_class"] = "ProcessDied"
     job["error_message"] = (
         f"{copy.deaths} processes died while they held this job, so no other is given it:"

@@ -77,6 +77,8 @@ def after_failure(copy: Copy, error: BaseException, now: int) -> Copy:
     if not (isinstance(queue, str) and 0 < len(queue) <= _MAX_QUEUE):
         queue = copy.queue
     job["queue"] = queue
+    if not (isinstance(job.get("jid"), str) and job["jid"]):  # tools name an entry by it
+        job["jid"] = copy.jid
     job["error_message"] = text_of(error)
     job["error_class"] = clean(type(error).__name__)
     again = _is_count(job.get("retry_count"))

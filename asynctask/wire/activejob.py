@@ -4,7 +4,8 @@
 Ruby                                  Python
 ====================================  ==========================================================================
 nil, booleans, numbers, text, array   the same
-hash                                  dict; keys that are symbols in Ruby are texts here
+hash                                  dict; keys that are symbols in Ruby are texts here, a :class:`Symbol` as a key
+                                      is one there
 keyword arguments                     keyword arguments
 symbol, class, record (GlobalID)      :class:`Symbol`, :class:`ModuleName`, :class:`GlobalId`
 Date; Time, DateTime, TimeWithZone    date; datetime with its offset from UTC
@@ -19,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
@@ -54,6 +55,8 @@ _KEYWORDS: Final = "_aj_ruby2_keywords"
 _INDIFFERENT: Final = "_aj_hash_with_indifferent_access"
 _RESERVED: Final = frozenset({_GLOBALID, _SERIALIZED, _SYMBOL_KEYS, _KEYWORDS, _INDIFFERENT})
 _NAMESPACE: Final = "ActiveJob::Serializers::"
+_MINUTE: Final = timedelta(minutes=1)
+_MOMENT: Final = len("2026-01-02T03:04:05.123456")
 _UNIT_S: Final = {
     "seconds": 1, "minutes": 60, "hours": 3_600, "days": 86_400, "weeks": 604_800, "months": 2_629_746, "years": 31_556_952,
 }  # fmt: skip
@@ -164,7 +167,7 @@ def _encode(value: Any, depth: int) -> Any:
     if kind in (list, tuple):
         return [_encode(item, depth + 1) for item in value]
     if kind is dict:
-        return {**_members(value, depth), _SYMBOL_KEYS: []}
+        return {**_members(value, depth), _SYMBOL_KEYS: [str(key) for key in value if type(key) is Symbol]}
     if kind is GlobalId:
         return {_GLOBALID: value.uri}
     for own, (name, members) in _WRITERS.items():
@@ -183,11 +186,14 @@ def _members(value: Mapping[str, Any], depth: int) -> dict[str, Any]:
 
 
 def _time(value: datetime, depth: int) -> dict[str, Any]:
-    if value.tzinfo is None:
+    offset = value.utcoffset()
+    if offset is None:
         raise _bad("a time without a zone is ambiguous: send an aware datetime, e.g. datetime.now(UTC)")
-    text = value.strftime("%Y-%m-%dT%H:%M:%S") + f".{value.microsecond:06d}000"
-    offset = value.strftime("%z")
-    return {"value": text + ("Z" if not value.utcoffset() else f"{offset[:3]}:{offset[3:5]}")}
+    if offset % _MINUTE:  # as some zones had long ago; Ruby's form ends with minutes
+        value = value.astimezone(UTC)
+    text = value.isoformat(timespec="microseconds")
+    moment, zone = text[:_MOMENT], text[_MOMENT:]
+    return {"value": f"{moment}000{'Z' if zone == '+00:00' else zone}"}
 
 
 def _duration(value: timedelta, depth: int) -> dict[str, Any]:

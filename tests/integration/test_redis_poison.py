@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+from support.redis_dead import buried
 from support.redis_world import RedisWorld
 from support.servers import RedisServer
 
@@ -54,7 +55,7 @@ def assert_buried(world: RedisWorld, texts: list[bytes]) -> None:
         wait_for(lambda: len(ran) == len(texts) + 1, "every job ran")
         wait_for(lambda: world.raw.zcard("dead") == len(texts), "the rest is among the dead")
         wait_for(lambda: world.fetched() == 0, "nothing is left in this process")
-    assert sorted(world.members("dead")) == sorted(texts)
+    assert sorted(world.members("dead")) == sorted(map(buried, texts))
     assert sorted(ran) == [(n,) for n in range(len(texts) + 1)]
     assert world.waiting() == []
     assert [line["event"] for line in logs if line["log_level"] == "error"] == ["undecodable_job"] * len(texts)
@@ -96,4 +97,4 @@ def test_what_is_no_job_and_lies_in_a_set_goes_to_the_dead_as_it_was(world: Redi
         pass
     with world.working(app):
         wait_for(lambda: world.raw.zcard("dead") == len(texts), "all are among the dead")
-    assert sorted(world.members("dead")) == sorted(texts)
+    assert sorted(world.members("dead")) == sorted(map(buried, texts))

@@ -88,6 +88,30 @@ def test_other_forms_of_rails_are_read_too(encoded: Any, value: Any) -> None:
     assert decode_arguments([encoded]) == ([value], {})
 
 
+def test_a_symbol_as_a_key_is_one_in_ruby() -> None:
+    encoded = encode_arguments([{Symbol("a"): {"b": {Symbol("c"): 1}}, "d": 2}])
+    inner = {"c": 1, "_aj_symbol_keys": ["c"]}
+    assert encoded == [{"a": {"b": inner, "_aj_symbol_keys": []}, "d": 2, "_aj_symbol_keys": ["a"]}]
+    assert decode_arguments(encoded) == ([{"a": {"b": {"c": 1}}, "d": 2}], {})
+
+
+@pytest.mark.parametrize(
+    ("at", "written"),
+    [
+        (datetime(987, 1, 2, 3, 4, 5, 6, tzinfo=UTC), "0987-01-02T03:04:05.000006000Z"),
+        (
+            datetime(1880, 1, 2, 3, 4, 5, tzinfo=timezone(timedelta(minutes=53, seconds=28))),
+            "1880-01-02T02:10:37.000000000Z",
+        ),
+        (datetime(2026, 1, 2, tzinfo=timezone(-timedelta(hours=3, minutes=30))), "2026-01-02T00:00:00.000000000-03:30"),
+    ],
+)
+def test_a_time_of_any_year_and_zone_keeps_its_moment(at: datetime, written: str) -> None:
+    (encoded,) = encode_arguments([at])
+    assert encoded["value"] == written
+    assert decode_arguments([encoded]) == ([at], {})
+
+
 def test_keyword_arguments_travel_last_and_come_back_as_such() -> None:
     encoded = encode_arguments([1], {"a": 2, "b": {"c": 3}})
     assert encoded == [1, {"a": 2, "b": {"c": 3, "_aj_symbol_keys": []}, "_aj_ruby2_keywords": ["a", "b"]}]

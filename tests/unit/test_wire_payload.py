@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from support.payloads import EDGES, TEXTS, VALUES
 from support.redis_ruby import RubyJson
 
 from asynctask.errors import InputError
@@ -35,34 +36,6 @@ from asynctask.wire.ruby_json import dump_any
 NOW = 1_763_700_000_123_456
 JID = "0" * 20 + "abcd"
 
-# Characters and numbers of which the forms of two languages could differ.
-EDGES = [
-    0.0, -0.0, 0.1, 1e-4,
-    9.999e-5, 1e-5, 1.5e-7, 1e15, 1e16, 1e17, 123456789012345.0, 1234567890123456.0, 999999999999999.9,
-    9007199254740993.0, 1234567890123456.8, 12345678901234567.0, 1e20, 1e22, 1e23, 1e100, 5e-324, 2.2250738585072014e-308,
-    1.7976931348623157e308, 1700000000.0, 1700000000.123456, 100000.0, -1e15, -1e-5,
-]  # fmt: skip
-TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(
-    [
-        "</script>",
-        "a/b",
-        "\u2028\u2029",
-        "\x7f",
-        "\x00\x01\x08\x09\x0a\x0b\x0c\x0d\x1f",
-        '"\\',
-        "😀",
-        "1e+20",
-        "[1e15]",
-        ":1e5",
-    ]
-)
-FLOATS = st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from(EDGES)
-INTS = st.integers() | st.integers(-(2**70), 2**70) | st.sampled_from([2**53 + 1, 2**63, 2**64, -(2**63) - 1, 10**25])
-VALUES = st.recursive(
-    st.none() | st.booleans() | INTS | FLOATS | TEXTS,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
-    max_leaves=12,
-)
 JOBS = st.dictionaries(TEXTS, VALUES, max_size=6)
 
 

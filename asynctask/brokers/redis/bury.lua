@@ -1,12 +1,13 @@
--- Moves members of a set to the dead as they are, each only if it is still there, and keeps the dead within their limits.
+-- Moves members of a set to the dead, each only if it is still there, and keeps the dead within their limits.
 -- KEYS: 1 the set, 2 dead
--- ARGV: 1 the second that it is now, 2 score below which the dead are dropped, 3 how many may stay, 4... the members
+-- ARGV: 1 the second that it is now, 2 score below which the dead are dropped, 3 how many may stay, then for each: the member, and
+--       how it lies there
 -- Returns how many were moved.
 local moved = 0
 redis.call('ZCARD', KEYS[2])
-for i = 4, #ARGV do
+for i = 4, #ARGV, 2 do
   if redis.call('ZREM', KEYS[1], ARGV[i]) == 1 then
-    redis.call('ZADD', KEYS[2], ARGV[1], ARGV[i])
+    redis.call('ZADD', KEYS[2], ARGV[1], ARGV[i + 1])
     moved = moved + 1
   end
 end

@@ -12,7 +12,9 @@ queue.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Final
 
 import orjson
@@ -20,17 +22,29 @@ import orjson
 from asynctask.brokers.base import Copy, Key
 from asynctask.errors import InputError, Problem, TooLarge
 from asynctask.wire.payload import DEFAULT_QUEUE
-from asynctask.wire.ruby_json import MAX_BYTES, MAX_DEPTH, Malformed, parse
+from asynctask.wire.ruby_json import MAX_BYTES, MAX_DEPTH, Malformed, dump, parse
 
-__all__ = ["MALFORMED", "MAX_PAYLOAD_BYTES", "held_key", "key_of", "keys_in", "opened", "sealed", "sealed_for_set"]
+__all__ = [
+    "MALFORMED",
+    "MAX_PAYLOAD_BYTES",
+    "held_key",
+    "key_of",
+    "keys_in",
+    "marked",
+    "opened",
+    "sealed",
+    "sealed_for_set",
+]
 
 MALFORMED: Final = "bad-"
-"""The jid of a copy that is no job starts so; its payload is what was found, its attempt 0. It is for the dead as it is."""
+"""The jid of a copy that is no job starts so; its payload is what was found, its attempt 0. It is for the dead, where it
+lies as :func:`marked` says."""
 
 MAX_PAYLOAD_BYTES: Final = 4_194_304
 """Of one job that is pushed."""
 
 _OPENING: Final = '"asynctask":'
+_NO_OBJECT: Final = re.compile(r'\s*(?:[\[\d"/-]|true|false|null)')  # how it begins; Ruby takes comments for spaces
 _MAX_ENVELOPE: Final = 500  # as in the scripts
 _MAX_JID: Final = 64
 _MAX_QUEUE: Final = 255
@@ -67,8 +81,24 @@ def sealed(copy: Copy) -> str:
 
 
 def sealed_for_set(copy: Copy) -> str:
-    """The text that is put into a set for a copy: what is no job stays as it is."""
-    return copy.payload if copy.jid.startswith(MALFORMED) else _sealed_untracked(copy, named_by_list=False)
+    """The text that is put into a set for a copy, in the form of Ruby's generator.
+
+    Ruby's tools move an entry by the text that they would write themselves: of any other one a second appears. What is no
+    job stays as it is, but for a mark where it needs one.
+    """
+    if copy.jid.startswith(MALFORMED):
+        return marked(copy.payload)
+    try:
+        payload = dump(parse(copy.payload))
+    except Malformed:
+        return copy.payload
+    return _sealed_untracked(replace(copy, payload=payload), named_by_list=False)
+
+
+def marked(text: str) -> str:
+    """What is no job, as Ruby's pages can show it: they show text that is no JSON, and answer nothing but an error for a
+    list with JSON in it that is no object. So that which may be such JSON gets words before it."""
+    return f"no job: {text}" if _NO_OBJECT.match(text) else text
 
 
 def _sealed_untracked(copy: Copy, *, named_by_list: bool) -> str:

@@ -27,7 +27,7 @@ from asynctask.brokers.operations import (
     job_key,
     pushed_again,
 )
-from asynctask.brokers.redis.envelope import MALFORMED, held_key, key_of, opened, sealed_for_set
+from asynctask.brokers.redis.envelope import MALFORMED, held_key, key_of, marked, opened, sealed_for_set
 from asynctask.brokers.redis.remote import process_facts
 from asynctask.brokers.redis.server import Server
 from asynctask.brokers.redis.sets import score, time_of
@@ -194,11 +194,11 @@ class RedisOperations:
         name, now = self._key(set_name), self._clock.now()
         if set_name == DEAD:
             raise InputError("what is dead cannot be killed; delete it, or start it again", code="bad_action")
-        members = [_raw(each) for each in distinct(entries)]
-        if not members:
+        moves = [text for each in distinct(entries) for text in (_raw(each), _as_dead(each))]
+        if not moves:
             return 0
         oldest = score(now - self._dead_timeout_s * SECOND)
-        args = (score(now), oldest, self._dead_max - 1, *members)  # one less than the limit, as Ruby trims it
+        args = (score(now), oldest, self._dead_max - 1, *moves)  # one less than the limit, as Ruby trims it
         return int(self._server.run("bury", (name, self._keys.dead), args))
 
     def delete(self, set_name: str, entries: Sequence[Entry]) -> int:
@@ -282,6 +282,10 @@ def _split(key: str) -> tuple[float, str]:
 
 def _raw(entry: Entry) -> bytes:
     return entry.raw.encode("utf-8", "surrogateescape")
+
+
+def _as_dead(entry: Entry) -> bytes:
+    return _raw(entry) if entry.sound else marked(entry.raw).encode("utf-8", "surrogateescape")
 
 
 def _text(raw: bytes | str) -> str:

@@ -1,7 +1,7 @@
 -- Moves members of a set to their queues, each only if it is still there: another process may have moved it.
 -- KEYS: 1 the set, 2 queues, 3 dead, 4... the queues' lists
 -- ARGV: 1 the second that it is now, 2 number of queues, their names, then for each member: number of its queue (0: it is no
---       job, and goes to the dead as it is), member, payload to push
+--       job, and goes to the dead), member, payload to push
 -- Returns how many were moved.
 local queues, moved = tonumber(ARGV[2]), 0
 redis.call('ZCARD', KEYS[3])
@@ -12,7 +12,7 @@ for i = 3 + queues, #ARGV, 3 do
   local queue = tonumber(ARGV[i])
   if redis.call('ZREM', KEYS[1], ARGV[i + 1]) == 1 then
     if queue == 0 then
-      redis.call('ZADD', KEYS[3], ARGV[1], ARGV[i + 1])
+      redis.call('ZADD', KEYS[3], ARGV[1], ARGV[i + 2])
     else
       redis.call('SADD', KEYS[2], ARGV[2 + queue])
       redis.call('LPUSH', KEYS[3 + queue], ARGV[i + 2])

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Held
-from asynctask.brokers.redis.envelope import MALFORMED, held_key, opened, sealed_for_set
+from asynctask.brokers.redis.envelope import MALFORMED, held_key, marked, opened, sealed_for_set
 from asynctask.brokers.redis.server import Server
 from asynctask.clock import SECOND, Clock, micros
 from asynctask.errors import InputError
@@ -74,7 +74,7 @@ class Sets:
         moves: list[Any] = []
         for member in members:
             queue, text = _renewed(member, now)
-            number = numbers.setdefault(queue, len(numbers) + 1) if text else 0
+            number = numbers.setdefault(queue, len(numbers) + 1) if queue else 0
             moves += (number, member, text)
         names = list(numbers)
         lists = [keys.queue(name) for name in names]
@@ -93,15 +93,16 @@ class Sets:
         return [Held(opened(member, None), time_of(float(at))) for member, at in found]
 
 
-def _renewed(member: bytes, now: int) -> tuple[str, str]:
-    """(queue, payload to push): the member with a new ``enqueued_at``; an empty payload for what is no job."""
+def _renewed(member: bytes, now: int) -> tuple[str, str | bytes]:
+    """(queue, payload to push): the member with a new ``enqueued_at``; no queue, and what the dead get, for what is no
+    job."""
     copy = opened(member, None)
-    if copy.jid.startswith(MALFORMED):
-        return "", ""
-    try:
-        job = parse(copy.payload)
-        job["enqueued_at"] = write_time(now)
-        copy.payload = dump(job)
-        return copy.queue, sealed_for_set(copy)
-    except (Malformed, InputError):
-        return "", ""
+    if not copy.jid.startswith(MALFORMED):
+        try:
+            job = parse(copy.payload)
+            job["enqueued_at"] = write_time(now)
+            copy.payload = dump(job)
+            return copy.queue, sealed_for_set(copy)
+        except (Malformed, InputError):
+            pass
+    return "", marked(member.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")

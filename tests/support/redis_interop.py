@@ -1,0 +1,127 @@
+"""Ruby's Sidekiq beside ours: a worker process of it, and a desk that answers questions with its API and its pages."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import redis
+from support.redis_ruby import ruby_program
+from support.servers import RedisServer, missing
+
+from asynctask.testing.waits import wait_for
+
+RUBY = Path(__file__).parent / "ruby"
+PACKAGES = "ruby-sidekiq ruby-activejob"
+
+
+class Desk:
+    """One Ruby process for many scripts, see ``ruby/desk.rb``; starting one for each would cost a second."""
+
+    def __init__(self, server: RedisServer, folder: Path) -> None:
+        self._server = server
+        self._folder = folder
+
+    def __enter__(self) -> Self:
+        program = ruby_program()
+        self._log = (self._folder / "desk.log").open("wb")
+        self._process = subprocess.Popen(
+            [program, "-W0", str(RUBY / "desk.rb")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=self._log, text=True, cwd=self._folder, env={**os.environ, "REDIS_URL": self._server.url},
+        )  # fmt: skip
+        try:
+            first = self._line()
+            if first.startswith("?"):
+                missing(f"a part of Ruby ({first[1:]})", PACKAGES)
+            assert first == "=true", first
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+        self._log.close()
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().rstrip("\n")
+        assert line, (self._folder / "desk.log").read_text(errors="replace")[-3000:]
+        return line
+
+    def __call__(self, script: str, *words: Any) -> Any:
+        """What a Ruby script comes to, as JSON; ``words`` are its ``words``."""
+        assert self._process.stdin is not None
+        order = json.dumps([script, words]).encode()
+        self._process.stdin.write(base64.b64encode(order).decode() + "\n")
+        self._process.stdin.flush()
+        line = self._line()
+        (answer,) = json.loads(line[1:])
+        assert line.startswith("="), answer
+        return answer
+
+
+class RubyWorker:
+    """A process of Ruby's Sidekiq that works queues, with the jobs of ``ruby/jobs.rb``.
+
+    ``threads``: of several, one that is idle when the process is stopped may be killed with a job that another one gave
+    back in its hands.
+    """
+
+    def __init__(self, server: RedisServer, folder: Path, *queues: str, threads: int = 2) -> None:
+        self._server = server
+        self._threads = threads
+        self._folder = folder
+        self._queues = queues
+
+    def __enter__(self) -> Self:
+        program = shutil.which("sidekiq") or missing("sidekiq", PACKAGES)
+        words = [word for queue in self._queues for word in ("-q", queue)]
+        with (self._folder / "sidekiq.log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [str(program), "-r", str(RUBY / "jobs.rb"), "-c", str(self._threads), "-t", "1", *words],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._folder,
+                env={**os.environ, "REDIS_URL": self._server.url},
+            )  # fmt: skip
+        try:
+            wait_for(lambda: self.identity or self._ended(), "the Ruby process is seen", 60)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def _ended(self) -> bool:
+        said = (self._folder / "sidekiq.log").read_text(errors="replace")
+        if self.process.poll() is not None and "cannot load such file" in said:
+            missing("activejob", PACKAGES)
+        assert self.process.poll() is None, said[-3000:]
+        return False
+
+    @property
+    def identity(self) -> str:
+        """What it calls itself in Redis; empty while it is not seen."""
+        with self._server.client() as client:
+            names = [name.decode() for name in client.smembers("processes")]
+        mine = [name for name in names if re.search(f":{self.process.pid}:", name)]
+        return mine[0] if mine else ""
+
+
+def noted(raw: redis.Redis, count: int = 1) -> list[dict[str, Any]]:
+    """What Ruby's workers noted, once there is so much."""
+    wait_for(lambda: raw.llen("test:ruby") >= count, f"{count} jobs are performed in Ruby")
+    return [json.loads(text) for text in raw.lrange("test:ruby", 0, -1)]
