@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import structlog
 from support.databases import KINDS, Databases, Store
+from support.servers import RedisServer
 from support.world import World
 
 
@@ -35,10 +36,31 @@ def store(databases: Databases, database_kind: str, tmp_path: Path) -> Iterator[
     found.close()
 
 
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A private redis-server for the whole run; who uses it empties it, or takes a namespace of its own."""
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.stop()
+
+
 @pytest.fixture
-def world(tmp_path: Path, store: Store) -> Iterator[World]:
+def broker_kind() -> str:
+    """Where the jobs of a world wait: ``sql``, or ``redis`` for a test that is parametrized so."""
+    return "sql"
+
+
+@pytest.fixture
+def world(tmp_path: Path, store: Store, broker_kind: str, request: pytest.FixtureRequest) -> Iterator[World]:
     """A folder with a ledger of its own; its processes end with the test."""
-    found = World(tmp_path, store)
+    broker_url = ""
+    if broker_kind == "redis":
+        server: RedisServer = request.getfixturevalue("redis_server")
+        with server.client() as client:
+            client.flushall()
+        broker_url = server.url
+    found = World(tmp_path, store, broker_url)
     yield found
     found.close()
 
@@ -60,7 +82,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of a module marked ``one_database`` each test, with each of its parameters, stays on one kind, drawn by its name."""
     if not config.getoption("every_database"):
-        items[:] = [item for item in items if not item.get_closest_marker("one_database") or _is_drawn(item)]
+        items[:] = [item for item in items if not _stays_on_one(item) or _is_drawn(item)]
+
+
+def _stays_on_one(item: pytest.Item) -> bool:
+    """A test on both brokers, too, runs on each database with the SQL broker only: with Redis the ledger does the same."""
+    called = getattr(item, "callspec", None)
+    in_redis = called is not None and called.params.get("broker_kind") == "redis"
+    return in_redis or item.get_closest_marker("one_database") is not None
 
 
 def _is_drawn(item: pytest.Item) -> bool:

@@ -7,10 +7,11 @@ from typing import Any
 
 from asynctask.brokers.base import Broker
 from asynctask.clock import Clock
-from asynctask.errors import NotBuilt
+from asynctask.errors import BrokerUnavailable, NotBuilt
 from asynctask.ledger import control
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.closing import try_close
+from asynctask.logs import get_logger
 
 __all__ = ["Control"]
 
@@ -20,17 +21,21 @@ _LATER = frozenset({"interval", "tolerated_failures"})
 
 
 class Control:
-    """Pause, resume, cancel, retry and knobs. Each takes effect on new starts at once, with or without living workers."""
+    """Pause, resume, cancel, retry and knobs. Each takes effect on new starts at once, with or without living workers.
+
+    Each is accepted while the broker is away, too: what waits there is looked at once more before it starts.
+    """
 
     def __init__(self, ledger: Ledger, broker: Broker, clock: Clock) -> None:
         self._ledger = ledger
         self._broker = broker
         self._clock = clock
+        self._log = get_logger("asynctask.control")
 
     def pause(self, task_id: int, who: str = "") -> bool:
         """No new start; what waits in the broker goes back to the ledger. Raises :class:`Conflict` where it is over."""
         changed = control.pause(self._ledger, task_id, who=who)
-        self.withdraw(task_id)
+        self.withdrawn(task_id)
         return changed
 
     def resume(self, task_id: int, who: str = "") -> bool:
@@ -40,8 +45,8 @@ class Control:
     def cancel(self, task_id: int, who: str = "") -> bool:
         """No new start, and open rows are cancelled: here for half a second, the rest by the sweep of any process."""
         changed = control.cancel_task(self._ledger, task_id, who=who)
-        self.withdraw(task_id)
-        if self.turn(task_id):
+        # If the broker is away the sweep does all of it: it would not come back for copies of rows that are turned.
+        if self.withdrawn(task_id) and self.turn(task_id):
             try_close(self._ledger, task_id)  # with no worker and no web process alive, nobody else would
         return changed
 
@@ -57,7 +62,16 @@ class Control:
             raise NotBuilt(sorted(later)[0])
         control.update(self._ledger, task_id, changes, who=who)
         if set(changes) & {"parallel", "priority"}:
+            self.withdrawn(task_id)
+
+    def withdrawn(self, task_id: int) -> bool:
+        """As :meth:`withdraw`; False where the broker does not answer now."""
+        try:
             self.withdraw(task_id)
+        except BrokerUnavailable as error:
+            self._log.warning("withdraw_put_off", task_id=task_id, error=str(error))
+            return False
+        return True
 
     def withdraw(self, task_id: int) -> int:
         """Takes the Task's waiting copies out of the broker; returns how many."""

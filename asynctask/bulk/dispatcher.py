@@ -34,7 +34,9 @@ LEASE_S = 5.0
 HELP_S = 0.5
 """While another is on duty, a process that finds its queues empty runs a round of its own at most this often."""
 
-LOOK_AGAIN_S = 30.0
+LOOK_AGAIN_S = 15.0
+"""A single job that was dispatched so long ago and is not known to have begun may have been lost: the broker is asked."""
+
 QUIET_S = 60.0
 IDLE_S = 1.0
 FRUITLESS_S = 0.2

@@ -12,12 +12,15 @@ from asynctask.ledger.base import Ledger
 from asynctask.ledger.signals import Waker
 from asynctask.logs import get_logger
 
-__all__ = ["PARTS", "Rota"]
+__all__ = ["PARTS", "STRAYS_S", "Rota"]
 
 PARTS: Final = ("recover_dead", "release_due", "turn_rows", "take_up_splits", "close", "find_lost", "sample")
 
 _QUIET: Final = 3
 """While nothing happens, the one on duty looks after so many pauses; the others look who that is after twice as many."""
+
+STRAYS_S: Final = 10.0
+"""Where each process has a list in a server apart from the ledger: seconds between two looks for those of nobody."""
 
 _OFTEN: Final = 0.25
 """The one on duty looks no more often than after this part of a pause, whatever it hears."""
@@ -41,6 +44,7 @@ class Rota:
         every_s: float,
         can_split: bool,
         foreign: bool,
+        apart: bool = False,
     ) -> None:
         self._ledger = ledger
         self._host = host
@@ -50,6 +54,8 @@ class Rota:
         self._every_s = every_s
         self._can_split = can_split
         self._foreign = foreign  # the broker is not in the ledger's database: one look does not see it
+        self._apart = apart  # so are the lists of processes
+        self._strays_at = -1e9
         self._mine = False
         self._holder = duties.Holder(None)
         self._known: list[dict[str, object]] = []
@@ -112,10 +118,17 @@ class Rota:
 
     def _wants(self, part: str, found: upkeep.Upkeep, died: bool) -> bool:
         if part == "recover_dead":
-            return found.dead or found.lost or died or (self._foreign and found.open)
+            return found.dead or found.lost or died or (self._foreign and found.open) or self._is_time_for_strays()
         if part == "release_due":
             return self._foreign or (found.scheduled_at is not None and found.scheduled_at <= self._ledger.now())
         return found.open or (part == "find_lost" and found.alone)
+
+    def _is_time_for_strays(self) -> bool:
+        now = self._ledger.clock.monotonic()
+        if not self._apart or now - self._strays_at < STRAYS_S:
+            return False
+        self._strays_at = now
+        return True
 
     def _look(self, now: float) -> upkeep.Upkeep:
         found = upkeep.look(self._ledger)

@@ -6,12 +6,14 @@ asks the database one question every few seconds.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker, Copy, Held, Key
 from asynctask.brokers.sql import SqlBroker
 from asynctask.bulk.control import Control
+from asynctask.bulk.dispatcher import LOOK_AGAIN_S
 from asynctask.bulk.payload import poisoned
 from asynctask.bulk.rota import PARTS, Rota
 from asynctask.clock import micros
@@ -66,7 +68,7 @@ class Sweep:
         self._every_s = every_s
         self._rota = Rota(
             ledger, host, nudge, expect, waker, every_s=every_s, can_split=take_up is not None,
-            foreign=not (isinstance(broker, SqlBroker) or broker.capabilities.polled),
+            foreign=not (isinstance(broker, SqlBroker) or broker.capabilities.polled), apart=broker.capabilities.polled,
         )  # fmt: skip
         self._missed: dict[Key, tuple[int, int]] = {}
         self._looked_at = 0
@@ -107,12 +109,13 @@ class Sweep:
     def _do(self, parts: Sequence[str]) -> None:
         clock = self._ledger.clock
         for name in parts:
-            begun = clock.monotonic()
+            begun, longest = clock.monotonic(), math.inf
             if begun < self._rests.get(name, 0.0):
                 continue
             try:
                 getattr(self, name)()
             except Unavailable as error:
+                longest = LOOK_S  # it was no work to wait for an answer that did not come: look soon whether it does now
                 self._log.warning("sweep_put_off", part=name, error=str(error))
             except Exception:
                 self._log.exception("sweep_failed", part=name)
@@ -120,7 +123,7 @@ class Sweep:
                 continue
             # However many Tasks are open: no look takes more than a twentieth of the time.
             ended = clock.monotonic()
-            self._rests[name] = ended + _REST * (ended - begun)
+            self._rests[name] = ended + min(_REST * (ended - begun), longest)
 
     # -- the dead
 
@@ -131,13 +134,18 @@ class Sweep:
             dead = recovery.dead_processes(connection, self._host, now)
             known = {str(process["identity"]) for process in recovery.list_processes(connection)}
             unknown = recovery.unknown_workers(connection)
-        # A list whose owner is registered nowhere: it was recovered in part, or died before it registered.
-        unknown |= self._broker.holders() - known
+        unknown |= self._strays(known)
         orphans = [identity for identity in unknown if identity in self._unknown and identity != self._ledger.identity]
         self._unknown = unknown
         for identity in {*dead, *orphans} - {self._ledger.identity}:
             self.recover(identity)
         return len(dead) + len(orphans)
+
+    def _strays(self, known: set[str]) -> set[str]:
+        """Owners of lists that are registered nowhere: one was recovered in part, or died before it registered, or the
+        broker was put back to what it held a while ago. Not one that its tools see alive: it is another application's."""
+        strays = self._broker.holders() - known
+        return strays - {each.identity for each in self._broker.operations.processes()} if strays else strays
 
     def recover(self, identity: str) -> None:
         """What a dead process held: tracked jobs wait in the ledger again, untracked ones in their queues."""
@@ -177,10 +185,9 @@ class Sweep:
         with self._ledger.database.read() as connection:
             turning = control.turning_tasks(connection)
         for task_id, end in turning:
-            if end == "cancel":
-                self._controls.withdraw(task_id)
-            self._controls.turn(task_id)
-            self._nudge()
+            if end != "cancel" or self._controls.withdrawn(task_id):
+                self._controls.turn(task_id)
+                self._nudge()
 
     def take_up_splits(self) -> None:
         """Splits whose lease ended are taken up again, or ended as broken where their source is gone with its process."""
@@ -247,7 +254,7 @@ class Sweep:
         held = self._broker.holds({(r.job_id, r.row.attempt) for r in records})
         there = [r.id for r in records if (r.job_id, r.row.attempt) in held]
         gone = [(r.id, r.row.attempt) for r in records if (r.job_id, r.row.attempt) not in held]
-        lost.look_later(self._ledger, there, look_again_s=30.0)
+        lost.look_later(self._ledger, there, look_again_s=LOOK_AGAIN_S)
         lost.lost_copies(self._ledger, gone)
         return len(records)
 

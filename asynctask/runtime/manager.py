@@ -18,8 +18,9 @@ from asynctask.errors import Unavailable
 from asynctask.logs import get_logger
 from asynctask.middleware.tracker import Tracker
 from asynctask.runtime.intake import Intake
-from asynctask.runtime.mine import Mine
+from asynctask.runtime.mine import Doubt, Mine
 from asynctask.runtime.missing import Missing
+from asynctask.runtime.patience import pause_s
 from asynctask.runtime.performer import Assignment, Performer
 from asynctask.runtime.rate import Rate
 from asynctask.runtime.strangers import Strangers
@@ -79,7 +80,7 @@ class Manager:
         self._lock = threading.Lock()
         self._mine = Mine()
         self._rung = False
-        self._doubtful = False  # a fetch broke off: the broker may have given what never arrived
+        self._doubt = Doubt(clock)
         self._missing = Missing(tracker, clock)
         self._strangers = Strangers(identity, broker, clock)
         self._intake = Intake(
@@ -114,8 +115,10 @@ class Manager:
         self._quiet.set()
         self._low.set()
         self._broker.wake()
-        for assignment in self._unstarted():
-            self._release(assignment)
+        try:
+            self._give_back(self._unstarted())
+        except Unavailable as error:  # recovery finds them in this process's list
+            self._log.warning("release_put_off", error=str(error))
 
     def wait_idle(self, timeout: float) -> bool:
         """Waits until no job runs; False if one still does after ``timeout`` seconds."""
@@ -189,7 +192,7 @@ class Manager:
         while not self._quiet.is_set():
             done: list[Copy] = []
             try:
-                if self._doubtful:
+                if self._doubt.is_due():
                     self._find_unarrived()
                 limit = self._room()
                 self._rung = False
@@ -214,12 +217,12 @@ class Manager:
                 tries += 1
                 self._log.warning("fetch_put_off", error=str(error), tries=tries)
                 self._mine.keep_done(done)
-                self._doubtful = True
-                self._quiet.wait(min(0.1 * 2**tries, 5.0))
+                self._doubt.rise()
+                self._quiet.wait(pause_s(tries))
             except Exception:
                 self._log.exception("fetch_failed")
                 self._mine.keep_done(done)
-                self._doubtful = True
+                self._doubt.rise()
                 self._quiet.wait(1.0)
 
     def _find_unarrived(self) -> None:
@@ -228,7 +231,7 @@ class Manager:
         if unarrived:
             self._log.warning("copies_unarrived", count=len(unarrived))
             self._broker.put_back(self._identity, unarrived)
-        self._doubtful = False
+        self._doubt.looked()
 
     def _room(self) -> int:
         """How many jobs to fetch now: none while enough lies ready, so that fetches stay few and large."""
@@ -254,10 +257,14 @@ class Manager:
         surplus = self._unstarted()
         for assignment in surplus[:keep]:
             self._buffer.put(assignment)
-        for assignment in surplus[keep:]:
+        self._give_back(surplus[keep:])
+
+    def _give_back(self, unstarted: Sequence[Assignment]) -> None:
+        """To whoever can begin them, in the order in which they came. Raises :class:`Unavailable`."""
+        for assignment in unstarted:
             if assignment.ticket is not None:
                 self._release(assignment)
-        copies = [each.copy for each in surplus[keep:] if each.ticket is None]
+        copies = [each.copy for each in unstarted if each.ticket is None]
         self._mine.forget(copies)  # if the broker is away now, they are found and go back when it is there
         self._broker.put_back(self._identity, copies)
 

@@ -4,11 +4,37 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from asynctask.brokers.base import Copy
+from asynctask.clock import Clock
 
-__all__ = ["Mine"]
+__all__ = ["LOOKS_S", "Doubt", "Mine"]
+
+LOOKS_S: Final = (0.0, 10.0, 60.0, 180.0)
+"""Seconds after a fetch broke off at which it is looked what it moved: the network may deliver it minutes later."""
+
+
+class Doubt:
+    """A fetch broke off: the broker may have given, or may yet give, what never arrives here. For the fetching thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._looks: list[float] = []  # when, the next one first
+
+    def rise(self) -> None:
+        """A fetch broke off just now."""
+        now = self._clock.monotonic()
+        self._looks = [now + seconds for seconds in LOOKS_S]
+
+    def is_due(self) -> bool:
+        """Whether it is time to look."""
+        return bool(self._looks) and self._looks[0] <= self._clock.monotonic()
+
+    def looked(self) -> None:
+        """The broker was asked just now."""
+        now = self._clock.monotonic()
+        self._looks = [at for at in self._looks if at > now]
 
 
 class Mine:

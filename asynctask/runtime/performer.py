@@ -30,6 +30,7 @@ from asynctask.middleware.task_event import TaskEventMiddleware
 from asynctask.middleware.tracker import Ticket, Tracker
 from asynctask.runtime.interrupt import Watch, Watchdog
 from asynctask.runtime.loop import LoopThread
+from asynctask.runtime.patience import pause_s
 from asynctask.runtime.retry import Decision, Follow, decide, retries_of
 from asynctask.runtime.untracked import after_failure, decide_untracked, limit_of, text_of
 from asynctask.wire.payload import parse
@@ -268,7 +269,7 @@ class Performer:
                 self._log.warning("outcome_put_off", job_id=assignment.copy.jid, error=str(error), tries=tries)
                 if assignment.abandoned:  # whoever gave the thread up goes on with the stop
                     raise
-                self._pause.wait(min(0.1 * 2**tries, 5.0))
+                self._pause.wait(pause_s(tries))
             else:
                 self._hooks.gone(assignment)
                 return

@@ -104,14 +104,13 @@ def kill_one_at_work(world: World, seen: set[int]) -> int:
     """Kills a worker process that holds jobs; returns how many it had begun and not ended."""
 
     def at_work() -> int:
-        held = world.sql("SELECT process, COUNT(*) FROM jobs WHERE process IS NOT NULL GROUP BY process")
-        return next((pid for pid in (pid_of(p) for p, _ in held) if pid not in seen and not gone(pid)), 0)
+        return next((pid for pid in map(pid_of, world.broker.held()) if pid not in seen and not gone(pid)), 0)
 
     victim = wait_for(at_work, "a worker that was not killed yet holds jobs", every=0.002)
     seen.add(victim)
     kill([victim])
     wait_for(lambda: gone(victim), "it is dead")
-    held = world.one("SELECT COUNT(*) FROM jobs WHERE process LIKE ?", f"%:{victim}:%")
+    held = sum(count for process, count in world.broker.held().items() if pid_of(process) == victim)
     lines = [line for line in world.shop.lines() if line[2] == str(victim)]
     begun = {line[1] for line in lines if line[0] == "began"} - {line[1] for line in lines if line[0] == "did"}
     assert held > 0, "it held jobs when it died"
@@ -119,6 +118,7 @@ def kill_one_at_work(world: World, seen: set[int]) -> int:
 
 
 @pytest.mark.databases("sqlite", "postgresql", reason="what is killed in MariaDB's own steps is in test_crash_points")
+@pytest.mark.parametrize("broker_kind", ["sql", "redis"])
 def test_ten_thousand_items_survive_five_killed_workers_and_a_killed_web_process(world: World) -> None:
     app = world.app()
     port = free_port()

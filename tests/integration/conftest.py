@@ -1,4 +1,4 @@
-"""Servers for the tests of this folder, one of each for the whole run."""
+"""What the tests of this folder share: connections to the run's redis-server."""
 
 from __future__ import annotations
 
@@ -10,15 +10,6 @@ from support.redis_watch import NOW, Fixed
 from support.servers import RedisServer
 
 from asynctask.brokers.redis.broker import RedisBroker
-
-
-@pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """A private redis-server; whoever uses it takes a namespace of its own."""
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    server.start()
-    yield server
-    server.stop()
 
 
 @pytest.fixture

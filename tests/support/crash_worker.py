@@ -1,7 +1,8 @@
 """A process that takes a list, splits, dispatches and performs it, and kills itself at a point of that way.
 
 ``CRASH_AT`` is ``before|after:point:n``: at the n-th time that the point is reached. The production code has no hooks for
-this; its functions are wrapped here.
+this; its functions are wrapped here. ``CRASH_WORKER`` is the worker of the list; with ``plain`` its jobs are pushed one by
+one, and nobody tracks them. They wait in the SQL broker, or in the Redis server that the environment names.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from support.world import MARK, make_app
 
-from asynctask.brokers.sql import SqlBroker
+from asynctask.brokers.base import Broker
 from asynctask.bulk import dispatcher, split, sweep
 from asynctask.ledger import dispatch, recorder
 from asynctask.ledger import tasks as task_rows
@@ -67,6 +68,7 @@ class Trap:
 def set_trap(trap: Trap, app: Any) -> None:
     """Wraps what the point names."""
     point = trap.point
+    broker: Any = type(app.broker)
     if point == "insert":
         task_rows.add_slice = trap.around(task_rows.add_slice)
     elif point == "seal":
@@ -74,13 +76,13 @@ def set_trap(trap: Trap, app: Any) -> None:
     elif point == "reserve":
         dispatch.reserve = trap.around(dispatch.reserve)
     elif point == "push":
-        SqlBroker.push = trap.around(SqlBroker.push)
+        broker.push = trap.around(broker.push)
     elif point == "push_again":
-        SqlBroker.push = trap.around(SqlBroker.push, lambda broker, copies: any(copy.attempt > 1 for copy in copies))
+        broker.push = trap.around(broker.push, lambda broker, copies: any(copy.attempt > 1 for copy in copies))
     elif point == "confirm":
         dispatch.confirm = trap.around(dispatch.confirm)
     elif point == "fetch":
-        SqlBroker.exchange = trap.around(SqlBroker.exchange, _will_fetch)
+        broker.exchange = trap.around(broker.exchange, _will_fetch)
     elif point == "begin":
         Tracker.begin = trap.around(Tracker.begin)
     elif point == "perform":
@@ -89,14 +91,16 @@ def set_trap(trap: Trap, app: Any) -> None:
     elif point == "commit":
         _trap_commit(trap)
     elif point == "ack":
-        SqlBroker.exchange = trap.around(SqlBroker.exchange, lambda broker, process, done, *rest: bool(done))
+        broker.exchange = trap.around(broker.exchange, lambda broker, process, done, *rest: bool(done))
+    elif point == "hold":
+        broker.hold = trap.around(broker.hold)
     elif point == "close":
         recorder.try_close = sweep.try_close = trap.around(recorder.try_close)
     else:
         raise ValueError(point)
 
 
-def _will_fetch(broker: SqlBroker, process: str, done: Any, queues: Any, limit: int) -> bool:
+def _will_fetch(broker: Broker, process: str, done: Any, queues: Any, limit: int) -> bool:
     return limit > 0 and any(broker.waiting(queues).values())
 
 
@@ -136,7 +140,11 @@ def main() -> int:
     app = make_app(Path(os.environ[MARK]), lease_s=1.0, heartbeat_s=0.3)
     set_trap(Trap(os.environ["CRASH_AT"]), app)
     app.launcher(concurrency=2).start()
-    app.submit_items(os.environ.get("CRASH_WORKER", "note"), items())
+    worker = app.workers[os.environ.get("CRASH_WORKER", "note")]
+    if worker.use_task_event:
+        app.submit_items(worker, items())
+    else:
+        worker.perform_bulk(items())
     threading.Event().wait(20)
     return 3
 

@@ -16,7 +16,8 @@ class Proxy:
     """Forwards connections to a port of 127.0.0.1. Each is known by the port of its client.
 
     ``cut(port, BEFORE)`` closes the connection when the client sends its next words, which do not arrive. With ``AFTER``
-    they arrive and are obeyed; the answer is lost. ``watch`` does so to whoever says certain words.
+    they arrive and are obeyed; the answer is lost. ``watch`` does so to whoever says certain words. Every answer takes
+    ``slow_s`` seconds longer.
     """
 
     def __init__(self, target: int) -> None:
@@ -25,6 +26,7 @@ class Proxy:
         self.port = int(self._listener.getsockname()[1])
         self._cuts: dict[int, str | Callable[[], None]] = {}
         self._watched: tuple[tuple[bytes, ...], str | Callable[[], None], int] | None = None
+        self.slow_s = 0.0
         self.fell = threading.Event()
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -43,6 +45,10 @@ class Proxy:
         for thread in self._threads:
             thread.join(10)
         self._listener.close()
+
+    def aim(self, target: int) -> None:
+        """Leads to another port from now on; who is connected stays where he is."""
+        self._target = target
 
     def cut(self, port: int, when: str) -> None:
         """Loses the next words of a client, or their answer."""
@@ -79,6 +85,7 @@ class Proxy:
                     words = server.recv(1 << 16)
                     if not words:
                         return
+                    self._closing.wait(self.slow_s)
                     client.sendall(words)
 
     def _forward(self, client: socket.socket, server: socket.socket, port: int) -> bool:

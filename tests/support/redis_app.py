@@ -3,9 +3,6 @@
 import os
 from pathlib import Path
 
-from support.world import MARK, make_app
-
-BROKER = "TEST_BROKER"
-"""Environment variable with the URL of the server."""
+from support.world import BROKER, MARK, make_app
 
 app = make_app(Path(os.environ[MARK]), app="support.redis_app:app", broker_url=os.environ[BROKER])

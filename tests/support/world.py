@@ -1,6 +1,6 @@
 """A folder with a ledger of its own, a shop that jobs write to, and processes that leave with the test.
 
-The ledger lies in a database that watches it from inside: see :mod:`support.databases`.
+The ledger lies in a database that watches it from inside: see :mod:`support.databases`. Jobs wait there too, or in Redis.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+from support.broker_looks import BrokerLook, RedisLook, SqlLook
 from support.databases import Store
 
 from asynctask import AsyncTask, NormalException, current_job
@@ -31,15 +32,18 @@ MARK = "TEST_WORLD"
 DATABASE = "TEST_DATABASE"
 """Environment variable with the URL of its database."""
 
+BROKER = "TEST_BROKER"
+"""Environment variable with the URL of the Redis server where its jobs wait, if they do."""
+
 TERMINAL = ("finish", "failed", "error", "cancelled")
 _TERMINAL = ", ".join(f"'{status}'" for status in TERMINAL)
 
 
 def settings(folder: Path, **more: Any) -> dict[str, Any]:
-    """The configuration of a world: short leases, everything in the folder; in a child, the database of its parent."""
+    """The configuration of a world: short leases, everything in the folder; in a child, the servers of its parent."""
     return {
-        "database_url": os.environ.get(DATABASE, f"sqlite:///{folder}/a.db"), "data_dir": str(folder / "data"),
-        "lease_s": 2.0, "heartbeat_s": 0.5, "environ": {}, **more,
+        "database_url": os.environ.get(DATABASE, f"sqlite:///{folder}/a.db"), "broker_url": os.environ.get(BROKER, ""),
+        "data_dir": str(folder / "data"), "lease_s": 2.0, "heartbeat_s": 0.5, "environ": {}, **more,
     }  # fmt: skip
 
 
@@ -92,6 +96,14 @@ def make_app(folder: Path, **more: Any) -> AsyncTask:
             raise ValueError("a bug")
         return {"n": item["n"]}
 
+    @app.worker(retry=0, use_task_event=False)
+    def plain(item: dict) -> None:
+        """Nobody tracks it: takes a moment, says that it did, and breaks where the item says ``bug``."""
+        threading.Event().wait(0.005)
+        shop.note("plain", item["n"], os.getpid())
+        if item.get("bug"):
+            raise ValueError("a bug")
+
     @app.worker(retry=0)
     def gated(item: dict) -> dict:
         """Says that it began and waits for a file ``gate``."""
@@ -137,11 +149,14 @@ def make_app(folder: Path, **more: Any) -> AsyncTask:
 
 
 class World:
-    """Arguments: ``folder``, empty and the test's own; ``store``, its database."""
+    """Arguments: ``folder``, empty and the test's own; ``store``, its database; ``broker_url``, the Redis server where jobs
+    wait, empty for that database."""
 
-    def __init__(self, folder: Path, store: Store) -> None:
+    def __init__(self, folder: Path, store: Store, broker_url: str = "") -> None:
         self.folder = folder
         self.store = store
+        self.broker_url = broker_url
+        self.broker: BrokerLook = RedisLook(broker_url) if broker_url else SqlLook(store)
         self.shop = Shop(folder)
         self._apps: list[AsyncTask] = []
         self._children: list[subprocess.Popen[bytes]] = []
@@ -150,7 +165,7 @@ class World:
 
     def app(self, **more: Any) -> AsyncTask:
         """An application of this world: each is a process of its own to the ledger."""
-        app = make_app(self.folder, **{"database_url": self.store.url, **more})
+        app = make_app(self.folder, **{"database_url": self.store.url, "broker_url": self.broker_url, **more})
         self._apps.append(app)
         app.ensure_schema()
         self.watch()
@@ -193,6 +208,7 @@ class World:
             **kept,
             MARK: str(self.folder),
             DATABASE: self.store.url,
+            BROKER: self.broker_url,
             "PYTHONPATH": f"{SUPPORT.parent}:{SUPPORT.parent.parent}",
             **more,
         }
@@ -241,6 +257,7 @@ class World:
                 pass
         for app in self._apps:
             app.close()
+        self.broker.close()
 
     # -- the promises
 

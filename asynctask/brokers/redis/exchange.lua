@@ -14,15 +14,9 @@ redis.call('HLEN', held)
 redis.call('SCARD', holders)
 local counted = redis.call('HLEN', KEYS[5]) > 0
 
-local at = 6 + queues
-local counters = tonumber(ARGV[at])
-for i = 1, counters do
-  redis.pcall('INCRBY', KEYS[5 + queues + i], ARGV[at + 2 * i - 1]) -- a counter that is none must not stop the work
-  if ARGV[at + 2 * i] ~= '0' then
-    redis.call('EXPIRE', KEYS[5 + queues + i], ARGV[at + 2 * i])
-  end
-end
-at = at + 2 * counters + 1
+local counted_at = 6 + queues
+local counters = tonumber(ARGV[counted_at])
+local at = counted_at + 2 * counters + 1
 local untracked = tonumber(ARGV[at])
 for first = at + 1, at + untracked, 4000 do
   left = left - redis.call('HDEL', fetched, unpack(ARGV, first, math.min(first + 3999, at + untracked)))
@@ -86,5 +80,13 @@ if #texts > 0 then
   redis.call('SADD', holders, process)
 elseif left == 0 and #ARGV > at then
   redis.call('SREM', holders, process)
+end
+
+-- Last: what failed above was not counted either, and a full server still counts what it had written before.
+for i = 1, counters do
+  redis.pcall('INCRBY', KEYS[5 + queues + i], ARGV[counted_at + 2 * i - 1]) -- one that is none must not stop the work
+  if ARGV[counted_at + 2 * i] ~= '0' then
+    redis.call('EXPIRE', KEYS[5 + queues + i], ARGV[counted_at + 2 * i])
+  end
 end
 return {counts, texts, deaths}

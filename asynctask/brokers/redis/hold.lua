@@ -4,8 +4,9 @@
 --       then for each copy: score, payload, field, jid:attempt (empty: untracked)
 -- Returns how many were put in.
 local process, put = ARGV[1], 0
-redis.call('ZCARD', KEYS[1])
+redis.call('ZCARD', KEYS[1]) -- a key of another type is found before anything leaves the list
 redis.call('HLEN', KEYS[3])
+redis.call('SCARD', KEYS[4])
 for i = 4, #ARGV, 4 do
   local ours = process == '' or redis.call('HDEL', KEYS[2], ARGV[i + 2]) == 1
   if ours then

@@ -6,6 +6,8 @@ local n = tonumber(ARGV[1])
 for i = 1, n do -- a key of another type is found before anything is written
   redis.call('LLEN', KEYS[3 + i])
 end
+redis.call('SCARD', KEYS[1])
+redis.call('SCARD', KEYS[2])
 redis.call('HLEN', KEYS[3])
 local pushed, seen = 0, {}
 for i = n + 2, #ARGV, 3 do

@@ -5,7 +5,9 @@
 --       untracked), jid, deaths, payload to write instead (empty: as it stood)
 -- Returns how many went back.
 local queues, back = tonumber(ARGV[5]), 0
-redis.call('HLEN', KEYS[2])
+redis.call('HLEN', KEYS[2]) -- a key of another type is found before anything leaves the list
+redis.call('SCARD', KEYS[3])
+redis.call('SCARD', KEYS[4])
 redis.call('HLEN', KEYS[5])
 for i = 1, queues do
   redis.call('LLEN', KEYS[5 + i])

@@ -4,6 +4,7 @@
 --       job, and goes to the dead), member, payload to push
 -- Returns how many were moved.
 local queues, moved = tonumber(ARGV[2]), 0
+redis.call('SCARD', KEYS[2]) -- a key of another type is found before anything leaves the set
 redis.call('ZCARD', KEYS[3])
 for i = 1, queues do
   redis.call('LLEN', KEYS[3 + i])

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
+from queue import Empty
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
@@ -59,7 +60,8 @@ class Server:
         }
         if url.startswith("unix"):
             del self._options["socket_keepalive"]
-        self._pool = self._made(redis.BlockingConnectionPool, max_connections=connections, timeout=timeout_s)
+        self._pool: Any = self._made(redis.BlockingConnectionPool, max_connections=connections, timeout=timeout_s)
+        self.moves = 0  # how often this server turned out to be the primary no more
         self.redis: Any = redis.Redis(connection_pool=self._pool)
 
     def _made(self, kind: type[redis.ConnectionPool], **more: Any) -> redis.ConnectionPool:
@@ -81,6 +83,25 @@ class Server:
     def close(self) -> None:
         """Closes every connection."""
         self._pool.disconnect()
+
+    def _let_go(self) -> None:
+        """Closes the connections that nobody uses: whoever asks next asks anew where the URL leads.
+
+        After a failover the name, or the proxy, leads to the new primary, while what is connected stays with the old one,
+        which refuses every write from then on. One that is in use is closed here when it was refused, too.
+        """
+        self.moves += 1
+        idle: list[Any] = []
+        try:
+            while True:
+                idle.append(self._pool.pool.get_nowait())
+        except Empty:
+            pass
+        for connection in idle:
+            if connection is not None:
+                connection.disconnect()
+        for connection in reversed(idle):
+            self._pool.pool.put_nowait(connection)  # a closed one connects when it is used
 
     # -- calls
 
@@ -123,6 +144,8 @@ class Server:
                     raise
                 return call()
         except redis.exceptions.RedisError as error:
+            if isinstance(error, redis.exceptions.ReadOnlyError):
+                self._let_go()
             raise BrokerUnavailable(self._explained(error, keys)) from error
 
     # -- what errors mean

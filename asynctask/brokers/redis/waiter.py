@@ -34,6 +34,7 @@ class Waiter:
         self._clock = clock
         self._lock = threading.Lock()
         self._connection: Any = None
+        self._moves = 0  # of the server, when it was connected
         self._unread = 0  # answers that were not waited for
         self._tells = True  # whether this server tells news at all
         self.told = False  # whether the last wait ended with news, not with :meth:`wake`
@@ -107,7 +108,10 @@ class Waiter:
     def _listen(self, queues: Sequence[str], empty: Sequence[str]) -> bool:
         """Asks to be told; returns whether there is news already."""
         keys = self._server.keys
+        if self._connection is not None and self._moves != self._server.moves:
+            self._disconnect()  # it may listen to the primary that was
         if self._connection is None:
+            self._moves = self._server.moves
             self._connection, self._unread = self._server.listener(), 0
         connection = self._connection
         prefixes = _shortest(keys.queue(name) for name in queues) if queues else [keys.queue("")]
