@@ -15,4 +15,4 @@ _DOUBLINGS: Final = 10  # a day without an answer is some twenty thousand tries:
 
 def pause_s(tries: int) -> float:
     """Seconds before the next try when ``tries``, at least one, have failed: twice as many each time, and not for ever."""
-    return min(_FIRST_S * 2 ** min(tries - 1, _DOUBLINGS), LONGEST_S)
+    return min(_FIRST_S * (1 << min(tries - 1, _DOUBLINGS)), LONGEST_S)
