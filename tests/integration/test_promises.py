@@ -338,7 +338,6 @@ def at_once(world: World, since: float, until: float) -> int:
     return most
 
 
-@with_each_broker
 def test_promise_8_parallel_acts_on_new_starts_within_a_second(world: World) -> None:
     """Taken out: the `parallel` in `room`. Four ran at once from the start."""
     app = world.app()
