@@ -177,9 +177,8 @@ OUTAGES = {
 
 @pytest.mark.parametrize("name", OUTAGES)
 def test_the_work_waits_says_so_and_goes_on_by_itself(on_redis: World, own: OwnRedis, quick: None, name: str) -> None:
-    """Taken out: the pause of the fetcher after an error (it ended); `Sweep.find_lost` (what the emptied server had lost
-    never came back); `Control.withdrawn` (a pause and a cancel were refused); the count of jobs at the end of a fetch (a
-    full server forgot it)."""
+    """Taken out: `Control.withdrawn` (a pause and a cancel were refused while Redis was away); `Sweep.find_lost` (what the
+    emptied server had lost never came back)."""
     outage = OUTAGES[name]
     app = on_redis.app(poll_interval_s=0.2)
     if name == "hanging":
@@ -515,6 +514,26 @@ def test_a_move_that_meets_a_key_of_another_program_moves_all_or_nothing(own: Ow
         assert sum(places(client).values()) == (7 if move == "push" else 5)
         found = broker.holds([a_copy(n).key for n in (1, 3, 8)])
         assert found >= {a_copy(3).key} | ({a_copy(8).key} if move == "push" else set())
+    broker.close()
+
+
+def test_counts_outlast_a_full_server_and_count_once_when_a_fetch_fails(own: OwnRedis) -> None:
+    """Taken out: their place at the end of the fetch. A full server forgot them, and a fetch that failed had counted."""
+    broker = RedisBroker(own.url)
+    broker.push([a_copy(n, attempt=0) for n in range(2)])
+    done = broker.exchange("p", [], ["default"], 1)
+    with own.client() as client:
+        client.config_set("maxmemory", "1")
+        broker.count("stat:processed", 3)
+        broker.exchange("p", done, ["default"], 1)
+        assert client.get("stat:processed") == b"3"
+        client.config_set("maxmemory", "0")
+        client.set("queue:wrong", "x")
+        broker.count("stat:processed", 4)
+        with pytest.raises(BrokerUnavailable, match="holds a string"):
+            broker.exchange("p", [], ["wrong"], 1)
+        broker.exchange("p", [], ["default"], 1)
+        assert client.get("stat:processed") == b"7"
     broker.close()
 
 
