@@ -19,6 +19,8 @@ POINTS = [f"{when}:{point}:1" for point in WAY for when in ("before", "after")]
 LATER = ["before:insert:3", "after:insert:2", "after:reserve:3", "before:commit:3", "after:ack:2", "after:perform:9"]
 AT_THE_BROKER = ("push", "fetch", "begin", "perform", "commit", "ack")
 IN_REDIS = [f"{when}:{point}:1" for point in AT_THE_BROKER for when in ("before", "after")]
+"""Where the broker has a part, or has handed out what may not be lost."""
+
 UNTRACKED = [f"{when}:{point}:1" for point in ("fetch", "perform", "hold", "ack") for when in ("before", "after")]
 
 
