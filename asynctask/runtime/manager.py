@@ -30,7 +30,11 @@ from asynctask.worker import Worker
 __all__ = ["Manager", "QueueOrder"]
 
 AHEAD_S = 0.1
-"""A process fetches what its idle threads take at once and what they finish in this time: long jobs are not hoarded."""
+"""A process fetches what its idle threads take at once and what they finish in this time, and while a fetch is on its way:
+long jobs are not hoarded, and short ones lie ready when the next fetch begins."""
+
+LATENCY_S = 0.5
+"""A fetch that takes longer is an exception, and no reason to fetch more ahead."""
 
 HOARD = 10
 """With more jobs ready than so many times what a process would fetch now, it gives back what it cannot begin soon."""
@@ -93,6 +97,7 @@ class Manager:
         self._quiet = threading.Event()
         self._low = threading.Event()  # so little lies ready that it is time for the next fetch
         self._mark = 0  # how little that is
+        self._latency = 0.0  # seconds from asking for jobs until they can begin, smoothed
         self._ended = threading.Event()
         self._log = get_logger("asynctask.manager")
         self._rate = Rate(clock)
@@ -189,12 +194,19 @@ class Manager:
     def _fetch(self) -> None:
         tries = 0
         worked = False
+        asked = self._clock.monotonic()
         while not self._quiet.is_set():
             done: list[Copy] = []
             try:
                 if self._doubt.is_due():
                     self._find_unarrived()
                 limit = self._room()
+                if limit <= 0 and self._clock.monotonic() - asked < AHEAD_S and self._mine.waiting < MAX_FETCH // 2:
+                    self._low.wait(
+                        AHEAD_S / 4
+                    )  # a round trip for a few acknowledgements alone would cost more than it is worth
+                    continue
+                asked = self._clock.monotonic()
                 self._rung = False
                 done = self._mine.take_done()
                 copies = self._broker.exchange(self._identity, done, self._strangers.order(self._queue_order()), limit)
@@ -203,12 +215,11 @@ class Manager:
                 if copies:
                     worked = True
                     self._begin(copies)
+                    self._latency = 0.7 * self._latency + 0.3 * min(self._clock.monotonic() - asked, LATENCY_S)
                 elif limit > 0:
                     self._on_dry(worked)
                     worked = False
-                if limit <= 0:
-                    self._low.wait(AHEAD_S / 4)
-                elif len(copies) < limit:
+                if 0 < limit > len(copies):
                     # Every commit, our own too, ends the wait: a busy process must not answer each with a transaction.
                     self._quiet.wait(_PACE_S if self.busy else 0)
                     self._broker.wait(self._strangers.patience(self._idle_wait()))
@@ -241,7 +252,7 @@ class Manager:
         assert self.performer is not None
         rate = self._rate.update(self.performer.performed)
         idle = self._concurrency - self.busy
-        wanted = min(MAX_FETCH, max(0, idle) + int(rate * AHEAD_S))
+        wanted = min(MAX_FETCH, max(0, idle) + int(rate * (AHEAD_S + 2 * self._latency)))
         self._mark = wanted // 2
         ready = self._buffer.qsize()
         if ready > HOARD * wanted + self._concurrency:

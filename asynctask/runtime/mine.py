@@ -49,6 +49,11 @@ class Mine:
         with self._lock:
             return copy.handle in self._handles
 
+    @property
+    def waiting(self) -> int:
+        """How many may be acknowledged."""
+        return len(self._done)
+
     def done(self, copy: Copy) -> int:
         """It may be acknowledged; returns how many wait for that."""
         with self._lock:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from asynctask.middleware.task_event import TICKET
 from asynctask.middleware.tracker import Ticket, Tracker
 from asynctask.runtime import interrupt, missing
 from asynctask.runtime.launcher import Launcher
+from asynctask.runtime.manager import AHEAD_S, MAX_FETCH
 from asynctask.runtime.performer import Assignment
 from asynctask.runtime.retry import MAX_PAUSE_S, Follow, decide
 from asynctask.runtime.turns import Turns
@@ -349,3 +351,60 @@ def test_a_process_shows_that_it_is_quiet_without_waiting_for_its_next_heartbeat
         assert [process["quiet"] for process in app.processes()] == [False]
         launcher.quiet()
         wait_for(lambda: app.processes()[0]["quiet"], "it shows that it is quiet", 60)
+
+
+# -- how jobs are fetched
+
+
+def test_acknowledgements_alone_are_no_round_trip_each_while_jobs_lie_ready(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = place.app()
+    clock = app.clock
+    real = app.broker.exchange
+    asked: list[tuple[float, int, int]] = []
+
+    def exchange(process: str, done: Any, queues: Any, limit: int) -> Any:
+        asked.append((clock.monotonic(), len(done), limit))
+        return real(process, done, queues, limit)
+
+    monkeypatch.setattr(app.broker, "exchange", exchange)
+    ran: list[int] = []
+    short = app.worker(name="short", use_task_event=False)(lambda n: ran.append(n))
+    short.perform_bulk(range(3_000))
+    with place.working(app, concurrency=1):
+        wait_for(lambda: len(ran) == 3_000, "all ran")
+        wait_for(lambda: sum(done for _, done, _ in asked) == 3_000, "all are acknowledged")
+    pairs = pairwise(asked)
+    alone = [at - before for (before, _, _), (at, done, limit) in pairs if limit <= 0 and done < MAX_FETCH // 2]
+    assert [gap for gap in alone if gap < AHEAD_S / 2] == []  # a thread may be held up between two looks at the clock
+
+
+def test_the_longer_a_fetch_takes_the_more_jobs_lie_ready_when_it_begins(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = place.app()
+    launcher = app.launcher(concurrency=2, shutdown_s=1.0)
+    manager, pause = launcher.manager, threading.Event()
+    real = app.broker.exchange
+
+    def slow(*args: Any) -> Any:
+        pause.wait(0.05)  # the fetch itself, as over a long wire
+        return real(*args)
+
+    monkeypatch.setattr(app.broker, "exchange", slow)
+    ran: list[int] = []
+    short = app.worker(name="short", use_task_event=False)(lambda n: ran.append(n))
+    short.perform_bulk(range(100))
+    launcher.start()
+    try:
+        wait_for(lambda: len(ran) == 100, "all ran")
+        assert manager._latency > 0.01
+    finally:
+        launcher.stop()
+    monkeypatch.setattr(manager._rate, "update", lambda count: 1_000.0)
+    monkeypatch.setattr(manager, "_may_start", lambda: True)
+    manager._latency = 0.0
+    assert manager._room() == 2 + 100
+    manager._latency = 0.2
+    assert manager._room() == 2 + 100 + 400
