@@ -15,8 +15,8 @@ from asynctask.errors import LedgerUnavailable
 __all__ = ["LOCKED", "OutcomeUnknown", "TransactionConflict", "code_of", "repeatable", "translated"]
 
 # What a transaction fails with because of another one: the same again is right.
-# PostgreSQL: serialization failure, deadlock, lock timeout. MariaDB: lock wait timeout, deadlock, the same over the counter of
-# AUTO_INCREMENT, row changed.
+# PostgreSQL: serialization failure, deadlock, lock timeout. MariaDB: lock wait timeout, deadlock, deadlock over the counter
+# of AUTO_INCREMENT, row changed.
 _CONFLICTS: Final = frozenset({"40001", "40P01", "55P03", 1205, 1213, 1467, 1020})
 LOCKED: Final = 1205
 """MariaDB's code for a lock that was not had in time."""
