@@ -42,13 +42,14 @@ class CurrentJob:
         payload: dict[str, Any] | None = None,
         checkpoint: Any = None,
         should_stop: Callable[[], bool] | None = None,
+        state: dict[str, Any] | None = None,
     ) -> None:
         self.job_id = job_id
         self.task_id = task_id
         self.attempt = attempt
         self.queue = queue
         self.payload: dict[str, Any] = {} if payload is None else payload
-        self.state: dict[str, Any] = {}
+        self.state: dict[str, Any] = {} if state is None else state
         self.result: Any = None
         self._checkpoint = checkpoint
         self._messages: list[str] = []

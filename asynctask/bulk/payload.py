@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -36,22 +37,28 @@ def tracked_copy(ready: Ready, now: int) -> Copy:
 
     The item's JSON is put in as the text that the ledger holds: it is not parsed and written again for each job.
     """
-    options = orjson.loads(ready.options) if ready.options else {}
+    options = _options(ready.options) if ready.options else {}
+    args = ready.params or "[]"
     frame = build(
         ready.worker_name, (), ready.job_id, ready.queue, options.get("retry", True), ready.created_at,
-        enqueued_at=now / SECOND, use_task_event=True, attempt=ready.attempt, task_id=ready.task_id,
-        retry_count=ready.retries - 1,
+        enqueued_at=now / SECOND, use_task_event=True, attempt=ready.attempt,
     )  # fmt: skip
-    if ready.retries == 0:
-        del frame["retry_count"]
-    if ready.task_id is None:
-        del frame["task_id"]
+    if ready.task_id is not None:
+        frame["task_id"] = ready.task_id
+        args = f"[{args}]"  # the item of a Task is its one argument
+    if ready.retries:
+        frame["retry_count"] = ready.retries - 1
+    frame["args"] = orjson.Fragment(args)
     priority = options.get("priority", ready.priority)
     text = orjson.dumps(frame).decode()
-    params = ready.params or "[]"
-    args = params if ready.task_id is None else f"[{params}]"  # the item of a Task is its one argument
-    payload = text.replace('"args":[]', f'"args":{args}', 1)
-    return Copy(ready.job_id, ready.attempt, ready.queue, payload, int(priority or 0), ready.task_id)
+    return Copy(ready.job_id, ready.attempt, ready.queue, text, int(priority or 0), ready.task_id)
+
+
+@lru_cache(maxsize=64)
+def _options(text: str) -> Mapping[str, Any]:
+    """Read once for all jobs of a Task; whoever has it changes nothing in it."""
+    found: Mapping[str, Any] = orjson.loads(text)
+    return found
 
 
 def decode(payload: str | bytes) -> Mapping[str, Any]:

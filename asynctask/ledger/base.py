@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -13,7 +14,7 @@ from asynctask.clock import Clock, Ids, SystemClock, SystemIds, rfc3339
 from asynctask.ledger.database import Database
 from asynctask.messages import Catalogue
 
-__all__ = ["MAX_SLOTS", "SLOTS_FROM", "Ledger", "dumps", "loads", "stamp"]
+__all__ = ["MAX_SLOTS", "SLOTS_FROM", "Ledger", "dumps", "loads", "stamp", "stamps"]
 
 MAX_SLOTS = 32
 """Slots of ``task_tallies`` that a large Task has: so many processes can count at once without meeting."""
@@ -72,6 +73,17 @@ def stamp(at: int, status: str, message: str, attempt: int, row: int | None = No
     if row is not None:
         entry["row"] = row
     return entry
+
+
+def stamps(at: int, notes: Iterable[tuple[str, str, int | None]], attempt: int) -> list[str]:
+    """Messages as :func:`stamp` makes them, each as JSON text: (status, message, microseconds if not ``at``)."""
+    return [f'{{"at":"{rfc3339(own or at)}",{_rest(status, message, attempt)}' for status, message, own in notes]
+
+
+@lru_cache(maxsize=256)
+def _rest(status: str, message: str, attempt: int) -> str:
+    # Messages come in storms of the same text.
+    return dumps({"status": status, "message": message, "attempt": attempt})[1:]
 
 
 def chunks(values: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:

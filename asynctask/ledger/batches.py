@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 import sqlalchemy as sa
@@ -78,25 +78,34 @@ def json_rows(texts: Iterable[str]) -> list[list[Any]]:
 
 
 def update(
-    connection: Connection, table: sa.Table, guard: Sequence[str], written: Sequence[str], rows: Sequence[Mapping[str, Any]]
+    connection: Connection,
+    table: sa.Table,
+    guard: Sequence[str],
+    written: Sequence[str],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    same: Mapping[str, Any] | None = None,
+    where: str = "",
 ) -> int:
     """Sets the columns ``written`` to ``v_NAME`` where the columns ``guard`` are ``b_NAME``, for each row of values.
 
-    The first of ``guard`` is the key. Returns how many rows were found.
+    The first of ``guard`` is the key. ``same``: columns that are set to one value in every row. ``where``: a condition
+    on the table's columns that holds for all of them, SQL of our own. Returns how many rows were found.
     """
     if not rows:
         return 0
-    guard, written = tuple(guard), tuple(written)
+    form = _Form(tuple(guard), tuple(written), tuple(same or ()), where)
+    fixed = tuple((same or {}).values())
     names = (*(f"v_{name}" for name in written), *(f"b_{name}" for name in guard))
     if connection.dialect.name == "sqlite":
-        values = [tuple([row[name] for name in names]) for row in rows]
-        return int(connection.exec_driver_sql(_update_each(table, guard, written), values).rowcount)
+        values = [fixed + tuple([row[name] for name in names]) for row in rows]
+        return int(connection.exec_driver_sql(_update_each(table, form), values).rowcount)
     if connection.dialect.name == "postgresql":
-        statement, parts = _update_postgresql(table, guard, written), texts(rows)
-    else:
-        names = (*(f"b_{name}" for name in guard), *(f"v_{name}" for name in written))
-        statement, parts = _update_mariadb(table, guard, written), texts([[row[name] for name in names] for row in rows])
-    return sum(int(connection.exec_driver_sql(statement, (text,)).rowcount) for text in parts)
+        statement = _update_postgresql(table, form)
+        return sum(int(connection.exec_driver_sql(statement, (*fixed, text)).rowcount) for text in texts(rows))
+    names = (*(f"b_{name}" for name in guard), *(f"v_{name}" for name in written))
+    statement, parts = _update_mariadb(table, form), texts([[row[name] for name in names] for row in rows])
+    return sum(int(connection.exec_driver_sql(statement, (text, *fixed)).rowcount) for text in parts)
 
 
 def insert(connection: Connection, table: sa.Table, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -128,13 +137,26 @@ def texts(rows: Sequence[Any]) -> Iterator[str]:
     yield (b"[" + b",".join(parts) + b"]").decode()
 
 
+class _Form(NamedTuple):
+    """What an UPDATE is made of beside its values: the names of columns, and a condition."""
+
+    guard: tuple[str, ...]
+    written: tuple[str, ...]
+    same: tuple[str, ...]
+    where: str
+
+    def condition(self, guards: Iterable[str]) -> str:
+        """All of these comparisons, and the condition."""
+        return " AND ".join([*guards, *([f"({self.where})"] if self.where else [])]) or "TRUE"
+
+
 # -- SQLite
 
 
 @cache
-def _update_each(table: sa.Table, guard: tuple[str, ...], written: tuple[str, ...]) -> str:
-    sets = ", ".join(f'"{name}" = ?' for name in written)
-    where = " AND ".join(f'"{name}" = ?' for name in guard)
+def _update_each(table: sa.Table, form: _Form) -> str:
+    sets = ", ".join(f'"{name}" = ?' for name in (*form.same, *form.written))
+    where = form.condition(f'"{name}" = ?' for name in form.guard)
     return f"UPDATE {table.name} SET {sets} WHERE {where}"  # noqa: S608 - names of our own tables
 
 
@@ -149,11 +171,12 @@ def _type(column: sa.Column[Any], known: Sequence[tuple[Any, str]], text: str) -
 
 
 @cache
-def _update_postgresql(table: sa.Table, guard: tuple[str, ...], written: tuple[str, ...]) -> str:
-    columns = [(f"b_{name}", table.c[name]) for name in guard] + [(f"v_{name}", table.c[name]) for name in written]
+def _update_postgresql(table: sa.Table, form: _Form) -> str:
+    columns = [(f"b_{name}", table.c[name]) for name in form.guard]
+    columns += [(f"v_{name}", table.c[name]) for name in form.written]
     made = ", ".join(f"{name} {_type(column, _POSTGRESQL_TYPES, 'text')}" for name, column in columns)
-    sets = ", ".join(f'"{name}" = d.v_{name}' for name in written)
-    where = " AND ".join(f'{table.name}."{name}" = d.b_{name}' for name in guard)
+    sets = ", ".join([*(f'"{name}" = %s' for name in form.same), *(f'"{name}" = d.v_{name}' for name in form.written)])
+    where = form.condition(f'{table.name}."{name}" = d.b_{name}' for name in form.guard)
     return f"UPDATE {table.name} SET {sets} FROM json_to_recordset(%s::json) AS d({made}) WHERE {where}"  # noqa: S608
 
 
@@ -186,11 +209,17 @@ def json_table(columns: Sequence[sa.Column[Any]]) -> str:
 
 
 @cache
-def _update_mariadb(table: sa.Table, guard: tuple[str, ...], written: tuple[str, ...]) -> str:
-    columns = [table.c[name] for name in (*guard, *written)]
-    sets = ", ".join(f"t.`{name}` = d.d{i}" for i, name in enumerate(written, len(guard)))
+def _update_mariadb(table: sa.Table, form: _Form) -> str:
+    guard = form.guard
+    columns = [table.c[name] for name in (*guard, *form.written)]
+    sets = ", ".join(
+        [
+            *(f"t.`{name}` = %s" for name in form.same),
+            *(f"t.`{name}` = d.d{i}" for i, name in enumerate(form.written, len(guard))),
+        ]
+    )
     on = f"t.`{guard[0]}` = d.d0"
-    where = " AND ".join(f"t.`{name}` = d.d{i}" for i, name in enumerate(guard) if i) or "TRUE"
+    where = form.condition(f"t.`{name}` = d.d{i}" for i, name in enumerate(guard) if i)
     # The rows that are given come first: each is one look at the key.
     return f"UPDATE {json_table(columns)} STRAIGHT_JOIN {table.name} AS t ON {on} SET {sets} WHERE {where}"  # noqa: S608
 

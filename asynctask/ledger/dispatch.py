@@ -21,7 +21,7 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, loads
 from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.models import events, tasks
-from asynctask.ledger.transitions import Change, EventRecord, apply, lock_events
+from asynctask.ledger.transitions import Change, EventRecord, apply
 from asynctask.states import Status
 
 __all__ = [
@@ -38,6 +38,11 @@ __all__ = [
 ]
 
 _t, _e = tasks.c, events.c
+
+_FLYING = frozenset(str(status) for status in Status if in_flight(Row(status, reserved=True)))
+_AT_POINTER = sa.select(
+    _e.id, _e.job_id, _e.attempt, _e.retries, _e.worker_name, _e.queue, _e.params, _e.options, _e.created_at, _e.status
+).order_by(_e.seq, _e.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +139,7 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Rese
         found = _read_ready(connection, batches.among(connection, _e.id, ids)) if ids else []
         reserved = len(found)
         if high > low:
-            fresh, begun = _at_pointer(connection, task_id, low, high)
+            fresh, begun = _at_pointer(connection, task, low, high)
             tallies.move(connection, {(task_id, ledger.slot(task["slots"])): Delta(dispatched=begun)}, now)
             found += fresh
             reserved += begun
@@ -178,17 +183,24 @@ def _release_if_due(now: int) -> Any:
     return decide
 
 
-def _at_pointer(connection: Connection, task_id: int, low: int, high: int) -> tuple[list[Ready], int]:
+def _at_pointer(connection: Connection, task: Mapping[str, Any], low: int, high: int) -> tuple[list[Ready], int]:
     """The jobs of a range that must be pushed, and how many rows of it are in flight once the pointer is past them.
 
-    The latter may be more: a row that was recorded as ``working`` before needs no copy, but it runs.
+    The latter may be more: a row that was recorded as ``working`` before needs no copy, but it runs. The Task is locked;
+    one statement locks the rows and reads them, and leaves the Task out of it.
     """
-    condition = (_e.task_id == task_id) & (_e.seq >= low) & (_e.seq < high) & _e.due_at.is_(None)
-    if connection.dialect.name != "sqlite":
-        lock_events(connection, condition)
-    found = _select_ready(connection, condition)
-    flying = [each for each in found if in_flight(Row(Status(each[-1]), reserved=True))]
-    return [Ready(*each[:-1]) for each in flying if each[-1] == Status.ENQUEUE], len(flying)
+    condition = (_e.task_id == task["id"]) & (_e.seq >= low) & (_e.seq < high) & _e.due_at.is_(None)
+    found = batches.fetch(connection, batches.for_update(connection, _AT_POINTER.where(condition)))
+    flying = [each for each in found if each[-1] in _FLYING]
+    fresh = [
+        Ready(
+            i, job_id, task["id"], attempt, retries, worker or task["worker_name"], queue or task["queue"] or "default",
+            task["priority"], params, task["options"] if options is None else options, created_at,
+        )
+        for i, job_id, attempt, retries, worker, queue, params, options, created_at, status in flying
+        if status == Status.ENQUEUE
+    ]  # fmt: skip
+    return fresh, len(flying)
 
 
 def _advanced(ledger: Ledger, task: Mapping[str, Any], low: int, high: int, until: int) -> dict[str, Any]:
@@ -260,7 +272,7 @@ def take_again(ledger: Ledger, task_id: int, *, lease_s: float, limit: int = 10_
         if task["reserved_from"] is None:
             return []
         high = min(task["next_seq"], task["reserved_from"] + limit)
-        return _at_pointer(connection, task_id, task["reserved_from"], high)[0]
+        return _at_pointer(connection, task, task["reserved_from"], high)[0]
 
 
 def alone_due(connection: Connection, now: int, queues: Collection[str], limit: int = 1_000) -> list[Alone]:

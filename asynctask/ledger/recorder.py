@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from asynctask.bookkeeping import Row, Turn, cancel, give_back, held_elsewhere, outcome, take_over, working
+from asynctask.bookkeeping import Row, Turn, cancel, ending, give_back, held_elsewhere, outcome, take_over, working
 from asynctask.errors import LedgerUnavailable, Unavailable
 from asynctask.ledger import ready
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.closing import candidates, try_close
-from asynctask.ledger.conflicts import repeatable
-from asynctask.ledger.transitions import Applied, Change, EventRecord, Failure, Note, apply
+from asynctask.ledger.conflicts import TransactionConflict, repeatable
+from asynctask.ledger.transitions import Applied, Change, EventRecord, Failure, Note, Seen, SeenNoMore, apply
 from asynctask.logs import get_logger
 from asynctask.states import OPEN, Reason, State, Status
 
@@ -23,6 +23,10 @@ LINGER_S = 0.005
 """While other jobs run, an outcome waits so long for theirs. A commit costs about a fifth of it, and holds the lock."""
 
 _MAX_BATCH = 500
+_READS = 100
+"""Flushes that read every Event first, after one was not as it was at Begin: jobs of which something is recorded while they
+run come in storms, too."""
+
 _CLOSE_AT_ONCE = 50_000  # larger Tasks are closed by the sweep: their rows are asked first, and outcomes must not wait
 _RETRY_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 
@@ -35,6 +39,7 @@ class Outcome:
     ``then`` is called once the transaction is committed, with whether the compare-and-set was won: only then may the
     job's copy be acknowledged. ``elsewhere``: another engine keeps the job's copies. They carry no fence, so whatever
     attempt the open Event is at is the one meant, and a next attempt waits in that engine's queue, not in the ledger.
+    ``seen``: the Event as it stood at Begin, if it was untouched: the first try to record the end of it goes by that.
     """
 
     event_id: int
@@ -48,6 +53,7 @@ class Outcome:
     started_at: int | None = None
     then: Callable[[bool], None] | None = None
     elsewhere: bool = False
+    seen: EventRecord | None = None
 
 
 class Recorder:
@@ -74,6 +80,7 @@ class Recorder:
         self._condition = threading.Condition()
         self._stopping = False
         self._flushing = False
+        self._reads = 0
         self._thread: threading.Thread | None = None
         self._log = get_logger("asynctask.recorder")
         self.healthy = True
@@ -197,7 +204,7 @@ class Recorder:
         waves = _waves(batch)
         tasks_ended: set[int] = set()
         for wave in waves:
-            applied = _record(self._ledger, wave)
+            applied = self._record(wave)
             tasks_ended |= {a.record.task_id for a in applied if _ended(a) and a.record and a.record.task_id is not None}
             self.recorded += len(wave)
             for each, result in zip(wave, applied, strict=True):
@@ -205,6 +212,19 @@ class Recorder:
                     each.then(result.turn is not None)
             self.announce(applied)
         self._close(tasks_ended)
+
+    def _record(self, wave: Sequence[Outcome]) -> list[Applied]:
+        if self._reads == 0:
+            try:
+                return _record_once(self._ledger, wave)
+            except SeenNoMore:
+                self._reads = _READS
+            except TransactionConflict:
+                pass
+        else:
+            self._reads -= 1
+            _forget_seen(wave)
+        return _record(self._ledger, wave)
 
     def announce(self, applied: Sequence[Applied]) -> None:
         """Tells whoever dispatches what committed changes left to dispatch, and when."""
@@ -224,10 +244,19 @@ class Recorder:
             self._log.warning("close_put_off", error=str(error))
 
 
-@repeatable
-def _record(ledger: Ledger, wave: Sequence[Outcome]) -> list[Applied]:
+def _record_once(ledger: Ledger, wave: Sequence[Outcome]) -> list[Applied]:
+    changes = [_change(ledger, each) for each in wave]
+    _forget_seen(wave)  # whatever comes of this try, another one reads them: it may have been written and not answered
     with ledger.database.write() as connection:
-        return apply(connection, ledger, [_change(ledger, each) for each in wave])
+        return apply(connection, ledger, changes)
+
+
+_record = repeatable(_record_once)
+
+
+def _forget_seen(wave: Sequence[Outcome]) -> None:
+    for each in wave:
+        each.seen = None
 
 
 def _waves(batch: Sequence[Outcome]) -> list[list[Outcome]]:
@@ -253,7 +282,10 @@ def _change(ledger: Ledger, each: Outcome) -> Change:
         values["result"] = each.result
     if each.started_at is not None:
         values["started_at"] = each.started_at
-    change = Change(each.event_id, lambda record: None, notes=each.notes, failure=each.failure, values=values)
+    if each.seen is not None:
+        turn = ending(each.seen.row, each.status, each.reason)
+        return Change(each.event_id, _unasked, each.notes, each.failure, values, Seen(each.seen, turn))
+    told = {Reason.CANCELLED: Note("cancelled", ledger.catalogue("cancelled"))} if _may_cancel(each) else None
 
     def decide(record: EventRecord) -> Turn | None:
         row = record.row
@@ -262,14 +294,20 @@ def _change(ledger: Ledger, each: Outcome) -> Change:
         if record.started_at is not None:
             values.pop("started_at", None)
         turn = _turn(ledger, row, record.task_state, each)
-        if turn is not None and each.elsewhere:
-            turn = held_elsewhere(turn)
-        if turn is not None and turn.reason is Reason.CANCELLED:
-            change.notes = [*each.notes, Note("cancelled", ledger.catalogue("cancelled"))]
-        return turn
+        return held_elsewhere(turn) if turn is not None and each.elsewhere else turn
 
-    change.decide = decide
-    return change
+    return Change(each.event_id, decide, each.notes, each.failure, values, None, told)
+
+
+def _unasked(record: EventRecord) -> None:
+    """Of what is decided already nothing is asked."""
+
+
+def _may_cancel(each: Outcome) -> bool:
+    """Whether its Task's cancel may be what comes of it: of what would run again, or did not run."""
+    return (
+        each.status in (Status.ENQUEUE, Status.CANCELLED) or each.retry_at is not None or each.reason is Reason.INTERRUPTED
+    )
 
 
 def _turn(ledger: Ledger, row: Row, state: str | None, each: Outcome) -> Turn | None:

@@ -7,6 +7,7 @@ Rows are written in the order of (task_id, slot), after the events: one order of
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -25,7 +26,12 @@ def insert_or_add(
     connection: Connection, table: sa.Table, keys: tuple[str, ...], added: tuple[str, ...], replaced: tuple[str, ...] = ()
 ) -> Any:
     """An INSERT that, where a row of the same ``keys`` stands already, adds to ``added`` and sets ``replaced``."""
-    name = connection.dialect.name
+    return _insert_or_add(connection.dialect.name, table, keys, added, replaced)
+
+
+def _insert_or_add(
+    name: str, table: sa.Table, keys: tuple[str, ...], added: tuple[str, ...], replaced: tuple[str, ...]
+) -> Any:
     if name == "mariadb":
         into = mysql.insert(table)
         sums: dict[str, Any] = {c: table.c[c] + into.inserted[c] for c in added}
@@ -55,8 +61,13 @@ def move(connection: Connection, deltas: Mapping[tuple[int, int], Delta], now: i
         if delta
     ]
     if rows:
-        added = ("version", *FIELDS)
-        connection.execute(insert_or_add(connection, task_tallies, ("task_id", "slot"), added, ("updated_at",)), rows)
+        connection.execute(_move(connection.dialect.name), rows)
+
+
+@cache
+def _move(dialect: str) -> Any:
+    """Made once: it moves with every flush."""
+    return _insert_or_add(dialect, task_tallies, ("task_id", "slot"), ("version", *FIELDS), ("updated_at",))
 
 
 def total(connection: Connection, task_id: int) -> Delta:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -12,10 +12,10 @@ from sqlalchemy.engine import Connection
 
 from asynctask.bookkeeping import Delta, Row, Turn
 from asynctask.ledger import batches, tallies
-from asynctask.ledger.base import Ledger, chunks, dumps, loads, stamp
+from asynctask.ledger.base import Ledger, chunks, dumps, loads, stamp, stamps
 from asynctask.ledger.conflicts import TransactionConflict
 from asynctask.ledger.models import events, item_errors, task_errors, tasks
-from asynctask.messages import append
+from asynctask.messages import KEEP_FIRST, append
 from asynctask.states import PROBLEM, TERMINAL, Reason, Status
 
 __all__ = [
@@ -24,11 +24,14 @@ __all__ = [
     "EventRecord",
     "Failure",
     "Note",
+    "Seen",
+    "SeenNoMore",
     "apply",
     "group_of",
     "lock_events",
     "read_events",
     "read_tasks_events",
+    "untouched",
 ]
 
 MAX_GROUPS = 100
@@ -72,14 +75,30 @@ class EventRecord:
     slots: int
 
 
+class SeenNoMore(TransactionConflict):
+    """One of the Events was not any more as a change had seen it; nothing is written, and it must be read first."""
+
+    code = "seen_no_more"
+
+
+class Seen(NamedTuple):
+    """An Event as it was seen, and the turn that it is to take."""
+
+    record: EventRecord
+    turn: Turn
+
+
 @dataclass(slots=True)
 class Change:
     """A change that is wanted of one Event.
 
     ``decide`` is given the Event as it stands under the transaction and answers with the turn to take, or None to leave
-    it (the compare-and-set is lost). ``notes`` go to ``added_messages``, if it won.
+    it (the compare-and-set is lost). It should not hold the change itself: thousands of such circles keep the collector of
+    garbage busy. ``notes`` go to ``added_messages``, if it won, and the one that ``told`` has for the turn's reason.
     ``values`` are further columns to set (``result``, ``checkpoint``, ``started_at``); ``failure`` goes with a turn that
     ends ``failed`` or ``error``.
+    ``seen``: the Event as it was read before the transaction, without a lock, while it was :func:`untouched`, and the turn
+    that ends it. Then nothing is asked of ``decide``, and instead of being read again the Event is compared.
     """
 
     event_id: int
@@ -87,6 +106,13 @@ class Change:
     notes: Sequence[Note] = ()
     failure: Failure | None = None
     values: dict[str, Any] = field(default_factory=dict)
+    seen: Seen | None = None
+    told: Mapping[Reason, Note] | None = None
+
+    def said(self, turn: Turn) -> Sequence[Note]:
+        """What goes to ``added_messages`` with this turn."""
+        last = self.told.get(turn.reason) if self.told else None
+        return self.notes if last is None else (*self.notes, last)
 
 
 @dataclass(slots=True)
@@ -117,6 +143,9 @@ _KEPT = ("result", "checkpoint")  # left as they are unless the change says othe
 
 _WRITTEN_BUT_KEPT = tuple(name for name in _WRITTEN if name not in _KEPT)
 _GUARD = ("id", "attempt", "status")
+
+# What untouched() says, of the row as it stands. Whatever else an outcome is decided by never changes while this is true.
+_UNTOUCHED = "status = 'enqueue' AND added_messages IS NULL AND due_at IS NULL AND process IS NULL AND watched = 0"
 _STATUSES = {str(status): status for status in Status}  # a look-up costs less than a call of the enumeration
 
 
@@ -145,6 +174,15 @@ def _record(found: Any) -> EventRecord:
         state,
         slots or 1,
     )
+
+
+def untouched(record: EventRecord) -> bool:
+    """Whether nothing at all is written of it but that it was dispatched: no message, no process, no item of it."""
+    row = record.row
+    return (
+        row.status is Status.ENQUEUE and row.reserved and record.messages is None and row.due_at is None
+        and row.process is None and not row.watched and row.deaths == 0 and row.items == 1
+    )  # fmt: skip
 
 
 def read_events(connection: Connection, condition: Any, *, lock: bool = False) -> list[EventRecord]:
@@ -176,7 +214,8 @@ def apply(connection: Connection, ledger: Ledger, changes: Sequence[Change]) -> 
 
     Events, their messages, the Task's counts and its grouped errors move together. The rows are read under the
     transaction's lock, the decision is made by the bookkeeping core on what was read, and the UPDATE compares status and
-    attempt once more. Returns what came of each change, in the order given. An Event may stand in one call only once.
+    attempt once more. Those that were seen before are compared only; raises :class:`SeenNoMore` where that fails. Returns
+    what came of each change, in the order given. An Event may stand in one call only once.
     """
     applied: list[Applied] = []
     moved: dict[tuple[int, int], Delta] = {}
@@ -192,11 +231,19 @@ def apply(connection: Connection, ledger: Ledger, changes: Sequence[Change]) -> 
 def _apply_batch(
     connection: Connection, ledger: Ledger, changes: Sequence[Change], moved: dict[tuple[int, int], Delta], now: int
 ) -> list[Applied]:
-    ids = [change.event_id for change in changes]
-    records = {record.id: record for record in read_events(connection, batches.among(connection, _e.id, ids), lock=True)}
+    ids = [change.event_id for change in changes if change.seen is None]
+    records: dict[int, EventRecord] = {}
+    if ids:
+        found = read_events(connection, batches.among(connection, _e.id, ids), lock=True)
+        records = {record.id: record for record in found}
     results: list[Applied] = []
     won: list[Applied] = []
+    unread: list[tuple[Change, Seen]] = []
     for change in changes:
+        if change.seen is not None:
+            results.append(Applied(change, *change.seen))
+            unread.append((change, change.seen))
+            continue
         record = records.get(change.event_id)
         turn = change.decide(record) if record is not None else None
         results.append(Applied(change, record, turn))
@@ -207,6 +254,8 @@ def _apply_batch(
         if record.task_id is not None:
             moved.setdefault((record.task_id, ledger.slot(record.slots)), Delta()).add(turn.delta)
     _write(connection, won, now)
+    if unread:
+        _write_unread(connection, ledger, unread, moved, now)
     return results
 
 
@@ -224,14 +273,79 @@ def _write(connection: Connection, won: Sequence[Applied], now: int) -> None:
             raise TransactionConflict("rows changed under their lock; the transaction is rolled back and tried again")
 
 
+@dataclass(slots=True)
+class _Alike:
+    """Events that end alike: what is written of all of them, and the rows of what differs."""
+
+    turn: Turn
+    problem: str | None
+    names: tuple[str, ...]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+
+def _write_unread(
+    connection: Connection,
+    ledger: Ledger,
+    changes: list[tuple[Change, Seen]],
+    moved: dict[tuple[int, int], Delta],
+    now: int,
+) -> None:
+    """The ends of Events that were untouched: nearly all of a storm, and nearly all alike, so little is sent of each."""
+    changes.sort(key=_by_event_id)  # the order in which rows are locked everywhere
+    alike: dict[tuple[Any, ...], _Alike] = {}
+    ends: dict[tuple[int | None, int, int], list[Turn]] = {}
+    for change, (record, turn) in changes:
+        problem = _problem(change, turn) if turn.after.status in PROBLEM else None
+        key = (id(turn), problem, *change.values)
+        group = alike.get(key)
+        if group is None:
+            group = alike[key] = _Alike(turn, problem, tuple(change.values))
+        row = {"b_id": record.id, "b_attempt": turn.after.attempt, "v_added_messages": _first_messages(change, turn, now)}
+        for name, value in change.values.items():
+            row[f"v_{name}"] = value
+        group.rows.append(row)
+        ends.setdefault((record.task_id, record.slots, id(turn)), []).append(turn)
+    for group in alike.values():
+        _write_alike(connection, group, now)
+    for (task_id, slots, _), turns in ends.items():
+        if task_id is not None:
+            moved.setdefault((task_id, ledger.slot(slots)), Delta()).add(turns[0].delta, len(turns))
+
+
+def _by_event_id(each: tuple[Change, Seen]) -> int:
+    return each[1].record.id
+
+
+def _first_messages(change: Change, turn: Turn, now: int) -> str:
+    """What ``added_messages`` is of an Event that had none."""
+    notes = change.said(turn)
+    if len(notes) > KEEP_FIRST:
+        return dumps(append((), [stamp(note.at or now, note.status, note.message, turn.after.attempt) for note in notes]))
+    return f"[{','.join(stamps(now, notes, turn.after.attempt))}]"
+
+
+def _write_alike(connection: Connection, group: _Alike, now: int) -> None:
+    before, after = group.turn.before, group.turn.after
+    if before is None or after.status not in TERMINAL or before[1:7] != after[1:7] or before[11:] != after[11:]:
+        raise SeenNoMore(f"from {before} to {after}: only what ends an untouched Event may be written unread")
+    same = {
+        "status": str(after.status), "problem": group.problem, "n_finish": after.n_finish, "n_failed": after.n_failed,
+        "n_error": after.n_error, "n_cancelled": after.n_cancelled, "look_at": None, "finished_at": now,
+    }  # fmt: skip
+    written = ("added_messages", *group.names)
+    found = batches.update(connection, events, _GUARD[:2], written, group.rows, same=same, where=_UNTOUCHED)
+    if found != len(group.rows):
+        raise SeenNoMore("something else was written of an Event meanwhile; it is read and decided again")
+
+
 def _values(each: Applied, now: int) -> dict[str, Any]:
     change, record, turn = each.change, each.record, each.turn
     assert record is not None
     assert turn is not None
     assert turn.before is not None
     before, after = turn.before, turn.after
-    if change.notes:
-        new = [stamp(note.at or now, note.status, note.message, before.attempt) for note in change.notes]
+    if notes := change.said(turn):
+        new = [stamp(note.at or now, note.status, note.message, before.attempt) for note in notes]
         record.messages = dumps(append(loads(record.messages) or [], new))
     over = after.status in TERMINAL
     values = {

@@ -27,7 +27,7 @@ from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.models import events
 from asynctask.ledger.record import NewJob, enqueue
 from asynctask.ledger.recorder import Outcome, Recorder
-from asynctask.ledger.transitions import Applied, Change, EventRecord, Failure, Note, apply, read_events
+from asynctask.ledger.transitions import Applied, Change, EventRecord, Failure, Note, apply, read_events, untouched
 from asynctask.messages import clean
 from asynctask.states import Reason, State, Status
 
@@ -70,6 +70,7 @@ class Ticket:
     lost: bool = False  # the compare-and-set of `working` was lost: whatever this attempt does counts no more
     settled: bool = False
     exited: bool = False  # job code raised SystemExit or KeyboardInterrupt itself
+    seen: EventRecord | None = None  # at Begin, if it was untouched and nothing was written of it here since
     job: CurrentJob | None = None
     _notes: list[Note] = field(default_factory=list)
 
@@ -153,6 +154,7 @@ class Tracker:
         return Ticket(
             begin(row, attempt, record.task_state), record.job_id, record.id, record.task_id, row.attempt, row.retries,
             row.watched or row.deaths > 0, record.first_row,
+            seen=record if not self._elsewhere and untouched(record) else None,
         )  # fmt: skip
 
     def enqueue(self, arrivals: Sequence[Arrival]) -> None:
@@ -189,6 +191,7 @@ class Tracker:
 
     def _working(self, ticket: Ticket, done: Callable[[], None] | None = None) -> Outcome:
         notes = self._opening(ticket)
+        ticket.seen = None
 
         def then(won: bool) -> None:
             ticket.lost = not won
@@ -220,7 +223,9 @@ class Tracker:
                 return
             ticket.settled = True
             self._running.pop(id(ticket), None)
-        self._recorder.put([self._outcome(ticket, retry_at, discarded, then)])
+        outcome = self._outcome(ticket, retry_at, discarded, then)
+        ticket.job = None  # it holds the ticket: two that hold each other wait for the collector of garbage
+        self._recorder.put([outcome])
 
     def release(self, ticket: Ticket, then: Callable[[bool], None] | None = None) -> None:
         """A fetched job that was not run: back to the ledger, or cancelled with its Task."""
@@ -231,16 +236,15 @@ class Tracker:
             self._running.pop(id(ticket), None)
         cancelled = ticket.verdict is Begin.CANCEL
         status, reason = (Status.CANCELLED, Reason.CANCELLED) if cancelled else (Status.ENQUEUE, Reason.GIVEN_BACK)
-        notes = [Note("cancelled", self._ledger.catalogue("cancelled"))] if cancelled else []
-        self._recorder.put(
-            [Outcome(ticket.event_id, ticket.attempt, status, reason, notes, then=then, elsewhere=self._elsewhere)]
-        )
+        ticket.job = None
+        self._recorder.put([Outcome(ticket.event_id, ticket.attempt, status, reason, then=then, elsewhere=self._elsewhere)])
 
     def forget(self, ticket: Ticket) -> None:
         """An attempt that was lost before it was performed: nothing of it is recorded, its copy may be acknowledged."""
         with self._lock:
             ticket.settled = True
             self._running.pop(id(ticket), None)
+        ticket.job = None
 
     def put_off(self, tickets: Sequence[tuple[Ticket, str]], until: int) -> None:
         """Fetched jobs that cannot be performed here wait in the ledger until ``until`` (microseconds), no retry spent.
@@ -291,6 +295,7 @@ class Tracker:
         return Outcome(
             ticket.event_id, ticket.attempt, ticket.status, ticket.reason, notes, retry_at, ticket.failure, ticket.result,
             ticket.started_at, then, self._elsewhere,
+            ticket.seen if retry_at is None and ticket.reason is not Reason.INTERRUPTED else None,
         )  # fmt: skip
 
     def _opening(self, ticket: Ticket) -> list[Note]:

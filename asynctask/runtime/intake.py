@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from asynctask.bookkeeping import Begin
 from asynctask.brokers.base import DEAD, Broker, Copy, Held
@@ -87,19 +89,21 @@ class Intake:
             if why is not None:
                 return Stranger(copy, name, why)
 
-        def stop() -> bool:
-            ticket: Ticket | None = job.state.get(TICKET)
-            return self._stopping() or (ticket is not None and ticket.lost)
-
+        state: dict[str, Any] = {}
         job = CurrentJob(
             copy.jid,
             task_id=copy.task_id,
             attempt=max(1, copy.attempt),
             queue=copy.queue,
             payload=dict(payload),
-            should_stop=stop,
+            should_stop=partial(self._must_stop, state),
+            state=state,
         )
         return Assignment(copy, payload, job, worker, None)
+
+    def _must_stop(self, state: Mapping[str, Any]) -> bool:
+        ticket: Ticket | None = state.get(TICKET)
+        return self._stopping() or (ticket is not None and ticket.lost)
 
     def _give_up(self, copy: Copy, error: ValueError) -> None:
         """A copy that is no job: where it is tracked its Event ends so, for nobody would ever look into ``dead`` for it."""

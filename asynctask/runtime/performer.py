@@ -183,6 +183,8 @@ class Performer:
         finally:
             if watch.lost:
                 assignment.abandoned = True
+            else:
+                assignment.watch = None
 
     # -- what it came to
 
@@ -299,8 +301,9 @@ class Performer:
 
     def interrupt(self, assignment: Assignment) -> None:
         """Raises :class:`JobInterrupted` in its thread, if that is inside the worker's function."""
-        if assignment.watch is not None:
-            self.watchdog.interrupt(assignment.watch)
+        watch = assignment.watch
+        if watch is not None:
+            self.watchdog.interrupt(watch)
 
     def interrupted(self, assignment: Assignment) -> None:
         """The process must end now: the job waits again, whatever its thread still does."""

@@ -50,7 +50,7 @@ def test_a_split_that_stopped_is_taken_up_after_its_last_slice_when_its_lease_en
     small_slices(monkeypatch)
     fail_at(monkeypatch, 3)
     first, second = world.app(), world.app()
-    task = first.submit_items("note", numbers(35)).task
+    task = first.submit_items("note", numbers(35), wait_s=20).task  # until the split was put off
     assert task.progress()["split"] == {**task.progress()["split"], "state": "splitting", "created": 20}
     assert task.progress()["progress"]["percent"] is None
     second.split_task(task.id)

@@ -45,6 +45,7 @@ MAX_PAYLOAD_BYTES: Final = 4_194_304
 
 _OPENING: Final = '"asynctask":'
 _NO_OBJECT: Final = re.compile(r'\s*(?:[\[\d"/-]|true|false|null)')  # how it begins; Ruby takes comments for spaces
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _MAX_ENVELOPE: Final = 500  # as in the scripts
 _MAX_JID: Final = 64
 _MAX_QUEUE: Final = 255
@@ -123,7 +124,19 @@ def _spliced(payload: str, members: dict[str, Any]) -> str:
     return f"{body[:-1]}{comma}{_OPENING}{envelope}}}"
 
 
+def _is_plain(copy: Copy) -> bool:
+    """Whether nothing can be wrong with it, as with nearly all: names of letters and digits, a short payload of ASCII."""
+    payload, task_id = copy.payload, copy.task_id
+    return (
+        _PLAIN_NAME.fullmatch(copy.jid) is not None and _PLAIN_NAME.fullmatch(copy.queue) is not None
+        and payload.isascii() and len(payload) * 4 <= MAX_PAYLOAD_BYTES
+        and 0 <= copy.attempt <= _INT and -_INT <= copy.priority <= _INT and (task_id is None or 0 <= task_id <= _BIGINT)
+    )  # fmt: skip
+
+
 def _check(copy: Copy) -> None:
+    if _is_plain(copy):
+        return
     problems = list(_problems(copy))
     if problems:
         said = "; ".join(problem.message for problem in problems)
