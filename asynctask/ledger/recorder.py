@@ -27,6 +27,7 @@ _READS = 100
 """Flushes that read every Event first, after one was not as it was at Begin: jobs of which something is recorded while they
 run come in storms, too."""
 
+_CLOSE_S = 0.1  # while outcomes wait to be flushed, it is looked so often whether Tasks are over
 _CLOSE_AT_ONCE = 50_000  # larger Tasks are closed by the sweep: their rows are asked first, and outcomes must not wait
 _RETRY_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 
@@ -81,6 +82,8 @@ class Recorder:
         self._stopping = False
         self._flushing = False
         self._reads = 0
+        self._ended: set[int] = set()  # Tasks of which a job ended, not looked at yet
+        self._looked_at = 0.0
         self._thread: threading.Thread | None = None
         self._log = get_logger("asynctask.recorder")
         self.healthy = True
@@ -211,7 +214,12 @@ class Recorder:
                 if each.then is not None:
                     each.then(result.turn is not None)
             self.announce(applied)
-        self._close(tasks_ended)
+        self._ended |= tasks_ended
+        now = self._ledger.clock.monotonic()
+        if not self._pending or now - self._looked_at >= _CLOSE_S:  # in a storm the next flush may look as well
+            self._looked_at = now
+            ended, self._ended = self._ended, set()
+            self._close(ended)
 
     def _record(self, wave: Sequence[Outcome]) -> list[Applied]:
         if self._reads == 0:

@@ -33,6 +33,7 @@ from asynctask.logs import get_logger
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.task_event import TaskEventMiddleware
 from asynctask.middleware.tracker import Tracker
+from asynctask.runtime.garbage import look_seldom
 from asynctask.runtime.heartbeat import Heartbeat
 from asynctask.runtime.manager import Manager
 from asynctask.runtime.performer import Assignment, Hooks, Performer
@@ -267,6 +268,7 @@ class Launcher:
         if hasattr(signal, "SIGTTIN"):
             faulthandler.register(signal.SIGTTIN, all_threads=True)
         self.start()
+        look_seldom()
         self._log.info("working", identity=self._parts.ledger.identity, concurrency=self._concurrency)
         while not self._stop.wait(0.2):
             if quiet.is_set():

@@ -28,7 +28,7 @@ MAX_BYTES: Final = 16_777_216
 _PLAIN: Final = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
 # What orjson writes in another way than Ruby, or must not write: exponents, 16 digits before a point, 0.00001, NaN (null).
 _NOT_AS_RUBY: Final = re.compile(rb"null|[:,\[]-?(?:[\d.]+e|\d{16}\.|0\.0000)")
-_LONG_INTEGER: Final = re.compile(r"\d{19}")  # beyond 64 bits orjson reads a float
+_LONG_INTEGER: Final = re.compile(r"[:,\[\s]-?\d{19}")  # beyond 64 bits orjson reads a float
 _FIXED_DIGITS: Final = 16
 _FLOAT_TO_MEND: Final = re.compile(r"[:,\[]-?(?:[\d.]+e|\d{16}\.0)")
 _STRING_OR_NUMBER: Final = re.compile(r'"(?:[^"\\]|\\.)*"|-?\d[\d.]*(?:e[+-]\d+)?')
