@@ -47,6 +47,6 @@ def _refuse_other_sites() -> None:
 
 
 def _set_headers(response: Response) -> Response:
-    for name, value in _HEADERS.items():
-        response.headers.setdefault(name, value)
+    present = {name.lower() for name, _ in response.headers}
+    response.headers.extend((name, value) for name, value in _HEADERS.items() if name.lower() not in present)
     return response

@@ -54,12 +54,17 @@ def fetch(connection: Connection, statement: Any) -> Sequence[Sequence[Any]]:
     """The rows of a SELECT of numbers and texts, however many."""
     if connection.dialect.name in ("sqlite", "postgresql"):
         return connection.execute(statement).all()
-    return json_rows(connection.execute(packed(statement)).scalars())
+    return json_rows(connection.execute(packed(statement, connection.dialect.name)).scalars())
 
 
-def packed(statement: Any) -> Any:
-    """A SELECT of numbers and texts for MariaDB: each row is one JSON array, for :func:`json_rows`."""
-    return statement.with_only_columns(sa.func.json_array(*statement.selected_columns), maintain_column_froms=True)
+def packed(statement: Any, dialect: str) -> Any:
+    """A SELECT of numbers and texts for PostgreSQL or MariaDB: each row is one JSON array, for :func:`json_rows`."""
+    columns = statement.selected_columns
+    if dialect == "postgresql":
+        row: Any = sa.cast(sa.func.json_build_array(*columns), sa.Text)
+    else:
+        row = sa.func.json_array(*columns)
+    return statement.with_only_columns(row, maintain_column_froms=True)
 
 
 def locked(connection: Connection, statement: Any) -> Sequence[Any]:

@@ -111,18 +111,25 @@ def _progress_statement(asked: str) -> sa.Select[Any]:
 
 _PROGRESS = _progress_statement("each")
 _NAMES = [str(column.key) for column in _PROGRESS.selected_columns]
-_PACKED = {asked: batches.packed(_progress_statement(asked)) for asked in ("one", "many")}
-"""For MariaDB, whose driver takes longer over the descriptions of so many columns than the server over the answer."""
+_PACKED = {
+    ("postgresql", "each"): batches.packed(_PROGRESS, "postgresql"),
+    ("mariadb", "one"): batches.packed(_progress_statement("one"), "mariadb"),
+    ("mariadb", "many"): batches.packed(_progress_statement("many"), "mariadb"),
+}
+"""For servers: their drivers take longer over the descriptions of so many columns than the server over the answer."""
 
 
 def _rows(connection: Connection, task_ids: Sequence[int], since: int) -> list[dict[str, Any]]:
     window: dict[str, Any] = {"ids": list(task_ids), "since": since}
-    if connection.dialect.name != "mariadb":
+    name = connection.dialect.name
+    if name == "sqlite":
         return [dict(row) for row in connection.execute(_PROGRESS, window).mappings()]
-    asked = "one" if len(task_ids) == 1 else "many"
-    if asked == "one":
-        window["only"] = task_ids[0]
-    found = batches.json_rows(connection.execute(_PACKED[asked], window).scalars())
+    asked = "each"
+    if name == "mariadb":
+        asked = "one" if len(task_ids) == 1 else "many"
+        if asked == "one":
+            window["only"] = task_ids[0]
+    found = batches.json_rows(connection.execute(_PACKED[name, asked], window).scalars())
     return [dict(zip(_NAMES, row, strict=True)) for row in found]
 
 
