@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.bookkeeping import Delta, Row, Turn
 from asynctask.ledger import batches, tallies
-from asynctask.ledger.base import Ledger, chunks, dumps, loads, stamp, stamps
+from asynctask.ledger.base import Ledger, chunks, dumps, loads, stamp
+from asynctask.ledger.changes import Applied, Change, EventRecord, Failure, Note, Seen, SeenNoMore, untouched
 from asynctask.ledger.conflicts import TransactionConflict
 from asynctask.ledger.models import events, item_errors, task_errors, tasks
-from asynctask.messages import KEEP_FIRST, append
+from asynctask.ledger.unread import write_unread
+from asynctask.messages import append
 from asynctask.states import PROBLEM, TERMINAL, Reason, Status
 
 __all__ = [
@@ -40,90 +41,6 @@ MAX_GROUPS = 100
 _BATCH = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why an item ended ``failed`` or ``error``: a code for programs, a message for people."""
-
-    code: str
-    message: str
-
-
-class Note(NamedTuple):
-    """A message for ``added_messages``; ``at`` (microseconds) only where it is not the time of writing."""
-
-    status: str
-    message: str
-    at: int | None = None
-
-
-@dataclass(slots=True)
-class EventRecord:
-    """One Event as read: its bookkeeping row, and what deciding and recording need beside it."""
-
-    id: int
-    job_id: str
-    task_id: int | None
-    seq: int | None
-    row: Row
-    messages: str | None
-    first_row: int | None
-    started_at: int | None
-    finished_at: int | None
-    worker_name: str
-    queue: str
-    task_state: str | None
-    slots: int
-
-
-class SeenNoMore(TransactionConflict):
-    """One of the Events was not any more as a change had seen it; nothing is written, and it must be read first."""
-
-    code = "seen_no_more"
-
-
-class Seen(NamedTuple):
-    """An Event as it was seen, and the turn that it is to take."""
-
-    record: EventRecord
-    turn: Turn
-
-
-@dataclass(slots=True)
-class Change:
-    """A change that is wanted of one Event.
-
-    ``decide`` is given the Event as it stands under the transaction and answers with the turn to take, or None to leave
-    it (the compare-and-set is lost). It should not hold the change itself: thousands of such circles keep the collector of
-    garbage busy. ``notes`` go to ``added_messages``, if it won, and the one that ``told`` has for the turn's reason.
-    ``values`` are further columns to set (``result``, ``checkpoint``, ``started_at``); ``failure`` goes with a turn that
-    ends ``failed`` or ``error``.
-    ``seen``: the Event as it was read before the transaction, without a lock, while it was :func:`untouched`, and the turn
-    that ends it. Then nothing is asked of ``decide``, and instead of being read again the Event is compared.
-    """
-
-    event_id: int
-    decide: Callable[[EventRecord], Turn | None]
-    notes: Sequence[Note] = ()
-    failure: Failure | None = None
-    values: dict[str, Any] = field(default_factory=dict)
-    seen: Seen | None = None
-    told: Mapping[Reason, Note] | None = None
-
-    def said(self, turn: Turn) -> Sequence[Note]:
-        """What goes to ``added_messages`` with this turn."""
-        last = self.told.get(turn.reason) if self.told else None
-        return self.notes if last is None else (*self.notes, last)
-
-
-@dataclass(slots=True)
-class Applied:
-    """What came of a change: ``turn`` is None where the compare-and-set was lost or the Event is gone (``record`` None)."""
-
-    change: Change
-    record: EventRecord | None
-    turn: Turn | None
-
-
 _e, _t = events.c, tasks.c
 _READ = (
     sa.select(
@@ -144,12 +61,6 @@ _KEPT = ("result", "checkpoint")  # left as they are unless the change says othe
 _WRITTEN_BUT_KEPT = tuple(name for name in _WRITTEN if name not in _KEPT)
 _GUARD = ("id", "attempt", "status")
 
-# What untouched() says, of the row as it stands. Whatever else an outcome is decided by never changes while this is true.
-# As one value: of plain conditions PostgreSQL may think that few rows meet them, and begin with a look at all that do.
-_UNTOUCHED = (
-    "CASE WHEN status = 'enqueue' AND added_messages IS NULL AND due_at IS NULL AND process IS NULL AND watched = 0"
-    " THEN TRUE ELSE FALSE END"
-)
 _STATUSES = {str(status): status for status in Status}  # a look-up costs less than a call of the enumeration
 
 
@@ -178,15 +89,6 @@ def _record(found: Any) -> EventRecord:
         state,
         slots or 1,
     )
-
-
-def untouched(record: EventRecord) -> bool:
-    """Whether nothing at all is written of it but that it was dispatched: no message, no process, no item of it."""
-    row = record.row
-    return (
-        row.status is Status.ENQUEUE and row.reserved and record.messages is None and row.due_at is None
-        and row.process is None and not row.watched and row.deaths == 0 and row.items == 1
-    )  # fmt: skip
 
 
 def read_events(connection: Connection, condition: Any, *, lock: bool = False) -> list[EventRecord]:
@@ -259,7 +161,7 @@ def _apply_batch(
             moved.setdefault((record.task_id, ledger.slot(record.slots)), Delta()).add(turn.delta)
     _write(connection, won, now)
     if unread:
-        _write_unread(connection, ledger, unread, moved, now)
+        write_unread(connection, ledger, unread, moved, now)
     return results
 
 
@@ -275,71 +177,6 @@ def _write(connection: Connection, won: Sequence[Applied], now: int) -> None:
     for written, rows in ((_WRITTEN_BUT_KEPT, keeping), (_WRITTEN, everything)):
         if batches.update(connection, events, _GUARD, written, rows) != len(rows):
             raise TransactionConflict("rows changed under their lock; the transaction is rolled back and tried again")
-
-
-@dataclass(slots=True)
-class _Alike:
-    """Events that end alike: what is written of all of them, and the rows of what differs."""
-
-    turn: Turn
-    problem: str | None
-    names: tuple[str, ...]
-    rows: list[dict[str, Any]] = field(default_factory=list)
-
-
-def _write_unread(
-    connection: Connection,
-    ledger: Ledger,
-    changes: list[tuple[Change, Seen]],
-    moved: dict[tuple[int, int], Delta],
-    now: int,
-) -> None:
-    """The ends of Events that were untouched: nearly all of a storm, and nearly all alike, so little is sent of each."""
-    changes.sort(key=_by_event_id)  # the order in which rows are locked everywhere
-    alike: dict[tuple[Any, ...], _Alike] = {}
-    ends: dict[tuple[int | None, int, int], list[Turn]] = {}
-    for change, (record, turn) in changes:
-        problem = _problem(change, turn) if turn.after.status in PROBLEM else None
-        key = (id(turn), problem, *change.values)
-        group = alike.get(key)
-        if group is None:
-            group = alike[key] = _Alike(turn, problem, tuple(change.values))
-        row = {"b_id": record.id, "b_attempt": turn.after.attempt, "v_added_messages": _first_messages(change, turn, now)}
-        for name, value in change.values.items():
-            row[f"v_{name}"] = value
-        group.rows.append(row)
-        ends.setdefault((record.task_id, record.slots, id(turn)), []).append(turn)
-    for group in alike.values():
-        _write_alike(connection, group, now)
-    for (task_id, slots, _), turns in ends.items():
-        if task_id is not None:
-            moved.setdefault((task_id, ledger.slot(slots)), Delta()).add(turns[0].delta, len(turns))
-
-
-def _by_event_id(each: tuple[Change, Seen]) -> int:
-    return each[1].record.id
-
-
-def _first_messages(change: Change, turn: Turn, now: int) -> str:
-    """What ``added_messages`` is of an Event that had none."""
-    notes = change.said(turn)
-    if len(notes) > KEEP_FIRST:
-        return dumps(append((), [stamp(note.at or now, note.status, note.message, turn.after.attempt) for note in notes]))
-    return f"[{','.join(stamps(now, notes, turn.after.attempt))}]"
-
-
-def _write_alike(connection: Connection, group: _Alike, now: int) -> None:
-    before, after = group.turn.before, group.turn.after
-    if before is None or after.status not in TERMINAL or before[1:7] != after[1:7] or before[11:] != after[11:]:
-        raise SeenNoMore(f"from {before} to {after}: only what ends an untouched Event may be written unread")
-    same = {
-        "status": str(after.status), "problem": group.problem, "n_finish": after.n_finish, "n_failed": after.n_failed,
-        "n_error": after.n_error, "n_cancelled": after.n_cancelled, "look_at": None, "finished_at": now,
-    }  # fmt: skip
-    written = ("added_messages", *group.names)
-    found = batches.update(connection, events, _GUARD[:2], written, group.rows, same=same, where=_UNTOUCHED)
-    if found != len(group.rows):
-        raise SeenNoMore("something else was written of an Event meanwhile; it is read and decided again")
 
 
 def _values(each: Applied, now: int) -> dict[str, Any]:
@@ -367,7 +204,7 @@ def _values(each: Applied, now: int) -> dict[str, Any]:
         "v_n_error": after.n_error,
         "v_n_cancelled": after.n_cancelled,
         "v_process": after.process,
-        "v_problem": _problem(change, turn) if after.status in PROBLEM else None,
+        "v_problem": change.problem(turn),
         "v_look_at": None,
         "v_added_messages": record.messages,
         "v_started_at": record.started_at,
@@ -376,10 +213,6 @@ def _values(each: Applied, now: int) -> dict[str, Any]:
     for name, value in change.values.items():
         values[f"v_{name}"] = value
     return values
-
-
-def _problem(change: Change, turn: Turn) -> str:
-    return (change.failure.code if change.failure else str(turn.reason))[:64]
 
 
 def group_of(failure: Failure, status: str) -> str:

@@ -1,0 +1,112 @@
+"""What is wanted of an Event, and what came of it: the values that :mod:`asynctask.ledger.transitions` works with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from asynctask.bookkeeping import Row, Turn
+from asynctask.ledger.conflicts import TransactionConflict
+from asynctask.states import PROBLEM, Reason, Status
+
+__all__ = ["Applied", "Change", "EventRecord", "Failure", "Note", "Seen", "SeenNoMore", "untouched"]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an item ended ``failed`` or ``error``: a code for programs, a message for people."""
+
+    code: str
+    message: str
+
+
+class Note(NamedTuple):
+    """A message for ``added_messages``; ``at`` (microseconds) only where it is not the time of writing."""
+
+    status: str
+    message: str
+    at: int | None = None
+
+
+@dataclass(slots=True)
+class EventRecord:
+    """One Event as read: its bookkeeping row, and what deciding and recording need beside it."""
+
+    id: int
+    job_id: str
+    task_id: int | None
+    seq: int | None
+    row: Row
+    messages: str | None
+    first_row: int | None
+    started_at: int | None
+    finished_at: int | None
+    worker_name: str
+    queue: str
+    task_state: str | None
+    slots: int
+
+
+def untouched(record: EventRecord) -> bool:
+    """Whether nothing at all is written of it but that it was dispatched: no message, no process, no item of it."""
+    row = record.row
+    return (
+        row.status is Status.ENQUEUE and row.reserved and record.messages is None and row.due_at is None
+        and row.process is None and not row.watched and row.deaths == 0 and row.items == 1
+    )  # fmt: skip
+
+
+class Seen(NamedTuple):
+    """An Event as it was seen, and the turn that it is to take."""
+
+    record: EventRecord
+    turn: Turn
+
+
+@dataclass(slots=True)
+class Change:
+    """A change that is wanted of one Event.
+
+    ``decide`` is given the Event as it stands under the transaction and answers with the turn to take, or None to leave
+    it (the compare-and-set is lost). It should not hold the change itself: thousands of such circles keep the collector of
+    garbage busy. ``notes`` go to ``added_messages``, if it won, and the one that ``told`` has for the turn's reason.
+    ``values`` are further columns to set (``result``, ``checkpoint``, ``started_at``); ``failure`` goes with a turn that
+    ends ``failed`` or ``error``.
+    ``seen``: the Event as it was read before the transaction, without a lock, while it was :func:`untouched`, and the turn
+    that ends it. Then nothing is asked of ``decide``, and instead of being read again the Event is compared.
+    """
+
+    event_id: int
+    decide: Callable[[EventRecord], Turn | None]
+    notes: Sequence[Note] = ()
+    failure: Failure | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+    seen: Seen | None = None
+    told: Mapping[Reason, Note] | None = None
+
+    def said(self, turn: Turn) -> Sequence[Note]:
+        """What goes to ``added_messages`` with this turn."""
+        last = self.told.get(turn.reason) if self.told else None
+        return self.notes if last is None else (*self.notes, last)
+
+    def problem(self, turn: Turn) -> str | None:
+        """The code of what ended it, for a turn that ends ``failed`` or ``error``."""
+        if turn.after.status not in PROBLEM:
+            return None
+        return (self.failure.code if self.failure else str(turn.reason))[:64]
+
+
+@dataclass(slots=True)
+class Applied:
+    """What came of a change: ``turn`` is None where the compare-and-set was lost or the Event is gone (``record`` None)."""
+
+    change: Change
+    record: EventRecord | None
+    turn: Turn | None
+
+
+class SeenNoMore(TransactionConflict):
+    """One of the Events was not any more as a change had seen it; nothing is written, and it must be read first."""
+
+    code = "seen_no_more"

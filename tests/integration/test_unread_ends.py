@@ -1,0 +1,263 @@
+"""The end of an Event of which nothing was written since its dispatch is compared and not read; all else is read first."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import pytest
+from support.costs import statements
+from support.world import World
+
+from asynctask import AsyncTask
+from asynctask.bookkeeping import Begin
+from asynctask.ledger import dispatch, doctor, recovery
+from asynctask.ledger.models import events
+from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.ledger.transitions import read_events, untouched
+from asynctask.middleware.tracker import Arrival, Ticket, Tracker
+from asynctask.states import Status
+from asynctask.testing.waits import wait_for
+
+
+class Held(Recorder):
+    """A recorder that keeps what it is given, for the test to flush."""
+
+    def __init__(self, app: AsyncTask) -> None:
+        super().__init__(app.ledger)
+        self.held: list[Outcome] = []
+
+    def put(self, outcomes: Any) -> None:
+        self.held.extend(outcomes)
+
+    def flush_all(self) -> None:
+        batch, self.held = self.held, []
+        self.flush(batch)
+
+
+def begun(app: AsyncTask, count: int) -> tuple[int, Held, Tracker, list[Ticket]]:
+    """A Task of so many jobs, all of them begun here."""
+    task = app.submit("note", [{"n": n} for n in range(count)])
+    jobs = dispatch.reserve(app.ledger, task.id, count, lease_s=60)
+    dispatch.confirm(app.ledger, [task.id])
+    recorder = Held(app)
+    tracker = Tracker(app.ledger, recorder)
+    tickets = tracker.begin([Arrival(job.job_id, job.attempt, "note", "default") for job in jobs])
+    assert {ticket.verdict for ticket in tickets} == {Begin.RUN}
+    for ticket in tickets:
+        tracker.start(ticket)
+    return task.id, recorder, tracker, tickets
+
+
+def rows(world: World, task_id: int) -> list[tuple[Any, ...]]:
+    """What is written of each Event, the times left out."""
+    found = world.sql(
+        "SELECT status, attempt, retries, deaths, watched, n_finish, n_failed, n_error, n_cancelled, process, problem,"
+        " look_at, due_at, result, started_at IS NOT NULL, finished_at IS NOT NULL, added_messages FROM events"
+        " WHERE task_id = ? ORDER BY seq",
+        task_id,
+    )
+    return [(*row[:-1], [{**said, "at": None} for said in json.loads(row[-1] or "[]")]) for row in found]
+
+
+def ends(tracker: Tracker, tickets: list[Ticket]) -> None:
+    """Every way in which an attempt ends for good, in turn, some with a result or an awkward text."""
+    ways: list[Callable[[Ticket], None]] = [
+        lambda ticket: ticket.finish(None),
+        lambda ticket: ticket.finish({"promotion": 17, "name": '季節 "a\\b"'}),
+        lambda ticket: ticket.fail(ValueError('refused: "quoted" \\ 100% {0} \x00')),
+        lambda ticket: ticket.raised(KeyError("sku")),
+    ]
+    for n, ticket in enumerate(tickets):
+        ways[n % len(ways)](ticket)
+        tracker.settle(ticket)
+
+
+def test_what_is_written_unread_is_what_would_be_written_of_what_was_read(world: World) -> None:
+    app = world.app()
+    task_id, recorder, tracker, tickets = begun(app, 40)
+    assert all(ticket.seen is not None for ticket in tickets)
+    ends(tracker, tickets)
+    with statements(app.ledger.database) as seen:
+        recorder.flush_all()
+    assert not [said for said, _ in seen if said.lstrip().startswith("SELECT") and "added_messages" in said], "it was read"
+    unread = rows(world, task_id)
+
+    again, recorder, tracker, tickets = begun(app, 40)
+    for ticket in tickets:
+        ticket.seen = None
+    ends(tracker, tickets)
+    recorder.flush_all()
+    assert rows(world, again) == unread
+    assert {row[0] for row in unread} == {"finish", "failed", "error"}
+    counts = app.task(again).progress()["counts"]
+    assert counts == {**counts, "finish": 20, "failed": 10, "error": 10, "enqueue": 0}
+    assert doctor.examine(app.ledger, task_ids=[again]) == []
+
+
+def said_by_hand(app: AsyncTask, ticket: Ticket) -> None:
+    app.record(ticket.job_id, "enqueue", message="looked at by hand")
+
+
+def begun_by_hand(app: AsyncTask, ticket: Ticket) -> None:
+    app.record(ticket.job_id, "working", message="it works")
+
+
+def ended_by_hand(app: AsyncTask, ticket: Ticket) -> None:
+    app.record(ticket.job_id, "failed", message="no")
+
+
+def taken_back(app: AsyncTask, ticket: Ticket) -> None:
+    recovery.recover_events(app.ledger, app.ledger.identity, [(ticket.job_id, ticket.attempt)])
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "wins"), [(said_by_hand, True), (begun_by_hand, True), (ended_by_hand, False), (taken_back, False)]
+)
+def test_of_a_batch_in_which_one_has_changed_that_one_is_decided_anew_and_no_other_lost(
+    world: World, meanwhile: Callable[[AsyncTask, Ticket], None], wins: bool
+) -> None:
+    app = world.app()
+    task_id, recorder, tracker, tickets = begun(app, 12)
+    won: dict[str, bool] = {}
+    for ticket in tickets:
+        ticket.finish(None)
+        tracker.settle(ticket, then=lambda ok, ticket=ticket: won.__setitem__(ticket.job_id, ok))  # type: ignore[misc]
+    meanwhile(app, tickets[5])
+    recorder.flush_all()
+    assert won == {ticket.job_id: ticket is not tickets[5] or wins for ticket in tickets}
+    found = {row[0]: row[1:] for row in world.sql("SELECT job_id, status, added_messages FROM events")}
+    for ticket in tickets:
+        if ticket is not tickets[5]:
+            assert found[ticket.job_id][0] == "finish"
+    status, messages = found[tickets[5].job_id]
+    assert (status == "finish") is wins
+    if meanwhile is not taken_back:
+        first = json.loads(messages)[0]["message"]
+        assert first in ("looked at by hand", "it works", "no"), "what was said meanwhile is kept"
+    assert doctor.examine(app.ledger, task_ids=[task_id]) == []
+
+
+def test_after_one_that_had_changed_the_next_flushes_read_first(world: World) -> None:
+    app = world.app()
+    _, recorder, tracker, tickets = begun(app, 3)
+    reads = []
+    for n, ticket in enumerate(tickets):
+        if n == 0:
+            said_by_hand(app, ticket)
+        ticket.finish(None)
+        tracker.settle(ticket)
+        with statements(app.ledger.database) as seen:
+            recorder.flush_all()
+        reads.append(sum("added_messages" in said and said.lstrip().startswith("SELECT") for said, _ in seen))
+    assert reads == [1, 1, 1]
+
+
+def test_an_end_whose_transaction_failed_is_read_before_it_is_written_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its commit may stand although its answer was lost: what was seen before that must not decide twice."""
+    app = world.app()
+    task_id, recorder, tracker, tickets = begun(app, 5)
+    for ticket in tickets:
+        ticket.finish(None)
+        tracker.settle(ticket)
+    batch = list(recorder.held)
+    recorder.flush(batch)
+    assert all(outcome.seen is None for outcome in batch)
+    told: list[bool] = []
+    for outcome in batch:
+        outcome.then = told.append
+    recorder.flush(batch)  # as after an answer that was lost
+    assert told == [False] * 5
+    assert app.task(task_id).progress()["counts"]["finish"] == 5
+    assert doctor.examine(app.ledger, task_ids=[task_id]) == []
+
+
+@pytest.mark.parametrize("change", ["messages", "due", "process", "watched", "status"])
+def test_only_an_event_of_which_nothing_was_written_is_untouched(world: World, change: str) -> None:
+    app = world.app()
+    begun(app, 1)
+    made = {
+        "messages": "added_messages = '[]'", "due": "due_at = 5", "process": "process = 'p'", "watched": "watched = 1",
+        "status": "status = 'working'",
+    }[change]  # fmt: skip
+
+    def is_untouched() -> bool:
+        with app.ledger.database.read() as connection:
+            (record,) = read_events(connection, events.c.seq == 0)
+        return untouched(record)
+
+    assert is_untouched()
+    world.sql(f"UPDATE events SET {made}")
+    assert not is_untouched()
+
+
+LOOKED_UP = {
+    "sqlite": ("EXPLAIN QUERY PLAN", "USING INTEGER PRIMARY KEY"),
+    # In a small table it may go through all rows once; never through all that wait for each row that is given.
+    "postgresql": ("EXPLAIN", "Index Scan using pk_events on events|Hash Join"),
+    "mariadb": ("EXPLAIN", "'eq_ref', '[^']*', 'PRIMARY'"),
+}
+
+
+@pytest.mark.parametrize("known", ["", "ANALYZE"], ids=["never-analyzed", "analyzed"])
+def test_the_rows_that_end_are_each_looked_up_however_many_events_wait(world: World, known: str) -> None:
+    """Of all conditions that an untouched Event meets, only its key may choose the way to it."""
+    app, kind = world.app(), world.store.kind
+    _, recorder, tracker, tickets = begun(app, 10_000 if kind == "postgresql" else 1_000)
+    if known:
+        world.sql({"sqlite": "ANALYZE", "postgresql": "ANALYZE events", "mariadb": "ANALYZE TABLE events"}[kind])
+    for ticket in tickets[:100]:
+        ticket.finish(None)
+        tracker.settle(ticket)
+    with statements(app.ledger.database) as seen:
+        recorder.flush_all()
+    ((said, values),) = [each for each in seen if each[0].startswith("UPDATE") and "added_messages IS NULL" in each[0]]
+    explain, words = LOOKED_UP[kind]
+    with app.ledger.database.write() as connection:
+        plan = connection.exec_driver_sql(f"{explain} {said}", values[0] if isinstance(values, list) else values).all()
+    assert re.search(words, str(plan)), plan
+
+
+def test_a_fetched_job_of_a_cancelled_task_says_so_once(world: World) -> None:
+    app = world.app()
+    task = app.submit("note", [{"n": 1}])
+    (job,) = dispatch.reserve(app.ledger, task.id, 1, lease_s=60)
+    dispatch.confirm(app.ledger, [task.id])
+    task.cancel()
+    recorder = Held(app)
+    tracker = Tracker(app.ledger, recorder)
+    (ticket,) = tracker.begin([Arrival(job.job_id, job.attempt, "note", "default")])
+    assert ticket.verdict is Begin.CANCEL
+    tracker.release(ticket)
+    recorder.flush_all()
+    ((status, messages),) = world.sql("SELECT status, added_messages FROM events")
+    assert status == Status.CANCELLED
+    assert [said["message"] for said in json.loads(messages)] == ["Cancelled"]
+    wait_for(lambda: task.progress()["done"], "it is over")
+
+
+@pytest.mark.databases("sqlite", reason="what a job is made of does not depend on the database")
+def test_a_job_leaves_no_circle_of_objects_to_be_found_by_the_collector(world: World) -> None:
+    """Circles live until the collector comes by: thousands of them make it come often, and look at all that is alive."""
+    app = world.app()
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    gc.disable()
+    try:
+        with world.working(app):
+            task = app.submit("note", [{"n": n, "refuse": n % 5 == 4} for n in range(60)])
+            assert task.wait(30)["done"]
+            gc.collect()
+        kinds = {type(each) for each in gc.garbage} | {each for each in gc.garbage if isinstance(each, FunctionType)}
+        ours = {kind.__qualname__ for kind in kinds if (kind.__module__ or "").startswith("asynctask")}
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert not ours
