@@ -19,7 +19,19 @@ from sqlalchemy import exc
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import Connection
 
-__all__ = ["among", "fetch", "for_update", "insert", "json_rows", "json_table", "locked", "packed", "texts", "update"]
+__all__ = [
+    "among",
+    "fetch",
+    "for_update",
+    "insert",
+    "json_list",
+    "json_rows",
+    "json_table",
+    "locked",
+    "packed",
+    "texts",
+    "update",
+]
 
 MAX_BYTES: Final = 4_000_000
 """Of one batch as JSON: a fourth of what MariaDB takes in one packet as it is delivered."""
@@ -65,6 +77,14 @@ def packed(statement: Any, dialect: str) -> Any:
     else:
         row = sa.func.json_array(*columns)
     return statement.with_only_columns(row, maintain_column_froms=True)
+
+
+def json_list(dialect: str, columns: Sequence[Any]) -> Any:
+    """A SELECT of one value: the JSON text of a list of rows, each an array; null where there are none."""
+    if dialect == "postgresql":
+        return sa.select(sa.cast(sa.func.json_agg(sa.func.json_build_array(*columns)), sa.Text))
+    collect = sa.func.json_group_array if dialect == "sqlite" else sa.func.json_arrayagg
+    return sa.select(collect(sa.func.json_array(*columns)))
 
 
 def locked(connection: Connection, statement: Any) -> Sequence[Any]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from functools import cache
 from typing import Any
 
+import orjson
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
@@ -22,6 +24,7 @@ _COUNTS = tuple(str(status) for status in Status)
 _TALLIED = (*_COUNTS, "retrying", "jobs", "dispatched", "returned", "version")
 RATE_WINDOW_S = 30
 TOP_ERRORS = 5
+_SAID = ("count", "digest", "message", "status", "job")
 
 
 def _next_due(chosen: Any, asked: str) -> Any:
@@ -34,44 +37,83 @@ def _next_due(chosen: Any, asked: str) -> Any:
     if asked == "each":
         return sa.select(sa.func.min(_e.due_at)).where(_e.task_id == _t.id, is_due).scalar_subquery()
     if asked == "one":
-        return sa.select(sa.func.min(_e.due_at)).where(_e.task_id == sa.bindparam("only")).scalar_subquery()
+        return sa.select(sa.func.min(_e.due_at)).where(_e.task_id == chosen).scalar_subquery()
     first = sa.select(_e.task_id.label("of_task"), sa.func.min(_e.due_at).label("due_at"))
     due = first.where(is_due, _e.task_id.in_(chosen)).group_by(_e.task_id).subquery("due")
     return sa.select(due.c.due_at).where(due.c.of_task == _t.id).scalar_subquery()
 
 
-def _progress_statement(asked: str) -> sa.Select[Any]:
-    """One statement, whose cost does not depend on how many items a Task has: a few index look-ups and at most 32 slots.
+# Texts stay out of what is grouped and ordered: MariaDB would write a temporary table to disk for each poll.
+_WRITTEN_IN = sa.func.min(sa.case((_x.message != "", _x.slot)))
+_FAILED = sa.func.sum(_x["count"])
 
-    ``asked``: how the next due time is, see :func:`_next_due`.
-    """
-    chosen: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
-    next_due = _next_due(chosen, asked)
-    sums = (
+
+def _sums(of_these: Any) -> Any:
+    return (
         sa.select(
             _n.task_id.label("of_task"),
             sa.func.max(_n.updated_at).label("moved_at"),
             *(sa.func.sum(_n[name]).label(f"n_{name}") for name in _TALLIED),
         )
-        .where(_n.task_id.in_(chosen))
+        .where(of_these)
         .group_by(_n.task_id)
         .subquery("sums")
     )
+
+
+def _columns(sums: Any, next_due: Any) -> list[Any]:
+    """What is asked of each Task beside its failures."""
     recent = (_s.task_id == _t.id, _s.at >= sa.bindparam("since"))
     sampled_at = sa.select(_s.at).where(*recent).order_by(_s.at).limit(1).correlate(tasks).scalar_subquery()
     sampled = sa.select(_s.done).where(*recent).order_by(_s.at).limit(1).correlate(tasks).scalar_subquery()
-    # Texts stay out of what is grouped and ordered: MariaDB would write a temporary table to disk for each poll.
-    written = sa.case((_x.message != "", _x.slot))
+    return [
+        *(column for column in tasks.c if not isinstance(column.type, sa.Text)),
+        *(sums.c[f"n_{name}"] for name in _TALLIED),
+        sums.c.moved_at,
+        next_due.label("next_due_at"),
+        sampled_at.label("sampled_at"),
+        sampled.label("sampled_done"),
+    ]
+
+
+def _of_one(dialect: str) -> sa.Select[Any]:
+    """The progress of one Task: one row, its most frequent failures as one JSON text in it."""
+    only: Any = sa.bindparam("only", type_=sa.BigInteger)
+    sums, next_due = _sums(_n.task_id == only), _next_due(only, "one" if dialect == "mariadb" else "each")
+    top = (
+        sa.select(_x.digest, _WRITTEN_IN.label("of_slot"), _FAILED.label("error_count"))
+        .where(_x.task_id == only)
+        .group_by(_x.digest)
+        .having(_FAILED > 0)
+        .order_by(_FAILED.desc(), _x.digest)
+        .limit(TOP_ERRORS)
+        .subquery("top")
+    )
+    sample = task_errors.alias("sample")
+    is_its_sample = sa.and_(sample.c.task_id == only, sample.c.slot == top.c.of_slot, sample.c.digest == top.c.digest)
+    said = (top.c.error_count, top.c.digest, sample.c.message, sample.c.status, sample.c.sample_job_id)
+    listed = batches.json_list(dialect, said).select_from(top.outerjoin(sample, is_its_sample)).scalar_subquery()
+    return (
+        sa.select(*_columns(sums, next_due), listed.label("top"))
+        .select_from(tasks.outerjoin(sums, sums.c.of_task == _t.id))
+        .where(_t.id == only)
+    )
+
+
+def _of_many(asked: str) -> sa.Select[Any]:
+    """The progress of Tasks, a row for each of their most frequent failures; ``asked``: see :func:`_next_due`."""
+    chosen: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
+    sums = _sums(_n.task_id.in_(chosen))
     grouped = (
         sa.select(
             _x.task_id.label("of_task"),
             _x.digest.label("digest"),
-            sa.func.min(written).label("of_slot"),
-            sa.func.sum(_x["count"]).label("error_count"),
+            _WRITTEN_IN.label("of_slot"),
+            _FAILED.label("error_count"),
         )
         .where(_x.task_id.in_(chosen))
         .group_by(_x.task_id, _x.digest)
-        .having(sa.func.sum(_x["count"]) > 0)
+        .having(_FAILED > 0)
         .subquery("grouped")
     )
     place = sa.func.row_number().over(
@@ -81,14 +123,9 @@ def _progress_statement(asked: str) -> sa.Select[Any]:
     sample = task_errors.alias("sample")
     return (
         sa.select(
-            *(column for column in tasks.c if not isinstance(column.type, sa.Text)),
-            *(sums.c[f"n_{name}"] for name in _TALLIED),
-            sums.c.moved_at,
-            next_due.label("next_due_at"),
-            sampled_at.label("sampled_at"),
-            sampled.label("sampled_done"),
-            ranked.c.place,
+            *_columns(sums, _next_due(chosen, asked)),
             ranked.c.error_count,
+            ranked.c.digest.label("error_digest"),
             sample.c.message.label("error_message"),
             sample.c.status.label("error_status"),
             sample.c.sample_job_id.label("error_job"),
@@ -109,49 +146,46 @@ def _progress_statement(asked: str) -> sa.Select[Any]:
     )
 
 
-_PROGRESS = _progress_statement("each")
-_NAMES = [str(column.key) for column in _PROGRESS.selected_columns]
-_PACKED = {
-    ("postgresql", "each"): batches.packed(_PROGRESS, "postgresql"),
-    ("mariadb", "one"): batches.packed(_progress_statement("one"), "mariadb"),
-    ("mariadb", "many"): batches.packed(_progress_statement("many"), "mariadb"),
-}
-"""For servers: their drivers take longer over the descriptions of so many columns than the server over the answer."""
+@cache
+def _statement(dialect: str, *, one: bool) -> tuple[Any, list[str]]:
+    """One statement, whose cost does not depend on how many items a Task has (a few index look-ups and at most 32 slots),
+    and the names of what each row of it holds.
+
+    From a server a row comes as one value: its driver takes longer over the descriptions of so many columns than the server
+    over the answer.
+    """
+    found = _of_one(dialect) if one else _of_many("many" if dialect == "mariadb" else "each")
+    names = [str(column.key) for column in found.selected_columns]
+    return (found if dialect == "sqlite" else batches.packed(found, dialect)), names
 
 
 def _rows(connection: Connection, task_ids: Sequence[int], since: int) -> list[dict[str, Any]]:
-    window: dict[str, Any] = {"ids": list(task_ids), "since": since}
-    name = connection.dialect.name
-    if name == "sqlite":
-        return [dict(row) for row in connection.execute(_PROGRESS, window).mappings()]
-    asked = "each"
-    if name == "mariadb":
-        asked = "one" if len(task_ids) == 1 else "many"
-        if asked == "one":
-            window["only"] = task_ids[0]
-    found = batches.json_rows(connection.execute(_PACKED[name, asked], window).scalars())
-    return [dict(zip(_NAMES, row, strict=True)) for row in found]
+    dialect, one = connection.dialect.name, len(task_ids) == 1
+    statement, names = _statement(dialect, one=one)
+    asked: dict[str, Any] = {"since": since, **({"only": task_ids[0]} if one else {"ids": list(task_ids)})}
+    answer = connection.execute(statement, asked)
+    rows: Any = answer.all() if dialect == "sqlite" else batches.json_rows(answer.scalars())
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def progress(connection: Connection, task_ids: Sequence[int], now: int) -> list[dict[str, Any]]:
     """The progress objects of these Tasks, newest first; unknown ids are left out. One statement for all of them."""
-    rows = _rows(connection, task_ids, now - micros(RATE_WINDOW_S))
-    rows.sort(key=lambda row: (-row["id"], row["place"] or 0))
     found: dict[int, dict[str, Any]] = {}
-    for row in rows:
-        entry = found.get(row["id"])
-        if entry is None:
-            entry = found[row["id"]] = _progress_object(row, now)
-        if row["error_count"]:
-            entry["top_errors"].append(
-                {
-                    "message": row["error_message"] or "",
-                    "status": row["error_status"],
-                    "count": int(row["error_count"]),
-                    "sample_job_id": row["error_job"],
-                }
-            )
-    return list(found.values())
+    failures: dict[int, list[Any]] = {}
+    for row in _rows(connection, task_ids, now - micros(RATE_WINDOW_S)):
+        if row["id"] not in found:
+            found[row["id"]] = _progress_object(row, now)
+        if "top" in row:
+            top = row["top"]
+            failures[row["id"]] = (orjson.loads(top) if isinstance(top, str) else top) or []
+        elif row["error_count"]:
+            failures.setdefault(row["id"], []).append([row[f"error_{name}"] for name in _SAID])
+    for task_id, said in failures.items():
+        found[task_id]["top_errors"] = [
+            {"message": message or "", "status": status, "count": int(count), "sample_job_id": job}
+            for count, _, message, status, job in sorted(said, key=lambda each: (-int(each[0]), each[1]))
+        ]
+    return [found[task_id] for task_id in sorted(found, reverse=True)]
 
 
 def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:

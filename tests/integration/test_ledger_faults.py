@@ -18,6 +18,7 @@ from asynctask.ledger import doctor, recovery
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.states import Reason, Status
+from asynctask.testing.waits import wait_for
 
 
 @pytest.fixture
@@ -53,6 +54,7 @@ def test_a_program_is_told_when_not_all_of_its_items_were_taken(app: AsyncTask) 
     def items() -> Iterator[int]:
         for i in range(3_000):
             if i == 1_500:
+                wait_for(lambda: app.task(1).progress()["split"]["created"] == 1_100, "no slice is being written")
                 recovery.forget(app.ledger, app.ledger.identity, dead=True)
                 task_rows.fail_split(other, 1, "taken for dead", anyone=True)
             yield i

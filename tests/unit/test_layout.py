@@ -28,7 +28,6 @@ LONG_MODULES = {
     "asynctask/runtime/manager.py": "the threads of one process share one lock and one set of facts",
 }
 LONG_FUNCTIONS = {
-    "asynctask/ledger/progress.py:_progress_statement": "one SQL statement, told from top to bottom",
     "asynctask/ledger/progress.py:_progress_object": "one object of the contract, member by member",
 }
 
