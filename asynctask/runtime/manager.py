@@ -202,9 +202,8 @@ class Manager:
                     self._find_unarrived()
                 limit = self._room()
                 if limit <= 0 and self._clock.monotonic() - asked < AHEAD_S and self._mine.waiting < MAX_FETCH // 2:
-                    self._low.wait(
-                        AHEAD_S / 4
-                    )  # a round trip for a few acknowledgements alone would cost more than it is worth
+                    # A round trip for a few acknowledgements alone would cost more than it is worth.
+                    self._low.wait(AHEAD_S / 4)
                     continue
                 asked = self._clock.monotonic()
                 self._rung = False

@@ -16,6 +16,7 @@ from asynctask.handle import TaskHandle
 from asynctask.ledger import dispatch, doctor
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.closing import try_close
+from asynctask.ledger.progress import progress
 from asynctask.ledger.transitions import Applied, Change, EventRecord, Failure, Note, apply
 from asynctask.messages import KEEP_FIRST, KEEP_LAST
 from asynctask.states import Reason, Status
@@ -384,3 +385,28 @@ def test_every_edge_that_a_person_asks_for_names_the_state_when_it_is_refused(wo
         task.retry(["finish"])
     with app.ledger.database.read() as connection:
         assert task_rows.get(connection, task.id)["generation"] == 1
+
+
+def test_a_task_says_the_same_of_itself_alone_and_among_others(world: World) -> None:
+    """Two statements ask it: one Task is what is polled, many are a page."""
+    app = world.app()
+    handles = []
+    for reasons in (9, 3, 0):
+        task = app.submit("note", numbers(12))
+        jobs = dispatch.reserve(app.ledger, task.id, 12, lease_s=60)
+        ended = [
+            Change(
+                job.event_id,
+                lambda record: outcome(record.row, Status.FAILED, Reason.REFUSED),
+                failure=Failure("failed", f'no "{n % reasons}"'),
+            )
+            for n, job in enumerate(jobs[: 11 if reasons else 0])
+        ]
+        take(app, *ended)
+        handles.append(task.id)
+    with app.ledger.database.read() as connection:
+        now = app.ledger.now()
+        among = progress(connection, handles, now)
+        alone = [progress(connection, [task_id], now)[0] for task_id in sorted(handles, reverse=True)]
+    assert among == alone
+    assert [[each["count"] for each in found["top_errors"]] for found in alone] == [[], [4, 4, 3], [2, 2, 1, 1, 1]]
