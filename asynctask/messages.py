@@ -75,10 +75,13 @@ class Catalogue:
 
     def __init__(self, locale: str = "en") -> None:
         self._texts = CATALOGUE[locale]
+        self._alone = {key: clean(text.replace("{0}", "")) for key, text in self._texts.items()}
         self.locale = locale
 
     def __call__(self, key: str, text: str = "") -> str:
         """The message for ``key``, with ``text`` in its place, at most ``MAX_MESSAGE`` characters."""
+        if not text:
+            return self._alone[key]
         # Not str.format: the text comes from outside and may hold braces.
         return clean(self._texts[key].replace("{0}", text))
 

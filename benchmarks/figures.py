@@ -51,7 +51,7 @@ class Step:
 _ONE_MS = ("--work-ms", "1")
 STEPS = (
     Step("tracked", ("-n", "100000"), ("-n", "3000", "--runs", "1"), databases.KINDS),
-    Step("tracked", ("-n", "20000", *_ONE_MS), ("-n", "2000", "--runs", "1", *_ONE_MS), ("sqlite",)),
+    Step("tracked", ("-n", "60000", *_ONE_MS), ("-n", "2000", "--runs", "1", *_ONE_MS), ("sqlite",)),
     Step("tracked", ("-n", "20000", *_ONE_MS, "--compute")),
     Step(
         "tracked",
@@ -60,7 +60,7 @@ STEPS = (
         ("postgresql",),
         on=("postgresql",),
     ),
-    Step("tracked", ("-n", "20000", "--redis", *_ONE_MS), on=("postgresql",)),
+    Step("tracked", ("-n", "60000", "--redis", *_ONE_MS), on=("postgresql",)),
     Step("submit", ("-n", "300000"), ("-n", "20000", "--runs", "1"), databases.KINDS),
     Step("poll", ("-n", "1000000"), ("-n", "6000", "--polls", "20"), ("sqlite",)),
     Step("sheet", ("-n", "500000", "--kind", "csv"), ("-n", "10000", "--kind", "csv"), ("sqlite",)),

@@ -37,9 +37,17 @@ HELP_S = 0.5
 LOOK_AGAIN_S = 15.0
 """A single job that was dispatched so long ago and is not known to have begun may have been lost: the broker is asked."""
 
+AROUND_S = 0.4
+"""While it goes on from round to round it looks so often what others are about: they say it once a second."""
+
 QUIET_S = 60.0
 IDLE_S = 1.0
 FRUITLESS_S = 0.2
+"""Between two rounds of which the first found nothing to push."""
+
+SHORTEST_S = 0.05
+"""Between two rounds, however few seconds of work are to lie in the queues."""
+
 _BATCH = 1_000
 
 
@@ -70,9 +78,12 @@ class Dispatcher:
         self._ledger = ledger
         self._broker = broker
         self._ahead_s = ahead_s
+        self._pause_s = min(ACTIVE_S, max(SHORTEST_S, 0.8 * ahead_s))
         self._local: Callable[[], Load] | None = None
         self._outgoing = outgoing
         self._round_lock = threading.Lock()
+        self._around: Sequence[Mapping[str, object]] = []  # the worker processes, as they said when it was last looked
+        self._around_until = 0.0
         self._unasked: list[Copy] = []  # reserved, and not past the client side's last word
         self._unpushed: list[Copy] = []  # past it, but the broker did not take them
         self._unconfirmed: set[int] = set()  # Tasks of which something is reserved
@@ -157,13 +168,13 @@ class Dispatcher:
                 self._due = None
             self._hungry = False
             self._hungry_at = clock.monotonic() + HELP_S
-            pushed = self.round()
+            pushed = self._round(anew=nudged or due)
             if due:
                 with self._ledger.database.read() as connection:
                     next_due = ready.next_due(connection, self._ledger.now())
                 if next_due is not None:
                     self.expect(next_due)
-            pause = ACTIVE_S if pushed else FRUITLESS_S
+            pause = self._pause_s if pushed else FRUITLESS_S
         else:
             pause = max(0.0, self._hungry_at - clock.monotonic()) if self._hungry else IDLE_S
         return min(self._go_on(pause), self._until_due())
@@ -189,21 +200,30 @@ class Dispatcher:
         Raises :class:`Unavailable` where the ledger or the broker does not answer; any other fault is told and costs only
         the part of the round that it is in.
         """
+        return self._round(anew=True)
+
+    def _round(self, *, anew: bool) -> int:
         with self._round_lock:
-            now = self._ledger.now()
-            with self._ledger.database.read() as connection:
-                again = dispatch.unconfirmed(connection, now)
-                loads_ = self._loads(living(connection, now))
-                due = ready.due_tasks(connection, now)
-            if due:
-                ready.wake_due(self._ledger, due)
+            again = self._look_around() if anew or self._ledger.clock.monotonic() >= self._around_until else []
             pushed = self._part(self._settle)
             for task_id in again:
                 pushed += self._part(partial(self._take_again, task_id))
-            pushed += self._part(partial(self._dispatch, loads_))
+            pushed += self._part(partial(self._dispatch, self._loads(self._around)))
             if self._more and threading.current_thread() is not self._thread:
                 self._wake.set()  # somebody has to go on with it
             return pushed
+
+    def _look_around(self) -> list[int]:
+        """What other processes are about, and what is due. Returns the Tasks of which somebody left a reservation."""
+        now, until = self._ledger.now(), self._ledger.clock.monotonic() + AROUND_S
+        with self._ledger.database.read() as connection:
+            again = dispatch.unconfirmed(connection, now)
+            self._around = living(connection, now)
+            due = ready.due_tasks(connection, now)
+        self._around_until = until
+        if due:
+            ready.wake_due(self._ledger, due)
+        return again
 
     def _part(self, act: Callable[[], int]) -> int:
         try:

@@ -15,7 +15,8 @@ __all__ = ["ACTIVE_S", "DUTY_S", "Shift"]
 DUTY_S: Final = 1.0
 """For how long a process holds the duty of dispatching what is left; it renews it when half of that is over."""
 
-ACTIVE_S: Final = 0.1
+ACTIVE_S: Final = 0.2
+"""The pause between two rounds of who is on duty, at most: what each round puts into the queues has to last longer."""
 
 
 class Shift:

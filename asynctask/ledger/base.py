@@ -75,9 +75,13 @@ def stamp(at: int, status: str, message: str, attempt: int, row: int | None = No
     return entry
 
 
-def stamps(at: int, notes: Iterable[tuple[str, str, int | None]], attempt: int) -> list[str]:
-    """Messages as :func:`stamp` makes them, each as JSON text: (status, message, microseconds if not ``at``)."""
-    return [f'{{"at":"{rfc3339(own or at)}",{_rest(status, message, attempt)}' for status, message, own in notes]
+def stamps(at: str, notes: Iterable[tuple[str, str, int | None]], attempt: int) -> list[str]:
+    """Messages as :func:`stamp` makes them, each as JSON text.
+
+    Arguments: ``at``, the time of writing in RFC 3339; ``notes``, each a status, a message, and the microseconds of its own
+    time, or None for that of writing.
+    """
+    return [f'{{"at":"{rfc3339(own) if own else at}",{_rest(status, message, attempt)}' for status, message, own in notes]
 
 
 @lru_cache(maxsize=256)

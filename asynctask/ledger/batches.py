@@ -9,7 +9,7 @@ Many rows come back from MariaDB as JSON too: its driver is written in Python, a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -21,8 +21,11 @@ from sqlalchemy.engine import Connection
 
 __all__ = [
     "among",
+    "among_given",
     "fetch",
+    "fetch_made",
     "for_update",
+    "given",
     "insert",
     "json_list",
     "json_rows",
@@ -49,17 +52,30 @@ def for_update(connection: Connection, statement: Any) -> Any:
 def among(connection: Connection, column: Any, values: Collection[Any]) -> Any:
     """The condition that ``column`` is one of ``values``, numbers or texts: one parameter, so that the statement stays the
     same. One for each value would be put into its text each time, which costs more than the look-up."""
-    found = list(values)
-    if connection.dialect.name == "postgresql":
-        return column == sa.any_(sa.bindparam(None, found, type_=postgresql.ARRAY(column.type)))
-    if connection.dialect.name == "sqlite":
-        listed = sa.func.json_each(sa.bindparam(None, orjson.dumps(found).decode(), type_=sa.Text)).table_valued("value")
-        return column.in_(sa.select(listed.c.value))
-    if not found:
+    dialect = connection.dialect.name
+    if dialect == "mariadb" and not values:
         return sa.false()
-    return column.op("IN", is_comparison=True)(
-        sa.bindparam(None, tuple(found), type_=_AS_IT_IS)
-    )  # the driver writes it out
+    return _among(dialect, column, lambda kind: sa.bindparam(None, given(dialect, values), type_=kind))
+
+
+def among_given(dialect: str, column: Any, name: str) -> Any:
+    """The same for a statement that is made once: its parameter ``name`` is what :func:`given` makes of the values."""
+    return _among(dialect, column, lambda kind: sa.bindparam(name, type_=kind))
+
+
+def given(dialect: str, values: Collection[Any]) -> Any:
+    """Values for :func:`among_given`; on MariaDB at least one."""
+    if dialect == "postgresql":
+        return list(values)
+    return orjson.dumps(list(values)).decode() if dialect == "sqlite" else tuple(values)
+
+
+def _among(dialect: str, column: Any, parameter: Callable[[Any], Any]) -> Any:
+    if dialect == "postgresql":
+        return column == sa.any_(parameter(postgresql.ARRAY(column.type)))
+    if dialect == "sqlite":
+        return column.in_(sa.select(sa.func.json_each(parameter(sa.Text())).table_valued("value").c.value))
+    return column.op("IN", is_comparison=True)(parameter(_AS_IT_IS))  # the driver writes it out
 
 
 def fetch(connection: Connection, statement: Any) -> Sequence[Sequence[Any]]:
@@ -67,6 +83,22 @@ def fetch(connection: Connection, statement: Any) -> Sequence[Sequence[Any]]:
     if connection.dialect.name in ("sqlite", "postgresql"):
         return connection.execute(statement).all()
     return json_rows(connection.execute(packed(statement, connection.dialect.name)).scalars())
+
+
+def fetch_made(
+    connection: Connection, statement: Any, values: Mapping[str, Any], *, lock: bool = False
+) -> Sequence[Sequence[Any]]:
+    """The same of a SELECT that is made once, with the values of its parameters. ``lock``: see :func:`for_update`."""
+    dialect = connection.dialect.name
+    found = connection.execute(_readable(dialect, statement, lock), values)
+    return found.all() if dialect in ("sqlite", "postgresql") else json_rows(found.scalars())
+
+
+@cache
+def _readable(dialect: str, statement: Any, lock: bool) -> Any:
+    if lock and dialect != "sqlite":
+        statement = statement.with_for_update()
+    return statement if dialect in ("sqlite", "postgresql") else packed(statement, dialect)
 
 
 def packed(statement: Any, dialect: str) -> Any:

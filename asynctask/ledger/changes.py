@@ -46,6 +46,7 @@ class EventRecord:
     queue: str
     task_state: str | None
     slots: int
+    parallel: int | None = None
 
 
 def untouched(record: EventRecord) -> bool:

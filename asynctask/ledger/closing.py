@@ -7,6 +7,8 @@ see the other's job still open and nobody would close.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -31,6 +33,17 @@ def candidates(
 
     ``at_most_jobs`` leaves out larger ones: asking their rows takes long enough to be somebody else's work.
     """
+    given: dict[str, Any] = {}
+    if task_ids is not None:
+        given["ids"] = list(task_ids)
+    if at_most_jobs is not None:
+        given["at_most"] = at_most_jobs
+    return [int(row[0]) for row in connection.execute(_candidates(frozenset(given)), given)]
+
+
+@cache
+def _candidates(given: frozenset[str]) -> Any:
+    """Made once: it is asked after a flush."""
     # A Task that was cancelled before its first slice has no counts at all.
     open_items = sa.func.coalesce(sa.func.sum(_n.enqueue + _n.working + _n.stopped), 0)
     statement = (
@@ -40,11 +53,11 @@ def candidates(
         .group_by(_t.id)
         .having(open_items == 0)
     )
-    if task_ids is not None:
-        statement = statement.where(_t.id.in_(list(task_ids)))
-    if at_most_jobs is not None:
-        statement = statement.where(_t.created_jobs <= at_most_jobs)
-    return [int(row[0]) for row in connection.execute(statement)]
+    if "ids" in given:
+        statement = statement.where(_t.id.in_(sa.bindparam("ids", expanding=True)))
+    if "at_most" in given:
+        statement = statement.where(_t.created_jobs <= sa.bindparam("at_most"))
+    return statement
 
 
 @repeatable

@@ -40,9 +40,46 @@ __all__ = [
 _t, _e = tasks.c, events.c
 
 _FLYING = frozenset(str(status) for status in Status if in_flight(Row(status, reserved=True)))
-_AT_POINTER = sa.select(
-    _e.id, _e.job_id, _e.attempt, _e.retries, _e.worker_name, _e.queue, _e.params, _e.options, _e.created_at, _e.status
-).order_by(_e.seq, _e.id)
+_AT_POINTER = (
+    sa.select(
+        _e.id, _e.job_id, _e.attempt, _e.retries, _e.worker_name, _e.queue, _e.params, _e.options, _e.created_at, _e.status
+    )
+    .where(_e.task_id == sa.bindparam("of"), _e.due_at.is_(None))
+    .where(_e.seq >= sa.bindparam("low"), _e.seq < sa.bindparam("high"))
+    .order_by(_e.seq, _e.id)
+)
+
+
+# Statements of every round are made once: to make one costs as much as to run it.
+_FREE = _t.dispatch_by.is_(None) | (_t.dispatch_by == sa.bindparam("me")) | (_t.dispatch_until <= sa.bindparam("now"))
+_RUNNABLE = (
+    sa.select(_t.id, _t.queue, _t.ready)
+    .with_hint(tasks, "FORCE INDEX (ix_tasks_ready)", "mariadb")  # it would read all those that wait, too
+    .where(_t.queue == sa.bindparam("of"), _t.ready.is_not(None), _FREE)
+    .order_by(_t.ready, _t.id)
+    .limit(sa.bindparam("count"))
+)
+_UNCONFIRMED = sa.select(_t.id).where(_t.dispatch_until <= sa.bindparam("now"), _t.dispatch_by.is_not(None)).limit(1_000)
+_DUE_OF_TASK = (
+    sa.select(_e.id)
+    .where(_e.task_id == sa.bindparam("of"), _e.due_at <= sa.bindparam("now"))
+    .order_by(_e.due_at, _e.id)
+    .limit(sa.bindparam("count"))
+)
+_QUEUE = sa.func.coalesce(_e.queue, "default")
+_ALONE = (
+    sa.select(_e.id, _QUEUE, _e.options)
+    .where(_e.due_at <= sa.bindparam("now"), _e.task_id.is_(None))
+    .where(_QUEUE.in_(sa.bindparam("queues", expanding=True)))
+    .limit(sa.bindparam("count"))
+)
+_ALONE_DUE = _ALONE.order_by(_e.due_at, _e.id)
+_ALONE_DUE_LAST = _ALONE.order_by(_e.due_at.desc(), _e.id.desc())
+_CONFIRMED = (
+    tasks.update()
+    .where(_t.id.in_(sa.bindparam("ids", expanding=True)), _t.dispatch_by == sa.bindparam("me"))
+    .values(reserved_from=None, dispatch_by=None, dispatch_until=None)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +125,10 @@ def runnable(connection: Connection, ledger: Ledger, queues: Collection[str], li
     session is another's, it is paused) is not in the index, and what another dispatcher has reserved is passed over.
     """
     found: list[Runnable] = []
-    free = _t.dispatch_by.is_(None) | (_t.dispatch_by == ledger.identity) | (_t.dispatch_until <= ledger.now())
+    given = {"me": ledger.identity, "now": ledger.now(), "count": limit}
     for queue in sorted(queues):
-        statement = (
-            sa.select(_t.id, _t.queue, _t.ready)
-            .with_hint(tasks, "FORCE INDEX (ix_tasks_ready)", "mariadb")  # it would read all those that wait, too
-            .where(_t.queue == queue, _t.ready.is_not(None), free)
-            .order_by(_t.ready, _t.id)
-            .limit(limit)
-        )
-        found += [Runnable(int(i), name, int(priority)) for i, name, priority in connection.execute(statement)]
+        ready_there = connection.execute(_RUNNABLE, {**given, "of": queue})
+        found += [Runnable(int(i), name, int(priority)) for i, name, priority in ready_there]
     return sorted(found, key=lambda each: (each.priority, each.task_id))
 
 
@@ -131,10 +162,13 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Rese
         if not may_dispatch(task["state"]) or not sessions.may(task):
             connection.execute(tasks.update().where(_t.id == task_id).values(ready=None))
             return _Reserved([])
-        counts = tallies.total(connection, task_id)
-        flying = counts.dispatched - counts.returned
+        flying = _flying(connection, task)
         count = room(task["state"], task["parallel"], flying, wanted)
-        ids = _release(connection, ledger, task_id, count, now) if count > 0 else []
+        due = sessions.next_due(connection, task_id)
+        ids = []
+        if count > 0 and due is not None and due <= now:
+            ids = _release(connection, ledger, task_id, count, now)
+            due = sessions.next_due(connection, task_id)
         low, high = task["next_seq"], min(task["created_jobs"], task["next_seq"] + max(0, count) - len(ids))
         found = _read_ready(connection, batches.among(connection, _e.id, ids)) if ids else []
         reserved = len(found)
@@ -143,7 +177,6 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Rese
             tallies.move(connection, {(task_id, ledger.slot(task["slots"])): Delta(dispatched=begun)}, now)
             found += fresh
             reserved += begun
-        due = connection.execute(sessions.next_due(task_id)).scalar()
         full = task["parallel"] is not None and flying + reserved >= task["parallel"]
         values = ready.settled(task, left=high < task["created_jobs"], full=full, due=due, now=now)
         if found or high > low:
@@ -157,10 +190,18 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Rese
 def _look_again(ledger: Ledger, task_id: int) -> None:
     with ledger.database.read() as connection:
         task = task_rows.get(connection, task_id)
-        counts = tallies.total(connection, task_id)
-    if task["ready"] is None and room(task["state"], task["parallel"], counts.dispatched - counts.returned, 1):
+        flying = _flying(connection, task)
+    if task["ready"] is None and room(task["state"], task["parallel"], flying, 1):
         with ledger.database.write() as connection:
             connection.execute(tasks.update().where(_t.id == task_id, ready.MAY).values(ready=_t.priority))
+
+
+def _flying(connection: Connection, task: Mapping[str, Any]) -> int:
+    """How many jobs of a Task are in flight, where it matters: under a ``parallel``."""
+    if task["parallel"] is None:
+        return 0
+    counts = tallies.total(connection, task["id"])
+    return counts.dispatched - counts.returned
 
 
 def _held_by_another(ledger: Ledger, task: Mapping[str, Any], now: int) -> bool:
@@ -168,9 +209,7 @@ def _held_by_another(ledger: Ledger, task: Mapping[str, Any], now: int) -> bool:
 
 
 def _release(connection: Connection, ledger: Ledger, task_id: int, count: int, now: int) -> list[int]:
-    found = connection.execute(
-        sa.select(_e.id).where(_e.task_id == task_id, _e.due_at <= now).order_by(_e.due_at, _e.id).limit(count)
-    )
+    found = connection.execute(_DUE_OF_TASK, {"of": task_id, "now": now, "count": count})
     changes = [Change(int(event_id), _release_if_due(now)) for (event_id,) in found]
     return [each.change.event_id for each in apply(connection, ledger, changes) if each.turn is not None]
 
@@ -189,8 +228,7 @@ def _at_pointer(connection: Connection, task: Mapping[str, Any], low: int, high:
     The latter may be more: a row that was recorded as ``working`` before needs no copy, but it runs. The Task is locked;
     one statement locks the rows and reads them, and leaves the Task out of it.
     """
-    condition = (_e.task_id == task["id"]) & (_e.seq >= low) & (_e.seq < high) & _e.due_at.is_(None)
-    found = batches.fetch(connection, batches.for_update(connection, _AT_POINTER.where(condition)))
+    found = batches.fetch_made(connection, _AT_POINTER, {"of": task["id"], "low": low, "high": high}, lock=True)
     flying = [each for each in found if each[-1] in _FLYING]
     fresh = [
         Ready(
@@ -241,21 +279,12 @@ def confirm(ledger: Ledger, task_ids: Sequence[int]) -> None:
     if not task_ids:
         return
     with ledger.database.write() as connection:
-        connection.execute(
-            tasks.update()
-            .where(_t.id.in_(sorted(task_ids)), _t.dispatch_by == ledger.identity)
-            .values(reserved_from=None, dispatch_by=None, dispatch_until=None)
-        )
+        connection.execute(_CONFIRMED, {"ids": sorted(task_ids), "me": ledger.identity})
 
 
 def unconfirmed(connection: Connection, now: int) -> list[int]:
     """Tasks whose dispatcher's lease ended between reserve and confirm."""
-    return [
-        int(i)
-        for (i,) in connection.execute(
-            sa.select(_t.id).where(_t.dispatch_until <= now, _t.dispatch_by.is_not(None)).limit(1_000)
-        )
-    ]
+    return [int(i) for (i,) in connection.execute(_UNCONFIRMED, {"now": now})]
 
 
 @repeatable
@@ -283,11 +312,10 @@ def alone_due(connection: Connection, now: int, queues: Collection[str], limit: 
     """
     if not queues:
         return []
-    queue = sa.func.coalesce(_e.queue, "default")
-    due = sa.select(_e.id, queue, _e.options).where(_e.due_at <= now, _e.task_id.is_(None), queue.in_(sorted(queues)))
-    found = connection.execute(due.order_by(_e.due_at, _e.id).limit(limit)).all()
+    given = {"now": now, "queues": sorted(queues), "count": limit}
+    found = connection.execute(_ALONE_DUE, given).all()
     if len(found) == limit:
-        last = connection.execute(due.order_by(_e.due_at.desc(), _e.id.desc()).limit(limit)).all()
+        last = connection.execute(_ALONE_DUE_LAST, given).all()
         found = list(dict.fromkeys([*found, *reversed(last)]))
     return [Alone(int(i), name, _priority(options)) for i, name, options in found]
 

@@ -30,6 +30,10 @@ __all__ = ["MAY", "announce", "due_tasks", "next_due", "repair", "settled", "wak
 _t, _e = tasks.c, events.c
 _DISPATCHED = ("splitting", "running")
 _NEVER = 2**63 - 1
+_ANNOUNCED = sa.select(
+    _t.id, _t.parallel, _t.ready, _t.session_holder, _t.next_seq, _t.created_jobs, _t.generation_sealed
+).where(_t.id.in_(sa.bindparam("ids", expanding=True)))
+_DUE = sa.select(_t.id).where(_t.due_next <= sa.bindparam("now")).order_by(_t.due_next).limit(sa.bindparam("count"))
 MAY = _t.state.in_(_DISPATCHED) & (_t.session_key.is_(None) | _t.session_holder.is_not(None))
 
 
@@ -55,9 +59,8 @@ def announce(ledger: Ledger, applied: Iterable[Applied]) -> int | None:
 
 
 def _announce_some(ledger: Ledger, due: dict[int, int | None]) -> int | None:
-    columns = (_t.id, _t.parallel, _t.ready, _t.session_holder, _t.next_seq, _t.created_jobs, _t.generation_sealed)
     with ledger.database.read() as connection:
-        found = connection.execute(sa.select(*columns).where(_t.id.in_(sorted(due)))).all()
+        found = connection.execute(_ANNOUNCED, {"ids": sorted(due)}).all()
     freed = [int(row.id) for row in found if row.parallel is not None and row.ready is None]
     waits = {task_id: at for task_id, at in due.items() if at is not None}
     if freed or waits:
@@ -91,9 +94,7 @@ def next_due(connection: Connection, now: int) -> int | None:
 
 def due_tasks(connection: Connection, now: int, limit: int = 1_000) -> list[int]:
     """Tasks of which somebody should look now whether they have something to dispatch."""
-    return [
-        int(i) for (i,) in connection.execute(sa.select(_t.id).where(_t.due_next <= now).order_by(_t.due_next).limit(limit))
-    ]
+    return [int(i) for (i,) in connection.execute(_DUE, {"now": now, "count": limit})]
 
 
 @repeatable

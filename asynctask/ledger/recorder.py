@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from asynctask.bookkeeping import Row, Turn, cancel, ending, give_back, held_elsewhere, outcome, take_over, working
-from asynctask.errors import LedgerUnavailable, Unavailable
+from asynctask.errors import Unavailable
 from asynctask.ledger import ready
 from asynctask.ledger.base import Ledger
-from asynctask.ledger.closing import candidates, try_close
+from asynctask.ledger.closer import Closer
 from asynctask.ledger.conflicts import TransactionConflict, repeatable
 from asynctask.ledger.transitions import Applied, Change, EventRecord, Failure, Note, Seen, SeenNoMore, apply
 from asynctask.logs import get_logger
@@ -22,13 +22,18 @@ __all__ = ["Outcome", "Recorder"]
 LINGER_S = 0.005
 """While other jobs run, an outcome waits so long for theirs. A commit costs about a fifth of it, and holds the lock."""
 
+LONGEST_LINGER_S = 0.05
+"""It waits longer, but no longer than this, while there is enough to do that does not wait for it: see
+:meth:`Recorder._linger`."""
+
+_LINGERS = 9
+"""So many times as long as the last flush took: so flushing takes a tenth of the time, whatever a commit costs."""
+
 _MAX_BATCH = 500
 _READS = 100
 """Flushes that read every Event first, after one was not as it was at Begin: jobs of which something is recorded while they
 run come in storms, too."""
 
-_CLOSE_S = 0.1  # while outcomes wait to be flushed, it is looked so often whether Tasks are over
-_CLOSE_AT_ONCE = 50_000  # larger Tasks are closed by the sweep: their rows are asked first, and outcomes must not wait
 _RETRY_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 
 
@@ -41,6 +46,8 @@ class Outcome:
     job's copy be acknowledged. ``elsewhere``: another engine keeps the job's copies. They carry no fence, so whatever
     attempt the open Event is at is the one meant, and a next attempt waits in that engine's queue, not in the ledger.
     ``seen``: the Event as it stood at Begin, if it was untouched: the first try to record the end of it goes by that.
+    ``awaited``: something may wait for it to be recorded: the job itself, before it begins, or its Task, which starts no
+    more jobs than a number at a time.
     """
 
     event_id: int
@@ -55,35 +62,38 @@ class Outcome:
     then: Callable[[bool], None] | None = None
     elsewhere: bool = False
     seen: EventRecord | None = None
+    awaited: bool = False
 
 
 class Recorder:
     """The group commit of one process.
 
     :meth:`put` never blocks on the database. A thread flushes what has come together while the flush before it was being
-    committed, and, while ``more_coming`` says that other jobs run, for a few milliseconds more; so a lone outcome is
-    written at once and a storm is written hundreds at a time. While the ledger does
-    not answer, outcomes wait in memory and :attr:`healthy` is false: then the runtime begins nothing new. ``on_due`` is
-    told when something that came of the outcomes may be dispatched (microseconds; the past: now).
+    committed, and, while other jobs run, for some milliseconds more; so a lone outcome is written at once and a storm is
+    written hundreds at a time. ``busy_for``: None while no job runs, else for how many seconds there is something to do
+    that does not wait for an outcome. While the ledger does not answer, outcomes wait in memory and :attr:`healthy` is
+    false: then the runtime begins nothing new. ``on_due`` is told when something that came of the outcomes may be
+    dispatched (microseconds; the past: now).
     """
 
     def __init__(
         self,
         ledger: Ledger,
         *,
-        more_coming: Callable[[], bool] = lambda: False,
+        busy_for: Callable[[], float | None] = lambda: None,
         on_due: Callable[[int], None] = lambda at: None,
     ) -> None:
         self._ledger = ledger
-        self._more_coming = more_coming
+        self._busy_for = busy_for
         self._on_due = on_due
         self._pending: list[Outcome] = []
         self._condition = threading.Condition()
         self._stopping = False
         self._flushing = False
         self._reads = 0
-        self._ended: set[int] = set()  # Tasks of which a job ended, not looked at yet
-        self._looked_at = 0.0
+        self._closer = Closer(ledger, on_due)
+        self._awaited = False  # one of those that wait is awaited
+        self._flush_s = 0.0  # how long the last flush took
         self._thread: threading.Thread | None = None
         self._log = get_logger("asynctask.recorder")
         self.healthy = True
@@ -100,6 +110,9 @@ class Recorder:
             self._pending.extend(outcomes)
             # The flusher is told of the first and of a full batch; being woken for each would cost more than the flush.
             if len(self._pending) == len(outcomes) or len(self._pending) >= _MAX_BATCH:
+                self._condition.notify_all()
+            if not self._awaited and any(each.awaited for each in outcomes):
+                self._awaited = True
                 self._condition.notify_all()
 
     @property
@@ -128,10 +141,16 @@ class Recorder:
         while True:
             batch = self._take()
             if batch is None:
+                self._closer.look()
                 return
             try:
-                self._flush_all(batch)
-                tries, self.healthy = 0, True
+                begun = self._ledger.clock.monotonic()
+                if batch:
+                    self._flush_all(batch)
+                    self._flush_s = self._ledger.clock.monotonic() - begun
+                    tries, self.healthy = 0, True
+                else:
+                    self._closer.look_in_time()
             except Unavailable as error:
                 self.healthy = False
                 self._log.warning("ledger_away", error=str(error), outcomes=len(batch), tried=tries + 1)
@@ -180,18 +199,35 @@ class Recorder:
             self._log.exception("outcome_not_recorded", event_id=ended.event_id, attempt=ended.attempt)
 
     def _take(self) -> list[Outcome] | None:
+        """The next batch; an empty one where it is time to look whether Tasks are over, None at the end."""
         with self._condition:
             self._flushing = False
             self._condition.notify_all()
-            self._condition.wait_for(lambda: self._pending or self._stopping)
+            if not self._condition.wait_for(lambda: self._pending or self._stopping, self._closer.until_look()):
+                return []
             if not self._pending:
                 return None
-            if self._more_coming():
+            if linger_s := self._linger():
                 # Other jobs run and will end soon: one transaction for all of them instead of one each.
-                self._condition.wait_for(lambda: len(self._pending) >= _MAX_BATCH or self._stopping, LINGER_S)
+                self._condition.wait_for(lambda: self._awaited or self._is_enough(), linger_s - LINGER_S)
+                self._condition.wait_for(self._is_enough, LINGER_S)
             batch, self._pending = self._pending[:_MAX_BATCH], self._pending[_MAX_BATCH:]
+            self._awaited = self._awaited and any(each.awaited for each in self._pending)
             self._flushing = True
             return batch
+
+    def _is_enough(self) -> bool:
+        return len(self._pending) >= _MAX_BATCH or self._stopping
+
+    def _linger(self) -> float:
+        """For how long an outcome waits for others, in seconds; 0, or :data:`LINGER_S` and more.
+
+        An idle thread may wait for what comes of it. So it is long only while there is twice as much to do as it lasts.
+        """
+        busy_for = self._busy_for()
+        if busy_for is None:
+            return 0.0
+        return max(LINGER_S, min(LONGEST_LINGER_S, _LINGERS * self._flush_s, busy_for / 2))
 
     def _give_back(self, batch: list[Outcome]) -> None:
         with self._condition:
@@ -203,7 +239,8 @@ class Recorder:
             return self._condition.wait_for(lambda: self._stopping, seconds)
 
     def flush(self, batch: Sequence[Outcome]) -> None:
-        """Commits a batch, then tells each outcome, then looks whether Tasks are over. Raises LedgerUnavailable."""
+        """Commits a batch, then tells each outcome. Looks whether Tasks are over, unless that was done just now and will be
+        done again in a moment. Raises LedgerUnavailable."""
         waves = _waves(batch)
         tasks_ended: set[int] = set()
         for wave in waves:
@@ -214,12 +251,11 @@ class Recorder:
                 if each.then is not None:
                     each.then(result.turn is not None)
             self.announce(applied)
-        self._ended |= tasks_ended
-        now = self._ledger.clock.monotonic()
-        if not self._pending or now - self._looked_at >= _CLOSE_S:  # in a storm the next flush may look as well
-            self._looked_at = now
-            ended, self._ended = self._ended, set()
-            self._close(ended)
+        self._closer.ended(tasks_ended)
+        if not self._pending and self._busy_for() is None:
+            self._closer.look()
+        else:
+            self._closer.look_in_time()  # else with a later flush, or when it is time
 
     def _record(self, wave: Sequence[Outcome]) -> list[Applied]:
         if self._reads == 0:
@@ -239,18 +275,6 @@ class Recorder:
         if (at := ready.announce(self._ledger, applied)) is not None:
             self._on_due(at)
 
-    def _close(self, task_ids: set[int]) -> None:
-        if not task_ids:
-            return
-        try:
-            with self._ledger.database.read() as connection:
-                over = candidates(connection, task_ids, at_most_jobs=_CLOSE_AT_ONCE)
-            for task_id in over:
-                if try_close(self._ledger, task_id):
-                    self._on_due(0)  # the next one of its session may go now
-        except LedgerUnavailable as error:  # the sweep looks again
-            self._log.warning("close_put_off", error=str(error))
-
 
 def _record_once(ledger: Ledger, wave: Sequence[Outcome]) -> list[Applied]:
     changes = [_change(ledger, each) for each in wave]
@@ -269,6 +293,8 @@ def _forget_seen(wave: Sequence[Outcome]) -> None:
 
 def _waves(batch: Sequence[Outcome]) -> list[list[Outcome]]:
     """Outcomes in transactions such that no Event stands in one transaction twice; nearly always a single one."""
+    if len({each.event_id for each in batch}) == len(batch):
+        return [list(batch)]
     waves: list[list[Outcome]] = []
     turns: dict[int, int] = {}
     for each in batch:

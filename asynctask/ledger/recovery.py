@@ -201,10 +201,12 @@ def list_processes(connection: Connection) -> list[dict[str, Any]]:
     return [as_dict(row) for row in connection.execute(sa.select(processes).order_by(_p.started_at, _p.identity))]
 
 
+_LIVING = sa.select(processes).where(_p.kind == sa.bindparam("of"), _p.lease_until > sa.bindparam("now"))
+
+
 def living(connection: Connection, now: int, kind: str = "worker") -> list[dict[str, Any]]:
     """Processes of a kind whose lease runs."""
-    statement = sa.select(processes).where(_p.kind == kind, _p.lease_until > now)
-    return [as_dict(row) for row in connection.execute(statement)]
+    return [as_dict(row) for row in connection.execute(_LIVING, {"of": kind, "now": now})]
 
 
 def dead_processes(connection: Connection, host: Host, now: int) -> list[str]:

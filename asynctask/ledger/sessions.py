@@ -131,7 +131,7 @@ def step_aside(ledger: Ledger, task_id: int) -> bool:
         if row is None or not _rests(connection, dict(row), ledger.now()):
             return False
         now = ledger.now()
-        due = connection.execute(next_due(task_id)).scalar()
+        due = next_due(connection, task_id)
         connection.execute(
             tasks.update()
             .where(_t.id == task_id)
@@ -153,13 +153,18 @@ def _rests(connection: Connection, task: Mapping[str, Any], now: int) -> bool:
     counts = tallies.total(connection, task["id"])
     if counts.working or counts.stopped or not counts.enqueue or counts.dispatched != counts.returned:
         return False
-    due = connection.execute(next_due(task["id"])).scalar()
+    due = next_due(connection, task["id"])
     return due is not None and int(due) > now
 
 
-def next_due(task_id: int) -> sa.Select[Any]:
+_NEXT_DUE = (
+    sa.select(_e.due_at).where(_e.task_id == sa.bindparam("task_id"), _e.due_at.is_not(None)).order_by(_e.due_at).limit(1)
+)
+
+
+def next_due(connection: Connection, task_id: int) -> int | None:
     """When the first of a Task's jobs that wait in the ledger is due."""
-    return sa.select(_e.due_at).where(_e.task_id == task_id, _e.due_at.is_not(None)).order_by(_e.due_at).limit(1)
+    return connection.execute(_NEXT_DUE, {"task_id": task_id}).scalar()
 
 
 def join_again(connection: Connection, task_ids: list[int], now: int) -> None:

@@ -20,6 +20,9 @@ from asynctask.ledger.models import task_tallies
 __all__ = ["FIELDS", "insert_new", "insert_or_add", "move", "total"]
 
 FIELDS = tuple(Delta.__slots__)
+_TOTAL = sa.select(*[sa.func.coalesce(sa.func.sum(task_tallies.c[f]), 0) for f in FIELDS]).where(
+    task_tallies.c.task_id == sa.bindparam("task_id")
+)
 
 
 def insert_or_add(
@@ -72,6 +75,5 @@ def _move(dialect: str) -> Any:
 
 def total(connection: Connection, task_id: int) -> Delta:
     """The counts of one Task, summed over its slots."""
-    columns = [sa.func.coalesce(sa.func.sum(task_tallies.c[f]), 0) for f in FIELDS]
-    row = connection.execute(sa.select(*columns).where(task_tallies.c.task_id == task_id)).one()
+    row = connection.execute(_TOTAL, {"task_id": task_id}).one()
     return Delta(*(int(value) for value in row))

@@ -41,6 +41,8 @@ __all__ = [
 ]
 
 _t = tasks.c
+_ONE = sa.select(tasks).where(_t.id == sa.bindparam("task_id"))
+_LOCKED = _ONE.with_for_update()  # on SQLite the transaction itself keeps others out
 
 _NEW_EVENT = ("job_id", "task_id", "seq", "status", "params", "first_row", "last_row", "created_at")
 
@@ -150,16 +152,16 @@ def by_idempotency_key(ledger: Ledger, owner: str, key: str) -> dict[str, Any] |
 
 def get(connection: Connection, task_id: int) -> dict[str, Any]:
     """One Task's columns. Raises :class:`NotFound`."""
-    row = connection.execute(sa.select(tasks).where(_t.id == task_id)).one_or_none()
-    if row is None:
-        raise NotFound(f"there is no Task {task_id}")
-    return as_dict(row)
+    return _found(connection.execute(_ONE, {"task_id": task_id}), task_id)
 
 
 def lock(connection: Connection, task_id: int) -> dict[str, Any]:
     """Like :func:`get`, with the row locked until the transaction ends."""
-    row = connection.execute(batches.for_update(connection, sa.select(tasks).where(_t.id == task_id))).one_or_none()
-    if row is None:
+    return _found(connection.execute(_LOCKED, {"task_id": task_id}), task_id)
+
+
+def _found(result: Any, task_id: int) -> dict[str, Any]:
+    if (row := result.first()) is None:
         raise NotFound(f"there is no Task {task_id}")
     return as_dict(row)
 
@@ -244,10 +246,8 @@ def add_slice(
             )
         )
         if items:
-            rows = [
-                (jid, task_id, seq, "enqueue", item.params, item.row, item.row, now)
-                for seq, (jid, item) in enumerate(zip(jids, items, strict=True), first)
-            ]
+            numbered = enumerate(zip(jids, items, strict=True), first)
+            rows = [(jid, task_id, seq, "enqueue", one.params, one.row, one.row, now) for seq, (jid, one) in numbered]
             batches.insert(connection, events, _NEW_EVENT, rows)
             new = Delta(enqueue=len(items), jobs=len(items))
             tallies.move(connection, {(task_id, ledger.slot(task["slots"])): new}, now)

@@ -47,7 +47,7 @@ _READ = (
         _e.id, _e.job_id, _e.task_id, _e.seq, _e.status, _e.attempt, _e.due_at, _e.retries, _e.deaths, _e.watched,
         _e["items"], _e.n_finish, _e.n_failed, _e.n_error, _e.n_cancelled, _e.process, _e.added_messages, _e.first_row,
         _e.started_at, _e.finished_at, sa.func.coalesce(_e.worker_name, _t.worker_name, ""),
-        sa.func.coalesce(_e.queue, _t.queue, "default"), _t.state, _t.next_seq, _t.slots,
+        sa.func.coalesce(_e.queue, _t.queue, "default"), _t.state, _t.next_seq, _t.slots, _t.parallel,
     )
     .select_from(events.outerjoin(tasks, _t.id == _e.task_id))
 )  # fmt: skip
@@ -68,6 +68,7 @@ def _record(found: Any) -> EventRecord:
     (
         id_, job_id, task_id, seq, status, attempt, due_at, retries, deaths, watched, items, n_finish, n_failed, n_error,
         n_cancelled, process, messages, first_row, started_at, finished_at, worker_name, queue, state, next_seq, slots,
+        parallel,
     ) = found  # fmt: skip
     reserved = task_id is None or (seq is not None and next_seq is not None and seq < next_seq)
     row = Row(
@@ -88,6 +89,7 @@ def _record(found: Any) -> EventRecord:
         queue,
         state,
         slots or 1,
+        parallel,
     )
 
 

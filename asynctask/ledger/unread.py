@@ -1,4 +1,4 @@
-"""The ends of Events that were untouched since they were seen: written without being read again.
+"""Events of which nothing was written but that they were dispatched: seen by a few columns, ended without being read again.
 
 Nearly all of a storm of outcomes is such, and nearly all of them alike. What they were seen to be is compared in the UPDATE
 itself, so nothing is lost by not reading it; and what is the same in all of them is sent once.
@@ -6,27 +6,73 @@ itself, so nothing is lost by not reading it; and what is the same in all of the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from typing import Any
 
+import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from asynctask.bookkeeping import Delta, Turn
+from asynctask.bookkeeping import Delta, Row, Turn
+from asynctask.clock import rfc3339
 from asynctask.ledger import batches
 from asynctask.ledger.base import Ledger, dumps, stamp, stamps
-from asynctask.ledger.changes import Change, Seen, SeenNoMore
-from asynctask.ledger.models import events
+from asynctask.ledger.changes import Change, EventRecord, Seen, SeenNoMore
+from asynctask.ledger.models import events, tasks
 from asynctask.messages import KEEP_FIRST, append
-from asynctask.states import TERMINAL
+from asynctask.states import TERMINAL, Status
 
-__all__ = ["write_unread"]
+__all__ = ["read_untouched", "write_unread"]
 
 # What untouched() says, of the row as it stands. Whatever else an outcome is decided by never changes while this is true.
 # As one value: of plain conditions PostgreSQL may think that few rows meet them, and begin with a look at all that do.
-_UNTOUCHED = (
-    "CASE WHEN status = 'enqueue' AND added_messages IS NULL AND due_at IS NULL AND process IS NULL AND watched = 0"
-    " THEN TRUE ELSE FALSE END"
+_IS_UNTOUCHED = "status = 'enqueue' AND added_messages IS NULL AND due_at IS NULL AND process IS NULL AND watched = 0"
+_UNTOUCHED = f"CASE WHEN {_IS_UNTOUCHED} THEN TRUE ELSE FALSE END"
+
+
+# The same of one whose attempt alone has ever changed: the rest of its bookkeeping is known without being read.
+_NEVER_TOUCHED = (
+    f"CASE WHEN {_IS_UNTOUCHED} AND events.started_at IS NULL AND retries = 0 AND deaths = 0 AND items = 1"
+    " AND n_finish + n_failed + n_error + n_cancelled = 0 THEN TRUE ELSE FALSE END"
 )
+_e, _t = events.c, tasks.c
+
+
+def read_untouched(connection: Connection, job_ids: Sequence[str]) -> list[EventRecord]:
+    """Those of these jobs whose Event is untouched, and was never anything else. Nearly all of a storm are, and a third of
+    the columns tells it; whatever is not among them is to be read as a whole."""
+    if not job_ids:
+        return []
+    dialect = connection.dialect.name
+    found = batches.fetch_made(connection, _never_touched(dialect), {"job_ids": batches.given(dialect, job_ids)})
+    return [
+        EventRecord(
+            id_, job_id, task_id, seq, _untouched_row(attempt), None, first_row, None, None, worker_name, queue, state,
+            slots or 1, parallel,
+        )
+        for id_, job_id, task_id, seq, attempt, first_row, worker_name, queue, state, slots, parallel in found
+    ]  # fmt: skip
+
+
+@cache
+def _never_touched(dialect: str) -> Any:
+    """Made once: it is asked of every batch that is fetched."""
+    is_reserved = _e.task_id.is_(None) | (_e.seq < _t.next_seq)
+    return (
+        sa.select(
+            _e.id, _e.job_id, _e.task_id, _e.seq, _e.attempt, _e.first_row,
+            sa.func.coalesce(_e.worker_name, _t.worker_name, ""), sa.func.coalesce(_e.queue, _t.queue, "default"),
+            _t.state, _t.slots, _t.parallel,
+        )
+        .select_from(events.outerjoin(tasks, _t.id == _e.task_id))
+        .where(batches.among_given(dialect, _e.job_id, "job_ids"), sa.text(_NEVER_TOUCHED), is_reserved)
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def _untouched_row(attempt: int) -> Row:
+    return Row(Status.ENQUEUE, attempt, reserved=True)
 
 
 @dataclass(slots=True)
@@ -50,13 +96,18 @@ def write_unread(
     changes.sort(key=_by_event_id)  # the order in which rows are locked everywhere
     alike: dict[tuple[Any, ...], _Alike] = {}
     ends: dict[tuple[int | None, int, int], list[Turn]] = {}
+    now_text = str(rfc3339(now))
     for change, (record, turn) in changes:
         problem = change.problem(turn)
         key = (id(turn), problem, *change.values)
         group = alike.get(key)
         if group is None:
             group = alike[key] = _Alike(turn, problem, tuple(change.values))
-        row = {"b_id": record.id, "b_attempt": turn.after.attempt, "v_added_messages": _first_messages(change, turn, now)}
+        row = {
+            "b_id": record.id,
+            "b_attempt": turn.after.attempt,
+            "v_added_messages": _first_messages(change, turn, now, now_text),
+        }
         for name, value in change.values.items():
             row[f"v_{name}"] = value
         group.rows.append(row)
@@ -72,12 +123,12 @@ def _by_event_id(each: tuple[Change, Seen]) -> int:
     return each[1].record.id
 
 
-def _first_messages(change: Change, turn: Turn, now: int) -> str:
+def _first_messages(change: Change, turn: Turn, now: int, now_text: str) -> str:
     """What ``added_messages`` is of an Event that had none."""
     notes = change.said(turn)
     if len(notes) > KEEP_FIRST:
         return dumps(append((), [stamp(note.at or now, note.status, note.message, turn.after.attempt) for note in notes]))
-    return f"[{','.join(stamps(now, notes, turn.after.attempt))}]"
+    return f"[{','.join(stamps(now_text, notes, turn.after.attempt))}]"
 
 
 def _write_alike(connection: Connection, group: _Alike, now: int) -> None:

@@ -2,7 +2,7 @@
 
 An engine (the own runtime, Dramatiq, ...) takes these steps for a job that it got hold of:
 
-1. :meth:`Tracker.begin` with the whole batch it fetched: one read, and a :class:`Ticket` each that says whether to run it.
+1. :meth:`Tracker.begin` with the whole batch it fetched: a :class:`Ticket` each, which says whether to run it.
 2. :meth:`Tracker.start` when it is really performed.
 3. One of :meth:`Ticket.finish`, :meth:`Ticket.fail`, :meth:`Ticket.raised` with what it came to. Nothing is written yet.
 4. :meth:`Tracker.settle` once the engine has decided what follows (a retry, or nothing): one outcome goes to the group
@@ -28,6 +28,7 @@ from asynctask.ledger.models import events
 from asynctask.ledger.record import NewJob, enqueue
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.ledger.transitions import Applied, Change, EventRecord, Failure, Note, apply, read_events, untouched
+from asynctask.ledger.unread import read_untouched
 from asynctask.messages import clean
 from asynctask.states import Reason, State, Status
 
@@ -61,6 +62,7 @@ class Ticket:
     retries: int = 0
     watched: bool = False
     row: int | None = None
+    awaited: bool = False  # its Task has a ``parallel``
     started_at: int | None = None
     status: Status | None = None
     reason: Reason = Reason.RETURNED
@@ -121,15 +123,17 @@ class Tracker:
         self._elsewhere = elsewhere
         self._running: dict[int, tuple[float, Ticket]] = {}
         self._lock = threading.Lock()
+        self._finished = Note("finish", ledger.catalogue("finish"))
 
     # -- 1. begin
 
     def begin(self, arrivals: Sequence[Arrival]) -> list[Ticket]:
-        """One read for a batch of jobs: a ticket each, in order. Raises LedgerUnavailable.
+        """A ticket for each of a batch of jobs, in order; one read for all that run for the first time, one for the others.
+        Raises LedgerUnavailable.
 
         A job without an Event (pushed by hand, or by another program) is given a stand-alone one now.
         """
-        records = self._read([arrival.job_id for arrival in arrivals])
+        records = self._look([arrival.job_id for arrival in arrivals])
         missing = [arrival for arrival in arrivals if arrival.job_id not in records]
         if missing:
             self.enqueue(missing)
@@ -140,6 +144,13 @@ class Tracker:
         """The ticket of a job that carries no fence; None where it has no Event. Raises LedgerUnavailable."""
         record = self._read([job_id]).get(job_id)
         return None if record is None else self._ticket(Arrival(job_id, None, record.worker_name, record.queue), record)
+
+    def _look(self, job_ids: Sequence[str]) -> dict[str, EventRecord]:
+        """As :meth:`_read`, with a narrower look first: only what that does not find is read as a whole."""
+        with self._ledger.database.read() as connection:
+            records = {record.job_id: record for record in read_untouched(connection, job_ids)}
+        others = [job_id for job_id in job_ids if job_id not in records] if len(records) < len(job_ids) else []
+        return {**records, **self._read(others)} if others else records
 
     def _read(self, job_ids: Sequence[str]) -> dict[str, EventRecord]:
         with self._ledger.database.read() as connection:
@@ -153,7 +164,7 @@ class Tracker:
             attempt = None  # a foreign job: it carries no fence of ours
         return Ticket(
             begin(row, attempt, record.task_state), record.job_id, record.id, record.task_id, row.attempt, row.retries,
-            row.watched or row.deaths > 0, record.first_row,
+            row.watched or row.deaths > 0, record.first_row, awaited=record.parallel is not None,
             seen=record if not self._elsewhere and untouched(record) else None,
         )  # fmt: skip
 
@@ -200,7 +211,7 @@ class Tracker:
 
         return Outcome(
             ticket.event_id, ticket.attempt, Status.WORKING, Reason.STARTED, notes, started_at=ticket.started_at, then=then,
-            elsewhere=self._elsewhere,
+            elsewhere=self._elsewhere, awaited=done is not None,
         )  # fmt: skip
 
     # -- 4. settle
@@ -237,7 +248,10 @@ class Tracker:
         cancelled = ticket.verdict is Begin.CANCEL
         status, reason = (Status.CANCELLED, Reason.CANCELLED) if cancelled else (Status.ENQUEUE, Reason.GIVEN_BACK)
         ticket.job = None
-        self._recorder.put([Outcome(ticket.event_id, ticket.attempt, status, reason, then=then, elsewhere=self._elsewhere)])
+        outcome = Outcome(
+            ticket.event_id, ticket.attempt, status, reason, then=then, elsewhere=self._elsewhere, awaited=ticket.awaited
+        )  # fmt: skip
+        self._recorder.put([outcome])
 
     def forget(self, ticket: Ticket) -> None:
         """An attempt that was lost before it was performed: nothing of it is recorded, its copy may be acknowledged."""
@@ -295,7 +309,7 @@ class Tracker:
         return Outcome(
             ticket.event_id, ticket.attempt, ticket.status, ticket.reason, notes, retry_at, ticket.failure, ticket.result,
             ticket.started_at, then, self._elsewhere,
-            ticket.seen if retry_at is None and ticket.reason is not Reason.INTERRUPTED else None,
+            ticket.seen if retry_at is None and ticket.reason is not Reason.INTERRUPTED else None, ticket.awaited,
         )  # fmt: skip
 
     def _opening(self, ticket: Ticket) -> list[Note]:
@@ -309,7 +323,7 @@ class Tracker:
         say, text = self._ledger.catalogue, ticket.failure.message if ticket.failure else ""
         notes, ticket._notes = ticket._notes, []
         if ticket.status is Status.FINISH:
-            return [*notes, Note("finish", say("finish"))]
+            return [*notes, self._finished]
         if ticket.status is Status.FAILED:
             return [*notes, Note("failed", say("failed", text))]
         key = {Reason.TIMEOUT: "timeout", Reason.INTERRUPTED: "interrupted"}.get(ticket.reason, "error")

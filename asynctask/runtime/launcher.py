@@ -39,6 +39,7 @@ from asynctask.runtime.manager import Manager
 from asynctask.runtime.performer import Assignment, Hooks, Performer
 from asynctask.runtime.poller import Poller
 from asynctask.runtime.showing import Showing
+from asynctask.runtime.switching import Switching
 from asynctask.worker import Worker
 
 __all__ = ["Launcher", "Parts", "Queues", "Tracked"]
@@ -123,7 +124,7 @@ class Launcher:
         self._ticker_stop = threading.Event()
         self._ticker: threading.Thread | None = None
         self.dispatcher = parts.dispatcher
-        self.recorder = Recorder(ledger, more_coming=lambda: self.manager.busy > 0, on_due=self.dispatcher.expect)
+        self.recorder = Recorder(ledger, busy_for=lambda: self.manager.busy_for(), on_due=self.dispatcher.expect)
         self.tracker = Tracker(ledger, self.recorder)
         self.heartbeat = Heartbeat(
             ledger, parts.clock, every_s=config.heartbeat_s, lease_s=config.lease_s, tell=self._tell, on_signal=self.obey
@@ -270,10 +271,13 @@ class Launcher:
         self.start()
         look_seldom()
         self._log.info("working", identity=self._parts.ledger.identity, concurrency=self._concurrency)
+        switching = Switching()
         while not self._stop.wait(0.2):
+            switching.follow(self.performer.performed, self.performer.quick)
             if quiet.is_set():
                 self.quiet()
         clean = self.stop()
+        switching.end()
         if not clean:
             # A hung thread must not hold the process: its job is recorded as interrupted and waits again.
             sys.stdout.flush()

@@ -173,6 +173,15 @@ class Manager:
         """Jobs that run now."""
         return len(self._turns)
 
+    def busy_for(self) -> float | None:
+        """For how many seconds the jobs that lie ready will do; None while no job runs."""
+        if not self._turns:
+            return None
+        if self._turns.closed:  # one that runs alone: all others wait for it, and it for its outcomes
+            return 0.0
+        rate = self._rate.per_second
+        return self._buffer.qsize() / rate if rate > 0 else 0.0
+
     def running(self) -> Sequence[Assignment]:
         """The jobs that run now, as they were fetched."""
         return self._assignments()

@@ -32,6 +32,7 @@ from asynctask.runtime.interrupt import Watch, Watchdog
 from asynctask.runtime.loop import LoopThread
 from asynctask.runtime.patience import pause_s
 from asynctask.runtime.retry import Decision, Follow, decide, retries_of
+from asynctask.runtime.switching import QUICK_S
 from asynctask.runtime.untracked import after_failure, decide_untracked, limit_of, text_of
 from asynctask.wire.payload import parse
 from asynctask.worker import Worker
@@ -126,6 +127,7 @@ class Performer:
         self.loop = LoopThread()
         self._pause = threading.Event()
         self.performed = 0
+        self.quick = 0  # of these, those that took less than QUICK_S
         self.failures = 0
 
     def perform(self, assignment: Assignment) -> None:
@@ -151,6 +153,8 @@ class Performer:
                 self._hooks.ended(assignment, False)
                 self._succeeded(assignment)
         self.performed += 1
+        if self._clock.monotonic() - assignment.began < QUICK_S:
+            self.quick += 1
 
     def _invoke(self, assignment: Assignment) -> None:
         worker, job = assignment.worker, assignment.job

@@ -20,7 +20,7 @@ from support.world import MARK, make_app
 
 from asynctask.brokers.base import Broker
 from asynctask.bulk import dispatcher, split, sweep
-from asynctask.ledger import dispatch, recorder
+from asynctask.ledger import closer, dispatch, recorder
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.middleware.tracker import Tracker
@@ -95,7 +95,7 @@ def set_trap(trap: Trap, app: Any) -> None:
     elif point == "hold":
         broker.hold = trap.around(broker.hold)
     elif point == "close":
-        recorder.try_close = sweep.try_close = trap.around(recorder.try_close)
+        closer.try_close = sweep.try_close = trap.around(closer.try_close)
     else:
         raise ValueError(point)
 

@@ -45,6 +45,8 @@ def _postgresql(database: Database) -> dict[str, Sequence[str]]:
         found.setdefault(str(table), []).append(str(said))
     for name, said in _rows(database, "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'public'"):
         found[str(name)] = [str(said)]
+    for name, said in _rows(database, "SELECT relname, reloptions::text FROM pg_class WHERE reloptions IS NOT NULL"):
+        found.setdefault(str(name), []).append(str(said))
     return {name: sorted(lines) for name, lines in found.items()}
 
 

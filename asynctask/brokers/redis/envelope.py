@@ -52,6 +52,7 @@ _MAX_QUEUE: Final = 255
 _INT: Final = 2**31 - 1
 _BIGINT: Final = 2**63 - 1
 _LIMITS: Final = {"attempt": (0, _INT), "task_id": (0, _BIGINT), "priority": (-_INT, _INT)}
+_NAMES: Final = frozenset({"jid", "queue", *_LIMITS})
 
 
 def held_key(key: Key) -> str:
@@ -70,9 +71,15 @@ def key_of(held: str) -> Key:
 
 def sealed(copy: Copy) -> str:
     """The text that is pushed for a copy. Raises :class:`InputError` for one that cannot be kept as it is."""
-    _check(copy)
+    is_plain = _is_plain(copy)
+    if not is_plain:
+        _check(copy)
     if copy.attempt == 0:
         return _sealed_untracked(copy, named_by_list=True)
+    if is_plain:  # then it is what the encoder would write
+        task_id = "" if copy.task_id is None else f',"task_id":{copy.task_id}'
+        priority = f',"priority":{copy.priority}' if copy.priority else ""
+        return _before_the_end(copy.payload, f'{{"jid":"{copy.jid}","attempt":{copy.attempt}{task_id}{priority}}}')
     members: dict[str, Any] = {"jid": copy.jid, "attempt": copy.attempt}
     if copy.task_id is not None:
         members["task_id"] = copy.task_id
@@ -114,12 +121,16 @@ def _sealed_untracked(copy: Copy, *, named_by_list: bool) -> str:
 
 
 def _spliced(payload: str, members: dict[str, Any]) -> str:
-    body = payload.rstrip()
-    if not (body.startswith("{") and body.endswith("}")):
-        raise InputError('this job cannot be put on a queue: its payload must be a JSON object with "class" and "args"')
     envelope = orjson.dumps(members).decode()
     if "{" in envelope[1:] or "}" in envelope[:-1] or len(envelope) > _MAX_ENVELOPE - len(_OPENING) - 1:
         raise InputError("this job cannot be put on a queue: its jid and queue may hold no braces; choose plainer names")
+    return _before_the_end(payload, envelope)
+
+
+def _before_the_end(payload: str, envelope: str) -> str:
+    body = payload.rstrip()
+    if not (body.startswith("{") and body.endswith("}")):
+        raise InputError('this job cannot be put on a queue: its payload must be a JSON object with "class" and "args"')
     comma = "" if body == "{}" else ","
     return f"{body[:-1]}{comma}{_OPENING}{envelope}}}"
 
@@ -135,8 +146,6 @@ def _is_plain(copy: Copy) -> bool:
 
 
 def _check(copy: Copy) -> None:
-    if _is_plain(copy):
-        return
     problems = list(_problems(copy))
     if problems:
         said = "; ".join(problem.message for problem in problems)
@@ -235,7 +244,7 @@ def _valid(found: dict[str, Any]) -> dict[str, Any]:
         value = found.get(name, 0)
         if type(value) is not int or not least <= value <= most:
             return {}
-    return {name: value for name, value in found.items() if name in ("jid", "queue", *_LIMITS)}
+    return found if found.keys() <= _NAMES else {name: value for name, value in found.items() if name in _NAMES}
 
 
 def _peeked(payload: str) -> dict[str, Any] | None:

@@ -1,0 +1,78 @@
+"""When the process that records outcomes looks whether Tasks are over."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+
+from asynctask.errors import LedgerUnavailable
+from asynctask.ledger.base import Ledger
+from asynctask.ledger.closing import candidates, try_close
+from asynctask.logs import get_logger
+
+__all__ = ["Closer"]
+
+_LATEST_S = 0.1  # while other jobs run, it is looked at least so often
+_LOOKS = 30  # and no sooner than so many times as long as the last look took
+_AT_ONCE = 20_000  # larger Tasks are closed beside: their rows are asked first, and outcomes must not wait for that
+
+
+class Closer:
+    """Closes Tasks of which the last job was recorded here. What it misses the sweep finds.
+
+    ``on_due`` is told when something may be dispatched that waited for it. Not for several threads at once.
+    """
+
+    def __init__(self, ledger: Ledger, on_due: Callable[[int], None]) -> None:
+        self._ledger = ledger
+        self._on_due = on_due
+        self._ended: set[int] = set()  # not looked at yet
+        self._look_at = 0.0  # on the monotonic clock; not before then, while other jobs run
+        self._log = get_logger("asynctask.recorder")
+
+    def ended(self, task_ids: Iterable[int]) -> None:
+        """Jobs of these Tasks ended."""
+        self._ended.update(task_ids)
+
+    def until_look(self) -> float | None:
+        """Seconds until it is time to look; None where there is nothing to look for."""
+        return max(0.0, self._look_at - self._ledger.clock.monotonic()) if self._ended else None
+
+    def look_in_time(self) -> None:
+        """Looks, if it is time to."""
+        if self.until_look() == 0.0:
+            self.look()
+
+    def look(self) -> None:
+        """Looks now."""
+        begun = self._ledger.clock.monotonic()
+        ended, self._ended = self._ended, set()
+        if ended:
+            self._close(ended)
+        now = self._ledger.clock.monotonic()
+        self._look_at = now + min(_LATEST_S, _LOOKS * (now - begun))
+
+    def _close(self, task_ids: set[int]) -> None:
+        try:
+            with self._ledger.database.read() as connection:
+                over = candidates(connection, task_ids)
+                small = candidates(connection, over, at_most_jobs=_AT_ONCE) if over else []
+        except LedgerUnavailable as error:
+            self._log.warning("close_put_off", error=str(error))
+        except Exception:
+            self._log.exception("close_failed", tasks=len(task_ids))
+        else:
+            for task_id in over:
+                if task_id in small:
+                    self._close_one(task_id)
+                else:
+                    threading.Thread(target=self._close_one, args=(task_id,), name=f"close-{task_id}", daemon=True).start()
+
+    def _close_one(self, task_id: int) -> None:
+        try:
+            if try_close(self._ledger, task_id):
+                self._on_due(0)  # the next one of its session may go now
+        except LedgerUnavailable as error:
+            self._log.warning("close_put_off", task_id=task_id, error=str(error))
+        except Exception:
+            self._log.exception("close_failed", task_id=task_id)

@@ -1,0 +1,185 @@
+"""When the group commit writes what it was given, and when it looks whether Tasks are over."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from support.world import World
+
+from asynctask import AsyncTask
+from asynctask.ledger import dispatch
+from asynctask.ledger.base import Ledger
+from asynctask.ledger.closing import try_close
+from asynctask.ledger.recorder import LINGER_S, LONGEST_LINGER_S, Outcome, Recorder
+from asynctask.middleware.tracker import Arrival, Ticket, Tracker
+from asynctask.states import Reason, Status
+from asynctask.testing.waits import wait_for
+
+pytestmark = pytest.mark.databases("sqlite", reason="what it waits for is no database's matter")
+
+
+@contextmanager
+def recording(recorder: Recorder) -> Iterator[Recorder]:
+    recorder.start()
+    try:
+        yield recorder
+    finally:
+        recorder.stop(10)
+
+
+def one_job_each(app: AsyncTask, recorder: Recorder, count: int) -> list[tuple[int, Tracker, Ticket]]:
+    """Tasks of one job each, begun here."""
+    tracker = Tracker(app.ledger, recorder)
+    found = []
+    for _ in range(count):
+        task = app.submit("note", [{"n": 1}])
+        (job,) = dispatch.reserve(app.ledger, task.id, 1, lease_s=60)
+        dispatch.confirm(app.ledger, [task.id])
+        (ticket,) = tracker.begin([Arrival(job.job_id, job.attempt, "note", "default")])
+        tracker.start(ticket)
+        ticket.finish(None)
+        found.append((task.id, tracker, ticket))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("busy_for", "flush_s", "linger_s"),
+    [
+        (None, 1.0, 0.0),  # nobody else's outcome will come
+        (0.0, 1.0, LINGER_S),  # other jobs run, but a thread may be idle until this one is recorded
+        (10.0, 0.0, LINGER_S),
+        (10.0, 0.002, 0.018),
+        (10.0, 1.0, LONGEST_LINGER_S),
+        (0.03, 1.0, 0.015),  # there is to be enough to do when it is written
+    ],
+)
+def test_an_outcome_waits_for_others_while_there_is_enough_to_do(
+    world: World, busy_for: float | None, flush_s: float, linger_s: float
+) -> None:
+    recorder = Recorder(world.app().ledger, busy_for=lambda: busy_for)
+    recorder._flush_s = flush_s
+    assert recorder._linger() == pytest.approx(linger_s)
+
+
+def test_a_task_is_closed_in_time_although_no_outcome_comes_after_its_last(world: World) -> None:
+    """While jobs of others run, it is looked now and then, and not after every flush: then somebody must remember."""
+    app = world.app()
+    with recording(Recorder(app.ledger, busy_for=lambda: 5.0)) as recorder:
+        for task_id, tracker, ticket in one_job_each(app, recorder, 3):
+            recorded = threading.Event()
+            tracker.settle(ticket, then=lambda won, recorded=recorded: recorded.set())  # type: ignore[misc]
+            assert recorded.wait(10), "it is recorded"
+            wait_for(lambda task_id=task_id: app.task(task_id).progress()["done"], "it is over", 10)  # type: ignore[misc]
+
+
+def test_a_task_whose_last_outcome_comes_just_before_the_end_of_the_process_is_closed(world: World) -> None:
+    app = world.app()
+    recorder = Recorder(app.ledger, busy_for=lambda: 5.0)
+    jobs = one_job_each(app, recorder, 2)
+    with recording(recorder):
+        for _, tracker, ticket in jobs:
+            tracker.settle(ticket)
+        assert recorder.drain(10)
+    assert [app.task(task_id).progress()["done"] for task_id, _, _ in jobs] == [True, True]
+
+
+def test_a_large_task_is_closed_beside_the_outcomes_of_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows are asked whether they are over, all of them: what ends meanwhile is recorded all the same."""
+    app = world.app()
+    monkeypatch.setattr("asynctask.ledger.closer._AT_ONCE", 0)
+    asked, go_on = threading.Event(), threading.Event()
+
+    def slow(ledger: Ledger, task_id: int) -> bool:
+        asked.set()
+        assert go_on.wait(30)
+        return try_close(ledger, task_id)
+
+    with recording(Recorder(app.ledger)) as recorder:
+        (large, tracker, first), (_, _, second) = one_job_each(app, recorder, 2)
+        with monkeypatch.context() as patch:
+            patch.setattr("asynctask.ledger.closer.try_close", slow)
+            tracker.settle(first)
+            assert asked.wait(10)
+            recorded = threading.Event()
+            tracker.settle(second, then=lambda won: recorded.set())
+            assert recorded.wait(10), "while it is asked"
+            go_on.set()
+            wait_for(lambda: app.task(large).progress()["done"], "it is closed", 10)
+
+
+def test_a_look_that_fails_ends_no_thread(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = world.app()
+    failing = threading.Event()
+
+    def broken(*_: object, **__: object) -> list[int]:
+        failing.set()
+        raise RuntimeError("the look fails")
+
+    with recording(Recorder(app.ledger)) as recorder:
+        (_, tracker, first), (last, _, second) = one_job_each(app, recorder, 2)
+        with monkeypatch.context() as patch:
+            patch.setattr("asynctask.ledger.closer.candidates", broken)
+            tracker.settle(first)
+            assert failing.wait(10)
+            assert recorder.drain(10)
+        tracker.settle(second)
+        wait_for(lambda: app.task(last).progress()["done"], "the next Task is closed", 10)
+
+
+def test_an_outcome_of_which_its_task_waits_ends_the_long_wait(world: World) -> None:
+    """A Task with a ``parallel`` starts its next job when one is recorded: a storm of others must not hold it up."""
+    recorder = Recorder(world.app().ledger, busy_for=lambda: 1_000.0)
+    taken: list[int] = []
+    # Without the one that is awaited it would wait for an hour, and this test for ever.
+    recorder._linger = lambda: 3_600.0  # type: ignore[method-assign]
+    taker = threading.Thread(target=lambda: taken.append(len(recorder._take() or [])), daemon=True)
+    taker.start()
+    recorder.put([Outcome(1, 1, Status.FINISH, Reason.RETURNED)])
+    recorder.put([Outcome(2, 1, Status.FINISH, Reason.RETURNED)])
+    assert taken == []
+    recorder.put([Outcome(3, 1, Status.FINISH, Reason.RETURNED, awaited=True)])
+    taker.join(30)
+    assert taken == [3]
+    assert not recorder._awaited, "the one that was awaited is taken"
+
+
+def test_the_jobs_of_a_task_with_a_parallel_are_awaited_and_those_of_others_are_not(world: World) -> None:
+    app = world.app()
+    recorder = Recorder(app.ledger)
+    tracker = Tracker(app.ledger, recorder)
+    for options, expected in (({"parallel": 2}, True), ({}, False)):
+        task = app.submit("note", [{"n": 1}, {"n": 2}], **options)
+        jobs = dispatch.reserve(app.ledger, task.id, 2, lease_s=60)
+        dispatch.confirm(app.ledger, [task.id])
+        world.sql("UPDATE events SET deaths = 1 WHERE job_id = ?", jobs[1].job_id)  # this one is read as a whole
+        tickets = tracker.begin([Arrival(job.job_id, job.attempt, "note", "default") for job in jobs])
+        for ticket in tickets:
+            ticket.finish(None)
+            tracker.settle(ticket)
+        assert [each.awaited for each in recorder._pending] == [expected, expected]
+        recorder._pending.clear()
+        recorder._awaited = False
+
+
+def test_a_job_that_may_not_begin_before_it_is_recorded_is_awaited(world: World) -> None:
+    """A process died under it: its thread stands still until ``working`` is in the ledger."""
+    app = world.app()
+    recorder = Recorder(app.ledger)
+    tracker = Tracker(app.ledger, recorder)
+    task = app.submit("note", [{"n": 1}])
+    (job,) = dispatch.reserve(app.ledger, task.id, 1, lease_s=60)
+    dispatch.confirm(app.ledger, [task.id])
+    world.sql("UPDATE events SET watched = 1")
+    (ticket,) = tracker.begin([Arrival(job.job_id, job.attempt, "note", "default")])
+    starting = threading.Thread(target=tracker.start, args=(ticket,), daemon=True)
+    starting.start()
+    wait_for(lambda: recorder.waiting, "it waits to be recorded", 10)
+    assert [(each.status, each.awaited) for each in recorder._pending] == [(Status.WORKING, True)]
+    with recording(recorder):
+        starting.join(10)
+        assert not starting.is_alive()
+    tracker.note_long(-1.0)
+    assert recorder._pending == [], "it is said once"
