@@ -267,8 +267,10 @@ def test_promise_7_processes_count_in_slots_of_their_own_and_no_outcome_updates_
     one = world.app()
     other = wait_for(lambda: elsewhere(world.app(), one), "an application that counts in another slot")
     with counted(one) as ones, counted(other) as others, world.working(one), world.working(other):
-        large = one.submit("note", mixed(2_000))
+        large = one.submit("gated", numbers(2_000))
+        wait_for(lambda: len(world.shop.performed("began")) == 8, "each process has begun four, and so will end some")
         small = one.submit("note", mixed(900))
+        world.open_gate()
         assert large.wait(60)["done"]
         assert small.wait(60)["done"]
     slots = world.sql("SELECT slot FROM task_tallies WHERE task_id = ? AND finish > 0", large.id)
