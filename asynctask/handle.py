@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asynctask.bulk.control import Control
 from asynctask.bulk.dispatcher import Dispatcher
@@ -13,7 +13,6 @@ from asynctask.bulk.items import ItemShape
 from asynctask.bulk.problems import revived
 from asynctask.bulk.readers import Limits
 from asynctask.bulk.refusal import refusal
-from asynctask.bulk.report import Report, make_report
 from asynctask.bulk.uploads import Uploads
 from asynctask.clock import Clock
 from asynctask.errors import InputError, NotFound, Unavailable
@@ -23,6 +22,9 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
 from asynctask.logs import get_logger
 from asynctask.states import Status
+
+if TYPE_CHECKING:
+    from asynctask.bulk.report import Report
 
 __all__ = ["Services", "TaskHandle"]
 
@@ -133,6 +135,8 @@ class TaskHandle:
         The texts are in the language ``locale``, by default the application's. ``alive`` is called now and then; what it
         raises ends the work.
         """
+        from asynctask.bulk.report import make_report  # brings what writes workbooks: few processes do
+
         said = locale or self._s.ledger.catalogue.locale
         return make_report(
             self._s.ledger, self._s.uploads, self._s.limits, self._shape, self.id, rows, locale=said, alive=alive

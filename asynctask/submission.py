@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from asynctask.bulk.dry_run import Checker, DryRun, check_rows
 from asynctask.bulk.items import Accepted, ItemShape, Refused
-from asynctask.bulk.problems import fault, from_pydantic
+from asynctask.bulk.problems import fault
 from asynctask.bulk.readers import RawRow
 from asynctask.bulk.refusal import kept_problems, refusal
 from asynctask.bulk.rows import checked, encoding_option
 from asynctask.bulk.split import Splitter, Tally
 from asynctask.bulk.strict import all_good
 from asynctask.bulk.uploads import StoredFile
-from asynctask.errors import AsyncTaskError, Conflict, InputError, NotBuilt, Problem
+from asynctask.errors import AsyncTaskError, Conflict, InputError, Problem
 from asynctask.handle import Services, TaskHandle
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import dumps, loads
@@ -29,41 +27,15 @@ from asynctask.ledger.tasks import NewTask, SplitLost
 from asynctask.logs import get_logger
 from asynctask.worker import Worker
 
-__all__ = ["INLINE_BYTES", "Options", "Submission", "Submitter", "check_options", "check_unique"]
+if TYPE_CHECKING:
+    from asynctask.submission_options import Options
+
+__all__ = ["INLINE_BYTES", "Submission", "Submitter", "check_unique"]
 
 INLINE_BYTES = 1_000_000
 """Lists up to this size are split in a thread of the process that took them, larger ones in a child process."""
 
 KEPT_PROBLEMS = 1_000
-
-# What a later version will take, with the value at which it does nothing: anything else is refused, never ignored.
-_LATER: Mapping[str, Any] = {
-    "interval": 0, "chunk_size": 1, "tolerated_failures": None, "on_complete": None, "resubmit_of": None,
-}  # fmt: skip
-_NOTHING = {"", "0", "0.0", "1", "false", "null"}
-
-
-class Options(BaseModel):
-    """The options of a submission, checked."""
-
-    model_config = ConfigDict(extra="forbid", str_strip_whitespace=True)
-
-    title: Annotated[str, Field(max_length=255)] = ""
-    parallel: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] | None = None
-    queue: Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_:.\-]+$")] | None = None
-    owner: Annotated[str, Field(max_length=255)] = ""
-    session: Annotated[str, Field(min_length=1, max_length=255)] | None = None
-    idempotency_key: Annotated[str, Field(min_length=1, max_length=255)] | None = None
-    unique: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=255)], ...], Field(max_length=20)] | None = None
-    strict: bool = False
-    dry_run: bool = False
-
-    @field_validator("unique", mode="before")
-    @classmethod
-    def _names(cls, value: Any) -> Any:
-        # A form, a query and a flag have one text: names with commas between.
-        return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,43 +48,11 @@ class Submission:
     problems: tuple[Problem, ...] | None
 
 
-def check_options(given: Mapping[str, Any]) -> Options:
-    """The options of a submission.
-
-    Raises :class:`InputError` that names each wrong one, :class:`NotBuilt` for one of a later version.
-    """
-    options = dict(given)
-    for name, nothing in _LATER.items():
-        value = options.pop(name, None)
-        if value is None or value == nothing:
-            continue
-        if not (isinstance(value, str) and value.lower() in _NOTHING and value.lower() == str(nothing).lower()):
-            raise NotBuilt(name)
-    try:
-        return Options.model_validate({k: v for k, v in options.items() if v is not None})
-    except ValidationError as error:
-        problems = [_option_problem(each) for each in error.errors()]
-        text = "; ".join(f"{p.column}: {p.message}" for p in problems)
-        raise InputError(f"options: {text}", code="invalid_options", errors=problems) from None
-
-
-def _option_problem(error: Any) -> Problem:
-    name = str(error["loc"][0]) if error["loc"] else ""
-    value = str(error.get("input"))[:200]
-    if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(name, Options.model_fields, n=1)
-        if near:
-            return fault(None, name, "unknown_option", "option.near", {"near": near[0]}, value)
-        return fault(None, name, "unknown_option", "option.known", {"names": ", ".join(Options.model_fields)}, value)
-    return replace(from_pydantic(None, name, error, value), code="invalid_option")
-
-
-def unique_fields(options: Options, shape: ItemShape, default: Sequence[str] = ()) -> tuple[str, ...]:
-    """The fields that ``unique`` means, by name; ``default`` where the submission says nothing of it.
+def unique_fields(names: Sequence[str], shape: ItemShape) -> tuple[str, ...]:
+    """The fields that the ``names`` in ``unique`` mean.
 
     Raises :class:`InputError` for a name that is no field of the item.
     """
-    names = default if options.unique is None else options.unique
     found: dict[str, None] = {}
     for name in names:
         field = shape.field_of(name)
@@ -127,7 +67,7 @@ def unique_fields(options: Options, shape: ItemShape, default: Sequence[str] = (
 def check_unique(worker: Worker) -> None:
     """Raises :class:`InputError` where a worker's own ``unique`` names what is no field of its items."""
     if isinstance(worker.shape, ItemShape):
-        unique_fields(Options(unique=worker.unique), worker.shape)
+        unique_fields(worker.unique, worker.shape)
 
 
 class Submitter:
@@ -158,9 +98,9 @@ class Submitter:
 
         A strict list is gone through before anything of it is written: what its rows say waits in a temporary file.
         """
-        options = check_options(given)
+        options = _checked(given)
         shape = self._shape(worker)
-        unique = unique_fields(options, shape, worker.unique)
+        unique = unique_fields(_unique(worker, options), shape)
         digest = None
         if options.idempotency_key is not None and not options.dry_run:
             items = list(items)  # a key stands for the list as a whole
@@ -224,7 +164,7 @@ class Submitter:
         """
         kept = False
         try:
-            options = check_options(given)
+            options = _checked(given)
             if options.dry_run:
                 raise InputError("a stored list is dry-run by check_file, which answers what it would come to")
             source = self._source(worker, stored, options, sheet, columns, encoding)
@@ -262,7 +202,7 @@ class Submitter:
         than ``dry_run_s``.
         """
         try:
-            options = check_options(given)
+            options = _checked(given)
             source = self._source(worker, stored, options, sheet, columns, encoding)
             shape = self._shape(worker, columns)
             found = self._checker.check(source, worker.name, shape, large=stored.size > INLINE_BYTES)
@@ -288,7 +228,7 @@ class Submitter:
         source: dict[str, Any] = {
             "name": stored.name, "filename": stored.filename, "sheet": sheet, "columns": dict(columns or {}),
         }  # fmt: skip
-        if unique := unique_fields(options, shape, worker.unique):
+        if unique := unique_fields(_unique(worker, options), shape):
             source["unique"] = list(unique)
         if encoding is not None:
             source["encoding"] = encoding_option(encoding)
@@ -366,6 +306,16 @@ class Submitter:
         if not columns and isinstance(worker.shape, ItemShape):
             return worker.shape
         return ItemShape(worker.model, columns, self._limits.max_item_bytes)
+
+
+def _checked(given: Mapping[str, Any]) -> Options:
+    from asynctask.submission_options import check_options  # a worker process takes no list, and need not load pydantic
+
+    return check_options(given)
+
+
+def _unique(worker: Worker, options: Options) -> tuple[str, ...]:
+    return worker.unique if options.unique is None else options.unique
 
 
 def _digest(worker: Worker, options: Options, body: bytes) -> str:

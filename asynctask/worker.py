@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol, get_type_hints
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard, get_type_hints
 
 from asynctask.errors import ConfigError, NormalException
 from asynctask.job import CurrentJob
@@ -16,7 +15,20 @@ from asynctask.priority import Priority
 from asynctask.wire.options import RULES, UNTRACKED, Rule, check_names, check_values
 from asynctask.wire.times import When, due_at
 
-__all__ = ["DEFAULT_RETRIES", "TRACKED_RETRIES", "Pusher", "RetryIn", "Shape", "Worker", "check_job_options", "describe"]
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+__all__ = [
+    "DEFAULT_RETRIES",
+    "TRACKED_RETRIES",
+    "Pusher",
+    "RetryIn",
+    "Shape",
+    "Worker",
+    "check_job_options",
+    "describe",
+    "is_model",
+]
 
 TRACKED_RETRIES = 3
 """Retries of a tracked job that names none: Sidekiq's 25 would hold a Task open for three weeks."""
@@ -223,4 +235,14 @@ def _model_of(function: Callable[..., Any], *, skip_self: bool = False) -> type[
         hint = get_type_hints(function).get(parameters[0].name)
     except NameError:  # an annotation that only a type checker can see
         return None
-    return hint if inspect.isclass(hint) and issubclass(hint, BaseModel) else None
+    return hint if is_model(hint) else None
+
+
+def is_model(kind: Any) -> TypeGuard[type[BaseModel]]:
+    """Whether something is a class of pydantic's models. Where nobody has loaded pydantic nothing is, and it stays out:
+    a process whose workers take plain dicts saves 4 MB."""
+    if "pydantic" not in sys.modules or not inspect.isclass(kind):
+        return False
+    from pydantic import BaseModel
+
+    return issubclass(kind, BaseModel)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
-
-import pydantic
-from pydantic.fields import FieldInfo
+from typing import TYPE_CHECKING, Any, Final
 
 from asynctask.bulk.readers.base import shorten
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
 
 __all__ = ["aliases", "either", "has_nul", "listed", "names_of"]
 
@@ -17,10 +17,12 @@ _SHOWN: Final = 50
 
 def aliases(info: FieldInfo) -> list[str]:
     """The names, beside its own, under which a field is taken from an object."""
+    from pydantic import AliasChoices, AliasPath  # the field is there, so pydantic is
+
     found: list[str] = []
     choices = info.validation_alias
-    for each in choices.choices if isinstance(choices, pydantic.AliasChoices) else [choices, info.alias]:
-        name = each.path[0] if isinstance(each, pydantic.AliasPath) and len(each.path) == 1 else each
+    for each in choices.choices if isinstance(choices, AliasChoices) else [choices, info.alias]:
+        name = each.path[0] if isinstance(each, AliasPath) and len(each.path) == 1 else each
         if isinstance(name, str) and name not in found:
             found.append(name)
     return found

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
-import pydantic
-from pydantic.fields import FieldInfo
 
 from asynctask.bulk.coerce import Coercer, Unclear, allows_none, coercer_for, kind_of
 from asynctask.bulk.fields import aliases, either, has_nul, listed, names_of
 from asynctask.bulk.problems import fault, from_pydantic, in_order, jsonable
 from asynctask.bulk.readers.base import CellError, RawRow, normalise, report_block, shorten
 from asynctask.errors import InputError, Problem
+from asynctask.worker import is_model
+
+if TYPE_CHECKING:
+    import pydantic
+    from pydantic.fields import FieldInfo
 
 __all__ = ["Accepted", "Binding", "ItemShape", "Refused"]
 
@@ -168,7 +171,7 @@ class ItemShape:
     def values(self, row: RawRow) -> Any:
         """What a row says, before anything is made of it."""
         values = row.values
-        return values.model_dump(round_trip=True) if isinstance(values, pydantic.BaseModel) else values
+        return values.model_dump(round_trip=True) if type(values) is not dict and is_model(type(values)) else values
 
     def kind(self, field: str) -> Any:
         """What a field holds, as :func:`~asynctask.bulk.coerce.kind_of` says; None without a model."""
@@ -179,7 +182,7 @@ class ItemShape:
         """Whether a row itself said something of a field, which came to ``value``: a default says nothing of its row."""
         if self.model is None:
             return True
-        if isinstance(row.values, pydantic.BaseModel):
+        if is_model(type(row.values)):
             return field in row.values.model_fields_set
         if binding is not None:
             return any(row.values.get(column.header) is not None for column in binding.columns if column.field == field)
@@ -205,10 +208,12 @@ class ItemShape:
         problems: list[Problem],
         binding: Binding | None,
     ) -> Accepted | Refused:
+        from pydantic import ValidationError  # the model is there, so pydantic is
+
         assert self.model is not None
         try:
             item = self.model.model_validate(data, by_alias=True, by_name=True).model_dump(mode="json", round_trip=True)
-        except pydantic.ValidationError as error:
+        except ValidationError as error:
             found = self._problems(number, error, values, binding, {problem.column for problem in problems})
             problems.extend(found)
         except Exception as error:

@@ -10,7 +10,6 @@ from typing import Any
 from asynctask.bulk.items import Accepted, Binding, ItemShape, Refused
 from asynctask.bulk.problems import fault, say
 from asynctask.bulk.readers import Limits, RawRow, Source, open_source
-from asynctask.bulk.readers.encodings import encoding_names, known_encoding
 from asynctask.bulk.refused_sheet import explained
 from asynctask.bulk.unique import Twins, refuse_absent
 from asynctask.bulk.uploads import Uploads
@@ -88,6 +87,8 @@ def checked(
 
 def encoding_option(name: str) -> str:
     """The codec that the option ``encoding`` means. Raises :class:`InputError` that offers the nearest ones."""
+    from asynctask.bulk.readers.encodings import encoding_names, known_encoding  # its tables are large
+
     try:
         return known_encoding(name)
     except InputError:

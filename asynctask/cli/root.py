@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import sys
 from collections.abc import MutableMapping, Sequence
@@ -11,12 +12,11 @@ from typing import IO, Final
 import click
 
 from asynctask import __version__
-from asynctask.cli import database, demo, files, operations, serve, submit, tasks
 from asynctask.cli.options import Group, Session
 from asynctask.cli.output import DETACHED, OK, Output
 from asynctask.errors import AsyncTaskError
 
-__all__ = ["build", "run"]
+__all__ = ["Root", "build", "run"]
 
 _EXTRAS: Final = {"psycopg": "postgresql", "pymysql": "mysql", "dramatiq": "dramatiq", "yaml": "yaml"}
 _HELP = """Hand over a list, and have every item accounted for.
@@ -25,19 +25,41 @@ Exit codes: 0 ok, 1 finished with failures, 2 usage or bad input, 3 unavailable.
 """
 
 
-def build() -> Group:
+# Which module a command is in: a worker stays for months, and need not hold the code of the others in memory.
+_MODULES: Final = {
+    "demo": ("demo",),
+    "serve": ("up", "web", "worker", "split-task"),
+    "submit": ("submit", "watch", "check-list"),
+    "tasks": ("tasks", "show", "set", "pause", "resume", "cancel", "retry"),
+    "operations": ("queues", "retries", "scheduled", "dead", "processes"),
+    "files": ("report", "template"),
+    "database": ("db", "doctor", "config", "middleware"),
+}
+_MODULE_OF: Final = {command: module for module, commands in _MODULES.items() for command in commands}
+
+
+class Root(Group):
+    """A group that loads the module of a command when it is asked for it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_MODULE_OF)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _MODULE_OF:
+            return None
+        commands: Sequence[click.Command] = importlib.import_module(f"asynctask.cli.{_MODULE_OF[cmd_name]}").COMMANDS
+        return next(command for command in commands if command.name == cmd_name)
+
+
+def build() -> Root:
     """The root group with every command."""
-    group = Group(
+    return Root(
         "asynctask",
         help=_HELP,
         lists=True,
         params=[_version()],
         context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
     )
-    for module in (demo, serve, submit, tasks, operations, files, database):
-        for command in module.COMMANDS:
-            group.add_command(command)
-    return group
 
 
 def _version() -> click.Option:

@@ -19,7 +19,7 @@ from asynctask.errors import BrokerUnavailable, InputError
 from asynctask.job import CurrentJob
 from asynctask.ledger import dispatch, lost
 from asynctask.priority import Priority
-from asynctask.submission import check_options
+from asynctask.submission_options import check_options
 from asynctask.testing.waits import wait_for
 from asynctask.worker import Worker
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 
+from asynctask import cli
 from asynctask.cli import main
 from asynctask.cli.audit import ReportRows, audit_campaigns
 from asynctask.cli.live import Bars, duration, pace, summary
@@ -134,10 +137,25 @@ def test_every_command_takes_json_and_every_setting() -> None:
     def visit(command: click.Command) -> None:
         flags = {flag for each in command.params for flag in each.opts}
         assert {"--json", "-A", "--database-url", "--data-dir", "--locale", "--max-rows"} <= flags, command.name
-        for child in getattr(command, "commands", {}).values():
-            visit(child)
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            for name in command.list_commands(context):
+                child = command.get_command(context, name)
+                assert child is not None, name
+                visit(child)
 
     visit(build())
+
+
+def test_every_command_of_a_module_is_found_under_its_name_and_none_is_left_out() -> None:
+    folder = Path(cli.__file__).parent
+    there = {
+        str(command.name)
+        for path in folder.glob("*.py")
+        for command in getattr(importlib.import_module(f"asynctask.cli.{path.stem}"), "COMMANDS", ())
+    }
+    root = build()
+    assert set(root.list_commands(click.Context(root))) == there
 
 
 # --- errors and exit codes ---

@@ -17,8 +17,15 @@ from asynctask.config import ENV_PREFIX, Config
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def children(group: click.Group) -> dict[str, click.Command]:
+    """The commands of a group as it lists them, those that it loads only then among them."""
+    context = click.Context(group)
+    found = {name: group.get_command(context, name) for name in group.list_commands(context)}
+    return {name: command for name, command in found.items() if command is not None}
+
+
 def commands(group: click.Group, above: str = "") -> Iterator[tuple[str, click.Command]]:
-    for name, command in group.commands.items():
+    for name, command in children(group).items():
         if isinstance(command, click.Group):
             yield from commands(command, f"{above}{name} ")
         elif not command.hidden:

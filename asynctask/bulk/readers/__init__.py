@@ -1,9 +1,9 @@
-"""Reading lists: one registry of formats, one way to open a file of any of them."""
+"""Reading lists: the formats that there are, and one way to open a file of any of them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,12 +17,6 @@ from asynctask.bulk.readers.base import (
     normalise,
     over_limit,
 )
-from asynctask.bulk.readers.csv import open_csv, open_tsv
-from asynctask.bulk.readers.detect import sniff
-from asynctask.bulk.readers.json import open_json, open_ndjson, parse_json
-from asynctask.bulk.readers.ods import ods_sheets, open_ods
-from asynctask.bulk.readers.xls import open_xls, xls_sheets
-from asynctask.bulk.readers.xlsx import open_xlsx, xlsx_sheets
 
 __all__ = [
     "FORMATS",
@@ -33,7 +27,6 @@ __all__ = [
     "Source",
     "normalise",
     "open_source",
-    "parse_json",
     "readable",
     "sheet_names",
 ]
@@ -44,24 +37,22 @@ _CHARSET: Final = re.compile(r";\s*charset\s*=\s*\"?([^\s;\"]+)", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format that can be read: ``title`` for people, ``suffixes`` for file dialogs, ``open`` for the file; ``sheets``
-    names those of a workbook that can be seen."""
+    """A format that can be read: ``title`` for people, ``suffixes`` for file dialogs."""
 
     title: str
     suffixes: tuple[str, ...]
-    open: Callable[[Path, OpenOptions], Source]
-    sheets: Callable[[Path, Limits], list[str]] | None = None
 
 
 FORMATS: Final[dict[str, Format]] = {
-    "xlsx": Format("Excel workbooks", (".xlsx", ".xlsm"), open_xlsx, xlsx_sheets),
-    "xls": Format("old Excel workbooks", (".xls",), open_xls, xls_sheets),
-    "ods": Format("OpenDocument spreadsheets", (".ods",), open_ods, ods_sheets),
-    "csv": Format("CSV text", (".csv", ".txt"), open_csv),
-    "tsv": Format("tab-separated text", (".tsv", ".tab"), open_tsv),
-    "json": Format("JSON lists", (".json",), open_json),
-    "ndjson": Format("JSON lines", (".ndjson", ".jsonl"), open_ndjson),
+    "xlsx": Format("Excel workbooks", (".xlsx", ".xlsm")),
+    "xls": Format("old Excel workbooks", (".xls",)),
+    "ods": Format("OpenDocument spreadsheets", (".ods",)),
+    "csv": Format("CSV text", (".csv", ".txt")),
+    "tsv": Format("tab-separated text", (".tsv", ".tab")),
+    "json": Format("JSON lists", (".json",)),
+    "ndjson": Format("JSON lines", (".ndjson", ".jsonl")),
 }
+"""The formats; how each is opened is in :mod:`asynctask.bulk.readers.opening`."""
 
 
 def readable() -> str:
@@ -91,13 +82,15 @@ def open_source(
     Raises :class:`UnsupportedFormat` (415) for what cannot be read, :class:`TooLarge` (413) for what is over a limit,
     :class:`InputError` (422) for what is not in order. docs/sheets.md lists the codes.
     """
+    from asynctask.bulk.readers.opening import OPENERS, sniff  # a process that reads no list need not load all of that
+
     size = path.stat().st_size
     if size > limits.max_file_bytes:
         raise over_limit(f"the file has {size:,} bytes", "max_file_bytes", limits.max_file_bytes)
     name = sniff(path, filename, limits, readable(), media_type)
     if encoding is None and (charset := _CHARSET.search(media_type or "")):
         encoding = charset[1]
-    return FORMATS[name].open(path, OpenOptions(sheet, limits, frozenset(expect), encoding))
+    return OPENERS[name](path, OpenOptions(sheet, limits, frozenset(expect), encoding))
 
 
 def sheet_names(path: Path, filename: str, limits: Limits) -> list[str]:
@@ -105,5 +98,7 @@ def sheet_names(path: Path, filename: str, limits: Limits) -> list[str]:
 
     Arguments and errors are those of :func:`open_source`.
     """
-    sheets = FORMATS[sniff(path, filename, limits, readable())].sheets
+    from asynctask.bulk.readers.opening import SHEETS, sniff
+
+    sheets = SHEETS.get(sniff(path, filename, limits, readable()))
     return sheets(path, limits) if sheets is not None else []

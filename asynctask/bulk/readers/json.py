@@ -15,7 +15,7 @@ from asynctask.bulk.readers.encodings import BOM, decoded, prove_encoding
 from asynctask.bulk.readers.json_scan import Piece, items_of, too_deep
 from asynctask.errors import InputError, Problem
 
-__all__ = ["JsonSource", "check_depth", "open_json", "open_ndjson", "parse_json"]
+__all__ = ["JsonSource", "check_depth", "open_json", "open_ndjson"]
 
 _CHUNK: Final = 1 << 18
 _SHOWN: Final = 200
@@ -93,20 +93,6 @@ def open_ndjson(path: Path, options: OpenOptions) -> JsonSource:
             yield _line_item(number, line, size, limits)
 
     return JsonSource("ndjson", items, count)
-
-
-def parse_json(body: bytes, max_depth: int) -> Any:
-    """Parse a JSON text. Raises :class:`InputError`, with line and column where the text is broken."""
-    body = body.removeprefix(BOM)
-    try:
-        body.decode()
-    except UnicodeDecodeError as error:
-        line = body.count(b"\n", 0, error.start) + 1
-        raise InputError(
-            f"the JSON is not UTF-8: line {line}, byte {error.start + 1}; save it as UTF-8", code="encoding"
-        ) from None
-    check_depth(_STRINGS.sub(b"", body), max_depth)
-    return _parsed(body, 1, 1)
 
 
 def check_depth(bare: bytes, max_depth: int) -> None:
