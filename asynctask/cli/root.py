@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import os
 import sys
 from collections.abc import MutableMapping, Sequence
@@ -47,8 +46,39 @@ class Root(Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _MODULE_OF:
             return None
-        commands: Sequence[click.Command] = importlib.import_module(f"asynctask.cli.{_MODULE_OF[cmd_name]}").COMMANDS
-        return next(command for command in commands if command.name == cmd_name)
+        return next(command for command in _loaded(_MODULE_OF[cmd_name]) if command.name == cmd_name)
+
+
+def _loaded(module: str) -> Sequence[click.Command]:
+    match module:
+        case "demo":
+            from asynctask.cli import demo
+
+            return demo.COMMANDS
+        case "serve":
+            from asynctask.cli import serve
+
+            return serve.COMMANDS
+        case "submit":
+            from asynctask.cli import submit
+
+            return submit.COMMANDS
+        case "tasks":
+            from asynctask.cli import tasks
+
+            return tasks.COMMANDS
+        case "operations":
+            from asynctask.cli import operations
+
+            return operations.COMMANDS
+        case "files":
+            from asynctask.cli import files
+
+            return files.COMMANDS
+        case _:
+            from asynctask.cli import database
+
+            return database.COMMANDS
 
 
 def build() -> Root:

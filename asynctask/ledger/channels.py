@@ -22,7 +22,11 @@ __all__ = ["RUNG", "Bell", "Channel", "Listener", "Sleeper"]
 RUNG: Final = "asynctask_rung"
 """Under this name a connection keeps what it has to ring when it goes back to its pool."""
 
-_POLL_S: Final = 0.01
+# How often a bell is looked at: where jobs wait for it; the same after a second of silence; where only upkeep waits for it.
+_SOON_S: Final = 0.01
+_CALM_S: Final = 0.02
+_LATER_S: Final = 0.05
+_CALM_AFTER: Final = 100
 _PROBE_S: Final = 2.0
 _ALIVE_S: Final = 30.0
 _SLEEP_S: Final = 20.0
@@ -35,6 +39,10 @@ class Channel(Protocol):
     exact: bool
     proven: bool
     ring: Callable[[Any, tuple[str, ...]], None] | None
+
+    def hurry(self) -> None:
+        """From now on somebody waits for jobs here: a ring should arrive within 20 ms, not only within 50."""
+        ...
 
     def heard(self) -> Iterator[tuple[str, ...]]:
         """Waits for rings and gives the topics of each, until :meth:`end`; ends by itself where none can arrive."""
@@ -50,7 +58,10 @@ class Channel(Protocol):
 
 
 class Bell:
-    """A file with eight bytes for each topic: they are others after each ring."""
+    """A file with eight bytes for each topic: they are others after each ring.
+
+    Looking costs next to nothing but waking up does, so it is looked at as seldom as those who wait can bear.
+    """
 
     exact = True
 
@@ -62,6 +73,7 @@ class Bell:
         self._lock = threading.Lock()
         self._count = 0
         self._ended = threading.Event()
+        self._hurried = False
         self.proven = True
         self.ring: Callable[[Any, tuple[str, ...]], None] | None = self._ring
 
@@ -79,13 +91,24 @@ class Bell:
             for topic in topics:
                 os.pwrite(descriptor, mark, 8 * self._topics.index(topic))
 
+    def hurry(self) -> None:
+        self._hurried = True
+
+    def _every_s(self, silent: int) -> float:
+        if not self._hurried:
+            return _LATER_S
+        return _CALM_S if silent >= _CALM_AFTER else _SOON_S
+
     def heard(self) -> Iterator[tuple[str, ...]]:
         descriptor = self._open()
         seen = os.pread(descriptor, self._size, 0)
         yield self._topics  # what was rung before it was looked at is not known
-        while not self._ended.wait(_POLL_S):
+        silent = 0
+        while not self._ended.wait(self._every_s(silent)):
             now = os.pread(descriptor, self._size, 0)
+            silent += 1
             if now != seen:
+                silent = 0
                 at = [8 * i for i in range(len(self._topics))]
                 yield tuple(t for t, i in zip(self._topics, at, strict=True) if now[i : i + 8] != seen[i : i + 8])
                 seen = now
@@ -109,6 +132,9 @@ class _OwnConnection:
         self._ended = threading.Event()
         self._read, self._write = os.pipe()
         self.proven = False
+
+    def hurry(self) -> None:
+        """It is told of a ring as soon as can be anyway."""
 
     def _connect(self) -> Connection:
         engine = self._database.engine
