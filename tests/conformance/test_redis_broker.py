@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from support.real_brokers import RedisBrokers
 
 from asynctask.testing.broker_suite import BrokerConformance
 from asynctask.testing.operations_suite import OperationsConformance
+
+pytestmark = pytest.mark.redis_releases
 
 
 class TestRedisBroker(RedisBrokers, BrokerConformance):

@@ -14,6 +14,8 @@ from support.servers import RedisServer
 from asynctask.testing.waits import wait_for
 from asynctask.wire.payload import parse
 
+pytestmark = pytest.mark.redis_releases
+
 
 @pytest.fixture
 def world(tmp_path: Path, redis_server: RedisServer) -> Iterator[RedisWorld]:

@@ -23,6 +23,8 @@ from asynctask.clock import SECOND, SystemClock
 from asynctask.errors import BrokerUnavailable, ConfigError, InputError, TooLarge
 from asynctask.testing.waits import wait_for
 
+pytestmark = pytest.mark.redis_releases
+
 NOW = 1_763_700_000_123_456
 PATIENCE_S = 20.0
 
@@ -555,7 +557,7 @@ def test_closing_ends_a_wait_and_a_wake_afterwards_does_nothing(make: Callable[.
 def test_who_may_not_be_told_news_looks_from_time_to_time(
     make: Callable[..., RedisBroker], raw: redis.Redis, redis_server: RedisServer
 ) -> None:
-    raw.execute_command("ACL", "SETUSER", "plain", "on", ">secret", "~*", "+@all", "-client|tracking")
+    raw.execute_command("ACL", "SETUSER", "plain", "on", ">secret", "~*", "+@all", "-client", "+client|setname")
     broker = RedisBroker(redis_server.url.replace("redis://", "redis://plain:secret@"))
     try:
         assert broker.exchange("p", [], ["default"], 1) == []

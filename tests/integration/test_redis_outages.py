@@ -35,7 +35,7 @@ from asynctask.runtime.launcher import Launcher
 from asynctask.runtime.patience import LONGEST_S, pause_s
 from asynctask.testing.waits import wait_for
 
-pytestmark = pytest.mark.databases("sqlite", reason="what fails here is Redis")
+pytestmark = [pytest.mark.redis_releases, pytest.mark.databases("sqlite", reason="what fails here is Redis")]
 
 Logs = Sequence[MutableMapping[str, Any]]
 
@@ -57,9 +57,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[OwnRedis]:
+def own(tmp_path: Path, redis_release: str) -> Iterator[OwnRedis]:
     """A server that keeps what it holds in a file."""
-    with OwnRedis(tmp_path, "--appendonly", "yes") as server:
+    with OwnRedis(tmp_path, "--appendonly", "yes", release=redis_release) as server:
         yield server
 
 
@@ -129,7 +129,7 @@ def said(text: str) -> Callable[[OwnRedis], Any]:
 
 
 def restart_empty(server: OwnRedis) -> None:
-    for path in (server.folder / "appendonlydir").iterdir():
+    for path in [*server.folder.glob("appendonlydir/*"), *server.folder.glob("appendonly.aof")]:
         path.unlink()
     server.start()
 
@@ -252,12 +252,13 @@ def test_a_worker_process_starts_and_ends_in_order_while_redis_is_away(on_redis:
 
 @pytest.mark.databases("postgresql", reason="the servers that a site would fail over with")
 def test_after_a_failover_the_work_goes_on_at_the_new_primary(
-    tmp_path: Path, store: Store, own: OwnRedis, quick: None
+    tmp_path: Path, store: Store, own: OwnRedis, quick: None, redis_release: str
 ) -> None:
     """Taken out: `Server._let_go`. What was connected stayed with the old primary, which took no writes any more."""
     (tmp_path / "new").mkdir()
     with (
-        OwnRedis(tmp_path / "new") as new, Proxy(own.port) as proxy, new.client() as at_new, own.client() as at_old,
+        OwnRedis(tmp_path / "new", release=redis_release) as new, Proxy(own.port) as proxy, new.client() as at_new,
+        own.client() as at_old,
         closing(World(tmp_path, store, f"redis://127.0.0.1:{proxy.port}/0")) as world,
     ):  # fmt: skip
         at_new.execute_command("REPLICAOF", "127.0.0.1", own.port)

@@ -13,6 +13,8 @@ from support.servers import RedisServer
 
 from asynctask.testing.waits import wait_for
 
+pytestmark = pytest.mark.redis_releases
+
 NO_JOBS: dict[str, bytes] = {
     "no JSON": b"no job",
     "nothing": b"",

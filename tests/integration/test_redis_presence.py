@@ -30,7 +30,10 @@ from asynctask.testing.waits import wait_for
 
 ME = "box:17:0123456789ab"
 
-pytestmark = pytest.mark.databases("sqlite", reason="what a process shows in Redis does not depend on its ledger")
+pytestmark = [
+    pytest.mark.redis_releases,
+    pytest.mark.databases("sqlite", reason="what a process shows in Redis does not depend on its ledger"),
+]
 
 
 def about(**more: Any) -> About:

@@ -26,6 +26,8 @@ from asynctask.wire.activejob import OLD_WRAPPER, WRAPPER, GlobalId, Symbol, wra
 from asynctask.wire.payload import decode_backtrace, dump, parse
 from asynctask.worker import Worker
 
+pytestmark = pytest.mark.redis_releases
+
 NOW = 1_763_700_000_123_456
 STRANGE = (
     '{"b":1.0,"class":"bad","unknown":{"z":1e20,"a":[1.50,-0.0,123456789012345678901234567890]},"args":[1.0,"é\\u2028"],'

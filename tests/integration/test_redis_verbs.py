@@ -25,6 +25,8 @@ from asynctask.testing.waits import wait_for
 from asynctask.wire.activejob import OLD_WRAPPER, unwrap
 from asynctask.worker import Worker
 
+pytestmark = pytest.mark.redis_releases
+
 NOW = 1_763_700_000_123_456
 TIMES = '"created_at":1763700000.123456,"enqueued_at":1763700000.123456'
 

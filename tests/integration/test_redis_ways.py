@@ -43,16 +43,19 @@ class Way:
 
 
 @contextmanager
-def resp2(folder: Path) -> Iterator[Way]:
-    with OwnRedis(folder) as server:
-        # News comes in the newer protocol alone, whatever the others speak.
-        yield Way(server, f"{server.url}?protocol=2", lambda told: told["resp"] == ("3" if "t" in told["flags"] else "2"))
+def resp2(folder: Path, release: str = "redis7") -> Iterator[Way]:
+    def seen(told: Mapping[str, str]) -> bool:
+        # News comes in the newer protocol alone, whatever the others speak. The older server does not tell.
+        return release == "redis6" or told["resp"] == ("3" if "t" in told["flags"] else "2")
+
+    with OwnRedis(folder, release=release) as server:
+        yield Way(server, f"{server.url}?protocol=2", seen)
 
 
 @contextmanager
-def resp3(folder: Path) -> Iterator[Way]:
-    with OwnRedis(folder) as server:
-        yield Way(server, f"{server.url}?protocol=3", lambda told: told["resp"] == "3")
+def resp3(folder: Path, release: str = "redis7") -> Iterator[Way]:
+    with OwnRedis(folder, release=release) as server:
+        yield Way(server, f"{server.url}?protocol=3", lambda told: release == "redis6" or told["resp"] == "3")
 
 
 @contextmanager
@@ -65,16 +68,16 @@ def tls(folder: Path) -> Iterator[Way]:
 
 
 @contextmanager
-def user(folder: Path) -> Iterator[Way]:
-    with OwnRedis(folder) as server:
+def user(folder: Path, release: str = "redis7") -> Iterator[Way]:
+    with OwnRedis(folder, release=release) as server:
         with server.client() as client:
             client.execute_command("ACL", "SETUSER", "shop", "on", ">p%w:d", "~shop:*", "+@all")
         yield Way(server, f"redis://shop:p%25w%3Ad@127.0.0.1:{server.port}/0", lambda told: told["user"] == "shop")
 
 
 @contextmanager
-def unix(folder: Path) -> Iterator[Way]:
-    with OwnRedis(folder) as server:
+def unix(folder: Path, release: str = "redis7") -> Iterator[Way]:
+    with OwnRedis(folder, release=release) as server:
         # The server cuts off what is longer than an address of a network would be.
         seen = lambda told: "/" in told["addr"] and f"{server.socket}:0".startswith(told["addr"])  # noqa: E731
         yield Way(server, f"unix://{server.socket}", seen)
@@ -89,6 +92,17 @@ def test_an_application_goes_its_whole_way(tmp_path: Path, way: Callable[..., An
         world = RedisWorld(tmp_path, found.server)
         try:
             goes_its_whole_way(world, found.url, namespace, found.seen)
+        finally:
+            world.close()
+
+
+@pytest.mark.parametrize("way", [resp2, resp3, user, unix], ids=lambda value: value.__name__)
+def test_on_the_oldest_redis_it_goes_the_same_way(tmp_path: Path, way: Callable[..., Any]) -> None:
+    """All but TLS: the build that there is of it was made without."""
+    with way(tmp_path, "redis6") as found:
+        world = RedisWorld(tmp_path, found.server)
+        try:
+            goes_its_whole_way(world, found.url, "shop", found.seen)
         finally:
             world.close()
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from support.servers import free_port, missing
+from support.servers import free_port, missing, redis_program
 
 from asynctask.testing.waits import wait_for
 
@@ -24,8 +24,11 @@ CERTIFICATE = [
 class OwnRedis:
     """A redis-server with options of its own, as on its command line. It can be stopped, held still and started again."""
 
-    def __init__(self, folder: Path, *options: str, tls: bool = False) -> None:
+    def __init__(self, folder: Path, *options: str, tls: bool = False, release: str = "redis7") -> None:
         self.folder = folder
+        self._program = redis_program(release)
+        # Before 7.0 every command may be given by everybody.
+        self._debug = [] if release == "redis6" else ["--enable-debug-command", "yes"]
         self.port = free_port()
         self.socket = folder / "redis.sock"
         self._options = list(options)
@@ -59,11 +62,10 @@ class OwnRedis:
 
     def start(self) -> None:
         """Starts it and waits until it listens."""
-        program = shutil.which("redis-server") or missing("redis-server", "redis-server")
         command = [
-            str(program), "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
+            self._program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
             "--unixsocket", str(self.socket), "--dir", str(self.folder), "--logfile", str(self.folder / "redis.log"),
-            "--enable-debug-command", "yes", *self._options,
+            *self._debug, *self._options,
         ]  # fmt: skip
         self.socket.unlink(missing_ok=True)
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)

@@ -7,6 +7,7 @@ repeats of redis-py itself are off, for it would repeat anything.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
@@ -143,10 +144,11 @@ class Server:
                 if not repeat or type(error) is not redis.exceptions.ConnectionError:
                     raise
                 return call()
-        except redis.exceptions.RedisError as error:
-            if isinstance(error, redis.exceptions.ReadOnlyError):
+        except redis.exceptions.RedisError as raised:
+            meant = _out_of_script(raised)
+            if isinstance(meant, redis.exceptions.ReadOnlyError):
                 self._let_go()
-            raise BrokerUnavailable(self._explained(error, keys)) from error
+            raise BrokerUnavailable(self._explained(meant, keys)) from raised
 
     # -- what errors mean
 
@@ -220,6 +222,20 @@ _MEANINGS: Final[Sequence[_Meaning]] = (
     (redis.exceptions.TimeoutError, "", "did not answer in time: it is overloaded or unreachable"),
     (redis.exceptions.ConnectionError, "", "does not answer: start it, or mend broker_url"),
 )
+
+
+_FROM_SCRIPT: Final = re.compile(r"Error running script .{1,200}?: -((READONLY|OOM|LOADING) .*)", re.DOTALL)
+_NAMED: Final[Mapping[str, type[redis.exceptions.RedisError]]] = {
+    "READONLY": redis.exceptions.ReadOnlyError,
+    "OOM": redis.exceptions.OutOfMemoryError,
+    "LOADING": redis.exceptions.BusyLoadingError,
+}
+
+
+def _out_of_script(error: redis.exceptions.RedisError) -> redis.exceptions.RedisError:
+    """The error itself where Redis before 7.0 says it inside that of the script, which has no name then."""
+    found = _FROM_SCRIPT.match(str(error)) if type(error) is redis.exceptions.ResponseError else None
+    return error if found is None else _NAMED[found[2]](found[1])
 
 
 def _shown(url: str) -> str:
