@@ -106,15 +106,18 @@ def from_datetime(when: datetime) -> int:
 
 def rfc3339(at: int | None) -> str | None:
     """Microseconds since the epoch as RFC 3339 text in UTC with milliseconds; None stays None."""
-    if at is None:
-        return None
-    seconds, micro = divmod(at, SECOND)
-    return f"{_to_the_second(seconds)}.{micro // 1000:03d}Z"
+    return None if at is None else _to_the_millisecond(at // 1000)
+
+
+@lru_cache(maxsize=256)
+def _to_the_millisecond(milliseconds: int) -> str:
+    # Messages come in storms of the same millisecond.
+    seconds, rest = divmod(milliseconds, 1000)
+    return f"{_to_the_second(seconds)}.{rest:03d}Z"
 
 
 @lru_cache(maxsize=256)
 def _to_the_second(seconds: int) -> str:
-    # Messages come in storms of the same second.
     # What others write as a time may be none: the nearest that is, for one of them must not hide a whole list.
     return (_EPOCH + timedelta(seconds=min(max(seconds, _FIRST_S), _LAST_S))).strftime("%Y-%m-%dT%H:%M:%S")
 

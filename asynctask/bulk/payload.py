@@ -37,21 +37,36 @@ def tracked_copy(ready: Ready, now: int) -> Copy:
 
     The item's JSON is put in as the text that the ledger holds: it is not parsed and written again for each job.
     """
-    options = _options(ready.options) if ready.options else {}
-    args = ready.params or "[]"
-    frame = build(
-        ready.worker_name, (), ready.job_id, ready.queue, options.get("retry", True), ready.created_at,
-        enqueued_at=now / SECOND, use_task_event=True, attempt=ready.attempt,
-    )  # fmt: skip
+    before, between, after, options = _frame(
+        ready.worker_name, ready.queue, ready.options, ready.created_at, ready.attempt, ready.task_id, ready.retries, now
+    )
+    args, jid = ready.params or "[]", ready.job_id
     if ready.task_id is not None:
-        frame["task_id"] = ready.task_id
         args = f"[{args}]"  # the item of a Task is its one argument
-    if ready.retries:
-        frame["retry_count"] = ready.retries - 1
-    frame["args"] = orjson.Fragment(args)
+    name = f'"{jid}"' if jid.isalnum() and jid.isascii() else orjson.dumps(jid).decode()
+    text = f"{before}{args}{between}{name}{after}"
     priority = options.get("priority", ready.priority)
-    text = orjson.dumps(frame).decode()
-    return Copy(ready.job_id, ready.attempt, ready.queue, text, int(priority or 0), ready.task_id)
+    return Copy(jid, ready.attempt, ready.queue, text, int(priority or 0), ready.task_id)
+
+
+@lru_cache(maxsize=64)
+def _frame(
+    worker: str, queue: str, options: str | None, created_at: int, attempt: int, task_id: int | None, retries: int, now: int
+) -> tuple[str, str, str, Mapping[str, Any]]:
+    """What the copies of a round of one Task have in common, as JSON text: (before the arguments, between them and the job
+    id, after it); and the options."""
+    said = _options(options) if options else {}
+    frame = build(
+        worker, (), "", queue, said.get("retry", True), created_at,
+        enqueued_at=now / SECOND, use_task_event=True, attempt=attempt,
+    )  # fmt: skip
+    if task_id is not None:
+        frame["task_id"] = task_id
+    if retries:
+        frame["retry_count"] = retries - 1
+    frame["args"], frame["jid"] = orjson.Fragment(b"\0"), orjson.Fragment(b"\0")  # no JSON text holds such a byte
+    before, between, after = orjson.dumps(frame).decode().split("\0")
+    return before, between, after, said
 
 
 @lru_cache(maxsize=64)

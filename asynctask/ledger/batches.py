@@ -66,13 +66,23 @@ def among_given(dialect: str, column: Any, name: str) -> Any:
 def given(dialect: str, values: Collection[Any]) -> Any:
     """Values for :func:`among_given`; on MariaDB at least one."""
     if dialect == "postgresql":
-        return list(values)
+        return _array_text(values)
     return orjson.dumps(list(values)).decode() if dialect == "sqlite" else tuple(values)
+
+
+def _array_text(values: Collection[Any]) -> str:
+    """Numbers or texts as PostgreSQL writes an array: the driver would look at each of them in Python."""
+    if all(type(value) is int for value in values):
+        return "{" + ",".join(map(str, values)) + "}"
+    text = '","'.join(values)
+    if "\\" in text or text.count('"') != 2 * (len(values) - 1):
+        text = '","'.join([value.replace("\\", "\\\\").replace('"', '\\"') for value in values])
+    return '{"' + text + '"}'
 
 
 def _among(dialect: str, column: Any, parameter: Callable[[Any], Any]) -> Any:
     if dialect == "postgresql":
-        return column == sa.any_(parameter(postgresql.ARRAY(column.type)))
+        return column == sa.any_(sa.cast(parameter(sa.Text()), postgresql.ARRAY(column.type)))
     if dialect == "sqlite":
         return column.in_(sa.select(sa.func.json_each(parameter(sa.Text())).table_valued("value").c.value))
     return column.op("IN", is_comparison=True)(parameter(_AS_IT_IS))  # the driver writes it out
@@ -182,6 +192,10 @@ def insert(connection: Connection, table: sa.Table, columns: Sequence[str], rows
 
 def texts(rows: Sequence[Any]) -> Iterator[str]:
     """Rows, lists or mappings, as JSON arrays of a bounded size each."""
+    whole = orjson.dumps(rows)
+    if len(whole) <= MAX_BYTES:
+        yield whole.decode()
+        return
     parts: list[bytes] = []
     size = 0
     for row in rows:

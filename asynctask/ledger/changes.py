@@ -10,7 +10,7 @@ from asynctask.bookkeeping import Row, Turn
 from asynctask.ledger.conflicts import TransactionConflict
 from asynctask.states import PROBLEM, Reason, Status
 
-__all__ = ["Applied", "Change", "EventRecord", "Failure", "Note", "Seen", "SeenNoMore", "untouched"]
+__all__ = ["Applied", "Change", "End", "EventRecord", "Failure", "Note", "SeenNoMore", "problem_of", "untouched"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,26 @@ def untouched(record: EventRecord) -> bool:
     )  # fmt: skip
 
 
-class Seen(NamedTuple):
-    """An Event as it was seen, and the turn that it is to take."""
+class End(NamedTuple):
+    """What ends an Event that was :func:`untouched` when it was read, without a lock, before the transaction.
+
+    ``record``: the Event as it was read; instead of being read again it is compared. ``turn``: what ends it. ``notes`` and
+    ``failure`` as of a :class:`Change`; ``result`` and ``started_at`` are set where they are not None.
+    """
 
     record: EventRecord
     turn: Turn
+    notes: Sequence[Note]
+    failure: Failure | None
+    result: str | None
+    started_at: int | None
+
+
+def problem_of(turn: Turn, failure: Failure | None) -> str | None:
+    """The code of what ended an Event, for a turn that ends it ``failed`` or ``error``."""
+    if turn.after.status not in PROBLEM:
+        return None
+    return (failure.code if failure else str(turn.reason))[:64]
 
 
 @dataclass(slots=True)
@@ -74,8 +89,6 @@ class Change:
     garbage busy. ``notes`` go to ``added_messages``, if it won, and the one that ``told`` has for the turn's reason.
     ``values`` are further columns to set (``result``, ``checkpoint``, ``started_at``); ``failure`` goes with a turn that
     ends ``failed`` or ``error``.
-    ``seen``: the Event as it was read before the transaction, without a lock, while it was :func:`untouched`, and the turn
-    that ends it. Then nothing is asked of ``decide``, and instead of being read again the Event is compared.
     """
 
     event_id: int
@@ -83,19 +96,12 @@ class Change:
     notes: Sequence[Note] = ()
     failure: Failure | None = None
     values: dict[str, Any] = field(default_factory=dict)
-    seen: Seen | None = None
     told: Mapping[Reason, Note] | None = None
 
     def said(self, turn: Turn) -> Sequence[Note]:
         """What goes to ``added_messages`` with this turn."""
         last = self.told.get(turn.reason) if self.told else None
         return self.notes if last is None else (*self.notes, last)
-
-    def problem(self, turn: Turn) -> str | None:
-        """The code of what ended it, for a turn that ends ``failed`` or ``error``."""
-        if turn.after.status not in PROBLEM:
-            return None
-        return (self.failure.code if self.failure else str(turn.reason))[:64]
 
 
 @dataclass(slots=True)
@@ -108,6 +114,6 @@ class Applied:
 
 
 class SeenNoMore(TransactionConflict):
-    """One of the Events was not any more as a change had seen it; nothing is written, and it must be read first."""
+    """One of the Events was not any more as an end had seen it; nothing is written, and it must be read first."""
 
     code = "seen_no_more"

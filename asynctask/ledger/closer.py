@@ -30,9 +30,9 @@ class Closer:
         self._look_at = 0.0  # on the monotonic clock; not before then, while other jobs run
         self._log = get_logger("asynctask.recorder")
 
-    def ended(self, task_ids: Iterable[int]) -> None:
-        """Jobs of these Tasks ended."""
-        self._ended.update(task_ids)
+    def ended(self, task_ids: Iterable[int | None]) -> None:
+        """Jobs of these Tasks ended; None stands for jobs of none."""
+        self._ended.update(task_id for task_id in task_ids if task_id is not None)
 
     def until_look(self) -> float | None:
         """Seconds until it is time to look; None where there is nothing to look for."""

@@ -306,8 +306,8 @@ def _dial_mariadb(dialect: Any, _record: Any, arguments: Any, options: Any) -> A
 def _connect_mariadb(connection: Any, _record: Any) -> None:
     connection._read_timeout = _ANSWER_S
     # Nothing is taken over from the server's own defaults: strictness, isolation and the wait for locks are ours to say.
-    # A list of ids that is cut off in the middle of one would name another row. Where a backslash is no escape the driver has
-    # only quotes to double in a text: it takes milliseconds for the JSON of 500 rows otherwise, and no other thread runs.
+    # A list of ids that is cut off in the middle of one would name another row. Where a backslash is no escape the driver
+    # has only quotes to double in a text: else it takes milliseconds for the JSON of 500 rows, and no other thread runs.
     with connection.cursor() as cursor:
         cursor.execute(
             "SET SESSION sql_mode ="

@@ -37,12 +37,13 @@ _DUE = sa.select(_t.id).where(_t.due_next <= sa.bindparam("now")).order_by(_t.du
 MAY = _t.state.in_(_DISPATCHED) & (_t.session_key.is_(None) | _t.session_holder.is_not(None))
 
 
-def announce(ledger: Ledger, applied: Iterable[Applied]) -> int | None:
+def announce(ledger: Ledger, applied: Iterable[Applied], ended: Iterable[int | None] = ()) -> int | None:
     """What the committed changes leave to dispatch: call it after their transaction.
 
-    Returns when the next of it is due (microseconds; the past: now), None where there is nothing.
+    Arguments: ``ended``, Tasks of which jobs ended beside, or None. Returns when the next of it is due (microseconds; the
+    past: now), None where there is nothing.
     """
-    due: dict[int, int | None] = {}
+    due: dict[int, int | None] = {task_id: None for task_id in ended if task_id is not None}
     for each in applied:
         if each.turn is None or each.record is None or each.record.task_id is None:
             continue

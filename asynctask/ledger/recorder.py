@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from asynctask.ledger import ready
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.closer import Closer
 from asynctask.ledger.conflicts import TransactionConflict, repeatable
-from asynctask.ledger.transitions import Applied, Change, EventRecord, Failure, Note, Seen, SeenNoMore, apply
+from asynctask.ledger.transitions import Applied, Change, End, EventRecord, Failure, Note, SeenNoMore, apply
 from asynctask.logs import get_logger
 from asynctask.states import OPEN, Reason, State, Status
 
@@ -111,9 +111,12 @@ class Recorder:
             # The flusher is told of the first and of a full batch; being woken for each would cost more than the flush.
             if len(self._pending) == len(outcomes) or len(self._pending) >= _MAX_BATCH:
                 self._condition.notify_all()
-            if not self._awaited and any(each.awaited for each in outcomes):
-                self._awaited = True
-                self._condition.notify_all()
+            if not self._awaited:
+                for each in outcomes:
+                    if each.awaited:
+                        self._awaited = True
+                        self._condition.notify_all()
+                        break
 
     @property
     def waiting(self) -> int:
@@ -241,23 +244,23 @@ class Recorder:
     def flush(self, batch: Sequence[Outcome]) -> None:
         """Commits a batch, then tells each outcome. Looks whether Tasks are over, unless that was done just now and will be
         done again in a moment. Raises LedgerUnavailable."""
-        waves = _waves(batch)
-        tasks_ended: set[int] = set()
-        for wave in waves:
-            applied = self._record(wave)
-            tasks_ended |= {a.record.task_id for a in applied if _ended(a) and a.record and a.record.task_id is not None}
+        for wave in _waves(batch):
+            ends, applied = self._record(wave)
             self.recorded += len(wave)
-            for each, result in zip(wave, applied, strict=True):
-                if each.then is not None:
-                    each.then(result.turn is not None)
-            self.announce(applied)
-        self._closer.ended(tasks_ended)
+            lost = {each.change.event_id for each in applied if each.turn is None}
+            for outcome_ in wave:
+                if outcome_.then is not None:
+                    outcome_.then(outcome_.event_id not in lost)
+            of_ends = {end.record.task_id for end in ends}
+            self.announce(applied, of_ends)
+            self._closer.ended(of_ends | {each.record.task_id for each in applied if _ended(each) and each.record})
         if not self._pending and self._busy_for() is None:
             self._closer.look()
         else:
             self._closer.look_in_time()  # else with a later flush, or when it is time
 
-    def _record(self, wave: Sequence[Outcome]) -> list[Applied]:
+    def _record(self, wave: Sequence[Outcome]) -> tuple[list[End], list[Applied]]:
+        """What was taken as it had been seen, and what came of the others."""
         if self._reads == 0:
             try:
                 return _record_once(self._ledger, wave)
@@ -270,17 +273,22 @@ class Recorder:
             _forget_seen(wave)
         return _record(self._ledger, wave)
 
-    def announce(self, applied: Sequence[Applied]) -> None:
-        """Tells whoever dispatches what committed changes left to dispatch, and when."""
-        if (at := ready.announce(self._ledger, applied)) is not None:
+    def announce(self, applied: Sequence[Applied], ended: Iterable[int | None] = ()) -> None:
+        """Tells whoever dispatches what committed changes, and ends of jobs of the Tasks ``ended``, left to dispatch."""
+        if (at := ready.announce(self._ledger, applied, ended)) is not None:
             self._on_due(at)
 
 
-def _record_once(ledger: Ledger, wave: Sequence[Outcome]) -> list[Applied]:
-    changes = [_change(ledger, each) for each in wave]
+def _record_once(ledger: Ledger, wave: Sequence[Outcome]) -> tuple[list[End], list[Applied]]:
+    ends = [
+        End(seen, ending(seen.row, each.status, each.reason), each.notes, each.failure, each.result, each.started_at)
+        for each in wave
+        if (seen := each.seen) is not None
+    ]
+    changes = [_change(ledger, each) for each in wave if each.seen is None] if len(ends) < len(wave) else []
     _forget_seen(wave)  # whatever comes of this try, another one reads them: it may have been written and not answered
     with ledger.database.write() as connection:
-        return apply(connection, ledger, changes)
+        return ends, apply(connection, ledger, changes, ends)
 
 
 _record = repeatable(_record_once)
@@ -316,9 +324,6 @@ def _change(ledger: Ledger, each: Outcome) -> Change:
         values["result"] = each.result
     if each.started_at is not None:
         values["started_at"] = each.started_at
-    if each.seen is not None:
-        turn = ending(each.seen.row, each.status, each.reason)
-        return Change(each.event_id, _unasked, each.notes, each.failure, values, Seen(each.seen, turn))
     told = {Reason.CANCELLED: Note("cancelled", ledger.catalogue("cancelled"))} if _may_cancel(each) else None
 
     def decide(record: EventRecord) -> Turn | None:
@@ -330,11 +335,7 @@ def _change(ledger: Ledger, each: Outcome) -> Change:
         turn = _turn(ledger, row, record.task_state, each)
         return held_elsewhere(turn) if turn is not None and each.elsewhere else turn
 
-    return Change(each.event_id, decide, each.notes, each.failure, values, None, told)
-
-
-def _unasked(record: EventRecord) -> None:
-    """Of what is decided already nothing is asked."""
+    return Change(each.event_id, decide, each.notes, each.failure, values, told)
 
 
 def _may_cancel(each: Outcome) -> bool:

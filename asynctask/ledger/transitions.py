@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection
 from asynctask.bookkeeping import Delta, Row, Turn
 from asynctask.ledger import batches, tallies
 from asynctask.ledger.base import Ledger, chunks, dumps, loads, stamp
-from asynctask.ledger.changes import Applied, Change, EventRecord, Failure, Note, Seen, SeenNoMore, untouched
+from asynctask.ledger.changes import Applied, Change, End, EventRecord, Failure, Note, SeenNoMore, problem_of, untouched
 from asynctask.ledger.conflicts import TransactionConflict
 from asynctask.ledger.models import events, item_errors, task_errors, tasks
 from asynctask.ledger.unread import write_unread
@@ -22,10 +22,10 @@ from asynctask.states import PROBLEM, TERMINAL, Reason, Status
 __all__ = [
     "Applied",
     "Change",
+    "End",
     "EventRecord",
     "Failure",
     "Note",
-    "Seen",
     "SeenNoMore",
     "apply",
     "group_of",
@@ -117,21 +117,24 @@ def read_tasks_events(
     return [_record(found) for found in batches.fetch(connection, statement)]
 
 
-def apply(connection: Connection, ledger: Ledger, changes: Sequence[Change]) -> list[Applied]:
-    """Takes every change whose decision still holds, in the caller's write transaction.
+def apply(connection: Connection, ledger: Ledger, changes: Sequence[Change], ends: Sequence[End] = ()) -> list[Applied]:
+    """Takes every change whose decision still holds, and every end, in the caller's write transaction.
 
     Events, their messages, the Task's counts and its grouped errors move together. The rows are read under the
     transaction's lock, the decision is made by the bookkeeping core on what was read, and the UPDATE compares status and
-    attempt once more. Those that were seen before are compared only; raises :class:`SeenNoMore` where that fails. Returns
-    what came of each change, in the order given. An Event may stand in one call only once.
+    attempt once more. Ends are decided, of Events that were seen before: they are compared only, and all of them are taken;
+    raises :class:`SeenNoMore` where one was not as it had been. Returns what came of each change, in the order given. An
+    Event may stand in one call only once.
     """
     applied: list[Applied] = []
     moved: dict[tuple[int, int], Delta] = {}
     now = ledger.now()
     for batch in chunks(changes, _BATCH):
         applied += _apply_batch(connection, ledger, batch, moved, now)
+    if ends:
+        write_unread(connection, ledger, ends, moved, now)
     # One order of locks in every transaction: events first, all of them, then what counts them.
-    _write_failures(connection, ledger, [each for each in applied if each.turn is not None])
+    _write_failures(connection, ledger, applied, ends)
     tallies.move(connection, moved, now)
     return applied
 
@@ -139,19 +142,11 @@ def apply(connection: Connection, ledger: Ledger, changes: Sequence[Change]) -> 
 def _apply_batch(
     connection: Connection, ledger: Ledger, changes: Sequence[Change], moved: dict[tuple[int, int], Delta], now: int
 ) -> list[Applied]:
-    ids = [change.event_id for change in changes if change.seen is None]
-    records: dict[int, EventRecord] = {}
-    if ids:
-        found = read_events(connection, batches.among(connection, _e.id, ids), lock=True)
-        records = {record.id: record for record in found}
+    condition = batches.among(connection, _e.id, [change.event_id for change in changes])
+    records = {record.id: record for record in read_events(connection, condition, lock=True)}
     results: list[Applied] = []
     won: list[Applied] = []
-    unread: list[tuple[Change, Seen]] = []
     for change in changes:
-        if change.seen is not None:
-            results.append(Applied(change, *change.seen))
-            unread.append((change, change.seen))
-            continue
         record = records.get(change.event_id)
         turn = change.decide(record) if record is not None else None
         results.append(Applied(change, record, turn))
@@ -162,8 +157,6 @@ def _apply_batch(
         if record.task_id is not None:
             moved.setdefault((record.task_id, ledger.slot(record.slots)), Delta()).add(turn.delta)
     _write(connection, won, now)
-    if unread:
-        write_unread(connection, ledger, unread, moved, now)
     return results
 
 
@@ -206,7 +199,7 @@ def _values(each: Applied, now: int) -> dict[str, Any]:
         "v_n_error": after.n_error,
         "v_n_cancelled": after.n_cancelled,
         "v_process": after.process,
-        "v_problem": change.problem(turn),
+        "v_problem": problem_of(turn, change.failure),
         "v_look_at": None,
         "v_added_messages": record.messages,
         "v_started_at": record.started_at,
@@ -223,9 +216,9 @@ def group_of(failure: Failure, status: str) -> str:
     return hashlib.blake2b(f"{status}\0{text}".encode(), digest_size=16).hexdigest()
 
 
-def _write_failures(connection: Connection, ledger: Ledger, won: Sequence[Applied]) -> None:
+def _write_failures(connection: Connection, ledger: Ledger, applied: Sequence[Applied], ends: Sequence[End]) -> None:
     ended, reopened = [], []
-    for each in won:
+    for each in applied:
         record, turn = each.record, each.turn
         if record is None or turn is None or record.task_id is None:
             continue
@@ -233,6 +226,10 @@ def _write_failures(connection: Connection, ledger: Ledger, won: Sequence[Applie
             ended.append((record, turn, each.change.failure or Failure(str(turn.reason), str(turn.reason))))
         elif turn.reason is Reason.RETRIED:
             reopened.append(record)
+    for end in ends:
+        turn = end.turn
+        if turn.after.status in PROBLEM and end.record.task_id is not None:
+            ended.append((end.record, turn, end.failure or Failure(str(turn.reason), str(turn.reason))))
     if ended:
         _count_failures(connection, ledger, ended)
     if reopened:

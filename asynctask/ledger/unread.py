@@ -18,7 +18,7 @@ from asynctask.bookkeeping import Delta, Row, Turn
 from asynctask.clock import rfc3339
 from asynctask.ledger import batches
 from asynctask.ledger.base import Ledger, dumps, stamp, stamps
-from asynctask.ledger.changes import Change, EventRecord, Seen, SeenNoMore
+from asynctask.ledger.changes import End, EventRecord, Note, SeenNoMore, problem_of
 from asynctask.ledger.models import events, tasks
 from asynctask.messages import KEEP_FIRST, append
 from asynctask.states import TERMINAL, Status
@@ -86,49 +86,50 @@ class _Alike:
 
 
 def write_unread(
-    connection: Connection,
-    ledger: Ledger,
-    changes: list[tuple[Change, Seen]],
-    moved: dict[tuple[int, int], Delta],
-    now: int,
+    connection: Connection, ledger: Ledger, ends: Sequence[End], moved: dict[tuple[int, int], Delta], now: int
 ) -> None:
-    """The ends of Events that were untouched: nearly all of a storm, and nearly all alike, so little is sent of each."""
-    changes.sort(key=_by_event_id)  # the order in which rows are locked everywhere
+    """The ends of Events that were untouched: nearly all of a storm, and nearly all alike, so little is sent of each.
+
+    What they move the counts by is added to ``moved``. Raises :class:`SeenNoMore`.
+    """
     alike: dict[tuple[Any, ...], _Alike] = {}
-    ends: dict[tuple[int | None, int, int], list[Turn]] = {}
+    counted: dict[tuple[int | None, int, int], list[Any]] = {}
     now_text = str(rfc3339(now))
-    for change, (record, turn) in changes:
-        problem = change.problem(turn)
-        key = (id(turn), problem, *change.values)
+    for record, turn, notes, failure, result, started_at in sorted(ends, key=_event_id):  # as rows are locked everywhere
+        problem = problem_of(turn, failure)
+        key = (id(turn), problem, result is None, started_at is None)
         group = alike.get(key)
         if group is None:
-            group = alike[key] = _Alike(turn, problem, tuple(change.values))
-        row = {
-            "b_id": record.id,
-            "b_attempt": turn.after.attempt,
-            "v_added_messages": _first_messages(change, turn, now, now_text),
-        }
-        for name, value in change.values.items():
-            row[f"v_{name}"] = value
+            names = (*(["result"] if result is not None else []), *(["started_at"] if started_at is not None else []))
+            group = alike[key] = _Alike(turn, problem, names)
+        attempt = turn.after.attempt
+        messages = _first_messages(notes, attempt, now, now_text)
+        row = {"b_id": record.id, "b_attempt": attempt, "v_added_messages": messages}
+        if result is not None:
+            row["v_result"] = result
+        if started_at is not None:
+            row["v_started_at"] = started_at
         group.rows.append(row)
-        ends.setdefault((record.task_id, record.slots, id(turn)), []).append(turn)
+        count = counted.get(whose := (record.task_id, record.slots, id(turn)))
+        if count is None:
+            count = counted[whose] = [turn, 0]
+        count[1] += 1
     for group in alike.values():
         _write_alike(connection, group, now)
-    for (task_id, slots, _), turns in ends.items():
+    for (task_id, slots, _), (turn, times) in counted.items():
         if task_id is not None:
-            moved.setdefault((task_id, ledger.slot(slots)), Delta()).add(turns[0].delta, len(turns))
+            moved.setdefault((task_id, ledger.slot(slots)), Delta()).add(turn.delta, times)
 
 
-def _by_event_id(each: tuple[Change, Seen]) -> int:
-    return each[1].record.id
+def _event_id(end: End) -> int:
+    return end.record.id
 
 
-def _first_messages(change: Change, turn: Turn, now: int, now_text: str) -> str:
+def _first_messages(notes: Sequence[Note], attempt: int, now: int, now_text: str) -> str:
     """What ``added_messages`` is of an Event that had none."""
-    notes = change.said(turn)
     if len(notes) > KEEP_FIRST:
-        return dumps(append((), [stamp(note.at or now, note.status, note.message, turn.after.attempt) for note in notes]))
-    return f"[{','.join(stamps(now_text, notes, turn.after.attempt))}]"
+        return dumps(append((), [stamp(note.at or now, note.status, note.message, attempt) for note in notes]))
+    return f"[{','.join(stamps(now_text, notes, attempt))}]"
 
 
 def _write_alike(connection: Connection, group: _Alike, now: int) -> None:

@@ -124,6 +124,7 @@ class Tracker:
         self._running: dict[int, tuple[float, Ticket]] = {}
         self._lock = threading.Lock()
         self._finished = Note("finish", ledger.catalogue("finish"))
+        self._working_text = ledger.catalogue("working")
 
     # -- 1. begin
 
@@ -313,7 +314,7 @@ class Tracker:
         )  # fmt: skip
 
     def _opening(self, ticket: Ticket) -> list[Note]:
-        notes = [] if ticket.said else [Note("working", self._ledger.catalogue("working"), ticket.started_at)]
+        notes = [] if ticket.said else [Note("working", self._working_text, ticket.started_at)]
         ticket.said = True
         if ticket.job is not None:
             notes += [Note("working", text) for text in ticket.job.take_messages()]

@@ -28,11 +28,13 @@ MAX_BYTES: Final = 16_777_216
 _PLAIN: Final = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
 # What orjson writes in another way than Ruby, or must not write: exponents, 16 digits before a point, 0.00001, NaN (null).
 _NOT_AS_RUBY: Final = re.compile(rb"null|[:,\[]-?(?:[\d.]+e|\d{16}\.|0\.0000)")
-_LONG_INTEGER: Final = re.compile(r"[:,\[\s]-?\d{19}")  # beyond 64 bits orjson reads a float
+_LONG_INTEGER: Final = re.compile(rb"[:,\[\s]-?\d{19}")  # beyond 64 bits orjson reads a float
+_AS_ZEROS: Final = bytes.maketrans(b"123456789", b"0" * 9)
+_NINETEEN: Final = b"0" * 19
 _FIXED_DIGITS: Final = 16
 _FLOAT_TO_MEND: Final = re.compile(r"[:,\[]-?(?:[\d.]+e|\d{16}\.0)")
 _STRING_OR_NUMBER: Final = re.compile(r'"(?:[^"\\]|\\.)*"|-?\d[\d.]*(?:e[+-]\d+)?')
-_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class Malformed(InputError, ValueError):
@@ -87,17 +89,19 @@ def parse(text: str | bytes, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
             f"it has {len(text):,} bytes, the most is {max_bytes:,}: put the data somewhere and send where it is"
         )
     try:
-        source = text.decode() if isinstance(text, bytes) else text
-        job = _DECODER.decode(source) if _LONG_INTEGER.search(source) else orjson.loads(source)
+        raw = text if isinstance(text, bytes) else text.encode()
+        # So many digits are looked for in a fifth of the time that the pattern takes, and are hardly ever there.
+        is_long = _NINETEEN in raw.translate(_AS_ZEROS) and _LONG_INTEGER.search(raw) is not None
+        job = _DECODER.decode(raw.decode()) if is_long else orjson.loads(raw)
     except RecursionError:
         raise Malformed(_too_deep()) from None
     except ValueError as error:  # also of text that is no UTF-8
         raise Malformed(f"it is no JSON: {error}") from None
     if type(job) is not dict:
         raise Malformed(f"a job is a JSON object, this is {_KINDS.get(type(job), 'something else')}")
-    if source.count("[") + source.count("{") > MAX_DEPTH and _depth(job) > MAX_DEPTH:
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _depth(job) > MAX_DEPTH:
         raise Malformed(_too_deep())
-    if "\\u" in source and _SURROGATE.search(source):
+    if b"\\u" in raw and _SURROGATE.search(raw):
         dump_any(job)
     return job
 

@@ -61,7 +61,8 @@ def waiting(ledger: Ledger, count: int, session: str | None = None) -> int:
 
 def records(ledger: Ledger, job: dispatch.Ready, retry_at: int | None = None) -> list[Any]:
     end = (Status.ERROR, Reason.RAISED) if retry_at else (Status.FINISH, Reason.RETURNED)
-    return recorder._record(ledger, [Outcome(job.event_id, job.attempt, *end, retry_at=retry_at)])
+    _, applied = recorder._record(ledger, [Outcome(job.event_id, job.attempt, *end, retry_at=retry_at)])
+    return applied
 
 
 def task(ledger: Ledger, task_id: int) -> dict[str, Any]:

@@ -139,10 +139,16 @@ def _is_plain(copy: Copy) -> bool:
     """Whether nothing can be wrong with it, as with nearly all: names of letters and digits, a short payload of ASCII."""
     payload, task_id = copy.payload, copy.task_id
     return (
-        _PLAIN_NAME.fullmatch(copy.jid) is not None and _PLAIN_NAME.fullmatch(copy.queue) is not None
+        _is_plain_name(copy.jid) and _is_plain_name(copy.queue)
         and payload.isascii() and len(payload) * 4 <= MAX_PAYLOAD_BYTES
         and 0 <= copy.attempt <= _INT and -_INT <= copy.priority <= _INT and (task_id is None or 0 <= task_id <= _BIGINT)
     )  # fmt: skip
+
+
+def _is_plain_name(name: str) -> bool:
+    if name.isalnum() and name.isascii():
+        return len(name) <= _MAX_JID
+    return _PLAIN_NAME.fullmatch(name) is not None
 
 
 def _check(copy: Copy) -> None:

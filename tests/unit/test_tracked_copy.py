@@ -1,0 +1,77 @@
+"""The copy of a tracked job: put together from parts that a round has in common, it is what the encoder writes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import orjson
+import pytest
+
+from asynctask.bulk.payload import tracked_copy
+from asynctask.ledger.batches import given
+from asynctask.ledger.dispatch import Ready
+
+NOW = 1_763_800_001_250_000
+READY = Ready(
+    11, "0123456789abcdef01234567", 7, 1, 0, "job", "default", 220, '{"n":1}', '{"retry":3}', 1_763_800_000_123_456
+)
+
+
+def written_at_once(ready: Ready) -> str:
+    """The same members in their order, encoded as one object."""
+    options = orjson.loads(ready.options or "{}")
+    item = orjson.loads(ready.params or "[]")
+    frame = {
+        "class": ready.worker_name, "args": item if ready.task_id is None else [item], "jid": ready.job_id,
+        "queue": ready.queue, "retry": options.get("retry", True), "created_at": ready.created_at / 1e6,
+        "enqueued_at": NOW / 1e6, "use_task_event": True, "attempt": ready.attempt,
+    }  # fmt: skip
+    if ready.task_id is not None:
+        frame["task_id"] = ready.task_id
+    if ready.retries:
+        frame["retry_count"] = ready.retries - 1
+    return orjson.dumps(frame).decode()
+
+
+@pytest.mark.parametrize(
+    "ready",
+    [
+        READY,
+        replace(READY, params=None, task_id=None, options=None),
+        replace(READY, params='["a",2]', task_id=None),
+        replace(READY, attempt=4, retries=3),
+        replace(READY, job_id='half "quoted" \\ jid é'),
+        replace(READY, job_id="ünïcode"),
+        replace(READY, worker_name='A::B "c" \0 \\0', queue="low:1"),
+        replace(READY, options='{"retry":false,"priority":-5}'),
+        replace(READY, options='{"priority":null}', priority=None),
+        replace(READY, params='{"text":"a \\u0000 b"}'),
+    ],
+)
+def test_the_text_is_what_the_encoder_would_write(ready: Ready) -> None:
+    copy = tracked_copy(ready, NOW)
+    assert copy.payload == written_at_once(ready)
+    assert (copy.jid, copy.attempt, copy.queue, copy.task_id) == (ready.job_id, ready.attempt, ready.queue, ready.task_id)
+    options = json.loads(ready.options or "{}")
+    assert copy.priority == int(options.get("priority", ready.priority) or 0)
+
+
+def test_copies_of_one_round_differ_in_what_is_their_own_only() -> None:
+    for n in range(3):
+        ready = replace(READY, job_id=f"jid{n}", params=f'{{"n":{n}}}')
+        assert tracked_copy(ready, NOW).payload == written_at_once(ready)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ([], "{}"),
+        ([3, -1], "{3,-1}"),
+        (["a", "b,c"], '{"a","b,c"}'),
+        (['a"b', "c\\d", "", "{e}", "NULL"], '{"a\\"b","c\\\\d","","{e}","NULL"}'),
+        (['","'], '{"\\",\\""}'),
+    ],
+)
+def test_many_values_are_one_text_for_postgresql(values: list[object], text: str) -> None:
+    assert given("postgresql", values) == text
