@@ -56,15 +56,19 @@ def row_of(copy: Copy, *, held_in: str | None = None, run_at: int | None = None)
 
 def _fits(copy: Copy) -> bool:
     """Whether nothing can be wrong with it, as with nearly all; what is no ASCII is looked at again."""
+    jid, queue, payload = copy.jid, copy.queue, copy.payload
     return (
-        0 < len(copy.jid) <= _NAMES[0][1]
-        and 0 < len(copy.queue) <= _NAMES[1][1]
-        and all(text.isascii() and "\0" not in text for text in (copy.jid, copy.queue, copy.payload))
+        0 < len(jid) <= _NAMES[0][1]
+        and 0 < len(queue) <= _NAMES[1][1]
+        and jid.isascii()
+        and queue.isascii()
+        and payload.isascii()
+        and not ("\0" in payload or "\0" in jid or "\0" in queue)
         and 0 <= copy.attempt <= _INT
         and -_INT <= copy.priority <= _INT
         and 0 <= copy.deaths <= _INT
         and (copy.task_id is None or 0 <= copy.task_id <= _BIGINT)
-        and len(copy.payload) <= MAX_PAYLOAD_BYTES
+        and len(payload) <= MAX_PAYLOAD_BYTES
     )
 
 

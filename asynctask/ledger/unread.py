@@ -45,7 +45,7 @@ def read_untouched(connection: Connection, job_ids: Sequence[str]) -> list[Event
     if not job_ids:
         return []
     dialect = connection.dialect.name
-    found = batches.fetch_made(connection, _never_touched(dialect), {"job_ids": batches.given(dialect, job_ids)})
+    found = batches.fetch_small(connection, _never_touched(dialect), {"job_ids": batches.given(dialect, job_ids)})
     return [
         EventRecord(
             id_, job_id, task_id, seq, _untouched_row(attempt), None, first_row, None, None, worker_name, queue, state,
