@@ -69,6 +69,7 @@ STEPS = (
     Step("claim", ("-n", "1000000")),
     Step("noop", ("-n", "100000"), ("-n", "5000", "--runs", "1"), ("sqlite",), on=("sqlite",)),
     Step("noop", ("-n", "100000", "--delay-ms", "1"), on=("sqlite",)),
+    Step("idle", ("-n", "30", "--redis"), ("-n", "2", "--redis"), ("sqlite",)),
 )
 MISSING = 3
 """What a benchmark ends with where the program of a server is not installed."""

@@ -241,5 +241,14 @@ PROMISES: tuple[Promise, ...] = (
     ),
     _claim(10_000),
     _claim(1_000_000),
+    Promise(
+        "A worker process with nothing to do, jobs in Redis",
+        _named("idle", broker=_REDIS),
+        (
+            Line("resident memory", _ours, "MB", _everywhere(80.0), most=True),
+            Line("of one processor, in percent", _setting("cpu_percent"), "%", _everywhere(1.0), most=True),
+        ),
+        n=20,
+    ),
 )
 """In the order of the page."""

@@ -104,6 +104,17 @@ def test_what_does_not_depend_on_the_database_runs_on_one(tmp_path: Path, words:
     assert found["ratio"] == pytest.approx(found["ours"] / found["peer"])
 
 
+def test_an_idle_worker_tells_its_memory_and_its_share_of_a_processor(tmp_path: Path) -> None:
+    if shutil.which("redis-server") is None:
+        missing("redis-server", "redis-server")
+    found = result(tmp_path, "idle", "-n", "1", "--redis")
+    settings = found["settings"]
+    assert found["ours"] == pytest.approx(settings["own_mb"] + settings["shared_mb"], abs=0.2)
+    assert settings["own_mb"] > 10
+    assert 0 <= settings["cpu_percent"] < 100
+    assert (found["unit"], found["peer"], settings["broker"]) == ("MB", None, "Redis")
+
+
 def test_a_server_that_is_started_for_a_run_keeps_what_it_commits(databases: Databases, tmp_path: Path) -> None:
     databases.templates("postgresql")  # skipped where it is not installed
     # Not in the test's folder: the server runs as another user, who may not enter it.
