@@ -22,7 +22,7 @@ __all__ = ["Outcome", "Recorder"]
 LINGER_S = 0.005
 """While other jobs run, an outcome waits so long for theirs. A commit costs about a fifth of it, and holds the lock."""
 
-LONGEST_LINGER_S = 0.05
+LONGEST_LINGER_S = 0.1
 """It waits longer, but no longer than this, while there is enough to do that does not wait for it: see
 :meth:`Recorder._linger`."""
 
@@ -225,12 +225,12 @@ class Recorder:
     def _linger(self) -> float:
         """For how long an outcome waits for others, in seconds; 0, or :data:`LINGER_S` and more.
 
-        An idle thread may wait for what comes of it. So it is long only while there is twice as much to do as it lasts.
+        An idle thread may wait for what comes of it. So it is long only while there is more to do than it lasts.
         """
         busy_for = self._busy_for()
         if busy_for is None:
             return 0.0
-        return max(LINGER_S, min(LONGEST_LINGER_S, _LINGERS * self._flush_s, busy_for / 2))
+        return max(LINGER_S, min(LONGEST_LINGER_S, _LINGERS * self._flush_s, 0.75 * busy_for))
 
     def _give_back(self, batch: list[Outcome]) -> None:
         with self._condition:

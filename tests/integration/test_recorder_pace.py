@@ -53,7 +53,7 @@ def one_job_each(app: AsyncTask, recorder: Recorder, count: int) -> list[tuple[i
         (10.0, 0.0, LINGER_S),
         (10.0, 0.002, 0.018),
         (10.0, 1.0, LONGEST_LINGER_S),
-        (0.03, 1.0, 0.015),  # there is to be enough to do when it is written
+        (0.03, 1.0, 0.0225),  # there is to be enough to do when it is written
     ],
 )
 def test_an_outcome_waits_for_others_while_there_is_enough_to_do(
