@@ -43,7 +43,7 @@ class Way:
 
 
 @contextmanager
-def resp2(folder: Path, release: str = "redis7") -> Iterator[Way]:
+def resp2(folder: Path, release: str) -> Iterator[Way]:
     def seen(told: Mapping[str, str]) -> bool:
         # News comes in the newer protocol alone, whatever the others speak. The older server does not tell.
         return release == "redis6" or told["resp"] == ("3" if "t" in told["flags"] else "2")
@@ -53,14 +53,14 @@ def resp2(folder: Path, release: str = "redis7") -> Iterator[Way]:
 
 
 @contextmanager
-def resp3(folder: Path, release: str = "redis7") -> Iterator[Way]:
+def resp3(folder: Path, release: str) -> Iterator[Way]:
     with OwnRedis(folder, release=release) as server:
         yield Way(server, f"{server.url}?protocol=3", lambda told: release == "redis6" or told["resp"] == "3")
 
 
 @contextmanager
-def tls(folder: Path) -> Iterator[Way]:
-    with OwnRedis(folder, tls=True) as server:
+def tls(folder: Path, release: str) -> Iterator[Way]:
+    with OwnRedis(folder, tls=True, release=release) as server:
         files = {"ca_certs": server.certificate, "certfile": server.certificate, "keyfile": folder / "key.pem"}
         options = "&".join(f"ssl_{name}={path}" for name, path in files.items())
         url = f"rediss://localhost:{server.tls_port}/0?{options}"
@@ -68,7 +68,7 @@ def tls(folder: Path) -> Iterator[Way]:
 
 
 @contextmanager
-def user(folder: Path, release: str = "redis7") -> Iterator[Way]:
+def user(folder: Path, release: str) -> Iterator[Way]:
     with OwnRedis(folder, release=release) as server:
         with server.client() as client:
             client.execute_command("ACL", "SETUSER", "shop", "on", ">p%w:d", "~shop:*", "+@all")
@@ -76,33 +76,29 @@ def user(folder: Path, release: str = "redis7") -> Iterator[Way]:
 
 
 @contextmanager
-def unix(folder: Path, release: str = "redis7") -> Iterator[Way]:
+def unix(folder: Path, release: str) -> Iterator[Way]:
     with OwnRedis(folder, release=release) as server:
         # The server cuts off what is longer than an address of a network would be.
         seen = lambda told: "/" in told["addr"] and f"{server.socket}:0".startswith(told["addr"])  # noqa: E731
         yield Way(server, f"unix://{server.socket}", seen)
 
 
-WAYS = [(resp2, ""), (resp2, "shop"), (resp3, ""), (resp3, "shop"), (tls, "shop"), (user, "shop"), (unix, "shop")]
+WAYS = [
+    (resp2, "", "redis7"), (resp2, "shop", "redis7"), (resp3, "", "redis7"), (resp3, "shop", "redis7"),
+    (tls, "shop", "redis7"), (user, "shop", "redis7"), (unix, "shop", "redis7"),
+    # All but TLS: the build that there is of the oldest Redis was made without.
+    (resp2, "shop", "redis6"), (resp3, "shop", "redis6"), (user, "shop", "redis6"), (unix, "shop", "redis6"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("way", "namespace"), WAYS, ids=lambda value: getattr(value, "__name__", value or "plain"))
-def test_an_application_goes_its_whole_way(tmp_path: Path, way: Callable[..., Any], namespace: str) -> None:
-    with way(tmp_path) as found:
+@pytest.mark.parametrize(
+    ("way", "namespace", "release"), WAYS, ids=lambda value: getattr(value, "__name__", value or "plain")
+)
+def test_an_application_goes_its_whole_way(tmp_path: Path, way: Callable[..., Any], namespace: str, release: str) -> None:
+    with way(tmp_path, release) as found:
         world = RedisWorld(tmp_path, found.server)
         try:
             goes_its_whole_way(world, found.url, namespace, found.seen)
-        finally:
-            world.close()
-
-
-@pytest.mark.parametrize("way", [resp2, resp3, user, unix], ids=lambda value: value.__name__)
-def test_on_the_oldest_redis_it_goes_the_same_way(tmp_path: Path, way: Callable[..., Any]) -> None:
-    """All but TLS: the build that there is of it was made without."""
-    with way(tmp_path, "redis6") as found:
-        world = RedisWorld(tmp_path, found.server)
-        try:
-            goes_its_whole_way(world, found.url, "shop", found.seen)
         finally:
             world.close()
 

@@ -80,7 +80,7 @@ def test_a_worker_of_plain_items_holds_neither_pydantic_nor_what_reads_and_write
     `handle`, `submission`, `bulk.readers`, `bulk.items` and `cli.root`."""
     loaded = imported(WORKS)
     assert {"sqlalchemy", "structlog", "click"} <= loaded
-    others = {"pydantic", "xlsxwriter", "python_calamine", "flask", "apiflask", "prometheus_client"}
+    others = {"pydantic", "xlsxwriter", "python_calamine", "xml", "flask", "apiflask", "prometheus_client"}
     assert loaded & others == set()
 
 
