@@ -84,7 +84,8 @@ def _array_text(values: Collection[Any]) -> str:
 
 def _among(dialect: str, column: Any, parameter: Callable[[Any], Any]) -> Any:
     if dialect == "postgresql":
-        return column == sa.any_(sa.cast(parameter(sa.Text()), postgresql.ARRAY(column.type)))
+        item = sa.BigInteger() if isinstance(column.type, sa.Integer) else sa.Text()
+        return column == sa.any_(sa.cast(parameter(_Untyped()), postgresql.ARRAY(item)))
     if dialect == "sqlite":
         return column.in_(sa.select(sa.func.json_each(parameter(sa.Text())).table_valued("value").c.value))
     return column.op("IN", is_comparison=True)(parameter(_AS_IT_IS))  # the driver writes it out
@@ -232,6 +233,16 @@ def _encoded(rows: Sequence[Any]) -> Iterator[bytes]:
             yield part
         else:
             yield from (orjson.dumps(row) for row in some)
+
+
+class _Untyped(sa.types.UserDefinedType[str]):
+    """A text that the server takes as whatever it is cast to: it reads an array once, before it plans.
+
+    A text that is cast from a type of its own is read as the statement runs. The planner cannot count what is in it, and
+    where it goes through a table it compares each row with one value after the other: 0.7 s for 1,000 among 10,000 rows.
+    """
+
+    cache_ok = True
 
 
 class _Form(NamedTuple):
