@@ -280,7 +280,8 @@ class SqlBroker:
             return True
         if not self._waker.wait(timeout):
             return False
-        self._heard = not self._woken.is_set()
+        # Whoever looks because he may have missed something did not come too late if there is nothing.
+        self._heard = self._waker.rung and not self._woken.is_set()
         rest = self._not_before - self._clock.monotonic()
         if self._heard and rest > 0:
             self._woken.wait(rest)

@@ -23,7 +23,7 @@ STRAYS_S: Final = 10.0
 """Where each process has a list in a server apart from the ledger: seconds between two looks for those of nobody."""
 
 _OFTEN: Final = 0.25
-"""The one on duty looks no more often than after this part of a pause, whatever it hears."""
+"""The one on duty looks no more often than after this part of a pause because of what it hears."""
 
 
 class Rota:
@@ -60,6 +60,7 @@ class Rota:
         self._holder = duties.Holder(None)
         self._known: list[dict[str, object]] = []
         self._looked = -1e9
+        self._rung = -1e9  # when it last looked because it heard something
         self._listed = -1e9
         self._newest: int | None = None
         self._active = True
@@ -86,8 +87,9 @@ class Rota:
             self._stop.wait(self._every_s)
         elif not self._stop.is_set() and self._waker.wait(self._every_s):
             # Something was left in the ledger for whoever is on duty. Where much happens, one look does for all of it.
-            since = self._ledger.clock.monotonic() - self._looked
+            since = self._ledger.clock.monotonic() - self._rung
             self._stop.wait(max(0.0, min(self._every_s * _OFTEN - since, self._every_s)))
+            self._rung = self._ledger.clock.monotonic()
             self._looked = -1e9
 
     def leave(self) -> None:

@@ -50,6 +50,7 @@ class _Slice:
     size: int = 0
     begun: float = 0.0
     after: int = 0
+    tell: bool = False
 
 
 class Splitter:
@@ -160,10 +161,14 @@ class Splitter:
         sizes = self._sizes()
         largest = next(sizes)
         ahead = not self._ledger.database.is_sqlite
+        told = False
         with Writing[_Slice](lambda each: self._commit(task_id, each, each.after), ahead=ahead) as writing:
             for row in rows:
                 _add(current, row, tally)
                 if self._full(current, largest):
+                    # Who submits dispatches when it is done, which is long after the first jobs could begin.
+                    current.tell = bool(current.items) and not told
+                    told |= current.tell
                     writing.add(current)
                     current = _Slice(begun=self._clock.monotonic(), after=current.cursor)
                     largest = next(sizes)
@@ -192,7 +197,7 @@ class Splitter:
     def _commit(self, task_id: int, current: _Slice, after: int) -> None:
         task_rows.add_slice(
             self._ledger, task_id, current.items, current.rejects,
-            after=after, cursor=current.cursor, lease_s=self._lease_s,
+            after=after, cursor=current.cursor, lease_s=self._lease_s, tell=current.tell,
         )  # fmt: skip
         self._on_slice()
 

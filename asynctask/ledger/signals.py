@@ -56,6 +56,8 @@ class Waker:
         self._signals = signals
         self._event = threading.Event()
         self._look_s = _FIRST_LOOK_S
+        self.rung = False
+        """Whether the last wait was ended by a signal, not by it being time to look."""
 
     def wait(self, timeout: float) -> bool:
         """Waits for at most ``timeout`` seconds; True where it is time to look, False where nothing was heard.
@@ -69,6 +71,7 @@ class Waker:
         blind = not self._signals.reliable or not (self._signals.exact or settled)
         heard = self._event.wait(min(look, timeout) if blind else timeout)
         self._event.clear()
+        self.rung = heard
         self._look_s = _FIRST_LOOK_S if heard else min(look * 2, _LAST_LOOK_S)
         return heard or (blind and look < timeout)
 

@@ -17,6 +17,7 @@ from asynctask.ledger import batches, sessions, tallies
 from asynctask.ledger.base import MAX_SLOTS, SLOTS_FROM, Ledger, dumps
 from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.models import as_dict, events, task_log, task_rejects, tasks
+from asynctask.ledger.signals import LEDGER, notify
 from asynctask.states import Reason, State, check_task
 
 __all__ = [
@@ -197,11 +198,8 @@ def log(
     connection: Connection, ledger: Ledger, task_id: int, action: str, detail: dict[str, Any] | None, who: str = ""
 ) -> None:
     """Notes who did what to a Task."""
-    connection.execute(
-        task_log.insert().values(
-            task_id=task_id, at=ledger.now(), who=who, action=action, detail=dumps(detail) if detail else None
-        )
-    )
+    said = dumps(detail) if detail else None
+    connection.execute(task_log.insert().values(task_id=task_id, at=ledger.now(), who=who, action=action, detail=said))
 
 
 @repeatable
@@ -214,12 +212,15 @@ def add_slice(
     after: int,
     cursor: int,
     lease_s: float,
+    tell: bool = False,
 ) -> int:
     """Adds one slice of items, in one transaction with the split's progress and the counts.
 
     The slice covers the rows of the source after ``after``, up to ``cursor``: whoever takes the split over goes on there.
-    Returns the jobs created so far. Raises :class:`SplitLost` where this process does not hold the split any more, the
-    Task was cancelled, or another splitter has been further meanwhile: one that slept may hold the lease again.
+    ``tell``: whoever is on duty is woken, for these may begin although the split goes on. Returns the jobs created so far.
+
+    Raises :class:`SplitLost` where this process does not hold the split any more, the Task was cancelled, or another
+    splitter has been further meanwhile: one that slept may hold the lease again.
     """
     jids = ledger.ids.jids(len(items))
     with ledger.database.write() as connection:
@@ -252,6 +253,8 @@ def add_slice(
             new = Delta(enqueue=len(items), jobs=len(items))
             tallies.move(connection, {(task_id, ledger.slot(task["slots"])): new}, now)
         _write_rejects(connection, task_id, rejects)
+        if tell:
+            notify(connection, LEDGER)
     return int(first + len(items))
 
 

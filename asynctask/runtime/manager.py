@@ -258,11 +258,11 @@ class Manager:
         if self._turns.closed or not self._may_start() or self._unrecorded() > MAX_UNRECORDED:
             return 0
         assert self.performer is not None
-        rate = self._rate.update(self.performer.performed)
-        idle = self._concurrency - self.busy
+        busy, ready = self.busy, self._buffer.qsize()
+        rate = self._rate.update(self.performer.performed, self._turns.busy_s, dry=not busy and not ready)
+        idle = self._concurrency - busy
         wanted = min(MAX_FETCH, max(0, idle) + int(rate * (AHEAD_S + 2 * self._latency)))
         self._mark = wanted // 2
-        ready = self._buffer.qsize()
         if ready > HOARD * wanted + self._concurrency:
             self._give_back_all_but(wanted + self._concurrency)
         return wanted - ready if ready <= self._mark else 0

@@ -30,6 +30,8 @@ class Turns:
         self._running: dict[int, Assignment] = {}
         self._watched = 0  # watched jobs that wait or run
         self._alone: int | None = None  # the watched job that runs
+        self._since = 0.0  # when the first of those that run began
+        self._busy_s = 0.0  # until then
 
     def enter(self, assignment: Assignment, give_up: Callable[[], bool]) -> bool:
         """Waits for its turn; False if ``give_up`` said so first."""
@@ -41,7 +43,7 @@ class Turns:
                 if give_up():
                     return False
                 self._condition.wait(0.1)
-            self._running[id(assignment)] = assignment
+            self._add(assignment)
         return True
 
     def _enter_alone(self, assignment: Assignment, give_up: Callable[[], bool]) -> bool:
@@ -55,14 +57,21 @@ class Turns:
                     return False
                 self._condition.wait(0.1)
             self._alone = id(assignment)
-            self._running[id(assignment)] = assignment
+            self._add(assignment)
         return True
+
+    def _add(self, assignment: Assignment) -> None:
+        if not self._running:
+            self._since = self._clock.monotonic()
+        self._running[id(assignment)] = assignment
 
     def leave(self, assignment: Assignment) -> None:
         """It runs no more, or counts as lost. Leaving twice does nothing."""
         with self._lock:
             if self._running.pop(id(assignment), None) is None:
                 return
+            if not self._running:
+                self._busy_s += self._clock.monotonic() - self._since
             alone = self._alone == id(assignment)
             if alone:
                 self._alone = None
@@ -79,6 +88,12 @@ class Turns:
         """The jobs that run now."""
         with self._condition:
             return list(self._running.values())
+
+    @property
+    def busy_s(self) -> float:
+        """For how many seconds there was a job that ran, in all."""
+        with self._lock:
+            return self._busy_s + (self._clock.monotonic() - self._since if self._running else 0.0)
 
     def __len__(self) -> int:
         return len(self._running)

@@ -60,8 +60,8 @@ def process(app: AsyncTask, name: str, clock: Any = None) -> Ledger:
 
 
 def rota(ledger: Ledger, app: AsyncTask, **more: Any) -> Rota:
-    options = {"every_s": 1.0, "can_split": True, "foreign": False, **more}
-    return Rota(ledger, app.host, lambda: None, lambda at: None, None, **options)
+    options = {"every_s": 1.0, "can_split": True, "foreign": False, "waker": None, **more}
+    return Rota(ledger, app.host, lambda: None, lambda at: None, options.pop("waker"), **options)
 
 
 def grown(app: AsyncTask, count: int) -> None:
@@ -240,6 +240,38 @@ def known(app: AsyncTask) -> list[dict[str, object]]:
     """The processes that the one on duty watches."""
     services = app._web
     return list(services._sweep._rota._known) if services is not None else []
+
+
+class Rung:
+    """A place to wait where something is always heard at once."""
+
+    def wait(self, timeout: float) -> bool:
+        return True
+
+    def wake(self) -> None:
+        """Nothing waits."""
+
+
+def test_the_first_ring_is_answered_at_once_and_those_that_follow_together(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, whoever had looked by itself a moment ago waited a quarter of a second after the first ring too."""
+    app, clock = world.app(), Hands()
+    one = rota(process(app, "one", clock), app, waker=Rung())
+    one.wanted()
+    waits: list[float] = []
+
+    def wait(seconds: float) -> bool:
+        waits.append(seconds)
+        clock.ahead += seconds
+        return False
+
+    monkeypatch.setattr(one._stop, "wait", wait)
+    for _ in range(2):
+        one.pause()
+        one.wanted()
+    assert waits[0] == 0.0
+    assert waits[1] == pytest.approx(0.25, abs=0.2)
 
 
 def test_an_idle_process_asks_less_than_one_question_a_second(world: World) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.clocks import SettableClock
 from support.databases import Store
 
 from asynctask import AsyncTask, current_job
@@ -108,6 +109,29 @@ def test_a_watched_job_waits_for_those_beside_it_and_later_ones_wait_for_it() ->
     turns.leave(watched)
     wait_for(lambda: third.came == [True], "the others go on")
     assert (turns.running(), turns.closed) == ([after], False)
+
+
+def test_a_second_in_which_any_number_of_jobs_run_is_one_busy_second() -> None:
+    clock = SettableClock()
+    turns, one, two = Turns(clock), assignment(), assignment(watched=True)
+    clock.seconds += 10
+    assert turns.busy_s == 0
+    turns.enter(one, lambda: False)
+    clock.seconds += 1
+    assert turns.busy_s == 1
+    other = assignment()
+    turns.enter(other, lambda: False)
+    clock.seconds += 1
+    turns.leave(one)
+    clock.seconds += 1
+    turns.leave(other)
+    clock.seconds += 10
+    turns.enter(two, lambda: False)
+    clock.seconds += 1
+    assert turns.busy_s == 4
+    turns.leave(two)
+    turns.leave(two)
+    assert turns.busy_s == 4
 
 
 def test_quiet_ends_every_wait_for_a_turn() -> None:
@@ -402,7 +426,7 @@ def test_the_longer_a_fetch_takes_the_more_jobs_lie_ready_when_it_begins(
         assert manager._latency > 0.01
     finally:
         launcher.stop()
-    monkeypatch.setattr(manager._rate, "update", lambda count: 1_000.0)
+    monkeypatch.setattr(manager._rate, "update", lambda count, busy_s, dry: 1_000.0)
     monkeypatch.setattr(manager, "_may_start", lambda: True)
     manager._latency = 0.0
     assert manager._room() == 2 + 100

@@ -11,6 +11,7 @@ from sqlalchemy.engine import make_url
 from support.databases import Databases, missing
 from support.world import World
 
+from asynctask.bulk.split import FIRST_SLICE
 from asynctask.ledger.database import Database
 from asynctask.ledger.signals import JOBS, LEDGER, Signals, Waker, notify
 from asynctask.testing.servers import MissingServer, PgBouncer, PostgresServer
@@ -63,6 +64,29 @@ def test_a_signal_between_two_waits_is_not_lost(world: World) -> None:
         assert waker.wait(LONG_S)
         waker.wake()
         assert waker.wait(LONG_S)
+
+
+def test_the_first_slice_of_a_long_list_wakes_whoever_is_on_duty_while_the_rest_is_made(world: World) -> None:
+    """Before, a program that submitted a long list told nobody of it until its end: its first jobs waited for the look that
+    comes once a second. A short one is dispatched by its program at once, and wakes nobody."""
+    app = world.app()
+    heard_of_it: list[bool] = []
+    with listening(world.store.url) as (_, heard):
+        waker = heard.waker(LEDGER)
+
+        def items() -> Iterator[dict[str, int]]:
+            yield from ({"n": n} for n in range(FIRST_SLICE))
+            wait_for(lambda: waker.wait(0.1) and waker.rung, "it is told", LONG_S)
+            heard_of_it.append(True)
+            yield {"n": FIRST_SLICE}
+
+        settled(heard, waker)
+        app.submit("note", ({"n": n} for n in range(FIRST_SLICE - 1)))
+        if heard.exact:
+            assert not waker.wait(0.1)
+        settled(heard, waker)
+        app.submit("note", items())
+    assert heard_of_it == [True]
 
 
 def test_nobody_is_woken_before_the_commit(world: World) -> None:

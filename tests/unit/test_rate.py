@@ -1,0 +1,50 @@
+"""How fast a process finishes jobs, as it tells those who decide how many to give it."""
+
+from __future__ import annotations
+
+import pytest
+from support.clocks import SettableClock
+
+from asynctask.bookkeeping import target
+from asynctask.runtime.rate import LEAST_S, LOOK_S, Rate
+
+
+@pytest.fixture
+def clock() -> SettableClock:
+    return SettableClock()
+
+
+def test_jobs_are_counted_by_the_second_in_which_there_are_any(clock: SettableClock) -> None:
+    """Before, one that got five jobs every 20 ms and finished them in one said 250 a second, and was given as many."""
+    rate = Rate(clock)
+    for turn in range(1, 20):
+        clock.seconds += 0.02
+        rate.update(5 * turn, 0.001 * turn)
+    assert rate.per_second > 4 * 250
+
+
+def test_one_that_ran_dry_says_at_once_how_fast_it_was(clock: SettableClock) -> None:
+    rate = Rate(clock)
+    clock.seconds += LOOK_S / 10
+    assert rate.update(5, 0.001) == 0.0, "too soon, and more lies ready"
+    assert rate.update(5, 0.001, dry=True) > 0.0
+    assert rate.update(5, 0.001, dry=True) == rate.per_second, "nothing new"
+
+
+@pytest.mark.parametrize("finished", [1, 5, 100])
+def test_a_handful_of_quick_jobs_is_no_reason_to_take_thousands(clock: SettableClock, finished: int) -> None:
+    rate = Rate(clock)
+    clock.seconds += 0.001
+    rate.update(finished, 0.000_01, dry=True)
+    assert rate.per_second == finished / LEAST_S
+    assert finished < target(0, rate.per_second) <= 20 * finished
+
+
+def test_what_is_known_fades_while_nothing_runs(clock: SettableClock) -> None:
+    rate = Rate(clock)
+    clock.seconds += 1.0
+    assert rate.update(1_000, 1.0) == pytest.approx(1_000)
+    for _ in range(20):
+        clock.seconds += LOOK_S
+        rate.update(1_000, 1.0)
+    assert rate.per_second < 1.0
