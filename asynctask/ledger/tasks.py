@@ -259,12 +259,9 @@ def add_slice(
 
 
 def _write_rejects(connection: Connection, task_id: int, rejects: Sequence[Reject]) -> None:
-    rows = [
-        {"task_id": task_id, "row": reject.row, "errors": dumps(list(reject.errors)), "cells": dumps(reject.cells)}
-        for reject in rejects
-    ]
-    if rows:
-        connection.execute(task_rejects.insert(), rows)
+    if rejects:
+        rows = [{"row": each.row, "errors": dumps(list(each.errors)), "cells": dumps(each.cells)} for each in rejects]
+        connection.execute(task_rejects.insert().values(task_id=task_id), rows)
 
 
 def _still_mine(ledger: Ledger, task: dict[str, Any]) -> None:
