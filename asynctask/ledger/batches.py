@@ -107,22 +107,28 @@ def fetch_made(
     return found.all() if dialect in ("sqlite", "postgresql") else json_rows(found.scalars())
 
 
-def fetch_small(connection: Connection, statement: Any, values: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
-    """The same where all rows together are small, a megabyte or so: MariaDB gives them as one text. In any order."""
+def fetch_small(
+    connection: Connection, statement: Any, values: Mapping[str, Any], *, lock: bool = False
+) -> Sequence[Sequence[Any]]:
+    """The same where all rows together are most often small, a megabyte or so: MariaDB gives them as one text.
+
+    In any order, whatever the statement says of it.
+    """
     dialect = connection.dialect.name
     if dialect != "mariadb":
-        return fetch_made(connection, statement, values)
-    text = connection.execute(_in_one(statement), values).scalar()
+        return fetch_made(connection, statement, values, lock=lock)
+    text = connection.execute(_in_one(statement, lock), values).scalar()
     try:
         return [] if text is None else list(orjson.loads(text))
     except orjson.JSONDecodeError:  # the server cuts off what is longer than it may be
-        return fetch_made(connection, statement, values)
+        return fetch_made(connection, statement, values, lock=lock)
 
 
 @cache
-def _in_one(statement: Any) -> Any:
+def _in_one(statement: Any, lock: bool) -> Any:
     row = sa.func.json_array(*statement.selected_columns)
-    return statement.with_only_columns(sa.func.json_arrayagg(row), maintain_column_froms=True)
+    whole = statement.order_by(None).with_only_columns(sa.func.json_arrayagg(row), maintain_column_froms=True)
+    return whole.with_for_update() if lock else whole
 
 
 @cache

@@ -213,6 +213,8 @@ class Sleeper(_OwnConnection):
     """MariaDB: a statement that sleeps at the server until whoever rings kills it (the statement, not the connection).
 
     Killing what runs under one's own user name needs no privilege. A ring between two sleeps is lost, so it is not exact.
+    A kill does not say what for: whoever sleeps wakes everybody in its process. The one who rings knows, and leaves its own
+    sleeper alone.
     """
 
     exact = False
@@ -243,7 +245,7 @@ class Sleeper(_OwnConnection):
             return True
 
     def _ring(self, driver: Any, _topics: tuple[str, ...]) -> None:
-        ring_sleepers(driver)
+        ring_sleepers(driver, but=self._id)
 
     def end(self) -> None:
         super().end()
@@ -251,10 +253,15 @@ class Sleeper(_OwnConnection):
             connection.exec_driver_sql(f"KILL QUERY {self._id:d}")
 
 
-def ring_sleepers(driver: Any) -> None:
-    """Ends the sleep of every process that waits on the same database, on a connection whose transaction is over."""
+def ring_sleepers(driver: Any, *, but: int = 0) -> None:
+    """Ends the sleep of every process that waits on the same database, on a connection whose transaction is over.
+
+    ``but``: the connection of one that needs no ring.
+    """
     with driver.cursor() as cursor:
         cursor.execute(_SLEEPERS, (f"SELECT {_MARK} SLEEP%",))
         for (each,) in cursor.fetchall():
+            if int(each) == but:
+                continue
             with suppress(Exception):  # it has just ended by itself
                 cursor.execute(f"KILL QUERY {int(each):d}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -228,8 +229,9 @@ def _at_pointer(connection: Connection, task: Mapping[str, Any], low: int, high:
     The latter may be more: a row that was recorded as ``working`` before needs no copy, but it runs. The Task is locked;
     one statement locks the rows and reads them, and leaves the Task out of it.
     """
-    found = batches.fetch_made(connection, _AT_POINTER, {"of": task["id"], "low": low, "high": high}, lock=True)
-    flying = [each for each in found if each[-1] in _FLYING]
+    found = batches.fetch_small(connection, _AT_POINTER, {"of": task["id"], "low": low, "high": high}, lock=True)
+    # A Task's Events are numbered in the order of their places.
+    flying = [each for each in sorted(found, key=itemgetter(0)) if each[-1] in _FLYING]
     fresh = [
         Ready(
             i, job_id, task["id"], attempt, retries, worker or task["worker_name"], queue or task["queue"] or "default",

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from support.clocks import SettableClock
 from support.databases import Databases, Store, missing
 
+from asynctask.brokers import sql_mariadb
 from asynctask.brokers.base import Copy
 from asynctask.brokers.sql import SqlBroker
 from asynctask.brokers.sql_heads import FIRST, LAST, Heads, Range
@@ -320,6 +321,25 @@ def test_who_looks_because_a_ring_may_have_been_lost_did_not_come_too_late(broke
     wait_for(lambda: look() > 0.0, "it has heard that it can hear now, and found nothing")
     after_a_ring = broker._not_before
     assert [look() for _ in range(3)] == [after_a_ring] * 3
+
+
+@pytest.mark.databases("mariadb", reason="the others give the rows themselves")
+def test_copies_that_are_large_come_one_by_one(broker: SqlBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+    real = sql_mariadb._results
+
+    def counted(*args: Any) -> list[list[Any]]:
+        found = real(*args)
+        rows.append(len(found[0]))
+        return found
+
+    monkeypatch.setattr(sql_mariadb, "_results", counted)
+    broker.push([a_copy(n) for n in range(12)])
+    taken = broker.exchange("p", [], ["default"], 6)
+    monkeypatch.setattr(sql_mariadb, "_TOGETHER", 10)
+    taken += broker.exchange("p", [], ["default"], 6)
+    assert [copy.key for copy in taken] == [a_copy(n).key for n in range(12)]
+    assert rows == [1, 6]
 
 
 # -- the heads

@@ -311,6 +311,21 @@ def test_events_that_are_read_for_a_change_are_locked(world: World) -> None:
             assert free.all() == ids[2:]
 
 
+@SERVERS
+def test_events_that_are_reserved_are_locked_while_they_are_read(world: World) -> None:
+    """Taken out: FOR UPDATE, of the statement that gives MariaDB's rows as one text or of the other."""
+    app = world.app()
+    task = app.submit("note", numbers(9))
+    with app.ledger.database.write() as connection:
+        found = batches.fetch_small(connection, dispatch._AT_POINTER, {"of": task.id, "low": 2, "high": 6}, lock=True)
+        ids = {int(row[0]) for row in found}
+        assert len(ids) == 4
+        with app.ledger.database.read() as other:
+            free = other.execute(sa.select(events.c.id).with_for_update(skip_locked=True)).scalars().all()
+            assert ids.isdisjoint(free)
+            assert free
+
+
 def test_one_of_many_values_is_looked_up_by_the_index_whatever_they_hold(world: World) -> None:
     app = world.app()
     app.submit("note", numbers(3))
@@ -354,6 +369,7 @@ def test_rows_that_are_too_long_for_one_text_come_one_by_one(world: World) -> No
         connection.exec_driver_sql("SET SESSION group_concat_max_len = 200")
         try:
             assert sorted(batches.fetch_small(connection, statement, {"below": 20})) == sorted(whole)
+            assert sorted(batches.fetch_small(connection, statement, {"below": 20}, lock=True)) == sorted(whole)
         finally:
             connection.exec_driver_sql(f"SET SESSION group_concat_max_len = {int(before or 0)}")
 

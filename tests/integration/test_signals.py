@@ -54,6 +54,21 @@ def test_a_commit_wakes_whoever_waits_in_another_process_and_a_topic_those_who_w
             assert not ledger.wait(0.1)
 
 
+def test_what_a_process_rings_itself_wakes_only_those_of_its_threads_that_wait_for_it(world: World) -> None:
+    """Before, each push on MariaDB had the process that made it look after the upkeep as well, four times a second."""
+    world.app()
+    with listening(world.store.url) as (database, heard), listening(world.store.url) as (_, other):
+        jobs, ledger, others = heard.waker(JOBS), heard.waker(LEDGER), other.waker(JOBS)
+        for signals, waker in ((heard, jobs), (heard, ledger), (other, others)):
+            settled(signals, waker)
+        with database.write() as connection:
+            notify(connection, JOBS)
+        for waker in (jobs, others):
+            wait_for(lambda waker=waker: waker.wait(0.1) and waker.rung, "it is told", LONG_S)
+        wait_for(lambda: others.wait(0.1) or others._look_s >= 1.0, "what there was to hear is heard")
+        assert not ledger._event.is_set()
+
+
 def test_a_signal_between_two_waits_is_not_lost(world: World) -> None:
     world.app()
     with listening(world.store.url) as (database, heard):
