@@ -27,6 +27,7 @@ from asynctask.clock import SystemClock
 from benchmarks import databases, page
 from benchmarks.children import ROOT
 from benchmarks.common import Refused
+from benchmarks.promises import SHORT
 
 __all__ = ["main", "merged", "read_results"]
 
@@ -61,6 +62,8 @@ STEPS = (
         on=("postgresql",),
     ),
     Step("tracked", ("-n", "60000", "--redis", *_ONE_MS), on=("postgresql",)),
+    Step("tracked", ("-n", str(SHORT), "--runs", "9")),
+    Step("tracked", ("-n", str(SHORT), "--runs", "9", "--redis"), on=("postgresql",)),
     Step("submit", ("-n", "300000"), ("-n", "20000", "--runs", "1"), databases.KINDS),
     Step("poll", ("-n", "1000000"), ("-n", "6000", "--polls", "20"), ("sqlite",)),
     Step("sheet", ("-n", "500000", "--kind", "csv"), ("-n", "10000", "--kind", "csv"), ("sqlite",)),

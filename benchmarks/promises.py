@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-__all__ = ["DATABASES", "PROMISES", "Line", "Promise", "verdict"]
+__all__ = ["DATABASES", "PROMISES", "SHORT", "Line", "Promise", "verdict"]
 
 Found = Mapping[str, Any]
 """One object as ``--json`` prints it."""
@@ -101,8 +101,28 @@ def _largest(found: Found) -> float:
     return max(float(each) for each in found["settings"]["peak_mb"].values())
 
 
-def _tracked(broker: str, job: str = "nothing") -> Callable[[Found], bool]:
-    return _named("tracked", broker=broker, job=job, processes=1, poll="the submitter alone")
+SHORT: Final = 200
+"""Items of a short list, of which the time says more than the rate."""
+
+
+def _tracked(broker: str, job: str = "nothing", *, short: bool = False) -> Callable[[Found], bool]:
+    named = _named("tracked", broker=broker, job=job, processes=1, poll="the submitter alone")
+    return lambda found: (found["n"] == SHORT) is short and named(found)
+
+
+def _ms(per_s: Callable[[Found], float | None]) -> Callable[[Found], float | None]:
+    """What the items of a run took in all."""
+
+    def find(found: Found) -> float | None:
+        rate = per_s(found)
+        return None if rate is None else 1_000 * found["n"] / rate
+
+    return find
+
+
+def _short(title: str, broker: str, kinds: tuple[str, ...] = tuple(DATABASES)) -> Promise:
+    line = Line("submit until recorded, one process", _ms(_ours), "ms", {}, peer=_ms(_peer))
+    return Promise(title, _tracked(broker, short=True), (line,), n=SHORT, kinds=kinds)
 
 
 def _named(name: str, **settings: Any) -> Callable[[Found], bool]:
@@ -165,6 +185,8 @@ PROMISES: tuple[Promise, ...] = (
         n=100_000,
         kinds=("postgresql", "mariadb"),
     ),
+    _short("A list of 200 items that do nothing, PostgreSQL and Redis", _REDIS, ("postgresql",)),
+    _short("A list of 200 items that do nothing, a database alone", _IN_TABLE),
     Promise(
         "Untracked no-op jobs, Redis, one process",
         _named("noop", broker=_REDIS, delay_ms=None),
