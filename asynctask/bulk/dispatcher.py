@@ -166,8 +166,9 @@ class Dispatcher:
         if nudged or due or helps_itself or self._shift.mine:
             if due:
                 self._due = None
+            if helps_itself:  # a round for another reason is none why this process should go without
+                self._hungry_at = clock.monotonic() + HELP_S
             self._hungry = False
-            self._hungry_at = clock.monotonic() + HELP_S
             pushed = self._round(anew=nudged or due)
             if due:
                 with self._ledger.database.read() as connection:

@@ -164,6 +164,19 @@ def test_what_is_left_is_dispatched_by_others_when_the_one_on_duty_is_gone(world
         assert task.wait(30)["done"]
 
 
+def test_a_process_that_runs_dry_right_after_a_round_that_found_nothing_helps_itself(world: World) -> None:
+    """Before, it waited half a second after whatever round: the second of two short lists stood still after five items."""
+    app, client = world.app(), world.app()
+    app.dispatcher.attach(lambda: Load("a process", ["default"], 5, 0.0))
+    app.dispatcher.nudge()
+    app.dispatcher._step()
+    assert app.broker.queues() == {}
+    client.submit("note", [{"n": n} for n in range(50)])
+    app.dispatcher.dry(True)
+    app.dispatcher._step()
+    assert app.broker.queues() == {"default": 5}
+
+
 def test_a_task_of_one_place_goes_on_in_whatever_process_its_jobs_end(world: World) -> None:
     app = world.app()
     task = app.submit("note", [{"n": n} for n in range(40)], parallel=1)
