@@ -32,7 +32,11 @@ LEASE_S = 5.0
 """How long a reservation is held for its push. Longer than any push that works; a crashed one is taken over after it."""
 
 HELP_S = 0.5
-"""While another is on duty, a process that finds its queues empty runs a round of its own at most this often."""
+"""While another is on duty, a process that finds its queues empty runs a round of its own at most this often.
+
+While nobody is, it does so sooner, and the less often the more of them found nothing: of one short list after the other
+each should begin at once, and one untracked job after the other should not cost a round each.
+"""
 
 LOOK_AGAIN_S = 15.0
 """A single job that was dispatched so long ago and is not known to have begun may have been lost: the broker is asked."""
@@ -97,6 +101,7 @@ class Dispatcher:
         self._nudged = True
         self._hungry = False
         self._hungry_at = 0.0  # not before then does this process help itself while another is on duty
+        self._fruitless = 0  # rounds of its own, one after the other, that found nothing
         self._due: int | None = None
         self._shift = Shift(ledger)
         self._log = get_logger("asynctask.dispatcher")
@@ -170,6 +175,9 @@ class Dispatcher:
                 self._hungry_at = clock.monotonic() + HELP_S
             self._hungry = False
             pushed = self._round(anew=nudged or due)
+            if helps_itself and not self._shift.others:
+                self._fruitless = 0 if pushed else self._fruitless + 1
+                self._hungry_at = clock.monotonic() + min(HELP_S, SHORTEST_S * 2 ** min(self._fruitless, 9))
             if due:
                 with self._ledger.database.read() as connection:
                     next_due = ready.next_due(connection, self._ledger.now())

@@ -33,6 +33,11 @@ class Shift:
         """Whether this process is on duty."""
         return self._mine_until > 0
 
+    @property
+    def others(self) -> bool:
+        """Whether another process is on duty, as far as this one knows."""
+        return self._ledger.clock.monotonic() < self._others_until
+
     def take(self) -> float | None:
         """Takes or keeps the duty. Returns None where it is this process's, or for how many seconds it is another's."""
         now = self._ledger.clock.monotonic()

@@ -16,6 +16,7 @@ from support.world import World
 from asynctask import AsyncTask
 from asynctask.bulk.dispatcher import Load
 from asynctask.bulk.rota import Rota
+from asynctask.bulk.shift import Shift
 from asynctask.clock import SECOND, SystemClock
 from asynctask.ledger import dispatch, duties, ready, recovery
 from asynctask.ledger.base import Ledger
@@ -164,17 +165,65 @@ def test_what_is_left_is_dispatched_by_others_when_the_one_on_duty_is_gone(world
         assert task.wait(30)["done"]
 
 
-def test_a_process_that_runs_dry_right_after_a_round_that_found_nothing_helps_itself(world: World) -> None:
-    """Before, it waited half a second after whatever round: the second of two short lists stood still after five items."""
-    app, client = world.app(), world.app()
-    app.dispatcher.attach(lambda: Load("a process", ["default"], 5, 0.0))
-    app.dispatcher.nudge()
-    app.dispatcher._step()
-    assert app.broker.queues() == {}
-    client.submit("note", [{"n": n} for n in range(50)])
+def ran_dry(app: AsyncTask) -> int:
+    """How many jobs a process that ran dry after some work pushed for itself."""
+    before = app.broker.queues().get("default", 0)
     app.dispatcher.dry(True)
     app.dispatcher._step()
-    assert app.broker.queues() == {"default": 5}
+    return app.broker.queues().get("default", 0) - before
+
+
+def moved_by_hand(app: AsyncTask) -> Hands:
+    """The clock of an application's dispatcher, which works 5 jobs at a time."""
+    clock = Hands()
+    app.dispatcher._ledger = replace(app.ledger, clock=clock)
+    app.dispatcher._shift = Shift(app.dispatcher._ledger)
+    app.dispatcher.attach(lambda: Load("a process", ["default"], 5, 0.0))
+    return clock
+
+
+def test_a_process_that_runs_dry_helps_itself_whatever_the_round_before_was_for(world: World) -> None:
+    """Before, it waited half a second after any round: the second of two short lists stood still after five items."""
+    app, client = world.app(), world.app()
+    moved_by_hand(app)
+    app.dispatcher.nudge()
+    app.dispatcher._step()
+    client.submit("note", [{"n": n} for n in range(50)])
+    assert ran_dry(app) == 5
+
+
+def test_a_process_that_runs_dry_again_and_again_asks_ever_less_often_until_there_is_something(world: World) -> None:
+    app, client = world.app(), world.app()
+    clock = moved_by_hand(app)
+    rounds = []
+    with counted(app) as seen:
+        for _ in range(100):
+            clock.ahead += 0.05
+            seen.clear()
+            ran_dry(app)
+            rounds.append(any("tasks" in each for each in seen))
+    assert rounds[0]
+    assert 10 <= sum(rounds) <= 14, "two a second, and a few more at first"
+    client.submit("note", [{"n": n} for n in range(50)])
+    clock.ahead += 0.5
+    assert ran_dry(app) == 5
+
+
+def test_while_another_is_on_duty_a_process_helps_itself_twice_a_second(world: World) -> None:
+    app, client = world.app(), world.app()
+    clock = moved_by_hand(app)
+    client.submit("note", [{"n": n} for n in range(50)])
+    other = replace(process(app, "another"), clock=clock)
+    assert duties.take(other, duties.DISPATCH, 60.0) is None
+    for _ in range(2):  # after the first of these it knows of the other
+        clock.ahead += 0.1
+        assert ran_dry(app) == 5
+        assert len(app.broker.exchange("a process", [], ["default"], 5)) == 5
+    for _ in range(4):
+        clock.ahead += 0.1
+        assert ran_dry(app) == 0
+    clock.ahead += 0.2
+    assert ran_dry(app) == 5
 
 
 def test_a_task_of_one_place_goes_on_in_whatever_process_its_jobs_end(world: World) -> None:
