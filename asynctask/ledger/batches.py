@@ -10,6 +10,7 @@ Many rows come back from MariaDB as JSON too: its driver is written in Python, a
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -117,17 +118,20 @@ def fetch_small(
     dialect = connection.dialect.name
     if dialect != "mariadb":
         return fetch_made(connection, statement, values, lock=lock)
-    text = connection.execute(_in_one(statement, lock), values).scalar()
-    try:
-        return [] if text is None else list(orjson.loads(text))
-    except orjson.JSONDecodeError:  # the server cuts off what is longer than it may be
-        return fetch_made(connection, statement, values, lock=lock)
+    count, text = connection.execute(_in_one(statement, lock), values).one()
+    # The server cuts off what is longer than it may be, and closes the list all the same.
+    with suppress(orjson.JSONDecodeError):
+        found = [] if text is None else list(orjson.loads(text))
+        if len(found) == count:
+            return found
+    return fetch_made(connection, statement, values, lock=lock)
 
 
 @cache
 def _in_one(statement: Any, lock: bool) -> Any:
     row = sa.func.json_array(*statement.selected_columns)
-    whole = statement.order_by(None).with_only_columns(sa.func.json_arrayagg(row), maintain_column_froms=True)
+    both = (sa.func.count(), sa.func.json_arrayagg(row))
+    whole = statement.order_by(None).with_only_columns(*both, maintain_column_froms=True)
     return whole.with_for_update() if lock else whole
 
 

@@ -357,7 +357,7 @@ def test_the_planner_knows_which_values_are_asked_for(world: World) -> None:
 
 @pytest.mark.databases("mariadb", reason="the others give the rows themselves")
 def test_rows_that_are_too_long_for_one_text_come_one_by_one(world: World) -> None:
-    """Taken out: the second look. Half a text is no JSON, and the batch could not begin."""
+    """Taken out: the second look, or the count. Half a text is no JSON, or one with rows missing."""
     app = world.app()
     app.submit("note", numbers(20))
     statement = sa.select(events.c.id, events.c.job_id).where(events.c.seq < sa.bindparam("below"))
@@ -366,9 +366,11 @@ def test_rows_that_are_too_long_for_one_text_come_one_by_one(world: World) -> No
         assert len(whole) == 20
         assert batches.fetch_small(connection, statement, {"below": 0}) == []
         before = connection.exec_driver_sql("SELECT @@group_concat_max_len").scalar()
-        connection.exec_driver_sql("SET SESSION group_concat_max_len = 200")
         try:
-            assert sorted(batches.fetch_small(connection, statement, {"below": 20})) == sorted(whole)
+            # Wherever it is cut off: the server closes the list, so that between two rows nothing looks wrong.
+            for length in range(100, 300):
+                connection.exec_driver_sql(f"SET SESSION group_concat_max_len = {length}")
+                assert sorted(batches.fetch_small(connection, statement, {"below": 20})) == sorted(whole)
             assert sorted(batches.fetch_small(connection, statement, {"below": 20}, lock=True)) == sorted(whole)
         finally:
             connection.exec_driver_sql(f"SET SESSION group_concat_max_len = {int(before or 0)}")
