@@ -16,9 +16,11 @@ What had to be forced, and why:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any, Final
 
+import orjson
 from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
@@ -47,7 +49,7 @@ _FIND: Final = (
 _WITHDRAW: Final = "DELETE t FROM jobs AS t FORCE INDEX (PRIMARY) WHERE t.id IN %s"
 
 _BEGIN: Final = """BEGIN NOT ATOMIC
-DECLARE missing, spread, tries, begin_at, seen INT DEFAULT 0;
+DECLARE missing, spread, tries, begin_at, seen, taken INT DEFAULT 0;
 DECLARE top BIGINT;
 DECLARE ids LONGTEXT;
 DECLARE owner VARCHAR(64) DEFAULT %s;
@@ -58,16 +60,15 @@ SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED;
 START TRANSACTION;
 """
 _END: Final = """COMMIT;
-SELECT spread;
+SELECT spread, taken;
 END"""
+_TOGETHER: Final = 750_000
+"""Bytes of payloads that come as one text, as they stand there, for each row of an answer costs the driver microseconds. With
+the other columns of 1,000 copies it is below a megabyte: the server would cut off what is longer than a packet of its own."""
+
 # One queue. The first copies are those of the smallest priority; where many claim at once, each begins at another of them.
 # What is missing then, because there are too few of them, is sought once more from the head of the queue, in all of it.
-# The ids in the inner statements are numbers that come from the table. Copies come as one text of them all where they are
-# small: each row of an answer costs the driver microseconds.
-_TOGETHER: Final = 750_000
-"""Bytes of payloads in one text, as they stand there: with the other columns of 1,000 copies it is below a megabyte, the
-least that any server sends in one. It would cut off the rest."""
-
+# The ids in the inner statements are numbers that come from the table.
 _QUEUE: Final = """IF missing > 0 THEN
 SET tries = 0, top = NULL;
 SELECT waits INTO top FROM jobs FORCE INDEX (ix_jobs_waiting) WHERE {where} ORDER BY waits, id LIMIT 1;
@@ -83,6 +84,7 @@ EXECUTE IMMEDIATE CONCAT('SELECT GROUP_CONCAT(id), COUNT(*) INTO @asynctask_ids,
   ' FOR UPDATE SKIP LOCKED) AS locked');
 END IF;
 IF @asynctask_got > 0 THEN
+SET taken = taken + @asynctask_got;
 EXECUTE IMMEDIATE CONCAT('SELECT SUM(LENGTH(JSON_QUOTE(payload))) INTO @asynctask_size',
   ' FROM jobs WHERE id IN (', @asynctask_ids, ')');
 IF @asynctask_size <= {together} THEN
@@ -137,7 +139,7 @@ def exchange_statement(
     process: str, done: Sequence[Copy], queues: Sequence[Sequence[Range]], limit: int, spread: int
 ) -> tuple[str, list[Any]]:
     """The compound statement of an exchange, and its values. It gives rows of copies as often as it takes any, then how far
-    it had to go apart."""
+    it had to go apart, and how many it took."""
     text = [_BEGIN]
     values: list[Any] = [process, max(0, limit), spread]
     for part in parts([copy.handle for copy in done]):
@@ -169,10 +171,10 @@ class MariadbJobs:
         statement, values = exchange_statement(process, done, list(queues.values()), limit, spread)
         results = self._exchange(statement, values)
         order = {queue: number for number, queue in enumerate(queues)}
-        found = json_rows(text for rows in results[:-1] for (text,) in rows)
-        rows = sorted(chain.from_iterable(found), key=lambda row: (order[row[3]], row[-1], row[0]))
+        (apart, taken), *_ = results[-1]
+        rows = sorted(_rows(results[:-1], int(taken)), key=lambda row: (order[row[3]], row[-1], row[0]))
         places = [(row[3], row[-1], row[0]) for row in rows]
-        return Taken([copy_of(row[:-1]) for row in rows], places, int(results[-1][0][0]))
+        return Taken([copy_of(row[:-1]) for row in rows], places, int(apart))
 
     @repeatable
     def _exchange(self, statement: str, values: Sequence[Any]) -> list[list[Any]]:
@@ -209,6 +211,19 @@ class MariadbJobs:
             for part in parts([row[0] for row in rows]):
                 connection.exec_driver_sql(_WITHDRAW, (list(part),))
         return [(jid, attempt) for _, jid, attempt in rows]
+
+
+def _rows(results: Sequence[Sequence[Any]], taken: int) -> list[Any]:
+    """The copies that an exchange gave. One that the server cut off may look whole: it closes the list all the same."""
+    found: list[Any] = []
+    with suppress(orjson.JSONDecodeError):
+        found = list(chain.from_iterable(json_rows(text for rows in results for (text,) in rows)))
+    if len(found) != taken:
+        raise LedgerUnavailable(
+            f"the server gave {len(found)} whole copies of {taken} that it had taken; set its max_allowed_packet to"
+            " 4M at least (they stay in this process's list, and are looked for there)"
+        )
+    return found
 
 
 def _results(connection: Connection, statement: str, values: Sequence[Any]) -> list[list[Any]]:

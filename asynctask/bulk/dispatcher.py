@@ -100,7 +100,7 @@ class Dispatcher:
         self._more = True
         self._nudged = True
         self._hungry = False
-        self._hungry_at = 0.0  # not before then does this process help itself while another is on duty
+        self._hungry_at = 0.0  # not before then does this process help itself again
         self._fruitless = 0  # rounds of its own, one after the other, that found nothing
         self._due: int | None = None
         self._shift = Shift(ledger)

@@ -118,13 +118,19 @@ def fetch_small(
     dialect = connection.dialect.name
     if dialect != "mariadb":
         return fetch_made(connection, statement, values, lock=lock)
-    count, text = connection.execute(_in_one(statement, lock), values).one()
-    # The server cuts off what is longer than it may be, and closes the list all the same.
+    found = _whole(*connection.execute(_in_one(statement, lock), values).one())
+    return fetch_made(connection, statement, values, lock=lock) if found is None else found
+
+
+def _whole(count: int, text: str | None) -> list[Any] | None:
+    """The list of ``count`` values that MariaDB gave as one text; None where some are missing.
+
+    It cuts off what is longer than it may be, and closes the list all the same.
+    """
     with suppress(orjson.JSONDecodeError):
         found = [] if text is None else list(orjson.loads(text))
-        if len(found) == count:
-            return found
-    return fetch_made(connection, statement, values, lock=lock)
+        return found if len(found) == count else None
+    return None
 
 
 @cache
@@ -166,8 +172,9 @@ def locked(connection: Connection, statement: Any) -> Sequence[Any]:
     if connection.dialect.name in ("sqlite", "postgresql"):
         return connection.execute(statement).scalars().all()
     inner = statement.limit(_ALL).subquery()  # the limit keeps it a statement of its own, which locks
-    text = connection.execute(sa.select(sa.func.json_arrayagg(inner.c[0]))).scalar()
-    return [] if text is None else list(orjson.loads(text))
+    count, text = connection.execute(sa.select(sa.func.count(), sa.func.json_arrayagg(inner.c[0]))).one()
+    found = _whole(count, text)
+    return connection.execute(statement).scalars().all() if found is None else found
 
 
 def json_rows(texts: Iterable[str]) -> list[list[Any]]:

@@ -13,7 +13,7 @@ LOOK_S: Final = 0.05
 
 LEAST_S: Final = LOOK_S / 4
 """However soon a few jobs were finished, they count as if they had taken so long: a handful that took no time at all says
-little about the next thousand. At most a few dozen times of what was finished is asked for next."""
+little about the next thousand. At most twenty times what was finished is asked for next."""
 
 
 class Rate:

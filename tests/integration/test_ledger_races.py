@@ -12,6 +12,7 @@ from support.world import World
 from asynctask.brokers.base import Copy
 from asynctask.brokers.sql import SqlBroker
 from asynctask.clock import SystemClock
+from asynctask.errors import BrokerUnavailable
 from asynctask.ledger import dispatch, doctor, ready, recorder, recovery, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
@@ -220,6 +221,28 @@ def test_a_claim_takes_no_job_of_another_queue_where_the_server_cuts_lists_off(w
     finally:
         world.sql(f"SET GLOBAL group_concat_max_len = {before:d}")
         database.close()
+
+
+@pytest.mark.databases("mariadb", reason="the others give the rows themselves")
+def test_copies_that_the_server_cuts_off_are_no_answer_and_none_is_lost(world: World) -> None:
+    """Without the count, those behind a cut between two rows would stay in the process's list for as long as it lives."""
+    (before,) = world.sql("SELECT @@global.max_allowed_packet")[0]
+    database = Database(world.store.url)
+    broker = SqlBroker(database)
+    broker.push([Copy(f"n{n:03}", 1, "mine", "{}", 0, None) for n in range(600)])
+    try:
+        for packet in range(8 * 1024, 16 * 1024, 1024):
+            world.sql(f"SET GLOBAL max_allowed_packet = {packet}")
+            database.engine.dispose()
+            with pytest.raises(BrokerUnavailable, match="max_allowed_packet"):
+                broker.exchange("me", [], ["mine"], 600)
+            broker.put_back("me", broker.held_by("me"))
+    finally:
+        world.sql(f"SET GLOBAL max_allowed_packet = {before:d}")
+        database.engine.dispose()
+    assert len(broker.exchange("me", [], ["mine"], 600)) == 600
+    broker.close()
+    database.close()
 
 
 @pytest.mark.databases("postgresql", reason="MariaDB is told its isolation for all statements")
