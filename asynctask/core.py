@@ -17,8 +17,9 @@ from asynctask._version import __version__
 from asynctask.brokers.base import Broker, Copy
 from asynctask.brokers.sql import SqlBroker
 from asynctask.bulk.control import Control
-from asynctask.bulk.dispatcher import Dispatcher, PushFilter
+from asynctask.bulk.dispatcher import Dispatcher
 from asynctask.bulk.dry_run import Checker, DryRunTimeout
+from asynctask.bulk.outbox import PushFilter
 from asynctask.bulk.readers import Limits
 from asynctask.bulk.split import Splitter
 from asynctask.bulk.sweep import Sweep

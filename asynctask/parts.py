@@ -8,7 +8,8 @@ from abc import ABC, abstractmethod
 
 from asynctask.brokers.base import Broker
 from asynctask.bulk.control import Control
-from asynctask.bulk.dispatcher import Dispatcher, PushFilter
+from asynctask.bulk.dispatcher import Dispatcher
+from asynctask.bulk.outbox import PushFilter
 from asynctask.bulk.outgoing import Outgoing
 from asynctask.bulk.readers import Limits
 from asynctask.bulk.uploads import Uploads

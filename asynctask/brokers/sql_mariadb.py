@@ -63,8 +63,8 @@ _END: Final = """COMMIT;
 SELECT spread, taken;
 END"""
 _TOGETHER: Final = 750_000
-"""Bytes of payloads that come as one text, as they stand there, for each row of an answer costs the driver microseconds. With
-the other columns of 1,000 copies it is below a megabyte: the server would cut off what is longer than a packet of its own."""
+"""Bytes of payloads, as they stand there, that come as one text: each row of an answer costs the driver microseconds. With
+the other columns of 1,000 copies it is below a megabyte. What is longer than its packets the server would cut off."""
 
 # One queue. The first copies are those of the smallest priority; where many claim at once, each begins at another of them.
 # What is missing then, because there are too few of them, is sought once more from the head of the queue, in all of it.

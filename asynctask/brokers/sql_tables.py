@@ -13,22 +13,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import Connection
 
 from asynctask.brokers.base import Copy, Key
 from asynctask.brokers.sql_heads import Range
-from asynctask.brokers.sql_rows import COPY, Row, copy_of
-from asynctask.ledger.batches import among
+from asynctask.brokers.sql_rows import COLUMNS, COPY, Row, copy_of
+from asynctask.ledger.batches import among, fetch_small, json_each, texts
 from asynctask.ledger.database import Database
 from asynctask.ledger.models import jobs
 
 __all__ = ["JobsTable", "SqliteJobs", "Taken"]
 
 _j = jobs.c
+
+_INSERT: Final = (
+    f"INSERT INTO jobs ({', '.join(COLUMNS)}) SELECT * FROM {json_each(len(COLUMNS))} WHERE TRUE"  # noqa: S608
+    " ON CONFLICT (jid, attempt) DO NOTHING"
+)
+# The rows that are given come first: each is one look at the key.
+_REMOVE: Final = (
+    f"DELETE FROM jobs WHERE id IN (SELECT t.id FROM {json_each(3)} CROSS JOIN jobs AS t"  # noqa: S608
+    " ON t.id = d.d0 AND t.jid = d.d1 AND t.attempt = d.d2 WHERE t.process = ?)"
+)
+_FIRST: Final = sa.select(
+    *(
+        sa.select(*(_j[name] for name in COPY), _j.waits)
+        .where(_j.queue == sa.bindparam("of"), _j.waits.is_not(None))
+        .order_by(_j.waits, _j.id)
+        .limit(sa.bindparam("count"))
+        .subquery()
+        .c
+    )
+)
 
 
 @dataclass(slots=True)
@@ -71,7 +90,8 @@ class SqliteJobs:
         self._database = database
 
     def insert(self, connection: Connection, rows: Sequence[Row]) -> None:
-        connection.execute(sqlite.insert(jobs).on_conflict_do_nothing(index_elements=["jid", "attempt"]), rows)
+        for text in texts([[row[name] for name in COLUMNS] for row in rows]):
+            connection.exec_driver_sql(_INSERT, (text,))
 
     def exchange(self, process: str, done: Sequence[Copy], ranges: Sequence[Range], limit: int, spread: int) -> Taken:
         queues = [each.queue for each in ranges]
@@ -83,9 +103,8 @@ class SqliteJobs:
             for queue in queues:
                 if len(found) >= limit:
                     break
-                columns = [_j[name] for name in COPY]
-                waiting = sa.select(*columns, _j.waits).where(_j.queue == queue, _j.waits.is_not(None))
-                found += connection.execute(waiting.order_by(_j.waits, _j.id).limit(limit - len(found))).all()
+                first_ones = fetch_small(connection, _FIRST, {"of": queue, "count": limit - len(found)})
+                found += sorted(first_ones, key=lambda row: (row[-1], row[0]))
             if found:
                 taken = among(connection, _j.id, [row[0] for row in found])
                 connection.execute(jobs.update().where(taken).values(process=process, waits=None))
@@ -99,17 +118,11 @@ class SqliteJobs:
     def remove(self, connection: Connection, process: str, copies: Sequence[Copy]) -> None:
         if copies:
             # By its key too: an id is given again once the last row of the table is gone.
-            rows = [{"p_id": c.handle, "p_jid": c.jid, "p_attempt": c.attempt, "p_process": process} for c in copies]
-            connection.execute(_REMOVE, rows)
+            for text in texts([(c.handle, c.jid, c.attempt) for c in copies]):
+                connection.exec_driver_sql(_REMOVE, (text, process))
 
     def withdraw(self, task_id: int, limit: int) -> list[Key]:
         with self._database.write() as connection:
             waiting = sa.select(_j.id).where(_j.task_id == task_id, _j.waits.is_not(None)).limit(limit)
             gone = connection.execute(jobs.delete().where(_j.id.in_(waiting)).returning(_j.jid, _j.attempt))
             return [(jid, attempt) for jid, attempt in gone]
-
-
-_REMOVE = jobs.delete().where(
-    _j.id == sa.bindparam("p_id"), _j.jid == sa.bindparam("p_jid"), _j.attempt == sa.bindparam("p_attempt"),
-    _j.process == sa.bindparam("p_process"),
-)  # fmt: skip

@@ -12,19 +12,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from asynctask.brokers.base import Broker, Copy, Key
-from asynctask.bulk.payload import tracked_copy
+from asynctask.brokers.base import Broker
+from asynctask.bulk.outbox import Outbox, PushFilter
 from asynctask.bulk.room import Load, Pace, Room, Used
 from asynctask.bulk.shift import ACTIVE_S, Shift
 from asynctask.clock import SECOND
 from asynctask.errors import Unavailable
 from asynctask.ledger import dispatch, ready
 from asynctask.ledger.base import Ledger, loads
-from asynctask.ledger.dispatch import Alone, Ready, Runnable
-from asynctask.ledger.record import discard
+from asynctask.ledger.dispatch import Alone, Runnable
 from asynctask.ledger.recovery import living
 from asynctask.logs import get_logger
-from asynctask.messages import clean
 
 __all__ = ["Dispatcher", "Load"]
 
@@ -55,7 +53,6 @@ SHORTEST_S = 0.05
 _BATCH = 1_000
 
 
-PushFilter = Callable[[Sequence[Copy]], Sequence[Copy]]
 _Send = Callable[[int], int]
 """Dispatches up to so many jobs of one source; returns how many it did."""
 
@@ -84,14 +81,10 @@ class Dispatcher:
         self._ahead_s = ahead_s
         self._pause_s = min(ACTIVE_S, max(SHORTEST_S, 0.8 * ahead_s))
         self._local: Callable[[], Load] | None = None
-        self._outgoing = outgoing
+        self._outbox = Outbox(ledger, broker, outgoing, self._pushed)
         self._round_lock = threading.Lock()
         self._around: Sequence[Mapping[str, object]] = []  # the worker processes, as they said when it was last looked
         self._around_until = 0.0
-        self._unasked: list[Copy] = []  # reserved, and not past the client side's last word
-        self._unpushed: list[Copy] = []  # past it, but the broker did not take them
-        self._unconfirmed: set[int] = set()  # Tasks of which something is reserved
-        self._refused: dict[Key, str] = {}  # copies that cannot be pushed, and why
         self._alone_first = False
         self._pace = Pace(ledger.clock)
         self._wake = threading.Event()
@@ -101,6 +94,7 @@ class Dispatcher:
         self._nudged = True
         self._hungry = False
         self._hungry_at = 0.0  # not before then does this process help itself again
+        self._next_at = 0.0  # when what the last round pushed will be nearly used up
         self._fruitless = 0  # rounds of its own, one after the other, that found nothing
         self._due: int | None = None
         self._shift = Shift(ledger)
@@ -174,6 +168,7 @@ class Dispatcher:
             if helps_itself:  # a round for another reason is none why this process should go without
                 self._hungry_at = clock.monotonic() + HELP_S
             self._hungry = False
+            began = clock.monotonic()
             pushed = self._round(anew=nudged or due)
             if helps_itself and not self._shift.others:
                 self._fruitless = 0 if pushed else self._fruitless + 1
@@ -183,7 +178,10 @@ class Dispatcher:
                     next_due = ready.next_due(connection, self._ledger.now())
                 if next_due is not None:
                     self.expect(next_due)
-            pause = self._pause_s if pushed else FRUITLESS_S
+            if pushed:  # from beginning to beginning: what is pushed lasts no longer because a round takes its time
+                self._next_at = began + self._pause_s
+            rest = self._next_at - clock.monotonic()
+            pause = max(SHORTEST_S, rest) if pushed or rest > 0 else FRUITLESS_S
         else:
             pause = max(0.0, self._hungry_at - clock.monotonic()) if self._hungry else IDLE_S
         return min(self._go_on(pause), self._until_due())
@@ -214,7 +212,7 @@ class Dispatcher:
     def _round(self, *, anew: bool) -> int:
         with self._round_lock:
             again = self._look_around() if anew or self._ledger.clock.monotonic() >= self._around_until else []
-            pushed = self._part(self._settle)
+            pushed = self._part(self._outbox.settle)
             for task_id in again:
                 pushed += self._part(partial(self._take_again, task_id))
             pushed += self._part(partial(self._dispatch, self._loads(self._around)))
@@ -274,7 +272,7 @@ class Dispatcher:
         sources = self._sources(tasks, alone)
         sent: dict[str, int] = defaultdict(int)
         for key in sorted(sources):
-            sent[key[0]] += self._share(room, *key, sources[key])
+            sent[key[0]] += self._share(room, *key, sources[key], max(_BATCH, used.free[key[0]]))
         for queue in soon:
             waits = sum(waiting.get(queue, {}).values())
             self._pace.note(queue, waits, sent[queue], max(0, soon[queue] - waits), used.free[queue])
@@ -293,8 +291,12 @@ class Dispatcher:
             sources[key].insert(0 if self._alone_first else len(sources[key]), partial(self._reserve_alone, ids))
         return sources
 
-    def _share(self, room: Room, queue: str, priority: int, sources: list[_Send]) -> int:
-        """Tasks of one priority share alike, and the single jobs of that priority count as one of them."""
+    def _share(self, room: Room, queue: str, priority: int, sources: list[_Send], many: int) -> int:
+        """Tasks of one priority share alike, and the single jobs of that priority count as one of them.
+
+        Once ``many`` are pushed, a small rest is left to the next round, which is soon enough for it: to reserve a few
+        costs nearly as much as to reserve many.
+        """
         reserved = 0
         while sources and (wanted := room.at(queue, priority)) > 0:
             share = max(1, wanted // len(sources))
@@ -305,14 +307,15 @@ class Dispatcher:
                 reserved += sent
                 if sent < count or sent == 0:
                     sources.remove(send)
-            self._part(self._settle)
+            self._part(self._outbox.settle)
+            if reserved >= many and room.at(queue, priority) < _BATCH // 8:
+                break
         return reserved
 
     def _reserve_task(self, task_id: int, count: int) -> int:
         found = dispatch.reserve(self._ledger, task_id, count, lease_s=LEASE_S)
         if found:
-            self._unconfirmed.add(task_id)
-            self._copy(found)
+            self._outbox.add(found, task_id)
         return len(found)
 
     def _reserve_alone(self, ids: list[int], count: int) -> int:
@@ -322,73 +325,14 @@ class Dispatcher:
             part = ids[: count - sent]
             del ids[: len(part)]
             found = dispatch.reserve_alone(self._ledger, part, look_again_s=LOOK_AGAIN_S)
-            self._copy(found)
+            self._outbox.add(found)
             sent += len(found)
         return sent
 
     def _take_again(self, task_id: int) -> int:
         found = dispatch.take_again(self._ledger, task_id, lease_s=LEASE_S)
-        self._unconfirmed.add(task_id)
-        self._copy(found)
-        return self._settle()
+        self._outbox.add(found, task_id)
+        return self._outbox.settle()
 
-    # -- to the broker
-
-    def _copy(self, found: Sequence[Ready]) -> None:
-        now = self._ledger.now()
-        for each in found:
-            try:
-                self._unasked.append(tracked_copy(each, now))
-            except Exception as error:
-                self._refuse((each.job_id, each.attempt), error)
-
-    def _settle(self) -> int:
-        """Pushes what is reserved, then confirms it."""
-        pushed = self._push_again()
-        if self._unconfirmed:
-            dispatch.confirm(self._ledger, sorted(self._unconfirmed))
-            self._unconfirmed.clear()
-        return pushed
-
-    def _push_again(self) -> int:
-        """What is reserved goes to the broker before anything else is reserved: a later confirmation covers it too."""
-        if self._unasked:
-            asked = self._unasked if self._outgoing is None else self._sift(self._unasked, self._outgoing)
-            self._unpushed += asked
-            self._unasked = []
-        pushed = len(self._sift(self._unpushed, self._pushed)) if self._unpushed else 0
-        self._unpushed = []
-        if self._refused:
-            self._give_up()
-        return pushed
-
-    def _pushed(self, copies: Sequence[Copy]) -> Sequence[Copy]:
-        self._broker.push(copies)
-        return copies
-
-    def _sift(self, copies: Sequence[Copy], act: PushFilter) -> list[Copy]:
-        """What of these gets through ``act``. Where it fails, each half is tried: one bad copy must not keep the others."""
-        try:
-            return list(act(copies))
-        except Unavailable:
-            raise
-        except Exception as error:
-            if len(copies) == 1:
-                self._refuse(copies[0].key, error)
-                return []
-        half = len(copies) // 2
-        return self._sift(copies[:half], act) + self._sift(copies[half:], act)
-
-    def _refuse(self, key: Key, error: Exception) -> None:
-        self._log.error("copy_not_pushed", job_id=key[0], attempt=key[1], error=repr(error))
-        self._refused[key] = clean(f"it cannot be put on its queue: {type(error).__name__}: {error}")
-
-    def _give_up(self) -> None:
-        """What no broker takes ends in ``error``; it is remembered until the ledger took that."""
-        try:
-            discard(self._ledger, self._refused)
-        except Unavailable:
-            raise
-        except Exception:  # the sweep finds it lost and it comes by again
-            self._log.exception("copies_not_discarded", count=len(self._refused))
-        self._refused = {}
+    def _pushed(self) -> None:
+        self._hungry = False  # whoever found nothing until now finds what was pushed

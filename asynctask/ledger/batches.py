@@ -1,14 +1,17 @@
 """Many rows in one statement, as each database takes them fastest.
 
-PostgreSQL and MariaDB are given the rows as one JSON text and make a table of it (``json_to_recordset``, ``JSON_TABLE``):
-one parameter, whatever the number of rows, so the statement stays the same and its plan is kept. New Events go to
-PostgreSQL by COPY. SQLite is called row by row, which costs nothing there.
+Each is given the rows as one JSON text and makes a table of it (``json_to_recordset``, ``JSON_TABLE``, ``json_each``): one
+parameter, whatever the number of rows, so the statement stays the same and its plan is kept. New Events go to PostgreSQL by
+COPY.
 
-Many rows come back from MariaDB as JSON too: its driver is written in Python, and takes each value of each row apart.
+Many rows come back from MariaDB as JSON too: its driver is written in Python, and takes each value of each row apart. From
+SQLite they do where they are small: its driver lets go of the interpreter for each row, read or written, and asks for it
+again. In a thread that is alone this costs nothing, among others it costs more than the row.
 """
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -29,6 +32,7 @@ __all__ = [
     "for_update",
     "given",
     "insert",
+    "json_each",
     "json_list",
     "json_rows",
     "json_table",
@@ -40,6 +44,9 @@ __all__ = [
 
 MAX_BYTES: Final = 4_000_000
 """Of one batch as JSON: a fourth of what MariaDB takes in one packet as it is delivered."""
+
+LONGEST_TEXT: Final = 16_000_000
+"""Bytes of many rows that come as one text."""
 
 _ENCODED_AT_ONCE: Final = 64
 _COLLATION: Final = "utf8mb4_nopad_bin"
@@ -111,15 +118,20 @@ def fetch_made(
 def fetch_small(
     connection: Connection, statement: Any, values: Mapping[str, Any], *, lock: bool = False
 ) -> Sequence[Sequence[Any]]:
-    """The same where all rows together are most often small, a megabyte or so: MariaDB gives them as one text.
+    """The same where all rows together are most often small, a megabyte or so: MariaDB and SQLite give them as one text.
 
     In any order, whatever the statement says of it.
     """
     dialect = connection.dialect.name
-    if dialect != "mariadb":
+    if dialect == "postgresql":
         return fetch_made(connection, statement, values, lock=lock)
-    found = _whole(*connection.execute(_in_one(statement, lock), values).one())
+    one = _one_of_sqlite if dialect == "sqlite" else _one
+    found = _whole(*one(connection, _in_one(dialect, statement, lock), values))
     return fetch_made(connection, statement, values, lock=lock) if found is None else found
+
+
+def _one(connection: Connection, statement: Any, values: Mapping[str, Any]) -> Sequence[Any]:
+    return connection.execute(statement, values).one()
 
 
 def _whole(count: int, text: str | None) -> list[Any] | None:
@@ -134,11 +146,15 @@ def _whole(count: int, text: str | None) -> list[Any] | None:
 
 
 @cache
-def _in_one(statement: Any, lock: bool) -> Any:
+def _in_one(dialect: str, statement: Any, lock: bool) -> Any:
     row = sa.func.json_array(*statement.selected_columns)
-    both = (sa.func.count(), sa.func.json_arrayagg(row))
+    both = (sa.func.count(), _collected(dialect, row))
     whole = statement.order_by(None).with_only_columns(*both, maintain_column_froms=True)
-    return whole.with_for_update() if lock else whole
+    return whole.with_for_update() if lock and dialect != "sqlite" else whole
+
+
+def _collected(dialect: str, value: Any) -> Any:
+    return sa.func.json_group_array(value) if dialect == "sqlite" else sa.func.json_arrayagg(value)
 
 
 @cache
@@ -162,8 +178,7 @@ def json_list(dialect: str, columns: Sequence[Any]) -> Any:
     """A SELECT of one value: the JSON text of a list of rows, each an array; null where there are none."""
     if dialect == "postgresql":
         return sa.select(sa.cast(sa.func.json_agg(sa.func.json_build_array(*columns)), sa.Text))
-    collect = sa.func.json_group_array if dialect == "sqlite" else sa.func.json_arrayagg
-    return sa.select(collect(sa.func.json_array(*columns)))
+    return sa.select(_collected(dialect, sa.func.json_array(*columns)))
 
 
 def locked(connection: Connection, statement: Any) -> Sequence[Any]:
@@ -201,15 +216,15 @@ def update(
         return 0
     form = _Form(tuple(guard), tuple(written), tuple(same or ()), where)
     fixed = tuple((same or {}).values())
-    names = (*(f"v_{name}" for name in written), *(f"b_{name}" for name in guard))
-    if connection.dialect.name == "sqlite":
-        values = [fixed + tuple([row[name] for name in names]) for row in rows]
-        return int(connection.exec_driver_sql(_update_each(table, form), values).rowcount)
     if connection.dialect.name == "postgresql":
         statement = _update_postgresql(table, form)
         return sum(int(connection.exec_driver_sql(statement, (*fixed, text)).rowcount) for text in texts(rows))
     names = (*(f"b_{name}" for name in guard), *(f"v_{name}" for name in written))
-    statement, parts = _update_mariadb(table, form), texts([[row[name] for name in names] for row in rows])
+    parts = texts([[row[name] for name in names] for row in rows])
+    if connection.dialect.name == "sqlite":
+        statement = _update_sqlite(table, form)
+        return sum(int(connection.exec_driver_sql(statement, (*fixed, text)).rowcount) for text in parts)
+    statement = _update_mariadb(table, form)
     return sum(int(connection.exec_driver_sql(statement, (text, *fixed)).rowcount) for text in parts)
 
 
@@ -218,14 +233,12 @@ def insert(connection: Connection, table: sa.Table, columns: Sequence[str], rows
     if not rows:
         return
     name = connection.dialect.name
-    if name == "sqlite":
-        connection.execute(table.insert(), [dict(zip(columns, row, strict=True)) for row in rows])
-        return
     if name == "postgresql":
         _copy(connection, table.name, columns, rows)
         return
+    insert_texts = _insert_mariadb if name == "mariadb" else _insert_sqlite
     for text in texts(rows):
-        connection.exec_driver_sql(_insert_mariadb(table, tuple(columns)), (text,))
+        connection.exec_driver_sql(insert_texts(table, tuple(columns)), (text,))
 
 
 def texts(rows: Sequence[Any]) -> Iterator[str]:
@@ -278,11 +291,43 @@ class _Form(NamedTuple):
 # -- SQLite
 
 
+def json_each(count: int) -> str:
+    """SQLite's table ``d`` of columns ``d0``, ``d1``, ... out of one JSON array of arrays, the statement's parameter."""
+    made = ", ".join(f"json_extract(value, '$[{i}]') AS d{i}" for i in range(count))
+    return f"(SELECT {made} FROM json_each(?)) AS d"  # noqa: S608 - nothing but numbers
+
+
 @cache
-def _update_each(table: sa.Table, form: _Form) -> str:
-    sets = ", ".join(f'"{name}" = ?' for name in (*form.same, *form.written))
-    where = form.condition(f'"{name}" = ?' for name in form.guard)
-    return f"UPDATE {table.name} SET {sets} WHERE {where}"  # noqa: S608 - names of our own tables
+def _update_sqlite(table: sa.Table, form: _Form) -> str:
+    guard = form.guard
+    sets = ", ".join(
+        [
+            *(f'"{name}" = ?' for name in form.same),
+            *(f'"{name}" = d.d{i}' for i, name in enumerate(form.written, len(guard))),
+        ]
+    )
+    where = form.condition(f'{table.name}."{name}" = d.d{i}' for i, name in enumerate(guard))
+    return f"UPDATE {table.name} SET {sets} FROM {json_each(len(guard) + len(form.written))} WHERE {where}"  # noqa: S608
+
+
+@cache
+def _insert_sqlite(table: sa.Table, columns: tuple[str, ...]) -> str:
+    names = ", ".join(f'"{name}"' for name in columns)
+    return f"INSERT INTO {table.name} ({names}) SELECT * FROM {json_each(len(columns))}"  # noqa: S608
+
+
+def _one_of_sqlite(connection: Connection, statement: Any, values: Mapping[str, Any]) -> Sequence[Any]:
+    """The count and the text; no text where it would be longer than :data:`LONGEST_TEXT`, for nothing else stops it."""
+    driver: Any = connection.connection.driver_connection
+    before = driver.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_TEXT)
+    try:
+        return _one(connection, statement, values)
+    except exc.DBAPIError as error:
+        if getattr(error.orig, "sqlite_errorcode", None) != sqlite3.SQLITE_TOOBIG:
+            raise
+        return -1, None
+    finally:
+        driver.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, before)
 
 
 # -- PostgreSQL

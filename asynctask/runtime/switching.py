@@ -10,7 +10,7 @@ __all__ = ["AS_DELIVERED_S", "OFTEN_S", "QUICK_S", "Switching"]
 AS_DELIVERED_S: Final = 0.005
 """CPython's own interval."""
 
-OFTEN_S: Final = 0.0001
+OFTEN_S: Final = 0.00005
 """A job of a millisecond that has waited for something must not wait five more until outcomes are written or the next jobs
 are read: the threads that do so keep the interpreter for as long as they may."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -14,9 +14,10 @@ from support.costs import analyze, cost
 from support.world import World
 
 from asynctask import AsyncTask
-from asynctask.bulk.dispatcher import Load
+from asynctask.brokers.base import Copy
+from asynctask.bulk.dispatcher import FRUITLESS_S, SHORTEST_S, Load
 from asynctask.bulk.rota import Rota
-from asynctask.bulk.shift import Shift
+from asynctask.bulk.shift import ACTIVE_S, Shift
 from asynctask.clock import SECOND, SystemClock
 from asynctask.ledger import dispatch, duties, ready, recovery
 from asynctask.ledger.base import Ledger
@@ -224,6 +225,67 @@ def test_while_another_is_on_duty_a_process_helps_itself_twice_a_second(world: W
         assert ran_dry(app) == 0
     clock.ahead += 0.2
     assert ran_dry(app) == 5
+
+
+def test_rounds_keep_their_distance_from_beginning_to_beginning(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, the time of a round came on top, and after a round of a process that had run dry all of the pause once more:
+    on MariaDB a worker stood still for a twentieth of its time."""
+    app, client = world.app(), world.app()
+    clock = moved_by_hand(app)
+    client.submit("note", [{"n": n} for n in range(50)])
+    real = app.dispatcher._round
+
+    def takes_its_time(**how: bool) -> int:
+        pushed = real(**how)
+        clock.ahead += 0.12
+        return pushed
+
+    monkeypatch.setattr(app.dispatcher, "_round", takes_its_time)
+    app.dispatcher.nudge()
+    assert SHORTEST_S <= app.dispatcher._step() <= ACTIVE_S - 0.12
+    monkeypatch.setattr(app.dispatcher, "_round", real)
+    app.dispatcher.dry(True)
+    assert app.broker.queues() == {"default": 5}, "there is no room for more"
+    assert app.dispatcher._step() <= ACTIVE_S - 0.12
+    clock.ahead += 0.2
+    app.dispatcher.dry(True)
+    assert app.dispatcher._step() == FRUITLESS_S, "nothing was pushed since"
+
+
+def test_who_ran_dry_before_a_push_was_over_is_served_by_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    app, client = world.app(), world.app()
+    moved_by_hand(app)
+    client.submit("note", [{"n": n} for n in range(50)])
+    real = app.broker.push
+
+    def push(copies: Sequence[Copy]) -> None:
+        app.dispatcher.dry(True)
+        real(copies)
+
+    monkeypatch.setattr(app.broker, "push", push)
+    app.dispatcher.nudge()
+    with counted(app) as seen:
+        app.dispatcher._step()
+        assert any("tasks" in each for each in seen)
+        app.dispatcher._shift.end()
+        seen.clear()
+        app.dispatcher._step()
+    assert not any("tasks" in each for each in seen), "a round for nothing"
+
+
+@pytest.mark.parametrize(
+    ("free", "rate", "pushed"),
+    [
+        (8, 4_000.0, 1_000),  # a reservation for 8 more would cost as much as one for 1,000
+        (8, 4_500.0, 1_133),
+        (1_008, 0.0, 1_008),  # so many threads wait for them
+    ],
+)
+def test_a_small_rest_is_left_to_the_next_round(world: World, free: int, rate: float, pushed: int) -> None:
+    app, client = world.app(), world.app()
+    app.dispatcher.attach(lambda: Load("a process", ["default"], free, rate))
+    client.submit("note", [{"n": n} for n in range(1_200)])
+    assert app.dispatcher.round() == pushed
 
 
 def test_a_task_of_one_place_goes_on_in_whatever_process_its_jobs_end(world: World) -> None:

@@ -376,6 +376,42 @@ def test_rows_that_are_too_long_for_one_text_come_one_by_one(world: World) -> No
             connection.exec_driver_sql(f"SET SESSION group_concat_max_len = {int(before or 0)}")
 
 
+@pytest.mark.databases("sqlite", reason="its driver alone lets go of the interpreter at each row")
+def test_no_batch_is_written_row_by_row(world: World) -> None:
+    """Among other threads that costs more than the row: a worker process that did nothing else was a fifth slower."""
+    app = world.app()
+    row_by_row: list[str] = []
+
+    def executed(_c: Any, _u: Any, statement: str, _p: Any, _x: Any, executemany: bool) -> None:
+        if executemany:
+            row_by_row.append(statement)
+
+    sa.event.listen(app.ledger.database.engine, "before_cursor_execute", executed)
+    with world.working(app):
+        task = app.submit("note", numbers(300))
+        assert task.wait(30)["done"]
+    sa.event.remove(app.ledger.database.engine, "before_cursor_execute", executed)
+    assert task.progress()["counts"]["finish"] == 300
+    assert row_by_row == []
+
+
+@pytest.mark.databases("sqlite", reason="elsewhere the server cuts it off")
+def test_rows_that_are_too_long_for_one_text_come_row_by_row(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what may be written is as long as before."""
+    app = world.app()
+    app.submit("note", [{"n": n, "text": "x" * 1_000} for n in range(20)])
+    statement = sa.select(events.c.id, events.c.params).where(events.c.seq < sa.bindparam("below"))
+    with app.ledger.database.read() as connection:
+        whole = batches.fetch_small(connection, statement, {"below": 20})
+        monkeypatch.setattr(batches, "LONGEST_TEXT", 5_000)
+        found = batches.fetch_small(connection, statement, {"below": 20})
+        assert sorted(map(tuple, found)) == sorted(map(tuple, whole))
+        assert len(found) == 20
+        assert connection.exec_driver_sql("SELECT length(printf('%.*c', 1000000, 'x'))").scalar() == 1_000_000
+    with pytest.raises(LedgerUnavailable, match="no such column"), app.ledger.database.read() as connection:
+        batches.fetch_small(connection, sa.select(sa.column("absent")).select_from(events), {})
+
+
 @SERVERS
 def test_a_wrong_password_and_a_missing_server_are_told_without_the_password(world: World) -> None:
     url = world.store.url.replace("@", ":geheim@") if ":geheim@" not in world.store.url else world.store.url
