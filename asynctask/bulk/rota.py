@@ -23,7 +23,10 @@ STRAYS_S: Final = 10.0
 """Where each process has a list in a server apart from the ledger: seconds between two looks for those of nobody."""
 
 _OFTEN: Final = 0.25
-"""The one on duty looks no more often than after this part of a pause because of what it hears."""
+"""The one on duty looks no more often than after this part of a pause because of what it hears, but for a few looks."""
+
+_AT_ONCE: Final = 2
+"""So many looks come before their time."""
 
 
 class Rota:
@@ -60,7 +63,7 @@ class Rota:
         self._holder = duties.Holder(None)
         self._known: list[dict[str, object]] = []
         self._looked = -1e9
-        self._rung = -1e9  # when it last looked because it heard something
+        self._due_at = -1e9  # when it would look next if it looked at even distances because it hears something
         self._listed = -1e9
         self._newest: int | None = None
         self._active = True
@@ -86,10 +89,12 @@ class Rota:
         if self._waker is None or not self._mine:
             self._stop.wait(self._every_s)
         elif not self._stop.is_set() and self._waker.wait(self._every_s):
-            # Something was left in the ledger for whoever is on duty. Where much happens, one look does for all of it.
-            since = self._ledger.clock.monotonic() - self._rung
-            self._stop.wait(max(0.0, min(self._every_s * _OFTEN - since, self._every_s)))
-            self._rung = self._ledger.clock.monotonic()
+            # Something was left in the ledger for whoever is on duty. A few looks are made at once, for the ring before may
+            # have been about something else; where much happens, one does for all of it.
+            distance = self._every_s * _OFTEN
+            early = self._due_at - self._ledger.clock.monotonic()
+            self._stop.wait(max(0.0, min(early - _AT_ONCE * distance, distance)))
+            self._due_at = max(self._due_at, self._ledger.clock.monotonic()) + distance
             self._looked = -1e9
 
     def leave(self) -> None:
