@@ -29,10 +29,11 @@ from asynctask.brokers.sql_heads import FIRST, LAST, Range
 from asynctask.brokers.sql_rows import COLUMNS, COPY, Row, copy_of, parts
 from asynctask.brokers.sql_tables import Taken
 from asynctask.errors import LedgerUnavailable
-from asynctask.ledger.batches import json_rows, json_table, texts
+from asynctask.ledger.batches import json_rows, texts
 from asynctask.ledger.conflicts import TransactionConflict, repeatable
 from asynctask.ledger.database import Database
 from asynctask.ledger.models import jobs
+from asynctask.ledger.statements import json_table
 
 __all__ = ["MariadbJobs", "exchange_statement", "look_statement"]
 

@@ -21,9 +21,10 @@ from sqlalchemy.engine import Connection
 from asynctask.brokers.base import Copy, Key
 from asynctask.brokers.sql_heads import Range
 from asynctask.brokers.sql_rows import COLUMNS, COPY, Row, copy_of
-from asynctask.ledger.batches import among, fetch_small, json_each, texts
+from asynctask.ledger.batches import among, fetch_small, has_statistics, texts
 from asynctask.ledger.database import Database
 from asynctask.ledger.models import jobs
+from asynctask.ledger.statements import json_each
 
 __all__ = ["JobsTable", "SqliteJobs", "Taken"]
 
@@ -38,6 +39,7 @@ _REMOVE: Final = (
     f"DELETE FROM jobs WHERE id IN (SELECT t.id FROM {json_each(3)} CROSS JOIN jobs AS t"  # noqa: S608
     " ON t.id = d.d0 AND t.jid = d.d1 AND t.attempt = d.d2 WHERE t.process = ?)"
 )
+_REMOVE_EACH: Final = "DELETE FROM jobs WHERE id = ? AND jid = ? AND attempt = ? AND process = ?"
 _FIRST: Final = sa.select(
     *(
         sa.select(*(_j[name] for name in COPY), _j.waits)
@@ -118,7 +120,11 @@ class SqliteJobs:
     def remove(self, connection: Connection, process: str, copies: Sequence[Copy]) -> None:
         if copies:
             # By its key too: an id is given again once the last row of the table is gone.
-            for text in texts([(c.handle, c.jid, c.attempt) for c in copies]):
+            rows = [(c.handle, c.jid, c.attempt) for c in copies]
+            if has_statistics(connection):
+                connection.exec_driver_sql(_REMOVE_EACH, [(*row, process) for row in rows])
+                return
+            for text in texts(rows):
                 connection.exec_driver_sql(_REMOVE, (text, process))
 
     def withdraw(self, task_id: int, limit: int) -> list[Key]:

@@ -268,11 +268,11 @@ class Dispatcher:
             return 0
         waiting = self._broker.waiting(used.queues)
         soon = used.soon(waiting, self._pace, self._ahead_s)
-        room = Room(soon, waiting, ordered=self._broker.capabilities.priority)
+        room = Room(soon, waiting, used.free, ordered=self._broker.capabilities.priority)
         sources = self._sources(tasks, alone)
         sent: dict[str, int] = defaultdict(int)
         for key in sorted(sources):
-            sent[key[0]] += self._share(room, *key, sources[key], max(_BATCH, used.free[key[0]]))
+            sent[key[0]] += self._share(room, *key, sources[key])
         for queue in soon:
             waits = sum(waiting.get(queue, {}).values())
             self._pace.note(queue, waits, sent[queue], max(0, soon[queue] - waits), used.free[queue])
@@ -291,12 +291,8 @@ class Dispatcher:
             sources[key].insert(0 if self._alone_first else len(sources[key]), partial(self._reserve_alone, ids))
         return sources
 
-    def _share(self, room: Room, queue: str, priority: int, sources: list[_Send], many: int) -> int:
-        """Tasks of one priority share alike, and the single jobs of that priority count as one of them.
-
-        Once ``many`` are pushed, a small rest is left to the next round, which is soon enough for it: to reserve a few
-        costs nearly as much as to reserve many.
-        """
+    def _share(self, room: Room, queue: str, priority: int, sources: list[_Send]) -> int:
+        """Tasks of one priority share alike, and the single jobs of that priority count as one of them."""
         reserved = 0
         while sources and (wanted := room.at(queue, priority)) > 0:
             share = max(1, wanted // len(sources))
@@ -308,8 +304,6 @@ class Dispatcher:
                 if sent < count or sent == 0:
                     sources.remove(send)
             self._part(self._outbox.settle)
-            if reserved >= many and room.at(queue, priority) < _BATCH // 8:
-                break
         return reserved
 
     def _reserve_task(self, task_id: int, count: int) -> int:

@@ -15,6 +15,8 @@ __all__ = ["Load", "Pace", "Room", "Used"]
 _STALE_S: Final = 1.0
 _WINDOW_S: Final = 0.1
 _FASTEST: Final = 100_000.0
+_MANY: Final = 1_000
+_FEW: Final = 125
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +68,22 @@ class Room:
 
     What waits at a larger priority does not count, for it would be passed: a pile of upkeep must not keep an urgent job in
     the ledger. In a broker that is not ``ordered`` by priority, everything goes first.
+
+    Once much was dispatched, and something for each of the ``free`` threads, a small rest is left to the next round, which
+    is soon enough for it: to reserve a few costs nearly as much as to reserve many.
     """
 
-    def __init__(self, soon: Mapping[str, int], waiting: Mapping[str, Mapping[int, int]], *, ordered: bool) -> None:
+    def __init__(
+        self,
+        soon: Mapping[str, int],
+        waiting: Mapping[str, Mapping[int, int]],
+        free: Mapping[str, int],
+        *,
+        ordered: bool,
+    ) -> None:
         self._soon = soon
+        self._free = free
+        self._taken: dict[str, int] = defaultdict(int)
         self._waiting = {queue: dict(counts) for queue, counts in waiting.items()}
         self._ordered = ordered
 
@@ -77,12 +91,14 @@ class Room:
         """How many more jobs of this priority are wanted in a queue."""
         counts = self._waiting.get(queue, {})
         first = sum(count for other, count in counts.items() if other <= priority or not self._ordered)
-        return max(0, self._soon.get(queue, 0) - first)
+        rest = max(0, self._soon.get(queue, 0) - first)
+        return 0 if rest < _FEW and self._taken[queue] >= max(_MANY, self._free.get(queue, 0)) else rest
 
     def take(self, queue: str, priority: int, count: int) -> None:
         """So many were dispatched."""
         counts = self._waiting.setdefault(queue, {})
         counts[priority] = counts.get(priority, 0) + count
+        self._taken[queue] += count
 
 
 @dataclass(slots=True)

@@ -15,13 +15,23 @@ import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import orjson
 import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import Connection
+
+from asynctask.ledger.statements import (
+    Form,
+    insert_mariadb,
+    insert_sqlite,
+    update_each,
+    update_mariadb,
+    update_postgresql,
+    update_sqlite,
+)
 
 __all__ = [
     "among",
@@ -31,11 +41,10 @@ __all__ = [
     "fetch_small",
     "for_update",
     "given",
+    "has_statistics",
     "insert",
-    "json_each",
     "json_list",
     "json_rows",
-    "json_table",
     "locked",
     "packed",
     "texts",
@@ -48,8 +57,8 @@ MAX_BYTES: Final = 4_000_000
 LONGEST_TEXT: Final = 16_000_000
 """Bytes of many rows that come as one text."""
 
+_STATISTICS: Final = "SELECT 1 FROM sqlite_master WHERE name = 'sqlite_stat1'"
 _ENCODED_AT_ONCE: Final = 64
-_COLLATION: Final = "utf8mb4_nopad_bin"
 _ALL: Final = 2**31 - 1
 _AS_IT_IS: Final = sa.types.NullType()
 
@@ -134,6 +143,20 @@ def _one(connection: Connection, statement: Any, values: Mapping[str, Any]) -> S
     return connection.execute(statement, values).one()
 
 
+def _one_of_sqlite(connection: Connection, statement: Any, values: Mapping[str, Any]) -> Sequence[Any]:
+    """The count and the text; no text where it would be longer than :data:`LONGEST_TEXT`, for nothing else stops it."""
+    driver: Any = connection.connection.driver_connection
+    before = driver.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_TEXT)
+    try:
+        return _one(connection, statement, values)
+    except exc.DBAPIError as error:
+        if getattr(error.orig, "sqlite_errorcode", None) != sqlite3.SQLITE_TOOBIG:
+            raise
+        return -1, None
+    finally:
+        driver.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, before)
+
+
 def _whole(count: int, text: str | None) -> list[Any] | None:
     """The list of ``count`` values that MariaDB gave as one text; None where some are missing.
 
@@ -214,17 +237,21 @@ def update(
     """
     if not rows:
         return 0
-    form = _Form(tuple(guard), tuple(written), tuple(same or ()), where)
+    form = Form(tuple(guard), tuple(written), tuple(same or ()), where)
     fixed = tuple((same or {}).values())
     if connection.dialect.name == "postgresql":
-        statement = _update_postgresql(table, form)
+        statement = update_postgresql(table, form)
         return sum(int(connection.exec_driver_sql(statement, (*fixed, text)).rowcount) for text in texts(rows))
+    if connection.dialect.name == "sqlite" and has_statistics(connection):
+        names = (*(f"v_{name}" for name in written), *(f"b_{name}" for name in guard))
+        values = [fixed + tuple([row[name] for name in names]) for row in rows]
+        return int(connection.exec_driver_sql(update_each(table, form), values).rowcount)
     names = (*(f"b_{name}" for name in guard), *(f"v_{name}" for name in written))
     parts = texts([[row[name] for name in names] for row in rows])
     if connection.dialect.name == "sqlite":
-        statement = _update_sqlite(table, form)
+        statement = update_sqlite(table, form)
         return sum(int(connection.exec_driver_sql(statement, (*fixed, text)).rowcount) for text in parts)
-    statement = _update_mariadb(table, form)
+    statement = update_mariadb(table, form)
     return sum(int(connection.exec_driver_sql(statement, (text, *fixed)).rowcount) for text in parts)
 
 
@@ -236,9 +263,18 @@ def insert(connection: Connection, table: sa.Table, columns: Sequence[str], rows
     if name == "postgresql":
         _copy(connection, table.name, columns, rows)
         return
-    insert_texts = _insert_mariadb if name == "mariadb" else _insert_sqlite
+    insert_texts = insert_mariadb if name == "mariadb" else insert_sqlite
     for text in texts(rows):
         connection.exec_driver_sql(insert_texts(table, tuple(columns)), (text,))
+
+
+def has_statistics(connection: Connection) -> bool:
+    """Whether somebody has had SQLite count what is in its tables (``ANALYZE``).
+
+    It never counts again by itself. Of a table that was short then it thinks that to go through it costs nothing, and would
+    read the batch once for each of the table's rows. So rows are changed one by one then, each by its key.
+    """
+    return connection.exec_driver_sql(_STATISTICS).first() is not None
 
 
 def texts(rows: Sequence[Any]) -> Iterator[str]:
@@ -275,81 +311,6 @@ class _Untyped(sa.types.UserDefinedType[str]):
     cache_ok = True
 
 
-class _Form(NamedTuple):
-    """What an UPDATE is made of beside its values: the names of columns, and a condition."""
-
-    guard: tuple[str, ...]
-    written: tuple[str, ...]
-    same: tuple[str, ...]
-    where: str
-
-    def condition(self, guards: Iterable[str]) -> str:
-        """All of these comparisons, and the condition."""
-        return " AND ".join([*guards, *([f"({self.where})"] if self.where else [])]) or "TRUE"
-
-
-# -- SQLite
-
-
-def json_each(count: int) -> str:
-    """SQLite's table ``d`` of columns ``d0``, ``d1``, ... out of one JSON array of arrays, the statement's parameter."""
-    made = ", ".join(f"json_extract(value, '$[{i}]') AS d{i}" for i in range(count))
-    return f"(SELECT {made} FROM json_each(?)) AS d"  # noqa: S608 - nothing but numbers
-
-
-@cache
-def _update_sqlite(table: sa.Table, form: _Form) -> str:
-    guard = form.guard
-    sets = ", ".join(
-        [
-            *(f'"{name}" = ?' for name in form.same),
-            *(f'"{name}" = d.d{i}' for i, name in enumerate(form.written, len(guard))),
-        ]
-    )
-    where = form.condition(f'{table.name}."{name}" = d.d{i}' for i, name in enumerate(guard))
-    return f"UPDATE {table.name} SET {sets} FROM {json_each(len(guard) + len(form.written))} WHERE {where}"  # noqa: S608
-
-
-@cache
-def _insert_sqlite(table: sa.Table, columns: tuple[str, ...]) -> str:
-    names = ", ".join(f'"{name}"' for name in columns)
-    return f"INSERT INTO {table.name} ({names}) SELECT * FROM {json_each(len(columns))}"  # noqa: S608
-
-
-def _one_of_sqlite(connection: Connection, statement: Any, values: Mapping[str, Any]) -> Sequence[Any]:
-    """The count and the text; no text where it would be longer than :data:`LONGEST_TEXT`, for nothing else stops it."""
-    driver: Any = connection.connection.driver_connection
-    before = driver.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_TEXT)
-    try:
-        return _one(connection, statement, values)
-    except exc.DBAPIError as error:
-        if getattr(error.orig, "sqlite_errorcode", None) != sqlite3.SQLITE_TOOBIG:
-            raise
-        return -1, None
-    finally:
-        driver.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, before)
-
-
-# -- PostgreSQL
-
-_POSTGRESQL_TYPES: Final = ((sa.BigInteger, "bigint"), (sa.Integer, "integer"), (sa.Float, "double precision"))
-_MARIADB_TYPES: Final = ((sa.BigInteger, "BIGINT"), (sa.Integer, "INT"), (sa.Float, "DOUBLE"))
-
-
-def _type(column: sa.Column[Any], known: Sequence[tuple[Any, str]], text: str) -> str:
-    return next((name for kind, name in known if isinstance(column.type, kind)), text)
-
-
-@cache
-def _update_postgresql(table: sa.Table, form: _Form) -> str:
-    columns = [(f"b_{name}", table.c[name]) for name in form.guard]
-    columns += [(f"v_{name}", table.c[name]) for name in form.written]
-    made = ", ".join(f"{name} {_type(column, _POSTGRESQL_TYPES, 'text')}" for name, column in columns)
-    sets = ", ".join([*(f'"{name}" = %s' for name in form.same), *(f'"{name}" = d.v_{name}' for name in form.written)])
-    where = form.condition(f'{table.name}."{name}" = d.b_{name}' for name in form.guard)
-    return f"UPDATE {table.name} SET {sets} FROM json_to_recordset(%s::json) AS d({made}) WHERE {where}"  # noqa: S608
-
-
 def _copy(connection: Connection, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     names = ", ".join(f'"{name}"' for name in columns)
     statement = f"COPY {table} ({names}) FROM STDIN"
@@ -366,37 +327,3 @@ def _copy(connection: Connection, table: str, columns: Sequence[str], rows: Sequ
         raise exc.DBAPIError.instance(
             statement, None, error, error_class, connection_invalidated=lost, dialect=connection.dialect
         ) from error
-
-
-# -- MariaDB
-
-
-def json_table(columns: Sequence[sa.Column[Any]]) -> str:
-    """MariaDB's table ``d`` of columns ``d0``, ``d1``, ... out of one JSON array of arrays, the statement's parameter."""
-    text = f"LONGTEXT CHARACTER SET utf8mb4 COLLATE {_COLLATION}"
-    made = ", ".join(f"d{i} {_type(column, _MARIADB_TYPES, text)} PATH '$[{i}]'" for i, column in enumerate(columns))
-    return f"JSON_TABLE(%s, '$[*]' COLUMNS ({made})) AS d"
-
-
-@cache
-def _update_mariadb(table: sa.Table, form: _Form) -> str:
-    guard = form.guard
-    columns = [table.c[name] for name in (*guard, *form.written)]
-    sets = ", ".join(
-        [
-            *(f"t.`{name}` = %s" for name in form.same),
-            *(f"t.`{name}` = d.d{i}" for i, name in enumerate(form.written, len(guard))),
-        ]
-    )
-    on = f"t.`{guard[0]}` = d.d0"
-    where = form.condition(f"t.`{name}` = d.d{i}" for i, name in enumerate(guard) if i)
-    # The rows that are given come first: each is one look at the key.
-    return f"UPDATE {json_table(columns)} STRAIGHT_JOIN {table.name} AS t ON {on} SET {sets} WHERE {where}"  # noqa: S608
-
-
-@cache
-def _insert_mariadb(table: sa.Table, columns: tuple[str, ...]) -> str:
-    names = ", ".join(f"`{name}`" for name in columns)
-    picked = ", ".join(f"d{i}" for i in range(len(columns)))
-    source = json_table([table.c[name] for name in columns])
-    return f"INSERT INTO {table.name} ({names}) SELECT {picked} FROM {source}"  # noqa: S608 - names of our own tables

@@ -122,7 +122,9 @@ def test_of_a_whole_batch_only_the_copy_that_the_broker_refuses_ends_in_error(wo
     app = world.app()
     task = app.submit("note", numbers(50))
     bad = task.events()[31]["job_id"]
-    app.dispatcher._broker = Picky(app.broker, lambda c: ValueError("no\ud800") if any(x.jid == bad for x in c) else None)
+    app.dispatcher._outbox._broker = Picky(
+        app.broker, lambda c: ValueError("no\ud800") if any(x.jid == bad for x in c) else None
+    )
     using(app, 100)
     app.dispatcher.round()
     assert statuses(world, task.id) == {"enqueue": 49, "error": 1}
@@ -135,7 +137,7 @@ def test_what_a_broker_that_is_away_did_not_take_is_pushed_by_the_next_round(wor
     app = world.app()
     task = app.submit("note", numbers(5))
     away: list[Exception | None] = [BrokerUnavailable("away")]
-    app.dispatcher._broker = Picky(app.broker, lambda copies: away[0])
+    app.dispatcher._outbox._broker = Picky(app.broker, lambda copies: away[0])
     using(app, 100)
     with pytest.raises(BrokerUnavailable):
         app.dispatcher.round()

@@ -22,6 +22,7 @@ from asynctask.clock import SECOND, SystemClock
 from asynctask.ledger import dispatch, duties, ready, recovery
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.models import tasks
+from asynctask.priority import Priority
 from asynctask.testing.waits import wait_for
 
 
@@ -285,6 +286,7 @@ def test_a_small_rest_is_left_to_the_next_round(world: World, free: int, rate: f
     app, client = world.app(), world.app()
     app.dispatcher.attach(lambda: Load("a process", ["default"], free, rate))
     client.submit("note", [{"n": n} for n in range(1_200)])
+    client.submit("note", [{"n": n} for n in range(10)], priority=Priority.SYSTEM_LOW)
     assert app.dispatcher.round() == pushed
 
 
