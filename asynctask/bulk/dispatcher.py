@@ -275,7 +275,8 @@ class Dispatcher:
             sent[key[0]] += self._share(room, *key, sources[key])
         for queue in soon:
             waits = sum(waiting.get(queue, {}).values())
-            self._pace.note(queue, waits, sent[queue], max(0, soon[queue] - waits), used.free[queue])
+            # A rest that is left on purpose is wanted no more: the pace goes by whether all went that was to go.
+            self._pace.note(queue, waits, sent[queue], sent[queue] + room.left(queue), used.free[queue])
         return sum(sent.values())
 
     def _sources(self, tasks: Sequence[Runnable], alone: Sequence[Alone]) -> dict[tuple[str, int], list[_Send]]:

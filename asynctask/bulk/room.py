@@ -16,7 +16,10 @@ _STALE_S: Final = 1.0
 _WINDOW_S: Final = 0.1
 _FASTEST: Final = 100_000.0
 _MANY: Final = 1_000
-_FEW: Final = 125
+"""So many jobs of a queue in one round are much; they are one full reservation."""
+
+_FEW: Final = _MANY // 8
+"""Fewer than so many are a small rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,14 @@ class Room:
         """How many more jobs of this priority are wanted in a queue."""
         counts = self._waiting.get(queue, {})
         first = sum(count for other, count in counts.items() if other <= priority or not self._ordered)
-        rest = max(0, self._soon.get(queue, 0) - first)
+        return self._unless_few(queue, max(0, self._soon.get(queue, 0) - first))
+
+    def left(self, queue: str) -> int:
+        """How many more jobs are wanted in a queue, of whatever priority."""
+        rest = max(0, self._soon.get(queue, 0) - sum(self._waiting.get(queue, {}).values()))
+        return self._unless_few(queue, rest)
+
+    def _unless_few(self, queue: str, rest: int) -> int:
         return 0 if rest < _FEW and self._taken[queue] >= max(_MANY, self._free.get(queue, 0)) else rest
 
     def take(self, queue: str, priority: int, count: int) -> None:
