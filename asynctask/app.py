@@ -30,6 +30,7 @@ from asynctask.operations import Operations
 from asynctask.parts import OnDemand
 from asynctask.priority import Priority
 from asynctask.runtime.launcher import Launcher, Queues
+from asynctask.runtime.lifeline import Pulse
 from asynctask.submission import Submission, check_unique
 from asynctask.wire.options import UNTRACKED, check_names
 from asynctask.wire.times import When
@@ -336,8 +337,12 @@ class AsyncTask(OnDemand):
         queues: Mapping[str, int] | None = None,
         strict: bool | None = None,
         shutdown_s: float | None = None,
+        pulse: Pulse | None = None,
     ) -> Launcher:
-        """A worker process within this process; ``start()`` and ``stop()`` it, or ``run()`` it in the foreground."""
+        """A worker process within this process; ``start()`` and ``stop()`` it, or ``run()`` it in the foreground.
+
+        ``pulse``: how it shows its supervisor that it lives, if it has one.
+        """
         self._made()
         config = self.config
         return Launcher(
@@ -346,6 +351,7 @@ class AsyncTask(OnDemand):
             queues=Queues(queues or config.queue_weights(), config.strict_queues if strict is None else strict),
             shutdown_s=config.shutdown_s if shutdown_s is None else shutdown_s,
             version=__version__,
+            pulse=pulse,
         )
 
     def run_worker(self, **options: Any) -> int:

@@ -16,7 +16,6 @@ from asynctask.bulk.control import Control
 from asynctask.bulk.dispatcher import LOOK_AGAIN_S
 from asynctask.bulk.payload import poisoned
 from asynctask.bulk.rota import PARTS, Rota
-from asynctask.clock import micros
 from asynctask.errors import Unavailable
 from asynctask.ledger import control, lost, progress, ready, recovery, sessions
 from asynctask.ledger import tasks as task_rows
@@ -71,7 +70,7 @@ class Sweep:
             foreign=not (isinstance(broker, SqlBroker) or broker.capabilities.polled), apart=broker.capabilities.polled,
         )  # fmt: skip
         self._missed: dict[Key, tuple[int, int]] = {}
-        self._looked_at = 0
+        self._looked_at = -math.inf
         self._unknown: set[str] = set()
         self._rests: dict[str, float] = {}
         self._thread: threading.Thread | None = None
@@ -129,9 +128,8 @@ class Sweep:
 
     def recover_dead(self) -> int:
         """Takes the jobs of dead processes back. Returns how many processes were recovered."""
-        now = self._ledger.now()
         with self._ledger.database.read() as connection:
-            dead = recovery.dead_processes(connection, self._host, now)
+            dead = recovery.dead_processes(connection, self._ledger, self._host)
             known = {str(process["identity"]) for process in recovery.list_processes(connection)}
             unknown = recovery.unknown_workers(connection)
         unknown |= self._strays(known)
@@ -215,8 +213,8 @@ class Sweep:
 
     def find_lost(self) -> int:
         """Dispatches again what the broker did not hold on two looks 10 s apart. Returns how many copies were lost."""
-        now = self._ledger.now()
-        if now - self._looked_at < micros(LOOK_S):
+        now = self._ledger.clock.monotonic()
+        if now - self._looked_at < LOOK_S:
             return 0
         self._looked_at = now
         if ready.repair(self._ledger) + sessions.repair(self._ledger):

@@ -261,6 +261,12 @@ class Database:
         if self.dialect == "mariadb":
             connection.exec_driver_sql("DELETE FROM write_marks WHERE at < UNIX_TIMESTAMP() - 172800")
 
+    @property
+    def absolute_url(self) -> str:
+        """Its URL, with the password, for another process that may run in another folder."""
+        url = self.url if self.path is None else self.url.set(database=str(self.path.absolute()))
+        return url.render_as_string(hide_password=False)
+
     def close(self) -> None:
         """Closes every connection."""
         self.engine.dispose()
@@ -312,7 +318,7 @@ def _connect_mariadb(connection: Any, _record: Any) -> None:
         cursor.execute(
             "SET SESSION sql_mode ="
             " 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO,NO_BACKSLASH_ESCAPES',"
-            f" innodb_lock_wait_timeout = {_LOCK_S}, group_concat_max_len = {_LONGEST_LIST}"
+            f" innodb_lock_wait_timeout = {_LOCK_S}, group_concat_max_len = {_LONGEST_LIST}, time_zone = '+00:00'"
         )
         cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
 

@@ -18,6 +18,8 @@ from asynctask.ledger import ready
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.batches import for_update
 from asynctask.ledger.conflicts import repeatable
+from asynctask.ledger.database import Database
+from asynctask.ledger.database_time import database_now
 from asynctask.ledger.models import as_dict, events, processes, tasks
 from asynctask.ledger.signals import LEDGER, notify
 from asynctask.ledger.transitions import Applied, Change, EventRecord, Failure, Note, apply
@@ -29,11 +31,13 @@ __all__ = [
     "dead_processes",
     "engine_identity",
     "forget",
+    "is_dead",
     "is_engine",
     "list_processes",
     "living",
     "recover_events",
     "register",
+    "renew",
     "signal",
     "unknown_workers",
 ]
@@ -81,13 +85,16 @@ class Host:
         return None if fields[0] in ("Z", "X") else int(fields[19])
 
     def knows_dead(self, process: Mapping[str, Any]) -> bool:
-        """Whether a registered process ran on this machine, where its pid can be seen, and is certainly gone.
+        """Whether a registered process ran on this machine, where its pid can be seen, and is certainly gone."""
+        return self._sees(process) and self.started(int(process["pid"])) != int(process["pid_started"])
 
-        Of any other process its lease alone tells: containers share a host's name and boot without seeing each other.
-        """
-        if not self.boot_id or process["hostname"] != self.name or process["boot_id"] != self.boot_id:
-            return False
-        return self.started(int(process["pid"])) != int(process["pid_started"])
+    def knows_alive(self, process: Mapping[str, Any]) -> bool:
+        """Whether a registered process runs on this machine, where its pid can be seen: then its lease tells nothing."""
+        return self._sees(process) and self.started(int(process["pid"])) == int(process["pid_started"])
+
+    def _sees(self, process: Mapping[str, Any]) -> bool:
+        """Whether its pid says anything here; containers share a host's name and boot without seeing each other."""
+        return bool(self.boot_id) and process["hostname"] == self.name and process["boot_id"] == self.boot_id
 
 
 @repeatable
@@ -106,7 +113,7 @@ def register(
 
     Raises :class:`ConfigError` where it is known already.
     """
-    now = ledger.now()
+    now = database_now(ledger.database.dialect)
     values = {
         "identity": ledger.identity, "kind": kind, "hostname": host.name, "boot_id": host.boot_id, "pid": pid,
         "pid_started": host.started(pid) or 0, "started_at": now, "beat_at": now, "lease_until": now + micros(lease_s),
@@ -115,6 +122,7 @@ def register(
     try:
         with ledger.database.write() as connection:
             connection.execute(processes.insert().values(values))
+            ledger.time.answered(_now_if_due(connection, ledger), lease_s=lease_s)
             ledger.database.forget_marks(connection)
             notify(connection, LEDGER)  # who watches over the others should know of it before it can die
     except exc.IntegrityError:
@@ -125,26 +133,53 @@ def register(
 
 @repeatable
 def beat(ledger: Ledger, *, lease_s: float, **values: Any) -> str | None:
-    """Renews this process's lease and updates what it says of itself.
+    """Renews this process's lease, updates what it says of itself, and learns the database's time.
 
     Returns the signal that somebody left for it (``TSTP``, ``TERM``), or :data:`LOST` where another process has already
     declared it dead: then it must begin nothing more under this identity.
     """
-    now = ledger.now()
-    renewal = processes.update().where(_p.identity == ledger.identity)
-    values |= {"beat_at": now, "lease_until": now + micros(lease_s)}
     # Unmarked: if the answer to the commit of a renewal is lost, the same again is right.
     with ledger.database.write(marked=False) as connection:
-        if connection.execute(renewal.where(_p.signal.is_(None)).values(values)).rowcount == 1:
-            return None
-    # Marked: a signal is taken once, and the same again after a lost answer would not find it any more.
-    with ledger.database.write() as connection:
-        mine = for_update(connection, sa.select(_p.signal).where(_p.identity == ledger.identity))
-        found = connection.execute(mine).one_or_none()
-        if found is None or found[0] == LOST:
-            return LOST
-        connection.execute(renewal.values({**values, "signal": None}))
-    return None if found[0] is None else str(found[0])
+        if renewed := _beat(connection, ledger, lease_s, values, _p.signal.is_(None)):
+            left, now = None, _now_if_due(connection, ledger)
+    if not renewed:
+        # Marked: a signal is taken once, and the same again after a lost answer would not find it any more.
+        with ledger.database.write() as connection:
+            mine = for_update(connection, sa.select(_p.signal).where(_p.identity == ledger.identity))
+            found = connection.execute(mine).one_or_none()
+            if found is None or found[0] == LOST:
+                return LOST
+            _beat(connection, ledger, lease_s, {**values, "signal": None}, sa.true())
+            left, now = found[0], _now_if_due(connection, ledger)
+    ledger.time.answered(now, lease_s=lease_s)
+    return left
+
+
+def _beat(connection: Connection, ledger: Ledger, lease_s: float, values: Mapping[str, Any], where: Any) -> bool:
+    """Stamped by the database once every lock is had: a renewal that waited must not be old when it is written."""
+    now = database_now(ledger.database.dialect)
+    renewed = {**values, "beat_at": now, "lease_until": now + micros(lease_s)}
+    mine = processes.update().where(_p.identity == ledger.identity, where)
+    return connection.execute(mine.values(renewed)).rowcount == 1
+
+
+def _now_if_due(connection: Connection, ledger: Ledger) -> int | None:
+    """What time the database has it, if this process should ask again."""
+    if not ledger.time.is_old():
+        return None
+    return int(connection.execute(sa.select(database_now(ledger.database.dialect))).scalar_one())
+
+
+@repeatable
+def renew(database: Database, identities: Sequence[str], *, lease_s: float) -> None:
+    """Renews the leases of processes that live but cannot do so by themselves, in the name of whoever watches over them.
+
+    One that was declared dead already stays so. Raises LedgerUnavailable.
+    """
+    living = _p.identity.in_(list(identities)) & sa.or_(_p.signal.is_(None), _p.signal != LOST)
+    with database.write(marked=False) as connection:
+        until = database_now(database.dialect) + micros(lease_s)
+        connection.execute(processes.update().where(living).values(lease_until=until))
 
 
 @repeatable
@@ -157,7 +192,7 @@ def signal(ledger: Ledger, identity: str, name: str) -> bool:
 
 @repeatable
 def condemn(ledger: Ledger, host: Host, identity: str) -> bool:
-    """Declares a process dead whose lease ended or that is gone: from now on it cannot renew. False where it lives again.
+    """Declares a process dead that :func:`is_dead`: from now on it cannot renew. False where it lives after all.
 
     Only then may its jobs be turned: a process that came back between the turning and the forgetting would otherwise go
     on under a name that nobody looks for any more.
@@ -168,8 +203,7 @@ def condemn(ledger: Ledger, host: Host, identity: str) -> bool:
         ).one_or_none()
         if found is None:
             return True  # its registration is gone already, what it held may not be
-        process = as_dict(found)
-        if process["lease_until"] > ledger.now() and not host.knows_dead(process):
+        if not is_dead(ledger, host, as_dict(found)):
             return False
         connection.execute(processes.update().where(_p.identity == identity).values(lease_until=0, signal=LOST))
     return True
@@ -209,13 +243,20 @@ def living(connection: Connection, now: int, kind: str = "worker") -> list[dict[
     return [as_dict(row) for row in connection.execute(_LIVING, {"of": kind, "now": now})]
 
 
-def dead_processes(connection: Connection, host: Host, now: int) -> list[str]:
-    """Identities of processes whose lease ended, or that ran on this machine and are gone."""
-    return [
-        str(process["identity"])
-        for process in list_processes(connection)
-        if process["lease_until"] <= now or host.knows_dead(process)
-    ]
+def is_dead(ledger: Ledger, host: Host, process: Mapping[str, Any]) -> bool:
+    """Whether a registered process is gone, as far as this one can tell.
+
+    On the same machine its pid tells, at once. Of one elsewhere its lease alone tells, and only while this process may
+    judge: see :meth:`~asynctask.ledger.database_time.DatabaseTime.may_judge`.
+    """
+    if host.knows_alive(process):
+        return False
+    return host.knows_dead(process) or (process["lease_until"] <= ledger.now() and ledger.time.may_judge())
+
+
+def dead_processes(connection: Connection, ledger: Ledger, host: Host) -> list[str]:
+    """Identities of registered processes that :func:`is_dead`."""
+    return [str(process["identity"]) for process in list_processes(connection) if is_dead(ledger, host, process)]
 
 
 def recover_events(ledger: Ledger, identity: str, copies: Sequence[tuple[str, int]]) -> list[Applied]:

@@ -48,11 +48,12 @@ def holding(world: World, app: Any, count: int) -> Any:
 
 
 def test_what_a_process_held_waits_again_when_its_lease_has_ended_and_not_before(world: World) -> None:
-    app, late = world.app(), world.app()
+    app, late = world.judging(world.app()), world.app()
     task = holding(world, late, 3)
+    world.sql("UPDATE processes SET hostname = 'elsewhere'")
     assert sweeper(app).recover_dead() == 0
     assert task.progress()["control"]["in_flight"] == 3
-    world.sql("UPDATE processes SET lease_until = 1")
+    world.end_leases()
     assert sweeper(app).recover_dead() == 1
     assert task.progress()["control"]["in_flight"] == 0
     assert world.sql("SELECT DISTINCT status, attempt, deaths, watched FROM events") == [("enqueue", 2, 0, 1)]
