@@ -22,7 +22,7 @@ from asynctask.testing.waits import wait_for
 
 LEASE_S = 2.0
 LONG_S = 6.0
-"""The lease where somebody else renews it: a process that does so takes a second or two to start, and more on a busy machine."""
+"""The lease where another process renews it, which takes a second or two to start, and more on a busy machine."""
 
 
 @pytest.fixture
