@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
-from asynctask.bookkeeping import Turn, held_elsewhere, recover
+from asynctask.bookkeeping import Row, Turn, held_elsewhere, recover
 from asynctask.clock import micros
 from asynctask.errors import ConfigError
 from asynctask.ledger import ready
@@ -22,7 +22,7 @@ from asynctask.ledger.database import Database
 from asynctask.ledger.database_time import database_now
 from asynctask.ledger.models import as_dict, events, processes, tasks
 from asynctask.ledger.signals import LEDGER, notify
-from asynctask.ledger.transitions import Applied, Change, EventRecord, Failure, Note, apply
+from asynctask.ledger.transitions import Applied, Change, EventRecord, Failure, Note, apply, read_events
 from asynctask.states import Reason, Status
 
 __all__ = [
@@ -273,39 +273,43 @@ def recover_events(ledger: Ledger, identity: str, copies: Sequence[tuple[str, in
 
 
 @repeatable
-def _recover_part(
-    ledger: Ledger, identity: str, ids: Sequence[tuple[int, str]], attempts: Mapping[str, int]
-) -> list[Applied]:
+def _recover_part(ledger: Ledger, identity: str, ids: Sequence[int], attempts: Mapping[str, int]) -> list[Applied]:
     with ledger.database.write() as connection:
         now = ledger.now()
-        changes = [_change(ledger, event_id, status, identity, attempts, now) for event_id, status in ids]
+        at_work = {record.id: record.row for record in read_events(connection, _e.process == identity)}
+        changes = [_change(ledger, event_id, identity, attempts, at_work, now) for event_id in ids]
         return apply(connection, ledger, changes)
 
 
-def _events_of(ledger: Ledger, identity: str, jids: Sequence[str]) -> list[list[tuple[int, str]]]:
-    found: dict[int, str] = {}
+def _events_of(ledger: Ledger, identity: str, jids: Sequence[str]) -> list[list[int]]:
+    """Ids, a transaction each. Those at work first and together: which of them may be the cause depends on the others."""
+    held: set[int] = set()
     with ledger.database.read() as connection:
         for start in range(0, len(jids), 1000):
             part = jids[start : start + 1000]
-            found.update((int(i), s) for i, s in connection.execute(sa.select(_e.id, _e.status).where(_e.job_id.in_(part))))
-        found.update((int(i), s) for i, s in connection.execute(sa.select(_e.id, _e.status).where(_e.process == identity)))
-    ids = sorted(found.items())
-    return [ids[i : i + 1000] for i in range(0, len(ids), 1000)]
+            held.update(int(i) for (i,) in connection.execute(sa.select(_e.id).where(_e.job_id.in_(part))))
+        at_work = {int(i) for (i,) in connection.execute(sa.select(_e.id).where(_e.process == identity))}
+    rest = sorted(held - at_work)
+    parts = [sorted(at_work), *(rest[i : i + 1000] for i in range(0, len(rest), 1000))]
+    return [part for part in parts if part]
 
 
-def _change(ledger: Ledger, event_id: int, status: str, identity: str, attempts: Mapping[str, int], now: int) -> Change:
+def _change(
+    ledger: Ledger, event_id: int, identity: str, attempts: Mapping[str, int], at_work: Mapping[int, Row], now: int
+) -> Change:
     def decide(record: EventRecord) -> Turn | None:
         row = record.row
         held = attempts.get(record.job_id) == row.attempt and row.process in (None, identity)
         if not held and row.process != identity:
             return None
-        turn = recover(row, record.task_state, now=now)
+        beside = [other for id_, other in at_work.items() if id_ != event_id]
+        turn = recover(row, record.task_state, now=now, beside=beside)
         if turn is not None and is_engine(identity):
             turn = held_elsewhere(turn)  # the engine delivers what its dead process held once more
         if turn is not None:
             change.notes = _notes(ledger, turn)
             if turn.reason is Reason.POISON:
-                change.failure = Failure("poison", ledger.catalogue("poison"))
+                change.failure = Failure("poison", ledger.catalogue("poison", str(turn.after.deaths)))
         return turn
 
     change = Change(event_id, decide)
@@ -319,4 +323,6 @@ def _notes(ledger: Ledger, turn: Turn) -> list[Note]:
     if turn.before is None or turn.before.status is not Status.WORKING:
         return []  # it may never have begun: saying that it was lost would be a guess
     lost = [Note("error", say("worker_lost"))]
-    return [*lost, Note("error", say("poison"))] if turn.reason is Reason.POISON else [*lost, Note("enqueue", say("retry"))]
+    if turn.reason is Reason.POISON:
+        return [*lost, Note("error", say("poison", str(turn.after.deaths)))]
+    return [*lost, Note("enqueue", say("retry"))]

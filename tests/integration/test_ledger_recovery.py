@@ -207,7 +207,7 @@ def test_a_job_under_which_three_processes_died_ends_as_poison_and_its_neighbour
     (event,) = task.events()
     assert (event["status"], event["problem"]) == ("error", "poison")
     assert [m["message"] for m in event["messages"]].count("Worker lost") == 3
-    assert event["messages"][-1]["message"] == "Worker lost three times; given up"
+    assert event["messages"][-1]["message"] == "Worker lost 3 times; given up"
     assert {int(line[2]) for line in world.shop.lines() if line[0] == "began"} == set(victims)
     world.check_promises(app, [task.id, neighbours.id], 6)
 
