@@ -18,7 +18,7 @@ from asynctask.bulk.dry_run import DryRun
 from asynctask.bulk.items import ItemShape
 from asynctask.bulk.uploads import StoredFile
 from asynctask.clock import Clock, Ids, SystemClock, SystemIds
-from asynctask.config import load
+from asynctask.config import check_setting, load
 from asynctask.errors import ConfigError, InputError, UnknownWorker
 from asynctask.handle import TaskHandle
 from asynctask.job import CurrentJob
@@ -34,7 +34,7 @@ from asynctask.runtime.lifeline import Pulse
 from asynctask.submission import Submission, check_unique
 from asynctask.wire.options import UNTRACKED, check_names
 from asynctask.wire.times import When
-from asynctask.worker import TRACKED_RETRIES, RetryIn, Worker, describe
+from asynctask.worker import TRACKED_RETRIES, RetryIn, Worker, describe, is_span
 
 if TYPE_CHECKING:
     from asynctask.brokers.redis.client import RemoteWorker
@@ -345,6 +345,8 @@ class AsyncTask(OnDemand):
         """
         self._made()
         config = self.config
+        if shutdown_s is not None:
+            check_setting("shutdown_s", shutdown_s)
         return Launcher(
             self,
             concurrency=config.concurrency if concurrency is None else concurrency,
@@ -384,8 +386,11 @@ class AsyncTask(OnDemand):
 def _check_worker(worker: Worker) -> None:
     if not worker.name or len(worker.name) > 255 or "|" in worker.name or "/" in worker.name:
         raise ConfigError(f"a worker's name has 1 to 255 characters, without | and /: {worker.name!r}")
-    if worker.timeout is not None and not worker.timeout > 0:
-        raise ConfigError(f"worker {worker.name}: timeout must be more than 0 seconds, or None")
+    if worker.timeout is not None and not is_span(worker.timeout):
+        raise ConfigError(
+            f"worker {worker.name}: timeout must be a number of seconds, more than 0 and with an end, or None for no"
+            f" limit, not {worker.timeout!r}"
+        )
     try:
         check_names(worker.options, _OPTIONS)
         worker.check_options({"queue": worker.queue, "retry": worker.retry, "priority": worker.priority, **worker.options})

@@ -203,3 +203,23 @@ class JobTimeout(BaseException):
 
 class JobInterrupted(BaseException):
     """Raised inside a job that is still running when its runtime must end."""
+
+
+_MAX_CHAIN = 100
+
+
+def carries(error: BaseException, kind: type[BaseException]) -> bool:
+    """Whether an exception is of this kind, was raised from one (``__cause__``), while one was handled (``__context__``),
+    or is a group that holds one."""
+    left, seen = [error], set[int]()
+    while left and len(seen) < _MAX_CHAIN:
+        each = left.pop()
+        if isinstance(each, kind):
+            return True
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        left += [near for near in (each.__cause__, each.__context__) if near is not None]
+        if isinstance(each, BaseExceptionGroup):
+            left += each.exceptions
+    return False

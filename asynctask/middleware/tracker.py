@@ -18,8 +18,8 @@ from typing import Any
 
 import orjson
 
-from asynctask.bookkeeping import Begin, Turn, begin, cancel, give_back
-from asynctask.errors import JobInterrupted, JobTimeout
+from asynctask.bookkeeping import Begin, Turn, begin, cancel, give_back, is_suspect
+from asynctask.errors import AsyncTaskError, JobInterrupted, JobTimeout
 from asynctask.job import CurrentJob
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.batches import among
@@ -32,7 +32,17 @@ from asynctask.ledger.unread import read_untouched
 from asynctask.messages import clean
 from asynctask.states import Reason, State, Status
 
-__all__ = ["Arrival", "Ticket", "Tracker"]
+__all__ = ["Arrival", "AttemptLost", "Ticket", "Tracker"]
+
+
+class AttemptLost(AsyncTaskError):
+    """What a thread has of an attempt counts no more.
+
+    The attempt was another's or over when it was to begin; or the thread was given up while it performed it, and whoever
+    did that said what it came to.
+    """
+
+    code = "attempt_lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +175,7 @@ class Tracker:
             attempt = None  # a foreign job: it carries no fence of ours
         return Ticket(
             begin(row, attempt, record.task_state), record.job_id, record.id, record.task_id, row.attempt, row.retries,
-            row.watched or row.deaths > 0, record.first_row, awaited=record.parallel is not None,
+            is_suspect(row), record.first_row, awaited=record.parallel is not None,
             seen=record if not self._elsewhere and untouched(record) else None,
         )  # fmt: skip
 

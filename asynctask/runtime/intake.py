@@ -67,13 +67,21 @@ class Intake:
             self._strangers.gave({each.copy.queue for each in assignments}, ())
         tracked = [each for each in assignments if each.is_tracked]
         if tracked:
-            arrivals = [
-                Arrival(each.copy.jid, each.copy.attempt, each.name, each.copy.queue, each.payload["args"])
-                for each in tracked
-            ]
-            for each, ticket in zip(tracked, self._tracker.begin(arrivals), strict=True):
-                _bind(each, ticket)
+            self._ask(tracked)
         return assignments
+
+    def ask_again(self, assignment: Assignment) -> None:
+        """A ticket that says what is so now, for a job that was not begun since it got its first. Raises Unavailable."""
+        self._ask([assignment])
+
+    def _ask(self, tracked: Sequence[Assignment]) -> None:
+        asked = self._clock.monotonic()
+        arrivals = [
+            Arrival(each.copy.jid, each.copy.attempt, each.name, each.copy.queue, each.payload["args"]) for each in tracked
+        ]
+        for each, ticket in zip(tracked, self._tracker.begin(arrivals), strict=True):
+            each.asked = asked
+            _bind(each, ticket)
 
     def _assign(self, copy: Copy) -> Assignment | Stranger | None:
         try:
