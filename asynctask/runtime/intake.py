@@ -14,8 +14,8 @@ from asynctask.job import CurrentJob
 from asynctask.logs import get_logger
 from asynctask.middleware.task_event import TICKET
 from asynctask.middleware.tracker import Arrival, Ticket, Tracker
+from asynctask.runtime.assignment import Assignment
 from asynctask.runtime.mine import Mine
-from asynctask.runtime.performer import Assignment
 from asynctask.runtime.strangers import Stranger, Strangers, why_not_ours
 from asynctask.worker import Worker
 

@@ -17,11 +17,12 @@ from asynctask.clock import Clock
 from asynctask.errors import Unavailable
 from asynctask.logs import get_logger
 from asynctask.middleware.tracker import Tracker
+from asynctask.runtime.assignment import Assignment
 from asynctask.runtime.intake import Intake
 from asynctask.runtime.mine import Doubt, Mine
 from asynctask.runtime.missing import Missing
 from asynctask.runtime.patience import pause_s
-from asynctask.runtime.performer import Assignment, Performer
+from asynctask.runtime.performer import Performer
 from asynctask.runtime.rate import Rate
 from asynctask.runtime.strangers import Strangers
 from asynctask.runtime.turns import Turns

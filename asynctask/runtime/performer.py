@@ -13,13 +13,13 @@ import contextvars
 import threading
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from asynctask.bookkeeping import Begin
 from asynctask.brokers.base import DEAD, RETRY, Broker, Copy, Held
-from asynctask.bulk.payload import arguments_of, worker_name
+from asynctask.bulk.payload import arguments_of
 from asynctask.clock import Clock, Ids
 from asynctask.errors import AsyncTaskError, JobInterrupted, JobTimeout, Unavailable
 from asynctask.job import CurrentJob, interrupted, set_current_job
@@ -28,6 +28,7 @@ from asynctask.messages import clean
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.task_event import TaskEventMiddleware
 from asynctask.middleware.tracker import AttemptLost, Ticket, Tracker
+from asynctask.runtime.assignment import Assignment
 from asynctask.runtime.interrupt import Watch, Watchdog
 from asynctask.runtime.loop import LoopThread
 from asynctask.runtime.patience import pause_s
@@ -48,59 +49,6 @@ class WorkerMissing(AsyncTaskError):
     """A job that somebody put into a queue by hand came for a worker that this process does not know."""
 
     code = "worker_missing"
-
-
-@dataclass(slots=True)
-class Assignment:
-    """A job that this process holds: its copy, what it is, and the ticket if it is tracked.
-
-    ``abandoned``: its thread is given up, and what that thread still comes to counts no more.
-    """
-
-    copy: Copy
-    payload: Mapping[str, Any]
-    job: CurrentJob
-    worker: Worker | None
-    ticket: Ticket | None
-    thread_id: int = 0
-    began: float = 0.0  # on the monotonic clock
-    abandoned: bool = False
-    watch: Watch | None = None
-    asked: float = 0.0  # when Begin was asked what its ticket says, on the monotonic clock
-    _claims: dict[str, threading.Thread] = field(default_factory=dict)
-
-    def claim(self) -> bool:
-        """Whether this thread says what the job came to. One thread does: the first to claim it, and it may ask again.
-
-        Whoever claims does so before it writes on the ticket. One step that needs no lock.
-        """
-        me = threading.current_thread()
-        return self._claims.setdefault("by", me) is me
-
-    def waive(self) -> None:
-        """The thread that performs it goes (back) into the function: until it returns, others may give that thread up."""
-        if self._claims.get("by") is threading.current_thread():
-            del self._claims["by"]
-
-    @property
-    def name(self) -> str:
-        """What its worker is called."""
-        return worker_name(self.payload) if self.worker is None else self.worker.name
-
-    @property
-    def is_suspect(self) -> bool:
-        """Whether a process died that held it: it may be the one that kills."""
-        return self.ticket is not None and self.ticket.watched
-
-    @property
-    def is_tracked(self) -> bool:
-        """Whether an Event is kept of it: it has one, it says so itself, or its worker does."""
-        if self.copy.attempt > 0:
-            return True
-        opted = self.payload.get("use_task_event")
-        if isinstance(opted, bool):
-            return opted
-        return self.worker is not None and self.worker.use_task_event
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from asynctask.clock import Clock
-from asynctask.runtime.performer import Assignment
+from asynctask.runtime.assignment import Assignment
 
 __all__ = ["ALONE_S", "Turns"]
 

@@ -13,7 +13,7 @@ from asynctask.bookkeeping import Begin
 from asynctask.brokers.base import Copy
 from asynctask.job import CurrentJob
 from asynctask.middleware.tracker import Ticket
-from asynctask.runtime.performer import Assignment
+from asynctask.runtime.assignment import Assignment
 from asynctask.runtime.turns import ALONE_S, Turns
 from asynctask.testing.waits import wait_for
 
