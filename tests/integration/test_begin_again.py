@@ -121,7 +121,7 @@ def test_a_recovered_job_that_runs_long_keeps_its_process_to_itself_for_a_while_
     victim.send_signal(signal.SIGKILL)
     victim.wait()
     me = str(os.getpid())
-    with world.working(app, concurrency=3) as launcher:
+    with world.working(app, concurrency=2) as launcher:
         wait_for(lambda: [line[2] for line in world.shop.lines()].count(me) == 1, "one of them runs again")
         paused = app.submit("note", numbers(6, 10))
         others = app.submit("note", numbers(6, 20))
