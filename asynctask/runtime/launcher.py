@@ -33,11 +33,12 @@ from asynctask.logs import get_logger
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.task_event import TaskEventMiddleware
 from asynctask.middleware.tracker import Tracker
+from asynctask.runtime.assignment import Assignment
 from asynctask.runtime.garbage import look_seldom
 from asynctask.runtime.heartbeat import Heartbeat
 from asynctask.runtime.lifeline import Pulse, Wakeup
 from asynctask.runtime.manager import Manager
-from asynctask.runtime.performer import Assignment, Hooks, Performer
+from asynctask.runtime.performer import Hooks, Performer
 from asynctask.runtime.poller import Poller
 from asynctask.runtime.showing import Showing
 from asynctask.runtime.switching import Switching
