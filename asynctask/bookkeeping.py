@@ -266,6 +266,14 @@ class Begin(Enum):
     CANCEL = "cancel"  # the Task is cancelled
 
 
+def is_foreign(row: Row, attempt: int | None, task_id: int | None) -> bool:
+    """Whether a copy of ``attempt`` is the one that another program pushed (0), and the row is what Begin made of it.
+
+    It carries no fence, and is the row's own copy as long as the row has had no other attempt.
+    """
+    return attempt == 0 and task_id is None and row.attempt == 1
+
+
 def begin(row: Row, attempt: int | None, state: str | None) -> Begin:
     """Decides for a fetched copy of ``attempt`` (None: the engine knows none) by its Task's ``state`` (None: no Task)."""
     if row.status in TERMINAL or row.status is Status.STOPPED:

@@ -18,6 +18,7 @@ __all__ = [
     "NormalException",
     "NotBuilt",
     "NotFound",
+    "OtherEngine",
     "Problem",
     "SchemaOutdated",
     "TooLarge",
@@ -157,6 +158,19 @@ class TransitionRefused(Conflict):
     """An edge that the state machine does not have."""
 
     code = "transition_refused"
+
+
+class OtherEngine(Conflict):
+    """The job waits, or waited, in the queue of an attached engine, which alone can run it again."""
+
+    code = "other_engine"
+
+    def __init__(self, engine: str) -> None:
+        how = {"dramatiq": "its actor's send()"}.get(engine, "its own means")
+        super().__init__(
+            f"this job is one of {engine}, which keeps, retries and removes its jobs by itself: send it again by {how}"
+        )
+        self.engine = engine
 
 
 class ConfigError(AsyncTaskError):

@@ -150,10 +150,12 @@ class Sweep:
         if not recovery.condemn(self._ledger, self._host, identity):
             return
         held = self._broker.held_by(identity)
-        tracked = [copy for copy in held if copy.attempt > 0]
-        applied = recovery.recover_events(self._ledger, identity, [copy.key for copy in tracked])
-        self._broker.drop(identity, tracked)
-        self._put_back(identity, [copy for copy in held if copy.attempt == 0])
+        applied = recovery.recover_events(self._ledger, identity, [copy.key for copy in held])
+        # What another program pushed is tracked from the moment at which it has an Event: that one runs again, or is over.
+        recovered = {each.record.job_id for each in applied if each.record is not None and each.turn is not None}
+        untracked = [copy for copy in held if copy.attempt == 0 and copy.jid not in recovered]
+        self._broker.drop(identity, [copy for copy in held if copy.attempt > 0 or copy.jid in recovered])
+        self._put_back(identity, untracked)
         recovery.forget(self._ledger, identity, dead=True)
         turned = sum(each.turn is not None for each in applied)
         self._log.warning("process_recovered", identity=identity, jobs=len(held), recovered=turned)

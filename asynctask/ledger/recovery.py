@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
-from asynctask.bookkeeping import Row, Turn, held_elsewhere, recover
+from asynctask.bookkeeping import Row, Turn, held_elsewhere, is_foreign, recover
 from asynctask.clock import micros
 from asynctask.errors import ConfigError
 from asynctask.ledger import ready
@@ -21,6 +21,7 @@ from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.database import Database
 from asynctask.ledger.database_time import database_now
 from asynctask.ledger.models import as_dict, events, processes, tasks
+from asynctask.ledger.record import is_job_id
 from asynctask.ledger.signals import LEDGER, notify
 from asynctask.ledger.transitions import Applied, Change, EventRecord, Failure, Note, apply, read_events
 from asynctask.states import Reason, Status
@@ -30,6 +31,7 @@ __all__ = [
     "beat",
     "dead_processes",
     "engine_identity",
+    "engine_of",
     "forget",
     "is_dead",
     "is_engine",
@@ -56,6 +58,11 @@ def engine_identity(engine: str, host: str, pid: int, nonce: str) -> str:
 def is_engine(identity: str) -> bool:
     """Whether a process is one of an attached engine. Read from its name, which outlives its registration."""
     return "@" in identity
+
+
+def engine_of(identity: str) -> str | None:
+    """The name of the engine that an identity is of a process of, see :func:`engine_identity`."""
+    return identity.partition("@")[0] if is_engine(identity) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,11 +269,12 @@ def dead_processes(connection: Connection, ledger: Ledger, host: Host) -> list[s
 def recover_events(ledger: Ledger, identity: str, copies: Sequence[tuple[str, int]]) -> list[Applied]:
     """Turns the Events of a dead process: those whose copies it held, and those it was known to be working on.
 
-    ``copies`` are (job id, attempt) as the broker lists them. Doing it twice changes nothing: the attempt has moved on.
+    ``copies`` are (job id, attempt) as the broker lists them; attempt 0 is a job of another program, which may have an
+    Event since it was fetched. Doing it twice changes nothing: the attempt has moved on.
     """
     applied: list[Applied] = []
-    attempts = dict(copies)
-    for ids in _events_of(ledger, identity, list(attempts)):
+    attempts = dict(sorted(copies))  # of two copies of a job the later attempt counts
+    for ids in _events_of(ledger, identity, [jid for jid in attempts if is_job_id(jid)]):
         applied += _recover_part(ledger, identity, ids, attempts)
     ready.announce(ledger, applied)
     return applied
@@ -299,7 +307,9 @@ def _change(
 ) -> Change:
     def decide(record: EventRecord) -> Turn | None:
         row = record.row
-        held = attempts.get(record.job_id) == row.attempt and row.process in (None, identity)
+        attempt = attempts.get(record.job_id)
+        own = attempt == row.attempt or is_foreign(row, attempt, record.task_id)
+        held = own and row.process in (None, identity)
         if not held and row.process != identity:
             return None
         beside = [other for id_, other in at_work.items() if id_ != event_id]

@@ -127,6 +127,14 @@ def make_app(folder: Path, **more: Any) -> AsyncTask:
         threading.Event().wait()
 
     @app.worker(retry=0)
+    def deadly(item: dict) -> dict:
+        """Says that it began, and ends its process at once, as often as the item's ``deaths`` says."""
+        shop.note("began", item["n"], os.getpid(), current_job().attempt)
+        if shop.performed("began")[item["n"]] <= item["deaths"]:
+            os._exit(9)
+        return {"n": item["n"]}
+
+    @app.worker(retry=0)
     def order(item: Order) -> dict:
         """A row of a file: says that it began, takes a moment, does, and ends as its ``kind`` says."""
         shop.note("began", item.n, os.getpid())
