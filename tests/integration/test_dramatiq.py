@@ -254,7 +254,9 @@ def test_a_dead_message_is_not_restarted_in_our_queues(engine: Dramatiq, sender:
         foreign.enqueue(message)
         foreign.client.connection_pool.disconnect()
     engine.worker()
-    wait_for(lambda: engine.world.sql("SELECT id FROM events"), f"its Event is made; workers said: {engine.world.said()}", 60)
+    wait_for(
+        lambda: engine.world.sql("SELECT id FROM events"), f"its Event is made; workers said: {engine.world.said()}", 60
+    )
     before = engine.ended(message)
     assert before["status"] == "error"
     app, job_id = engine.app, message.message_id
