@@ -22,8 +22,10 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.closing import candidates, try_close
 from asynctask.ledger.signals import Waker
+from asynctask.ledger.task_locks import is_held
 from asynctask.ledger.transitions import EventRecord
 from asynctask.logs import get_logger
+from asynctask.states import State
 
 __all__ = ["Sweep"]
 
@@ -201,7 +203,7 @@ class Sweep:
                     "the program that handed in the items ended before it had handed in all",
                     anyone=True,
                 )
-            elif self._take_up is not None:
+            elif self._take_up is not None and not is_held(self._ledger, task_id):
                 self._take_up(task_id)
 
     def close(self) -> None:
@@ -231,6 +233,9 @@ class Sweep:
                 for task_id in tasks
                 for record in lost.flying_rows(connection, task_id)
             }
+        # A process may have died before it could take back what it pushed of a Task that was cancelled meanwhile.
+        for task_id in sorted({r.task_id for r in flying.values() if r.task_id and r.task_state == State.CANCELLED}):
+            self._controls.recall(task_id)
         held = self._broker.holds(flying) if flying else set()
         missing = {key: record for key, record in flying.items() if key not in held}
         gone = [(record.id, key[1]) for key, record in missing.items() if key in self._missed]

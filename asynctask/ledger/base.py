@@ -13,6 +13,7 @@ import orjson
 from asynctask.clock import Clock, Ids, SystemClock, SystemIds, rfc3339
 from asynctask.ledger.database import Database
 from asynctask.ledger.database_time import DatabaseTime
+from asynctask.ledger.task_locks import Held
 from asynctask.messages import Catalogue
 
 __all__ = ["MAX_SLOTS", "SLOTS_FROM", "Ledger", "dumps", "loads", "stamp", "stamps"]
@@ -33,7 +34,7 @@ class Ledger:
 
     ``identity`` names the process in leases and in ``events.process``; it also chooses the slot of the tallies that this
     process counts in, so that no two processes wait for each other's row. ``time`` is the database's clock, by which
-    everything in the ledger is written and judged.
+    everything in the ledger is written and judged. ``held`` is what this process knows of Tasks' rows that others hold.
     """
 
     database: Database
@@ -42,6 +43,7 @@ class Ledger:
     catalogue: Catalogue = field(default_factory=Catalogue)
     identity: str = "local"
     time: DatabaseTime = field(init=False)
+    held: Held = field(default_factory=Held)
     _seed: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:

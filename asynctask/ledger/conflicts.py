@@ -12,14 +12,26 @@ from sqlalchemy import exc
 
 from asynctask.errors import LedgerUnavailable
 
-__all__ = ["LOCKED", "OutcomeUnknown", "TransactionConflict", "code_of", "repeatable", "translated"]
+__all__ = [
+    "LOCKED",
+    "READ_ONLY",
+    "LockTimeout",
+    "OutcomeUnknown",
+    "TransactionConflict",
+    "code_of",
+    "repeatable",
+    "translated",
+]
 
 # What a transaction fails with because of another one: the same again is right.
-# PostgreSQL: serialization failure, deadlock, lock timeout. MariaDB: lock wait timeout, deadlock, deadlock over the counter
-# of AUTO_INCREMENT, row changed.
-_CONFLICTS: Final = frozenset({"40001", "40P01", "55P03", 1205, 1213, 1467, 1020})
+# PostgreSQL: serialization failure, deadlock. MariaDB: deadlock, deadlock over the counter of AUTO_INCREMENT, row changed.
+_CONFLICTS: Final = frozenset({"40001", "40P01", 1213, 1467, 1020})
 LOCKED: Final = 1205
 """MariaDB's code for a lock that was not had in time."""
+_NOT_HAD: Final = frozenset({"55P03", LOCKED})
+READ_ONLY: Final = frozenset({"25006", 1290, 1792, 1836})
+"""What a session says that may read only: a standby's, or one that was told so by a setting. MariaDB: by an option of the
+server, by one of the session, by its mode."""
 _TOO_MANY: Final = frozenset({"53300", 1040, 1203})
 # PostgreSQL's driver tells no code of a connection that was refused.
 _TOO_MANY_SAID: Final = ("too many clients", "too many connections", "connection slots are reserved")
@@ -36,6 +48,12 @@ class TransactionConflict(LedgerUnavailable):
     code = "transaction_conflict"
 
 
+class LockTimeout(TransactionConflict):
+    """Somebody else held a row for as long as a transaction waits for one: it is undone."""
+
+    code = "lock_timeout"
+
+
 class OutcomeUnknown(LedgerUnavailable):
     """The answer to a commit was lost, and the database could not be asked for a minute: it may stand or not."""
 
@@ -45,7 +63,8 @@ class OutcomeUnknown(LedgerUnavailable):
 def repeatable(function: Callable[P, T]) -> Callable[P, T]:
     """Has a function run again, up to 8 times, where its transaction was undone for the sake of another.
 
-    The function must do nothing outside its transactions before they end, and each of those must bear to come again.
+    The function must do nothing outside its transactions before they end, and each of those must bear to come again. It
+    does not run again after a :class:`LockTimeout`: it has waited for long, and would wait for as long each time.
     """
 
     @functools.wraps(function)
@@ -53,6 +72,8 @@ def repeatable(function: Callable[P, T]) -> Callable[P, T]:
         for tried in range(1, _TRIES):
             try:
                 return function(*args, **kwargs)
+            except LockTimeout:
+                raise
             except TransactionConflict:
                 threading.Event().wait(0.005 * 2 ** (tried - 1))  # the other one needs a moment to end
         return function(*args, **kwargs)
@@ -84,6 +105,10 @@ def translated(password: str | None, *, undone: bool = False) -> Iterator[None]:
         if code in _TOO_MANY or any(words in said for words in _TOO_MANY_SAID):
             raise LedgerUnavailable(
                 f"the database has no connection left: raise its max_connections or lower database_connections ({said})"
+            ) from error
+        if undone and code in _NOT_HAD:
+            raise LockTimeout(
+                f"somebody else holds a row that is needed, and did not let go of it in time: {said}"
             ) from error
         if undone and (code in _CONFLICTS or error.connection_invalidated):
             raise TransactionConflict(f"the transaction was undone: {said}") from error

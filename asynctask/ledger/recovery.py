@@ -23,6 +23,7 @@ from asynctask.ledger.database_time import database_now
 from asynctask.ledger.models import as_dict, events, processes, tasks
 from asynctask.ledger.record import is_job_id
 from asynctask.ledger.signals import LEDGER, notify
+from asynctask.ledger.task_locks import each_free
 from asynctask.ledger.transitions import Applied, Change, EventRecord, Failure, Note, apply, read_events
 from asynctask.states import Reason, Status
 
@@ -222,19 +223,34 @@ def unknown_workers(connection: Connection) -> set[str]:
     return {str(i) for (i,) in connection.execute(named.where(~sa.exists().where(_p.identity == _e.process)))}
 
 
-@repeatable
 def forget(ledger: Ledger, identity: str, *, dead: bool = False) -> None:
     """Removes a process that ended in order, or (``dead``) one whose jobs have been recovered.
 
     With a dead one its other leases end: a split or a reservation of its is taken up at once. One that ended in order
     may live on in part: a program that runs a worker inside goes on handing in its items.
     """
+    if dead:
+        _end_leases(ledger, identity)
+    _remove(ledger, identity)
+
+
+@repeatable
+def _remove(ledger: Ledger, identity: str) -> None:
     with ledger.database.write() as connection:
         connection.execute(processes.delete().where(_p.identity == identity))
-        if not dead:
-            return
-        connection.execute(tasks.update().where(_t.split_by == identity, _t.finished_at.is_(None)).values(split_until=0))
-        connection.execute(tasks.update().where(_t.dispatch_by == identity).values(dispatch_until=0))
+
+
+def _end_leases(ledger: Ledger, identity: str) -> None:
+    """A Task whose row somebody holds is left: its leases run out by themselves, before that most often."""
+    splits, dispatches = (_t.split_by == identity) & _t.finished_at.is_(None), _t.dispatch_by == identity
+    with ledger.database.read() as connection:
+        found = [int(i) for (i,) in connection.execute(sa.select(_t.id).where(splits | dispatches))]
+
+    def act(connection: Connection, free: list[int]) -> None:
+        connection.execute(tasks.update().where(_t.id.in_(free), splits).values(split_until=0))
+        connection.execute(tasks.update().where(_t.id.in_(free), dispatches).values(dispatch_until=0))
+
+    each_free(ledger, found, act)
 
 
 def list_processes(connection: Connection) -> list[dict[str, Any]]:
