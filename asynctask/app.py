@@ -318,6 +318,11 @@ class AsyncTask(OnDemand):
         with self._made().ledger.database.read() as connection:
             return recovery.list_processes(connection)
 
+    def check_ready(self) -> None:
+        """Raises :class:`Unavailable` where what is handed in could not be kept: the database takes no write, or the file
+        system of ``data_dir`` or of an SQLite database is full. The same answer serves for 3 s."""
+        self._made().readiness.check()
+
     def doctor(self, repair: bool = False) -> list[doctors.Finding]:
         """Proves that counts equal rows; with ``repair`` mends what differs."""
         return doctors.examine(self._made().ledger, repair=repair)

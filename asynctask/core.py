@@ -31,6 +31,7 @@ from asynctask.ledger import recovery, schema
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.database import Database
 from asynctask.ledger.database_time import read_now
+from asynctask.ledger.readiness import Readiness
 from asynctask.ledger.signals import LEDGER, Signals
 from asynctask.messages import Catalogue
 from asynctask.runtime.heartbeat import Heartbeat
@@ -59,6 +60,7 @@ class Core:
         self.ledger = Ledger(self.database, clock, ids, Catalogue(config.locale), identity)
         self.ledger.time.set(read_now(self.database))
         self.broker: Broker = self._made_broker(clock, ids)
+        self.readiness = Readiness(self.ledger, Path(config.data_dir))
         self.uploads = Uploads(Path(config.data_dir), config.max_file_bytes, ids)
         self.dispatcher = Dispatcher(
             self.ledger, self.broker, ahead_s=config.dispatch_ahead_s, outgoing=lambda copies: _filtered(outgoing(), copies)

@@ -9,16 +9,18 @@ from contextlib import contextmanager
 from typing import Any, Final, ParamSpec, TypeVar
 
 from sqlalchemy import exc
+from sqlalchemy.engine import Connection
 
 from asynctask.errors import LedgerUnavailable
 
 __all__ = [
     "LOCKED",
-    "READ_ONLY",
     "LockTimeout",
     "OutcomeUnknown",
     "TransactionConflict",
     "code_of",
+    "is_lost",
+    "is_read_only",
     "repeatable",
     "translated",
 ]
@@ -29,7 +31,7 @@ _CONFLICTS: Final = frozenset({"40001", "40P01", 1213, 1467, 1020})
 LOCKED: Final = 1205
 """MariaDB's code for a lock that was not had in time."""
 _NOT_HAD: Final = frozenset({"55P03", LOCKED})
-READ_ONLY: Final = frozenset({"25006", 1290, 1792, 1836})
+_READ_ONLY: Final = frozenset({"25006", 1290, 1792, 1836})
 """What a session says that may read only: a standby's, or one that was told so by a setting. MariaDB: by an option of the
 server, by one of the session, by its mode."""
 _TOO_MANY: Final = frozenset({"53300", 1040, 1203})
@@ -122,5 +124,24 @@ def _said(error: exc.DBAPIError, password: str | None) -> str:
 
 def code_of(error: exc.DBAPIError) -> Any:
     """The server's own code: five characters on PostgreSQL, a number on MariaDB."""
-    said = error.orig.args[0] if error.orig is not None and error.orig.args else None
-    return said if isinstance(said, int) else getattr(error.orig, "sqlstate", None)
+    return _code(error.orig)
+
+
+def _code(error: BaseException | None) -> Any:
+    said = error.args[0] if error is not None and error.args else None
+    return said if isinstance(said, int) else getattr(error, "sqlstate", None)
+
+
+def is_read_only(error: BaseException | None) -> bool:
+    """Whether an error of the driver says that its session may only read.
+
+    The session is given up then. A connection keeps the setting that it began with, and its server may be a primary no
+    more: a new one is what tells whether that is over.
+    """
+    return _code(error) in _READ_ONLY
+
+
+def is_lost(connection: Connection, error: BaseException) -> bool:
+    """Whether a connection is of no more use after this error of its driver: for errors that do not pass SQLAlchemy."""
+    driver: Any = connection.connection.driver_connection
+    return bool(connection.dialect.is_disconnect(error, driver, None)) or is_read_only(error)  # type: ignore[arg-type]

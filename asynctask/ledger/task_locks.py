@@ -38,9 +38,8 @@ _t = tasks.c
 _ONE: Final = sa.select(tasks).where(_t.id == sa.bindparam("task_id"))
 _FREE: Final = _ONE.with_for_update(skip_locked=True)
 # The limit holds for this one statement; innodb_lock_wait_timeout knows whole seconds only.
-_NAMES: Final = ", ".join(f"`{column.name}`" for column in _t)
-_PATIENT_MARIADB: Final = sa.text(  # noqa: S608 - names of our own columns
-    f"SET STATEMENT max_statement_time = {PATIENCE_S:g} FOR SELECT {_NAMES} FROM tasks WHERE id = :task_id FOR UPDATE"
+_PATIENT_MARIADB: Final = sa.text(
+    "SET STATEMENT max_statement_time = :patience FOR SELECT tasks.* FROM tasks WHERE id = :task_id FOR UPDATE"
 )
 _NOT_HAD: Final = frozenset({"55P03", LOCKED, 1969})
 """PostgreSQL: lock timeout. MariaDB: lock wait timeout, statement interrupted by its time limit."""
@@ -120,7 +119,7 @@ def try_lock(connection: Connection, ledger: Ledger, task_id: int) -> dict[str, 
 def _wait(connection: Connection, task_id: int) -> Any:
     """Waits in the line for the lock, for a bounded time: polls would starve where one transaction follows the other."""
     if connection.dialect.name == "mariadb":
-        return connection.execute(_PATIENT_MARIADB, {"task_id": task_id}).first()
+        return connection.execute(_PATIENT_MARIADB, {"task_id": task_id, "patience": PATIENCE_S}).first()
     with connection.begin_nested():
         before = connection.exec_driver_sql("SHOW lock_timeout").scalar()
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{PATIENCE_S * 1_000:.0f}ms'")
