@@ -9,6 +9,7 @@ from typing import Final
 
 from asynctask.errors import LedgerUnavailable, Unavailable
 from asynctask.ledger.base import Ledger
+from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.models import write_marks
 from asynctask.logs import get_logger
 
@@ -66,6 +67,7 @@ class Readiness:
             return NotWritable("the database takes no write; the log says why")
         return None
 
+    @repeatable
     def _write(self) -> None:
         """A row that comes and goes in one transaction: its pages are written all the same, and nothing is left of it."""
         owner = self._ledger.ids.jids(1)[0]
