@@ -220,6 +220,8 @@ class Dispatcher:
             for task_id in again:
                 pushed += self._part(partial(self._take_again, task_id))
             pushed += self._part(partial(self._dispatch, self._loads(self._around)))
+            if self._ledger.held.keeps:
+                self.expect(self._ledger.now() + micros(HELD_S))
             if self._more and threading.current_thread() is not self._thread:
                 self._wake.set()  # somebody has to go on with it
             return pushed
@@ -227,15 +229,14 @@ class Dispatcher:
     def _look_around(self) -> list[int]:
         """What other processes are about, and what is due. Returns the Tasks of which somebody left a reservation."""
         now, until = self._ledger.now(), self._ledger.clock.monotonic() + AROUND_S
+        if self._ledger.held.keeps:
+            ready.catch_up(self._ledger)
         with self._ledger.database.read() as connection:
             again = dispatch.unconfirmed(connection, now)
             self._around = living(connection, now)
             due = ready.due_tasks(connection, now)
         self._around_until = until
-        held = ready.wake_due(self._ledger, due) if due else []
-        if self._ledger.held.keeps:
-            ready.catch_up(self._ledger)
-        if held or self._ledger.held.keeps:
+        if due and ready.wake_due(self._ledger, due):
             self.expect(now + micros(HELD_S))
         return again
 
