@@ -192,7 +192,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
                 watcher: Middleware = each
                 watcher.after_process_message(at.actor.broker, at.message)
         self._judge(at, sys.exception())
-        self._settle(at, retry_at=self._app.clock.now() + (delay or 0) * 1_000)
+        self._settle(at, retry_at=self._app.ledger.now() + (delay or 0) * 1_000)
 
     def _params(self, message: Any) -> Any:
         params = {"args": list(message.args), "kwargs": dict(message.kwargs)} if message.kwargs else list(message.args)

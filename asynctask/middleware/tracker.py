@@ -137,6 +137,10 @@ class Tracker:
         self._finished = Note("finish", ledger.catalogue("finish"))
         self._working_text = ledger.catalogue("working")
 
+    def now(self) -> int:
+        """What time it is in the ledger, in microseconds: what is due later is written by that clock."""
+        return self._ledger.now()
+
     # -- 1. begin
 
     def begin(self, arrivals: Sequence[Arrival]) -> list[Ticket]:

@@ -94,7 +94,7 @@ class Manager:
         self._mine = Mine()
         self._rung = False
         self._doubt = Doubt(clock)
-        self._missing = Missing(tracker, clock)
+        self._missing = Missing(tracker)
         self._strangers = Strangers(identity, broker, clock)
         self._intake = Intake(
             identity=identity, broker=broker, tracker=tracker, clock=clock, workers=workers, mine=self._mine,

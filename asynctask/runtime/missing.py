@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from asynctask.clock import SECOND, Clock
+from asynctask.clock import SECOND
 from asynctask.logs import get_logger
 from asynctask.middleware.tracker import Tracker
 from asynctask.runtime.assignment import Assignment
@@ -22,9 +22,8 @@ class Missing:
     queue by hand to be tracked is not taken: nobody ever checked its name, and it ends in error.
     """
 
-    def __init__(self, tracker: Tracker, clock: Clock) -> None:
+    def __init__(self, tracker: Tracker) -> None:
         self._tracker = tracker
-        self._clock = clock
         self._log = get_logger("asynctask.missing")
 
     @staticmethod
@@ -34,7 +33,7 @@ class Missing:
 
     def put_off(self, jobs: Sequence[Assignment], done: Callable[[Assignment], None]) -> None:
         """Has them wait; ``done`` is told of each, to acknowledge it. Raises Unavailable."""
-        until = self._clock.now() + MISSING_S * SECOND
+        until = self._tracker.now() + MISSING_S * SECOND
         names = sorted({job.name[:100] for job in jobs})
         self._log.warning("worker_missing", workers=names[:10], count=len(jobs))
         self._tracker.put_off([(job.ticket, _why(job)) for job in jobs if job.ticket is not None], until)

@@ -216,12 +216,12 @@ class Performer:
 
     def _settle(self, assignment: Assignment, ticket: Ticket, error: BaseException, decision: Decision) -> None:
         ticket.raised(JobInterrupted() if decision.follow is Follow.AGAIN else error)
-        retry_at = self._clock.now() + decision.delay if decision.follow is Follow.RETRY else None
+        retry_at = self._tracker.now() + decision.delay if decision.follow is Follow.RETRY else None
         self._tracker.settle(ticket, retry_at=retry_at, then=lambda won: self._hooks.done(assignment))
 
     def _keep(self, assignment: Assignment, error: BaseException) -> None:
         """An untracked job that raised: its retry or its death lives in the broker's own sets."""
-        copy, now, worker = assignment.copy, self._clock.now(), assignment.worker
+        copy, now, worker = assignment.copy, self._tracker.now(), assignment.worker
         job = parse(copy.payload)
         decision = decide_untracked(error, job, assignment.job, worker, now=now, noise=self._ids.random())
         self._report(assignment, error, decision)
@@ -327,7 +327,7 @@ class Performer:
         if isinstance(error, Unavailable):
             return
         try:
-            self._bury(assignment.copy, self._clock.now())
+            self._bury(assignment.copy, self._tracker.now())
             self._hooks.gone(assignment)
         except Exception:
             self._log.exception("job_not_buried", job_id=assignment.copy.jid)

@@ -423,6 +423,9 @@ class Waits:
     def monotonic(self) -> float:
         return self._clock.monotonic() + self.passed
 
+    def boottime(self) -> int:
+        return self._clock.boottime()
+
 
 def test_a_silence_is_no_work_that_a_look_has_to_rest_from(on_redis: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Taken out: the bound of that rest. After a look that had waited 5 s in vain there was none for 100 s."""

@@ -40,9 +40,11 @@ def world(redis_server: RedisServer, tmp_path: Path) -> Iterator[RedisWorld]:
 
 @pytest.fixture
 def app(world: RedisWorld) -> AsyncTask:
-    """An application whose clock stands and whose ids count."""
+    """An application whose clock stands, the database's with it, and whose ids count."""
     fixed = Fixed(NOW)
-    return world.app(clock=fixed, ids=fixed)
+    app = world.app(clock=fixed, ids=fixed)
+    app.ledger.time.set(NOW)
+    return app
 
 
 @pytest.fixture

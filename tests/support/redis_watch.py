@@ -25,6 +25,9 @@ class Fixed:
     def monotonic(self) -> float:
         return self.at / 1_000_000
 
+    def boottime(self) -> int:
+        return self.at
+
     def jid(self) -> str:
         return self.jids(1)[0]
 
