@@ -39,12 +39,17 @@ def world(redis_server: RedisServer, tmp_path: Path) -> Iterator[RedisWorld]:
 
 
 @pytest.fixture
-def app(world: RedisWorld) -> AsyncTask:
-    """An application whose clock stands, the database's with it, and whose ids count."""
+def unopened(world: RedisWorld) -> AsyncTask:
+    """An application whose clock stands and whose ids count."""
     fixed = Fixed(NOW)
-    app = world.app(clock=fixed, ids=fixed)
-    app.ledger.time.set(NOW)
-    return app
+    return world.app(clock=fixed, ids=fixed)
+
+
+@pytest.fixture
+def app(unopened: AsyncTask) -> AsyncTask:
+    """The same with its ledger, where the database's clock stands too."""
+    unopened.ledger.time.set(NOW)
+    return unopened
 
 
 @pytest.fixture
@@ -378,9 +383,9 @@ def test_without_redis_there_is_no_worker_elsewhere(tmp_path: Path) -> None:
 
 
 def test_ruby_reads_what_is_pushed_for_its_worker_and_no_ledger_is_opened(
-    world: RedisWorld, app: AsyncTask, tmp_path: Path
+    world: RedisWorld, unopened: AsyncTask, tmp_path: Path
 ) -> None:
-    sleeper = app.remote_worker("SleepWorker", queue="slow", retry=False, tags=["a"], members={"unique_for": 60})
+    sleeper = unopened.remote_worker("SleepWorker", queue="slow", retry=False, tags=["a"], members={"unique_for": 60})
     jid = sleeper.perform_async(1, "é")
     later = sleeper.set(wait=60, retry=3).perform_async(2)
     many = sleeper.set(queue="many").perform_bulk([n] for n in range(1_500))
