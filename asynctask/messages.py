@@ -30,6 +30,7 @@ CATALOGUE: Final[Mapping[str, Mapping[str, str]]] = {
         "retried": "Retried",
         "resumed": "Started again",
         "discarded": "Given up: {0}",
+        "not_kept": "The result was not kept: {0}",
     },
     "zh_CN": {
         "working": "处理中",
@@ -48,6 +49,7 @@ CATALOGUE: Final[Mapping[str, Mapping[str, str]]] = {
         "retried": "已重试",
         "resumed": "重新开始",
         "discarded": "已放弃: {0}",
+        "not_kept": "结果未保存: {0}",
     },
     "ja": {
         "working": "処理中",
@@ -66,6 +68,7 @@ CATALOGUE: Final[Mapping[str, Mapping[str, str]]] = {
         "retried": "再実行します",
         "resumed": "再開しました",
         "discarded": "打ち切り: {0}",
+        "not_kept": "結果は保存されませんでした: {0}",
     },
 }
 
