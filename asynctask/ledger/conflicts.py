@@ -10,7 +10,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from sqlalchemy import exc
 
-from asynctask.errors import LedgerUnavailable
+from asynctask.errors import LedgerUnavailable, TooLarge
 
 __all__ = ["LOCKED", "OutcomeUnknown", "TransactionConflict", "code_of", "repeatable", "translated"]
 
@@ -20,6 +20,8 @@ __all__ = ["LOCKED", "OutcomeUnknown", "TransactionConflict", "code_of", "repeat
 _CONFLICTS: Final = frozenset({"40001", "40P01", "55P03", 1205, 1213, 1467, 1020})
 LOCKED: Final = 1205
 """MariaDB's code for a lock that was not had in time."""
+# PostgreSQL: over a limit of the program. MariaDB: a packet over max_allowed_packet.
+_TOO_LARGE: Final = frozenset({"54000", 1153})
 _TOO_MANY: Final = frozenset({"53300", 1040, 1203})
 # PostgreSQL's driver tells no code of a connection that was refused.
 _TOO_MANY_SAID: Final = ("too many clients", "too many connections", "connection slots are reserved")
@@ -81,6 +83,8 @@ def translated(password: str | None, *, undone: bool = False) -> Iterator[None]:
             raise
         said = _said(error, password)
         code = code_of(error)
+        if code in _TOO_LARGE:
+            raise TooLarge(f"the database does not take so much in one statement: {said}") from error
         if code in _TOO_MANY or any(words in said for words in _TOO_MANY_SAID):
             raise LedgerUnavailable(
                 f"the database has no connection left: raise its max_connections or lower database_connections ({said})"

@@ -174,7 +174,8 @@ class Recorder:
             self._tell(each, False)
         elif isinstance(error, TooLarge) and each.result is not None:
             note = Note("working", self._ledger.catalogue("not_kept", str(error)))
-            self._flush_all([replace(each, result=None, notes=[note, *each.notes], seen=None)])
+            notes = [*each.notes[:-1], note, *each.notes[-1:]]
+            self._flush_all([replace(each, result=None, notes=notes, seen=None)])
         else:
             # What it came to cannot be written as it is: that it ended, and that this is unknown, can.
             text = self._ledger.catalogue("discarded", f"its outcome could not be recorded ({type(error).__name__})")
