@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-__all__ = ["CATALOGUE", "KEEP_FIRST", "KEEP_LAST", "MAX_MESSAGE", "Catalogue", "append", "clean"]
+__all__ = ["CATALOGUE", "KEEP_FIRST", "KEEP_LAST", "MAX_MESSAGE", "Catalogue", "append", "clean", "is_storable"]
 
 KEEP_FIRST: Final = 10
 KEEP_LAST: Final = 90
@@ -95,6 +95,17 @@ def clean(text: str) -> str:
     An error message is whatever the failing code made of whatever it was given; it must not stop its own recording.
     """
     return text[:MAX_MESSAGE].encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+
+
+def is_storable(text: str) -> bool:
+    """Whether every database takes this text: it has no lone surrogate and no NUL."""
+    if "\0" in text:
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def append(messages: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

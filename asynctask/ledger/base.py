@@ -14,7 +14,7 @@ from asynctask.clock import Clock, Ids, SystemClock, SystemIds, rfc3339
 from asynctask.ledger.database import Database
 from asynctask.messages import Catalogue
 
-__all__ = ["MAX_SLOTS", "SLOTS_FROM", "Ledger", "dumps", "loads", "stamp", "stamps"]
+__all__ = ["MAX_ID", "MAX_SLOTS", "SLOTS_FROM", "Ledger", "dumps", "in_range", "loads", "stamp", "stamps"]
 
 MAX_SLOTS = 32
 """Slots of ``task_tallies`` that a large Task has: so many processes can count at once without meeting."""
@@ -24,6 +24,10 @@ ERROR_SLOTS = 2
 
 SLOTS_FROM = 1_000
 """Items from which a Task has more than one slot."""
+
+
+MAX_ID = 2**63 - 1
+"""The largest whole number that every database has."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,11 @@ class Ledger:
     def now(self) -> int:
         """The wall clock in microseconds."""
         return self.clock.now()
+
+
+def in_range(number: int) -> int:
+    """The number, or the nearest one that a column of the database can hold: no id lies beyond."""
+    return max(-MAX_ID, min(number, MAX_ID))
 
 
 def dumps(value: Any) -> str:

@@ -20,7 +20,7 @@ from asynctask.ledger.models import events
 from asynctask.ledger.signals import LEDGER, notify
 from asynctask.ledger.tallies import insert_new
 from asynctask.ledger.transitions import Change, EventRecord, Failure, Note, apply
-from asynctask.messages import clean
+from asynctask.messages import clean, is_storable
 from asynctask.states import PROBLEM, TERMINAL, Reason, Status, check_event
 
 __all__ = ["NewJob", "discard", "enqueue", "record"]
@@ -84,8 +84,8 @@ def record(ledger: Ledger, job_id: str, status: str, message: str) -> bool:
     """Notes a status and a message; see ``AsyncTask.record``."""
     if status not in _RECORDABLE:
         raise InputError(f"no status to record: {status!r}; there are {', '.join(_RECORDABLE)}")
-    if not job_id or len(job_id) > 64:
-        raise InputError("a job id has 1 to 64 characters")
+    if not job_id or len(job_id) > 64 or not is_storable(job_id):
+        raise InputError("a job id has 1 to 64 characters, no NUL and no half of a character (a lone surrogate) among them")
     wanted = Status(status)
     with ledger.database.write() as connection:
         event_id = _find(connection, ledger, job_id)
