@@ -199,10 +199,8 @@ def log(
     connection: Connection, ledger: Ledger, task_id: int, action: str, detail: dict[str, Any] | None, who: str = ""
 ) -> None:
     """Notes who did what to a Task."""
-    said = dumps(detail) if detail else None
-    connection.execute(
-        task_log.insert().values(task_id=task_id, at=ledger.now(), who=clean(who)[:255], action=action, detail=said)
-    )
+    row = {"task_id": task_id, "at": ledger.now(), "who": clean(who)[:255], "action": action}
+    connection.execute(task_log.insert().values({**row, "detail": dumps(detail) if detail else None}))
 
 
 @repeatable

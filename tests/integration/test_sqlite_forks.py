@@ -20,7 +20,10 @@ from asynctask.ledger.database import Database
 from asynctask.ledger.sqlite import WriteLock
 from asynctask.testing.waits import wait_for
 
-pytestmark = pytest.mark.databases("sqlite", reason="a server holds its locks itself")
+pytestmark = [
+    pytest.mark.databases("sqlite", reason="a server holds its locks itself"),
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),  # that other threads run is what it is about
+]
 
 _WRITER = """
 import multiprocessing, os, signal, sys
