@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from asynctask._version import __version__
-from asynctask.errors import AsyncTaskError, InputError, NormalException
-from asynctask.job import CurrentJob, current_job
-from asynctask.priority import Priority
 
 if TYPE_CHECKING:
     from asynctask.app import AsyncTask
+    from asynctask.errors import AsyncTaskError, InputError, NormalException
+    from asynctask.job import CurrentJob, current_job
+    from asynctask.priority import Priority
 
 __all__ = [
     "AsyncTask",
@@ -25,9 +25,23 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # The application pulls in SQLAlchemy; job code that only raises NormalException should not pay for it.
-    if name == "AsyncTask":
-        from asynctask.app import AsyncTask
+    # Each from its own module when it is asked for: the application pulls in SQLAlchemy, which job code that only raises
+    # NormalException should not pay for; and a supervisor, which stays beside every worker, needs none of them.
+    match name:
+        case "AsyncTask":
+            from asynctask import app
 
-        return AsyncTask
+            return getattr(app, name)
+        case "AsyncTaskError" | "InputError" | "NormalException":
+            from asynctask import errors
+
+            return getattr(errors, name)
+        case "CurrentJob" | "current_job":
+            from asynctask import job
+
+            return getattr(job, name)
+        case "Priority":
+            from asynctask import priority
+
+            return getattr(priority, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,7 +18,7 @@ from asynctask.bulk.dry_run import DryRun
 from asynctask.bulk.items import ItemShape
 from asynctask.bulk.uploads import StoredFile
 from asynctask.clock import Clock, Ids, SystemClock, SystemIds
-from asynctask.config import load
+from asynctask.config import check_setting, load
 from asynctask.errors import ConfigError, InputError, UnknownWorker
 from asynctask.handle import TaskHandle
 from asynctask.job import CurrentJob
@@ -30,10 +30,11 @@ from asynctask.operations import Operations
 from asynctask.parts import OnDemand
 from asynctask.priority import Priority
 from asynctask.runtime.launcher import Launcher, Queues
+from asynctask.runtime.lifeline import Pulse
 from asynctask.submission import Submission, check_unique
 from asynctask.wire.options import UNTRACKED, check_names
 from asynctask.wire.times import When
-from asynctask.worker import TRACKED_RETRIES, RetryIn, Worker, describe
+from asynctask.worker import TRACKED_RETRIES, RetryIn, Worker, describe, is_span
 
 if TYPE_CHECKING:
     from asynctask.brokers.redis.client import RemoteWorker
@@ -317,6 +318,11 @@ class AsyncTask(OnDemand):
         with self._made().ledger.database.read() as connection:
             return recovery.list_processes(connection)
 
+    def check_ready(self) -> None:
+        """Raises :class:`Unavailable` where what is handed in could not be kept: the database takes no write, or the file
+        system of ``data_dir`` or of an SQLite database is full. The same answer serves for 3 s."""
+        self._made().readiness.check()
+
     def doctor(self, repair: bool = False) -> list[doctors.Finding]:
         """Proves that counts equal rows; with ``repair`` mends what differs."""
         return doctors.examine(self._made().ledger, repair=repair)
@@ -336,16 +342,23 @@ class AsyncTask(OnDemand):
         queues: Mapping[str, int] | None = None,
         strict: bool | None = None,
         shutdown_s: float | None = None,
+        pulse: Pulse | None = None,
     ) -> Launcher:
-        """A worker process within this process; ``start()`` and ``stop()`` it, or ``run()`` it in the foreground."""
+        """A worker process within this process; ``start()`` and ``stop()`` it, or ``run()`` it in the foreground.
+
+        ``pulse``: how it shows its supervisor that it lives, if it has one.
+        """
         self._made()
         config = self.config
+        if shutdown_s is not None:
+            check_setting("shutdown_s", shutdown_s)
         return Launcher(
             self,
             concurrency=config.concurrency if concurrency is None else concurrency,
             queues=Queues(queues or config.queue_weights(), config.strict_queues if strict is None else strict),
             shutdown_s=config.shutdown_s if shutdown_s is None else shutdown_s,
             version=__version__,
+            pulse=pulse,
         )
 
     def run_worker(self, **options: Any) -> int:
@@ -378,8 +391,11 @@ class AsyncTask(OnDemand):
 def _check_worker(worker: Worker) -> None:
     if not worker.name or len(worker.name) > 255 or "|" in worker.name or "/" in worker.name:
         raise ConfigError(f"a worker's name has 1 to 255 characters, without | and /: {worker.name!r}")
-    if worker.timeout is not None and not worker.timeout > 0:
-        raise ConfigError(f"worker {worker.name}: timeout must be more than 0 seconds, or None")
+    if worker.timeout is not None and not is_span(worker.timeout):
+        raise ConfigError(
+            f"worker {worker.name}: timeout must be a number of seconds, more than 0 and with an end, or None for no"
+            f" limit, not {worker.timeout!r}"
+        )
     try:
         check_names(worker.options, _OPTIONS)
         worker.check_options({"queue": worker.queue, "retry": worker.retry, "priority": worker.priority, **worker.options})

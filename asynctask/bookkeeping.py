@@ -19,7 +19,7 @@ Three rules carry the rest:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -44,6 +44,7 @@ __all__ = [
     "held_elsewhere",
     "hurry",
     "in_flight",
+    "is_suspect",
     "may_close",
     "may_dispatch",
     "measure",
@@ -64,7 +65,8 @@ COUNTED: Final = tuple(str(s) for s in Status)
 """The counts of items, one per status; they always sum to the total."""
 
 POISON_DEATHS: Final = 3
-"""So many processes may die under a job that had begun before it ends in ``error`` (reason ``poison``)."""
+"""So many processes may die under a job that had begun before it ends in ``error`` (reason ``poison``); twice as many where
+others were at work beside it, for one of those may have been the cause."""
 
 
 class Row(NamedTuple):
@@ -264,6 +266,14 @@ class Begin(Enum):
     CANCEL = "cancel"  # the Task is cancelled
 
 
+def is_foreign(row: Row, attempt: int | None, task_id: int | None) -> bool:
+    """Whether a copy of ``attempt`` is the one that another program pushed (0), and the row is what Begin made of it.
+
+    It carries no fence, and is the row's own copy as long as the row has had no other attempt.
+    """
+    return attempt == 0 and task_id is None and row.attempt == 1
+
+
 def begin(row: Row, attempt: int | None, state: str | None) -> Begin:
     """Decides for a fetched copy of ``attempt`` (None: the engine knows none) by its Task's ``state`` (None: no Task)."""
     if row.status in TERMINAL or row.status is Status.STOPPED:
@@ -338,17 +348,26 @@ def give_back(row: Row, *, now: int) -> Turn:
     return _turn(row, Status.ENQUEUE, Reason.GIVEN_BACK, attempt=row.attempt + 1, due_at=now, process=None)
 
 
-def recover(row: Row, state: str | None, *, now: int) -> Turn | None:
+def is_suspect(row: Row) -> bool:
+    """Whether a process died that held it: it may be the job that kills."""
+    return row.watched or row.deaths > 0
+
+
+def recover(row: Row, state: str | None, *, now: int, beside: Collection[Row] = ()) -> Turn | None:
     """The process that held this row's copy is dead. None where the row has nothing to recover.
 
-    A row that had begun (``working``) counts the death; the third ends it as poison. One that is still ``enqueue`` may
-    have begun within the last flush or not at all: it counts no death but is watched from now on. A row of a cancelled
-    Task is cancelled, for nobody can be running it any more.
+    ``beside``: the other rows that were ``working`` in that process. A row that had begun (``working``) counts the death,
+    unless it is its first and there was a suspect beside it, which counts it then. The third death ends it as poison, or
+    the sixth if the last one came while others were beside it. One that is still ``enqueue`` may have begun within the last
+    flush or not at all: it counts no death. Whatever waits again is watched from now on. A row of a cancelled Task is
+    cancelled, for nobody can be running it any more.
     """
     if row.status not in (Status.ENQUEUE, Status.WORKING) or row.due_at is not None:
         return None
-    deaths = row.deaths + (row.status is Status.WORKING)
-    if deaths >= POISON_DEATHS:
+    had_begun = row.status is Status.WORKING
+    counts = had_begun and (is_suspect(row) or not any(map(is_suspect, beside)))
+    deaths = row.deaths + counts
+    if had_begun and deaths >= (2 * POISON_DEATHS if beside else POISON_DEATHS):
         return _turn(
             row, Status.ERROR, Reason.POISON, attempt=row.attempt + 1, deaths=deaths, process=None,
             **_items_to(row, Status.ERROR),

@@ -22,6 +22,7 @@ SECOND: Final = 1_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST_S: Final = -30_610_224_000  # the year 1000: four digits from here
 _LAST_S: Final = 253_402_300_799  # 9999-12-31T23:59:59
+_BOOTTIME: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # Linux alone has the first
 
 
 class Clock(Protocol):
@@ -35,6 +36,11 @@ class Clock(Protocol):
         """Seconds of a clock that never goes back, for measuring durations within one process."""
         ...
 
+    def boottime(self) -> int:
+        """Microseconds of a clock that never goes back and, unlike :meth:`monotonic`, goes on while the machine is
+        suspended: for leases, which others count in real time."""
+        ...
+
 
 class SystemClock:
     """The machine's own clocks."""
@@ -44,6 +50,9 @@ class SystemClock:
 
     def monotonic(self) -> float:
         return time.monotonic()
+
+    def boottime(self) -> int:
+        return time.clock_gettime_ns(_BOOTTIME) // 1000
 
 
 class Ids(Protocol):

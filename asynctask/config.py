@@ -186,7 +186,7 @@ def _check(name: str, value: Any, low: float | None, high: float | None) -> None
     ok = isinstance(value, int | float) and not isinstance(value, bool) if kind is float else type(value) is kind
     if not ok:
         raise ConfigError(f"{name} must be {kind.__name__}, not {value!r}")
-    if (low is not None and value < low) or (high is not None and value > high):
+    if (low is not None and not value >= low) or (high is not None and not value <= high):  # so that NaN is refused
         raise ConfigError(
             f"{name} must be between {low or 0:g} and {'any' if high is None else f'{high:g}'}, not {value!r}"
         )

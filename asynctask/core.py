@@ -30,10 +30,12 @@ from asynctask.handle import Services
 from asynctask.ledger import recovery, schema
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.database import Database
+from asynctask.ledger.database_time import read_now
+from asynctask.ledger.readiness import Readiness
 from asynctask.ledger.signals import LEDGER, Signals
 from asynctask.messages import Catalogue
 from asynctask.runtime.heartbeat import Heartbeat
-from asynctask.runtime.supervisor import LIFELINE
+from asynctask.runtime.lifeline import LIFELINE
 from asynctask.submission import Submitter
 
 __all__ = ["Core", "WebServices"]
@@ -56,7 +58,9 @@ class Core:
         self.host = recovery.Host.local(name)
         identity = f"{name[:40]}:{self.pid}:{ids.nonce()}"
         self.ledger = Ledger(self.database, clock, ids, Catalogue(config.locale), identity)
+        self.ledger.time.set(read_now(self.database))
         self.broker: Broker = self._made_broker(clock, ids)
+        self.readiness = Readiness(self.ledger, Path(config.data_dir))
         self.uploads = Uploads(Path(config.data_dir), config.max_file_bytes, ids)
         self.dispatcher = Dispatcher(
             self.ledger, self.broker, ahead_s=config.dispatch_ahead_s, outgoing=lambda copies: _filtered(outgoing(), copies)

@@ -18,6 +18,7 @@ __all__ = [
     "NormalException",
     "NotBuilt",
     "NotFound",
+    "OtherEngine",
     "Problem",
     "SchemaOutdated",
     "TooLarge",
@@ -159,6 +160,19 @@ class TransitionRefused(Conflict):
     code = "transition_refused"
 
 
+class OtherEngine(Conflict):
+    """The job waits, or waited, in the queue of an attached engine, which alone can run it again."""
+
+    code = "other_engine"
+
+    def __init__(self, engine: str) -> None:
+        how = {"dramatiq": "its actor's send()"}.get(engine, "its own means")
+        super().__init__(
+            f"this job is one of {engine}, which keeps, retries and removes its jobs by itself: send it again by {how}"
+        )
+        self.engine = engine
+
+
 class ConfigError(AsyncTaskError):
     """A setting is unknown, of the wrong type, or contradicts another."""
 
@@ -203,3 +217,23 @@ class JobTimeout(BaseException):
 
 class JobInterrupted(BaseException):
     """Raised inside a job that is still running when its runtime must end."""
+
+
+_MAX_CHAIN = 100
+
+
+def carries(error: BaseException, kind: type[BaseException]) -> bool:
+    """Whether an exception is of this kind, was raised from one (``__cause__``), while one was handled (``__context__``),
+    or is a group that holds one."""
+    left, seen = [error], set[int]()
+    while left and len(seen) < _MAX_CHAIN:
+        each = left.pop()
+        if isinstance(each, kind):
+            return True
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        left += [near for near in (each.__cause__, each.__context__) if near is not None]
+        if isinstance(each, BaseExceptionGroup):
+            left += each.exceptions
+    return False

@@ -78,15 +78,21 @@ class TaskHandle:
         return found[0]
 
     def wait(self, timeout: float | None = None, poll_s: float = 0.1) -> dict[str, Any]:
-        """Waits until it is done, for at most ``timeout`` seconds; returns the progress either way."""
+        """Waits until it is done, for at most ``timeout`` seconds; returns the progress either way.
+
+        It is asked for every ``poll_s`` seconds. Raises :class:`InputError` for a ``timeout`` or a pause that is no number.
+        """
         clock = self._s.clock
+        if poll_s != poll_s or (timeout is not None and timeout != timeout):
+            raise InputError("NaN is no time: give seconds")
         until = None if timeout is None else clock.monotonic() + timeout
         pause = threading.Event()
         while True:
             progress = self.progress()
             if progress["done"] or (until is not None and clock.monotonic() >= until):
                 return progress
-            pause.wait(poll_s)
+            left = threading.TIMEOUT_MAX if until is None else until - clock.monotonic()
+            pause.wait(max(0.0, min(poll_s, left, threading.TIMEOUT_MAX)))
 
     def events(
         self, status: str | Collection[str] = (), after: int | None = None, limit: int = 100

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from contextvars import ContextVar, Token
 from typing import Any
 
+from asynctask.errors import JobInterrupted, carries
 from asynctask.messages import clean
 
-__all__ = ["CurrentJob", "current_job", "reset_current_job", "set_current_job"]
+__all__ = ["CurrentJob", "current_job", "interrupted", "reset_current_job", "set_current_job"]
 
 
 class CurrentJob:
@@ -91,3 +92,8 @@ def set_current_job(job: CurrentJob | None) -> Token[CurrentJob | None]:
 def reset_current_job(token: Token[CurrentJob | None]) -> None:
     """Undoes :func:`set_current_job`."""
     _current.reset(token)
+
+
+def interrupted(job: CurrentJob, error: BaseException) -> bool:
+    """Whether the runtime stopped under the job, also where the job, or a library on the way, made another error of it."""
+    return isinstance(error, JobInterrupted) or (job.should_stop() and carries(error, JobInterrupted))

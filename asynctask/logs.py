@@ -7,12 +7,14 @@ dead.
 
 from __future__ import annotations
 
+import logging
+import sys
 import traceback
 from typing import Any, Final
 
 import structlog
 
-__all__ = ["MAX_STACK", "Logger", "get_logger"]
+__all__ = ["MAX_STACK", "Logger", "get_logger", "log_to_stderr"]
 
 MAX_STACK: Final = 20_000
 """Characters of a stack; the end of it, where the error is."""
@@ -56,3 +58,22 @@ class Logger:
 def get_logger(name: str) -> Logger:
     """The logger of this name; what is configured in structlog later holds for it too."""
     return Logger(name)
+
+
+def log_to_stderr() -> None:
+    """Sends what the process logs to stderr, for stdout is the command's: lines for people on a terminal, else JSON."""
+    people = sys.stderr.isatty()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *([] if people else [structlog.processors.format_exc_info]),
+            # Not the default view of an exception: it is slow, and shows what the arguments of a job were.
+            structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+            if people
+            else structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+    )

@@ -20,7 +20,7 @@ from asynctask.brokers.operations import (
     pushed_again,
 )
 from asynctask.clock import SECOND
-from asynctask.errors import Conflict, InputError, NotFound
+from asynctask.errors import Conflict, InputError, NotFound, OtherEngine
 from asynctask.handle import Services
 from asynctask.ledger import recovery, waiting
 from asynctask.ledger.base import loads
@@ -197,12 +197,19 @@ class Operations:
         """Has entries of a list run now (``restart``), move to the dead (``kill``), or go for good (``delete``).
 
         For a tracked one these are an explicit retry of this one job, the end in ``error``, and the cancelling of its item.
+        Jobs of another engine are skipped; raises :class:`OtherEngine` where no other is named.
         """
         set_name = checked(list_name, action)
         result, wanted = Result(), wanted_keys(keys)
         with self._ledger.database.read() as connection:
             tracked = waiting.find(connection, set_name, self._ledger.now(), job_ids(wanted))
-        self._act_tracked(set_name, action, tracked, result, who)
+            elsewhere = waiting.engines(connection, tracked.values())
+        if elsewhere and len(elsewhere) == len(wanted):
+            raise OtherEngine(min(elsewhere.values()))
+        for job_id in [job_id for job_id, event_id in tracked.items() if event_id in elsewhere]:
+            result.skip(job_id, str(OtherEngine(elsewhere[tracked[job_id]])))
+        ours = {job_id: event_id for job_id, event_id in tracked.items() if event_id not in elsewhere}
+        self._act_tracked(set_name, action, ours, result, who)
         for key in wanted:
             if key not in tracked:
                 self._act_untracked(set_name, action, key, result)

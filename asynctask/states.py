@@ -146,7 +146,13 @@ EVENT_EDGES: Final[tuple[Edge, ...]] = _edges(
         (_RUNNABLE, _S.ENQUEUE, _R.GIVEN_BACK, (_W.WORKER, _W.SWEEP), "taken back from the broker unrun"),
         (_RUNNABLE, _S.ENQUEUE, _R.WORKER_LOST, (_W.SWEEP,), "its process died; it waits again"),
         (_RUNNABLE, _S.ENQUEUE, _R.REDISPATCHED, (_W.SWEEP,), "the broker lost it; it is dispatched again"),
-        (_RUNNABLE, _S.ERROR, _R.POISON, (_W.SWEEP,), "three processes died under it"),
+        (
+            _RUNNABLE,
+            _S.ERROR,
+            _R.POISON,
+            (_W.SWEEP,),
+            "three processes died under it, six if others were at work there",
+        ),
         (_RUNNABLE, _S.STOPPED, _R.STOPPED, (_W.WORKER, _W.PERSON), "a person stopped it; its checkpoint is kept"),
         ((_S.STOPPED,), _S.ENQUEUE, _R.RESUMED, (_W.PERSON,), "a person started it again"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,6 +29,7 @@ __all__ = [
     "check_job_options",
     "describe",
     "is_model",
+    "is_span",
 ]
 
 TRACKED_RETRIES = 3
@@ -204,6 +206,14 @@ _RULES: Final[Mapping[str, Rule]] = {
     "retry_queue": _QUEUE_RULE,
     "priority": (_is_priority, f"must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}"),
 }
+
+
+def is_span(seconds: Any) -> bool:
+    """Whether something is a span of time that a clock can reach: a number of seconds, more than 0, with an end."""
+    try:
+        return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < float(seconds) < math.inf
+    except OverflowError:  # an integer that is no float
+        return False
 
 
 def describe(target: Any) -> tuple[str, Callable[..., Any], bool, type[BaseModel] | None]:

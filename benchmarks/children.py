@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from asynctask import AsyncTask
-from asynctask.cli.output import log_to_stderr
 from asynctask.clock import SystemClock
 from asynctask.config import ENV_PREFIX
-from asynctask.runtime.supervisor import LIFELINE, watch_parent
+from asynctask.logs import log_to_stderr
+from asynctask.runtime.lifeline import LIFELINE, watch_parent
 from benchmarks.common import Place, Unaccounted
 from benchmarks.processes import started
 from benchmarks.redis_servers import RedisPlace

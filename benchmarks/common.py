@@ -24,8 +24,8 @@ from types import FrameType
 from typing import Any
 
 from asynctask import AsyncTask, AsyncTaskError
-from asynctask.cli.output import log_to_stderr
 from asynctask.clock import SystemClock, rfc3339
+from asynctask.logs import log_to_stderr
 from benchmarks import databases, redis_servers
 from benchmarks.databases import Refused
 from benchmarks.processes import Unaccounted

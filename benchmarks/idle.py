@@ -1,7 +1,7 @@
 """What a worker process with nothing to do costs: `asynctask worker`, for N seconds, from five seconds after it came up.
 
-Its memory is what is resident at the end: pages of its own, and pages of programs and libraries that others may share. Its
-share of one processor is that of the N seconds.
+It is two processes, the worker and its supervisor. Their memory is what is resident at the end: the pages of their own, and
+once those of programs and libraries, which they share. Their share of one processor is that of the N seconds.
 """
 
 from __future__ import annotations
@@ -43,22 +43,25 @@ def measure(options: argparse.Namespace) -> Result:
         with _worker(place) as process:
             await_worker(app, process)
             pause.wait(SETTLED_S)
-            begun, used = clock.monotonic(), _processor_s(process.pid)
+            pids = (process.pid, *_children(process.pid))
+            begun, used = clock.monotonic(), sum(map(_processor_s, pids))
             pause.wait(options.n)
             if process.poll() is not None:
                 raise Unaccounted(f"the worker process ended with {process.returncode}")
-            share = (_processor_s(process.pid) - used) / (clock.monotonic() - begun)
-            resident, shared = _memory_mb(process.pid)
+            share = (sum(map(_processor_s, pids)) - used) / (clock.monotonic() - begun)
+            memory = [_memory_mb(pid) for pid in pids]
+    own, shared = sum(resident - shared for resident, shared in memory), max(shared for _, shared in memory)
     settings: dict[str, Any] = {
         **common.setting(options),
         "processes": 1,
         "threads": 5,
         "cpu_percent": round(100 * share, 2),
-        "own_mb": round(resident - shared, 1),
+        "own_mb": round(own, 1),
+        "of_supervisor_mb": round(memory[0][0] - memory[0][1], 1),
         "shared_mb": round(shared, 1),
         "worker": "one, of plain dicts",
     }
-    return Result("idle", options.n, round(resident, 1), None, None, "MB", settings)
+    return Result("idle", options.n, round(own + shared, 1), None, None, "MB", settings)
 
 
 @contextmanager
@@ -73,6 +76,10 @@ def _worker(place: Place) -> Iterator[Any]:
         ) as process,
     ):
         yield process
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def _processor_s(pid: int) -> float:

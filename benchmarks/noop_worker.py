@@ -13,7 +13,7 @@ from pathlib import Path
 import redis
 
 from asynctask import AsyncTask
-from asynctask.cli.output import log_to_stderr
+from asynctask.logs import log_to_stderr
 
 __all__ = ["COUNTER", "QUEUE", "main"]
 

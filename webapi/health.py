@@ -8,7 +8,7 @@ from typing import Final
 from apiflask import APIBlueprint
 from flask import Response
 
-from asynctask.errors import LedgerUnavailable, SchemaOutdated, Unavailable
+from asynctask.errors import BrokerUnavailable, SchemaOutdated, Unavailable
 from webapi.answers import Health
 from webapi.current import asynctask_app
 from webapi.incoming import NoQuery
@@ -36,12 +36,13 @@ def healthz(query: NoQuery) -> Response:
 @blueprint.output(Health)
 @blueprint.doc(operation_id="readyz", responses=[503])
 def readyz(query: NoQuery) -> Response:
-    """The database answers and its schema is the one that is needed"""
+    """The database answers, its schema is the one that is needed, and what is handed in can be kept"""
     try:
         asynctask_app().ensure_schema()
         asynctask_app().tasks(limit=1)
+        asynctask_app().check_ready()
     except (SchemaOutdated, Unavailable) as error:
-        code = error.code if isinstance(error, SchemaOutdated | LedgerUnavailable) else "unavailable"
+        code = "unavailable" if isinstance(error, BrokerUnavailable) else error.code
         _log.error("not ready: %s", error)
         return problem_response(503, said_to_strangers(error), code=code, headers={"Retry-After": "2"})
     return _fresh(json_response({"status": "ok"}))

@@ -160,7 +160,7 @@ def _route(
     view.__doc__ = f"{title}\n\n{more}"
     view = blueprint.input(schema, location=where, arg_name="given")(view)
     view = blueprint.output(answer)(view)
-    responses = _WITH_BODY if where == "json" else [403, 503] if post else [503]
+    responses = [*_WITH_BODY, 409] if where == "json" else [403, 503] if post else [503]
     view = blueprint.doc(operation_id=operation_id or f"list{name.capitalize()}", responses=responses)(view)
     (blueprint.post if post else blueprint.get)(rule)(view)
 

@@ -83,10 +83,18 @@ class Control:
             if len(keys) < _WITHDRAW:
                 return count
 
+    def recall(self, task_id: int) -> None:
+        """Takes back copies of a Task that was paused or cancelled while they were on their way to the broker.
+
+        One that was cancelled closes here if nothing else of it is open: there may be no worker that would close it.
+        """
+        if self.withdrawn(task_id):
+            try_close(self._ledger, task_id)
+
     def turn(self, task_id: int, seconds: float = _TURN_FOR_S) -> bool:
         """Turns rows of a cancel or retry for so long; returns whether it is done."""
         until = self._clock.monotonic() + seconds
-        while control.turn_some(self._ledger, task_id):
+        while more := control.turn_some(self._ledger, task_id):
             if self._clock.monotonic() > until:
                 return False
-        return True
+        return more is False

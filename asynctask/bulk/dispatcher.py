@@ -13,10 +13,11 @@ from dataclasses import replace
 from functools import partial
 
 from asynctask.brokers.base import Broker
+from asynctask.bulk.control import Control
 from asynctask.bulk.outbox import Outbox, PushFilter
 from asynctask.bulk.room import Load, Pace, Room, Used
 from asynctask.bulk.shift import ACTIVE_S, Shift
-from asynctask.clock import SECOND
+from asynctask.clock import SECOND, micros
 from asynctask.errors import Unavailable
 from asynctask.ledger import dispatch, ready
 from asynctask.ledger.base import Ledger, loads
@@ -46,6 +47,9 @@ QUIET_S = 60.0
 IDLE_S = 1.0
 FRUITLESS_S = 0.2
 """Between two rounds of which the first found nothing to push."""
+
+HELD_S = 0.5
+"""What could not be told to a Task whose row somebody held is tried again after so long."""
 
 SHORTEST_S = 0.05
 """Between two rounds, however few seconds of work are to lie in the queues."""
@@ -81,7 +85,7 @@ class Dispatcher:
         self._ahead_s = ahead_s
         self._pause_s = min(ACTIVE_S, max(SHORTEST_S, 0.8 * ahead_s))
         self._local: Callable[[], Load] | None = None
-        self._outbox = Outbox(ledger, broker, outgoing, self._pushed)
+        self._outbox = Outbox(ledger, broker, outgoing, self._pushed, Control(ledger, broker, ledger.clock).recall)
         self._round_lock = threading.Lock()
         self._around: Sequence[Mapping[str, object]] = []  # the worker processes, as they said when it was last looked
         self._around_until = 0.0
@@ -216,6 +220,8 @@ class Dispatcher:
             for task_id in again:
                 pushed += self._part(partial(self._take_again, task_id))
             pushed += self._part(partial(self._dispatch, self._loads(self._around)))
+            if self._ledger.held.keeps:
+                self.expect(self._ledger.now() + micros(HELD_S))
             if self._more and threading.current_thread() is not self._thread:
                 self._wake.set()  # somebody has to go on with it
             return pushed
@@ -223,13 +229,15 @@ class Dispatcher:
     def _look_around(self) -> list[int]:
         """What other processes are about, and what is due. Returns the Tasks of which somebody left a reservation."""
         now, until = self._ledger.now(), self._ledger.clock.monotonic() + AROUND_S
+        if self._ledger.held.keeps:
+            ready.catch_up(self._ledger)
         with self._ledger.database.read() as connection:
             again = dispatch.unconfirmed(connection, now)
             self._around = living(connection, now)
             due = ready.due_tasks(connection, now)
         self._around_until = until
-        if due:
-            ready.wake_due(self._ledger, due)
+        if due and ready.wake_due(self._ledger, due):
+            self.expect(now + micros(HELD_S))
         return again
 
     def _part(self, act: Callable[[], int]) -> int:

@@ -22,14 +22,23 @@ PushFilter = Callable[[Sequence[Copy]], Sequence[Copy]]
 class Outbox:
     """Copies of what is reserved. Nothing leaves it but to the broker, or as refused to the ledger.
 
-    Arguments: ``outgoing`` is the client side's last word on what is pushed; ``pushed`` is told after each push.
+    Arguments: ``outgoing`` is the client side's last word on what is pushed; ``pushed`` is told after each push; ``recall``
+    takes back what was pushed of a Task that was paused or cancelled meanwhile.
     """
 
-    def __init__(self, ledger: Ledger, broker: Broker, outgoing: PushFilter | None, pushed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        broker: Broker,
+        outgoing: PushFilter | None,
+        pushed: Callable[[], None],
+        recall: Callable[[int], None],
+    ) -> None:
         self._ledger = ledger
         self._broker = broker
         self._outgoing = outgoing
         self._on_pushed = pushed
+        self._recall = recall
         self._unasked: list[Copy] = []  # reserved, and not past the client side's last word
         self._unpushed: list[Copy] = []  # past it, but the broker did not take them
         self._unconfirmed: set[int] = set()  # Tasks of which something is reserved
@@ -48,11 +57,16 @@ class Outbox:
                 self._refuse((each.job_id, each.attempt), error)
 
     def settle(self) -> int:
-        """Pushes what is reserved, then confirms it. Returns how many were pushed. Raises :class:`Unavailable`."""
+        """Pushes what is reserved, then confirms it. Returns how many were pushed. Raises :class:`Unavailable`.
+
+        What cannot be confirmed, for somebody holds its Task's row, is confirmed with a later round.
+        """
         pushed = self._push()
         if self._unconfirmed:
-            dispatch.confirm(self._ledger, sorted(self._unconfirmed))
-            self._unconfirmed.clear()
+            confirmed = dispatch.confirm(self._ledger, sorted(self._unconfirmed))
+            self._unconfirmed = set(confirmed.held)
+            for task_id in confirmed.stopped:
+                self._recall(task_id)
         return pushed
 
     def _push(self) -> int:

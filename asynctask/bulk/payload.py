@@ -14,7 +14,7 @@ from asynctask.ledger.dispatch import Ready
 from asynctask.wire.activejob import is_wrapped, unwrap
 from asynctask.wire.payload import dump, parse, read_time, write_time
 
-__all__ = ["arguments_of", "build", "decode", "job_of", "poisoned", "tracked_copy", "worker_name"]
+__all__ = ["arguments_of", "build", "buried", "decode", "job_of", "poisoned", "tracked_copy", "worker_name"]
 
 
 def build(
@@ -104,7 +104,16 @@ def worker_name(job: Mapping[str, Any]) -> str:
 
 
 def poisoned(copy: Copy, now: int) -> Copy:
-    """An untracked job that processes died of, as it goes to the dead at ``now`` (microseconds): it says so itself.
+    """An untracked job that processes died of, as it goes to the dead at ``now`` (microseconds)."""
+    return buried(
+        copy, now, "ProcessDied",
+        f"{copy.deaths} processes died while they held this job, so no other is given it:"
+        " see what it does to memory and to native code, then retry it",
+    )  # fmt: skip
+
+
+def buried(copy: Copy, now: int, error_class: str, message: str) -> Copy:
+    """A job that is given up without having raised, as it goes to the dead at ``now`` (microseconds): it says why itself.
 
     What is no job stays as it is.
     """
@@ -115,11 +124,7 @@ def poisoned(copy: Copy, now: int) -> Copy:
     for name, value in (("jid", copy.jid), ("queue", copy.queue)):  # tools name an entry by the one, and list the other
         if not (isinstance(job.get(name), str) and job[name]):
             job[name] = value
-    job["error_class"] = "ProcessDied"
-    job["error_message"] = (
-        f"{copy.deaths} processes died while they held this job, so no other is given it:"
-        " see what it does to memory and to native code, then retry it"
-    )
+    job["error_class"], job["error_message"] = error_class, message
     if read_time(job.get("failed_at")) is None:  # tools cannot show an entry without it
         job["failed_at"] = write_time(now)
     return Copy(copy.jid, copy.attempt, copy.queue, dump(job), copy.priority, copy.task_id, copy.deaths, copy.handle)

@@ -16,15 +16,16 @@ from asynctask.bulk.control import Control
 from asynctask.bulk.dispatcher import LOOK_AGAIN_S
 from asynctask.bulk.payload import poisoned
 from asynctask.bulk.rota import PARTS, Rota
-from asynctask.clock import micros
 from asynctask.errors import Unavailable
 from asynctask.ledger import control, lost, progress, ready, recovery, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.closing import candidates, try_close
 from asynctask.ledger.signals import Waker
+from asynctask.ledger.task_locks import is_held
 from asynctask.ledger.transitions import EventRecord
 from asynctask.logs import get_logger
+from asynctask.states import State
 
 __all__ = ["Sweep"]
 
@@ -71,7 +72,7 @@ class Sweep:
             foreign=not (isinstance(broker, SqlBroker) or broker.capabilities.polled), apart=broker.capabilities.polled,
         )  # fmt: skip
         self._missed: dict[Key, tuple[int, int]] = {}
-        self._looked_at = 0
+        self._looked_at = -math.inf
         self._unknown: set[str] = set()
         self._rests: dict[str, float] = {}
         self._thread: threading.Thread | None = None
@@ -129,9 +130,8 @@ class Sweep:
 
     def recover_dead(self) -> int:
         """Takes the jobs of dead processes back. Returns how many processes were recovered."""
-        now = self._ledger.now()
         with self._ledger.database.read() as connection:
-            dead = recovery.dead_processes(connection, self._host, now)
+            dead = recovery.dead_processes(connection, self._ledger, self._host)
             known = {str(process["identity"]) for process in recovery.list_processes(connection)}
             unknown = recovery.unknown_workers(connection)
         unknown |= self._strays(known)
@@ -152,10 +152,12 @@ class Sweep:
         if not recovery.condemn(self._ledger, self._host, identity):
             return
         held = self._broker.held_by(identity)
-        tracked = [copy for copy in held if copy.attempt > 0]
-        applied = recovery.recover_events(self._ledger, identity, [copy.key for copy in tracked])
-        self._broker.drop(identity, tracked)
-        self._put_back(identity, [copy for copy in held if copy.attempt == 0])
+        applied = recovery.recover_events(self._ledger, identity, [copy.key for copy in held])
+        # What another program pushed is tracked from the moment at which it has an Event: that one runs again, or is over.
+        recovered = {each.record.job_id for each in applied if each.record is not None and each.turn is not None}
+        untracked = [copy for copy in held if copy.attempt == 0 and copy.jid not in recovered]
+        self._broker.drop(identity, [copy for copy in held if copy.attempt > 0 or copy.jid in recovered])
+        self._put_back(identity, untracked)
         recovery.forget(self._ledger, identity, dead=True)
         turned = sum(each.turn is not None for each in applied)
         self._log.warning("process_recovered", identity=identity, jobs=len(held), recovered=turned)
@@ -201,7 +203,7 @@ class Sweep:
                     "the program that handed in the items ended before it had handed in all",
                     anyone=True,
                 )
-            elif self._take_up is not None:
+            elif self._take_up is not None and not is_held(self._ledger, task_id):
                 self._take_up(task_id)
 
     def close(self) -> None:
@@ -215,8 +217,8 @@ class Sweep:
 
     def find_lost(self) -> int:
         """Dispatches again what the broker did not hold on two looks 10 s apart. Returns how many copies were lost."""
-        now = self._ledger.now()
-        if now - self._looked_at < micros(LOOK_S):
+        now = self._ledger.clock.monotonic()
+        if now - self._looked_at < LOOK_S:
             return 0
         self._looked_at = now
         if ready.repair(self._ledger) + sessions.repair(self._ledger):
@@ -231,6 +233,9 @@ class Sweep:
                 for task_id in tasks
                 for record in lost.flying_rows(connection, task_id)
             }
+        # A process may have died before it could take back what it pushed of a Task that was cancelled meanwhile.
+        for task_id in sorted({r.task_id for r in flying.values() if r.task_id and r.task_state == State.CANCELLED}):
+            self._controls.recall(task_id)
         held = self._broker.holds(flying) if flying else set()
         missing = {key: record for key, record in flying.items() if key not in held}
         gone = [(record.id, key[1]) for key, record in missing.items() if key in self._missed]

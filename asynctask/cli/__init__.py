@@ -15,8 +15,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
     Arguments: ``argv``, the words after the program's name; without it those that the process was started with.
     """
-    from asynctask.cli.output import INTERNAL, log_to_stderr
+    from asynctask.cli.output import INTERNAL
     from asynctask.cli.root import run
+    from asynctask.logs import log_to_stderr
 
     log_to_stderr()
     try:

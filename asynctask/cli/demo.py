@@ -111,7 +111,7 @@ class _Run:
     @contextmanager
     def services(self) -> Iterator[None]:
         """The web server and the workers, started and ready; at the end of the block no process is left."""
-        from asynctask.runtime.supervisor import LIFELINE
+        from asynctask.runtime.lifeline import LIFELINE
 
         log = self._folder / "services.log"
         argv = child_argv(f"{self._shop_file}:app", "up", {})

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any, Final
 
 import click
-import structlog
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console
@@ -30,7 +28,6 @@ __all__ = [
     "clean",
     "count",
     "exit_code",
-    "log_to_stderr",
     "number",
 ]
 
@@ -90,25 +87,6 @@ def count(value: int, noun: str) -> str:
 def exit_code(error: BaseException) -> int:
     """The exit code that an error ends the command with."""
     return UNAVAILABLE if isinstance(error, Unavailable | SchemaOutdated) else USAGE
-
-
-def log_to_stderr() -> None:
-    """Sends what the process logs to stderr, for stdout is the command's: lines for people on a terminal, else JSON."""
-    people = sys.stderr.isatty()
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            *([] if people else [structlog.processors.format_exc_info]),
-            # Not the default view of an exception: it is slow, and shows what the arguments of a job were.
-            structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
-            if people
-            else structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
-    )
 
 
 class Output:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -14,11 +15,12 @@ import click
 
 from asynctask.cli.options import TASK_ID, Command, Session, file_options, pass_session
 from asynctask.cli.output import OK, clean
-from asynctask.clock import SystemClock
 from asynctask.config import Config
 from asynctask.errors import ConfigError
 from asynctask.ledger import schema
 from asynctask.ledger.database import Database
+from asynctask.runtime.lifeline import LIFELINE, Pulse, watch_parent
+from asynctask.runtime.supervisor import Announcement, ChildSpec, become
 
 __all__ = ["COMMANDS", "address", "child_argv", "free_port"]
 
@@ -87,7 +89,7 @@ def web(session: Session) -> int:
     _ensure_schema(app.config)
 
     def ready(url: str) -> None:
-        _banner(session, {"url": url, "pid": os.getpid()}, f"{url} (Ctrl-C stops it)")
+        _announce(session, {"url": url, "pid": os.getpid()}, f"{url} (Ctrl-C stops it)")
 
     _end_with_parent(session)
     serve(app, host=host, port=port, threads=session.setting(app.config, "web_threads"), ready=ready)
@@ -135,24 +137,22 @@ def worker(session: Session, config_file: str | None, environment: str | None) -
     weights = Config(**{**_plain(app.config), **settings}).queue_weights()
     _ensure_schema(app.config)
     processes, shutdown_s = settings.pop("processes"), settings["shutdown_s"]
+    if processes == 1 and LIFELINE in session.environ:
+        _end_with_parent(session)
+        return app.run_worker(
+            concurrency=settings["concurrency"], queues=weights, strict=settings["strict_queues"], shutdown_s=shutdown_s,
+            pulse=Pulse(session.environ),
+        )  # fmt: skip
     several = processes > 1
-    _banner(
+    _announce(
         session,
         {"pid": os.getpid(), "processes": processes, **settings},
         f"{processes} worker process{'es' if several else ''} of {settings['concurrency']} threads,"
         f" queues {clean(settings['queues'])} (Ctrl-C stops {'them' if several else 'it'})",
     )
-    if several:
-        argv = child_argv(session.target, "worker", {**settings, "processes": 1})
-        return _supervise(session, [(f"worker-{n}", argv) for n in range(1, processes + 1)], shutdown_s)
-    _end_with_parent(session)
-    code = app.run_worker(
-        concurrency=settings["concurrency"],
-        queues=weights,
-        strict=settings["strict_queues"],
-        shutdown_s=settings["shutdown_s"],
-    )
-    return int(code or OK)
+    argv = child_argv(session.target, "worker", {**settings, "processes": 1})
+    children = [ChildSpec(f"worker-{n}", argv) for n in range(1, processes + 1)]
+    return become(["worker", "-A", session.target], children, environ=session.environ, shutdown_s=shutdown_s)
 
 
 def _plain(config: Config) -> dict[str, Any]:
@@ -177,51 +177,18 @@ def up(session: Session, config_file: str | None, environment: str | None) -> in
     worker_flags = {name: flags.get(name) for name in ("concurrency", "queues", "strict_queues", "shutdown_s")}
     worker_argv = child_argv(session.target, "worker", {"processes": 1, **worker_flags})
 
-    def ready() -> None:
-        _banner(session, {"url": url, "pid": os.getpid(), "processes": processes}, f"{url} (Ctrl-C stops it)")
-
-    workers = [(f"worker-{n}", worker_argv) for n in range(1, processes + 1)]
-    return _supervise(
-        session, [("web", web_argv), *workers], session.setting(config, "shutdown_s"), _once_open(host, port, ready)
-    )
-
-
-def _once_open(host: str, port: int, ready: Callable[[], None]) -> Callable[[], None]:
-    """Calls ``ready`` at the first look at which the port takes connections."""
-    said = False
-
-    def look() -> None:
-        nonlocal said
-        if said:
-            return
-        try:
-            socket.create_connection((_ANYWHERE.get(host, host), port), timeout=1).close()
-        except OSError:
-            return
-        said = True
-        ready()
-
-    return look
+    document, line = {"url": url, "pid": os.getpid(), "processes": processes}, f"{url} (Ctrl-C stops it)"
+    text = json.dumps(document, indent=2) if session.out.json else line
+    workers = [ChildSpec(f"worker-{n}", worker_argv) for n in range(1, processes + 1)]
+    become(
+        ["up", "-A", session.target], [ChildSpec("web", web_argv), *workers], environ=session.environ,
+        shutdown_s=session.setting(config, "shutdown_s"),
+        announcement=None if LIFELINE in session.environ else Announcement(_ANYWHERE.get(host, host), port, text + "\n"),
+    )  # fmt: skip
 
 
-def _supervise(
-    session: Session,
-    children: Sequence[tuple[str, Sequence[str]]],
-    shutdown_s: float,
-    on_look: Callable[[], None] = lambda: None,
-) -> int:
-    from asynctask.runtime.supervisor import ChildSpec, Supervisor, watch_parent
-
-    specs = [ChildSpec(name, argv) for name, argv in children]
-    supervisor = Supervisor(specs, clock=SystemClock(), environ=session.environ, shutdown_s=shutdown_s)
-    watch_parent(session.environ, supervisor.stop)
-    return supervisor.run(on_look=on_look)
-
-
-def _banner(session: Session, document: Mapping[str, Any], line: str) -> None:
+def _announce(session: Session, document: Mapping[str, Any], line: str) -> None:
     """What a process says when it starts. One that a supervisor started is silent: stdout is the supervisor's."""
-    from asynctask.runtime.supervisor import LIFELINE
-
     if LIFELINE not in session.environ:
         session.out.document(document)
         session.out.line(line)
@@ -229,8 +196,6 @@ def _banner(session: Session, document: Mapping[str, Any], line: str) -> None:
 
 def _end_with_parent(session: Session) -> None:
     """A process that a supervisor started stops, in order, when the supervisor is gone."""
-    from asynctask.runtime.supervisor import watch_parent
-
     watch_parent(session.environ, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
 

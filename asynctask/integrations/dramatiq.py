@@ -38,7 +38,7 @@ from asynctask.errors import ConfigError, JobInterrupted, JobTimeout, NormalExce
 from asynctask.integrations.engine import EngineProcess
 from asynctask.job import CurrentJob, reset_current_job, set_current_job
 from asynctask.ledger.base import dumps
-from asynctask.ledger.record import NewJob, enqueue
+from asynctask.ledger.record import ENGINE, NewJob, enqueue
 from asynctask.logs import get_logger
 from asynctask.middleware.task_event import TICKET
 from asynctask.middleware.tracker import Arrival, Ticket
@@ -47,6 +47,9 @@ from asynctask.states import Status
 from asynctask.worker import Worker
 
 __all__ = ["TaskEvents", "TrackingUnavailable", "attach"]
+
+NAME = "dramatiq"
+"""This engine, in the identities of its processes and in its Events."""
 
 MAX_JOB_ID = 64
 _ANSWERED = ("on_success", "on_failure", "pipe_target")
@@ -168,7 +171,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             # (A consumer moves a delayed message to its queue: that one has its Event since it was sent.)
             job = NewJob(message.message_id, actor.actor_name, actor.queue_name, self._params(message))
             try:
-                enqueue(self._app.ledger, [job])
+                enqueue(self._app.ledger, [job], options={ENGINE: NAME})
             except Exception as error:
                 raise TrackingUnavailable(f"{actor.actor_name} was not sent: its Event cannot be made: {error}") from error
 
@@ -349,7 +352,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
     def before_worker_boot(self, broker: dramatiq.Broker, worker: Any) -> None:
         queues = sorted(broker.get_declared_queues())
         try:
-            process = EngineProcess(self._app, "dramatiq", concurrency=worker.worker_threads, queues=queues)
+            process = EngineProcess(self._app, NAME, concurrency=worker.worker_threads, queues=queues)
             process.start()
         except Exception as error:
             raise TrackingUnavailable(f"the worker cannot start, for it could record nothing: {error}") from error

@@ -12,6 +12,8 @@ import orjson
 
 from asynctask.clock import Clock, Ids, SystemClock, SystemIds, rfc3339
 from asynctask.ledger.database import Database
+from asynctask.ledger.database_time import DatabaseTime
+from asynctask.ledger.task_locks import Held
 from asynctask.messages import Catalogue
 
 __all__ = ["MAX_ID", "MAX_SLOTS", "SLOTS_FROM", "Ledger", "dumps", "in_range", "loads", "stamp", "stamps"]
@@ -35,7 +37,8 @@ class Ledger:
     """The ledger as one process sees it.
 
     ``identity`` names the process in leases and in ``events.process``; it also chooses the slot of the tallies that this
-    process counts in, so that no two processes wait for each other's row.
+    process counts in, so that no two processes wait for each other's row. ``time`` is the database's clock, by which
+    everything in the ledger is written and judged. ``held`` is what this process knows of Tasks' rows that others hold.
     """
 
     database: Database
@@ -43,9 +46,12 @@ class Ledger:
     ids: Ids = field(default_factory=SystemIds)
     catalogue: Catalogue = field(default_factory=Catalogue)
     identity: str = "local"
+    time: DatabaseTime = field(init=False)
+    held: Held = field(default_factory=Held)
     _seed: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "time", DatabaseTime(self.clock))
         object.__setattr__(self, "_seed", zlib.crc32(self.identity.encode()))
 
     def slot(self, slots: int) -> int:
@@ -57,8 +63,8 @@ class Ledger:
         return self.slot(slots) % ERROR_SLOTS
 
     def now(self) -> int:
-        """The wall clock in microseconds."""
-        return self.clock.now()
+        """The database's clock, in microseconds since 1970-01-01 UTC."""
+        return self.time.now()
 
 
 def in_range(number: int) -> int:

@@ -24,6 +24,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import Connection
 
 from asynctask.errors import TooLarge
+from asynctask.ledger.conflicts import is_lost
 from asynctask.ledger.statements import (
     Form,
     insert_mariadb,
@@ -369,7 +370,7 @@ def _copy(connection: Connection, table: str, columns: Sequence[str], rows: Sequ
             for row in rows:
                 copy.write_row(row)
     except error_class as error:  # told as SQLAlchemy tells the errors of every other statement
-        lost = connection.dialect.is_disconnect(error, driver, None)
+        lost = is_lost(connection, error)
         if lost:
             connection.invalidate(error)
         raise exc.DBAPIError.instance(

@@ -138,9 +138,13 @@ class _OwnConnection:
 
     def _connect(self) -> Connection:
         engine = self._database.engine
-        # The pool's own way to connect, without its bound: this connection is the process's one more.
-        own = sa.create_engine(self._database.url, creator=engine.pool._creator, poolclass=sa.NullPool)
-        return own.execution_options(isolation_level="AUTOCOMMIT").connect()
+        # The pool's own way to connect, without its bound: this connection is the process's one more. Closed after use, it
+        # needs no reset, which fails on a connection that broke, with a traceback in the log.
+        own = sa.create_engine(
+            self._database.url, creator=engine.pool._creator, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT",
+            skip_autocommit_rollback=True, pool_reset_on_return=None,
+        )  # fmt: skip
+        return own.connect()
 
     def end(self) -> None:
         self._ended.set()

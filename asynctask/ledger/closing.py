@@ -19,6 +19,7 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.models import events, task_tallies, tasks
+from asynctask.ledger.task_locks import try_lock
 from asynctask.states import OPEN, Reason, State
 
 __all__ = ["candidates", "try_close"]
@@ -62,15 +63,20 @@ def _candidates(given: frozenset[str]) -> Any:
 
 @repeatable
 def try_close(ledger: Ledger, task_id: int) -> bool:
-    """Closes the Task's generation if counts and rows both say that nothing is open. Returns whether this caller did."""
+    """Closes the Task's generation if counts and rows both say that nothing is open. Returns whether this caller did.
+
+    While somebody holds the Task's row it is left to the sweep.
+    """
     with ledger.database.read() as connection:
         task = task_rows.get(connection, task_id)
         if task["closed_at"] is not None or not _ready(connection, task) or _open_rows(connection, task_id):
             return False
     # Between the look and the compare-and-set nothing can open a row but an explicit retry, which raises the generation.
     with ledger.database.write() as connection:
-        again = task_rows.lock(connection, task_id)
-        if again["generation"] != task["generation"] or again["closed_at"] is not None or not _ready(connection, again):
+        again = try_lock(connection, ledger, task_id)
+        if again is None or again["generation"] != task["generation"] or again["closed_at"] is not None:
+            return False
+        if not _ready(connection, again):
             return False
         now = ledger.now()
         if again["state"] == State.CANCELLED:
@@ -79,7 +85,7 @@ def try_close(ledger: Ledger, task_id: int) -> bool:
                 .where(_t.id == task_id)
                 .values(closed_at=now, finished_at=now, updated_at=now, version=_t.version + 1)
             )
-            sessions.release(connection, again)
+            sessions.release(connection, ledger, again)
         else:
             # No callback is queued with it, so the step through finalizing ends in the same transaction.
             task_rows.turn(connection, ledger, again, State.FINALIZING, Reason.CLOSED, closed_at=now)

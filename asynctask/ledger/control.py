@@ -15,6 +15,7 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks
 from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.models import events, tasks
+from asynctask.ledger.task_locks import try_lock
 from asynctask.ledger.transitions import Applied, Change, EventRecord, Note, apply, read_events
 from asynctask.messages import is_storable
 from asynctask.states import OPEN, Reason, State, Status
@@ -188,13 +189,16 @@ def turning_tasks(connection: Connection) -> list[tuple[int, str]]:
 
 
 @repeatable
-def turn_some(ledger: Ledger, task_id: int) -> bool:
-    """Turns the next slice of rows of a cancel or retry. Returns whether there is more to do.
+def turn_some(ledger: Ledger, task_id: int) -> bool | None:
+    """Turns the next slice of rows of a cancel or retry. Returns whether there is more to do, None where that is not known
+    because somebody else holds the Task's row.
 
     Any process may do it, at any time: the cursor moves in the transaction of the rows.
     """
     with ledger.database.write() as connection:
-        task = task_rows.lock(connection, task_id)
+        task = try_lock(connection, ledger, task_id)
+        if task is None:
+            return None
         if task["turning"] is None:
             return False
         size = _SQLITE_SLICE if ledger.database.is_sqlite else SLICE

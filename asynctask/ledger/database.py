@@ -17,12 +17,20 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
-from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.engine import Connection, Engine, ExceptionContext
 from sqlalchemy.engine.url import URL, make_url
 
 from asynctask.clock import Ids, SystemIds
 from asynctask.errors import ConfigError, LedgerUnavailable
-from asynctask.ledger.conflicts import LOCKED, OutcomeUnknown, TransactionConflict, code_of, translated
+from asynctask.ledger.conflicts import (
+    LOCKED,
+    OutcomeUnknown,
+    TransactionConflict,
+    code_of,
+    is_lost,
+    is_read_only,
+    translated,
+)
 from asynctask.ledger.sqlite import WriteLock, connect_sqlite
 
 __all__ = ["Database"]
@@ -105,6 +113,7 @@ class Database:
             event.listen(engine, "do_connect", _dial_mariadb)
         event.listen(engine, "connect", self._connect_postgresql if self.dialect == "postgresql" else _connect_mariadb)
         event.listen(engine, "checkout", _refuse_hung_up)
+        event.listen(engine, "handle_error", _give_up_read_only)
         return engine
 
     def _connect_postgresql(self, connection: Any, _record: Any) -> None:
@@ -210,7 +219,7 @@ class Database:
         try:
             connection.exec_driver_sql("COMMIT")
         except exc.DBAPIError as error:
-            if not error.connection_invalidated:  # the server answered, and the answer was no
+            if not error.connection_invalidated or is_read_only(error.orig):  # the server answered, and the answer was no
                 _roll_back(connection)
                 raise
             if not marked:
@@ -260,6 +269,12 @@ class Database:
         """Removes what connections of days gone by have left, in the caller's transaction."""
         if self.dialect == "mariadb":
             connection.exec_driver_sql("DELETE FROM write_marks WHERE at < UNIX_TIMESTAMP() - 172800")
+
+    @property
+    def absolute_url(self) -> str:
+        """Its URL, with the password, for another process that may run in another folder."""
+        url = self.url if self.path is None else self.url.set(database=str(self.path.absolute()))
+        return url.render_as_string(hide_password=False)
 
     def close(self) -> None:
         """Closes every connection."""
@@ -312,7 +327,7 @@ def _connect_mariadb(connection: Any, _record: Any) -> None:
         cursor.execute(
             "SET SESSION sql_mode ="
             " 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO,NO_BACKSLASH_ESCAPES',"
-            f" innodb_lock_wait_timeout = {_LOCK_S}, group_concat_max_len = {_LONGEST_LIST}"
+            f" innodb_lock_wait_timeout = {_LOCK_S}, group_concat_max_len = {_LONGEST_LIST}, time_zone = '+00:00'"
         )
         cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
 
@@ -334,15 +349,20 @@ def _refuse_hung_up(connection: Any, _record: Any, _proxy: Any) -> None:
         raise exc.DisconnectionError("the server has hung up")
 
 
+def _give_up_read_only(context: ExceptionContext) -> None:
+    """A session that may only read is taken for a lost connection, and the pool's others with it."""
+    if is_read_only(context.original_exception):
+        context.is_disconnect = True
+
+
 @contextmanager
 def _through(connection: Connection) -> Iterator[None]:
     """Errors of the driver itself as SQLAlchemy would tell them."""
-    dialect = connection.dialect
-    error_class: Any = dialect.loaded_dbapi.Error
+    error_class: Any = connection.dialect.loaded_dbapi.Error
     try:
         yield
     except error_class as error:
-        lost = dialect.is_disconnect(error, connection.connection.driver_connection, None)
+        lost = is_lost(connection, error)
         if lost:
             connection.invalidate(error)
         raise exc.OperationalError("BEGIN", None, error, connection_invalidated=lost) from error

@@ -22,11 +22,13 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, loads
 from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.models import events, tasks
+from asynctask.ledger.task_locks import each_free, try_lock
 from asynctask.ledger.transitions import Change, EventRecord, apply
 from asynctask.states import Status
 
 __all__ = [
     "Alone",
+    "Confirmed",
     "Ready",
     "Runnable",
     "alone_due",
@@ -81,6 +83,7 @@ _CONFIRMED = (
     .where(_t.id.in_(sa.bindparam("ids", expanding=True)), _t.dispatch_by == sa.bindparam("me"))
     .values(reserved_from=None, dispatch_by=None, dispatch_until=None)
 )
+_STATES = sa.select(_t.id, _t.state).where(_t.id.in_(sa.bindparam("ids", expanding=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +139,7 @@ def runnable(connection: Connection, ledger: Ledger, queues: Collection[str], li
 def reserve(ledger: Ledger, task_id: int, wanted: int, *, lease_s: float) -> list[Ready]:
     """Reserves up to ``wanted`` jobs of a Task under its ``parallel``, jobs that are due again first.
 
-    Nothing while another dispatcher's reservation is unconfirmed under its lease.
+    Nothing while another dispatcher's reservation is unconfirmed under its lease, or while somebody holds the Task's row.
     """
     reserved = _reserve(ledger, task_id, wanted, lease_s)
     if reserved.full:
@@ -156,9 +159,9 @@ class _Reserved:
 @repeatable
 def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Reserved:
     with ledger.database.write() as connection:
-        task = task_rows.lock(connection, task_id)
+        task = try_lock(connection, ledger, task_id)
         now = ledger.now()
-        if _held_by_another(ledger, task, now):
+        if task is None or _held_by_another(ledger, task, now):
             return _Reserved([])
         if not may_dispatch(task["state"]) or not sessions.may(task):
             connection.execute(tasks.update().where(_t.id == task_id).values(ready=None))
@@ -194,7 +197,10 @@ def _look_again(ledger: Ledger, task_id: int) -> None:
         flying = _flying(connection, task)
     if task["ready"] is None and room(task["state"], task["parallel"], flying, 1):
         with ledger.database.write() as connection:
-            connection.execute(tasks.update().where(_t.id == task_id, ready.MAY).values(ready=_t.priority))
+            if try_lock(connection, ledger, task_id) is None:
+                ledger.held.keep_hint(task_id, None)
+            else:
+                connection.execute(tasks.update().where(_t.id == task_id, ready.MAY).values(ready=_t.priority))
 
 
 def _flying(connection: Connection, task: Mapping[str, Any]) -> int:
@@ -275,13 +281,25 @@ def _select_ready(connection: Connection, condition: Any) -> Sequence[Any]:
     return batches.fetch(connection, statement)
 
 
-@repeatable
-def confirm(ledger: Ledger, task_ids: Sequence[int]) -> None:
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """``held``: Tasks whose rows somebody holds, which are to be confirmed again. ``stopped``: those that may not dispatch
+    any more, paused or cancelled between the reservation and now: what was pushed of them is to be taken back."""
+
+    held: list[int]
+    stopped: list[int]
+
+
+def confirm(ledger: Ledger, task_ids: Sequence[int]) -> Confirmed:
     """What this process reserved of these Tasks is in the broker."""
-    if not task_ids:
-        return
-    with ledger.database.write() as connection:
-        connection.execute(_CONFIRMED, {"ids": sorted(task_ids), "me": ledger.identity})
+    states: dict[int, str] = {}
+
+    def act(connection: Connection, free: list[int]) -> None:
+        states.update((int(i), state) for i, state in connection.execute(_STATES, {"ids": free}))
+        connection.execute(_CONFIRMED, {"ids": free, "me": ledger.identity})
+
+    held = each_free(ledger, task_ids, act)
+    return Confirmed(held, [task_id for task_id, state in states.items() if not may_dispatch(state)])
 
 
 def unconfirmed(connection: Connection, now: int) -> list[int]:
@@ -291,11 +309,14 @@ def unconfirmed(connection: Connection, now: int) -> list[int]:
 
 @repeatable
 def take_again(ledger: Ledger, task_id: int, *, lease_s: float, limit: int = 10_000) -> list[Ready]:
-    """Takes over an unconfirmed reservation whose lease ended: the jobs of its range that must be pushed again."""
+    """Takes over an unconfirmed reservation whose lease ended: the jobs of its range that must be pushed again.
+
+    None of them where somebody holds the Task's row: its time comes with a later round.
+    """
     with ledger.database.write() as connection:
-        task = task_rows.lock(connection, task_id)
+        task = try_lock(connection, ledger, task_id)
         now = ledger.now()
-        if task["dispatch_by"] is None or _held_by_another(ledger, task, now):
+        if task is None or task["dispatch_by"] is None or _held_by_another(ledger, task, now):
             return []
         connection.execute(
             tasks.update().where(_t.id == task_id).values(dispatch_by=ledger.identity, dispatch_until=now + micros(lease_s))

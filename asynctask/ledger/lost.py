@@ -15,6 +15,7 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks
 from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.models import events, task_tallies, tasks
+from asynctask.ledger.task_locks import try_lock
 from asynctask.ledger.transitions import Applied, Change, EventRecord, Note, apply, read_events
 from asynctask.states import OPEN, Status
 
@@ -65,9 +66,10 @@ def advance_low(ledger: Ledger, task_ids: Sequence[int]) -> None:
     """Moves each Task's low mark up to its first open row, so that later looks pass over what is over."""
     for task_id in task_ids:
         with ledger.database.write() as connection:
-            task = task_rows.lock(connection, task_id)
-            if task["turning"] is not None:
-                continue  # rows that are terminal now may be opened by it, and would be passed over for ever
+            task = try_lock(connection, ledger, task_id)
+            # Rows that are terminal now may be opened by a turn, and would be passed over for ever.
+            if task is None or task["turning"] is not None:
+                continue
             behind = (_e.task_id == task_id) & (_e.seq >= task["low_seq"]) & (_e.seq < task["next_seq"])
             still_open = sa.select(_e.seq).where(behind, _e.status.in_([str(s) for s in OPEN])).order_by(_e.seq).limit(1)
             first = connection.execute(still_open).scalar()

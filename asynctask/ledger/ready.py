@@ -6,7 +6,8 @@ and too many of them do no harm: a reservation asks the rows and puts the hints 
 that was lost with its process is found by :func:`repair`.
 
 Writers of Events do not lock Tasks. They give their hint after their commit, in :func:`announce`: whoever reserved before
-saw the rows as they were, or the hint comes after his.
+saw the rows as they were, or the hint comes after his. A Task whose row somebody holds gets its hint later, by the next
+round of this process's dispatcher (:func:`catch_up`): outcomes of other Tasks must not wait for it.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from sqlalchemy.engine import Connection
 from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import sessions
 from asynctask.ledger.base import Ledger, chunks
-from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.models import events, tasks
+from asynctask.ledger.task_locks import each_free
 from asynctask.ledger.transitions import Applied
 from asynctask.logs import get_logger
 
-__all__ = ["MAY", "announce", "due_tasks", "next_due", "repair", "settled", "wake_due"]
+__all__ = ["MAY", "announce", "catch_up", "due_tasks", "next_due", "repair", "settled", "wake_due"]
 
 _t, _e = tasks.c, events.c
 _DISPATCHED = ("splitting", "running")
@@ -41,7 +42,7 @@ def announce(ledger: Ledger, applied: Iterable[Applied], ended: Iterable[int | N
     """What the committed changes leave to dispatch: call it after their transaction.
 
     Arguments: ``ended``, Tasks of which jobs ended beside, or None. Returns when the next of it is due (microseconds; the
-    past: now), None where there is nothing.
+    past: now), None where there is nothing. Does not wait for a Task's row that somebody holds.
     """
     due: dict[int, int | None] = {task_id: None for task_id in ended if task_id is not None}
     for each in applied:
@@ -65,7 +66,8 @@ def _announce_some(ledger: Ledger, due: dict[int, int | None]) -> int | None:
     freed = [int(row.id) for row in found if row.parallel is not None and row.ready is None]
     waits = {task_id: at for task_id, at in due.items() if at is not None}
     if freed or waits:
-        _hint(ledger, freed, waits)
+        for task_id in _hint(ledger, freed, waits):
+            ledger.held.keep_hint(task_id, due[task_id])
     for row in found:
         over = row.ready is None and row.generation_sealed and row.next_seq >= row.created_jobs
         if row.session_holder is not None and over:
@@ -74,15 +76,35 @@ def _announce_some(ledger: Ledger, due: dict[int, int | None]) -> int | None:
     return min(times, default=None)
 
 
-@repeatable
-def _hint(ledger: Ledger, freed: list[int], waits: dict[int, int]) -> None:
-    with ledger.database.write() as connection:
-        if freed:
-            connection.execute(tasks.update().where(_t.id.in_(freed), MAY).values(ready=_t.priority))
-        for task_id, at in sorted(waits.items()):
-            # Without a condition on what it was: a reservation that is under way ends first, and then this one counts.
-            earlier = sa.case((_t.due_next <= at, _t.due_next), else_=at)
-            connection.execute(tasks.update().where(_t.id == task_id).values(due_next=earlier))
+def _hint(ledger: Ledger, freed: list[int], waits: dict[int, int]) -> list[int]:
+    """Returns the Tasks that could not be given their hint, for somebody holds them."""
+
+    def act(connection: Connection, free: list[int]) -> None:
+        if some := [task_id for task_id in free if task_id in freed]:
+            connection.execute(tasks.update().where(_t.id.in_(some), MAY).values(ready=_t.priority))
+        for task_id in free:
+            if (at := waits.get(task_id)) is not None:
+                # Without a condition on what it was: a reservation that is under way ends first, and then this one counts.
+                earlier = sa.case((_t.due_next <= at, _t.due_next), else_=at)
+                connection.execute(tasks.update().where(_t.id == task_id).values(due_next=earlier))
+
+    return each_free(ledger, {*freed, *waits}, act)
+
+
+def catch_up(ledger: Ledger) -> None:
+    """Gives the hints, and passes on the sessions, that this process kept because somebody held a Task's row."""
+    hints, keys = ledger.held.take()
+    try:
+        for part in chunks(sorted(hints.items()), 1_000):
+            _announce_some(ledger, dict(part))
+        for key in keys:
+            sessions.promote_alone(ledger, key)
+    except LedgerUnavailable:
+        for task_id, due in hints.items():
+            ledger.held.keep_hint(task_id, due)
+        for key in keys:
+            ledger.held.keep_session(key)
+        raise
 
 
 def next_due(connection: Connection, now: int) -> int | None:
@@ -98,19 +120,25 @@ def due_tasks(connection: Connection, now: int, limit: int = 1_000) -> list[int]
     return [int(i) for (i,) in connection.execute(_DUE, {"now": now, "count": limit})]
 
 
-@repeatable
-def wake_due(ledger: Ledger, task_ids: list[int]) -> None:
-    """Makes these Tasks ready, as far as they may; those that stood aside join the line of their session again."""
-    with ledger.database.write() as connection:
+def wake_due(ledger: Ledger, task_ids: list[int]) -> list[int]:
+    """Makes these Tasks ready, as far as they may; those that stood aside join the line of their session again.
+
+    Returns those whose rows somebody holds: they are due still.
+    """
+
+    def act(connection: Connection, free: list[int]) -> None:
         now = ledger.now()
-        due = _t.id.in_(sorted(task_ids)) & (_t.due_next <= now)
+        due = _t.id.in_(free) & (_t.due_next <= now)
         connection.execute(tasks.update().where(due, MAY).values(ready=_t.priority))
-        sessions.join_again(connection, task_ids, now)
+        sessions.join_again(connection, ledger, free, now)
         connection.execute(tasks.update().where(due).values(due_next=None))
+
+    return each_free(ledger, task_ids, act)
 
 
 def repair(ledger: Ledger, limit: int = 1_000) -> int:
-    """Finds Tasks that have something to dispatch and no hint that says so, or not so early. Returns how many."""
+    """Finds Tasks that have something to dispatch and no hint that says so, or not so early. Returns how many of them have
+    it now: of a Task whose row somebody holds it is found again."""
     now = ledger.now()
     due = sa.exists().where(_e.task_id == _t.id, _e.due_at < sa.func.coalesce(_t.due_next, _NEVER))
     lost = (
@@ -126,11 +154,12 @@ def repair(ledger: Ledger, limit: int = 1_000) -> int:
     )
     with ledger.database.read() as connection:
         found = [int(i) for (i,) in connection.execute(lost)]
-    if found:
-        with ledger.database.write() as connection:
-            later = _t.due_next.is_(None) | (_t.due_next > now)
-            connection.execute(tasks.update().where(_t.id.in_(found), later).values(due_next=now))
-    return len(found)
+
+    def act(connection: Connection, free: list[int]) -> None:
+        later = _t.due_next.is_(None) | (_t.due_next > now)
+        connection.execute(tasks.update().where(_t.id.in_(free), later).values(due_next=now))
+
+    return len(found) - len(each_free(ledger, found, act))
 
 
 def settled(task: dict[str, Any], *, left: bool, full: bool, due: int | None, now: int) -> dict[str, Any]:

@@ -11,16 +11,20 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
-from asynctask.bookkeeping import Turn, held_elsewhere, recover
+from asynctask.bookkeeping import Row, Turn, held_elsewhere, is_foreign, recover
 from asynctask.clock import micros
 from asynctask.errors import ConfigError
 from asynctask.ledger import ready
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.batches import for_update
 from asynctask.ledger.conflicts import repeatable
+from asynctask.ledger.database import Database
+from asynctask.ledger.database_time import database_now
 from asynctask.ledger.models import as_dict, events, processes, tasks
+from asynctask.ledger.record import is_job_id
 from asynctask.ledger.signals import LEDGER, notify
-from asynctask.ledger.transitions import Applied, Change, EventRecord, Failure, Note, apply
+from asynctask.ledger.task_locks import each_free
+from asynctask.ledger.transitions import Applied, Change, EventRecord, Failure, Note, apply, read_events
 from asynctask.states import Reason, Status
 
 __all__ = [
@@ -28,12 +32,15 @@ __all__ = [
     "beat",
     "dead_processes",
     "engine_identity",
+    "engine_of",
     "forget",
+    "is_dead",
     "is_engine",
     "list_processes",
     "living",
     "recover_events",
     "register",
+    "renew",
     "signal",
     "unknown_workers",
 ]
@@ -52,6 +59,11 @@ def engine_identity(engine: str, host: str, pid: int, nonce: str) -> str:
 def is_engine(identity: str) -> bool:
     """Whether a process is one of an attached engine. Read from its name, which outlives its registration."""
     return "@" in identity
+
+
+def engine_of(identity: str) -> str | None:
+    """The name of the engine that an identity is of a process of, see :func:`engine_identity`."""
+    return identity.partition("@")[0] if is_engine(identity) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +93,16 @@ class Host:
         return None if fields[0] in ("Z", "X") else int(fields[19])
 
     def knows_dead(self, process: Mapping[str, Any]) -> bool:
-        """Whether a registered process ran on this machine, where its pid can be seen, and is certainly gone.
+        """Whether a registered process ran on this machine, where its pid can be seen, and is certainly gone."""
+        return self._sees(process) and self.started(int(process["pid"])) != int(process["pid_started"])
 
-        Of any other process its lease alone tells: containers share a host's name and boot without seeing each other.
-        """
-        if not self.boot_id or process["hostname"] != self.name or process["boot_id"] != self.boot_id:
-            return False
-        return self.started(int(process["pid"])) != int(process["pid_started"])
+    def knows_alive(self, process: Mapping[str, Any]) -> bool:
+        """Whether a registered process runs on this machine, where its pid can be seen: then its lease tells nothing."""
+        return self._sees(process) and self.started(int(process["pid"])) == int(process["pid_started"])
+
+    def _sees(self, process: Mapping[str, Any]) -> bool:
+        """Whether its pid says anything here; containers share a host's name and boot without seeing each other."""
+        return bool(self.boot_id) and process["hostname"] == self.name and process["boot_id"] == self.boot_id
 
 
 @repeatable
@@ -106,7 +121,7 @@ def register(
 
     Raises :class:`ConfigError` where it is known already.
     """
-    now = ledger.now()
+    now = database_now(ledger.database.dialect)
     values = {
         "identity": ledger.identity, "kind": kind, "hostname": host.name, "boot_id": host.boot_id, "pid": pid,
         "pid_started": host.started(pid) or 0, "started_at": now, "beat_at": now, "lease_until": now + micros(lease_s),
@@ -115,6 +130,7 @@ def register(
     try:
         with ledger.database.write() as connection:
             connection.execute(processes.insert().values(values))
+            ledger.time.answered(_now_if_due(connection, ledger), lease_s=lease_s)
             ledger.database.forget_marks(connection)
             notify(connection, LEDGER)  # who watches over the others should know of it before it can die
     except exc.IntegrityError:
@@ -125,26 +141,53 @@ def register(
 
 @repeatable
 def beat(ledger: Ledger, *, lease_s: float, **values: Any) -> str | None:
-    """Renews this process's lease and updates what it says of itself.
+    """Renews this process's lease, updates what it says of itself, and learns the database's time.
 
     Returns the signal that somebody left for it (``TSTP``, ``TERM``), or :data:`LOST` where another process has already
     declared it dead: then it must begin nothing more under this identity.
     """
-    now = ledger.now()
-    renewal = processes.update().where(_p.identity == ledger.identity)
-    values |= {"beat_at": now, "lease_until": now + micros(lease_s)}
     # Unmarked: if the answer to the commit of a renewal is lost, the same again is right.
     with ledger.database.write(marked=False) as connection:
-        if connection.execute(renewal.where(_p.signal.is_(None)).values(values)).rowcount == 1:
-            return None
-    # Marked: a signal is taken once, and the same again after a lost answer would not find it any more.
-    with ledger.database.write() as connection:
-        mine = for_update(connection, sa.select(_p.signal).where(_p.identity == ledger.identity))
-        found = connection.execute(mine).one_or_none()
-        if found is None or found[0] == LOST:
-            return LOST
-        connection.execute(renewal.values({**values, "signal": None}))
-    return None if found[0] is None else str(found[0])
+        if renewed := _beat(connection, ledger, lease_s, values, _p.signal.is_(None)):
+            left, now = None, _now_if_due(connection, ledger)
+    if not renewed:
+        # Marked: a signal is taken once, and the same again after a lost answer would not find it any more.
+        with ledger.database.write() as connection:
+            mine = for_update(connection, sa.select(_p.signal).where(_p.identity == ledger.identity))
+            found = connection.execute(mine).one_or_none()
+            if found is None or found[0] == LOST:
+                return LOST
+            _beat(connection, ledger, lease_s, {**values, "signal": None}, sa.true())
+            left, now = found[0], _now_if_due(connection, ledger)
+    ledger.time.answered(now, lease_s=lease_s)
+    return left
+
+
+def _beat(connection: Connection, ledger: Ledger, lease_s: float, values: Mapping[str, Any], where: Any) -> bool:
+    """Stamped by the database once every lock is had: a renewal that waited must not be old when it is written."""
+    now = database_now(ledger.database.dialect)
+    renewed = {**values, "beat_at": now, "lease_until": now + micros(lease_s)}
+    mine = processes.update().where(_p.identity == ledger.identity, where)
+    return connection.execute(mine.values(renewed)).rowcount == 1
+
+
+def _now_if_due(connection: Connection, ledger: Ledger) -> int | None:
+    """What time the database has it, if this process should ask again."""
+    if not ledger.time.is_old():
+        return None
+    return int(connection.execute(sa.select(database_now(ledger.database.dialect))).scalar_one())
+
+
+@repeatable
+def renew(database: Database, identities: Sequence[str], *, lease_s: float) -> None:
+    """Renews the leases of processes that live but cannot do so by themselves, in the name of whoever watches over them.
+
+    One that was declared dead already stays so. Raises LedgerUnavailable.
+    """
+    living = _p.identity.in_(list(identities)) & sa.or_(_p.signal.is_(None), _p.signal != LOST)
+    with database.write(marked=False) as connection:
+        until = database_now(database.dialect) + micros(lease_s)
+        connection.execute(processes.update().where(living).values(lease_until=until))
 
 
 @repeatable
@@ -157,7 +200,7 @@ def signal(ledger: Ledger, identity: str, name: str) -> bool:
 
 @repeatable
 def condemn(ledger: Ledger, host: Host, identity: str) -> bool:
-    """Declares a process dead whose lease ended or that is gone: from now on it cannot renew. False where it lives again.
+    """Declares a process dead that :func:`is_dead`: from now on it cannot renew. False where it lives after all.
 
     Only then may its jobs be turned: a process that came back between the turning and the forgetting would otherwise go
     on under a name that nobody looks for any more.
@@ -168,8 +211,7 @@ def condemn(ledger: Ledger, host: Host, identity: str) -> bool:
         ).one_or_none()
         if found is None:
             return True  # its registration is gone already, what it held may not be
-        process = as_dict(found)
-        if process["lease_until"] > ledger.now() and not host.knows_dead(process):
+        if not is_dead(ledger, host, as_dict(found)):
             return False
         connection.execute(processes.update().where(_p.identity == identity).values(lease_until=0, signal=LOST))
     return True
@@ -181,19 +223,34 @@ def unknown_workers(connection: Connection) -> set[str]:
     return {str(i) for (i,) in connection.execute(named.where(~sa.exists().where(_p.identity == _e.process)))}
 
 
-@repeatable
 def forget(ledger: Ledger, identity: str, *, dead: bool = False) -> None:
     """Removes a process that ended in order, or (``dead``) one whose jobs have been recovered.
 
     With a dead one its other leases end: a split or a reservation of its is taken up at once. One that ended in order
     may live on in part: a program that runs a worker inside goes on handing in its items.
     """
+    if dead:
+        _end_leases(ledger, identity)
+    _remove(ledger, identity)
+
+
+@repeatable
+def _remove(ledger: Ledger, identity: str) -> None:
     with ledger.database.write() as connection:
         connection.execute(processes.delete().where(_p.identity == identity))
-        if not dead:
-            return
-        connection.execute(tasks.update().where(_t.split_by == identity, _t.finished_at.is_(None)).values(split_until=0))
-        connection.execute(tasks.update().where(_t.dispatch_by == identity).values(dispatch_until=0))
+
+
+def _end_leases(ledger: Ledger, identity: str) -> None:
+    """A Task whose row somebody holds is left: its leases run out by themselves, before that most often."""
+    splits, dispatches = (_t.split_by == identity) & _t.finished_at.is_(None), _t.dispatch_by == identity
+    with ledger.database.read() as connection:
+        found = [int(i) for (i,) in connection.execute(sa.select(_t.id).where(splits | dispatches))]
+
+    def act(connection: Connection, free: list[int]) -> None:
+        connection.execute(tasks.update().where(_t.id.in_(free), splits).values(split_until=0))
+        connection.execute(tasks.update().where(_t.id.in_(free), dispatches).values(dispatch_until=0))
+
+    each_free(ledger, found, act)
 
 
 def list_processes(connection: Connection) -> list[dict[str, Any]]:
@@ -209,62 +266,76 @@ def living(connection: Connection, now: int, kind: str = "worker") -> list[dict[
     return [as_dict(row) for row in connection.execute(_LIVING, {"of": kind, "now": now})]
 
 
-def dead_processes(connection: Connection, host: Host, now: int) -> list[str]:
-    """Identities of processes whose lease ended, or that ran on this machine and are gone."""
-    return [
-        str(process["identity"])
-        for process in list_processes(connection)
-        if process["lease_until"] <= now or host.knows_dead(process)
-    ]
+def is_dead(ledger: Ledger, host: Host, process: Mapping[str, Any]) -> bool:
+    """Whether a registered process is gone, as far as this one can tell.
+
+    On the same machine its pid tells, at once. Of one elsewhere its lease alone tells, and only while this process may
+    judge: see :meth:`~asynctask.ledger.database_time.DatabaseTime.may_judge`.
+    """
+    if host.knows_alive(process):
+        return False
+    return host.knows_dead(process) or (process["lease_until"] <= ledger.now() and ledger.time.may_judge())
+
+
+def dead_processes(connection: Connection, ledger: Ledger, host: Host) -> list[str]:
+    """Identities of registered processes that :func:`is_dead`."""
+    return [str(process["identity"]) for process in list_processes(connection) if is_dead(ledger, host, process)]
 
 
 def recover_events(ledger: Ledger, identity: str, copies: Sequence[tuple[str, int]]) -> list[Applied]:
     """Turns the Events of a dead process: those whose copies it held, and those it was known to be working on.
 
-    ``copies`` are (job id, attempt) as the broker lists them. Doing it twice changes nothing: the attempt has moved on.
+    ``copies`` are (job id, attempt) as the broker lists them; attempt 0 is a job of another program, which may have an
+    Event since it was fetched. Doing it twice changes nothing: the attempt has moved on.
     """
     applied: list[Applied] = []
-    attempts = dict(copies)
-    for ids in _events_of(ledger, identity, list(attempts)):
+    attempts = dict(sorted(copies))  # of two copies of a job the later attempt counts
+    for ids in _events_of(ledger, identity, [jid for jid in attempts if is_job_id(jid)]):
         applied += _recover_part(ledger, identity, ids, attempts)
     ready.announce(ledger, applied)
     return applied
 
 
 @repeatable
-def _recover_part(
-    ledger: Ledger, identity: str, ids: Sequence[tuple[int, str]], attempts: Mapping[str, int]
-) -> list[Applied]:
+def _recover_part(ledger: Ledger, identity: str, ids: Sequence[int], attempts: Mapping[str, int]) -> list[Applied]:
     with ledger.database.write() as connection:
         now = ledger.now()
-        changes = [_change(ledger, event_id, status, identity, attempts, now) for event_id, status in ids]
+        at_work = {record.id: record.row for record in read_events(connection, _e.process == identity)}
+        changes = [_change(ledger, event_id, identity, attempts, at_work, now) for event_id in ids]
         return apply(connection, ledger, changes)
 
 
-def _events_of(ledger: Ledger, identity: str, jids: Sequence[str]) -> list[list[tuple[int, str]]]:
-    found: dict[int, str] = {}
+def _events_of(ledger: Ledger, identity: str, jids: Sequence[str]) -> list[list[int]]:
+    """Ids, a transaction each. Those at work first and together: which of them may be the cause depends on the others."""
+    held: set[int] = set()
     with ledger.database.read() as connection:
         for start in range(0, len(jids), 1000):
             part = jids[start : start + 1000]
-            found.update((int(i), s) for i, s in connection.execute(sa.select(_e.id, _e.status).where(_e.job_id.in_(part))))
-        found.update((int(i), s) for i, s in connection.execute(sa.select(_e.id, _e.status).where(_e.process == identity)))
-    ids = sorted(found.items())
-    return [ids[i : i + 1000] for i in range(0, len(ids), 1000)]
+            held.update(int(i) for (i,) in connection.execute(sa.select(_e.id).where(_e.job_id.in_(part))))
+        at_work = {int(i) for (i,) in connection.execute(sa.select(_e.id).where(_e.process == identity))}
+    rest = sorted(held - at_work)
+    parts = [sorted(at_work), *(rest[i : i + 1000] for i in range(0, len(rest), 1000))]
+    return [part for part in parts if part]
 
 
-def _change(ledger: Ledger, event_id: int, status: str, identity: str, attempts: Mapping[str, int], now: int) -> Change:
+def _change(
+    ledger: Ledger, event_id: int, identity: str, attempts: Mapping[str, int], at_work: Mapping[int, Row], now: int
+) -> Change:
     def decide(record: EventRecord) -> Turn | None:
         row = record.row
-        held = attempts.get(record.job_id) == row.attempt and row.process in (None, identity)
+        attempt = attempts.get(record.job_id)
+        own = attempt == row.attempt or is_foreign(row, attempt, record.task_id)
+        held = own and row.process in (None, identity)
         if not held and row.process != identity:
             return None
-        turn = recover(row, record.task_state, now=now)
+        beside = [other for id_, other in at_work.items() if id_ != event_id]
+        turn = recover(row, record.task_state, now=now, beside=beside)
         if turn is not None and is_engine(identity):
             turn = held_elsewhere(turn)  # the engine delivers what its dead process held once more
         if turn is not None:
             change.notes = _notes(ledger, turn)
             if turn.reason is Reason.POISON:
-                change.failure = Failure("poison", ledger.catalogue("poison"))
+                change.failure = Failure("poison", ledger.catalogue("poison", str(turn.after.deaths)))
         return turn
 
     change = Change(event_id, decide)
@@ -278,4 +349,6 @@ def _notes(ledger: Ledger, turn: Turn) -> list[Note]:
     if turn.before is None or turn.before.status is not Status.WORKING:
         return []  # it may never have begun: saying that it was lost would be a guess
     lost = [Note("error", say("worker_lost"))]
-    return [*lost, Note("error", say("poison"))] if turn.reason is Reason.POISON else [*lost, Note("enqueue", say("retry"))]
+    if turn.reason is Reason.POISON:
+        return [*lost, Note("error", say("poison", str(turn.after.deaths)))]
+    return [*lost, Note("enqueue", say("retry"))]

@@ -21,9 +21,21 @@ from asynctask.ledger import tallies
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.models import events, task_tallies, tasks
+from asynctask.ledger.task_locks import try_lock
 from asynctask.states import Reason, State
 
-__all__ = ["key_of", "may", "promote", "readiness", "release", "repair", "step_aside", "turning_to", "waiting_in_line"]
+__all__ = [
+    "key_of",
+    "may",
+    "promote",
+    "promote_alone",
+    "readiness",
+    "release",
+    "repair",
+    "step_aside",
+    "turning_to",
+    "waiting_in_line",
+]
 
 _t, _e, _n = tasks.c, events.c, task_tallies.c
 _DISPATCHED = (str(State.SPLITTING), str(State.RUNNING))
@@ -69,30 +81,34 @@ def turning_to(task: Mapping[str, Any], target: State, reason: Reason, now: int)
     return {**line, "session_place": now} if reason is Reason.RETRIED else line
 
 
-def after_turn(connection: Connection, before: Mapping[str, Any], target: State) -> None:
+def after_turn(connection: Connection, ledger: Ledger, before: Mapping[str, Any], target: State) -> None:
     """Passes a session on, or takes a free one, in the transaction that changed the Task's state."""
     if before["session_key"] is not None and (target in _OVER or target in (State.SPLITTING, State.RUNNING)):
-        promote(connection, before["session_key"])
+        promote(connection, ledger, before["session_key"])
 
 
-def release(connection: Connection, task: Mapping[str, Any]) -> None:
+def release(connection: Connection, ledger: Ledger, task: Mapping[str, Any]) -> None:
     """The Task is over: its session passes on, in the caller's transaction."""
     if task["session_key"] is None:
         return
     connection.execute(tasks.update().where(_t.id == task["id"]).values(session_holder=None, session_waits=None))
-    promote(connection, task["session_key"])
+    promote(connection, ledger, task["session_key"])
 
 
-def promote(connection: Connection, key: str) -> int | None:
+def promote(connection: Connection, ledger: Ledger, key: str) -> int | None:
     """Gives a session that nobody holds to the first in its line, in the caller's transaction. Returns that Task's id.
 
-    The smaller priority goes first, then who came first. None where somebody holds it, or nobody waits.
+    The smaller priority goes first, then who came first. None where some Task holds it, or none waits. Where the row of the
+    first is locked by somebody else the session is passed on later (``ready.catch_up``): nobody overtakes it.
     """
     if connection.execute(sa.select(_t.id).where(_t.session_holder == key)).first() is not None:
         return None
     line = sa.select(_t.id).where(_t.session_key == key, _t.session_waits.is_not(None))
     first = connection.execute(line.order_by(_t.session_waits, _t.session_place, _t.id).limit(1)).scalar()
     if first is None:
+        return None
+    if try_lock(connection, ledger, int(first)) is None:
+        ledger.held.keep_session(key)
         return None
     took = (
         tasks.update()
@@ -124,11 +140,11 @@ def _one_statement(connection: Connection) -> Iterator[None]:
 def step_aside(ledger: Ledger, task_id: int) -> bool:
     """Passes a session on whose Task has nothing left but jobs that wait for a retry. Returns whether it did."""
     with ledger.database.write() as connection:
-        found = sa.select(tasks).where(_t.id == task_id)
-        if not ledger.database.is_sqlite:
-            found = found.with_for_update()
-        row = connection.execute(found).mappings().one_or_none()
-        if row is None or not _rests(connection, dict(row), ledger.now()):
+        row = try_lock(connection, ledger, task_id)
+        if row is None:
+            ledger.held.keep_hint(task_id, None)
+            return False
+        if not _rests(connection, row, ledger.now()):
             return False
         now = ledger.now()
         due = next_due(connection, task_id)
@@ -137,7 +153,7 @@ def step_aside(ledger: Ledger, task_id: int) -> bool:
             .where(_t.id == task_id)
             .values(session_holder=None, session_place=now, ready=None, due_next=due, version=_t.version + 1)
         )
-        promote(connection, row["session_key"])
+        promote(connection, ledger, row["session_key"])
     return True
 
 
@@ -167,8 +183,11 @@ def next_due(connection: Connection, task_id: int) -> int | None:
     return connection.execute(_NEXT_DUE, {"task_id": task_id}).scalar()
 
 
-def join_again(connection: Connection, task_ids: list[int], now: int) -> None:
-    """Tasks that stood aside, and whose retry is due, join the line at its end, in the caller's transaction."""
+def join_again(connection: Connection, ledger: Ledger, task_ids: list[int], now: int) -> None:
+    """Tasks that stood aside, and whose retry is due, join the line at its end.
+
+    In the caller's transaction, which has locked the rows of all of them.
+    """
     aside = (
         _t.id.in_(task_ids)
         & _t.state.in_(_DISPATCHED)
@@ -179,10 +198,9 @@ def join_again(connection: Connection, task_ids: list[int], now: int) -> None:
     found = connection.execute(sa.select(_t.id, _t.session_key, _t.session_waits).where(aside).order_by(_t.id)).all()
     for task_id, key, waits in found:
         if waits is None:
-            # Asked once more under its lock: one that was paused or cancelled meanwhile must not stand in line.
-            joins = tasks.update().where(_t.id == task_id, _t.session_holder.is_(None), _t.state.in_(_DISPATCHED))
+            joins = tasks.update().where(_t.id == task_id)
             connection.execute(joins.values(session_waits=_t.priority, session_place=now))
-        promote(connection, key)
+        promote(connection, ledger, key)
 
 
 def repair(ledger: Ledger, limit: int = 1_000) -> int:
@@ -197,14 +215,15 @@ def repair(ledger: Ledger, limit: int = 1_000) -> int:
     with ledger.database.read() as connection:
         keys = [str(key) for (key,) in connection.execute(free)]
         resting = [int(i) for (i,) in connection.execute(_resting().limit(limit))]
-    mended = sum(_promote_alone(ledger, key) for key in keys)
+    mended = sum(promote_alone(ledger, key) for key in keys)
     return mended + sum(step_aside(ledger, task_id) for task_id in resting)
 
 
 @repeatable
-def _promote_alone(ledger: Ledger, key: str) -> bool:
+def promote_alone(ledger: Ledger, key: str) -> bool:
+    """As :func:`promote`, in a transaction of its own. Returns whether the session passed on."""
     with ledger.database.write() as connection:
-        return promote(connection, key) is not None
+        return promote(connection, ledger, key) is not None
 
 
 def _resting() -> sa.Select[Any]:

@@ -18,6 +18,7 @@ from asynctask.ledger.base import MAX_SLOTS, SLOTS_FROM, Ledger, dumps, in_range
 from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.models import as_dict, events, task_log, task_rejects, tasks
 from asynctask.ledger.signals import LEDGER, notify
+from asynctask.ledger.task_locks import try_lock
 from asynctask.messages import clean
 from asynctask.states import Reason, State, check_task
 
@@ -124,7 +125,7 @@ def create(ledger: Ledger, new: NewTask, *, lease_s: float) -> tuple[int, bool]:
             task_id = int(inserted[0])
             log(connection, ledger, task_id, "submitted", {"title": new.title, "worker": new.worker_name}, new.owner)
             if key is not None:
-                sessions.promote(connection, key)
+                sessions.promote(connection, ledger, key)
         return task_id, True
     except exc.IntegrityError:
         if new.idempotency_key is None:
@@ -158,7 +159,8 @@ def get(connection: Connection, task_id: int) -> dict[str, Any]:
 
 
 def lock(connection: Connection, task_id: int) -> dict[str, Any]:
-    """Like :func:`get`, with the row locked until the transaction ends."""
+    """Like :func:`get`, with the row locked until the transaction ends. Waits for whoever holds it: see
+    :mod:`asynctask.ledger.task_locks` for those who must not."""
     return _found(connection.execute(_LOCKED, {"task_id": in_range(task_id)}), task_id)
 
 
@@ -191,7 +193,7 @@ def turn(
     if result.rowcount != 1:
         return False
     task.update(values, state=target)
-    sessions.after_turn(connection, task, target)
+    sessions.after_turn(connection, ledger, task, target)
     return True
 
 
@@ -306,7 +308,9 @@ def fail_split(
     ``anyone``: the caller is the sweep, which found the lease of a split that cannot be taken up again ended.
     """
     with ledger.database.write() as connection:
-        task = lock(connection, task_id)
+        task = try_lock(connection, ledger, task_id) if anyone else lock(connection, task_id)
+        if task is None:  # somebody holds it; the sweep comes by again
+            return
         if not anyone:
             _still_mine(ledger, task)
         elif task["split_state"] != "splitting" or (task["split_until"] or 0) > ledger.now():

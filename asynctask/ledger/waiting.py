@@ -10,21 +10,22 @@ to one of them. It is the ledger's counterpart of a broker's sets, which hold un
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.bookkeeping import Turn, cancel, explicit_retry, hurry, in_flight, recorded
-from asynctask.errors import Conflict
+from asynctask.errors import Conflict, OtherEngine
 from asynctask.ledger import ready, sessions
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger, chunks
+from asynctask.ledger.base import Ledger, chunks, loads
 from asynctask.ledger.batches import among
 from asynctask.ledger.closing import try_close
 from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.models import events, tasks
+from asynctask.ledger.record import ENGINE
 from asynctask.ledger.transitions import Applied, Change, EventRecord, Failure, Note, apply, read_events
 from asynctask.states import Reason, State, Status
 
@@ -37,6 +38,7 @@ __all__ = [
     "cancel_removed",
     "count",
     "dead_tasks",
+    "engines",
     "find",
     "ids",
     "page",
@@ -108,13 +110,20 @@ def ids(connection: Connection, set_name: str, now: int, *, after: int, limit: i
     return [int(i) for (i,) in connection.execute(found)]
 
 
+def engines(connection: Connection, event_ids: Collection[int]) -> dict[int, str]:
+    """Event id -> the other engine that keeps its job, of those of these Events that one does."""
+    kept = _e.options.like(f'{{"{ENGINE}":%')
+    found = connection.execute(sa.select(_e.id, _e.options).where(among(connection, _e.id, list(event_ids)), kept))
+    return {int(i): str(loads(options)[ENGINE]) for i, options in found}
+
+
 # -- what waits
 
 
 def turn_waiting(ledger: Ledger, action: str, event_ids: Sequence[int], *, who: str = "") -> int:
     """Has waiting jobs run now (``restart``), be cancelled (``delete``) or end in error (``kill``); returns how many.
 
-    One that does not wait any more is left as it is.
+    One that does not wait any more is left as it is, and so is another engine's.
     """
     done = 0
     for part in chunks(list(dict.fromkeys(event_ids)), _AT_ONCE):
@@ -127,7 +136,8 @@ def turn_waiting(ledger: Ledger, action: str, event_ids: Sequence[int], *, who: 
 def _turn_part(ledger: Ledger, action: str, event_ids: Sequence[int], who: str) -> list[Applied]:
     make = {"restart": _hurried, "delete": _cancelled, "kill": _killed}[action]
     with ledger.database.write() as connection:
-        applied = apply(connection, ledger, [make(ledger, event_id) for event_id in event_ids])
+        elsewhere = engines(connection, event_ids)
+        applied = apply(connection, ledger, [make(ledger, event_id) for event_id in event_ids if event_id not in elsewhere])
         _log(connection, ledger, applied, {"restart": "restarted", "delete": "cancelled", "kill": "killed"}[action], who)
     return applied
 
@@ -218,7 +228,8 @@ def alone_dead(connection: Connection, now: int, *, after: int, limit: int) -> l
 def retry_one(ledger: Ledger, event_id: int, *, who: str = "") -> bool:
     """An explicit retry of one job that ended in error: its Task opens a new generation in which it runs again.
 
-    False where it did not end so, or not any more. Raises :class:`Conflict` where the Task's state forbids it.
+    False where it did not end so, or not any more. Raises :class:`Conflict` where the Task's state forbids it, where the
+    ledger does not have what the job would be called with, and as :class:`OtherEngine` for a job of another engine.
     """
     applied = _retry_one(ledger, event_id, who)
     ready.announce(ledger, applied)
@@ -234,8 +245,13 @@ def _retry_one(ledger: Ledger, event_id: int, who: str) -> list[Applied]:
 
     change = Change(event_id, again, notes=[Note("enqueue", ledger.catalogue("retried"))])
     with ledger.database.write() as connection:
-        task_id = connection.execute(sa.select(_e.task_id).where(_e.id == event_id)).scalar()
+        found = sa.select(_e.task_id, _e.params.is_(None)).where(_e.id == event_id)
+        task_id, is_bare = connection.execute(found).one_or_none() or (None, False)
         if task_id is None:
+            if (engine := engines(connection, [event_id]).get(event_id)) is not None:
+                raise OtherEngine(engine)
+            if is_bare:
+                raise Conflict("its arguments were not kept, so it cannot run again: push it anew")
             return apply(connection, ledger, [change])
         task = task_rows.lock(connection, int(task_id))
         # Only an explicit retry leaves an error, and it holds the Task's row: what is read now stays so.

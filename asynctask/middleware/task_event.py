@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from asynctask.job import CurrentJob
-from asynctask.middleware.tracker import Ticket, Tracker
+from asynctask.job import CurrentJob, interrupted
+from asynctask.middleware.tracker import AttemptLost, Ticket, Tracker
 from asynctask.worker import Worker
 
 __all__ = ["TICKET", "TaskEventMiddleware"]
@@ -32,8 +32,10 @@ class TaskEventMiddleware:
         self._tracker.start(ticket)
         try:
             result = call_next()
+        except AttemptLost:  # the ticket is not this thread's to write on
+            raise
         except BaseException as error:
-            if worker.refuses(error):
+            if worker.refuses(error) and not interrupted(job, error):
                 ticket.fail(error)
                 return None
             ticket.raised(error)

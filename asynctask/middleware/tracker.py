@@ -18,21 +18,32 @@ from typing import Any
 
 import orjson
 
-from asynctask.bookkeeping import Begin, Turn, begin, cancel, give_back
-from asynctask.errors import JobInterrupted, JobTimeout
+from asynctask.bookkeeping import Begin, Turn, begin, cancel, give_back, is_foreign, is_suspect
+from asynctask.errors import AsyncTaskError, JobInterrupted, JobTimeout
 from asynctask.job import CurrentJob
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.batches import among
 from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.models import events
-from asynctask.ledger.record import NewJob, enqueue
+from asynctask.ledger.record import ENGINE, NewJob, enqueue
 from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.ledger.recovery import engine_of
 from asynctask.ledger.transitions import Applied, Change, EventRecord, Failure, Note, apply, read_events, untouched
 from asynctask.ledger.unread import read_untouched
 from asynctask.messages import clean
 from asynctask.states import Reason, State, Status
 
-__all__ = ["Arrival", "Ticket", "Tracker"]
+__all__ = ["Arrival", "AttemptLost", "Ticket", "Tracker"]
+
+
+class AttemptLost(AsyncTaskError):
+    """What a thread has of an attempt counts no more.
+
+    The attempt was another's or over when it was to begin; or the thread was given up while it performed it, and whoever
+    did that said what it came to.
+    """
+
+    code = "attempt_lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,18 +171,22 @@ class Tracker:
 
     def _ticket(self, arrival: Arrival, record: EventRecord) -> Ticket:
         row = record.row
-        attempt = arrival.attempt
-        if attempt is not None and record.task_id is None and row.attempt == 1 and attempt == 0:
-            attempt = None  # a foreign job: it carries no fence of ours
+        attempt = None if is_foreign(row, arrival.attempt, record.task_id) else arrival.attempt
         return Ticket(
             begin(row, attempt, record.task_state), record.job_id, record.id, record.task_id, row.attempt, row.retries,
-            row.watched or row.deaths > 0, record.first_row, awaited=record.parallel is not None,
+            is_suspect(row), record.first_row, awaited=record.parallel is not None,
             seen=record if not self._elsewhere and untouched(record) else None,
         )  # fmt: skip
 
     def enqueue(self, arrivals: Sequence[Arrival]) -> None:
-        """Makes stand-alone Events of jobs that are in their engine's queue already. Ids that are known are left."""
-        enqueue(self._ledger, [NewJob(a.job_id, a.worker_name, a.queue, a.params) for a in arrivals])
+        """Makes stand-alone Events of jobs that are in their engine's queue already. Ids that are known are left.
+
+        A copy that outlived its Event is given one at its own attempt: at any other its fence would have it dropped, and
+        the Event would wait for nothing. Raises :class:`~asynctask.errors.InputError` for what the database cannot hold.
+        """
+        jobs = [NewJob(a.job_id, a.worker_name, a.queue, a.params, a.attempt or 1) for a in arrivals]
+        engine = engine_of(self._ledger.identity)
+        enqueue(self._ledger, jobs, options=None if engine is None else {ENGINE: engine})
 
     # -- 2. start
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from asynctask.clock import Clock
+from asynctask.clock import Clock, micros
 from asynctask.errors import Unavailable
 from asynctask.ledger import recovery
 from asynctask.ledger.base import Ledger
@@ -18,6 +18,9 @@ __all__ = ["Heartbeat"]
 
 LATE = 0.75
 """Share of the lease after which a process that could not renew it starts nothing more."""
+
+RETRY_S = 1.0
+"""Seconds after which a heartbeat is tried again that the database did not take."""
 
 
 class Heartbeat:
@@ -36,16 +39,14 @@ class Heartbeat:
         lease_s: float,
         tell: Callable[[], dict[str, Any]] = dict,
         on_signal: Callable[[str], None] = lambda name: None,
-        on_beat: Callable[[], None] = lambda: None,
     ) -> None:
         self._ledger = ledger
         self._clock = clock
-        self._every_s = every_s
+        self._every_s = min(every_s, lease_s / 3)  # two in a row may be late without an interruption
         self._lease_s = lease_s
         self._tell = tell
         self._on_signal = on_signal
-        self._on_beat = on_beat
-        self._last = clock.monotonic()
+        self._last = clock.boottime()
         self._soon = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -53,7 +54,7 @@ class Heartbeat:
 
     def start(self) -> None:
         """Starts beating; the process must be registered already."""
-        self._last = self._clock.monotonic()
+        self._last = self._clock.boottime()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
@@ -69,12 +70,12 @@ class Heartbeat:
         self._soon.set()
 
     def fresh(self) -> bool:
-        """Whether the lease was renewed recently enough to start a job."""
-        return self._clock.monotonic() - self._last < self._lease_s * LATE
+        """Whether the lease was renewed recently enough to start a job; not after the machine was suspended."""
+        return self._clock.boottime() - self._last < micros(self._lease_s * LATE)
 
     def beat(self) -> None:
         """One beat now. Raises LedgerUnavailable."""
-        before = self._clock.monotonic()
+        before = self._clock.boottime()
         left = recovery.beat(self._ledger, lease_s=self._lease_s, rss=memory_bytes(), **self._tell())
         if left != "LOST":
             self._last = before
@@ -82,14 +83,16 @@ class Heartbeat:
             self._on_signal(left)
 
     def _run(self) -> None:
+        pause_s = self._every_s
         while True:
-            self._soon.wait(self._every_s)
+            self._soon.wait(pause_s)
             self._soon.clear()
             if self._stopping:
                 return
+            pause_s = min(self._every_s, RETRY_S)
             try:
                 self.beat()
-                self._on_beat()
+                pause_s = self._every_s
             except Unavailable as error:
                 self._log.warning("heartbeat_failed", error=str(error))
             except Exception:

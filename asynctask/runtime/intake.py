@@ -8,14 +8,17 @@ from typing import Any
 
 from asynctask.bookkeeping import Begin
 from asynctask.brokers.base import DEAD, Broker, Copy, Held
-from asynctask.bulk.payload import job_of, worker_name
+from asynctask.bulk.payload import buried, job_of, worker_name
 from asynctask.clock import Clock
+from asynctask.errors import InputError
 from asynctask.job import CurrentJob
+from asynctask.ledger.record import NewJob, fitted, is_job_id
 from asynctask.logs import get_logger
+from asynctask.messages import clean
 from asynctask.middleware.task_event import TICKET
 from asynctask.middleware.tracker import Arrival, Ticket, Tracker
+from asynctask.runtime.assignment import Assignment
 from asynctask.runtime.mine import Mine
-from asynctask.runtime.performer import Assignment
 from asynctask.runtime.strangers import Stranger, Strangers, why_not_ours
 from asynctask.worker import Worker
 
@@ -66,14 +69,46 @@ class Intake:
         else:
             self._strangers.gave({each.copy.queue for each in assignments}, ())
         tracked = [each for each in assignments if each.is_tracked]
-        if tracked:
-            arrivals = [
-                Arrival(each.copy.jid, each.copy.attempt, each.name, each.copy.queue, each.payload["args"])
-                for each in tracked
-            ]
-            for each, ticket in zip(tracked, self._tracker.begin(arrivals), strict=True):
-                _bind(each, ticket)
-        return assignments
+        refused = self._begin(tracked) if tracked else ()
+        return [each for each in assignments if id(each) not in refused] if refused else assignments
+
+    def _begin(self, tracked: Sequence[Assignment]) -> set[int]:
+        """Gives each its ticket; returns (by ``id``) those that no Event can hold, which have ended with that reason."""
+        asked = self._clock.monotonic()
+        refused: set[int] = set()
+        arrivals: list[tuple[Assignment, Arrival, str | None]] = []
+        for each in tracked:
+            if each.copy.attempt == 0 and not is_job_id(each.copy.jid):
+                self._bury(each, "it cannot be recorded: its jid is none that a database can keep")
+                refused.add(id(each))
+            else:
+                arrivals.append((each, *_arrival(each)))
+        for (each, _, unfit), ticket in zip(arrivals, self._tickets(arrivals), strict=True):
+            if ticket is not None:
+                _bind(each, ticket, asked)
+            if ticket is None or (unfit is not None and self._refuse(each.copy, ticket, f"it cannot be recorded: {unfit}")):
+                refused.add(id(each))
+        return refused
+
+    def _tickets(self, arrivals: Sequence[tuple[Assignment, Arrival, str | None]]) -> list[Ticket | None]:
+        """The tracker's answer; None for a job of which the database takes no Event: that one is buried."""
+        try:
+            return list(self._tracker.begin([arrival for _, arrival, _ in arrivals]))
+        except InputError as error:
+            if len(arrivals) > 1:  # one by one: a job must not cost its neighbours
+                return [ticket for each in arrivals for ticket in self._tickets([each])]
+            ((assignment, _, _),) = arrivals
+            if assignment.copy.attempt > 0:
+                raise
+            self._bury(assignment, str(error))
+            return [None]
+
+    def ask_again(self, assignment: Assignment) -> None:
+        """A ticket that says what is so now, for a job that was not begun since it got its first. Raises Unavailable."""
+        asked = self._clock.monotonic()
+        arrival, _ = _arrival(assignment)
+        (ticket,) = self._tracker.begin([arrival])
+        _bind(assignment, ticket, asked)
 
     def _assign(self, copy: Copy) -> Assignment | Stranger | None:
         try:
@@ -114,15 +149,36 @@ class Intake:
         (ticket,) = self._tracker.begin([Arrival(copy.jid, copy.attempt, "", copy.queue)])
         if ticket.verdict is Begin.DROP:
             self._mine.done(copy)
-        elif ticket.verdict is Begin.RUN:
-            reason = f"it cannot be decoded: {error}"
-            self._tracker.settle(ticket, discarded=reason, then=lambda won: self._acknowledge(copy))
-        else:
+        elif not self._refuse(copy, ticket, f"it cannot be decoded: {error}"):
             self._tracker.release(ticket, lambda won: self._acknowledge(copy))
 
+    def _refuse(self, copy: Copy, ticket: Ticket, reason: str) -> bool:
+        """Ends a job whose Event could run, in ``error`` with the reason; False for one that it would not run anyway."""
+        if ticket.verdict is not Begin.RUN:
+            return False
+        self._log.error("job_refused", jid=copy.jid, queue=clean(copy.queue), reason=reason[:500])
+        self._tracker.settle(ticket, discarded=reason, then=lambda won: self._acknowledge(copy))
+        return True
 
-def _bind(assignment: Assignment, ticket: Ticket) -> None:
-    assignment.ticket = ticket
+    def _bury(self, assignment: Assignment, reason: str) -> None:
+        """A job that can have no Event: among the broker's dead it is seen, with the reason. Raises BrokerUnavailable."""
+        copy, now = assignment.copy, self._clock.now()
+        self._log.error("job_refused", jid=clean(copy.jid), queue=clean(copy.queue), reason=reason[:500])
+        self._broker.hold(DEAD, [Held(buried(copy, now, "NotRecordable", reason), now)], process=self._identity)
+        self._mine.forget([copy])
+
+
+def _arrival(assignment: Assignment) -> tuple[Arrival, str | None]:
+    """What the tracker is asked about it, and what of it an Event cannot hold. Only others push what it cannot."""
+    copy, name, args = assignment.copy, assignment.name, assignment.payload["args"]
+    if copy.attempt > 0:
+        return Arrival(copy.jid, copy.attempt, name, copy.queue, args), None
+    job, unfit = fitted(NewJob(copy.jid, name, copy.queue, args))
+    return Arrival(job.job_id, copy.attempt, job.worker_name, job.queue, job.params), unfit
+
+
+def _bind(assignment: Assignment, ticket: Ticket, asked: float) -> None:
+    assignment.ticket, assignment.asked = ticket, asked
     ticket.job = assignment.job
     assignment.job.task_id = ticket.task_id
     assignment.job.attempt = ticket.attempt

@@ -24,6 +24,9 @@ __all__ = ["Watch", "Watchdog"]
 GRACE_S = 5.0
 """A thread that does not come back so long after its timeout was raised in it counts as hung."""
 
+_AFTER_FAULT_S = 0.5
+"""The watchdog goes on so long after a fault of its own: a fault at every look must not take a processor."""
+
 _KINDS = (JobTimeout, JobInterrupted)
 
 
@@ -123,16 +126,28 @@ class Watchdog:
     # -- the watching thread
 
     def _watch(self) -> None:
-        while True:
-            with self._condition:
-                if self._stopping:
-                    return
-                hung = self._look()
-                if not hung:
-                    now = self._clock.monotonic()
-                    self._condition.wait(None if self._wakes_at is None else max(0.0, self._wakes_at - now))
-            for watch in hung:
-                self._tell(watch)
+        pause = threading.Event()
+        while not self._stopping:
+            try:
+                self._round()
+            except Exception:  # every timeout of the process hangs on this thread
+                self._log.exception("watchdog_failed")
+                pause.wait(_AFTER_FAULT_S)
+
+    def _round(self) -> None:
+        with self._condition:
+            if self._stopping:
+                return
+            hung = self._look()
+            if not hung:
+                self._condition.wait(self._until_wake())
+        for watch in hung:
+            self._tell(watch)
+
+    def _until_wake(self) -> float | None:
+        if self._wakes_at is None:
+            return None
+        return min(max(0.0, self._wakes_at - self._clock.monotonic()), threading.TIMEOUT_MAX)
 
     def _look(self) -> list[Watch]:
         """Raises what is due; returns those that did not come back. The lock is held."""

@@ -33,10 +33,12 @@ from asynctask.logs import get_logger
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.task_event import TaskEventMiddleware
 from asynctask.middleware.tracker import Tracker
+from asynctask.runtime.assignment import Assignment
 from asynctask.runtime.garbage import look_seldom
 from asynctask.runtime.heartbeat import Heartbeat
+from asynctask.runtime.lifeline import Pulse, Wakeup
 from asynctask.runtime.manager import Manager
-from asynctask.runtime.performer import Assignment, Hooks, Performer
+from asynctask.runtime.performer import Hooks, Performer
 from asynctask.runtime.poller import Poller
 from asynctask.runtime.showing import Showing
 from asynctask.runtime.switching import Switching
@@ -47,7 +49,11 @@ __all__ = ["Launcher", "Parts", "Queues", "Tracked"]
 LONG_S = 0.1
 """A job that runs for longer than this has its ``working`` status written by itself."""
 
+PULSE_S = 1.0
+"""Seconds between two signs of life to the supervisor, at most."""
+
 _FLUSH_S = 5.0
+_LOOK_S = 0.2
 
 
 class Tracked(Protocol):
@@ -111,7 +117,16 @@ class Queues:
 class Launcher:
     """One worker process, in this process. ``identity`` comes with the ledger of ``parts``."""
 
-    def __init__(self, parts: Parts, *, concurrency: int, queues: Queues, shutdown_s: float, version: str = "") -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        concurrency: int,
+        queues: Queues,
+        shutdown_s: float,
+        version: str = "",
+        pulse: Pulse | None = None,
+    ) -> None:
         config, ledger = parts.config, parts.ledger
         self._parts = parts
         self._concurrency = concurrency
@@ -119,7 +134,9 @@ class Launcher:
         self._shutdown_s = shutdown_s
         self._version = version
         self._log = get_logger("asynctask.launcher")
-        self._stop = threading.Event()
+        self._pulse = pulse or Pulse({})
+        self._stopping = False
+        self._wakeup: Wakeup | None = None  # while it runs in the foreground
         self._lost = False
         self._ticker_stop = threading.Event()
         self._ticker: threading.Thread | None = None
@@ -189,6 +206,8 @@ class Launcher:
             self._parts.ledger, self._parts.host, kind="worker", pid=os.getpid(), lease_s=self._parts.config.lease_s,
             concurrency=self._concurrency, queues=self._queues.names, info=self._info(),
         )  # fmt: skip
+        ledger = self._parts.ledger
+        self._pulse.registered(ledger.identity, ledger.database.absolute_url, self._parts.config.lease_s)
         self._parts.fire("startup")
         self.heartbeat.start()
         self.recorder.start()
@@ -248,36 +267,43 @@ class Launcher:
             self._log.warning("leave_put_off", error=str(error))
 
     def run(self) -> int:
-        """Runs in the foreground until told to stop, by a signal or from outside. Returns the exit code.
+        """Runs in the foreground until told to stop, by a signal or from outside. Returns the exit code: 1 where other
+        processes have declared this one dead, and another must be started in its place.
 
         TSTP: quiet. TERM, INT: stop within the shutdown time. A second INT ends at once. TTIN: the stacks of all threads.
         """
-        interrupts = 0
+        interrupts, quiet = 0, False
+        self._wakeup = Wakeup()
 
+        # A handler takes no lock, for this thread may hold it: it only says what is to be done.
         def on_stop(number: int, _frame: Any) -> None:
             nonlocal interrupts
             interrupts += number == signal.SIGINT
             if interrupts > 1:
                 os._exit(130)
-            self._stop.set()
+            self._stop()
 
-        # A handler must not take locks: it only says that somebody should.
-        quiet = threading.Event()
+        def on_quiet(_number: int, _frame: Any) -> None:
+            nonlocal quiet
+            quiet = True
+
         signal.signal(signal.SIGTERM, on_stop)
         signal.signal(signal.SIGINT, on_stop)
-        signal.signal(signal.SIGTSTP, lambda number, frame: quiet.set())
+        signal.signal(signal.SIGTSTP, on_quiet)
         if hasattr(signal, "SIGTTIN"):
             faulthandler.register(signal.SIGTTIN, all_threads=True)
         self.start()
         look_seldom()
         self._log.info("working", identity=self._parts.ledger.identity, concurrency=self._concurrency)
         switching = Switching()
-        while not self._stop.wait(0.2):
+        while not self._stopping:
+            self._wakeup.wait(_LOOK_S)
             switching.follow(self.performer.performed, self.performer.quick)
-            if quiet.is_set():
+            if quiet:
                 self.quiet()
         clean = self.stop()
         switching.end()
+        self._wakeup.close()
         if not clean:
             # A hung thread must not hold the process: its job is recorded as interrupted and waits again.
             sys.stdout.flush()
@@ -291,13 +317,19 @@ class Launcher:
         if name == "TSTP":
             self.quiet()
         elif name == "TERM":
-            self._stop.set()
+            self._stop()
         elif name == "TTIN":
             self._show_stacks()
         elif name == "LOST" and not self._lost:
             self._lost = True
             self._log.error("declared_dead", identity=self._parts.ledger.identity)
-            self._stop.set()
+            self._stop()
+
+    def _stop(self) -> None:
+        """Has :meth:`run` end."""
+        self._stopping = True
+        if self._wakeup is not None:
+            self._wakeup.set()
 
     def _show_stacks(self) -> None:
         try:
@@ -322,8 +354,12 @@ class Launcher:
         }
 
     def _tick(self) -> None:
+        ticks, every = 0, max(1, int(min(PULSE_S, self._parts.config.lease_s / 8) / LONG_S))
         while not self._ticker_stop.wait(LONG_S):
             self.tracker.note_long(LONG_S)
+            ticks += 1
+            if ticks % every == 0:
+                self._pulse.beat()
 
     def _death(self, job: CurrentJob, error: BaseException) -> None:
         self._parts.fire("death", job, error)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from asynctask.errors import JobInterrupted, JobTimeout
+from asynctask.errors import JobInterrupted, JobTimeout, carries
 from asynctask.logs import get_logger
 from asynctask.runtime import interrupt
 
@@ -48,7 +48,7 @@ class LoopThread:
         loop.call_soon_threadsafe(lambda: loop.create_task(guarded(make, timeout, answer), context=context))
         if timeout is None:
             return answer.result()
-        if not concurrent.futures.wait([answer], timeout + interrupt.GRACE_S).done:
+        if not concurrent.futures.wait([answer], min(timeout + interrupt.GRACE_S, threading.TIMEOUT_MAX)).done:
             self._replace_if_blocked(loop)
             if not answer.done():
                 raise JobTimeout(timeout)
@@ -63,14 +63,14 @@ class LoopThread:
         try:
             async with asyncio.timeout(timeout) as limit:
                 result = await make()
-        except TimeoutError as error:
-            answer.set_exception(JobTimeout(timeout or 0.0) if limit.expired() else error)
-        except asyncio.CancelledError as error:
-            # Cancelled by code of its own, it raised like any other: run again without limit it would never end.
-            ours = task in self._interrupted
-            answer.set_exception(JobInterrupted("the runtime is shutting down") if ours else error)
         except BaseException as error:
-            answer.set_exception(error)
+            if isinstance(error, TimeoutError) and limit.expired():
+                answer.set_exception(JobTimeout(timeout or 0.0))
+            elif task in self._interrupted and carries(error, asyncio.CancelledError):
+                answer.set_exception(JobInterrupted("the runtime is shutting down"))
+            else:
+                # Cancelled by code of its own too: run again without limit it would never end.
+                answer.set_exception(error)
         else:
             answer.set_result(result)
         finally:

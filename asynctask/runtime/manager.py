@@ -1,7 +1,7 @@
 """The manager: fetches jobs in batches, hands them to its processors, acknowledges what is recorded.
 
-Threads of a process: one fetcher (this module), ``concurrency`` processors, the recorder, the watchdog, the event loop if
-there are ``async`` workers; the launcher adds heartbeat, dispatcher and sweep.
+Threads of a process: one fetcher (this module), ``concurrency`` processors and one more from the first suspect on, the
+recorder, the watchdog, the event loop if there are ``async`` workers; the launcher adds heartbeat, dispatcher and sweep.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from asynctask.clock import Clock
 from asynctask.errors import Unavailable
 from asynctask.logs import get_logger
 from asynctask.middleware.tracker import Tracker
+from asynctask.runtime.assignment import Assignment
 from asynctask.runtime.intake import Intake
 from asynctask.runtime.mine import Doubt, Mine
 from asynctask.runtime.missing import Missing
 from asynctask.runtime.patience import pause_s
-from asynctask.runtime.performer import Assignment, Performer
+from asynctask.runtime.performer import Performer
 from asynctask.runtime.rate import Rate
 from asynctask.runtime.strangers import Strangers
 from asynctask.runtime.turns import Turns
@@ -38,6 +39,13 @@ LATENCY_S = 0.5
 
 HOARD = 10
 """With more jobs ready than so many times what a process would fetch now, it gives back what it cannot begin soon."""
+
+STALE_S = 0.5
+"""Seconds after which Begin is asked again before a job starts, so that a knob acts on new starts within a second. What
+lies ready mostly starts within :data:`AHEAD_S`; it waits longer where jobs proved to be long, or behind a suspect."""
+
+LINE_S = 5.0
+"""Suspects that lie in the line for longer, as many as are more than the threads, go back for other processes."""
 
 MAX_FETCH = 1_000
 MAX_UNRECORDED = 5_000
@@ -81,6 +89,7 @@ class Manager:
         self._on_dry = on_dry
         self._unrecorded = unrecorded
         self._buffer: SimpleQueue[Assignment | None] = SimpleQueue()
+        self._suspects: SimpleQueue[Assignment | None] = SimpleQueue()  # those wait in a line of their own
         self._lock = threading.Lock()
         self._mine = Mine()
         self._rung = False
@@ -91,8 +100,9 @@ class Manager:
             identity=identity, broker=broker, tracker=tracker, clock=clock, workers=workers, mine=self._mine,
             strangers=self._strangers, stopping=lambda: self._quiet.is_set(), acknowledge=self._acknowledge,
         )  # fmt: skip
-        self._turns = Turns(clock)
-        self._threads: set[threading.Thread] = set()
+        self._turns = Turns(clock, concurrency)
+        self._threads: dict[threading.Thread, SimpleQueue[Assignment | None]] = {}
+        self._has_line = False
         self._fetcher: threading.Thread | None = None
         self._quiet = threading.Event()
         self._low = threading.Event()  # so little lies ready that it is time for the next fetch
@@ -109,7 +119,7 @@ class Manager:
         """Starts the processors and the fetcher."""
         self.performer = performer
         for _ in range(self._concurrency):
-            self._spawn()
+            self._spawn(self._buffer)
         self._fetcher = threading.Thread(target=self._fetch, name="fetcher", daemon=True)
         self._fetcher.start()
 
@@ -121,7 +131,7 @@ class Manager:
         self._low.set()
         self._broker.wake()
         try:
-            self._give_back(self._unstarted())
+            self._give_back([*_drained(self._buffer), *_drained(self._suspects)])
         except Unavailable as error:  # recovery finds them in this process's list
             self._log.warning("release_put_off", error=str(error))
 
@@ -154,8 +164,8 @@ class Manager:
 
     def stop(self) -> None:
         """Ends the threads that can be ended and acknowledges the last recorded jobs."""
-        for _ in range(len(self._threads)):
-            self._buffer.put(None)
+        for queue in list(self._threads.values()):
+            queue.put(None)
         self._broker.wake()
         if self._fetcher is not None:
             self._fetcher.join(5)
@@ -255,6 +265,8 @@ class Manager:
     def _room(self) -> int:
         """How many jobs to fetch now: none while enough lies ready, so that fetches stay few and large."""
         self._low.clear()
+        if self._suspects.qsize() > self._concurrency:
+            self._shorten_line()
         if self._turns.closed or not self._may_start() or self._unrecorded() > MAX_UNRECORDED:
             return 0
         assert self.performer is not None
@@ -273,10 +285,19 @@ class Manager:
 
     def _give_back_all_but(self, keep: int) -> None:
         """The jobs became long: what others could begin must not lie here. Raises :class:`Unavailable`."""
-        surplus = self._unstarted()
+        surplus = _drained(self._buffer)
         for assignment in surplus[:keep]:
             self._buffer.put(assignment)
         self._give_back(surplus[keep:])
+
+    def _shorten_line(self) -> None:
+        """Suspects run one after the other here; where that takes long, other processes may have a turn for them."""
+        line, now = _drained(self._suspects), self._clock.monotonic()
+        old = {id(each) for each in line[self._concurrency :] if now - each.asked > LINE_S}
+        for assignment in line:
+            if id(assignment) not in old:
+                self._suspects.put(assignment)
+        self._give_back([assignment for assignment in line if id(assignment) in old])
 
     def _give_back(self, unstarted: Sequence[Assignment]) -> None:
         """To whoever can begin them, in the order in which they came. Raises :class:`Unavailable`."""
@@ -305,6 +326,8 @@ class Manager:
                 self._release(each)
             elif self._missing.takes(each):
                 missing.append(each)
+            elif each.is_suspect:
+                self._line_up(each)
             else:
                 self._buffer.put(each)
         if missing:
@@ -345,19 +368,26 @@ class Manager:
 
     # -- processors
 
-    def _spawn(self) -> None:
-        thread = threading.Thread(target=self._process, name="processor", daemon=True)
+    def _line_up(self, suspect: Assignment) -> None:
+        """Suspects wait for each other, and no processor with them: a thread of their own takes them in turn."""
+        if not self._has_line:
+            self._has_line = True
+            self._spawn(self._suspects)
+        self._suspects.put(suspect)
+
+    def _spawn(self, queue: SimpleQueue[Assignment | None]) -> None:
+        thread = threading.Thread(target=self._process, args=(queue,), name="processor", daemon=True)
         with self._lock:
-            self._threads.add(thread)
+            self._threads[thread] = queue
         thread.start()
 
-    def _process(self) -> None:
+    def _process(self, queue: SimpleQueue[Assignment | None]) -> None:
         """A processor: takes assignments until it is told to end. One that dies is replaced."""
         me = threading.current_thread()
         ended = False
         try:
             while True:
-                assignment = self._buffer.get()
+                assignment = queue.get()
                 if not self._low.is_set() and self._buffer.qsize() <= self._mark:
                     self._low.set()
                 if assignment is None:
@@ -371,18 +401,19 @@ class Manager:
             self._log.exception("processor_died")
         finally:
             with self._lock:
-                self._threads.discard(me)
+                self._threads.pop(me, None)
             if not ended and not self._quiet.is_set():
-                self._spawn()
+                self._spawn(queue)
 
     def _run(self, assignment: Assignment) -> None:
-        while not self._may_start() and not self._quiet.is_set():
-            self._quiet.wait(0.05)
-        if self._quiet.is_set() or not self._turns.enter(assignment, self._quiet.is_set):
+        if not self._waited_for_start() or not self._turns.enter(assignment, self._quiet.is_set):
             self._release(assignment)
             return
         assert self.performer is not None
         try:
+            if not self._still_begins(assignment):
+                self._release(assignment)
+                return
             self.performer.perform(assignment)
         except BaseException as error:
             self.performer.broke(assignment, error)
@@ -394,11 +425,32 @@ class Manager:
             elif self._buffer.empty():
                 self._broker.wake()
 
+    def _waited_for_start(self) -> bool:
+        """Waits until anything may start; False if nothing will any more."""
+        while not self._may_start() and not self._quiet.is_set():
+            self._quiet.wait(0.05)
+        return not self._quiet.is_set()
+
+    def _still_begins(self, assignment: Assignment) -> bool:
+        """Whether a job whose turn it is may begin. An old answer is asked for again; its ticket is the new one then."""
+        if self._quiet.is_set():
+            return False
+        if assignment.ticket is None or self._clock.monotonic() - assignment.asked < STALE_S:
+            return True
+        if not self._waited_for_start():
+            return False
+        try:
+            self._intake.ask_again(assignment)
+        except Exception as error:  # what cannot be asked about does not begin: back to the ledger, when that is there
+            self._log.warning("begin_put_off", job_id=assignment.copy.jid, error=str(error)[:500])
+            return False
+        return assignment.ticket.verdict is Begin.RUN
+
     def replace(self, assignment: Assignment) -> None:
         """The thread of this job is lost to it: another takes its place."""
         self._turns.leave(assignment)
         if not self._quiet.is_set():
-            self._spawn()
+            self._spawn(self._suspects if assignment.is_suspect else self._buffer)
 
     def _release(self, assignment: Assignment) -> None:
         assert self.performer is not None
@@ -407,21 +459,23 @@ class Manager:
         except Unavailable as error:  # recovery finds it in this process's list
             self._log.warning("release_put_off", job_id=assignment.copy.jid, error=str(error))
 
-    def _unstarted(self) -> list[Assignment]:
-        taken: list[Assignment] = []
-        ends = 0
-        while True:
-            try:
-                assignment = self._buffer.get_nowait()
-            except Empty:
-                break
-            if assignment is not None:
-                taken.append(assignment)
-            else:
-                ends += 1
-        for _ in range(ends):  # each is for a processor, which waits for it
-            self._buffer.put(None)
-        return taken
-
     def _assignments(self) -> list[Assignment]:
         return [each for each in self._turns.running() if not each.abandoned]
+
+
+def _drained(queue: SimpleQueue[Assignment | None]) -> list[Assignment]:
+    """What lay there, taken out."""
+    taken: list[Assignment] = []
+    ends = 0
+    while True:
+        try:
+            assignment = queue.get_nowait()
+        except Empty:
+            break
+        if assignment is not None:
+            taken.append(assignment)
+        else:
+            ends += 1
+    for _ in range(ends):  # each is for a processor, which waits for it
+        queue.put(None)
+    return taken

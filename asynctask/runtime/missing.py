@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from asynctask.clock import SECOND, Clock
 from asynctask.logs import get_logger
 from asynctask.middleware.tracker import Tracker
-from asynctask.runtime.performer import Assignment
+from asynctask.runtime.assignment import Assignment
 
 __all__ = ["Missing"]
 

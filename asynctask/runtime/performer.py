@@ -19,15 +19,16 @@ from typing import Any
 
 from asynctask.bookkeeping import Begin
 from asynctask.brokers.base import DEAD, RETRY, Broker, Copy, Held
-from asynctask.bulk.payload import arguments_of, worker_name
+from asynctask.bulk.payload import arguments_of
 from asynctask.clock import Clock, Ids
 from asynctask.errors import AsyncTaskError, JobInterrupted, JobTimeout, Unavailable
-from asynctask.job import CurrentJob, set_current_job
+from asynctask.job import CurrentJob, interrupted, set_current_job
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.task_event import TaskEventMiddleware
-from asynctask.middleware.tracker import Ticket, Tracker
+from asynctask.middleware.tracker import AttemptLost, Ticket, Tracker
+from asynctask.runtime.assignment import Assignment
 from asynctask.runtime.interrupt import Watch, Watchdog
 from asynctask.runtime.loop import LoopThread
 from asynctask.runtime.patience import pause_s
@@ -48,42 +49,6 @@ class WorkerMissing(AsyncTaskError):
     """A job that somebody put into a queue by hand came for a worker that this process does not know."""
 
     code = "worker_missing"
-
-
-class AttemptLost(AsyncTaskError):
-    """When it was to begin, the attempt was another's or over: the job is not performed."""
-
-    code = "attempt_lost"
-
-
-@dataclass(slots=True)
-class Assignment:
-    """A job that this process holds: its copy, what it is, and the ticket if it is tracked."""
-
-    copy: Copy
-    payload: Mapping[str, Any]
-    job: CurrentJob
-    worker: Worker | None
-    ticket: Ticket | None
-    thread_id: int = 0
-    began: float = 0.0  # on the monotonic clock
-    abandoned: bool = False
-    watch: Watch | None = None
-
-    @property
-    def name(self) -> str:
-        """What its worker is called."""
-        return worker_name(self.payload) if self.worker is None else self.worker.name
-
-    @property
-    def is_tracked(self) -> bool:
-        """Whether an Event is kept of it: it has one, it says so itself, or its worker does."""
-        if self.copy.attempt > 0:
-            return True
-        opted = self.payload.get("use_task_event")
-        if isinstance(opted, bool):
-            return opted
-        return self.worker is not None and self.worker.use_task_event
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,20 +106,27 @@ class Performer:
         try:
             self._invoke(assignment)
         except AttemptLost:
-            assert assignment.ticket is not None
-            self._tracker.forget(assignment.ticket)
-            self._hooks.done(assignment)
+            if self._is_its(assignment):
+                assert assignment.ticket is not None
+                self._tracker.forget(assignment.ticket)
+                self._hooks.done(assignment)
         except BaseException as error:
-            if not assignment.abandoned:
+            if self._is_its(assignment):
                 self._hooks.ended(assignment, True)
                 self.failed(assignment, error)
         else:
-            if not assignment.abandoned:
+            if self._is_its(assignment):
                 self._hooks.ended(assignment, False)
                 self._succeeded(assignment)
         self.performed += 1
         if self._clock.monotonic() - assignment.began < QUICK_S:
             self.quick += 1
+
+    def _is_its(self, assignment: Assignment) -> bool:
+        """Whether the thread that performs it says what it came to; not if it was given up meanwhile."""
+        if not assignment.abandoned and not assignment.claim():
+            assignment.abandoned = True
+        return not assignment.abandoned
 
     def _invoke(self, assignment: Assignment) -> None:
         worker, job = assignment.worker, assignment.job
@@ -167,6 +139,15 @@ class Performer:
             job.result = self._call(worker, assignment)
 
     def _call(self, worker: Worker, assignment: Assignment) -> Any:
+        assignment.waive()  # a middleware may call more than once
+        try:
+            return self._function(worker, assignment)
+        finally:
+            # Before a middleware notes on the ticket what came of it: whoever gave the thread up has written there.
+            if not self._is_its(assignment):
+                raise AttemptLost(f"the thread of {assignment.job.job_id} was given up")
+
+    def _function(self, worker: Worker, assignment: Assignment) -> Any:
         if assignment.ticket is not None and assignment.ticket.lost:
             raise AttemptLost(f"attempt {assignment.job.attempt} of {assignment.job.job_id} is not the one that counts")
         args, keywords = arguments_of(assignment.payload, worker.name)
@@ -206,7 +187,7 @@ class Performer:
         if ticket is None:
             self._keep(assignment, error)
             return
-        if worker is not None and worker.refuses(error):
+        if worker is not None and worker.refuses(error) and not interrupted(assignment.job, error):
             ticket.fail(error)  # raised by a middleware around the one that records
             self._tracker.settle(ticket, then=lambda won: self._hooks.done(assignment))
             return
@@ -219,7 +200,7 @@ class Performer:
             self._hooks.death(assignment.job, error)
 
     def _report(self, assignment: Assignment, error: BaseException, decision: Decision) -> None:
-        if isinstance(error, JobInterrupted):
+        if decision.follow is Follow.AGAIN:
             return
         context = {
             "job_id": assignment.job.job_id,
@@ -234,7 +215,7 @@ class Performer:
         self._hooks.error(error, context)
 
     def _settle(self, assignment: Assignment, ticket: Ticket, error: BaseException, decision: Decision) -> None:
-        ticket.raised(error)
+        ticket.raised(JobInterrupted() if decision.follow is Follow.AGAIN else error)
         retry_at = self._clock.now() + decision.delay if decision.follow is Follow.RETRY else None
         self._tracker.settle(ticket, retry_at=retry_at, then=lambda won: self._hooks.done(assignment))
 
@@ -297,10 +278,11 @@ class Performer:
 
     def _hung(self, assignment: Assignment) -> None:
         """The timeout was raised in the thread and it did not come back: its outcome is recorded without it."""
-        assignment.abandoned = True
         worker = assignment.worker
         assert worker is not None
-        self._without_its_thread(assignment, JobTimeout(worker.timeout or 0.0))
+        if assignment.claim():  # else the process ends, and this has been said
+            assignment.abandoned = True
+            self._without_its_thread(assignment, JobTimeout(worker.timeout or 0.0))
         self._hooks.hung(assignment)
 
     def interrupt(self, assignment: Assignment) -> None:
@@ -310,7 +292,10 @@ class Performer:
             self.watchdog.interrupt(watch)
 
     def interrupted(self, assignment: Assignment) -> None:
-        """The process must end now: the job waits again, whatever its thread still does."""
+        """The process must end now: the job waits again, whatever its thread still does. Not if its function has returned:
+        what it came to stands, and where that is not recorded before the end, recovery finds the job."""
+        if not assignment.claim():
+            return
         assignment.abandoned = True
         self._without_its_thread(assignment, JobInterrupted("the runtime is shutting down"))
 
@@ -324,7 +309,7 @@ class Performer:
 
     def broke(self, assignment: Assignment, error: BaseException) -> None:
         """The layers around a job failed themselves: it has an outcome all the same."""
-        if not assignment.abandoned:
+        if self._is_its(assignment):
             self._broke(assignment, error)
 
     def _broke(self, assignment: Assignment, error: BaseException) -> None:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from asynctask.clock import micros
-from asynctask.errors import JobInterrupted
-from asynctask.job import CurrentJob
+from asynctask.job import CurrentJob, interrupted
 from asynctask.logs import get_logger
 from asynctask.worker import TRACKED_RETRIES, Worker
 
@@ -72,7 +71,7 @@ def decide(
 
     ``always_spread``: a pause that the worker chose is lengthened by chance as well, as Sidekiq does it.
     """
-    if isinstance(error, JobInterrupted):
+    if interrupted(job, error):
         return Decision(Follow.AGAIN)
     if retries >= limit:
         return Decision(Follow.DEAD)

@@ -13,8 +13,8 @@ from asynctask.brokers.presence import Presence, Running
 from asynctask.clock import Clock, micros
 from asynctask.errors import Unavailable
 from asynctask.logs import get_logger
+from asynctask.runtime.assignment import Assignment
 from asynctask.runtime.heartbeat import memory_bytes
-from asynctask.runtime.performer import Assignment
 
 __all__ = ["Showing"]
 

@@ -1,80 +1,111 @@
-"""The supervisor: starts processes, replaces the dead, ends them all.
+"""The supervisor: starts processes, replaces the dead, renews the leases of those that cannot, ends them all.
 
-Children hold the reading end of a pipe whose other end only the supervisor has: when it dies, however it dies, they read
-the end of file and stop. So no process lingers.
+It is a small process of its own, ``python -m asynctask.runtime.supervisor``, which a command of the command line turns into
+(:func:`become`): it loads neither the application nor a database driver, for it stays beside every worker process. Where a
+job keeps the interpreter of a worker process from running anything else, its lease is renewed by another process
+(:mod:`asynctask.runtime.renewer`), which is started then and ends with the need.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import select
 import signal
 import subprocess
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import sys
+import time
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
-from asynctask.clock import Clock
-from asynctask.logs import get_logger
+from asynctask.runtime.lifeline import LIFELINE, PULSE, Wakeup, watch_parent
 
-__all__ = ["LIFELINE", "ChildSpec", "Supervisor", "watch_parent"]
+if TYPE_CHECKING:
+    from asynctask.logs import Logger
 
-LIFELINE = "_ASYNCTASK_LIFELINE"
-"""Environment variable with the file descriptor that a child watches."""
+__all__ = ["Announcement", "ChildSpec", "Lease", "Supervisor", "become"]
 
-_RESTART_S = (0.0, 0.5, 1.0, 2.0, 5.0)
-_STEADY_S = 10.0
+_PLAN: Final = "_ASYNCTASK_CHILDREN"
+_LOOK_S: Final = 0.1
+_RESTART_S: Final = (0.0, 0.5, 1.0, 2.0, 5.0)
+_STEADY_S: Final = 10.0
+_RENEWER_AGAIN_S: Final = 1.0
+
+SILENT: Final = 1 / 3
+"""Share of its lease after which a process without a pulse has its lease renewed: what does so takes seconds to start."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChildSpec:
+# Named tuples: what data classes are made with takes a third as much memory as all of the rest.
+
+
+class ChildSpec(NamedTuple):
     """A process to keep running: a name for the log and its command."""
 
     name: str
     argv: Sequence[str]
 
 
-@dataclass(slots=True)
+class Lease(NamedTuple):
+    """What a worker process says of itself when it has registered: under which identity, in which ledger, for how long.
+
+    ``database_url`` may hold a password.
+    """
+
+    identity: str
+    database_url: str
+    lease_s: float
+
+
+class Announcement(NamedTuple):
+    """What to write to stdout once ``host`` and ``port`` take connections."""
+
+    host: str
+    port: int
+    text: str
+
+
 class _Child:
-    spec: ChildSpec
-    process: subprocess.Popen[bytes] | None = None
-    started: float = 0.0
-    restart_at: float = 0.0
-    failures: int = 0
+    def __init__(self, spec: ChildSpec) -> None:
+        self.spec = spec
+        self.process: subprocess.Popen[bytes] | None = None
+        self.started = 0.0
+        self.restart_at = 0.0
+        self.failures = 0
+        self.pulse = -1  # the reading end of its pipe
+        self.said = b""  # the beginning of a line
+        self.lease: Lease | None = None
+        self.heard = 0.0  # when its pulse was heard last
+        self.silent = False
 
 
 class Supervisor:
     """Keeps the children running until it is told to stop.
 
-    Arguments: ``shutdown_s`` is how long children get to end before they are killed; ``on_death`` is called with the pid
-    of each child that ended unasked, before it is replaced; ``environ`` is the children's environment.
+    Arguments: ``shutdown_s`` is how long children get to end before they are killed; ``environ`` is the children's
+    environment; ``logger`` gives the log when there is something to say, for to load it takes more memory than the rest.
+    A single child that ends in order was told to by its users, and the supervisor ends with it.
     """
 
     def __init__(
         self,
         children: Sequence[ChildSpec],
         *,
-        clock: Clock,
         environ: Mapping[str, str],
         shutdown_s: float,
-        on_death: Callable[[int], None] = lambda pid: None,
+        logger: Callable[[], Logger],
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._children = [_Child(spec) for spec in children]
-        self._clock = clock
         self._environ = environ
         self._shutdown_s = shutdown_s
-        self._on_death = on_death
-        self._stop = threading.Event()
-        self._log = get_logger("asynctask.supervisor")
+        self._logger = logger
+        self._monotonic = monotonic
+        self._wakeup = Wakeup()
+        self._renewer = _Renewer(monotonic, environ)
         self._read, self._write = os.pipe()
 
-    def start(self) -> None:
-        """Starts every child."""
-        for child in self._children:
-            self._spawn(child)
-
-    def run(self, on_started: Callable[[], None] = lambda: None, on_look: Callable[[], None] = lambda: None) -> int:
-        """Runs in the foreground until TERM or INT; passes TSTP on to the children. Returns the exit code.
+    def run(self, on_look: Callable[[], None] = lambda: None) -> int:
+        """Runs in the foreground until TERM or INT; passes TSTP and TTIN on to the children. Returns the exit code.
 
         ``on_look`` is called ten times a second. A second INT kills the children: 130.
         """
@@ -85,14 +116,17 @@ class Supervisor:
             interrupts += number == signal.SIGINT
             if interrupts > 1:
                 self._signal(signal.SIGKILL)
-            self._stop.set()
+            self._wakeup.set()
 
         signal.signal(signal.SIGTERM, on_stop)
         signal.signal(signal.SIGINT, on_stop)
-        signal.signal(signal.SIGTSTP, lambda number, frame: self._signal(signal.SIGTSTP))
-        self.start()
-        on_started()
-        while not self._stop.wait(0.1):
+        signal.signal(signal.SIGCHLD, lambda number, frame: self._wakeup.notify())
+        for passed_on in (signal.SIGTSTP, signal.SIGTTIN):
+            signal.signal(passed_on, lambda number, frame: self._signal(number))
+        for child in self._children:
+            self._spawn(child)
+        while not self._wakeup.is_set:
+            self._listen(_LOOK_S)
             self.look()
             on_look()
         code = self.shut_down()
@@ -100,72 +134,233 @@ class Supervisor:
 
     def stop(self) -> None:
         """Has :meth:`run` end."""
-        self._stop.set()
+        self._wakeup.set()
 
     def look(self) -> None:
-        """Replaces children that ended: at once the first time, then with growing pauses."""
+        """Replaces children that ended, at once the first time, then with growing pauses; has leases renewed."""
         for child in self._children:
             if child.process is None:
-                if self._clock.monotonic() >= child.restart_at:
+                if self._monotonic() >= child.restart_at:
                     self._spawn(child)
             elif (code := child.process.poll()) is not None:
-                self._died(child, child.process.pid, code)
+                self._ended(child, child.process.pid, code)
+        self._renew()
 
     def shut_down(self) -> int:
         """Ends every child: TERM, then after ``shutdown_s`` and a margin KILL. Returns 0, or 1 if one had to be killed."""
         self._signal(signal.SIGTERM)
-        until = self._clock.monotonic() + self._shutdown_s + 15
+        until = self._monotonic() + self._shutdown_s + 15
         killed = 0
+        while (left := self._living()) and self._monotonic() < until:
+            self._listen(_LOOK_S)
+            self._renew()  # jobs get their time to end, and must not be taken for dead meanwhile
+        for child in left:
+            assert child.process is not None
+            self._logger().error("child_killed", name=child.spec.name, pid=child.process.pid)
+            child.process.kill()
+            child.process.wait()
+            killed = 1
+        self._renewer.end()
         for child in self._children:
-            if child.process is None:
-                continue
-            try:
-                child.process.wait(max(0.1, until - self._clock.monotonic()))
-            except subprocess.TimeoutExpired:
-                self._log.error("child_killed", name=child.spec.name, pid=child.process.pid)
-                child.process.kill()
-                child.process.wait()
-                killed = 1
+            self._hang_up(child)
         os.close(self._write)
         os.close(self._read)
         return killed
 
-    def pids(self) -> dict[str, int]:
-        """The pid of each living child by name."""
-        return {c.spec.name: c.process.pid for c in self._children if c.process is not None and c.process.poll() is None}
+    def _living(self) -> list[_Child]:
+        return [child for child in self._children if child.process is not None and child.process.poll() is None]
+
+    # -- children
 
     def _spawn(self, child: _Child) -> None:
-        environ = {**self._environ, LIFELINE: str(self._read)}
-        # A session of its own: a Ctrl-C in the terminal reaches the supervisor alone, which ends children in order.
-        child.process = subprocess.Popen(child.spec.argv, env=environ, pass_fds=(self._read,), start_new_session=True)
-        child.started = self._clock.monotonic()
+        child.pulse, theirs = os.pipe()
+        os.set_blocking(child.pulse, False)
+        environ = {**self._environ, LIFELINE: str(self._read), PULSE: str(theirs)}
+        try:
+            # A session of its own: a Ctrl-C in the terminal reaches the supervisor alone, which ends children in order.
+            child.process = subprocess.Popen(
+                child.spec.argv, env=environ, pass_fds=(self._read, theirs), start_new_session=True
+            )
+        finally:
+            os.close(theirs)
+        child.started = self._monotonic()
 
-    def _died(self, child: _Child, pid: int, code: int) -> None:
-        now = self._clock.monotonic()
+    def _ended(self, child: _Child, pid: int, code: int) -> None:
+        if code == 0 and len(self._children) == 1:
+            child.process = None
+            self.stop()
+            return
+        now = self._monotonic()
         child.failures = 0 if now - child.started > _STEADY_S else child.failures + 1
         pause = _RESTART_S[min(child.failures, len(_RESTART_S) - 1)]
-        self._log.warning("child_died", name=child.spec.name, pid=pid, code=code, restart_in_s=pause)
+        self._logger().warning("child_died", name=child.spec.name, pid=pid, code=code, restart_in_s=pause)
         child.process, child.restart_at = None, now + pause
-        self._on_death(pid)
+        self._hang_up(child)
+
+    def _hang_up(self, child: _Child) -> None:
+        if child.pulse >= 0:
+            os.close(child.pulse)
+        child.pulse, child.said, child.lease, child.silent = -1, b"", None, False
 
     def _signal(self, number: int) -> None:
         for child in self._children:
             if child.process is not None and child.process.poll() is None:
                 child.process.send_signal(number)
 
+    # -- pulses and leases
 
-def watch_parent(environ: Mapping[str, str], on_end: Callable[[], None]) -> bool:
-    """In a child: calls ``on_end`` when the supervisor is gone. Returns False where there is no supervisor."""
-    descriptor = environ.get(LIFELINE)
-    if descriptor is None or not descriptor.isdecimal():
-        return False
+    def _listen(self, seconds: float) -> None:
+        """Waits for a signal or a pulse, and hears every pulse that is there."""
+        poll = select.poll()
+        poll.register(self._wakeup.fileno(), select.POLLIN)
+        pulses = {child.pulse: child for child in self._children if child.pulse >= 0}
+        for descriptor in pulses:
+            poll.register(descriptor, select.POLLIN)
+        ready = poll.poll(seconds * 1_000)
+        self._wakeup.clear()
+        for descriptor, _ in ready:
+            if descriptor in pulses:
+                self._hear(pulses[descriptor])
 
-    def wait() -> None:
+    def _hear(self, child: _Child) -> None:
         try:
-            os.read(int(descriptor), 1)
-        except OSError:
-            pass
-        on_end()
+            said = os.read(child.pulse, 65_536)
+        except BlockingIOError:
+            return
+        if not said:  # it has ended, or runs without one
+            os.close(child.pulse)
+            child.pulse = -1
+            return
+        child.heard = self._monotonic()
+        *lines, child.said = (child.said + said).split(b"\n")
+        for line in lines:
+            if line:
+                child.lease = Lease(**json.loads(line))
 
-    threading.Thread(target=wait, name="lifeline", daemon=True).start()
-    return True
+    def _renew(self) -> None:
+        """Has the leases renewed of children that live and show no pulse."""
+        now = self._monotonic()
+        late: list[Lease] = []
+        for child in self._living():
+            lease = child.lease
+            silent = lease is not None and now - child.heard > lease.lease_s * SILENT
+            if silent and lease is not None:
+                late.append(lease)
+                if not child.silent:
+                    self._logger().warning("interpreter_held", name=child.spec.name, then="its lease is renewed for it")
+            child.silent = silent
+        self._renewer.keep(late)
+
+
+class _Renewer:
+    """The process that renews leases, while there are any to renew."""
+
+    def __init__(self, monotonic: Callable[[], float], environ: Mapping[str, str]) -> None:
+        self._monotonic = monotonic
+        self._environ = environ
+        self._process: subprocess.Popen[bytes] | None = None
+        self._not_before = 0.0
+        self._kept: list[Lease] = []
+
+    def keep(self, leases: list[Lease]) -> None:
+        """From now on these are renewed, and no others."""
+        if self._process is not None and self._process.poll() is not None:
+            self._process, self._kept = None, []
+        if leases == self._kept:
+            return
+        if not leases:
+            self.end()
+            return
+        if self._process is None:
+            if self._monotonic() < self._not_before:
+                return
+            self._not_before = self._monotonic() + _RENEWER_AGAIN_S
+            argv = [sys.executable, "-m", "asynctask.runtime.renewer"]
+            self._process = subprocess.Popen(argv, env=dict(self._environ), stdin=subprocess.PIPE, start_new_session=True)
+        order = json.dumps([lease._asdict() for lease in leases]) + "\n"
+        try:
+            _input_of(self._process).write(order.encode())
+            _input_of(self._process).flush()
+        except OSError:  # it has just died: another one is started
+            return
+        self._kept = leases
+
+    def end(self) -> None:
+        """Ends the process."""
+        process, self._process, self._kept = self._process, None, []
+        if process is not None:
+            process.kill()  # what it was about to commit stands or does not: either is right
+            process.wait()
+            _input_of(process).close()
+
+
+def _input_of(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    assert process.stdin is not None
+    return process.stdin
+
+
+# -- the process
+
+
+def become(
+    words: Sequence[str],
+    children: Sequence[ChildSpec],
+    *,
+    environ: Mapping[str, str],
+    shutdown_s: float,
+    announcement: Announcement | None = None,
+) -> NoReturn:
+    """Replaces this very process by a supervisor of these children; it keeps its pid.
+
+    ``words`` are shown by the system's list of processes.
+    """
+    plan = {
+        "children": [[child.name, list(child.argv)] for child in children],
+        "shutdown_s": shutdown_s,
+        "announcement": None if announcement is None else announcement._asdict(),
+    }
+    sys.stdout.flush()
+    sys.stderr.flush()
+    argv = [sys.executable, "-m", "asynctask.runtime.supervisor", *words]
+    os.execve(sys.executable, argv, {**environ, _PLAN: json.dumps(plan)})  # noqa: S606 - our own interpreter
+
+
+def main(environ: MutableMapping[str, str]) -> int:
+    """What :meth:`become` asked for. Returns the exit code."""
+    plan = json.loads(environ.pop(_PLAN))
+    children = [ChildSpec(name, argv) for name, argv in plan["children"]]
+    supervisor = Supervisor(children, environ=environ, shutdown_s=plan["shutdown_s"], logger=_logger_to_stderr)
+    watch_parent(environ, supervisor.stop)
+    announced = plan["announcement"]
+    return supervisor.run(_announce_once(Announcement(**announced)) if announced else lambda: None)
+
+
+def _announce_once(announcement: Announcement) -> Callable[[], None]:
+    import socket  # a worker's supervisor announces nothing
+
+    said = False
+
+    def look() -> None:
+        nonlocal said
+        if said:
+            return
+        try:
+            socket.create_connection((announcement.host, announcement.port), timeout=1).close()
+        except OSError:
+            return
+        said = True
+        sys.stdout.write(announcement.text)
+        sys.stdout.flush()
+
+    return look
+
+
+def _logger_to_stderr() -> Logger:
+    from asynctask.logs import get_logger, log_to_stderr
+
+    log_to_stderr()
+    return get_logger("asynctask.supervisor")
+
+
+if __name__ == "__main__":
+    sys.exit(main(os.environ))

@@ -1,64 +1,99 @@
-"""Who runs beside whom in one process: a job under which a process died runs alone."""
+"""Who runs beside whom in one process: a suspect, a job under which a process died, is kept from the others for a while."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Final
 
 from asynctask.clock import Clock
-from asynctask.runtime.performer import Assignment
+from asynctask.runtime.assignment import Assignment
 
-__all__ = ["Turns"]
+__all__ = ["ALONE_S", "Turns"]
 
-PATIENCE_S = 60.0
-"""A watched job waits so long for the jobs beside it to end. Then it runs beside those still going: one that hangs must not
-hold the process for ever."""
+ALONE_S: Final = 5.0
+"""Seconds for which a suspect may close its process: while the jobs beside it end, and then while it runs alone. A job that
+kills its process mostly does so at once; and no other job waits longer than this for a suspect."""
+
+_LOOK_S: Final = 0.1
+"""How often whoever waits asks whether it should give up."""
 
 
 class Turns:
-    """The jobs that run now.
+    """The jobs that run now, at most ``limit`` of them.
 
-    A watched job (a process died that held it) may be the one that kills: each of its crashes would count as a death of
-    every job beside it, until those end as poison too. So it runs while nothing else does, and what comes later waits.
+    A suspect may be the job that kills, and its crash would count against those beside it. So:
+
+    - One suspect at a time has its turn. The others wait until it has ended, however long that takes.
+    - From the beginning of its turn the process is closed: nothing else starts, and the suspect starts as soon as nothing
+      runs beside it. After :data:`ALONE_S` the process is open again, whether the suspect runs by then, and then it runs
+      beside others, or still waits for those beside it, and then it starts in the next place that is free.
+    - After that the process stays open for as long as it was closed, before the next suspect has its turn. So suspects take
+      at most half of its time.
+
     Jobs enter here outside their function only, where no exception of another thread can hit them while they hold the lock.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, limit: int) -> None:
         self._clock = clock
+        self._limit = limit
         self._lock = threading.Lock()
         self._condition = threading.Condition(self._lock)
+        self._waiting = 0  # threads that wait for the condition
         self._running: dict[int, Assignment] = {}
-        self._watched = 0  # watched jobs that wait or run
-        self._alone: int | None = None  # the watched job that runs
+        self._closed_at: float | None = None  # when the suspect whose turn it is began it; None: it is nobody's
+        self._suspect: int | None = None  # that one, while it runs
+        self._kept = 0  # places kept for it while it does not run
+        self._stays_open_until = 0.0
         self._since = 0.0  # when the first of those that run began
         self._busy_s = 0.0  # until then
 
     def enter(self, assignment: Assignment, give_up: Callable[[], bool]) -> bool:
         """Waits for its turn; False if ``give_up`` said so first."""
-        ticket = assignment.ticket
-        if ticket is not None and ticket.watched:
-            return self._enter_alone(assignment, give_up)
         with self._lock:  # the condition's own, without the detour: this is on the way of every job
-            while self._watched:
+            if assignment.is_suspect:
+                return self._enter_closed(assignment, give_up)
+            while self._closed_at is not None and (self.closed or len(self._running) + self._kept >= self._limit):
                 if give_up():
                     return False
-                self._condition.wait(0.1)
+                self._wait(self._closed_for())
             self._add(assignment)
         return True
 
-    def _enter_alone(self, assignment: Assignment, give_up: Callable[[], bool]) -> bool:
-        until = self._clock.monotonic() + PATIENCE_S
-        with self._condition:
-            self._watched += 1
-            while self._alone is not None or (self._running and self._clock.monotonic() < until):
-                if give_up():
-                    self._watched -= 1
-                    self._condition.notify_all()
-                    return False
-                self._condition.wait(0.1)
-            self._alone = id(assignment)
-            self._add(assignment)
+    def _enter_closed(self, assignment: Assignment, give_up: Callable[[], bool]) -> bool:
+        while self._closed_at is not None or (left := self._stays_open_until - self._clock.monotonic()) > 0:
+            if give_up():
+                return False
+            self._wait(_LOOK_S if self._closed_at is not None else left)
+        self._closed_at, self._kept = self._clock.monotonic(), 1
+        while self._running and (self.closed or len(self._running) >= self._limit):
+            if give_up():
+                self._open()
+                return False
+            self._wait(self._closed_for())
+        self._suspect, self._kept = id(assignment), 0
+        self._add(assignment)
         return True
+
+    def _wait(self, seconds: float) -> None:
+        self._waiting += 1
+        try:
+            self._condition.wait(max(0.0, min(seconds, _LOOK_S)))
+        finally:
+            self._waiting -= 1
+
+    def _closed_for(self) -> float:
+        """For how many seconds from now the process is closed; where it is not, until somebody looks again."""
+        left = 0.0 if self._closed_at is None else self._closed_at + ALONE_S - self._clock.monotonic()
+        return left if left > 0 else _LOOK_S
+
+    def _open(self) -> None:
+        """The turn of a suspect is over."""
+        assert self._closed_at is not None
+        closed_s = min(self._clock.monotonic() - self._closed_at, ALONE_S)
+        self._stays_open_until = self._closed_at + 2 * closed_s
+        self._closed_at, self._suspect, self._kept = None, None, 0
+        self._condition.notify_all()
 
     def _add(self, assignment: Assignment) -> None:
         if not self._running:
@@ -72,17 +107,16 @@ class Turns:
                 return
             if not self._running:
                 self._busy_s += self._clock.monotonic() - self._since
-            alone = self._alone == id(assignment)
-            if alone:
-                self._alone = None
-                self._watched -= 1
-            if alone or self._watched:
+            if self._suspect == id(assignment):
+                self._open()
+            elif self._waiting:
                 self._condition.notify_all()
 
     @property
     def closed(self) -> bool:
-        """Whether a watched job waits or runs: nothing else may begin."""
-        return self._watched > 0
+        """Whether a suspect has the process to itself, or waits for that: nothing else may begin."""
+        since = self._closed_at
+        return since is not None and self._clock.monotonic() < since + ALONE_S
 
     def running(self) -> list[Assignment]:
         """The jobs that run now."""

@@ -13,14 +13,13 @@ from typing import Any, Final
 
 from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND
-from asynctask.errors import JobInterrupted
-from asynctask.job import CurrentJob
+from asynctask.job import CurrentJob, interrupted
 from asynctask.messages import clean
 from asynctask.runtime.retry import Decision, Follow, decide
 from asynctask.wire.payload import dump, encode_backtrace, parse, read_time, retries, write_time
 from asynctask.worker import Worker
 
-__all__ = ["MAX_RETRY_COUNT", "after_failure", "decide_untracked", "interrupted", "limit_of", "text_of"]
+__all__ = ["MAX_RETRY_COUNT", "after_failure", "decide_untracked", "limit_of", "text_of"]
 
 MAX_RETRY_COUNT: Final = 10_000
 """What a payload says of its retries is believed up to here."""
@@ -28,7 +27,6 @@ MAX_RETRY_COUNT: Final = 10_000
 MAX_BACKTRACE: Final = 1_000
 """Lines kept of a backtrace."""
 
-_MAX_CHAIN: Final = 100
 _MAX_QUEUE: Final = 255
 
 
@@ -42,7 +40,7 @@ def decide_untracked(
     error: BaseException, job: Mapping[str, Any], current: CurrentJob, worker: Worker | None, *, now: int, noise: float
 ) -> Decision:
     """What follows ``error`` in the parsed ``job``; ``now`` in microseconds, ``noise`` in [0, 1)."""
-    if interrupted(error):
+    if interrupted(current, error):
         return Decision(Follow.AGAIN)
     limit = limit_of(job, worker)
     if limit is None:
@@ -57,16 +55,6 @@ def decide_untracked(
     return decide(
         error, current, worker, retries=count, limit=count if over else count + 1, noise=noise, always_spread=True
     )
-
-
-def interrupted(error: BaseException) -> bool:
-    """Whether the runtime stopped under the job, also where the job made another error of it."""
-    each: BaseException | None = error
-    for _ in range(_MAX_CHAIN):
-        if each is None or isinstance(each, JobInterrupted):
-            return each is not None
-        each = each.__cause__ or each.__context__
-    return False
 
 
 def after_failure(copy: Copy, error: BaseException, now: int) -> Copy:

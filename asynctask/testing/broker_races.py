@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -108,7 +109,8 @@ class BrokerRaces(BrokerSuite):
     def test_a_wait_ends_when_something_is_pushed(self) -> None:
         with self.broker() as broker, self.another(broker) as other:
             self._drained(broker)
-            assert self._woken_by(broker, lambda: other.push([a_copy()]))
+            numbers = itertools.count()  # each push is of another job: the same one again would be no news
+            assert self._woken_by(broker, lambda: other.push([a_copy(next(numbers))]))
 
     def test_a_wait_ends_when_its_process_is_woken(self) -> None:
         with self.broker() as broker:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from support.world import World
 
-from asynctask.runtime.performer import Assignment, Performer
+from asynctask.runtime.assignment import Assignment
+from asynctask.runtime.performer import Performer
 from asynctask.testing.waits import wait_for
 
 pytestmark = pytest.mark.databases("sqlite", reason="about processes, signals and threads")

@@ -21,10 +21,11 @@ from support.world import World
 from asynctask import AsyncTask
 from asynctask.bookkeeping import outcome
 from asynctask.errors import ConfigError, LedgerUnavailable, Unavailable
-from asynctask.ledger import dispatch, schema
+from asynctask.ledger import batches, dispatch, readiness, schema
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.database import Database
+from asynctask.ledger.models import events
 from asynctask.ledger.transitions import Change, apply
 from asynctask.states import Reason, Status
 from asynctask.testing.servers import SERVERS, MariaServer, SqlServer
@@ -369,6 +370,82 @@ def test_a_server_that_became_read_only_delays_what_is_written_and_loses_none(
             read_only(False)
         patiently(lambda: task.progress()["done"], "it goes on")
     world.check_promises(app, [task.id], 20)
+
+
+@SERVERS_ONLY
+def test_sessions_that_began_read_only_are_given_up_and_the_program_heals(
+    world: World, server: SqlServer, store: Store, ordinary: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taken out: `handle_error`. Connections of the pool kept the setting, and with them the program."""
+    monkeypatch.setattr(readiness, "FRESH_S", 0.0)
+    app = world.app(database_url=as_user(store, ordinary))
+    database = app.ledger.database
+    if store.kind == "postgresql":
+        server.execute(f"ALTER ROLE {ordinary} SET default_transaction_read_only = on")
+        database.engine.dispose()
+    with ExitStack() as stack:  # the pool is full of sessions that may only read
+        for _ in range(3):
+            connection = stack.enter_context(database.read())
+            if store.kind == "mariadb":
+                connection.exec_driver_sql("SET SESSION TRANSACTION READ ONLY")
+    if store.kind == "postgresql":
+        for act in (app.check_ready, lambda: app.submit("note", numbers(1))):
+            with pytest.raises(Unavailable, match=r"takes no write|read.only"):
+                act()
+        with ExitStack() as stack:
+            for _ in range(3):
+                stack.enter_context(database.read())
+        server.execute(f"ALTER ROLE {ordinary} SET default_transaction_read_only = off")
+    app.check_ready()
+    with world.working(app):
+        task = app.submit("note", numbers(3))
+        assert task.wait(20)["done"]
+    world.check_promises(app, [task.id], 3)
+
+
+@pytest.mark.databases("postgresql", reason="only there a batch is copied by the driver itself")
+def test_a_copy_in_a_session_that_began_read_only_gives_it_up(store: Store) -> None:
+    database = Database(store.url)
+    with database.read() as connection:
+        connection.exec_driver_sql("SET default_transaction_read_only = on")
+    row = (f"{1:024x}", 1, 0, "enqueue", "{}", 1, 1, 7)
+    columns = ("job_id", "task_id", "seq", "status", "params", "first_row", "last_row", "created_at")
+
+    @repeatable
+    def copy() -> None:
+        with database.write() as connection:
+            batches.insert(connection, events, columns, [row])
+
+    copy()
+    assert store.sql("SELECT COUNT(*) FROM events") == [(1,)]
+    database.close()
+
+
+@pytest.mark.databases("mariadb", reason="only there a commit is refused because of it")
+def test_a_commit_that_a_read_only_server_refuses_does_not_stand(
+    store: Store, server: SqlServer, ordinary: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody asks then what became of it: the server has said so."""
+    database = Database(as_user(store, ordinary))
+    monkeypatch.setattr(Database, "_landed", lambda self, mark: pytest.fail("it was asked"))
+    commit = Database._commit
+
+    def read_only_before(self: Database, *args: Any) -> None:
+        server.execute("SET GLOBAL read_only = 1")
+        commit(self, *args)
+
+    def write() -> None:
+        with database.write() as connection:
+            connection.exec_driver_sql("INSERT INTO task_samples (task_id, at) VALUES (1, 1)")
+
+    monkeypatch.setattr(Database, "_commit", read_only_before)
+    try:
+        with pytest.raises(LedgerUnavailable, match=r"read.only"):
+            write()
+    finally:
+        server.execute("SET GLOBAL read_only = 0")
+    assert store.sql("SELECT * FROM task_samples") == []
+    database.close()
 
 
 @contextmanager

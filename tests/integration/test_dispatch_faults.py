@@ -163,6 +163,59 @@ def test_a_task_that_cannot_be_reserved_leaves_the_others_their_turn(world: Worl
     assert (broken.progress()["control"]["in_flight"], good.progress()["control"]["in_flight"]) == (0, 3)
 
 
+# -- a Task that is stopped between its reservation and the push
+
+
+def stopping(app: AsyncTask, stop: Callable[[], object]) -> Any:
+    """A broker to which nothing is pushed before ``stop`` was called, once."""
+    stops = [stop]
+
+    def stop_once(copies: Sequence[Copy]) -> None:
+        if stops:
+            stops.pop()()
+
+    return Picky(app.broker, stop_once)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("broker_kind", ["sql", "redis"])
+def test_a_task_that_is_cancelled_between_its_reservation_and_the_push_closes_without_a_worker(world: World) -> None:
+    app, user = world.app(), world.app()
+    task = user.submit("note", numbers(5))
+    using(app, 3)
+    app.dispatcher._outbox._broker = stopping(app, lambda: user.task(task.id).cancel())
+    app.dispatcher.round()
+    assert app.broker.withdraw(task.id, 10) == []
+    assert (task.progress()["state"], task.progress()["done"]) == ("cancelled", True)
+    world.check_promises(app, [task.id], 5)
+
+
+def test_a_task_that_is_paused_between_its_reservation_and_the_push_leaves_nothing_in_the_broker(world: World) -> None:
+    app, user = world.app(), world.app()
+    task = user.submit("note", numbers(5))
+    using(app, 3)
+    app.dispatcher._outbox._broker = stopping(app, lambda: user.task(task.id).pause())
+    app.dispatcher.round()
+    assert queued(world) == {}
+    assert task.progress()["control"]["in_flight"] == 0
+    task.resume()
+    using(app, 5)
+    app.dispatcher.round()
+    assert sum(queued(world).values()) == 5
+
+
+def test_copies_of_a_cancelled_task_whose_dispatcher_died_after_the_push_are_taken_back_by_the_sweep(world: World) -> None:
+    app, user = world.app(), world.app()
+    task = user.submit("note", numbers(5))
+    using(app, 3)
+    app.dispatcher._outbox._broker = stopping(app, lambda: user.task(task.id).cancel())
+    app.dispatcher._outbox._recall = lambda task_id: None
+    app.dispatcher.round()
+    assert sum(queued(world).values()) == 3
+    Sweep(user.ledger, user.broker, user.host, user.controls).sweep()
+    assert queued(world) == {}
+    world.check_promises(app, [task.id], 5)
+
+
 # -- a client middleware that leaves no job
 
 

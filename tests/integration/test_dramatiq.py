@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -13,9 +14,11 @@ import dramatiq
 import pytest
 from support.dramatiq_app import build, redis_broker
 from support.servers import RedisServer
+from support.webshop import client_of
 from support.world import World
 
-from asynctask.errors import NotFound
+from asynctask.cli.root import run
+from asynctask.errors import NotFound, OtherEngine
 from asynctask.testing.waits import wait_for
 
 pytestmark = [
@@ -29,7 +32,7 @@ class Dramatiq:
 
     def __init__(self, world: World, server: RedisServer) -> None:
         self.world, self._server = world, server
-        self.namespace = f"test-{world.folder.name}"
+        self.namespace, self.broker_url = f"test-{world.folder.name}", server.url
         self.broker = redis_broker(server.url, self.namespace)
         self.app = build(self.broker, world.folder, database_url=world.store.url)
         self.app.ensure_schema()
@@ -237,3 +240,37 @@ def test_nothing_is_acknowledged_before_its_outcome_is_committed(engine: Dramati
         assert engine.broker.do_qsize("default") > 0
     assert engine.ended(message)["status"] == "finish"
     engine.empty()
+
+
+@pytest.mark.parametrize("sender", ["tracked", "a program that knows nothing of us"])
+def test_a_dead_message_is_not_restarted_in_our_queues(engine: Dramatiq, sender: str) -> None:
+    """It would wait there for ever: the queue is Dramatiq's, and so is the job."""
+    actor = engine.broker.get_actor("shaky")
+    message = actor.message_with_options(args=(9,))
+    if sender == "tracked":
+        engine.broker.enqueue(message)
+    else:
+        foreign = redis_broker(engine.broker_url, engine.namespace)
+        foreign.enqueue(message)
+        foreign.client.connection_pool.disconnect()
+    engine.worker()
+    wait_for(
+        lambda: engine.world.sql("SELECT id FROM events"), f"its Event is made; workers said: {engine.world.said()}", 60
+    )
+    before = engine.ended(message)
+    assert before["status"] == "error"
+    app, job_id = engine.app, message.message_id
+    with pytest.raises(OtherEngine, match=r"one of dramatiq.*send it again by its actor's send\(\)") as refused:
+        app.operations.act("dead", "restart", [job_id])
+    assert (refused.value.code, refused.value.status) == ("other_engine", 409)
+    named_two = app.operations.act("dead", "restart", [job_id, "nothing"])
+    assert (named_two.done, "dramatiq" in named_two.skipped[job_id]) == (0, True)
+    all_dead = app.operations.act_on_all("dead", "restart")
+    assert (all_dead.done, ["dramatiq" in why for why in all_dead.skipped.values()]) == (0, [True])
+    answer = client_of(app).post("/api/dead/restart", json={"keys": [job_id]})
+    assert (answer.status_code, answer.json["code"]) == (409, "other_engine")
+    said_to_people = io.StringIO()
+    url = ["--database-url", engine.world.store.url, "--data-dir", str(engine.world.folder / "data")]
+    assert run([*url, "dead", "restart", job_id], stdout=io.StringIO(), stderr=said_to_people) != 0
+    assert "dramatiq" in said_to_people.getvalue()
+    assert engine.event(message) == before, "nothing was changed"

@@ -26,25 +26,15 @@ from asynctask.priority import Priority
 from asynctask.testing.waits import wait_for
 
 
-class Hands(SystemClock):
-    """A clock that can be moved on."""
+class Still(SystemClock):
+    """A clock whose seconds pass only when it is moved on: a stalled machine ends no lease."""
 
     def __init__(self) -> None:
         self.ahead = 0.0
+        self._since, self._began = super().monotonic(), super().now()
 
     def now(self) -> int:
-        return super().now() + round(self.ahead * SECOND)
-
-    def monotonic(self) -> float:
-        return super().monotonic() + self.ahead
-
-
-class Still(Hands):
-    """One whose seconds pass only when it is moved on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._since = super().monotonic()
+        return self._began + round(self.ahead * SECOND)
 
     def monotonic(self) -> float:
         return self._since + self.ahead
@@ -135,7 +125,7 @@ def test_tasks_that_cannot_go_now_hide_no_other(world: World) -> None:
 
 def test_one_process_at_a_time_goes_on_dispatching_and_another_takes_over_in_a_second(world: World) -> None:
     app = world.app()
-    clock = Hands()
+    clock = Still()
     one, two = (replace(app.ledger, identity=name, clock=clock) for name in ("one", "two"))
     assert duties.take(one, duties.DISPATCH, 1.0) is None
     until = duties.take(two, duties.DISPATCH, 1.0)
@@ -428,7 +418,7 @@ def test_the_first_rings_are_answered_at_once_and_those_that_follow_together(
 def test_an_idle_process_asks_less_than_one_question_a_second(world: World) -> None:
     """Its own parts, over a minute of a clock that is moved on: the beats, the fetches and the look after others."""
     app = world.app()
-    clock = Hands()
+    clock = Still()
     ledgers = [process(app, name, clock) for name in ("one", "two")]
     rotas = [rota(ledger, app) for ledger in ledgers]
     for each in rotas:

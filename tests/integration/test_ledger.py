@@ -10,10 +10,10 @@ import pytest
 from support.world import World
 
 from asynctask import AsyncTask
-from asynctask.bookkeeping import cancel, give_back, outcome, recover, working
+from asynctask.bookkeeping import POISON_DEATHS, cancel, give_back, outcome, recover, working
 from asynctask.errors import Conflict, InputError, TransitionRefused
 from asynctask.handle import TaskHandle
-from asynctask.ledger import dispatch, doctor
+from asynctask.ledger import dispatch, doctor, recovery
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.closing import try_close
 from asynctask.ledger.progress import progress
@@ -257,6 +257,19 @@ def test_a_death_is_counted_only_of_a_job_that_had_begun_and_the_third_is_poison
         take(app, Change(event_id, lambda r: working(r.row, "doomed")))
         take(app, Change(event_id, lambda r: recover(r.row, "running", now=1)))
     assert world.sql("SELECT status, problem, deaths FROM events") == [("error", "poison", 3)]
+    assert app.doctor() == []
+
+
+def test_a_suspect_takes_the_blame_of_a_death_from_the_jobs_beside_it(world: World) -> None:
+    app = world.app()
+    task = app.submit("note", numbers(3))
+    world.sql(f"UPDATE events SET watched = 1, deaths = {2 * POISON_DEATHS - 1} WHERE id = {first_id(task)}")
+    for reserved in dispatch.reserve(app.ledger, task.id, 3, lease_s=60):
+        take(app, Change(reserved.event_id, lambda r: working(r.row, "doomed")))
+    recovery.recover_events(app.ledger, "doomed", [])
+    found = world.sql("SELECT deaths, watched, status, problem FROM events ORDER BY id")
+    assert found == [(2 * POISON_DEATHS, 1, "error", "poison"), *[(0, 1, "enqueue", None)] * 2]
+    assert task.events()[0]["messages"][-1]["message"] == "Worker lost 6 times; given up"
     assert app.doctor() == []
 
 

@@ -7,7 +7,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -205,6 +205,22 @@ def test_a_transaction_that_still_runs_behind_a_lost_connection_is_ended_before_
         assert database._landed(mark) is False
         holder.invalidate()
     assert world.one("SELECT COUNT(*) FROM write_marks WHERE owner = ?", "it") == 0
+
+
+@SERVERS
+def test_a_connection_that_breaks_while_it_is_used_leaves_no_traceback_in_the_log(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = world.app().ledger.database
+    for way in (database.read, database.snapshot, lambda: database.write(marked=False)):
+        with suppress(LedgerUnavailable), way() as connection:
+            driver: Any = connection.connection.driver_connection
+            if world.store.kind == "postgresql":
+                world.sql(f"SELECT pg_terminate_backend({driver.info.backend_pid:d})")
+            else:
+                world.sql(f"KILL {driver.thread_id():d}")
+            connection.exec_driver_sql("SELECT 1")
+    assert not [record.getMessage() for record in caplog.records if record.exc_info]
 
 
 def hang_up(driver: Any) -> None:

@@ -13,7 +13,7 @@ from asynctask.brokers.base import Copy
 from asynctask.brokers.sql import SqlBroker
 from asynctask.clock import SystemClock
 from asynctask.errors import BrokerUnavailable
-from asynctask.ledger import dispatch, doctor, outcomes, ready, recovery, sessions
+from asynctask.ledger import dispatch, doctor, outcomes, ready, recovery, sessions, task_locks
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.conflicts import TransactionConflict
@@ -135,7 +135,10 @@ def test_a_retry_whose_recorder_died_before_it_told_anybody_is_found_before_a_la
     assert ready.repair(ledger) == 0, "the later one has its hint"
 
 
-def test_a_task_that_is_paused_while_it_joins_its_session_again_does_not_take_it(world: World) -> None:
+def test_a_task_that_is_paused_while_it_joins_its_session_again_does_not_take_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_locks, "PATIENCE_S", 20.0)
     clock = Later()
     ledger = Ledger(world.app().ledger.database, clock=clock)
     task_id, (job,) = flying(ledger, 1, "s")
@@ -152,7 +155,8 @@ def test_a_task_that_is_paused_while_it_joins_its_session_again_does_not_take_it
     assert (paused["session_holder"], paused["session_waits"], paused["ready"]) == (None, None, None)
 
 
-def test_a_deadlock_while_a_session_passes_on_is_told_as_one(world: World) -> None:
+def test_a_deadlock_while_a_session_passes_on_is_told_as_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_locks, "PATIENCE_S", 20.0)
     ledger = world.app().ledger
     first, second, large = waiting(ledger, 1, "s"), waiting(ledger, 1, "s"), waiting(ledger, 500)
     locked, mine = threading.Event(), threading.Event()
@@ -174,7 +178,7 @@ def test_a_deadlock_while_a_session_passes_on_is_told_as_one(world: World) -> No
         with ledger.database.write() as connection:
             row = task_rows.lock(connection, first)
             mine.set()
-            sessions.release(connection, row)
+            sessions.release(connection, ledger, row)
 
     with pytest.raises(TransactionConflict):
         release()

@@ -7,9 +7,11 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.clocks import SettableClock
 from support.world import World
 
 from asynctask.bulk import sweep
@@ -18,6 +20,7 @@ from asynctask.bulk.sweep import Sweep
 from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import control, recovery
 from asynctask.ledger.database import Database
+from asynctask.ledger.database_time import read_now
 from asynctask.middleware.tracker import Tracker
 from asynctask.testing.waits import wait_for
 
@@ -48,11 +51,12 @@ def holding(world: World, app: Any, count: int) -> Any:
 
 
 def test_what_a_process_held_waits_again_when_its_lease_has_ended_and_not_before(world: World) -> None:
-    app, late = world.app(), world.app()
+    app, late = world.judging(world.app()), world.app()
     task = holding(world, late, 3)
+    world.sql("UPDATE processes SET hostname = 'elsewhere'")
     assert sweeper(app).recover_dead() == 0
     assert task.progress()["control"]["in_flight"] == 3
-    world.sql("UPDATE processes SET lease_until = 1")
+    world.end_leases()
     assert sweeper(app).recover_dead() == 1
     assert task.progress()["control"]["in_flight"] == 0
     assert world.sql("SELECT DISTINCT status, attempt, deaths, watched FROM events") == [("enqueue", 2, 0, 1)]
@@ -86,6 +90,67 @@ def test_a_process_of_another_machine_is_judged_by_its_lease_alone(world: World)
     holding(world, far, 1)
     world.sql("UPDATE processes SET hostname = 'elsewhere', pid = 1, pid_started = 1")
     assert sweeper(app).recover_dead() == 0
+
+
+def test_who_has_had_no_answers_for_a_lease_takes_nobody_for_dead(world: World) -> None:
+    app, far = world.app(), world.app()
+    task = holding(world, far, 1)
+    world.end_leases()
+    registered(app)
+    assert sweeper(app).recover_dead() == 0, "it may be the database that kept the other from renewing"
+    sweeper(app).recover(far.ledger.identity)
+    assert task.progress()["control"]["in_flight"] == 1
+    assert sweeper(world.judging(app)).recover_dead() == 1
+
+
+def test_a_process_of_this_machine_that_lives_is_never_dead_whatever_its_lease_says(world: World) -> None:
+    app, late = world.judging(world.app()), world.app()
+    task = holding(world, late, 1)
+    world.sql("UPDATE processes SET lease_until = 1")
+    assert sweeper(app).recover_dead() == 0
+    sweeper(app).recover(late.ledger.identity)
+    assert task.progress()["control"]["in_flight"] == 1
+
+
+def test_a_renewal_is_stamped_when_it_has_its_locks_and_not_before_it_waits(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, other = world.app(), world.app()
+    registered(app)
+    waits, real = threading.Event(), app.ledger.database.write
+
+    def write(**how: Any) -> Any:
+        waits.set()
+        return real(**how)
+
+    monkeypatch.setattr(app.ledger.database, "write", write)
+    beating = threading.Thread(target=recovery.beat, args=(app.ledger,), kwargs={"lease_s": 60})
+    with other.ledger.database.write() as connection:
+        connection.exec_driver_sql("UPDATE processes SET busy = busy + 1")
+        began = read_now(other.ledger.database)
+        beating.start()
+        assert waits.wait(20)
+        wait_for(lambda: read_now(other.ledger.database) > began + 50_000, "it waits for a moment")
+        released = read_now(other.ledger.database)
+    beating.join(60)
+    (process,) = app.processes()
+    assert process["beat_at"] >= released
+    assert process["lease_until"] >= process["beat_at"] + 60_000_000
+
+
+def test_lost_copies_are_looked_for_after_the_clock_was_put_back(world: World) -> None:
+    app = world.app()
+    task = app.submit("note", numbers(1))
+    registered(app, concurrency=1, queues=("default",))
+    app.dispatcher.round()
+    world.sql("DELETE FROM jobs")
+    clock = SettableClock()
+    look = Sweep(replace(app.ledger, clock=clock), app.broker, app.host, app.controls)
+    assert look.find_lost() == 0
+    clock.seconds += sweep.LOOK_S
+    look._ledger.time.set(clock.now() - 3_600 * 1_000_000)
+    assert look.find_lost() == 1
+    assert task.progress()["control"]["in_flight"] == 0
 
 
 def test_a_process_that_renewed_between_the_look_and_the_verdict_lives(world: World) -> None:
@@ -142,7 +207,7 @@ def test_a_job_under_which_three_processes_died_ends_as_poison_and_its_neighbour
     (event,) = task.events()
     assert (event["status"], event["problem"]) == ("error", "poison")
     assert [m["message"] for m in event["messages"]].count("Worker lost") == 3
-    assert event["messages"][-1]["message"] == "Worker lost three times; given up"
+    assert event["messages"][-1]["message"] == "Worker lost 3 times; given up"
     assert {int(line[2]) for line in world.shop.lines() if line[0] == "began"} == set(victims)
     world.check_promises(app, [task.id, neighbours.id], 6)
 

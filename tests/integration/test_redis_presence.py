@@ -25,7 +25,7 @@ from asynctask.brokers.redis.presence import MAX_SHOWN, RedisPresence
 from asynctask.clock import SECOND
 from asynctask.errors import BrokerUnavailable
 from asynctask.job import CurrentJob
-from asynctask.runtime.performer import Assignment
+from asynctask.runtime.assignment import Assignment
 from asynctask.testing.waits import wait_for
 
 ME = "box:17:0123456789ab"

@@ -20,7 +20,7 @@ from asynctask.clock import SECOND
 from asynctask.errors import BrokerUnavailable, JobInterrupted
 from asynctask.job import CurrentJob
 from asynctask.runtime.retry import Decision, Follow
-from asynctask.runtime.untracked import after_failure, decide_untracked, interrupted
+from asynctask.runtime.untracked import after_failure, decide_untracked
 from asynctask.testing.waits import wait_for
 from asynctask.wire.activejob import OLD_WRAPPER, WRAPPER, GlobalId, Symbol, wrap
 from asynctask.wire.payload import decode_backtrace, dump, parse
@@ -198,12 +198,17 @@ def test_an_error_that_came_of_an_interruption_is_none_of_the_jobs() -> None:
         except JobInterrupted as error:
             raise ValueError("of the job's own") from error
 
+    def after(error: BaseException, *, stopping: bool) -> Follow:
+        job = CurrentJob("j", should_stop=lambda: stopping)
+        return decide_untracked(error, {"retry": True}, job, None, now=NOW, noise=0.0).follow
+
     with pytest.raises(ValueError, match="own") as raised:
         fails()
-    assert follow(error=raised.value, retry=True).follow is Follow.AGAIN
+    assert after(raised.value, stopping=True) is Follow.AGAIN
+    assert after(raised.value, stopping=False) is Follow.RETRY, "the runtime interrupted nothing"
     circle, other = ValueError(), ValueError()
     circle.__cause__, other.__cause__ = other, circle
-    assert not interrupted(circle)
+    assert after(circle, stopping=True) is Follow.RETRY
 
 
 # -- as a whole

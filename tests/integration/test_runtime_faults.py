@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.clocks import SettableClock
 from support.databases import Store
 
-from asynctask import AsyncTask, current_job
-from asynctask.bookkeeping import Begin
+from asynctask import AsyncTask, NormalException, current_job
 from asynctask.brokers.base import Copy
 from asynctask.bulk import sweep
-from asynctask.clock import SystemClock
-from asynctask.errors import BrokerUnavailable
+from asynctask.errors import BrokerUnavailable, ConfigError, InputError, JobInterrupted
 from asynctask.job import CurrentJob
 from asynctask.ledger.base import dumps
 from asynctask.middleware.task_event import TICKET
@@ -27,9 +24,7 @@ from asynctask.middleware.tracker import Ticket, Tracker
 from asynctask.runtime import interrupt, missing
 from asynctask.runtime.launcher import Launcher
 from asynctask.runtime.manager import AHEAD_S, MAX_FETCH
-from asynctask.runtime.performer import Assignment
 from asynctask.runtime.retry import MAX_PAUSE_S, Follow, decide
-from asynctask.runtime.turns import Turns
 from asynctask.testing.waits import wait_for
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
@@ -78,71 +73,7 @@ def place(tmp_path: Path, store: Store) -> Iterator[Place]:
     made.close()
 
 
-def assignment(*, watched: bool = False) -> Assignment:
-    ticket = Ticket(Begin.RUN, "j", 1, None, 1, watched=watched)
-    return Assignment(Copy("j", 1, "default", "{}"), {}, CurrentJob("j"), None, ticket)
-
-
 # -- jobs beside each other
-
-
-class Entering:
-    """A thread that asks for its turn."""
-
-    def __init__(self, turns: Turns, job: Assignment, quiet: threading.Event) -> None:
-        self.came: list[bool] = []
-        self._thread = threading.Thread(target=lambda: self.came.append(turns.enter(job, quiet.is_set)), daemon=True)
-        self._thread.start()
-
-
-def test_a_watched_job_waits_for_those_beside_it_and_later_ones_wait_for_it() -> None:
-    turns, quiet = Turns(SystemClock()), threading.Event()
-    before, watched, after = assignment(), assignment(watched=True), assignment()
-    assert turns.enter(before, quiet.is_set)
-    second = Entering(turns, watched, quiet)
-    wait_for(lambda: turns.closed, "the watched one waits")
-    third = Entering(turns, after, quiet)
-    assert turns.running() == [before]
-    turns.leave(before)
-    wait_for(lambda: second.came == [True], "it has the process to itself")
-    assert (turns.running(), third.came) == ([watched], [])
-    turns.leave(watched)
-    wait_for(lambda: third.came == [True], "the others go on")
-    assert (turns.running(), turns.closed) == ([after], False)
-
-
-def test_a_second_in_which_any_number_of_jobs_run_is_one_busy_second() -> None:
-    clock = SettableClock()
-    turns, one, two = Turns(clock), assignment(), assignment(watched=True)
-    clock.seconds += 10
-    assert turns.busy_s == 0
-    turns.enter(one, lambda: False)
-    clock.seconds += 1
-    assert turns.busy_s == 1
-    other = assignment()
-    turns.enter(other, lambda: False)
-    clock.seconds += 1
-    turns.leave(one)
-    clock.seconds += 1
-    turns.leave(other)
-    clock.seconds += 10
-    turns.enter(two, lambda: False)
-    clock.seconds += 1
-    assert turns.busy_s == 4
-    turns.leave(two)
-    turns.leave(two)
-    assert turns.busy_s == 4
-
-
-def test_quiet_ends_every_wait_for_a_turn() -> None:
-    turns, quiet = Turns(SystemClock()), threading.Event()
-    running = assignment(watched=True)
-    assert turns.enter(running, quiet.is_set)
-    waiting = [Entering(turns, assignment(watched=watched), quiet) for watched in (True, False)]
-    quiet.set()
-    wait_for(lambda: all(each.came == [False] for each in waiting), "both gave up")
-    turns.leave(running)
-    assert (len(turns), turns.closed) == (0, False)
 
 
 def test_jobs_that_were_held_by_a_dead_process_run_one_at_a_time(place: Place) -> None:
@@ -336,6 +267,194 @@ def test_should_stop_says_that_the_attempt_counts_no_more(place: Place) -> None:
     with place.working(app):
         task.wait(timeout=20)
     assert said == [False, True]
+
+
+# -- who says what a job came to
+
+
+def test_a_job_that_has_returned_is_not_recorded_as_interrupted(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    app, outcome = place.app(), Tracker._outcome
+    inside, go = threading.Event(), threading.Event()
+
+    def held_up(*args: Any) -> Any:
+        inside.set()
+        assert go.wait(20)
+        return outcome(*args)
+
+    monkeypatch.setattr(Tracker, "_outcome", held_up)
+    task = app.submit(app.worker(retry=0, name="w")(lambda item: "through"), [{}])
+    with place.working(app) as launcher:
+        assert inside.wait(20)
+        (assignment,) = launcher.manager.running()
+        launcher.performer.interrupted(assignment)  # as a stop does with what still runs
+        go.set()
+        assert task.wait(timeout=20)["counts"]["finish"] == 1
+    (event,) = task.events()
+    assert (event["attempt"], event["result"]) == (1, "through")
+    assert [message["status"] for message in event["messages"]] == ["working", "finish"]
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_what_a_thread_comes_to_after_it_was_given_up_changes_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch, raises: bool
+) -> None:
+    app, outcome = place.app(), Tracker._outcome
+    began, gate = threading.Event(), threading.Event()
+    inside, go = threading.Event(), threading.Event()
+
+    def held_up(*args: Any) -> Any:
+        inside.set()
+        assert go.wait(20)
+        return outcome(*args)
+
+    @app.worker(retry=0)
+    def late(item: Any) -> int:
+        began.set()
+        assert gate.wait(20)
+        if raises and current_job().attempt == 1:
+            raise ValueError("late")
+        return current_job().attempt
+
+    task = app.submit(late, [{}])
+    with place.working(app) as launcher:
+        assert began.wait(20)
+        (assignment,) = launcher.manager.running()
+        monkeypatch.setattr(Tracker, "_outcome", held_up)
+        stop = threading.Thread(target=launcher.performer.interrupted, args=(assignment,), daemon=True)
+        stop.start()
+        assert inside.wait(20)
+        gate.set()
+        wait_for(lambda: not launcher.manager.busy, "its thread came back")
+        go.set()
+        assert task.wait(timeout=20)["counts"]["finish"] == 1
+        stop.join(20)
+    (event,) = task.events()
+    assert (event["result"], event["problem"]) == (2, None)
+    said = [(message["attempt"], message["message"]) for message in event["messages"]]
+    assert said[:3] == [(1, "In progress"), (1, "Interrupted"), (1, "Waiting for retry")]
+    assert said[-1] == (2, "Done")
+
+
+# -- what a job makes of its interruption
+
+
+def and_from(error: BaseException) -> None:
+    raise RuntimeError("the upload broke off") from error
+
+
+def and_while(error: BaseException) -> None:
+    raise RuntimeError("the upload broke off")
+
+
+def and_from_another(error: BaseException) -> None:
+    raise RuntimeError("the upload broke off") from OSError("closed")
+
+
+def and_refuses(error: BaseException) -> None:
+    raise NormalException("the upload broke off")
+
+
+def and_in_a_group(error: BaseException) -> None:
+    raise BaseExceptionGroup("of the upload", [ValueError(), error])
+
+
+@pytest.mark.parametrize("kind", ["tracked", "untracked", "async"])
+@pytest.mark.parametrize("raises", [and_from, and_while, and_from_another, and_refuses, and_in_a_group])
+def test_an_interruption_that_the_job_makes_another_error_of_is_one(
+    place: Place, kind: str, raises: Callable[[BaseException], None]
+) -> None:
+    app, began, over = place.app(), threading.Event(), threading.Event()
+
+    def body() -> None:
+        began.set()
+        try:
+            while not over.wait(0.01):
+                pass
+        except BaseException as error:
+            raises(error)
+
+    async def coroutine() -> None:
+        began.set()
+        try:
+            await asyncio.sleep(30)
+        except BaseException as error:
+            raises(error)
+
+    with place.working(app, shutdown_s=0.0):
+        if kind == "untracked":
+            app.worker(name="w", retry=0, use_task_event=False)(body).perform_async()
+        elif kind == "async":
+
+            @app.worker(name="w", retry=0)
+            async def awaits(item: Any) -> None:
+                await coroutine()
+
+            app.submit("w", [{}])
+        else:
+            app.submit(app.worker(name="w", retry=0)(lambda item: body()), [{}])
+        assert began.wait(20)
+    over.set()
+    if kind == "untracked":
+        assert place.sql("SELECT process, held_in FROM jobs WHERE waits IS NOT NULL") == [(None, None)], "it waits again"
+    else:
+        assert place.sql("SELECT status, attempt, retries, problem FROM events") == [("enqueue", 2, 0, None)]
+
+
+def test_an_interruption_that_the_job_invents_is_an_error_of_its_own(place: Place) -> None:
+    app = place.app()
+
+    @app.worker(retry=0)
+    def invents(item: Any) -> None:
+        try:
+            raise JobInterrupted
+        except JobInterrupted as error:
+            raise ValueError("of its own") from error
+
+    task = app.submit(invents, [{}])
+    with place.working(app):
+        assert task.wait(timeout=20)["counts"]["error"] == 1
+
+
+# -- seconds that no clock can reach
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), float("nan"), 0, -1, 10**400, True, "5"])
+def test_a_timeout_that_is_no_time_is_refused_where_the_worker_is_registered(place: Place, timeout: Any) -> None:
+    with pytest.raises(ConfigError, match="timeout must be a number of seconds"):
+        place.app().worker(name="w", timeout=timeout)(lambda item: None)
+
+
+def test_a_timeout_of_centuries_is_none(place: Place) -> None:
+    app = place.app()
+
+    @app.worker(retry=0, timeout=1e10)
+    async def awaits(item: Any) -> str:
+        await asyncio.sleep(0)
+        return "through"
+
+    threaded = app.worker(name="threaded", retry=0, timeout=1e10)(lambda item: "through")
+    with place.working(app):
+        for worker in (awaits, threaded):
+            assert app.submit(worker, [{}]).wait(timeout=20)["counts"]["finish"] == 1
+
+
+def test_a_wait_for_a_task_takes_any_number_of_seconds(place: Place) -> None:
+    app = place.app()
+    task = app.submit(app.worker(name="w")(lambda item: None), [{}])
+    assert not task.wait(timeout=0.2, poll_s=float("inf"))["done"]
+    for wrong in ({"timeout": float("nan")}, {"timeout": 1, "poll_s": float("nan")}):
+        with pytest.raises(InputError, match="NaN"):
+            task.wait(**wrong)
+    with place.working(app):
+        assert task.wait(timeout=float("inf"), poll_s=0.01)["done"]
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), -1.0])
+def test_a_setting_that_is_no_time_is_refused(place: Place, seconds: float) -> None:
+    with pytest.raises(ConfigError, match="shutdown_s must be between"):
+        place.app(shutdown_s=seconds)
+    with pytest.raises(ConfigError, match="shutdown_s must be between"):
+        place.app().launcher(shutdown_s=seconds)
 
 
 # -- the end

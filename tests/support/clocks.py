@@ -18,3 +18,7 @@ class SettableClock:
     def monotonic(self) -> float:
         """Seconds."""
         return self.seconds
+
+    def boottime(self) -> int:
+        """Microseconds."""
+        return self.now()

@@ -105,7 +105,7 @@ class Store:
             try:
                 return self._run(statement, values)
             except BaseException:
-                self._forget()
+                self.forget()
                 raise
 
     def _run(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -113,7 +113,7 @@ class Store:
             self._connection = self._connect()
         if self.kind == "sqlite":
             rows = self._connection.execute(statement, values).fetchall()
-            self._forget()  # a file that the test copies or damages is not held open
+            self.forget()  # a file that the test copies or damages is not held open
             return [tuple(row) for row in rows]
         if values:
             statement = statement.replace("%", "%%").replace("?", "%s")
@@ -122,7 +122,8 @@ class Store:
             rows = cursor.fetchall() if cursor.description else []
         return [tuple(int(v) if isinstance(v, Decimal) and v == v.to_integral() else v for v in row) for row in rows]
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Connects anew for the next question: the server was away."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(Exception):
@@ -157,7 +158,7 @@ class Store:
     def close(self) -> None:
         """Removes it."""
         with self._lock:
-            self._forget()
+            self.forget()
         self._remove()
 
 

@@ -23,6 +23,7 @@ from support.databases import Store
 
 from asynctask import AsyncTask, NormalException, current_job
 from asynctask.runtime.launcher import Launcher
+from asynctask.runtime.lifeline import LIFELINE
 from asynctask.testing.waits import wait_for
 
 SUPPORT = Path(__file__).parent
@@ -126,6 +127,14 @@ def make_app(folder: Path, **more: Any) -> AsyncTask:
         threading.Event().wait()
 
     @app.worker(retry=0)
+    def deadly(item: dict) -> dict:
+        """Says that it began, and ends its process at once, as often as the item's ``deaths`` says."""
+        shop.note("began", item["n"], os.getpid(), current_job().attempt)
+        if shop.performed("began")[item["n"]] <= item["deaths"]:
+            os._exit(9)
+        return {"n": item["n"]}
+
+    @app.worker(retry=0)
     def order(item: Order) -> dict:
         """A row of a file: says that it began, takes a moment, does, and ends as its ``kind`` says."""
         shop.note("began", item.n, os.getpid())
@@ -160,6 +169,7 @@ class World:
         self.shop = Shop(folder)
         self._apps: list[AsyncTask] = []
         self._children: list[subprocess.Popen[bytes]] = []
+        self._lifeline = os.pipe()
 
     # -- applications
 
@@ -180,6 +190,16 @@ class World:
             yield launcher
         finally:
             launcher.stop()
+
+    def judging(self, app: AsyncTask) -> AsyncTask:
+        """The application as a process that has had answers of the database for long enough to take others for dead."""
+        app.ledger.time.answered(app.ledger.now(), lease_s=3_600)
+        app.ledger.time._steady_since -= 3_600 * 1_000_000
+        return app
+
+    def end_leases(self) -> None:
+        """Every process is on another machine, and its lease has ended."""
+        self.sql("UPDATE processes SET lease_until = 1, hostname = 'elsewhere'")
 
     def open_gate(self) -> None:
         """Lets the gated jobs go on."""
@@ -218,13 +238,18 @@ class World:
         with (self.folder / log).open("ab") as out:
             child = subprocess.Popen(
                 [sys.executable, *argv], cwd=self.folder, env=self.environ(**environ), stdin=subprocess.DEVNULL,
-                stdout=out, stderr=out,
+                stdout=out, stderr=out, pass_fds=self._lifeline[:1],
             )  # fmt: skip
         self._children.append(child)
         return child
 
     def cli(self, module: str, *words: str, **environ: str) -> subprocess.Popen[bytes]:
-        """A command of the command line, on the application in a module of ``support``."""
+        """A command of the command line, on the application in a module of ``support``.
+
+        A ``worker`` is the worker process itself, as if the test were its supervisor; with ``-p`` it has one of its own.
+        """
+        if words[0] == "worker" and "-p" not in words:
+            environ = {LIFELINE: str(self._lifeline[0]), **environ}
         return self.spawn("-m", "asynctask", "-A", f"support.{module}:app", *words, **environ)
 
     def said(self, log: str = "child.log") -> str:
@@ -258,6 +283,8 @@ class World:
         for app in self._apps:
             app.close()
         self.broker.close()
+        for descriptor in self._lifeline:
+            os.close(descriptor)
 
     # -- the promises
 

@@ -63,11 +63,13 @@ def recover_list(w: World, process: Process, k: int) -> None:
 def recover_turn(w: World, sweep: Sweep, k: int) -> None:
     """One transaction: rows whose copies it held, and rows it was known to be working on though the broker forgot them."""
     sweep.turned = True
+    at_work = [(t.id, seq, row) for t in w.tasks for seq, row in enumerate(t.rows()) if row.process == sweep.process]
     for task in w.tasks:
         for seq, row in enumerate(task.rows()):
             held = w.copy(task, seq) in sweep.copies and row.process in (None, sweep.process)
             if held or row.process == sweep.process:
-                w.write(task, seq, core.recover(row, task.state, now=w.now))
+                beside = [other for *where, other in at_work if where != [task.id, seq]]
+                w.write(task, seq, core.recover(row, task.state, now=w.now, beside=beside))
 
 
 @step(lambda w: [s for s in w.sweeps if s.turned])

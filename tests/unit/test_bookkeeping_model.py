@@ -320,6 +320,27 @@ def tell_of_a_job_that_kills_its_processes() -> None:
     drain(w)
 
 
+def tell_of_a_suspect_that_dies_beside_a_fresh_job() -> None:
+    w = Story()
+    task = w.task_of(2, parallel=2)
+    w.tell("reserve", "push", "confirm", "start_process", *BEGIN, "kill", "recover_list", "recover_turn", "recover_drop")
+    suspect, fresh = sorted((row.watched, seq) for seq, row in enumerate(task.rows()))[::-1]
+    assert (suspect[0], fresh[0]) == (True, False), "the process had one of them"
+    for again in range(2 * core.POISON_DEATHS):
+        advance(w, "reserve", 0, 1)
+        advance(w, "push")
+        advance(w, "confirm")
+        w.tell("start_process")
+        w.tell("fetch", k=1)
+        w.tell("begin_read", "begin_act", "begin_act", "record_working", "record_working", "kill")
+        w.tell("recover_list", "recover_turn", "recover_drop")
+        deaths = [task.row(seq).deaths for _, seq in (suspect, fresh)]
+        assert deaths == [again + 1, 0 if again == 0 else again], "a suspect alone takes the blame; of two each does"
+    ended, spared = task.row(suspect[1]), task.row(fresh[1])
+    assert (ended.status, spared.status) == (Status.ERROR, Status.ENQUEUE), "its first death was not counted"
+    drain(w)
+
+
 def tell_of_a_dispatcher_that_died_before_its_push() -> None:
     w = Story()
     w.task_of(2)

@@ -76,9 +76,14 @@ def close_unsealed(state: str, sealed: bool, turning: bool, counts: Delta) -> bo
     return REAL["may_close"](state, True, False, counts)
 
 
-def recover_in_place(row: Row, state: str | None, *, now: int) -> Turn | None:
-    turn: Turn | None = REAL["recover"](row, state, now=now)
+def recover_in_place(row: Row, state: str | None, **options: Any) -> Turn | None:
+    turn: Turn | None = REAL["recover"](row, state, **options)
     return turn._replace(after=turn.after._replace(due_at=None)) if turn is not None else None
+
+
+def recover_blames_everybody(row: Row, state: str | None, *, beside: Any, **options: Any) -> Turn | None:
+    turn: Turn | None = REAL["recover"](row, state, **options)
+    return turn
 
 
 def redispatch_at_work(row: Row, state: str | None, *, held: bool, missed_before: bool, now: int) -> Turn | None:
@@ -101,6 +106,7 @@ MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "recover keeps the attempt": (core, "recover", changed("recover", attempt=same_attempt)),
     "recover forgets due_at": (core, "recover", recover_in_place),
     "recover counts no deaths": (core, "recover", changed("recover", deaths=0)),
+    "recover blames everybody": (core, "recover", recover_blames_everybody),
     "recover watches nobody": (core, "recover", changed("recover", watched=False)),
     "redispatch keeps the attempt": (core, "redispatch", changed("redispatch", attempt=same_attempt)),
     "redispatch takes what is at work": (core, "redispatch", redispatch_at_work),
@@ -123,6 +129,7 @@ MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
 BY_TALE_ALONE = {
     "recover forgets due_at",
     "recover counts no deaths",
+    "recover blames everybody",
     "recover watches nobody",
     "redispatch takes what is at work",
     "a cancel turns what is in flight",

@@ -206,3 +206,36 @@ def test_a_watchdog_goes_on_after_what_is_done_about_a_hung_thread_failed(
     gate.set()
     thread.join(10)
     assert not thread.is_alive()
+
+
+def until_told() -> Any:
+    return wait_for(lambda: False, "never", 30)
+
+
+def test_a_timeout_beyond_what_a_thread_can_wait_for_leaves_the_others_theirs(watchdog: Watchdog) -> None:
+    """``Condition.wait`` raises OverflowError for more than ``threading.TIMEOUT_MAX`` seconds."""
+    over, came = threading.Event(), []
+    patient = threading.Thread(
+        target=lambda: came.append(watchdog.run(Watch(threading.get_ident(), 1e300), lambda: over.wait(30))), daemon=True
+    )
+    patient.start()
+    wait_for(lambda: watchdog._wakes_at is not None or watchdog._inside, "it is watched")
+    (raised,) = in_thread(lambda: watchdog.run(Watch(threading.get_ident(), 0.01), until_told))
+    assert isinstance(raised, JobTimeout)
+    over.set()
+    patient.join(10)
+    assert came == [True]
+
+
+def test_a_fault_of_the_watchdog_does_not_end_it(watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupt, "_AFTER_FAULT_S", 0.01)
+    look, faults = watchdog._look, iter([OSError("a fault"), MemoryError()])
+
+    def sometimes() -> list[Watch]:
+        if fault := next(faults, None):
+            raise fault
+        return look()
+
+    monkeypatch.setattr(watchdog, "_look", sometimes)
+    (raised,) = in_thread(lambda: watchdog.run(Watch(threading.get_ident(), 0.01), until_told))
+    assert isinstance(raised, JobTimeout)

@@ -13,7 +13,7 @@ from asynctask.brokers.presence import Running
 from asynctask.clock import SystemClock
 from asynctask.errors import BrokerUnavailable
 from asynctask.job import CurrentJob
-from asynctask.runtime.performer import Assignment
+from asynctask.runtime.assignment import Assignment
 from asynctask.runtime.showing import Showing, resident_kib
 from asynctask.testing.waits import wait_for
 

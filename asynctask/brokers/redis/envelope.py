@@ -240,7 +240,7 @@ def _split(text: str) -> tuple[dict[str, Any], str]:
 def _valid(found: dict[str, Any]) -> dict[str, Any]:
     """An envelope with nothing wrong in it, or an empty one: whoever can push can write anything."""
     jid, queue = found.get("jid"), found.get("queue")
-    if not (isinstance(jid, str) and 0 < len(jid) <= _MAX_JID):
+    if not (isinstance(jid, str) and 0 < len(jid) <= _MAX_JID and jid.isprintable()):
         found = {name: value for name, value in found.items() if name != "jid"}
         if "attempt" in found or queue is None:
             return {}

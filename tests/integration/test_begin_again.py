@@ -1,0 +1,139 @@
+"""What was fetched ahead and starts late starts by what is so then; and whom a recovered job keeps from starting."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+from support.world import World
+
+from asynctask.bookkeeping import Turn, redispatch
+from asynctask.bulk.room import Load
+from asynctask.errors import LedgerUnavailable
+from asynctask.handle import TaskHandle
+from asynctask.ledger import ready
+from asynctask.ledger.transitions import Change, EventRecord, apply
+from asynctask.middleware.tracker import Tracker
+from asynctask.runtime import manager, turns
+from asynctask.runtime.launcher import Launcher
+from asynctask.runtime.manager import Manager
+from asynctask.testing.waits import wait_for
+
+pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
+
+
+def numbers(count: int, first: int = 0) -> list[dict[str, int]]:
+    return [{"n": n} for n in range(first, first + count)]
+
+
+@pytest.fixture
+def fetches_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers fetch whatever there is, as they do of short jobs; each job lies ready for longer than an answer is good."""
+    monkeypatch.setattr(Manager, "load", lambda self: Load(self._identity, self._queues, 20, 0.0))
+    monkeypatch.setattr(Manager, "_room", lambda self: 20)
+    monkeypatch.setattr(manager, "STALE_S", 0.0)
+
+
+def held(app: Any, launcher: Launcher) -> int:
+    return len(app.broker.held_by(launcher.manager._identity))
+
+
+def began(world: World) -> list[str]:
+    return [line[1] for line in world.shop.lines() if line[0] in ("began", "did")]
+
+
+def all_lie_ready_behind_the_first(world: World, app: Any, launcher: Launcher, count: int) -> TaskHandle:
+    """A Task whose first job runs while all others are fetched and wait for its thread."""
+    task: TaskHandle = app.submit("gated", numbers(count))
+    wait_for(lambda: held(app, launcher) == count and began(world), "all are fetched, one runs")
+    return task
+
+
+def forgotten_by_the_broker(app: Any, task: TaskHandle) -> None:
+    def again(record: EventRecord) -> Turn | None:
+        return redispatch(record.row, record.task_state, held=False, missed_before=True, now=app.clock.now())
+
+    with app.ledger.database.write() as connection:
+        applied = apply(connection, app.ledger, [Change(event["id"], again) for event in task.events()])
+    ready.announce(app.ledger, applied)
+
+
+@pytest.mark.parametrize(("verb", "left"), [("pause", "enqueue"), ("cancel", "cancelled")])
+@pytest.mark.usefixtures("fetches_ahead")
+def test_what_was_fetched_ahead_does_not_start_after_a_knob(world: World, verb: str, left: str) -> None:
+    app = world.app()
+    with world.working(app, concurrency=1) as launcher:
+        task = all_lie_ready_behind_the_first(world, app, launcher, 5)
+        getattr(task, verb)()
+        world.open_gate()
+        wait_for(lambda: task.progress()["control"]["in_flight"] == 0, "nothing lies in the process any more")
+        counts = task.progress()["counts"]
+        assert (counts["finish"], counts[left]) == (1, 4)
+    assert began(world) == ["0", "0"], "the first one began and did"
+    assert app.doctor() == []
+
+
+@pytest.mark.usefixtures("fetches_ahead")
+def test_what_was_fetched_ahead_and_dispatched_again_does_not_start_twice(world: World) -> None:
+    app = world.app()
+    with world.working(app, concurrency=1) as launcher:
+        task = all_lie_ready_behind_the_first(world, app, launcher, 3)
+        wait_for(lambda: task.progress()["counts"]["working"] == 1, "the first one is known to be at work")
+        forgotten_by_the_broker(app, task)
+        world.open_gate()
+        assert task.wait(20)["counts"]["finish"] == 3
+    attempts = sorted((line[1], line[3]) for line in world.shop.lines() if line[0] == "began")
+    assert attempts == [("0", "1"), ("1", "2"), ("2", "2")]
+
+
+@pytest.mark.usefixtures("fetches_ahead")
+def test_what_cannot_be_asked_about_again_is_neither_begun_nor_lost(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = world.app()
+    real, refused = Tracker.begin, []
+
+    def away(self: Tracker, arrivals: Any) -> Any:
+        if len(refused) < 2 and len(began(world)) > 1:
+            refused.append(arrivals[0].attempt)
+            raise LedgerUnavailable("down")
+        return real(self, arrivals)
+
+    with world.working(app, concurrency=1) as launcher:
+        task = all_lie_ready_behind_the_first(world, app, launcher, 3)
+        monkeypatch.setattr(Tracker, "begin", away)
+        world.open_gate()
+        assert task.wait(20)["counts"]["finish"] == 3
+    assert refused == [1, 1]
+    attempts = sorted((line[1], line[3]) for line in world.shop.lines() if line[0] == "began")
+    assert attempts == [("0", "1"), ("1", "2"), ("2", "2")], "they went back to the ledger and came again"
+
+
+@pytest.mark.usefixtures("fetches_ahead")
+def test_a_recovered_job_that_runs_long_keeps_its_process_to_itself_for_a_while_only(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "ALONE_S", 600.0)
+    app = world.app()
+    suspects = app.submit("gated", numbers(2))
+    victim = world.cli("kill_app", "worker", "-c", "2")
+    wait_for(lambda: len(began(world)) == 2, "both run")
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    me = str(os.getpid())
+    with world.working(app, concurrency=2) as launcher:
+        wait_for(lambda: [line[2] for line in world.shop.lines()].count(me) == 1, "one of them runs again")
+        paused = app.submit("note", numbers(6, 10))
+        others = app.submit("note", numbers(6, 20))
+        wait_for(lambda: held(app, launcher) == 14, "everything is fetched")
+        assert len(began(world)) == 3, "it runs alone"
+        paused.pause()
+        monkeypatch.setattr(turns, "ALONE_S", 0.0)
+        assert others.wait(20)["counts"]["finish"] == 6
+        wait_for(lambda: paused.progress()["control"]["in_flight"] == 0, "the paused ones went back")
+        assert paused.progress()["counts"]["enqueue"] == 6
+        assert [line[2] for line in world.shop.lines() if line[0] == "began"].count(me) == 1, "suspects run one at a time"
+        world.open_gate()
+        assert suspects.wait(20)["counts"]["finish"] == 2
+    assert not {str(n) for n in range(10, 16)} & set(began(world))
+    assert app.doctor() == []

@@ -1,0 +1,56 @@
+"""A tracked job that another program pushed, and that kills its process before anything of it is written."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from support.world import World
+
+from asynctask.bookkeeping import POISON_DEATHS
+from asynctask.brokers.base import DEAD, Copy
+from asynctask.testing.waits import wait_for
+
+pytestmark = pytest.mark.one_database("what recovery does with a copy is the same on each database")
+JID = "f" * 24
+
+
+@pytest.mark.parametrize("broker_kind", ["sql", "redis"])
+def test_it_runs_again_under_its_event_until_that_is_poison(world: World, broker_kind: str) -> None:
+    app = world.app()
+    job: dict[str, Any] = {
+        "class": "deadly", "args": [{"n": 1, "deaths": 99}], "jid": JID, "queue": "default", "retry": True,
+    }  # fmt: skip
+    app.broker.push([Copy(JID, 0, "default", json.dumps(job))])
+    world.cli("kill_app", "worker", "-c", "1", "-p", "2")
+
+    def over() -> bool:
+        return world.sql("SELECT status FROM events WHERE job_id = ?", JID) == [("error",)]
+
+    wait_for(over, f"its Event ends; the workers said: {world.said()[-2000:]}", 60)
+    event = app.event(JID)
+    assert world.shop.performed("began")[1] == 1 + POISON_DEATHS, (
+        "of the first run nothing was written: it is watched since"
+    )
+    assert event["params"] == job["args"]
+    assert event["messages"][-1]["message"] == "Worker lost three times; given up"
+    assert event["problem"] == "poison"
+    wait_for(lambda: not any(map(app.broker.held_by, app.broker.holders())), "no process holds it any more", 30)
+    assert app.broker.queues() == {}
+    assert app.broker.members(DEAD, 10) == []
+    assert len(world.sql("SELECT id FROM events")) == 1
+
+
+def test_another_tasks_job_of_that_id_and_a_job_with_an_older_copy_are_left_to_their_own_copies(world: World) -> None:
+    """A copy without a fence speaks for the Event that was made of it, and for no other."""
+    app = world.app()
+    task = app.submit("note", [{"n": 1}])
+    ((jid,),) = world.sql("SELECT job_id FROM events")
+    text = json.dumps({"class": "plain", "args": [{"n": 2}], "jid": jid, "queue": "apart"})
+    app.broker.push([Copy(jid, 0, "apart", text)])
+    assert app.broker.exchange("gone:1:x", [], ["apart"], 1)
+    app.start_services()
+    wait_for(lambda: app.broker.queues().get("apart"), "the copy went back to its queue")
+    assert world.sql("SELECT attempt, status FROM events") == [(1, "enqueue")]
+    assert task.progress()["counts"]["enqueue"] == 1

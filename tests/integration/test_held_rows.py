@@ -1,0 +1,286 @@
+"""Somebody holds the row of one Task, for as long as he likes: it costs that Task alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+from support.world import World
+
+from asynctask import AsyncTask
+from asynctask.bulk.dispatcher import Load
+from asynctask.bulk.payload import tracked_copy
+from asynctask.bulk.sweep import Sweep
+from asynctask.ledger import dispatch, ready, recovery, task_locks
+from asynctask.ledger import tasks as task_rows
+from asynctask.ledger.base import Ledger
+from asynctask.ledger.closing import try_close
+from asynctask.ledger.conflicts import LockTimeout
+from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.states import Reason, Status
+from asynctask.testing.waits import wait_for
+
+pytestmark = pytest.mark.databases("postgresql", "mariadb", reason="on SQLite the file is locked, not a row")
+
+
+def numbers(count: int) -> list[dict[str, int]]:
+    return [{"n": n} for n in range(count)]
+
+
+@contextmanager
+def holding(world: World, *task_ids: int) -> Iterator[None]:
+    """A stranger's transaction that holds these Tasks' rows while the block runs."""
+    connection = world.store._connect()
+    cursor = connection.cursor()
+    try:
+        cursor.execute("BEGIN")
+        cursor.execute(f"SELECT id FROM tasks WHERE id IN ({', '.join(map(str, task_ids))}) FOR UPDATE")
+        cursor.fetchall()
+        yield
+        cursor.execute("ROLLBACK")
+    finally:
+        connection.close()
+
+
+def using(app: AsyncTask, free: int) -> None:
+    """This process can use so many jobs, and performs none."""
+    app.dispatcher.attach(lambda: Load("a process", ("default",), free, 0.0))
+
+
+def column(world: World, name: str, task_id: int) -> Any:
+    return world.one(f"SELECT {name} FROM tasks WHERE id = ?", task_id)
+
+
+def records(
+    ledger: Ledger, jobs: list[dispatch.Ready], status: Status = Status.FINISH, retry_at: int | None = None
+) -> None:
+    reason = Reason.RETURNED if status is Status.FINISH else Reason.RAISED
+    Recorder(ledger).flush([Outcome(job.event_id, job.attempt, status, reason, retry_at=retry_at) for job in jobs])
+
+
+def dies_with(app: AsyncTask, task_id: int, count: int) -> str:
+    """A process that reserved and fetched jobs of a Task, and died."""
+    ledger = Ledger(app.ledger.database, identity=f"dead-{task_id}")
+    recovery.register(ledger, recovery.Host("elsewhere", ""), kind="worker", pid=1, lease_s=-1)
+    found = dispatch.reserve(ledger, task_id, count, lease_s=1)
+    assert len(found) == count
+    app.broker.push([tracked_copy(each, ledger.now()) for each in found])
+    assert len(app.broker.exchange(ledger.identity, [], ["default"], count)) == count
+    return ledger.identity
+
+
+def test_a_row_that_somebody_holds_costs_its_task_alone(world: World) -> None:
+    """Everything of B goes on while A is held, by a worker with all its threads; then A goes on, too."""
+    app = world.app(lease_s=20.0)
+    held = app.submit("note", numbers(30), parallel=2)
+    good = app.submit("note", numbers(30), parallel=2)
+    dead = [dies_with(app, task.id, 2) for task in (held, good)]
+    with holding(world, held.id), world.working(app):
+        late = app.submit("note", numbers(5))
+        assert good.pause()
+        assert good.resume()
+        good.update(priority=100)
+        for task in (good, late):
+            assert task.wait(15)["state"] == "finished"
+        assert not world.sql("SELECT 1 FROM processes WHERE identity LIKE 'dead-%'"), "both were recovered"
+        assert len(dead) == 2
+        assert held.progress()["counts"]["finish"] == 0
+    with world.working(app):
+        assert held.wait(15)["state"] == "finished"
+    world.check_promises(app, [held.id, good.id, late.id], 65)
+
+
+def test_what_was_on_its_way_when_the_row_was_taken_is_recorded_and_told_when_it_is_let_go(world: World) -> None:
+    """The recorder does not wait; the hint and the close come within a second after the row is free."""
+    app = world.app()
+    task, other = app.submit("gated", numbers(4), parallel=2), app.submit("gated", [{"n": 10}, {"n": 11}])
+    with world.working(app):
+        wait_for(lambda: len(world.shop.performed("began")) == 4, "jobs of both run")
+        with holding(world, task.id):
+            world.open_gate()
+            assert other.wait(15)["done"]
+            wait_for(lambda: task.progress()["counts"]["finish"] == 2, "outcomes of the held one are recorded")
+        assert task.wait(15)["done"]
+    world.check_promises(app, [task.id, other.id], 6)
+
+
+def test_who_waited_in_vain_does_not_wait_again_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = world.app()
+    tasks = [app.submit("note", numbers(2)) for _ in range(2)]
+    monkeypatch.setattr(task_locks, "AGAIN_S", 3600.0)
+    waits: list[int] = []
+    wait = task_locks._wait
+
+    def counting(connection: Any, task_id: int) -> Any:
+        waits.append(task_id)
+        return wait(connection, task_id)
+
+    monkeypatch.setattr(task_locks, "_wait", counting)
+    with holding(world, tasks[0].id):
+        for _ in range(3):
+            assert dispatch.reserve(app.ledger, tasks[0].id, 1, lease_s=5) == []
+        assert len(dispatch.reserve(app.ledger, tasks[1].id, 1, lease_s=5)) == 1
+        assert waits == [tasks[0].id]
+    assert len(dispatch.reserve(app.ledger, tasks[0].id, 1, lease_s=5)) == 1
+
+
+def test_who_holds_a_row_for_a_moment_is_waited_for(world: World) -> None:
+    """As transactions of this program do: the one behind stands in the line, and loses nothing by it."""
+    app = world.app()
+    task = app.submit("note", numbers(2))
+    locked, asked = threading.Event(), threading.Event()
+
+    def briefly() -> None:
+        with app.ledger.database.write() as connection:
+            task_rows.lock(connection, task.id)
+            locked.set()
+            assert asked.wait(20)
+
+    thread = threading.Thread(target=briefly)
+    thread.start()
+    assert locked.wait(20)
+    wait = task_locks._wait
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(task_locks, "PATIENCE_S", 20.0)
+        patch.setattr(task_locks, "_wait", lambda *args: (asked.set(), wait(*args))[1])
+        patch.setattr(task_locks, "_PATIENT_MARIADB", task_locks._ONE.with_for_update())
+        assert len(dispatch.reserve(app.ledger, task.id, 2, lease_s=5)) == 2
+    thread.join(20)
+
+
+def test_a_reservation_that_cannot_be_confirmed_is_confirmed_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = world.app()
+    both = held, good = app.submit("note", numbers(3)), app.submit("note", numbers(3))
+    using(app, 10)
+    push, stack = app.broker.push, ExitStack()
+
+    def hold_then_push(copies: Any) -> None:
+        monkeypatch.setattr(app.broker, "push", push)
+        stack.enter_context(holding(world, held.id))
+        push(copies)
+
+    monkeypatch.setattr(app.broker, "push", hold_then_push)
+    with stack:
+        app.dispatcher.round()
+        assert [column(world, "dispatch_by", task.id) for task in both] == [app.ledger.identity, None]
+    app.dispatcher.round()
+    assert column(world, "dispatch_by", held.id) is None
+    assert good.progress()["control"]["in_flight"] == held.progress()["control"]["in_flight"] == 3
+    assert world.one("SELECT COUNT(*) FROM jobs") == 6
+
+
+def test_hints_of_held_tasks_are_kept_and_given_by_the_next_round(world: World) -> None:
+    app = world.app()
+    ledger = app.ledger
+    full, retried = app.submit("note", numbers(3), parallel=1), app.submit("note", numbers(1))
+    jobs = {task.id: dispatch.reserve(ledger, task.id, 1, lease_s=60) for task in (full, retried)}
+    dispatch.confirm(ledger, list(jobs))
+    with holding(world, full.id, retried.id):
+        records(ledger, jobs[full.id])
+        records(ledger, jobs[retried.id], Status.ERROR, retry_at=ledger.now() + 3_600_000_000)
+        assert ledger.held.keeps
+        ready.catch_up(ledger)
+        assert ledger.held.keeps, "nobody has let go"
+    assert column(world, "ready", full.id) is None
+    ready.catch_up(ledger)
+    assert column(world, "ready", full.id) == column(world, "priority", full.id)
+    assert column(world, "due_next", retried.id) is not None
+    assert not ledger.held.keeps
+
+
+def test_of_tasks_that_are_due_a_held_one_keeps_no_other(world: World) -> None:
+    app = world.app()
+    tasks = [app.submit("note", numbers(1)) for _ in range(3)]
+    world.sql("UPDATE tasks SET ready = NULL, due_next = 1")
+    with holding(world, tasks[1].id):
+        assert ready.wake_due(app.ledger, [task.id for task in tasks]) == [tasks[1].id]
+    assert [column(world, "due_next", task.id) for task in tasks] == [None, 1, None]
+    world.sql("UPDATE tasks SET ready = NULL, due_next = NULL")
+    with holding(world, tasks[1].id):
+        assert ready.repair(app.ledger) == 2
+    assert ready.repair(app.ledger) == 1
+
+
+def test_a_session_goes_on_when_the_first_in_its_line_is_let_go_and_nobody_overtakes_it(world: World) -> None:
+    app = world.app()
+    first, second, third = (app.submit("note", numbers(1), session="s") for _ in range(3))
+    jobs = dispatch.reserve(app.ledger, first.id, 1, lease_s=60)
+    dispatch.confirm(app.ledger, [first.id])
+    with holding(world, second.id):
+        records(app.ledger, jobs)
+        assert first.progress()["state"] == "finished", "that it is over does not wait for the next one"
+        ready.catch_up(app.ledger)
+        assert column(world, "session_holder", third.id) is None
+    ready.catch_up(app.ledger)
+    assert column(world, "session_holder", second.id) is not None
+
+
+def test_the_sweep_leaves_held_tasks_and_does_the_others(world: World) -> None:
+    app = world.app()
+    both = [app.submit("note", numbers(1)) for _ in range(2)]
+    for task in both:
+        jobs = dispatch.reserve(app.ledger, task.id, 1, lease_s=60)
+        dispatch.confirm(app.ledger, [task.id])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("asynctask.ledger.closer.try_close", lambda *args: False)
+            records(app.ledger, jobs)
+    sweep = Sweep(app.ledger, app.broker, app.host, app.controls)
+    with holding(world, both[0].id):
+        sweep.close()
+        assert [task.progress()["done"] for task in both] == [False, True]
+        assert not try_close(app.ledger, both[0].id)
+    sweep.close()
+    assert both[0].progress()["done"]
+
+
+def test_a_split_whose_task_is_held_is_not_taken_up_again_and_again(world: World) -> None:
+    app = world.app()
+    both = [app.submit("note", numbers(1)) for _ in range(2)]
+    world.sql("UPDATE tasks SET split_state = 'splitting', state = 'splitting', split_until = 1, split_source = '{}'")
+    taken: list[int] = []
+    sweep = Sweep(app.ledger, app.broker, app.host, app.controls, take_up=taken.append)
+    with holding(world, both[0].id):
+        sweep.take_up_splits()
+        assert taken == [both[1].id]
+        world.sql("UPDATE tasks SET split_source = NULL WHERE id = ?", both[1].id)
+    sweep.take_up_splits()
+    assert taken == [both[1].id, both[0].id]
+    assert column(world, "split_state", both[1].id) == "failed"
+
+
+def test_the_leases_of_a_dead_process_end_but_for_that_of_a_held_task(world: World) -> None:
+    app = world.app()
+    both = [app.submit("note", numbers(3)) for _ in range(2)]
+    ledger = Ledger(app.ledger.database, identity="dead")
+    recovery.register(ledger, recovery.Host("elsewhere", ""), kind="worker", pid=1, lease_s=60)
+    for task in both:
+        dispatch.reserve(ledger, task.id, 1, lease_s=60)
+    with holding(world, both[0].id):
+        recovery.forget(app.ledger, "dead", dead=True)
+    assert column(world, "dispatch_until", both[0].id) > ledger.now(), "it runs out by itself"
+    assert column(world, "dispatch_until", both[1].id) == 0
+    assert not world.sql("SELECT 1 FROM processes WHERE identity = 'dead'")
+
+
+def test_a_user_who_acts_on_a_held_task_is_told_why_it_failed_and_waits_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = world.app()
+    task = app.submit("note", numbers(1))
+    begin = type(app.ledger.database)._begin
+    begun: list[int] = []
+
+    def short(database: Any, connection: Any) -> Any:
+        mark = begin(database, connection)
+        begun.append(1)
+        words = {"postgresql": "SET LOCAL lock_timeout = '50ms'", "mariadb": "SET innodb_lock_wait_timeout = 1"}
+        connection.exec_driver_sql(words[world.store.kind])
+        return mark
+
+    monkeypatch.setattr(type(app.ledger.database), "_begin", short)
+    with holding(world, task.id), pytest.raises(LockTimeout, match="somebody else holds a row"):
+        task.pause()
+    assert begun == [1]
