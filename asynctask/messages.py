@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-__all__ = ["CATALOGUE", "KEEP_FIRST", "KEEP_LAST", "MAX_MESSAGE", "Catalogue", "append", "clean"]
+__all__ = ["CATALOGUE", "KEEP_FIRST", "KEEP_LAST", "MAX_MESSAGE", "Catalogue", "append", "clean", "is_storable"]
 
 KEEP_FIRST: Final = 10
 KEEP_LAST: Final = 90
@@ -30,6 +30,7 @@ CATALOGUE: Final[Mapping[str, Mapping[str, str]]] = {
         "retried": "Retried",
         "resumed": "Started again",
         "discarded": "Given up: {0}",
+        "not_kept": "The result was not kept: {0}",
     },
     "zh_CN": {
         "working": "处理中",
@@ -48,6 +49,7 @@ CATALOGUE: Final[Mapping[str, Mapping[str, str]]] = {
         "retried": "已重试",
         "resumed": "重新开始",
         "discarded": "已放弃: {0}",
+        "not_kept": "结果未保存: {0}",
     },
     "ja": {
         "working": "処理中",
@@ -66,6 +68,7 @@ CATALOGUE: Final[Mapping[str, Mapping[str, str]]] = {
         "retried": "再実行します",
         "resumed": "再開しました",
         "discarded": "打ち切り: {0}",
+        "not_kept": "結果は保存されませんでした: {0}",
     },
 }
 
@@ -92,6 +95,17 @@ def clean(text: str) -> str:
     An error message is whatever the failing code made of whatever it was given; it must not stop its own recording.
     """
     return text[:MAX_MESSAGE].encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+
+
+def is_storable(text: str) -> bool:
+    """Whether every database takes this text: it has no lone surrogate and no NUL."""
+    if "\0" in text:
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def append(messages: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import dumps, loads
 from asynctask.ledger.tasks import NewTask, SplitLost
 from asynctask.logs import get_logger
+from asynctask.messages import is_storable
 from asynctask.worker import Worker
 
 if TYPE_CHECKING:
@@ -104,7 +106,7 @@ class Submitter:
         digest = None
         if options.idempotency_key is not None and not options.dry_run:
             items = list(items)  # a key stands for the list as a whole
-            digest = _digest(worker, options, orjson.dumps(items, default=_said))
+            digest = _digest(worker, options, _body(items))
         planned = _length(items)
         rows = checked(lambda after: (RawRow(i, item) for i, item in enumerate(items, after + 1)), shape, None, unique)
         if options.dry_run:
@@ -224,6 +226,12 @@ class Submitter:
         encoding: str | None,
     ) -> dict[str, Any]:
         """What is kept of a stored list, so that any process can split it. Raises :class:`InputError`."""
+        for name, text in [
+            ("sheet", sheet or ""),
+            *(("columns", text) for pair in (columns or {}).items() for text in pair),
+        ]:
+            if not is_storable(text):
+                raise InputError(f"{name}: {text[:100]!r} holds a NUL or half a character (a lone surrogate): take it out")
         shape = self._shape(worker, columns)  # a column that maps to no field is found before anything is written
         source: dict[str, Any] = {
             "name": stored.name, "filename": stored.filename, "sheet": sheet, "columns": dict(columns or {}),
@@ -324,6 +332,17 @@ def _digest(worker: Worker, options: Options, body: bytes) -> str:
     told = options.model_dump(exclude={"idempotency_key", "dry_run", *silent}, mode="json")
     said = dumps({"worker": worker.name, **told})
     return hashlib.sha256(said.encode() + b"\0" + body).hexdigest()
+
+
+def _body(items: Sequence[Any]) -> bytes:
+    """A program's items as bytes. Also of what is no item: it is refused row by row later, with its row."""
+    try:
+        return orjson.dumps(items, default=_said)
+    except TypeError:  # a number of more than 64 bits, half a character
+        try:
+            return json.dumps(items, default=_said).encode()
+        except (TypeError, ValueError) as error:
+            raise InputError(f"the items cannot be kept as JSON: {error}", code="not_json") from error
 
 
 def _said(value: Any) -> Any:

@@ -43,6 +43,14 @@ class Options(BaseModel):
         # A form, a query and a flag have one text: names with commas between.
         return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
 
+    @field_validator("title", "owner", "session", "idempotency_key")
+    @classmethod
+    def _storable(cls, value: str | None) -> str | None:
+        # PostgreSQL has no text with NUL in it, so none is taken anywhere. The model itself refuses lone surrogates.
+        if value is not None and "\0" in value:
+            raise ValueError("holds a NUL character: take it out")
+        return value
+
 
 def check_options(given: Mapping[str, Any]) -> Options:
     """The options of a submission.

@@ -29,7 +29,7 @@ from asynctask.brokers.sql_heads import FIRST, LAST, Range
 from asynctask.brokers.sql_rows import COLUMNS, COPY, Row, copy_of, parts
 from asynctask.brokers.sql_tables import Taken
 from asynctask.errors import LedgerUnavailable
-from asynctask.ledger.batches import json_rows, texts
+from asynctask.ledger.batches import json_rows, sendable
 from asynctask.ledger.conflicts import TransactionConflict, repeatable
 from asynctask.ledger.database import Database
 from asynctask.ledger.models import jobs
@@ -160,7 +160,7 @@ class MariadbJobs:
         self._database = database
 
     def insert(self, connection: Connection, rows: Sequence[Row]) -> None:
-        for text in texts([[row[name] for name in COLUMNS] for row in rows]):
+        for text in sendable(connection, [[row[name] for name in COLUMNS] for row in rows]):
             connection.exec_driver_sql(_INSERT, (text,))
 
     def exchange(self, process: str, done: Sequence[Copy], ranges: Sequence[Range], limit: int, spread: int) -> Taken:

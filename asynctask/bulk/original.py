@@ -158,4 +158,5 @@ def _alone(lock: Path, alive: Callable[[], None]) -> Iterator[None]:
                 pause.wait(0.05)
         yield
     finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process that was forked meanwhile has the open file too
         os.close(descriptor)

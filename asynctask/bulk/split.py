@@ -22,6 +22,7 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.tasks import NewItem, Reject, SplitLost
 from asynctask.logs import get_logger
+from asynctask.messages import clean
 
 __all__ = ["Splitter", "Tally"]
 
@@ -124,7 +125,7 @@ class Splitter:
             except (SplitLost, LedgerUnavailable):
                 raise
             except BaseException as error:
-                task_rows.fail_split(self._ledger, task_id, f"the items ended with {type(error).__name__}: {error}")
+                task_rows.fail_split(self._ledger, task_id, f"the items ended with {_said_of(error)}")
                 raise
             task_rows.seal(self._ledger, task_id)
         self._on_slice()
@@ -221,6 +222,11 @@ class Splitter:
         finally:
             stop.set()
             thread.join(5)
+
+
+def _said_of(error: BaseException) -> str:
+    """An error as people read it, with whatever its text holds."""
+    return clean(f"{type(error).__name__}: {error}")
 
 
 def _still_good(rows: Iterable[Accepted | Refused]) -> Iterator[Accepted]:

@@ -13,6 +13,7 @@ import orjson
 
 from asynctask.clock import Ids
 from asynctask.errors import InputError, TooLarge, Unavailable
+from asynctask.messages import clean
 
 __all__ = ["KEPT_ROWS", "StoredFile", "Uploads"]
 
@@ -69,7 +70,7 @@ class Uploads:
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-        return StoredFile(name, path, filename, size, digest.hexdigest())
+        return StoredFile(name, path, clean(filename), size, digest.hexdigest())
 
     def store_items(self, items: Any) -> StoredFile:
         """Writes a list of JSON items to disk, as an upload of its own. Raises :class:`InputError` for what is no JSON."""

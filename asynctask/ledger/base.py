@@ -16,7 +16,7 @@ from asynctask.ledger.database_time import DatabaseTime
 from asynctask.ledger.task_locks import Held
 from asynctask.messages import Catalogue
 
-__all__ = ["MAX_SLOTS", "SLOTS_FROM", "Ledger", "dumps", "loads", "stamp", "stamps"]
+__all__ = ["MAX_ID", "MAX_SLOTS", "SLOTS_FROM", "Ledger", "dumps", "in_range", "loads", "stamp", "stamps"]
 
 MAX_SLOTS = 32
 """Slots of ``task_tallies`` that a large Task has: so many processes can count at once without meeting."""
@@ -26,6 +26,10 @@ ERROR_SLOTS = 2
 
 SLOTS_FROM = 1_000
 """Items from which a Task has more than one slot."""
+
+
+MAX_ID = 2**63 - 1
+"""The largest whole number that every database has."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,11 @@ class Ledger:
     def now(self) -> int:
         """The database's clock, in microseconds since 1970-01-01 UTC."""
         return self.time.now()
+
+
+def in_range(number: int) -> int:
+    """The number, or the nearest one that a column of the database can hold: no id lies beyond."""
+    return max(-MAX_ID, min(number, MAX_ID))
 
 
 def dumps(value: Any) -> str:

@@ -23,6 +23,7 @@ from sqlalchemy import exc
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import Connection
 
+from asynctask.errors import TooLarge
 from asynctask.ledger.conflicts import is_lost
 from asynctask.ledger.statements import (
     Form,
@@ -33,6 +34,7 @@ from asynctask.ledger.statements import (
     update_postgresql,
     update_sqlite,
 )
+from asynctask.logs import get_logger
 
 __all__ = [
     "among",
@@ -48,12 +50,16 @@ __all__ = [
     "json_rows",
     "locked",
     "packed",
+    "sendable",
     "texts",
     "update",
 ]
 
 MAX_BYTES: Final = 4_000_000
 """Of one batch as JSON: a fourth of what MariaDB takes in one packet as it is delivered."""
+
+_STATEMENT_BYTES: Final = 16_384
+"""Left in a packet for the statement around a text."""
 
 LONGEST_TEXT: Final = 16_000_000
 """Bytes of many rows that come as one text."""
@@ -62,6 +68,8 @@ _STATISTICS: Final = "SELECT 1 FROM sqlite_master WHERE name = 'sqlite_stat1'"
 _ENCODED_AT_ONCE: Final = 64
 _ALL: Final = 2**31 - 1
 _AS_IT_IS: Final = sa.types.NullType()
+
+_log = get_logger("asynctask.database")
 
 
 def for_update(connection: Connection, statement: Any) -> Any:
@@ -248,7 +256,7 @@ def update(
         values = [fixed + tuple([row[name] for name in names]) for row in rows]
         return int(connection.exec_driver_sql(update_each(table, form), values).rowcount)
     names = (*(f"b_{name}" for name in guard), *(f"v_{name}" for name in written))
-    parts = texts([[row[name] for name in names] for row in rows])
+    parts = sendable(connection, [[row[name] for name in names] for row in rows])
     if connection.dialect.name == "sqlite":
         statement = update_sqlite(table, form)
         return sum(int(connection.exec_driver_sql(statement, (*fixed, text)).rowcount) for text in parts)
@@ -265,7 +273,7 @@ def insert(connection: Connection, table: sa.Table, columns: Sequence[str], rows
         _copy(connection, table.name, columns, rows)
         return
     insert_texts = insert_mariadb if name == "mariadb" else insert_sqlite
-    for text in texts(rows):
+    for text in sendable(connection, rows):
         connection.exec_driver_sql(insert_texts(table, tuple(columns)), (text,))
 
 
@@ -278,25 +286,65 @@ def has_statistics(connection: Connection) -> bool:
     return connection.exec_driver_sql(_STATISTICS).first() is not None
 
 
-def texts(rows: Sequence[Any]) -> Iterator[str]:
-    """Rows, lists or mappings, as JSON arrays of a bounded size each."""
+def texts(rows: Sequence[Any], largest: int = MAX_BYTES, size_of: Callable[[bytes], int] = len) -> Iterator[str]:
+    """Rows, lists or mappings, as JSON arrays of at most ``largest`` bytes each by ``size_of``; of more only where a single
+    row has more."""
     parts: list[bytes] = []
     size = 0
-    for part in _encoded(rows):
-        if parts and size + len(part) > MAX_BYTES:
+    for part in _encoded(rows, largest, size_of):
+        length = size_of(part) + 1
+        if parts and size + length > largest:
             yield (b"[" + b",".join(parts) + b"]").decode()
             parts, size = [], 0
         parts.append(part)
-        size += len(part)
+        size += length
     yield (b"[" + b",".join(parts) + b"]").decode()
 
 
-def _encoded(rows: Sequence[Any]) -> Iterator[bytes]:
+def sendable(connection: Connection, rows: Sequence[Any]) -> Iterator[str]:
+    """:func:`texts` that this server takes as a parameter.
+
+    MariaDB hangs up on a packet over ``max_allowed_packet``, which looks like a lost connection; so none is sent. Raises
+    :class:`TooLarge` for a single row that does not fit.
+    """
+    if connection.dialect.name != "mariadb":
+        yield from texts(rows)
+        return
+    packet = _packet(connection)
+    room = packet - min(_STATEMENT_BYTES, packet // 2)
+    parts = list(texts(rows, min(MAX_BYTES, room), _sent_size))
+    sizes = [_sent_size(part.encode()) for part in parts]
+    if max(sizes) > room:
+        raise TooLarge(
+            f"a row of {max(sizes):,} bytes is over the database's max_allowed_packet ({packet:,} bytes); raise it"
+        )
+    if len(parts) > 1 and room < MAX_BYTES and not connection.info.get("asynctask_packet_told"):
+        connection.info["asynctask_packet_told"] = True
+        _log.warning("batch_split", bytes=sum(sizes), statements=len(parts), max_allowed_packet=packet)
+    yield from parts
+
+
+def _packet(connection: Connection) -> int:
+    """The server's ``max_allowed_packet`` in bytes; it never changes while a connection lasts."""
+    known = connection.info.get("asynctask_packet")
+    if known is None:
+        known = connection.info["asynctask_packet"] = int(
+            connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one()
+        )
+    return int(known)
+
+
+def _sent_size(part: bytes) -> int:
+    """The bytes of a text in a statement of MariaDB's driver, which doubles each quote."""
+    return len(part) + part.count(b"'")
+
+
+def _encoded(rows: Sequence[Any], largest: int, size_of: Callable[[bytes], int]) -> Iterator[bytes]:
     """Rows as JSON with commas between, some at once: one call for each of them would cost more than the encoding."""
     for start in range(0, len(rows), _ENCODED_AT_ONCE):
         some = rows[start : start + _ENCODED_AT_ONCE]
         part = orjson.dumps(some)[1:-1]
-        if len(part) <= MAX_BYTES:
+        if size_of(part) <= largest:
             yield part
         else:
             yield from (orjson.dumps(row) for row in some)

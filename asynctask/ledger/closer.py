@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
+from threading import Thread
 
 from asynctask.errors import LedgerUnavailable
 from asynctask.ledger.base import Ledger
@@ -66,7 +66,13 @@ class Closer:
                 if task_id in small:
                     self._close_one(task_id)
                 else:
-                    threading.Thread(target=self._close_one, args=(task_id,), name=f"close-{task_id}", daemon=True).start()
+                    self._close_beside(task_id)
+
+    def _close_beside(self, task_id: int) -> None:
+        try:
+            Thread(target=self._close_one, args=(task_id,), name=f"close-{task_id}", daemon=True).start()
+        except RuntimeError as error:  # the system gives this process no further thread; the sweep closes the Task
+            self._log.warning("close_put_off", task_id=task_id, error=str(error))
 
     def _close_one(self, task_id: int) -> None:
         try:

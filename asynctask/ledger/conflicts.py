@@ -11,7 +11,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
-from asynctask.errors import LedgerUnavailable
+from asynctask.errors import InputError, LedgerUnavailable, TooLarge
 
 __all__ = [
     "LOCKED",
@@ -30,6 +30,8 @@ __all__ = [
 _CONFLICTS: Final = frozenset({"40001", "40P01", 1213, 1467, 1020})
 LOCKED: Final = 1205
 """MariaDB's code for a lock that was not had in time."""
+# PostgreSQL: over a limit of the program. MariaDB: a packet over max_allowed_packet.
+_TOO_LARGE: Final = frozenset({"54000", 1153})
 _NOT_HAD: Final = frozenset({"55P03", LOCKED})
 _READ_ONLY: Final = frozenset({"25006", 1290, 1792, 1836})
 """What a session says that may read only: a standby's, or one that was told so by a setting. MariaDB: by an option of the
@@ -87,10 +89,13 @@ def repeatable(function: Callable[P, T]) -> Callable[P, T]:
 def translated(password: str | None, *, undone: bool = False) -> Iterator[None]:
     """Errors of the driver in the words of this program, without the ``password``.
 
-    ``undone``: what was begun can be begun again, so a conflict is a :class:`TransactionConflict`.
+    ``undone``: what was begun can be begun again, so a conflict is a :class:`TransactionConflict`. A value that a database
+    cannot store (a NUL, half a character, a number out of range) is an :class:`InputError`.
     """
     try:
         yield
+    except (UnicodeEncodeError, OverflowError) as error:  # the driver, before anything is sent
+        raise _unstorable(str(error)) from error
     except exc.TimeoutError as error:
         raise LedgerUnavailable(
             "every connection to the database that this process may open is in use (database_connections)"
@@ -100,10 +105,14 @@ def translated(password: str | None, *, undone: bool = False) -> Iterator[None]:
             raise
         raise LedgerUnavailable("the database hangs up as soon as it is connected to") from error
     except exc.DBAPIError as error:
-        if isinstance(error, exc.IntegrityError | exc.ProgrammingError | exc.DataError | exc.NotSupportedError):
+        if isinstance(error, exc.IntegrityError | exc.ProgrammingError | exc.NotSupportedError):
             raise
         said = _said(error, password)
+        if isinstance(error, exc.DataError):
+            raise _unstorable(said) from error
         code = code_of(error)
+        if code in _TOO_LARGE:
+            raise TooLarge(f"the database does not take so much in one statement: {said}") from error
         if code in _TOO_MANY or any(words in said for words in _TOO_MANY_SAID):
             raise LedgerUnavailable(
                 f"the database has no connection left: raise its max_connections or lower database_connections ({said})"
@@ -115,6 +124,10 @@ def translated(password: str | None, *, undone: bool = False) -> Iterator[None]:
         if undone and (code in _CONFLICTS or error.connection_invalidated):
             raise TransactionConflict(f"the transaction was undone: {said}") from error
         raise LedgerUnavailable(f"the database does not answer: {said}") from error
+
+
+def _unstorable(said: str) -> InputError:
+    return InputError(f"the database cannot store a value that was given: {said}", code="unstorable")
 
 
 def _said(error: exc.DBAPIError, password: str | None) -> str:

@@ -17,6 +17,7 @@ from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.models import events, tasks
 from asynctask.ledger.task_locks import try_lock
 from asynctask.ledger.transitions import Applied, Change, EventRecord, Note, apply, read_events
+from asynctask.messages import is_storable
 from asynctask.states import OPEN, Reason, State, Status
 
 __all__ = ["cancel_task", "give_back_copies", "pause", "resume", "retry", "turn_some", "turning_tasks", "update"]
@@ -173,6 +174,8 @@ def _checked(changes: dict[str, Any]) -> dict[str, Any]:
             raise InputError("priority must be a whole number from -1000000 to 1000000; smaller runs first")
     if "title" in changes and (not isinstance(changes["title"], str) or len(changes["title"]) > 255):
         raise InputError("title must be text of at most 255 characters")
+    if not is_storable(changes.get("title", "")):
+        raise InputError("title holds a NUL or half a character (a lone surrogate): take it out")
     return dict(changes)
 
 

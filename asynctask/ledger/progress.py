@@ -13,8 +13,10 @@ from sqlalchemy.engine import Connection
 
 from asynctask.clock import SECOND, micros, rfc3339
 from asynctask.ledger import batches
+from asynctask.ledger.base import in_range
 from asynctask.ledger.models import events, task_errors, task_samples, task_tallies, tasks
 from asynctask.ledger.sessions import waiting_in_line
+from asynctask.messages import is_storable
 from asynctask.states import State, Status
 
 __all__ = ["percent", "progress", "progress_page", "sample", "unsampled"]
@@ -171,6 +173,7 @@ def _rows(connection: Connection, task_ids: Sequence[int], since: int) -> list[d
 def progress(connection: Connection, task_ids: Sequence[int], now: int) -> list[dict[str, Any]]:
     """The progress objects of these Tasks, newest first; unknown ids are left out. One statement for all of them."""
     found: dict[int, dict[str, Any]] = {}
+    task_ids = [in_range(task_id) for task_id in task_ids]
     failures: dict[int, list[Any]] = {}
     for row in _rows(connection, task_ids, now - micros(RATE_WINDOW_S)):
         if row["id"] not in found:
@@ -284,9 +287,11 @@ def progress_page(
     limit: int = 50,
 ) -> list[dict[str, Any]]:
     """Progress objects by conditions, newest first; ``after`` is the last id of the page before."""
+    if not all(map(is_storable, filter(None, (state, worker, owner)))):
+        return []
     statement = sa.select(_t.id).order_by(_t.id.desc()).limit(limit)
     if ids is not None:
-        statement = statement.where(_t.id.in_(list(ids)))
+        statement = statement.where(_t.id.in_([in_range(task_id) for task_id in ids]))
     if state is not None:
         statement = statement.where(_t.state == state)
     if worker is not None:
@@ -294,7 +299,7 @@ def progress_page(
     if owner is not None:
         statement = statement.where(_t.owner == owner)
     if after is not None:
-        statement = statement.where(_t.id < after)
+        statement = statement.where(_t.id < in_range(after))
     found = [int(i) for (i,) in connection.execute(statement)]
     return progress(connection, found, now) if found else []
 

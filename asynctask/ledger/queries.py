@@ -10,9 +10,10 @@ from sqlalchemy.engine import Connection
 
 from asynctask.clock import rfc3339
 from asynctask.errors import NotFound
-from asynctask.ledger.base import loads
+from asynctask.ledger.base import in_range, loads
 from asynctask.ledger.database import Database
 from asynctask.ledger.models import events, item_errors, task_errors, task_log, task_rejects, tasks
+from asynctask.messages import is_storable
 from asynctask.states import Status
 
 __all__ = ["error_groups", "event", "event_page", "failures_by_row", "log", "rejects", "rows_by_status"]
@@ -53,7 +54,9 @@ _EVENT = sa.select(
 
 def event(connection: Connection, job_id: str) -> dict[str, Any]:
     """One Event by its job id. Raises :class:`NotFound`."""
-    row = connection.execute(_EVENT.where(_e.job_id == job_id)).mappings().one_or_none()
+    row = None
+    if is_storable(job_id):
+        row = connection.execute(_EVENT.where(_e.job_id == job_id)).mappings().one_or_none()
     if row is None:
         raise NotFound(f"there is no job {job_id[:64]!r}")
     return _event_object(dict(row))
@@ -69,7 +72,7 @@ def event_page(
         if set(statuses) <= {Status.FAILED, Status.ERROR}:
             statement = statement.where(_e.problem.is_not(None))  # the partial index
     if after is not None:
-        statement = statement.where(_e.id > after)
+        statement = statement.where(_e.id > in_range(after))
     return [_event_object(dict(row)) for row in connection.execute(statement).mappings()]
 
 
@@ -169,6 +172,7 @@ def rejects(
     """
     c = task_rejects.c
     columns = [c.row, c.errors, c.cells if cells else sa.null().label("cells")]
+    after = in_range(after)
     left, size = limit, _FIRST_PAGE
     while left is None or left > 0:
         size = size if left is None else min(size, left)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import replace
 
-from asynctask.bookkeeping import Row, Turn, cancel, ending, give_back, held_elsewhere, outcome, take_over, working
-from asynctask.errors import Unavailable
+from asynctask.bookkeeping import Turn
+from asynctask.errors import TooLarge, Unavailable
 from asynctask.ledger import ready
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.closer import Closer
-from asynctask.ledger.conflicts import TransactionConflict, repeatable
-from asynctask.ledger.transitions import Applied, Change, End, EventRecord, Failure, Note, SeenNoMore, apply
+from asynctask.ledger.conflicts import OutcomeUnknown, TransactionConflict
+from asynctask.ledger.outcomes import Outcome, forget_seen, is_mine, write, write_once
+from asynctask.ledger.transitions import Applied, End, EventRecord, Failure, Note, SeenNoMore
 from asynctask.logs import get_logger
-from asynctask.states import OPEN, Reason, State, Status
+from asynctask.states import OPEN, Reason, Status
 
 __all__ = ["Outcome", "Recorder"]
 
@@ -37,34 +37,6 @@ run come in storms, too."""
 _RETRY_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 
 
-@dataclass(slots=True)
-class Outcome:
-    """What is to be recorded of one attempt of one Event.
-
-    ``status`` and ``reason`` name the edge; ``retry_at`` (microseconds) turns an error into another attempt.
-    ``then`` is called once the transaction is committed, with whether the compare-and-set was won: only then may the
-    job's copy be acknowledged. ``elsewhere``: another engine keeps the job's copies. They carry no fence, so whatever
-    attempt the open Event is at is the one meant, and a next attempt waits in that engine's queue, not in the ledger.
-    ``seen``: the Event as it stood at Begin, if it was untouched: the first try to record the end of it goes by that.
-    ``awaited``: something may wait for it to be recorded: the job itself, before it begins, or its Task, which starts no
-    more jobs than a number at a time.
-    """
-
-    event_id: int
-    attempt: int
-    status: Status
-    reason: Reason
-    notes: list[Note] = field(default_factory=list)
-    retry_at: int | None = None
-    failure: Failure | None = None
-    result: str | None = None
-    started_at: int | None = None
-    then: Callable[[bool], None] | None = None
-    elsewhere: bool = False
-    seen: EventRecord | None = None
-    awaited: bool = False
-
-
 class Recorder:
     """The group commit of one process.
 
@@ -72,8 +44,8 @@ class Recorder:
     committed, and, while other jobs run, for some milliseconds more; so a lone outcome is written at once and a storm is
     written hundreds at a time. ``busy_for``: None while no job runs, else for how many seconds there is something to do
     that does not wait for an outcome. While the ledger does not answer, outcomes wait in memory and :attr:`healthy` is
-    false: then the runtime begins nothing new. ``on_due`` is told when something that came of the outcomes may be
-    dispatched (microseconds; the past: now).
+    false: then the runtime begins nothing new. The thread survives every exception; what is not committed is flushed
+    again. ``on_due`` is told when something that came of the outcomes may be dispatched (microseconds; the past: now).
     """
 
     def __init__(
@@ -96,7 +68,7 @@ class Recorder:
         self._flush_s = 0.0  # how long the last flush took
         self._thread: threading.Thread | None = None
         self._log = get_logger("asynctask.recorder")
-        self.healthy = True
+        self._flushes = True  # nothing waits because a flush failed
         self.recorded = 0
 
     def start(self) -> None:
@@ -117,6 +89,12 @@ class Recorder:
                         self._awaited = True
                         self._condition.notify_all()
                         break
+
+    @property
+    def healthy(self) -> bool:
+        """Whether outcomes can be recorded: no flush has failed since the last one that succeeded, and
+        the thread lives if it was started."""
+        return self._flushes and (self._thread is None or self._thread.is_alive())
 
     @property
     def waiting(self) -> int:
@@ -142,55 +120,73 @@ class Recorder:
     def _run(self) -> None:
         tries = 0
         while True:
-            batch = self._take()
-            if batch is None:
-                self._closer.look()
-                return
+            batch: list[Outcome] | None = []
             try:
-                begun = self._ledger.clock.monotonic()
+                batch = self._take()
+                if batch is None:
+                    self._closer.look()
+                    return
                 if batch:
-                    self._flush_all(batch)
-                    self._flush_s = self._ledger.clock.monotonic() - begun
-                    tries, self.healthy = 0, True
+                    self._flush_timed(batch)
+                    tries, self._flushes = 0, True
                 else:
                     self._closer.look_in_time()
-            except Unavailable as error:
-                self.healthy = False
-                self._log.warning("ledger_away", error=str(error), outcomes=len(batch), tried=tries + 1)
-                self._give_back(batch)
+            except Exception as error:
+                left = self._give_back(batch or [])
+                self._flushes = not self._pending
+                if isinstance(error, Unavailable):
+                    self._log.warning("ledger_away", error=str(error), outcomes=left, tried=tries + 1)
+                else:
+                    self._log.exception("recorder_failed", outcomes=left, tried=tries + 1)
                 if self._pause(_RETRY_S[min(tries, len(_RETRY_S) - 1)]):
                     return
                 tries += 1
 
+    def _flush_timed(self, batch: Sequence[Outcome]) -> None:
+        begun = self._ledger.clock.monotonic()
+        self._flush_all(batch)
+        self._flush_s = self._ledger.clock.monotonic() - begun
+
     def _flush_all(self, batch: Sequence[Outcome]) -> None:
-        """Flushes a batch; where the ledger takes all but one of them, that one must not hold up the others for ever."""
+        """Flushes a batch. One that the ledger refuses is halved until the outcomes that it refuses stand alone."""
         try:
             self.flush(batch)
         except Unavailable:
             raise
-        except Exception:
-            self._log.exception("flush_failed", outcomes=len(batch))
-            for each in batch:
-                self._flush_one(each)
-
-    def _flush_one(self, each: Outcome) -> None:
-        try:
-            self.flush([each])
-        except Unavailable:
-            raise
         except Exception as error:
-            if each.status is Status.WORKING:  # it did not begin, as far as the ledger goes; whoever waits must not hang
-                if each.then is not None:
-                    each.then(False)
+            left = [each for each in batch if not each.done]
+            if not left:  # what failed came after the commit
+                raise
+            if len(left) == 1:
+                self._record_refused(left[0], error)
                 return
+            self._log.warning("flush_halved", outcomes=len(left), error=_brief(error))
+            middle = len(left) // 2
+            self._flush_all(left[:middle])
+            self._flush_all(left[middle:])
+
+    def _record_refused(self, each: Outcome, error: Exception) -> None:
+        """Records what can be recorded of an outcome that the ledger refuses."""
+        self._log.error(
+            "outcome_refused", event_id=each.event_id, attempt=each.attempt, error=_brief(error), exc_info=error
+        )
+        if each.status is Status.WORKING:  # it did not begin, as far as the ledger goes; whoever waits must not hang
+            self._tell(each, False)
+        elif isinstance(error, TooLarge) and each.result is not None:
+            note = Note("working", self._ledger.catalogue("not_kept", str(error)))
+            notes = [*each.notes[:-1], note, *each.notes[-1:]]
+            self._flush_all([replace(each, result=None, notes=notes, seen=None)])
+        else:
             # What it came to cannot be written as it is: that it ended, and that this is unknown, can.
             text = self._ledger.catalogue("discarded", f"its outcome could not be recorded ({type(error).__name__})")
             failure = Failure("unrecordable", text)
-            ended = Outcome(
-                each.event_id, each.attempt, Status.ERROR, Reason.DISCARDED, [Note("error", text)], None, failure
-            )
-            ended.then, ended.elsewhere = each.then, each.elsewhere
-            self._flush_last_word(ended)
+            self._flush_last_word(
+                Outcome(
+                    each.event_id, each.attempt, Status.ERROR, Reason.DISCARDED, [Note("error", text)], failure=failure,
+                    then=each.then, elsewhere=each.elsewhere,
+                )
+            )  # fmt: skip
+        each.done = True
 
     def _flush_last_word(self, ended: Outcome) -> None:
         try:
@@ -232,10 +228,13 @@ class Recorder:
             return 0.0
         return max(LINGER_S, min(LONGEST_LINGER_S, _LINGERS * self._flush_s, 0.75 * busy_for))
 
-    def _give_back(self, batch: list[Outcome]) -> None:
+    def _give_back(self, batch: Sequence[Outcome]) -> int:
+        """Has what is not committed of a batch flushed again. Returns how much that is."""
+        left = [each for each in batch if not each.done]
         with self._condition:
-            self._pending[:0] = batch
+            self._pending[:0] = left
             self._flushing = False
+        return len(left)
 
     def _pause(self, seconds: float) -> bool:
         with self._condition:
@@ -246,14 +245,15 @@ class Recorder:
         done again in a moment. Raises LedgerUnavailable."""
         for wave in _waves(batch):
             ends, applied = self._record(wave)
+            for each in wave:  # first of all: whatever fails from here on, these are committed
+                each.done = True
             self.recorded += len(wave)
-            lost = {each.change.event_id for each in applied if each.turn is None}
-            for outcome_ in wave:
-                if outcome_.then is not None:
-                    outcome_.then(outcome_.event_id not in lost)
+            left = {each.change.event_id: each.record for each in applied if each.turn is None}
+            for each in wave:
+                self._tell(each, each.event_id not in left or is_mine(self._ledger, each, left[each.event_id]))
             of_ends = {end.record.task_id for end in ends}
             self.announce(applied, of_ends)
-            self._closer.ended(of_ends | {each.record.task_id for each in applied if _ended(each) and each.record})
+            self._closer.ended(of_ends | {each.record.task_id for each in applied if each.record and _is_over(each.record)})
         if not self._pending and self._busy_for() is None:
             self._closer.look()
         else:
@@ -261,42 +261,42 @@ class Recorder:
 
     def _record(self, wave: Sequence[Outcome]) -> tuple[list[End], list[Applied]]:
         """What was taken as it had been seen, and what came of the others."""
+        try:
+            return self._write(wave)
+        except OutcomeUnknown:
+            for each in wave:
+                each.doubtful = True
+            raise
+
+    def _write(self, wave: Sequence[Outcome]) -> tuple[list[End], list[Applied]]:
         if self._reads == 0:
             try:
-                return _record_once(self._ledger, wave)
+                return write_once(self._ledger, wave)
             except SeenNoMore:
                 self._reads = _READS
             except TransactionConflict:
                 pass
         else:
             self._reads -= 1
-            _forget_seen(wave)
-        return _record(self._ledger, wave)
+            forget_seen(wave)
+        return write(self._ledger, wave)
+
+    def _tell(self, each: Outcome, won: bool) -> None:
+        if each.then is None:
+            return
+        try:
+            each.then(won)
+        except Exception:
+            self._log.exception("outcome_not_told", event_id=each.event_id, attempt=each.attempt, won=won)
 
     def announce(self, applied: Sequence[Applied], ended: Iterable[int | None] = ()) -> None:
-        """Tells whoever dispatches what committed changes, and ends of jobs of the Tasks ``ended``, left to dispatch."""
-        if (at := ready.announce(self._ledger, applied, ended)) is not None:
+        """Tells whoever dispatches what committed changes, and ends of jobs of the Tasks ``ended``, left to dispatch.
+
+        A change that was lost is announced by its row as it stands: the row may be what the first try of that change, whose
+        answer was lost, has written. A hint too many does no harm.
+        """
+        if (at := ready.announce(self._ledger, [_as_it_stands(each) for each in applied], ended)) is not None:
             self._on_due(at)
-
-
-def _record_once(ledger: Ledger, wave: Sequence[Outcome]) -> tuple[list[End], list[Applied]]:
-    ends = [
-        End(seen, ending(seen.row, each.status, each.reason), each.notes, each.failure, each.result, each.started_at)
-        for each in wave
-        if (seen := each.seen) is not None
-    ]
-    changes = [_change(ledger, each) for each in wave if each.seen is None] if len(ends) < len(wave) else []
-    _forget_seen(wave)  # whatever comes of this try, another one reads them: it may have been written and not answered
-    with ledger.database.write() as connection:
-        return ends, apply(connection, ledger, changes, ends)
-
-
-_record = repeatable(_record_once)
-
-
-def _forget_seen(wave: Sequence[Outcome]) -> None:
-    for each in wave:
-        each.seen = None
 
 
 def _waves(batch: Sequence[Outcome]) -> list[list[Outcome]]:
@@ -314,47 +314,16 @@ def _waves(batch: Sequence[Outcome]) -> list[list[Outcome]]:
     return waves
 
 
-def _ended(applied: Applied) -> bool:
-    return applied.turn is not None and applied.turn.after.status not in OPEN
+def _is_over(record: EventRecord) -> bool:
+    return record.row.status not in OPEN
 
 
-def _change(ledger: Ledger, each: Outcome) -> Change:
-    values: dict[str, Any] = {}
-    if each.result is not None:
-        values["result"] = each.result
-    if each.started_at is not None:
-        values["started_at"] = each.started_at
-    told = {Reason.CANCELLED: Note("cancelled", ledger.catalogue("cancelled"))} if _may_cancel(each) else None
-
-    def decide(record: EventRecord) -> Turn | None:
-        row = record.row
-        if row.status not in (Status.ENQUEUE, Status.WORKING) or (row.attempt != each.attempt and not each.elsewhere):
-            return None
-        if record.started_at is not None:
-            values.pop("started_at", None)
-        turn = _turn(ledger, row, record.task_state, each)
-        return held_elsewhere(turn) if turn is not None and each.elsewhere else turn
-
-    return Change(each.event_id, decide, each.notes, each.failure, values, told)
+def _as_it_stands(applied: Applied) -> Applied:
+    if applied.turn is not None or applied.record is None:
+        return applied
+    row = applied.record.row
+    return Applied(applied.change, applied.record, Turn(row, row, Reason.RECORDED))
 
 
-def _may_cancel(each: Outcome) -> bool:
-    """Whether its Task's cancel may be what comes of it: of what would run again, or did not run."""
-    return (
-        each.status in (Status.ENQUEUE, Status.CANCELLED) or each.retry_at is not None or each.reason is Reason.INTERRUPTED
-    )
-
-
-def _turn(ledger: Ledger, row: Row, state: str | None, each: Outcome) -> Turn | None:
-    if each.status is Status.WORKING:
-        if each.elsewhere and row.status is Status.WORKING:
-            return take_over(row, ledger.identity)
-        return working(row, ledger.identity) if row.status is Status.ENQUEUE else None
-    if each.status is Status.CANCELLED:
-        return cancel(row)
-    if each.reason is Reason.GIVEN_BACK:
-        return cancel(row) if state == State.CANCELLED else give_back(row, now=ledger.now())
-    waits_again = each.retry_at is not None or each.reason is Reason.INTERRUPTED
-    if waits_again and state == State.CANCELLED:
-        return cancel(row)  # nothing of a cancelled Task starts again; what happened stands in the messages
-    return outcome(row, each.status, each.reason, retry_at=each.retry_at, now=ledger.now())
+def _brief(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:500]

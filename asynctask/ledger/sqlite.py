@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +17,23 @@ class WriteLock:
 
     SQLite's own ``busy_timeout`` polls with growing pauses: under load a writer can starve for seconds while others
     come and go. A blocking lock on a side file queues writers instead, first come, first served.
+
+    The lock belongs to the open file, of which a forked child has a descriptor too: it would outlive a process that is
+    killed while it writes. So a child closes its descriptor as soon as it is forked, and opens the file anew if it writes.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._thread = threading.Lock()
         self._fd: int | None = None
-        self._pid = 0
+        me = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _leave_to_parent(me()))
 
     def acquire(self) -> None:
         self._thread.acquire()
         try:
-            if self._fd is None or self._pid != os.getpid():  # a forked child needs a lock of its own
+            if self._fd is None:
                 self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-                self._pid = os.getpid()
             fcntl.flock(self._fd, fcntl.LOCK_EX)
         except BaseException:
             self._thread.release()
@@ -41,9 +45,19 @@ class WriteLock:
         self._thread.release()
 
     def close(self) -> None:
-        if self._fd is not None and self._pid == os.getpid():
+        if self._fd is not None:
             os.close(self._fd)
         self._fd = None
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: the lock stays the parent's alone, whichever of its threads holds it."""
+        self._thread = threading.Lock()
+        self.close()
+
+
+def _leave_to_parent(lock: WriteLock | None) -> None:
+    if lock is not None:
+        lock.leave_to_parent()
 
 
 def connect_sqlite(lock: WriteLock, dbapi_connection: Any) -> None:

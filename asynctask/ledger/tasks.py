@@ -14,11 +14,12 @@ from asynctask.bookkeeping import Delta
 from asynctask.clock import micros
 from asynctask.errors import Conflict, InputError, NotFound
 from asynctask.ledger import batches, sessions, tallies
-from asynctask.ledger.base import MAX_SLOTS, SLOTS_FROM, Ledger, dumps
+from asynctask.ledger.base import MAX_SLOTS, SLOTS_FROM, Ledger, dumps, in_range
 from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.models import as_dict, events, task_log, task_rejects, tasks
 from asynctask.ledger.signals import LEDGER, notify
 from asynctask.ledger.task_locks import try_lock
+from asynctask.messages import clean
 from asynctask.states import Reason, State, check_task
 
 __all__ = [
@@ -154,13 +155,13 @@ def by_idempotency_key(ledger: Ledger, owner: str, key: str) -> dict[str, Any] |
 
 def get(connection: Connection, task_id: int) -> dict[str, Any]:
     """One Task's columns. Raises :class:`NotFound`."""
-    return _found(connection.execute(_ONE, {"task_id": task_id}), task_id)
+    return _found(connection.execute(_ONE, {"task_id": in_range(task_id)}), task_id)
 
 
 def lock(connection: Connection, task_id: int) -> dict[str, Any]:
     """Like :func:`get`, with the row locked until the transaction ends. Waits for whoever holds it: see
     :mod:`asynctask.ledger.task_locks` for those who must not."""
-    return _found(connection.execute(_LOCKED, {"task_id": task_id}), task_id)
+    return _found(connection.execute(_LOCKED, {"task_id": in_range(task_id)}), task_id)
 
 
 def _found(result: Any, task_id: int) -> dict[str, Any]:
@@ -200,8 +201,8 @@ def log(
     connection: Connection, ledger: Ledger, task_id: int, action: str, detail: dict[str, Any] | None, who: str = ""
 ) -> None:
     """Notes who did what to a Task."""
-    said = dumps(detail) if detail else None
-    connection.execute(task_log.insert().values(task_id=task_id, at=ledger.now(), who=who, action=action, detail=said))
+    row = {"task_id": task_id, "at": ledger.now(), "who": clean(who)[:255], "action": action}
+    connection.execute(task_log.insert().values({**row, "detail": dumps(detail) if detail else None}))
 
 
 @repeatable

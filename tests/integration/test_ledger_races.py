@@ -13,7 +13,7 @@ from asynctask.brokers.base import Copy
 from asynctask.brokers.sql import SqlBroker
 from asynctask.clock import SystemClock
 from asynctask.errors import BrokerUnavailable
-from asynctask.ledger import dispatch, doctor, ready, recorder, recovery, sessions, task_locks
+from asynctask.ledger import dispatch, doctor, outcomes, ready, recovery, sessions, task_locks
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.conflicts import TransactionConflict
@@ -62,7 +62,7 @@ def waiting(ledger: Ledger, count: int, session: str | None = None) -> int:
 
 def records(ledger: Ledger, job: dispatch.Ready, retry_at: int | None = None) -> list[Any]:
     end = (Status.ERROR, Reason.RAISED) if retry_at else (Status.FINISH, Reason.RETURNED)
-    _, applied = recorder._record(ledger, [Outcome(job.event_id, job.attempt, *end, retry_at=retry_at)])
+    _, applied = outcomes.write(ledger, [Outcome(job.event_id, job.attempt, *end, retry_at=retry_at)])
     return applied
 
 

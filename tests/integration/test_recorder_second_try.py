@@ -1,0 +1,234 @@
+"""What is flushed again after a flush that failed half-way, or whose answer was lost, is not held against itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from support.world import World
+
+from asynctask import AsyncTask
+from asynctask.clock import SECOND
+from asynctask.errors import LedgerUnavailable
+from asynctask.handle import TaskHandle
+from asynctask.ledger import closer, dispatch
+from asynctask.ledger.conflicts import OutcomeUnknown
+from asynctask.ledger.recorder import Recorder
+from asynctask.middleware.tracker import Arrival, Ticket, Tracker
+from asynctask.testing.waits import wait_for
+
+pytestmark = pytest.mark.one_database("what is flushed again is the same on each")
+
+
+@pytest.fixture
+def app(world: World) -> AsyncTask:
+    return world.app()
+
+
+@pytest.fixture
+def failing(app: AsyncTask, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the next write transactions of the application come to: "" stands, "away" is not begun, and of "unknown"
+    the commit stands and nobody knows. Nothing fails once the list is empty."""
+    fates: list[str] = []
+    real = app.ledger.database.write
+
+    @contextmanager
+    def write(**options: Any) -> Iterator[Any]:
+        fate = fates.pop(0) if fates else ""
+        if fate == "away":
+            raise LedgerUnavailable("the database is away")
+        with real(**options) as connection:
+            yield connection
+        if fate == "unknown":
+            raise OutcomeUnknown("the answer to a commit was lost")
+
+    monkeypatch.setattr(app.ledger.database, "write", write)
+    return fates
+
+
+def begun(app: AsyncTask, tracker: Tracker, count: int) -> tuple[TaskHandle, list[Ticket]]:
+    """A Task of so many jobs, all of them begun here."""
+    task = app.submit("note", [{"n": n} for n in range(count)])
+    jobs = dispatch.reserve(app.ledger, task.id, count, lease_s=60)
+    dispatch.confirm(app.ledger, [task.id])
+    return task, tracker.begin([Arrival(job.job_id, job.attempt, "note", "default") for job in jobs])
+
+
+def flush(recorder: Recorder) -> None:
+    recorder.start()
+    wait_for(lambda: recorder.waiting == 0, "everything is recorded", 20)
+    assert recorder.healthy
+    assert recorder.stop(10)
+
+
+def said(task: TaskHandle, number: int) -> list[str]:
+    return [message["status"] for message in list(task.events())[number]["messages"]]
+
+
+def test_of_a_flush_that_failed_half_way_only_what_was_not_committed_is_flushed_again(
+    app: AsyncTask, failing: list[str]
+) -> None:
+    recorder = Recorder(app.ledger)
+    tracker = Tracker(app.ledger, recorder)
+    task, (long, short) = begun(app, tracker, 2)
+    told: list[bool] = []
+    tracker.start(long)
+    tracker.start(short)
+    tracker.note_long(0)  # `working` of both is the first wave, the end of the short one the second
+    short.finish(None)
+    tracker.settle(short, then=told.append)
+    failing += ["", "away"]
+    flush(recorder)
+    assert not long.lost, "the running job is told that its attempt is another's"
+    assert told == [True]
+    assert [event["status"] for event in task.events()] == ["working", "finish"]
+    assert said(task, 0) == ["working"]
+    assert recorder.recorded == 3
+
+
+def test_a_working_whose_answer_was_lost_is_won_and_said_once(app: AsyncTask, failing: list[str]) -> None:
+    recorder = Recorder(app.ledger)
+    tracker = Tracker(app.ledger, recorder)
+    task, (ticket,) = begun(app, tracker, 1)
+    ticket.watched = True
+    failing += ["unknown"]
+    recorder.start()
+    tracker.start(ticket)
+    assert not ticket.lost, "it would be acknowledged unrun, and stay `working` in the name of a living process"
+    ticket.finish(None)
+    tracker.settle(ticket)
+    assert recorder.stop(10)
+    (event,) = task.events()
+    assert (event["status"], said(task, 0)) == ("finish", ["working", "finish"])
+
+
+def test_a_retry_whose_answer_was_lost_is_counted_once_and_dispatched_in_time(
+    world: World, app: AsyncTask, failing: list[str]
+) -> None:
+    due: list[int] = []
+    recorder = Recorder(app.ledger, on_due=due.append)
+    tracker = Tracker(app.ledger, recorder)
+    task, (ticket,) = begun(app, tracker, 1)
+    tracker.start(ticket)
+    ticket.raised(ValueError("not yet"))
+    at = app.ledger.now() + 3_600 * SECOND
+    tracker.settle(ticket, retry_at=at)
+    failing += ["unknown"]
+    flush(recorder)
+    (event,) = task.events()
+    assert (event["status"], event["attempt"], said(task, 0)) == ("enqueue", 2, ["working", "error", "enqueue"])
+    assert world.one("SELECT due_next FROM tasks") == at, "nobody looks for it when it is due"
+    assert at in due
+
+
+def test_a_last_outcome_whose_answer_was_lost_closes_its_task(app: AsyncTask, failing: list[str]) -> None:
+    recorder = Recorder(app.ledger)
+    tracker = Tracker(app.ledger, recorder)
+    task, (ticket,) = begun(app, tracker, 1)
+    tracker.start(ticket)
+    ticket.finish({"n": 1})
+    tracker.settle(ticket)
+    failing += ["unknown"]
+    flush(recorder)
+    assert task.progress()["done"]
+    assert said(task, 0) == ["working", "finish"]
+
+
+def test_what_was_put_off_and_is_put_off_again_for_want_of_an_answer_waits_once_and_is_looked_for(
+    world: World, app: AsyncTask, failing: list[str]
+) -> None:
+    tracker = Tracker(app.ledger, Recorder(app.ledger))
+    task, (ticket,) = begun(app, tracker, 1)
+    until = app.ledger.now() + 3_600 * SECOND
+    failing += ["unknown"]
+    with pytest.raises(LedgerUnavailable):
+        tracker.put_off([(ticket, "nobody knows it")], until)
+    tracker.put_off([(ticket, "nobody knows it")], until)
+    (event,) = task.events()
+    assert (event["attempt"], said(task, 0)) == (2, ["enqueue"])
+    assert world.one("SELECT due_next FROM tasks") == until
+
+
+def test_a_retry_of_another_engines_job_whose_answer_was_lost_is_counted_once(app: AsyncTask, failing: list[str]) -> None:
+    """Its copies carry no fence: what is flushed again must not count for the attempt that it has made itself."""
+    recorder = Recorder(app.ledger)
+    tracker = Tracker(app.ledger, recorder, elsewhere=True)
+    (ticket,) = tracker.begin([Arrival("job", None, "note", "default")])
+    tracker.start(ticket)
+    tracker.note_long(0)
+    ticket.raised(ValueError("not yet"))
+    tracker.settle(ticket, retry_at=app.ledger.now())
+    failing += ["unknown", "", "unknown"]
+    flush(recorder)
+    event = app.event("job")
+    assert event["attempt"] == 2
+    assert [message["status"] for message in event["messages"]] == ["working", "error", "enqueue"]
+
+
+# -- the thread
+
+
+def test_a_task_whose_thread_cannot_be_started_is_left_to_the_sweep(
+    app: AsyncTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refused:
+        def __init__(self, **_: Any) -> None: ...
+
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    recorder = Recorder(app.ledger, busy_for=lambda: 5.0)  # so it looks between flushes, where nothing else catches it
+    tracker = Tracker(app.ledger, recorder)
+    recorder.start()
+    monkeypatch.setattr(closer, "_AT_ONCE", 0)
+    monkeypatch.setattr(closer, "Thread", Refused)
+    told: list[bool] = []
+    for number in (1, 2, 3):
+        task, (ticket,) = begun(app, tracker, 1)
+        tracker.start(ticket)
+        ticket.finish(None)
+        tracker.settle(ticket, then=told.append)
+        wait_for(lambda number=number: len(told) == number, "it is recorded", 20)  # type: ignore[misc]
+        wait_for(lambda: recorder._closer.until_look() is None, "it was looked at", 20)
+        assert recorder.healthy
+        assert not task.progress()["done"]
+    assert recorder.stop(10)
+    assert told == [True, True, True]
+
+
+def test_the_recorder_survives_whatever_is_raised_and_is_not_healthy_while_it_cannot_record(app: AsyncTask) -> None:
+    broken = True
+
+    def busy_for() -> float | None:
+        if broken:
+            raise KeyError("a bug of ours")
+        return None
+
+    def refuses(won: bool) -> None:
+        raise ValueError("whoever was to be told has a bug")
+
+    recorder = Recorder(app.ledger, busy_for=busy_for)
+    tracker = Tracker(app.ledger, recorder)
+    _, tickets = begun(app, tracker, 2)
+    recorder.start()
+    told: list[bool] = []
+    for ticket, then in zip(tickets, (refuses, told.append), strict=True):
+        tracker.start(ticket)
+        ticket.finish(None)
+        tracker.settle(ticket, then=then)
+    wait_for(lambda: not recorder.healthy, "it says that nothing is recorded", 20)
+    broken = False
+    wait_for(lambda: told, "what waited is recorded", 20)
+    wait_for(lambda: recorder.waiting == 0 and recorder.healthy, "it is well again", 20)
+    assert recorder.stop(10)
+
+
+def test_a_process_whose_recorder_ended_is_not_healthy(app: AsyncTask) -> None:
+    recorder = Recorder(app.ledger)
+    assert recorder.healthy
+    recorder.start()
+    assert recorder.healthy
+    assert recorder.stop(10)
+    assert not recorder.healthy
