@@ -13,7 +13,6 @@ On SQLite one transaction writes at a time and nothing smaller than the file is 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Collection
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -58,19 +57,19 @@ class Held:
         self._hints: dict[int, int | None] = {}
         self._sessions: set[str] = set()
 
-    def worth_waiting(self, task_id: int) -> bool:
-        """Whether somebody should wait for the row: not where that was in vain a moment ago."""
+    def worth_waiting(self, task_id: int, now: float) -> bool:
+        """Whether somebody should wait for the row: not where that was in vain a moment before ``now`` (monotonic)."""
         with self._lock:
-            return task_id not in self._in_vain or time.monotonic() >= self._again_at
+            return task_id not in self._in_vain or now >= self._again_at
 
-    def waited(self, task_id: int, *, had: bool) -> None:
-        """The row was locked (``had``), or waited for in vain."""
+    def waited(self, task_id: int, now: float, *, had: bool) -> None:
+        """The row was locked (``had``), or waited for in vain, ``now`` (monotonic)."""
         with self._lock:
             if had:
                 self._in_vain.discard(task_id)
             else:
                 self._in_vain.add(task_id)
-                self._again_at = time.monotonic() + AGAIN_S
+                self._again_at = now + AGAIN_S
 
     def keep_hint(self, task_id: int, due: int | None) -> None:
         """Something of this Task may be dispatched, now or when it is ``due``, and its row could not be told so."""
@@ -103,16 +102,16 @@ def try_lock(connection: Connection, ledger: Ledger, task_id: int) -> dict[str, 
         return None if row is None else as_dict(row)
     row = connection.execute(_FREE, {"task_id": task_id}).first()
     if row is None:
-        if not ledger.held.worth_waiting(task_id):
+        if not ledger.held.worth_waiting(task_id, ledger.clock.monotonic()):
             return None
         try:
             row = _wait(connection, task_id)
         except exc.DBAPIError as error:
             if code_of(error) not in _NOT_HAD:
                 raise
-            ledger.held.waited(task_id, had=False)
+            ledger.held.waited(task_id, ledger.clock.monotonic(), had=False)
             return None
-    ledger.held.waited(task_id, had=True)
+    ledger.held.waited(task_id, ledger.clock.monotonic(), had=True)
     return None if row is None else as_dict(row)
 
 
@@ -151,7 +150,7 @@ def _all_free(ledger: Ledger, task_ids: list[int], act: Callable[[Connection, li
 
 @repeatable
 def _one_free(ledger: Ledger, task_id: int, act: Callable[[Connection, list[int]], object]) -> bool:
-    if not ledger.held.worth_waiting(task_id):
+    if not ledger.held.worth_waiting(task_id, ledger.clock.monotonic()):
         return False
     with ledger.database.write() as connection:
         if try_lock(connection, ledger, task_id) is None:

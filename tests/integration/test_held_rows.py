@@ -61,10 +61,14 @@ def records(
     Recorder(ledger).flush([Outcome(job.event_id, job.attempt, status, reason, retry_at=retry_at) for job in jobs])
 
 
+NOBODY = 2**22 + 1
+"""A pid that no process of this machine has: they end at 2**22."""
+
+
 def dies_with(app: AsyncTask, task_id: int, count: int) -> str:
     """A process that reserved and fetched jobs of a Task, and died."""
     ledger = Ledger(app.ledger.database, identity=f"dead-{task_id}")
-    recovery.register(ledger, recovery.Host("elsewhere", ""), kind="worker", pid=1, lease_s=-1)
+    recovery.register(ledger, app.host, kind="worker", pid=NOBODY, lease_s=60)
     found = dispatch.reserve(ledger, task_id, count, lease_s=1)
     assert len(found) == count
     app.broker.push([tracked_copy(each, ledger.now()) for each in found])

@@ -19,14 +19,11 @@ PACKAGES = ("asynctask", "webapi")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 NAMES = [str(path.relative_to(ROOT)) for path in SOURCES]
 
-MODULE_LINES = 400
+MODULE_LINES = 600
 FUNCTION_LINES = 50
 
 # Each is longer than the limit for the reason beside it; one that is not any more must leave the list.
-LONG_MODULES = {
-    "asynctask/bookkeeping.py": "the pure core is read, modelled and mutated as one piece",
-    "asynctask/runtime/manager.py": "the threads of one process share one lock and one set of facts",
-}
+LONG_MODULES: dict[str, str] = {}
 LONG_FUNCTIONS = {
     "asynctask/ledger/progress.py:_progress_object": "one object of the contract, member by member",
 }
@@ -43,6 +40,7 @@ AMBIENT = {
 AMBIENT_ALLOWED = {
     "asynctask/clock.py": "the one module that asks the machine",
     "asynctask/cli/http.py:secrets.token_hex": "the boundary of a form, which no file may be able to guess",
+    "asynctask/runtime/supervisor.py:time.monotonic": "a default; the clock module is a tenth of its memory",
     "asynctask/runtime/launcher.py:random.shuffle": "draws the order of queues by weight; no outcome depends on it",
 }
 
