@@ -98,7 +98,9 @@ class EngineProcess:
         try:
             if recorded and not self.tracker.running():
                 recovery.forget(self.ledger, self.ledger.identity)
-        except Unavailable as error:  # the lease runs out by itself
+            else:
+                recovery.give_up(self.ledger)
+        except Unavailable as error:  # it is found when this process is gone
             self._log.warning("leave_put_off", error=str(error))
 
     # -- the steps of a job, for engines that perform and acknowledge on one and the same thread

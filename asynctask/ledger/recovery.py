@@ -34,6 +34,7 @@ __all__ = [
     "engine_identity",
     "engine_of",
     "forget",
+    "give_up",
     "is_dead",
     "is_engine",
     "list_processes",
@@ -217,6 +218,15 @@ def condemn(ledger: Ledger, host: Host, identity: str) -> bool:
     return True
 
 
+@repeatable
+def give_up(ledger: Ledger) -> None:
+    """This process works no more under its identity, though it may hold jobs still: others take them back at once."""
+    with ledger.database.write() as connection:
+        mine = processes.update().where(_p.identity == ledger.identity)
+        connection.execute(mine.values(lease_until=0, signal=LOST))
+        notify(connection, LEDGER)
+
+
 def unknown_workers(connection: Connection) -> set[str]:
     """Processes named by Events that are being worked on, but registered nowhere."""
     named = sa.select(_e.process).where(_e.process.is_not(None)).distinct()
@@ -272,6 +282,8 @@ def is_dead(ledger: Ledger, host: Host, process: Mapping[str, Any]) -> bool:
     On the same machine its pid tells, at once. Of one elsewhere its lease alone tells, and only while this process may
     judge: see :meth:`~asynctask.ledger.database_time.DatabaseTime.may_judge`.
     """
+    if process["signal"] == LOST:
+        return True  # it was declared so, or said so itself: whoever did may not have come to the end of it
     if host.knows_alive(process):
         return False
     return host.knows_dead(process) or (process["lease_until"] <= ledger.now() and ledger.time.may_judge())

@@ -261,9 +261,11 @@ class Launcher:
 
     def _leave(self, recorded: bool) -> None:
         try:
-            if recorded and not self._lost and not self._parts.broker.held_by(self._parts.ledger.identity):
+            if not recorded or self._parts.broker.held_by(self._parts.ledger.identity):
+                recovery.give_up(self._parts.ledger)
+            elif not self._lost:
                 recovery.forget(self._parts.ledger, self._parts.ledger.identity)
-        except Unavailable as error:  # the lease runs out by itself
+        except Unavailable as error:  # it is found when this process is gone
             self._log.warning("leave_put_off", error=str(error))
 
     def run(self) -> int:

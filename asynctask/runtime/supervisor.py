@@ -34,6 +34,9 @@ _RENEWER_AGAIN_S: Final = 1.0
 SILENT: Final = 1 / 3
 """Share of its lease after which a process without a pulse has its lease renewed: what does so takes seconds to start."""
 
+SILENT_S: Final = 1.5
+"""No sooner than after so many seconds: every process on a busy machine stands still for a moment."""
+
 
 # Named tuples: what data classes are made with takes a third as much memory as all of the rest.
 
@@ -243,7 +246,7 @@ class Supervisor:
         late: list[Lease] = []
         for child in self._living():
             lease = child.lease
-            silent = lease is not None and now - child.heard > lease.lease_s * SILENT
+            silent = lease is not None and now - child.heard > max(SILENT_S, lease.lease_s * SILENT)
             if silent and lease is not None:
                 late.append(lease)
                 if not child.silent:

@@ -34,7 +34,7 @@ def test_it_runs_again_under_its_event_until_that_is_poison(world: World, broker
         "of the first run nothing was written: it is watched since"
     )
     assert event["params"] == job["args"]
-    assert event["messages"][-1]["message"] == "Worker lost three times; given up"
+    assert event["messages"][-1]["message"] == "Worker lost 3 times; given up"
     assert event["problem"] == "poison"
     wait_for(lambda: not any(map(app.broker.held_by, app.broker.holders())), "no process holds it any more", 30)
     assert app.broker.queues() == {}

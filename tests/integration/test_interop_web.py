@@ -299,10 +299,10 @@ def test_a_process_of_ours_is_quieted_and_stopped(world: RedisWorld, desk: Desk,
         assert launcher.manager.is_quiet
         showing.beat()
         assert "quiet</span>" in seen(desk, ["/busy"])["/busy"]
-        assert not launcher._stop.is_set()
+        assert not launcher._stopping
         assert desk(press, {**which, "stop": "1"}) == 302
         showing.beat()
-        assert launcher._stop.is_set()
+        assert launcher._stopping
         gate.set()
 
 

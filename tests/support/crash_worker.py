@@ -20,7 +20,7 @@ from support.world import MARK, make_app
 
 from asynctask.brokers.base import Broker
 from asynctask.bulk import dispatcher, split, sweep
-from asynctask.ledger import closer, dispatch, recorder
+from asynctask.ledger import closer, dispatch, outcomes, recorder
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.middleware.tracker import Tracker
@@ -109,7 +109,7 @@ def _will_fetch(broker: Broker, process: str, done: Any, queues: Any, limit: int
 
 def _trap_commit(trap: Trap) -> None:
     """Before: everything is written and nothing committed. After: it is committed and nobody was told."""
-    apply, put = recorder.apply, Recorder.put
+    apply, put = outcomes.apply, Recorder.put
 
     def applied(*args: Any) -> Any:
         answer = apply(*args)
@@ -127,7 +127,7 @@ def _trap_commit(trap: Trap) -> None:
         each.then = spring_first
         return each
 
-    recorder.apply = applied
+    outcomes.apply = applied
     Recorder.put = lambda self, outcomes: put(self, [told(each) for each in outcomes])
 
 
