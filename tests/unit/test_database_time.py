@@ -106,9 +106,9 @@ def test_a_step_of_the_databases_own_clock_counts_as_an_outage() -> None:
         process = Process()
         process.beats(60)
         process.ahead += step * SECOND
-        process.beats(LEASE_S - EVERY_S)
+        assert process.time.now() != process.database_now(), "until it asks again it goes by the clock that it knows"
         process.beat()
-        assert not process.time.may_judge() or process.machine.seconds - 160 >= LEASE_S
         assert process.time.now() == process.database_now()
+        assert not process.time.may_judge()
         process.beats(LEASE_S)
         assert process.time.may_judge()
