@@ -26,6 +26,7 @@ class Proxy:
         self.port = int(self._listener.getsockname()[1])
         self._cuts: dict[int, str | Callable[[], None]] = {}
         self._watched: tuple[tuple[bytes, ...], str | Callable[[], None], int] | None = None
+        self._lock = threading.Lock()
         self.slow_s = 0.0
         self.fell = threading.Event()
         self._closing = threading.Event()
@@ -57,17 +58,22 @@ class Proxy:
     def watch(self, words: tuple[bytes, ...], act: str | Callable[[], None], *, port: int = 0) -> None:
         """Waits for a client (of that port, if given) that says any of ``words``: it is cut off, or ``act`` is called.
 
-        Words of prepared statements are not seen here.
+        The first to say them meets it, and nobody after that: ``fell`` is set. Words of prepared statements are not seen
+        here.
         """
         self._watched = (words, act, port)
 
     def _what_falls(self, port: int, said: bytes) -> str | Callable[[], None] | None:
-        if self._watched is not None:
-            words, act, only = self._watched
-            if any(each in said for each in words) and only in (0, port):
-                self._watched = None
-                return act
-        return self._cuts.pop(port, None)
+        with self._lock:
+            if self._watched is not None and not self.fell.is_set():
+                words, act, only = self._watched
+                if any(each in said for each in words) and only in (0, port):
+                    self.fell.set()
+                    return act
+            falls = self._cuts.pop(port, None)
+            if falls is not None:
+                self.fell.set()
+            return falls
 
     def _accept(self) -> None:
         while not self._closing.is_set():
@@ -93,8 +99,6 @@ class Proxy:
         falls = self._what_falls(port, words)
         if callable(falls):
             falls()
-        if falls is not None:
-            self.fell.set()
         if not words or falls == BEFORE:
             return False
         server.sendall(words)
