@@ -19,7 +19,7 @@ _MOST_NEWS = 50
 class BrokerRaces(BrokerSuite):
     """What a broker promises where several act at the same time."""
 
-    patience_s = 5.0
+    patience_s = 30.0
     """Seconds after which what should happen at once counts as not happening."""
 
     def test_a_copy_is_fetched_by_one_process_only(self) -> None:
@@ -119,17 +119,16 @@ class BrokerRaces(BrokerSuite):
 
     def test_a_wait_for_nothing_ends_with_its_time(self) -> None:
         with self.broker() as broker:
-            self._drained(broker)
-            clock = SystemClock()
-            began = clock.monotonic()
-            assert broker.wait(0.2) is False
-            assert clock.monotonic() - began < self.patience_s
+            assert self._drained(broker) < self.patience_s
 
-    def _drained(self, broker: Broker) -> None:
-        """What happened before is told once: afterwards a wait is for news."""
+    def _drained(self, broker: Broker) -> float:
+        """What happened before is told once, and may come late: afterwards a wait is for news. Returns for how many seconds
+        the last one waited, which brought none."""
+        clock = SystemClock()
         for _ in range(_MOST_NEWS):
+            began = clock.monotonic()
             if not broker.wait(0.2):
-                return
+                return clock.monotonic() - began
         raise AssertionError(f"there was news {_MOST_NEWS} times although nothing happened")
 
     def _woken_by(self, broker: Broker, act: Callable[[], None]) -> bool:

@@ -8,13 +8,16 @@ from typing import TypeVar
 
 from asynctask.clock import Clock, SystemClock
 
-__all__ = ["wait_for"]
+__all__ = ["PATIENCE_S", "wait_for"]
+
+PATIENCE_S = 120.0
+"""Seconds after which a test gives a fact up. A fact that comes late on a busy machine is a fact all the same."""
 
 T = TypeVar("T")
 
 
 def wait_for(
-    fact: Callable[[], T], reason: str, timeout: float = 30.0, every: float = 0.02, clock: Clock | None = None
+    fact: Callable[[], T], reason: str, timeout: float = PATIENCE_S, every: float = 0.02, clock: Clock | None = None
 ) -> T:
     """Returns what ``fact`` returns as soon as that is true.
 

@@ -111,7 +111,7 @@ class Desk:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
             try:
-                process.wait(60)
+                process.wait(120)
             finally:
                 process.kill()
                 process.wait()

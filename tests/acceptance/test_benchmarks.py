@@ -180,7 +180,7 @@ def test_a_run_that_is_told_to_end_takes_its_database_and_its_processes_with_it(
     with subprocess.Popen(argv, cwd=tmp_path, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
         wait_for(lambda: made() and running_in(tmp_path), "the database is made and the worker process runs")
         run.terminate()
-        assert run.wait(60) == 128 + signal.SIGTERM
+        assert run.wait(120) == 128 + signal.SIGTERM
     assert not made()
     assert not list(tmp_path.iterdir())
     assert not running_in(tmp_path)

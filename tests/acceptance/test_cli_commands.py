@@ -22,7 +22,7 @@ from cli_process import Desk, read_document, wait_for
 def desk(tmp_path: Path) -> Iterator[Desk]:
     desk = Desk(tmp_path)
     yield desk
-    wait_for(lambda: not desk.processes(), f"the end of every process: {desk.processes()}", 30)
+    wait_for(lambda: not desk.processes(), f"the end of every process: {desk.processes()}")
 
 
 def numbered(count: int) -> list[tuple[str, int]]:
@@ -30,7 +30,7 @@ def numbered(count: int) -> list[tuple[str, int]]:
 
 
 def get(url: str) -> int:
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=120) as answer:
         return int(answer.status)
 
 
@@ -182,7 +182,7 @@ def test_ctrl_c_leaves_the_task_running_and_says_how_to_look_on(desk: Desk) -> N
         assert watching.stdout is not None
         assert f"Task {task_id}" in watching.stdout.readline()
         watching.send_signal(signal.SIGINT)
-        assert watching.wait(20) == 130
+        assert watching.wait(120) == 130
     assert f"asynctask watch {task_id}" in (desk.folder / "stderr.log").read_text()
     assert desk.json("show", task_id)["state"] == "running"
 
@@ -205,7 +205,7 @@ def test_on_a_terminal_a_bar_is_drawn(desk: Desk) -> None:
             pass
         finally:
             os.close(ours)
-        assert watching.wait(20) == 1
+        assert watching.wait(120) == 1
     text = drawn.decode()
     assert "━" in text
     assert "failed 3" in text
@@ -268,7 +268,7 @@ def test_up_runs_everything_says_where_and_stops_it_all_on_term(desk: Desk) -> N
         ended = desk.json("submit", desk.table("products.csv", numbered(5)).name, "--worker", "enrol", "--watch")
         assert ended["counts"]["finish"] == 5
         up.send_signal(signal.SIGTERM)
-        assert up.wait(60) == 0
+        assert up.wait(120) == 0
         assert up.stdout is not None
         assert up.stdout.read() == ""
     assert not desk.processes()
@@ -280,7 +280,7 @@ def test_when_up_is_killed_its_processes_end_by_themselves(desk: Desk) -> None:
         wait_for(lambda: answers(url + "/readyz"), "readiness")
         up.kill()
         up.wait()
-        wait_for(lambda: not desk.processes(), "the end of every process", 40)
+        wait_for(lambda: not desk.processes(), "the end of every process")
 
 
 def test_several_worker_processes_run_under_one_supervisor(desk: Desk) -> None:

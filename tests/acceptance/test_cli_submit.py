@@ -13,7 +13,7 @@ from cli_process import Desk, wait_for
 def desk(tmp_path: Path) -> Iterator[Desk]:
     desk = Desk(tmp_path)
     yield desk
-    wait_for(lambda: not desk.processes(), f"the end of every process: {desk.processes()}", 30)
+    wait_for(lambda: not desk.processes(), f"the end of every process: {desk.processes()}")
 
 
 def test_a_dry_run_tells_what_a_file_would_come_to_and_writes_nothing(desk: Desk) -> None:

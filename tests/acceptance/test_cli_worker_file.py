@@ -27,7 +27,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     desk = Desk(tmp_path)
     (tmp_path / "sidekiq.yml").write_text(FILE)
     yield desk
-    wait_for(lambda: not desk.processes(), f"the end of every process: {desk.processes()}", 30)
+    wait_for(lambda: not desk.processes(), f"the end of every process: {desk.processes()}")
 
 
 def workers(desk: Desk) -> list[dict[str, Any]]:

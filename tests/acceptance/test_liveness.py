@@ -48,7 +48,7 @@ def workers(
         worker(world, host, *words, DYNO=host, LEASE_S=str(lease_s), **(environ if host == "one" else {}))
         for host in ("one", "two")
     ]
-    wait_for(lambda: len(identities(world)) == 2, "both have registered", 60)
+    wait_for(lambda: len(identities(world)) == 2, "both have registered")
     return started
 
 
@@ -66,7 +66,7 @@ def beaten_for(world: World, leases: float, lease_s: float = LEASE_S) -> None:
         now = dict(world.sql(stamps))
         return all(now.get(each, 0) - at >= micros(leases * lease_s) for each, at in since.items())
 
-    wait_for(over, "everybody has renewed for long enough, under the same name", 90)
+    wait_for(over, "everybody has renewed for long enough, under the same name")
 
 
 def descendants(pid: int) -> list[int]:
@@ -127,12 +127,12 @@ def check_an_outage(apart: World, outage: AbstractContextManager[None]) -> None:
     before = identities(apart)
     beaten_for(apart, 1.5)  # from now on each may judge the other
     task = app.submit("gated", [{"n": n} for n in range(4)])
-    wait_for(lambda: len(apart.shop.lines()) == 4, "every thread of both has a job", 60)
+    wait_for(lambda: len(apart.shop.lines()) == 4, "every thread of both has a job")
     with outage, pytest.raises(subprocess.TimeoutExpired):
         started[0].wait(2.5 * LEASE_S)  # for so long it is away
     beaten_for(apart, 2)
     apart.open_gate()
-    assert wait_for(lambda: task.progress()["done"], "it is over", 60)
+    assert wait_for(lambda: task.progress()["done"], "it is over")
     check_undisturbed(apart, task.id, before, 4)
     assert [each.poll() for each in started] == [None, None]
 
@@ -158,10 +158,10 @@ def test_a_clock_a_minute_off_condemns_nobody_and_holds_up_nothing(world: World,
     workers(world, CLOCK_AHEAD=seconds)
     before = identities(world)
     task = app.submit("gated", [{"n": n} for n in range(4)])
-    wait_for(lambda: len(world.shop.lines()) == 4, "every thread of both has a job", 60)
+    wait_for(lambda: len(world.shop.lines()) == 4, "every thread of both has a job")
     beaten_for(world, 2.5)
     world.open_gate()
-    assert wait_for(lambda: task.progress()["done"], "it is over", 60)
+    assert wait_for(lambda: task.progress()["done"], "it is over")
     check_undisturbed(world, task.id, before, 4)
 
 
@@ -169,30 +169,30 @@ def test_a_clock_a_minute_off_condemns_nobody_and_holds_up_nothing(world: World,
 def test_a_process_of_this_machine_that_is_stopped_is_not_dead_and_one_that_is_killed_is_at_once(world: World) -> None:
     app = world.app()
     stopped, judge = (worker(world, name, "worker", "-c", "1") for name in ("one", "two"))
-    wait_for(lambda: len(identities(world)) == 2, "both have registered", 60)
+    wait_for(lambda: len(identities(world)) == 2, "both have registered")
     task = app.submit("gated", [{"n": 0}, {"n": 1}])
-    wait_for(lambda: len(world.shop.lines()) == 2, "both have a job", 60)
+    wait_for(lambda: len(world.shop.lines()) == 2, "both have a job")
     mine = world.one("SELECT identity FROM processes WHERE pid = ?", judge.pid)
     stopped.send_signal(signal.SIGSTOP)
     world.sql("UPDATE processes SET lease_until = 1 WHERE pid = ?", stopped.pid)
     beat = "SELECT beat_at FROM processes WHERE identity = ?"
     since = world.one(beat, mine)
-    wait_for(lambda: world.one(beat, mine) - since > micros(2 * LEASE_S), "the other had time to judge", 60)
+    wait_for(lambda: world.one(beat, mine) - since > micros(2 * LEASE_S), "the other had time to judge")
     assert len(identities(world)) == 2
     stopped.kill()
-    wait_for(lambda: identities(world) == {mine}, "it is gone, whatever its lease says", 60)
+    wait_for(lambda: identities(world) == {mine}, "it is gone, whatever its lease says")
     world.open_gate()
-    assert wait_for(lambda: task.progress()["done"], "it is over", 60)
+    assert wait_for(lambda: task.progress()["done"], "it is over")
 
 
 @pytest.mark.databases("sqlite", reason="a supervisor does the same on every database")
 def test_a_process_that_was_declared_dead_starts_anew(world: World) -> None:
     app = world.app()
     supervisor = worker(world, "one", "worker", "-p", "1", "-c", "1")
-    wait_for(lambda: len(identities(world)) == 1, "it has registered", 60)
+    wait_for(lambda: len(identities(world)) == 1, "it has registered")
     before = identities(world)
     world.sql("UPDATE processes SET signal = 'LOST'")
-    wait_for(lambda: identities(world) and identities(world).isdisjoint(before), "another has taken its place", 60)
+    wait_for(lambda: identities(world) and identities(world).isdisjoint(before), "another has taken its place")
     task = app.submit("note", [{"n": 0}])
-    assert wait_for(lambda: task.progress()["done"], "it works", 60)
+    assert wait_for(lambda: task.progress()["done"], "it works")
     assert supervisor.poll() is None

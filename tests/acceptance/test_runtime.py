@@ -50,13 +50,13 @@ def test_tstp_makes_a_worker_quiet_it_ends_what_runs_and_takes_nothing_new(world
     world.open_gate()
     wait_for(lambda: len(world.shop.performed()) == 2, "what ran came to its end")
     second = world.cli("kill_app", "worker", "-c", "2")
-    assert task.wait(30)["done"]
+    assert task.wait(120)["done"]
     assert first.poll() is None, "quiet is not stopped"
     assert len([line for line in world.shop.lines() if line[0] == "began" and line[2] == str(first.pid)]) == 2
     assert pids(world, "did") == {first.pid, second.pid}
     for worker in (first, second):
         worker.send_signal(signal.SIGTERM)
-        assert worker.wait(20) == 0
+        assert worker.wait(120) == 0
     assert app.processes() == []
     world.check_promises(app, [task.id], 12)
 
@@ -68,7 +68,7 @@ def test_term_stops_within_its_time_and_what_was_not_finished_says_interrupted_a
     wait_for(lambda: len(world.shop.performed("began")) == 2, "two jobs run")
     began = time.monotonic()
     worker.send_signal(signal.SIGTERM)
-    assert worker.wait(20) == 0
+    assert worker.wait(120) == 0
     assert time.monotonic() - began < 0.5 + 5, "it was given half a second, and some to unwind"
     interrupted = [event for event in task.events() if event["started_at"]]
     assert len(interrupted) == 2
@@ -80,7 +80,7 @@ def test_term_stops_within_its_time_and_what_was_not_finished_says_interrupted_a
     assert world.sql("SELECT 1 FROM jobs WHERE process IS NOT NULL") == []
     world.open_gate()
     with world.working(app):
-        assert task.wait(30)["done"]
+        assert task.wait(120)["done"]
     assert task.progress()["counts"]["finish"] == 5
     world.check_promises(app, [task.id], 5)
 
@@ -94,11 +94,11 @@ def test_a_second_int_ends_at_once_and_the_jobs_are_taken_back(world: World, pro
     worker.send_signal(signal.SIGINT)
     wait_for(lambda: any(p["quiet"] for p in app.processes()), "it waits for its jobs")
     worker.send_signal(signal.SIGINT)
-    assert worker.wait(10) == 130
-    wait_for(lambda: not world.processes(), "nobody is left", 10)
+    assert worker.wait(120) == 130
+    wait_for(lambda: not world.processes(), "nobody is left")
     world.open_gate()
     with world.working(app):
-        assert task.wait(30)["done"]
+        assert task.wait(120)["done"]
     world.check_promises(app, [task.id], 4)
 
 
@@ -108,7 +108,7 @@ def test_a_thread_that_hangs_does_not_hold_the_process(world: World) -> None:
     worker = world.cli("kill_app", "worker", "-c", "2", "-t", "0.2")
     wait_for(lambda: world.shop.performed("began"), "it hangs")
     worker.send_signal(signal.SIGTERM)
-    assert worker.wait(20) == 0
+    assert worker.wait(120) == 0
     (event,) = task.events()
     assert (event["status"], event["attempt"]) == ("enqueue", 2)
     assert said(event)[-2:] == [("error", "Interrupted"), ("enqueue", "Waiting for retry")]
@@ -128,9 +128,9 @@ def test_a_killed_child_is_replaced_and_term_ends_supervisor_and_children(world:
     assert len(after) == 2
     assert len(after & before) == 1
     task = app.submit("note", numbers(20))
-    assert task.wait(30)["done"]
+    assert task.wait(120)["done"]
     supervisor.send_signal(signal.SIGTERM)
-    assert supervisor.wait(30) == 0
+    assert supervisor.wait(120) == 0
     assert not world.processes()
     assert app.processes() == []
 
@@ -143,7 +143,7 @@ def test_killing_the_supervisor_leaves_no_child_behind(world: World) -> None:
     wait_for(lambda: len(world.shop.performed("began")) == 2, "both are at work")
     supervisor.kill()
     supervisor.wait()
-    wait_for(lambda: not world.processes(), "the children end too", 20)
+    wait_for(lambda: not world.processes(), "the children end too")
     assert app.processes() == [], "in order: each gave its job back and took its name off the list"
     assert world.sql("SELECT status, attempt FROM events") == [("enqueue", 2)] * 2
 
@@ -163,7 +163,7 @@ def test_a_processor_thread_that_dies_is_replaced_and_its_job_has_an_outcome(
     app = world.app()
     with world.working(app, concurrency=1) as launcher:
         task = app.submit("note", [{"n": 0, "bug": True}, *numbers(30)[1:]])
-        assert task.wait(20)["done"]
+        assert task.wait(120)["done"]
         assert len([t for t in threading.enumerate() if t.name == "processor"]) == 1
         assert launcher.manager.busy == 0
     assert broken.is_set()

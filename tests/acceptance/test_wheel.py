@@ -37,7 +37,7 @@ from shop import app
 task = app.submit("enrol", [{"sku": "A"}, {"sku": "B"}])
 launcher = app.launcher(concurrency=1, shutdown_s=5.0)
 launcher.start()
-progress = task.wait(timeout=60)
+progress = task.wait(timeout=120)
 launcher.stop()
 print(json.dumps({
     "counts": progress["counts"], "done": progress["done"], "findings": len(app.doctor()),

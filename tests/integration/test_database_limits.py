@@ -123,7 +123,7 @@ def test_the_victim_of_a_deadlock_does_it_again_and_nothing_is_doubled(
         writer.start()
         wait_for(lambda: waits_for_a_lock(server), "it has the first and waits for the second")
         other.execute(f"SELECT id FROM events WHERE id = {one} FOR UPDATE")  # had only because the writer gave way
-    writer.join(30)
+    writer.join(120)
     assert done == [1]
     assert len(tries) > 1
     assert task.progress()["counts"]["finish"] == 2
@@ -203,7 +203,7 @@ def test_what_the_server_takes_for_its_default_isolation_does_not_matter(
                 assert "STRICT_ALL_TABLES" in str(connection.exec_driver_sql("SELECT @@sql_mode").scalar())
         with world.working(app):
             task = app.submit("note", mixed(300))
-            assert task.wait(30)["done"]
+            assert task.wait(120)["done"]
         world.check_promises(app, [task.id], 300)
     finally:
         if store.kind == "mariadb":
@@ -399,7 +399,7 @@ def test_sessions_that_began_read_only_are_given_up_and_the_program_heals(
     app.check_ready()
     with world.working(app):
         task = app.submit("note", numbers(3))
-        assert task.wait(20)["done"]
+        assert task.wait(120)["done"]
     world.check_promises(app, [task.id], 3)
 
 

@@ -403,7 +403,7 @@ def test_a_tracked_copy_that_is_no_job_ends_its_item_in_error(world: World) -> N
     app.dispatcher.attach(None)
     world.sql('UPDATE jobs SET payload = \'{"class": "note"}\' WHERE id = (SELECT MIN(id) FROM jobs)')
     with world.working(app):
-        assert task.wait(20)["done"]
+        assert task.wait(120)["done"]
         wait_for(lambda: not world.sql("SELECT 1 FROM jobs"), "every copy is acknowledged")
     assert statuses(world, task.id) == {"error": 1, "finish": 1}
     assert "decoded" in task.events("error")[0]["messages"][-1]["message"]
@@ -465,7 +465,7 @@ def test_a_row_that_was_recorded_as_working_before_the_pointer_came_counts_as_in
     assert app.doctor() == []
     app.dispatcher.attach(None)
     with world.working(app):
-        assert task.wait(20)["done"]
+        assert task.wait(120)["done"]
     world.check_promises(app, [task.id], 3)
 
 

@@ -63,7 +63,7 @@ class Dramatiq:
 
     def empty(self, queue: str = "default") -> None:
         """Waits until Dramatiq holds nothing of the queue, waiting, delayed or unacknowledged."""
-        wait_for(lambda: self.broker.do_qsize(queue) == 0, "everything is acknowledged", 60)
+        wait_for(lambda: self.broker.do_qsize(queue) == 0, "everything is acknowledged")
 
     def dead_letters(self, queue: str = "default") -> int:
         return int(self.broker.client.zcard(f"{self.namespace}:{queue}.XQ"))
@@ -201,7 +201,7 @@ def test_a_worker_killed_in_mid_job_is_noticed_and_the_message_delivered_again_i
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: first.poll() is not None, "Dramatiq gives up when its worker died")
     engine.worker()
-    wait_for(lambda: ["began", "1", "2"] in engine.world.shop.lines(), "the second attempt begins", 60)
+    wait_for(lambda: ["began", "1", "2"] in engine.world.shop.lines(), "the second attempt begins")
     engine.world.open_gate()
     event = engine.ended(message)
     assert (event["status"], event["attempt"], event["result"]) == ("finish", 2, 1)

@@ -165,7 +165,7 @@ def test_what_is_left_is_dispatched_by_others_when_the_one_on_duty_is_gone(world
     assert duties.take(gone, duties.DISPATCH, 1.0) is None
     task = app.submit("note", [{"n": n} for n in range(200)])
     with world.working(app):
-        assert task.wait(30)["done"]
+        assert task.wait(120)["done"]
 
 
 def ran_dry(app: AsyncTask) -> int:
@@ -301,7 +301,7 @@ def test_a_task_of_one_place_goes_on_in_whatever_process_its_jobs_end(world: Wor
     app = world.app()
     task = app.submit("note", [{"n": n} for n in range(40)], parallel=1)
     with world.working(world.app(), concurrency=1), world.working(world.app(), concurrency=1):
-        assert task.wait(30)["done"]
+        assert task.wait(120)["done"]
     world.check_promises(app, [task.id], 40)
 
 

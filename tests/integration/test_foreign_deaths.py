@@ -28,7 +28,7 @@ def test_it_runs_again_under_its_event_until_that_is_poison(world: World, broker
     def over() -> bool:
         return world.sql("SELECT status FROM events WHERE job_id = ?", JID) == [("error",)]
 
-    wait_for(over, f"its Event ends; the workers said: {world.said()[-2000:]}", 60)
+    wait_for(over, f"its Event ends; the workers said: {world.said()[-2000:]}")
     event = app.event(JID)
     assert world.shop.performed("began")[1] == 1 + POISON_DEATHS, (
         "of the first run nothing was written: it is watched since"
@@ -36,7 +36,7 @@ def test_it_runs_again_under_its_event_until_that_is_poison(world: World, broker
     assert event["params"] == job["args"]
     assert event["messages"][-1]["message"] == "Worker lost 3 times; given up"
     assert event["problem"] == "poison"
-    wait_for(lambda: not any(map(app.broker.held_by, app.broker.holders())), "no process holds it any more", 30)
+    wait_for(lambda: not any(map(app.broker.held_by, app.broker.holders())), "no process holds it any more")
     assert app.broker.queues() == {}
     assert app.broker.members(DEAD, 10) == []
     assert len(world.sql("SELECT id FROM events")) == 1

@@ -88,12 +88,12 @@ def test_a_row_that_somebody_holds_costs_its_task_alone(world: World) -> None:
         assert good.resume()
         good.update(priority=100)
         for task in (good, late):
-            assert task.wait(15)["state"] == "finished"
+            assert task.wait(120)["state"] == "finished"
         assert not world.sql("SELECT 1 FROM processes WHERE identity LIKE 'dead-%'"), "both were recovered"
         assert len(dead) == 2
         assert held.progress()["counts"]["finish"] == 0
     with world.working(app):
-        assert held.wait(15)["state"] == "finished"
+        assert held.wait(120)["state"] == "finished"
     world.check_promises(app, [held.id, good.id, late.id], 65)
 
 
@@ -105,9 +105,9 @@ def test_what_was_on_its_way_when_the_row_was_taken_is_recorded_and_told_when_it
         wait_for(lambda: len(world.shop.performed("began")) == 4, "jobs of both run")
         with holding(world, task.id):
             world.open_gate()
-            assert other.wait(15)["done"]
+            assert other.wait(120)["done"]
             wait_for(lambda: task.progress()["counts"]["finish"] == 2, "outcomes of the held one are recorded")
-        assert task.wait(15)["done"]
+        assert task.wait(120)["done"]
     world.check_promises(app, [task.id, other.id], 6)
 
 
@@ -141,18 +141,18 @@ def test_who_holds_a_row_for_a_moment_is_waited_for(world: World) -> None:
         with app.ledger.database.write() as connection:
             task_rows.lock(connection, task.id)
             locked.set()
-            assert asked.wait(20)
+            assert asked.wait(120)
 
     thread = threading.Thread(target=briefly)
     thread.start()
-    assert locked.wait(20)
+    assert locked.wait(120)
     wait = task_locks._wait
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(task_locks, "PATIENCE_S", 20.0)
         patch.setattr(task_locks, "_wait", lambda *args: (asked.set(), wait(*args))[1])
         patch.setattr(task_locks, "_PATIENT_MARIADB", task_locks._ONE.with_for_update())
         assert len(dispatch.reserve(app.ledger, task.id, 2, lease_s=5)) == 2
-    thread.join(20)
+    thread.join(120)
 
 
 def test_a_reservation_that_cannot_be_confirmed_is_confirmed_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

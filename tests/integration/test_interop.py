@@ -165,7 +165,7 @@ def test_processes_of_both_work_one_queue_and_each_job_is_performed_once(
         def done() -> int:
             return len(ours.ran) + int(world.raw.llen("test:ruby"))
 
-        wait_for(lambda: done() >= 300, "all are performed", 60)
+        wait_for(lambda: done() >= 300, "all are performed")
     in_ruby = [each["job"] for each in noted(world.raw)]
     assert sorted([*ours.first_args(), *(job["args"][0] for job in in_ruby)]) == list(range(300))
     assert {job["args"][0] for job in in_ruby if job["class"] == "Shop::Only"} == set(range(0, 300, 3))
@@ -359,7 +359,7 @@ def test_we_quiet_and_stop_a_process_of_rubys_and_perform_what_it_gave_back(
         wait_for(lambda: seen()["quiet"], "it is quiet")
         assert process.process.poll() is None
         operations.signal(me, "stop")
-        assert wait_for(lambda: process.process.poll() is not None, "it ends", 60)
+        assert wait_for(lambda: process.process.poll() is not None, "it ends")
         assert process.process.returncode == 0
         assert seen() == {}
     ours.app.worker(name="Shop::Slow", use_task_event=False)(ours.echo.function)

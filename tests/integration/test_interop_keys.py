@@ -228,7 +228,7 @@ def ours(world: RedisWorld, rubys: Traces, request: pytest.FixtureRequest) -> Tr
     def echo(n: int, *_: Any) -> None:
         if n == 7:
             began.set()
-            assert gate.wait(60)
+            assert gate.wait(120)
 
     @app.worker(name="Shop::Flaky", use_task_event=False)
     def flaky(*_: Any) -> None:
@@ -248,7 +248,7 @@ def ours(world: RedisWorld, rubys: Traces, request: pytest.FixtureRequest) -> Tr
             assert showing is not None
             wait_for(lambda: launcher.performer.performed == 5, "five are performed")
             hard.set(queue="low").perform_async(7, 0.5)
-            assert began.wait(60)
+            assert began.wait(120)
             showing.beat()
             keys = lying(world.raw, identity)
             gate.set()

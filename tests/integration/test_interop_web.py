@@ -281,13 +281,13 @@ def test_a_process_of_ours_is_quieted_and_stopped(world: RedisWorld, desk: Desk,
     @app.worker(name="Shop::Hard", use_task_event=False)
     def hard(*args: Any) -> None:
         began.set()
-        assert gate.wait(60)
+        assert gate.wait(120)
 
     with world.working(app) as launcher:
         showing, me = launcher.showing, launcher.manager._identity
         assert showing is not None
         hard.perform_async(1, "é<b>")
-        assert began.wait(60)
+        assert began.wait(120)
         showing.beat()
         body = seen(desk, ["/busy"])["/busy"]
         assert me in body
@@ -336,7 +336,12 @@ def test_sidekiqmon_counts_what_we_wrote(world: RedisWorld, broker: RedisBroker,
 def sidekiqmon(server: RedisServer) -> str:
     program = shutil.which("sidekiqmon") or missing("sidekiqmon", PACKAGES)
     done = subprocess.run(
-        [str(program)], env={**os.environ, "REDIS_URL": server.url}, capture_output=True, text=True, check=False, timeout=60
+        [str(program)],
+        env={**os.environ, "REDIS_URL": server.url},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -378,7 +378,7 @@ def test_knobs_that_are_none_or_have_no_such_value_are_refused(world: World) -> 
     assert task.log()[0]["who"] == "me"
     take(app, Change(first_id(task), finished))
     app.start_services()
-    assert task.wait(10)["done"]
+    assert task.wait(120)["done"]
     app.stop_services()
     with pytest.raises(Conflict):
         task.update(parallel=3)
@@ -389,7 +389,7 @@ def test_every_edge_that_a_person_asks_for_names_the_state_when_it_is_refused(wo
     app = world.app()
     with world.working(app):
         task = app.submit("note", numbers(2))
-        assert task.wait(10)["done"]
+        assert task.wait(120)["done"]
     for verb in (task.pause, task.resume, task.cancel):
         with pytest.raises(Conflict, match="finished"):
             verb()

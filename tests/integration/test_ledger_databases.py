@@ -96,11 +96,11 @@ def test_a_pointer_that_moves_while_a_row_is_waited_for_is_seen(world: World) ->
     dispatch._at_pointer = slow
     try:
         thread = threading.Thread(
-            target=lambda: (reserving.wait(30), record(other.ledger, job_id, "finish", ""), recorded.set())
+            target=lambda: (reserving.wait(120), record(other.ledger, job_id, "finish", ""), recorded.set())
         )
         thread.start()
         dispatch.reserve(app.ledger, task.id, 10, lease_s=5)
-        thread.join(30)
+        thread.join(120)
     finally:
         dispatch._at_pointer = original
     assert recorded.is_set()
@@ -131,13 +131,13 @@ def test_a_deadlock_is_tried_again_and_counts_once(world: World) -> None:
                 raised = tasks.update().where(tasks.c.id == task_id).values(split_tries=tasks.c.split_tries + 1)
                 connection.execute(raised)
                 if place == 0 and len(tries) <= 2:
-                    met.wait(30)
+                    met.wait(120)
 
     threads = [threading.Thread(target=crossed, args=pair) for pair in ((first, second), (second, first))]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(120)
     assert len(tries) == 3
     assert world.sql("SELECT split_tries FROM tasks ORDER BY id") == [(2,), (2,)]
 
@@ -243,7 +243,7 @@ def test_counts_are_moved_by_many_processes_at_once_and_none_is_lost(world: Worl
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(120)
     with apps[0].ledger.database.read() as connection:
         assert tallies.total(connection, task.id).finish == 60
     assert apps[0].doctor() == []
@@ -254,14 +254,14 @@ def test_the_same_job_announced_by_two_processes_at_once_is_one_event(world: Wor
     start = threading.Barrier(4)
 
     def announce(app: AsyncTask) -> None:
-        start.wait(30)
+        start.wait(120)
         enqueue(app.ledger, [NewJob(f"job-{i}", "note", "default", [{"n": i}]) for i in range(50)])
 
     threads = [threading.Thread(target=announce, args=(app,)) for app in apps]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(120)
     assert world.one("SELECT COUNT(*) FROM events") == 50
 
 
@@ -310,7 +310,7 @@ def test_the_low_mark_waits_while_a_retry_is_turning_rows(world: World) -> None:
     app = world.app()
     task = app.submit("note", [{"n": i, "refuse": True} for i in range(20)])
     with world.working(app):
-        assert task.wait(30)["done"]
+        assert task.wait(120)["done"]
     control.retry(app.ledger, task.id)
     lost.advance_low(app.ledger, [task.id])
     assert world.one("SELECT low_seq FROM tasks WHERE id = ?", task.id) == 0
@@ -416,7 +416,7 @@ def test_no_batch_is_written_row_by_row(world: World) -> None:
     app = world.app()
     with row_by_row(app) as seen, world.working(app):
         task = app.submit("note", numbers(300))
-        assert task.wait(30)["done"]
+        assert task.wait(120)["done"]
     assert task.progress()["counts"]["finish"] == 300
     assert seen == []
 
@@ -429,8 +429,8 @@ def test_where_somebody_had_the_tables_counted_rows_are_changed_by_their_key(wor
     world.sql("ANALYZE")
     with row_by_row(app) as seen, world.working(app):
         task = app.submit("note", numbers(300))
-        assert task.wait(30)["done"]
-        assert first.wait(30)["done"]
+        assert task.wait(120)["done"]
+        assert first.wait(120)["done"]
     assert task.progress()["counts"]["finish"] == 300
     assert {"UPDATE events", "DELETE FROM"} <= set(seen)
 

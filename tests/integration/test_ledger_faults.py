@@ -123,7 +123,7 @@ def test_the_doctor_holds_nobody_up_where_nothing_is_wrong(app: AsyncTask) -> No
         # The write lock is taken: a doctor that asked for it would wait until this block ends.
         look = threading.Thread(target=lambda: found.append(doctor.examine(app.ledger, repair=True)))
         look.start()
-        look.join(20)
+        look.join(120)
         assert found == [[]]
 
 
@@ -142,7 +142,7 @@ def test_whoever_waits_for_a_working_status_that_cannot_be_written_is_told(
     monkeypatch.setattr(recorder, "flush", lambda batch: 1 / 0)
     recorder.start()
     recorder.put([Outcome(1, 1, Status.WORKING, Reason.STARTED, then=lambda won: won or told.set())])
-    assert told.wait(20)
+    assert told.wait(120)
     monkeypatch.undo()
     assert recorder.stop(5)
 

@@ -150,7 +150,7 @@ def test_a_task_that_is_paused_while_it_joins_its_session_again_does_not_take_it
         task_rows.turn(connection, ledger, row, State.PAUSED, Reason.PAUSED, state_reason=None)
         joining = in_thread(lambda: ready.wake_due(ledger, [task_id]))
         wait_for_a_lock(world, "who joins waits for who pauses")
-    joining.join(20)
+    joining.join(120)
     paused = task(ledger, task_id)
     assert (paused["session_holder"], paused["session_waits"], paused["ready"]) == (None, None, None)
 
@@ -167,12 +167,12 @@ def test_a_deadlock_while_a_session_passes_on_is_told_as_one(world: World, monke
             connection.exec_driver_sql(f"UPDATE events SET retries = retries + 1 WHERE task_id = {large:d}")
             connection.exec_driver_sql(f"UPDATE tasks SET version = version + 1 WHERE id = {second:d}")
             locked.set()
-            assert mine.wait(20)
+            assert mine.wait(120)
             wait_for_a_lock(world, "the session waits")
             connection.exec_driver_sql(f"UPDATE tasks SET version = version + 1 WHERE id = {first:d}")
 
     thread = in_thread(other)
-    assert locked.wait(20)
+    assert locked.wait(120)
 
     def release() -> None:
         with ledger.database.write() as connection:
@@ -182,7 +182,7 @@ def test_a_deadlock_while_a_session_passes_on_is_told_as_one(world: World, monke
 
     with pytest.raises(TransactionConflict):
         release()
-    thread.join(20)
+    thread.join(120)
 
 
 def test_a_signal_is_obeyed_though_the_answer_to_the_beat_that_took_it_is_lost(

@@ -53,7 +53,7 @@ def test_rows_that_repeat_an_earlier_one_are_rejected_and_the_others_run(world: 
     app = world.app()
     with world.working(app):
         task = app.submit("note", numbers(30, twice=5), unique="n")
-        assert task.wait(20)["done"]
+        assert task.wait(120)["done"]
     assert rows_of(world, task.id) == list(range(1, 26))
     assert rejected_rows(app, task.id) == dict.fromkeys(range(26, 31), "duplicate_in_upload")
     (fault,) = task.rejects()[4]["errors"]
@@ -70,10 +70,10 @@ def test_whoever_takes_a_split_over_knows_the_rows_before_it(world: World, point
         str(SUPPORT / "crash_split.py"), CRASH_AT=point, CRASH_LIST=json.dumps(items),
         CRASH_OPTIONS=json.dumps({"unique": ["n"]}),
     )  # fmt: skip
-    assert child.wait(30) == -signal.SIGKILL, world.said()
+    assert child.wait(120) == -signal.SIGKILL, world.said()
     task_id = the_task(app)
     with world.working(app):
-        wait_for(lambda: app.task(task_id).progress()["done"], f"the Task is over after {point}", 20)
+        wait_for(lambda: app.task(task_id).progress()["done"], f"the Task is over after {point}")
     assert rows_of(world, task_id) == list(range(1, 31)), "no false accept, no false refusal, no row twice"
     assert rejected_rows(app, task_id) == dict.fromkeys(range(31, 46), "duplicate_in_upload")
     assert app.task(task_id).progress()["split"] == {
@@ -141,7 +141,7 @@ def test_a_strict_list_without_a_bad_row_runs_like_any_other(world: World) -> No
     with world.working(app):
         found = app.submit_items("order", bad_at(45), strict=True, unique=["n"], wait_s=20)
         assert found.problems == ()
-        assert found.task.wait(20)["done"]
+        assert found.task.wait(120)["done"]
     assert rows_of(world, found.task.id) == list(range(1, 46))
     world.check_promises(app, [found.task.id], 45)
 
@@ -173,10 +173,10 @@ def test_a_strict_list_is_refused_as_a_whole_whoever_ends_its_validation(world: 
         str(SUPPORT / "crash_split.py"), CRASH_AT=point, CRASH_LIST=json.dumps(items),
         CRASH_OPTIONS=json.dumps({"unique": ["n"], "strict": True}),
     )  # fmt: skip
-    assert child.wait(30) == -signal.SIGKILL, world.said()
+    assert child.wait(120) == -signal.SIGKILL, world.said()
     task_id = the_task(app)
     with world.working(app):
-        wait_for(lambda: app.task(task_id).progress()["done"], f"the Task is over after {point}", 20)
+        wait_for(lambda: app.task(task_id).progress()["done"], f"the Task is over after {point}")
     progress = app.task(task_id).progress()
     assert (progress["state"], progress["state_reason"]) == ("rejected", "rows_rejected")
     assert rows_of(world, task_id) == []
@@ -192,10 +192,10 @@ def test_a_good_strict_list_is_taken_whole_whoever_ends_its_split(world: World, 
         str(SUPPORT / "crash_split.py"), CRASH_AT=point, CRASH_LIST=json.dumps(numbers(45)),
         CRASH_OPTIONS=json.dumps({"unique": ["n"], "strict": True}),
     )  # fmt: skip
-    assert child.wait(30) == -signal.SIGKILL, world.said()
+    assert child.wait(120) == -signal.SIGKILL, world.said()
     task_id = the_task(app)
     with world.working(app):
-        wait_for(lambda: app.task(task_id).progress()["done"], f"the Task is over after {point}", 20)
+        wait_for(lambda: app.task(task_id).progress()["done"], f"the Task is over after {point}")
     assert rows_of(world, task_id) == list(range(1, 46))
     world.check_promises(app, [task_id], 45)
 
@@ -210,12 +210,12 @@ def test_a_paused_strict_list_is_refused_and_a_cancelled_one_is_cancelled(
 
         def refuse_list(*args: Any, asleep: Any = asleep, wake: Any = wake, real: Any = real) -> None:
             asleep.set()
-            wake.wait(20)
+            wake.wait(120)
             real(*args)
 
         monkeypatch.setattr(task_rows, "refuse_list", refuse_list)
         task = app.submit_items("order", bad_at(25, 7), strict=True, wait_s=0.0).task
-        assert asleep.wait(10)
+        assert asleep.wait(120)
         assert getattr(task, verb)()
         wake.set()
         wait_for(lambda: not [t for t in threading.enumerate() if t.name.startswith("split-")], "the split ended")
@@ -248,7 +248,7 @@ def test_items_of_a_program_are_all_checked_before_a_strict_list_becomes_a_task(
     assert app.tasks() == []
     with world.working(app):
         task = app.submit("order", items(), strict=True)
-        assert task.wait(20)["done"]
+        assert task.wait(120)["done"]
     assert rows_of(world, task.id) == list(range(1, 46))
     with pytest.raises(InputError, match="max_rows"):
         world.app(max_rows=44).submit("order", items(), strict=True)

@@ -57,7 +57,7 @@ def test_a_split_that_stopped_is_taken_up_after_its_last_slice_when_its_lease_en
     assert task.progress()["split"]["created"] == 20, "the lease still runs"
     world.sql("UPDATE tasks SET split_until = 1")
     with world.working(second):
-        assert task.wait(20)["done"]
+        assert task.wait(120)["done"]
     assert rows_of(world, task.id) == list(range(1, 36))
     assert task.progress()["split"]["planned"] == 35
     world.check_promises(second, [task.id], 35)
@@ -104,12 +104,12 @@ def test_a_splitter_that_was_passed_while_it_slept_adds_no_row_again_though_it_h
             slices += 1
             if slices == 2:
                 asleep.set()
-                wake.wait(20)
+                wake.wait(120)
         return real(ledger, *args, **kwargs)
 
     monkeypatch.setattr(task_rows, "add_slice", add_slice)
     task = sleeper.submit_items("note", numbers(45), wait_s=0.0).task
-    assert asleep.wait(10)
+    assert asleep.wait(120)
     fail_at(monkeypatch, 3)  # the other adds two slices and falls silent
     world.sql("UPDATE tasks SET split_until = 1")
     other.split_task(task.id)
@@ -127,7 +127,7 @@ def test_a_splitter_that_was_passed_while_it_slept_adds_no_row_again_though_it_h
     wait_for(lambda: not [t for t in threading.enumerate() if t.name == f"split-{task.id}"], "the sleeper gave up")
     world.sql("UPDATE tasks SET split_until = 1 WHERE split_state = 'splitting'")
     with world.working(other):
-        assert task.wait(20)["done"]
+        assert task.wait(120)["done"]
     assert rows_of(world, task.id) == list(range(1, 46)), "every row once"
     world.check_promises(other, [task.id], 45)
 
@@ -147,7 +147,7 @@ def test_an_iterable_that_breaks_ends_the_split_and_what_was_created_runs_on(
             app.submit("note", items())
         (progress,) = app.tasks()
         task = app.task(progress["task_id"])
-        assert task.wait(20)["done"]
+        assert task.wait(120)["done"]
     progress = task.progress()
     assert progress["split"]["state"] == "failed"
     assert "RuntimeError: the cursor was closed" in progress["split"]["reason"]
@@ -164,12 +164,12 @@ def test_an_iterable_is_consumed_lazily_and_its_first_jobs_run_before_the_last_i
 
     def items() -> Iterator[dict[str, int]]:
         yield from numbers(20)
-        wait_for(lambda: len(world.shop.performed()) >= 10, "the first jobs ran", 20)
+        wait_for(lambda: len(world.shop.performed()) >= 10, "the first jobs ran")
         yield {"n": 20}
 
     with world.working(app):
         task = app.submit("note", items())
-        assert task.wait(20)["done"]
+        assert task.wait(120)["done"]
     world.check_promises(app, [task.id], 21)
 
 
@@ -180,8 +180,8 @@ def test_the_split_of_a_program_that_died_is_ended_as_broken_and_not_taken_up(wo
     empty, _ = task_rows.create(dead.ledger, NewTask("note", "default", 240), lease_s=60)
     world.sql("UPDATE tasks SET split_until = 1")
     with world.working(app):
-        assert app.task(task_id).wait(20)["done"]
-        assert app.task(empty).wait(20)["done"]
+        assert app.task(task_id).wait(120)["done"]
+        assert app.task(empty).wait(120)["done"]
     progress = app.task(task_id).progress()
     assert (progress["split"]["state"], progress["counts"]["finish"]) == ("failed", 1)
     assert "ended before it had handed in all" in progress["split"]["reason"]
@@ -207,14 +207,14 @@ def test_pause_resume_and_cancel_are_taken_while_the_list_is_split(world: World,
     def items() -> Iterator[dict[str, int]]:
         yield from numbers(20)
         slow.set()
-        gate.wait(20)
+        gate.wait(120)
         yield from numbers(20)
 
     submitted: list[Any] = []
     with world.working(app):
         submitter = threading.Thread(target=lambda: submitted.append(app.submit("note", items())))
         submitter.start()
-        assert slow.wait(10)
+        assert slow.wait(120)
         task = app.task(app.tasks()[0]["task_id"])
         with pytest.raises(Conflict, match="splitting"):
             task.retry()
@@ -225,8 +225,8 @@ def test_pause_resume_and_cancel_are_taken_while_the_list_is_split(world: World,
         wait_for(lambda: task.progress()["counts"]["finish"] == 20, "what is there runs")
         assert task.cancel()
         gate.set()
-        submitter.join(20)
-        progress = task.wait(20)
+        submitter.join(120)
+        progress = task.wait(120)
     assert progress["state"] == "cancelled"
     assert progress["done"]
     assert progress["split"] == {**progress["split"], "state": "cancelled", "created": 20}
@@ -240,7 +240,7 @@ def test_a_task_cancelled_before_its_first_slice_is_over(world: World) -> None:
     task = app.task(task_id)
     assert task.cancel()
     app.start_services()
-    assert task.wait(10)["done"]
+    assert task.wait(120)["done"]
     app.stop_services()
     assert task.progress()["state"] == "cancelled"
 

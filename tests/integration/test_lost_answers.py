@@ -86,7 +86,7 @@ def test_a_cancel_and_a_retry_whose_answers_are_lost_happen_once(
     app = behind()
     with world.working(app):
         over = app.submit("note", items())
-        assert over.wait(30)["done"]
+        assert over.wait(120)["done"]
         held = app.submit("gated", [{"n": n} for n in range(100, 140)])
         with commits_lost(app, proxy, MOMENTS["turn"], when) as fell:
             assert patiently(lambda: held.cancel() or held.progress()["state"] == "cancelled", "it is cancelled")

@@ -89,7 +89,7 @@ def at_once(count: int, error: BaseException, job: CurrentJob) -> float:
 
 def test_a_job_that_starts_is_working_with_its_true_start_time(runtime: Runtime, app: AsyncTask) -> None:
     gate = threading.Event()
-    worker = app.worker(name="wait")(lambda: gate.wait(30))
+    worker = app.worker(name="wait")(lambda: gate.wait(120))
     before = datetime.now(UTC)
     with runtime.working(app):
         job_id = worker.perform_async()
@@ -296,7 +296,7 @@ def test_async_workers_run_side_by_side_on_one_loop(runtime: Runtime, app: Async
     loops: set[int] = set()
     inside = []
 
-    @app.worker(retry=0, timeout=20)
+    @app.worker(retry=0, timeout=120)
     async def meet() -> None:
         loops.add(id(asyncio.get_running_loop()))
         inside.append(1)
@@ -462,7 +462,7 @@ def test_an_item_of_a_task_that_a_client_middleware_stops_ends_in_error_with_the
     app.client_middleware.add(stopping)
     task = app.submit(work, [{"n": n} for n in (1, 2, 3)])
     with runtime.working(app):
-        progress = task.wait(timeout=30)
+        progress = task.wait(timeout=120)
     assert (progress["done"], progress["counts"]["finish"], progress["counts"]["error"]) == (True, 2, 1)
     (event,) = task.events(status="error")
     assert "stopped by a client middleware" in said(event)[-1][1]

@@ -72,7 +72,7 @@ def run(app: AsyncTask) -> Callable[[Callable[[], bool]], None]:
         launcher = app.launcher(concurrency=2, shutdown_s=5)
         launcher.start()
         try:
-            wait_for(holds, "the jobs have come to something", 30)
+            wait_for(holds, "the jobs have come to something")
         finally:
             launcher.stop()
 
@@ -342,7 +342,7 @@ def test_a_worker_process_is_quieted_and_stopped_and_others_are_refused(app: Asy
         (process,) = app.operations.processes()
         assert (process["identity"], process["kind"], process["quiet"]) == (identity, "worker", False)
         app.operations.signal(identity, "quiet")
-        wait_for(lambda: app.operations.processes()[0]["quiet"], "it is quiet", 30)
+        wait_for(lambda: app.operations.processes()[0]["quiet"], "it is quiet")
         with pytest.raises(NotFound):
             app.operations.signal("nobody:1:0", "stop")
         with pytest.raises(InputError):

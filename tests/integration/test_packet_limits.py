@@ -53,7 +53,7 @@ def test_a_flush_larger_than_a_packet_is_written_in_several_statements_and_said(
         tracker.settle(ticket)
     with capture_logs() as logs:
         recorder.start()
-        wait_for(lambda: recorder.waiting == 0, "everything is recorded", 30)
+        wait_for(lambda: recorder.waiting == 0, "everything is recorded")
         assert recorder.stop(10)
     first, *others = task.events()
     assert [event["result"] for event in others] == [QUOTES] * 29
@@ -69,7 +69,7 @@ def test_items_larger_than_a_packet_together_are_taken_pushed_and_performed(narr
     app = narrow.app()
     with narrow.working(app):
         task = app.submit("note", [{"n": n, "pad": QUOTES} for n in range(60)])
-        assert task.wait(60)["done"]
+        assert task.wait(120)["done"]
     assert task.progress()["counts"]["finish"] == 60
 
 

@@ -71,8 +71,8 @@ def test_a_task_is_closed_in_time_although_no_outcome_comes_after_its_last(world
         for task_id, tracker, ticket in one_job_each(app, recorder, 3):
             recorded = threading.Event()
             tracker.settle(ticket, then=lambda won, recorded=recorded: recorded.set())  # type: ignore[misc]
-            assert recorded.wait(10), "it is recorded"
-            wait_for(lambda task_id=task_id: app.task(task_id).progress()["done"], "it is over", 10)  # type: ignore[misc]
+            assert recorded.wait(120), "it is recorded"
+            wait_for(lambda task_id=task_id: app.task(task_id).progress()["done"], "it is over")  # type: ignore[misc]
 
 
 def test_a_task_whose_last_outcome_comes_just_before_the_end_of_the_process_is_closed(world: World) -> None:
@@ -94,7 +94,7 @@ def test_a_large_task_is_closed_beside_the_outcomes_of_others(world: World, monk
 
     def slow(ledger: Ledger, task_id: int) -> bool:
         asked.set()
-        assert go_on.wait(30)
+        assert go_on.wait(120)
         return try_close(ledger, task_id)
 
     with recording(Recorder(app.ledger)) as recorder:
@@ -102,12 +102,12 @@ def test_a_large_task_is_closed_beside_the_outcomes_of_others(world: World, monk
         with monkeypatch.context() as patch:
             patch.setattr("asynctask.ledger.closer.try_close", slow)
             tracker.settle(first)
-            assert asked.wait(10)
+            assert asked.wait(120)
             recorded = threading.Event()
             tracker.settle(second, then=lambda won: recorded.set())
-            assert recorded.wait(10), "while it is asked"
+            assert recorded.wait(120), "while it is asked"
             go_on.set()
-            wait_for(lambda: app.task(large).progress()["done"], "it is closed", 10)
+            wait_for(lambda: app.task(large).progress()["done"], "it is closed")
 
 
 def test_a_look_that_fails_ends_no_thread(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,10 +123,10 @@ def test_a_look_that_fails_ends_no_thread(world: World, monkeypatch: pytest.Monk
         with monkeypatch.context() as patch:
             patch.setattr("asynctask.ledger.closer.candidates", broken)
             tracker.settle(first)
-            assert failing.wait(10)
+            assert failing.wait(120)
             assert recorder.drain(10)
         tracker.settle(second)
-        wait_for(lambda: app.task(last).progress()["done"], "the next Task is closed", 10)
+        wait_for(lambda: app.task(last).progress()["done"], "the next Task is closed")
 
 
 def test_an_outcome_of_which_its_task_waits_ends_the_long_wait(world: World) -> None:
@@ -141,7 +141,7 @@ def test_an_outcome_of_which_its_task_waits_ends_the_long_wait(world: World) -> 
     recorder.put([Outcome(2, 1, Status.FINISH, Reason.RETURNED)])
     assert taken == []
     recorder.put([Outcome(3, 1, Status.FINISH, Reason.RETURNED, awaited=True)])
-    taker.join(30)
+    taker.join(120)
     assert taken == [3]
     assert not recorder._awaited, "the one that was awaited is taken"
 
@@ -176,10 +176,10 @@ def test_a_job_that_may_not_begin_before_it_is_recorded_is_awaited(world: World)
     (ticket,) = tracker.begin([Arrival(job.job_id, job.attempt, "note", "default")])
     starting = threading.Thread(target=tracker.start, args=(ticket,), daemon=True)
     starting.start()
-    wait_for(lambda: recorder.waiting, "it waits to be recorded", 10)
+    wait_for(lambda: recorder.waiting, "it waits to be recorded")
     assert [(each.status, each.awaited) for each in recorder._pending] == [(Status.WORKING, True)]
     with recording(recorder):
-        starting.join(10)
+        starting.join(120)
         assert not starting.is_alive()
     tracker.note_long(-1.0)
     assert recorder._pending == [], "it is said once"

@@ -58,7 +58,7 @@ def begun(app: AsyncTask, tracker: Tracker, count: int) -> tuple[TaskHandle, lis
 
 def flush(recorder: Recorder) -> None:
     recorder.start()
-    wait_for(lambda: recorder.waiting == 0, "everything is recorded", 20)
+    wait_for(lambda: recorder.waiting == 0, "everything is recorded")
     assert recorder.healthy
     assert recorder.stop(10)
 
@@ -190,8 +190,8 @@ def test_a_task_whose_thread_cannot_be_started_is_left_to_the_sweep(
         tracker.start(ticket)
         ticket.finish(None)
         tracker.settle(ticket, then=told.append)
-        wait_for(lambda number=number: len(told) == number, "it is recorded", 20)  # type: ignore[misc]
-        wait_for(lambda: recorder._closer.until_look() is None, "it was looked at", 20)
+        wait_for(lambda number=number: len(told) == number, "it is recorded")  # type: ignore[misc]
+        wait_for(lambda: recorder._closer.until_look() is None, "it was looked at")
         assert recorder.healthy
         assert not task.progress()["done"]
     assert recorder.stop(10)
@@ -218,10 +218,10 @@ def test_the_recorder_survives_whatever_is_raised_and_is_not_healthy_while_it_ca
         tracker.start(ticket)
         ticket.finish(None)
         tracker.settle(ticket, then=then)
-    wait_for(lambda: not recorder.healthy, "it says that nothing is recorded", 20)
+    wait_for(lambda: not recorder.healthy, "it says that nothing is recorded")
     broken = False
-    wait_for(lambda: told, "what waited is recorded", 20)
-    wait_for(lambda: recorder.waiting == 0 and recorder.healthy, "it is well again", 20)
+    wait_for(lambda: told, "what waited is recorded")
+    wait_for(lambda: recorder.waiting == 0 and recorder.healthy, "it is well again")
     assert recorder.stop(10)
 
 

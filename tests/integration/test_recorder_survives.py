@@ -25,9 +25,9 @@ def test_an_outcome_that_cannot_be_written_at_all_is_left_out_and_those_after_it
     recorder.start()
     try:
         tracker.settle(broken, then=lambda won: told.append("broken"))
-        wait_for(lambda: recorder.waiting == 0, "the broken one was tried", 10)
+        wait_for(lambda: recorder.waiting == 0, "the broken one was tried")
         tracker.settle(whole, then=lambda won: told.append("whole"))
-        wait_for(lambda: told, "the next outcome is recorded", 10)
+        wait_for(lambda: told, "the next outcome is recorded")
         assert app.event("whole")["status"] == "finish"
         assert told == ["whole"], "what is not recorded must not be acknowledged"
     finally:

@@ -132,7 +132,7 @@ def test_a_server_that_loads_its_data_says_so(own: OwnRedis, broker: RedisBroker
         )
         try:
             # First it saves, and answers nobody.
-            wait_for(lambda: "is loading its data: wait until it has" in _refusal(push), "it says that it loads", 60)
+            wait_for(lambda: "is loading its data: wait until it has" in _refusal(push), "it says that it loads")
         finally:
             own.stop()
             loading.wait()
@@ -446,12 +446,12 @@ def _hears(server: OwnRedis, broker: RedisBroker) -> None:
     """News arrives while it waits."""
     broker.exchange("p", [], ["default"], 1)
     ended = threading.Event()
-    thread = threading.Thread(target=lambda: broker.wait(20) and ended.set(), daemon=True)
+    thread = threading.Thread(target=lambda: broker.wait(120) and ended.set(), daemon=True)
     thread.start()
     with server.client() as client:
         wait_for(lambda: any("B" in each["flags"] for each in client.client_list()), "it listens")
         client.lpush("queue:default", "x")
-        assert ended.wait(20)
+        assert ended.wait(120)
         client.flushall()
     thread.join()
     broker.close()

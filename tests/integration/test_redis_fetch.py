@@ -31,10 +31,10 @@ def test_jobs_that_become_long_are_given_back_to_whoever_is_idle(world: RedisWor
     @app.worker(name="ours", use_task_event=False)
     def ours(n: int) -> None:
         if n >= 3_000:
-            gate.wait(60)
+            gate.wait(120)
         ran.append(n)
 
-    app.worker(name="long", use_task_event=True)(lambda n: gate.wait(60) and ran.append(n))
+    app.worker(name="long", use_task_event=True)(lambda n: gate.wait(120) and ran.append(n))
     for n in range(3_500):
         world.push("long" if tracked and n >= 3_000 else "ours", n)
     with world.working(app, concurrency=2) as launcher:
@@ -45,8 +45,8 @@ def test_jobs_that_become_long_are_given_back_to_whoever_is_idle(world: RedisWor
             found = [parse(text)["args"][0] for text in world.waiting()]
             assert found == sorted(found), "in their order"
         gate.set()
-        wait_for(lambda: len(ran) == 3_500, "all ran", timeout=60)
-        wait_for(lambda: world.fetched() == 0, "all are acknowledged", timeout=60)
+        wait_for(lambda: len(ran) == 3_500, "all ran", timeout=120)
+        wait_for(lambda: world.fetched() == 0, "all are acknowledged", timeout=120)
     assert sorted(ran) == list(range(3_500))
 
 

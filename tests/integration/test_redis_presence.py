@@ -71,7 +71,7 @@ class Gated:
         @self.app.worker(name="Hard", use_task_event=False, retry=0)
         def hard(n: int) -> None:
             self.began.release()
-            assert self.gate.wait(60)
+            assert self.gate.wait(120)
 
         self.plain, self.hard = plain, hard
 
@@ -350,7 +350,7 @@ def test_ruby_sees_the_process_and_its_jobs_and_counts(gated: Gated, world: Worl
         for n in (1, 2, -1):
             gated.plain.perform_async(n)
         gated.hard.perform_async(7)
-        assert gated.began.acquire(timeout=60)
+        assert gated.began.acquire(timeout=120)
         wait_for(lambda: launcher.performer.performed == 3, "three jobs have ended")
         showing.beat()
         found = seen(redis_server)
@@ -381,7 +381,7 @@ def test_rubys_page_shows_the_process_and_what_it_runs(
     with world.working(gated.app, concurrency=3) as launcher:
         gated.plain.perform_async(-1)
         gated.hard.perform_async(7)
-        assert gated.began.acquire(timeout=60)
+        assert gated.began.acquire(timeout=120)
         assert launcher.showing is not None
         launcher.showing.beat()
         fetched = map(json.loads, raw.hvals(f"asynctask:fetched:{launcher.manager._identity}"))
@@ -429,9 +429,9 @@ def test_ruby_stops_a_process_that_serves_and_its_last_counts_arrive(
     world: World, redis_server: RedisServer, raw: redis.Redis
 ) -> None:
     child = world.spawn("-m", "asynctask", "-A", "support.redis_app:app", "worker", "-c", "2", TEST_BROKER=redis_server.url)
-    wait_for(lambda: raw.scard("processes") == 1, "the process is seen", 60)
+    wait_for(lambda: raw.scard("processes") == 1, "the process is seen")
     tell(redis_server, "stop!")
-    assert wait_for(lambda: child.poll() is not None, "it stops", 90)
+    assert wait_for(lambda: child.poll() is not None, "it stops")
     assert child.returncode == 0, world.said()
     assert raw.scard("processes") == 0
 
@@ -442,7 +442,7 @@ def test_a_process_that_waits_for_its_last_jobs_is_seen_as_stopping(gated: Gated
     launcher.showing._every_s = 3600.0  # the beat that is waited for is not one that comes anyhow
     launcher.start()
     gated.hard.perform_async(1)
-    assert gated.began.acquire(timeout=60)
+    assert gated.began.acquire(timeout=120)
     stopping = threading.Thread(target=launcher.stop, name="stop")
     stopping.start()
     me = launcher.manager._identity
@@ -460,7 +460,7 @@ def test_an_outage_of_redis_ends_nothing_and_the_process_is_seen_again(world: Wo
             showing = launcher.showing
             assert showing is not None
             gated.hard.perform_async(1)
-            assert gated.began.acquire(timeout=60)
+            assert gated.began.acquire(timeout=120)
             server.stop()
             with pytest.raises(BrokerUnavailable):
                 showing.beat()
@@ -500,7 +500,7 @@ def test_what_is_cut_off_at_the_end_goes_back_unchanged_and_counts_as_failed(
 ) -> None:
     with world.working(gated.app, concurrency=1, shutdown_s=0.0) as launcher:
         gated.hard.perform_async(1)
-        assert gated.began.acquire(timeout=60)
+        assert gated.began.acquire(timeout=120)
         (before,) = raw.hvals(f"asynctask:fetched:{launcher.manager._identity}")
         gated.plain.perform_async(2)
     assert raw.lrange("queue:default", -1, -1) == [before]

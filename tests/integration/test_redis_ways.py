@@ -143,7 +143,7 @@ def goes_its_whole_way(
     with RedisClient(url, namespace=namespace) as client:
         client.perform_async("plain", 5)
     with world.working(app, shutdown_s=0.2):
-        assert task.wait(60)["counts"]["finish"] == 5
+        assert task.wait(120)["counts"]["finish"] == 5
         wait_for(lambda: len(ran) == 11, "all have run")
         if seen is not None:
             mine = world.raw.client_id()

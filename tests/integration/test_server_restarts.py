@@ -88,7 +88,7 @@ def test_a_server_that_ends_while_rows_are_turned_leaves_the_rest_to_the_sweep(
     with restarted.working(app):
         task = app.submit("note" if verb == "retry" else "gated", [{"n": n, "bug": True} for n in range(200)])
         if verb == "retry":
-            assert task.wait(30)["done"]
+            assert task.wait(120)["done"]
         with struck(app, MOMENTS["turn on"], restart, nth=2) as fell:
             with suppress(Unavailable):  # it is wanted by now, and done by whoever can
                 getattr(task, verb)()

@@ -52,7 +52,7 @@ def test_tasks_of_a_session_run_one_after_the_other_and_others_meanwhile(world: 
     assert reason(first) is None
     with world.working(app), world.working(world.app()):
         for task in (first, second, alone):
-            assert task.wait(30)["done"]
+            assert task.wait(120)["done"]
     did = [int(words[1]) for words in world.shop.lines() if words[0] == "did" and int(words[1]) < 200]
     assert max(did.index(n) for n in range(30)) < min(did.index(n) for n in range(100, 130))
     world.check_promises(app, [first.id, second.id, alone.id], 90)

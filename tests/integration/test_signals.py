@@ -129,7 +129,7 @@ def test_the_end_wakes_whoever_waits(world: World) -> None:
         thread = threading.Thread(target=wait)
         thread.start()
         heard.close()
-        assert ended.wait(30)
+        assert ended.wait(120)
         thread.join()
 
 

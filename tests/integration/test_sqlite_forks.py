@@ -61,7 +61,7 @@ def killed_while_it_writes(url: str, forked: str) -> Iterator[int]:
     with os.fdopen(theirs, "wb"), writer.stdout:
         said = sorted(writer.stdout.readline().strip() for _ in range(2))
         assert said[1] == "writes"
-        assert writer.wait(20) == -signal.SIGKILL
+        assert writer.wait(120) == -signal.SIGKILL
         yield int(said[0])
         os.kill(int(said[0]), 0)  # it lives
 
@@ -77,7 +77,7 @@ def test_a_forked_child_of_a_process_that_was_killed_inside_a_write_holds_nobody
 
     with killed_while_it_writes(store.url, forked):
         Thread(target=write, daemon=True).start()
-        assert wrote.wait(20), "the child holds the write lock"
+        assert wrote.wait(120), "the child holds the write lock"
     database.close()
 
 
@@ -95,7 +95,7 @@ def test_a_forked_child_may_write_although_a_thread_of_its_parent_was_writing(tm
     Thread(target=lambda: (status.append(os.waitpid(child, 0)[1]), ended.set()), daemon=True).start()
     assert not ended.wait(0.2), "both write at once"
     lock.release()
-    assert ended.wait(20)
+    assert ended.wait(120)
     assert status == [0]
     lock.close()
 
@@ -117,7 +117,7 @@ def test_a_workbook_is_given_back_although_a_process_was_forked_while_it_was_rea
 
     Thread(target=take, daemon=True).start()
     try:
-        wait_for(again.is_set, "it is had again", 20)
+        wait_for(again.is_set, "it is had again")
     finally:
         os.close(theirs)
         os.waitpid(child, 0)

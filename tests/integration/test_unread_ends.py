@@ -307,7 +307,7 @@ gc.set_debug(gc.DEBUG_SAVEALL)
 gc.disable()
 launcher = app.launcher(concurrency=4, shutdown_s=5.0)
 launcher.start()
-done = app.submit("note", [{"n": n, "refuse": n % 5 == 4} for n in range(60)]).wait(30)["done"]
+done = app.submit("note", [{"n": n, "refuse": n % 5 == 4} for n in range(60)]).wait(120)["done"]
 gc.collect()
 kinds = {type(each) for each in gc.garbage} | {each for each in gc.garbage if isinstance(each, FunctionType)}
 gc.set_debug(0)
@@ -326,5 +326,5 @@ def test_a_job_leaves_no_circle_of_objects_to_be_found_by_the_collector(world: W
     """
     world.app()
     child = world.spawn("-c", CIRCLES, str(world.folder))
-    assert child.wait(60) == 0, world.said()
+    assert child.wait(120) == 0, world.said()
     assert json.loads((world.folder / "circles.json").read_text()) == [True, []]

@@ -96,7 +96,7 @@ def test_a_lot_of_large_ones_are_recorded_in_statements_that_each_database_takes
     for n in range(24):
         world.push("work", '"' * 999_000 + str(n))
     with world.working(app):
-        wait_for(lambda: len(ran) == 24, "all ran", 60)
+        wait_for(lambda: len(ran) == 24, "all ran")
         wait_for(lambda: world.fetched() == 0, "and are recorded")
     assert app.operations.listed("dead")["total"] == 0
 

@@ -26,7 +26,7 @@ def main() -> int:
     trap = Trap(os.environ["CRASH_AT"])
     setattr(task_rows, trap.point, trap.around(getattr(task_rows, trap.point)))
     app.submit_items("note", json.loads(os.environ["CRASH_LIST"]), **json.loads(os.environ["CRASH_OPTIONS"]))
-    threading.Event().wait(20)
+    threading.Event().wait(120)
     return 3
 
 

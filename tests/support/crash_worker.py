@@ -149,7 +149,7 @@ def main() -> int:
         app.submit_items(worker, items())
     else:
         worker.perform_bulk(items())
-    threading.Event().wait(20)
+    threading.Event().wait(120)
     return 3
 
 

@@ -166,7 +166,7 @@ def sqlite_store(folder: Path) -> Store:
     """A file ``a.db`` in a folder; it is made by whoever uses it first."""
     path = folder / "a.db"
     return Store(
-        "sqlite", f"sqlite:///{path}", lambda: sqlite3.connect(path, timeout=30, isolation_level=None), lambda: None
+        "sqlite", f"sqlite:///{path}", lambda: sqlite3.connect(path, timeout=120, isolation_level=None), lambda: None
     )
 
 

@@ -16,7 +16,7 @@ from support.proxy import Proxy
 from asynctask import AsyncTask
 from asynctask.errors import Unavailable
 from asynctask.testing.servers import SqlServer
-from asynctask.testing.waits import wait_for
+from asynctask.testing.waits import PATIENCE_S, wait_for
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ _CLAIM = {
 """What a claim says, in the words of each database: any of these."""
 
 
-def patiently(act: Callable[[], T], reason: str, timeout: float = 60) -> T:
+def patiently(act: Callable[[], T], reason: str, timeout: float = PATIENCE_S) -> T:
     """Does it again until it is true, also while the database is away."""
 
     def tried() -> T | None:
@@ -117,7 +117,7 @@ class Restart:
 
     def wait(self) -> None:
         """Until it is back."""
-        assert self._back.wait(60)
+        assert self._back.wait(120)
         assert not self._failed, self._failed
 
 

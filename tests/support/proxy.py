@@ -44,7 +44,7 @@ class Proxy:
     def __exit__(self, *_: object) -> None:
         self._closing.set()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(120)
         self._listener.close()
 
     def aim(self, target: int) -> None:

@@ -95,7 +95,7 @@ class RubyWorker:
                 env={**os.environ, "REDIS_URL": self._server.url},
             )  # fmt: skip
         try:
-            wait_for(lambda: self.identity or self._ended(), "the Ruby process is seen", 60)
+            wait_for(lambda: self.identity or self._ended(), "the Ruby process is seen")
         except BaseException:
             self.__exit__(None, None, None)
             raise

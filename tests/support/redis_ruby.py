@@ -76,7 +76,7 @@ def sidekiq(url: str, script: str, *words: str) -> Any:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=120,
     )
     if "cannot load such file -- sidekiq" in done.stderr:
         missing("sidekiq", "ruby-sidekiq")

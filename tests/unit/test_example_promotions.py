@@ -230,7 +230,7 @@ class TestTheShopsDatabase:
     def test_several_processes_and_threads_at_once_make_one_row_per_code(self, shop: Path, tmp_path: Path) -> None:
         command = [sys.executable, "-W", "error", "-c", CROWD]
         crowd = [subprocess.Popen([*command, str(n)], cwd=tmp_path, stdout=subprocess.PIPE, text=True) for n in range(3)]
-        made = [int(process.communicate(timeout=60)[0]) for process in crowd]
+        made = [int(process.communicate(timeout=120)[0]) for process in crowd]
         assert [process.returncode for process in crowd] == [0, 0, 0]
         assert sum(made) == len(promotions.campaign_codes()) == 100
 
@@ -261,7 +261,7 @@ promotions.shop.close()
 
 def run(arguments: list[str], cwd: Path, **env: str) -> str:
     command = [sys.executable, "-W", "error", *arguments]
-    done = subprocess.run(command, cwd=cwd, env=os.environ | env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=cwd, env=os.environ | env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

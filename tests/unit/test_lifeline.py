@@ -37,17 +37,17 @@ print("never stuck")
 
 
 def test_a_handler_that_comes_in_the_middle_of_the_wait_ends_it() -> None:
-    done = subprocess.run([sys.executable, "-c", IN_ITS_OWN_WAIT], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", IN_ITS_OWN_WAIT], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "never stuck", done.stderr
 
 
 def test_a_notification_before_the_wait_is_not_lost_and_ends_one_wait_only() -> None:
     with closing(Wakeup()) as wakeup:
         wakeup.notify()
-        assert not wakeup.wait(60), "it ended at once, and is not set"
+        assert not wakeup.wait(120), "it ended at once, and is not set"
         threading.Timer(0.0, wakeup.set).start()
-        assert wakeup.wait(60)
-        assert wakeup.wait(60), "once set, it stays set"
+        assert wakeup.wait(120)
+        assert wakeup.wait(120), "once set, it stays set"
 
 
 def test_setting_it_after_it_was_closed_touches_no_other_file() -> None:

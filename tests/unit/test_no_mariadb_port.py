@@ -39,7 +39,7 @@ def chatting() -> Iterator[int]:
         thread = threading.Thread(target=greet)
         thread.start()
         yield listener.getsockname()[1]
-        thread.join(10)
+        thread.join(120)
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # PyMySQL leaves the file of such a socket to the collector

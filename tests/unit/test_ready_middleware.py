@@ -138,7 +138,7 @@ def test_log_lines_of_a_job_name_it_and_those_after_it_do_not(middleware: Any) -
 
 def test_each_thread_has_its_own_log_context() -> None:
     seen: dict[str, Any] = {}
-    both_inside = threading.Barrier(2, timeout=10)
+    both_inside = threading.Barrier(2, timeout=120)
 
     def one(name: str) -> None:
         def job() -> None:
@@ -151,5 +151,5 @@ def test_each_thread_has_its_own_log_context() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(120)
     assert seen == {"1": 1, "2": 2}

@@ -79,7 +79,7 @@ def process() -> Iterator[Process]:
     yield made
     made.quiet.set()
     for thread in made.threads.values():
-        thread.join(10)
+        thread.join(120)
         assert not thread.is_alive()
 
 

@@ -190,7 +190,7 @@ def test_rails_reads_what_is_written_and_what_rails_writes_is_read() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=120,
     )
     if "cannot load such file" in done.stderr:
         missing("activejob", "ruby-activejob")

@@ -27,14 +27,14 @@ def test_one_is_written_while_the_next_is_gathered_and_all_in_their_order() -> N
     def write(thing: int) -> None:
         if thing == 2:
             begun.set()
-            assert gate.wait(60)
+            assert gate.wait(120)
         written.append(thing)
 
     with Writing(write, ahead=True) as writing:
         writing.add(1)
         assert written == [1]
         writing.add(2)
-        assert begun.wait(60)
+        assert begun.wait(120)
         assert written == [1], "the caller went on while the second is being written"
         gate.set()
         for thing in range(3, 20):
@@ -90,7 +90,7 @@ def test_an_end_of_the_program_waits_for_what_is_being_written_and_stays_what_it
 
     def write(thing: int) -> None:
         if thing > 1:
-            assert gate.wait(60)
+            assert gate.wait(120)
         written.append(thing)
         fail_after_the_first(thing)
 

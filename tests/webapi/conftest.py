@@ -12,6 +12,13 @@ from flask.testing import FlaskClient
 from support.webshop import build_app, client_of, form_of
 
 from asynctask import AsyncTask
+from asynctask.testing.waits import PATIENCE_S
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer waits until the list is validated, however slow the machine; a test of lists that take long says so."""
+    monkeypatch.setattr("webapi.submissions.WAIT_S", PATIENCE_S)
 
 
 @pytest.fixture
@@ -62,7 +69,7 @@ def ended(app: AsyncTask, working: Callable[[], AbstractContextManager[None]]) -
     def submit(*skus: str, note: str | None = None, **options: Any) -> int:
         task = app.submit("enroll", [{"sku": sku, "note": note} for sku in skus], **options)
         with working():
-            assert task.wait(timeout=30)["done"]
+            assert task.wait(timeout=120)["done"]
         return task.id
 
     return submit

@@ -188,7 +188,7 @@ def test_a_strict_list_whose_validation_goes_on_is_answered_202_and_ends_rejecte
     answer = client.post("/api/tasks", json=body, headers=headers)
     assert answer.status_code == 202, answer.json
     task = app.task(answer.json["task_id"])
-    assert task.wait(60)["done"]
+    assert task.wait(120)["done"]
     seen = client.get(answer.headers["Location"]).json
     assert (seen["state"], seen["state_reason"]) == ("rejected", "rows_rejected")
     assert seen["split"] == {"state": "sealed", "reason": None, "planned": 20_000, "created": 0, "rejected": 1}

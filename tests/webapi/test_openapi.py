@@ -44,7 +44,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncTask]:
     task = app.submit("enroll", [{"sku": "A"}, {"sku": "NO-1"}, {"sku": "BUG-1"}, {"sku": 5.5}])
     launcher = app.launcher(concurrency=1, shutdown_s=5)
     launcher.start()
-    assert task.wait(timeout=30)["done"]
+    assert task.wait(timeout=120)["done"]
     launcher.stop()
     app.submit("enroll", [{"sku": "B"}], title="waits")
     yield app

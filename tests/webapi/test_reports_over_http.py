@@ -36,7 +36,7 @@ def uploaded(
     answer = client.post("/api/tasks", **form(sheet, **fields))
     assert answer.status_code == 202, answer.json
     with working():
-        assert app.task(answer.json["task_id"]).wait(timeout=30)["done"]
+        assert app.task(answer.json["task_id"]).wait(timeout=120)["done"]
     return int(answer.json["task_id"])
 
 

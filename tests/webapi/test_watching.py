@@ -163,7 +163,7 @@ def test_a_retry_runs_the_chosen_rows_again(
     answer = client.post(f"/api/tasks/{task_id}/retry?status=error")
     assert (answer.status_code, answer.json["generation"], answer.json["done"]) == (200, 2, False)
     with working():
-        assert app.task(task_id).wait(timeout=30)["done"]
+        assert app.task(task_id).wait(timeout=120)["done"]
     attempts = {e["params"]["sku"]: e["attempt"] for e in client.get(f"/api/tasks/{task_id}/events").json["events"]}
     assert attempts["BUG-1"] > attempts["NO-1"] == attempts["A"]
 
