@@ -5,6 +5,7 @@ import signal
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -81,8 +82,8 @@ def logging_as_before() -> Iterator[None]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test with a database runs on each kind, or on those that its marker ``databases`` names; one that is marked
-    ``redis_releases`` on each of them."""
-    if metafunc.definition.get_closest_marker("redis_releases"):
+    ``redis_releases`` on each of them, or with ``one_redis`` on one, see below."""
+    if any(map(metafunc.definition.get_closest_marker, ("redis_releases", "one_redis"))):
         if "redis_server" in metafunc.fixturenames:
             metafunc.parametrize("redis_server", REDIS_RELEASES, indirect=True, scope="session")
         elif "redis_release" in metafunc.fixturenames:
@@ -93,27 +94,30 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a module marked ``one_database`` each test, with each of its parameters, stays on one kind, drawn by its name."""
+    """Of a module marked ``one_database`` each test, with each of its parameters, stays on one kind, drawn by its name; of
+    one marked ``one_redis`` on one release."""
     if not config.getoption("every_database"):
-        items[:] = [item for item in items if not _stays_on_one(item) or _is_drawn(item)]
-
-
-def _stays_on_one(item: pytest.Item) -> bool:
-    """A test on both brokers, too, runs on each database with the SQL broker only: with Redis the ledger does the same."""
-    called = getattr(item, "callspec", None)
-    in_redis = called is not None and called.params.get("broker_kind") == "redis"
-    return in_redis or item.get_closest_marker("one_database") is not None
+        items[:] = [item for item in items if _is_drawn(item)]
 
 
 def _is_drawn(item: pytest.Item) -> bool:
     called = getattr(item, "callspec", None)
-    kind = called.params.get("database_kind") if called is not None else None
-    if called is None or kind is None:
+    if called is None:
         return True
-    marker = item.get_closest_marker("databases")
-    kinds = marker.args if marker else KINDS
-    words = f"{getattr(item, 'originalname', item.name)} {called.id.replace(kind, '')}"
-    return bool(kinds[zlib.crc32(words.encode()) % len(kinds)] == kind)
+    among: dict[str, tuple[str, ...]] = {}
+    # A test on both brokers, too, runs on each database with the SQL broker only: with Redis the ledger does the same.
+    if called.params.get("broker_kind") == "redis" or item.get_closest_marker("one_database") is not None:
+        marker = item.get_closest_marker("databases")
+        among["database_kind"] = marker.args if marker else KINDS
+    if item.get_closest_marker("one_redis") is not None:
+        among |= dict.fromkeys(("redis_server", "redis_release"), REDIS_RELEASES)
+    return all(_is_its(item, called, called.params[name], of) for name, of in among.items() if name in called.params)
+
+
+def _is_its(item: pytest.Item, called: Any, value: str, among: tuple[str, ...]) -> bool:
+    """Whether this one of several is drawn by the name of the test, the same one in each run."""
+    words = f"{getattr(item, 'originalname', item.name)} {called.id.replace(value, '')}"
+    return bool(among[zlib.crc32(words.encode()) % len(among)] == value)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -14,7 +14,7 @@ from support.servers import RedisServer
 from asynctask.testing.waits import wait_for
 from asynctask.wire.payload import parse
 
-pytestmark = pytest.mark.redis_releases
+pytestmark = pytest.mark.one_redis("what the broker does on each is proved by the tests of the broker")
 
 
 @pytest.fixture

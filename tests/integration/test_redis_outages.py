@@ -35,7 +35,10 @@ from asynctask.runtime.launcher import Launcher
 from asynctask.runtime.patience import LONGEST_S, pause_s
 from asynctask.testing.waits import wait_for
 
-pytestmark = [pytest.mark.redis_releases, pytest.mark.databases("sqlite", reason="what fails here is Redis")]
+pytestmark = [
+    pytest.mark.one_redis("what the broker does on each is proved by the tests of the broker"),
+    pytest.mark.databases("sqlite", reason="what fails here is Redis"),
+]
 
 Logs = Sequence[MutableMapping[str, Any]]
 

@@ -13,7 +13,7 @@ from support.servers import RedisServer
 
 from asynctask.testing.waits import wait_for
 
-pytestmark = pytest.mark.redis_releases
+pytestmark = pytest.mark.one_redis("what the broker does on each is proved by the tests of the broker")
 
 NO_JOBS: dict[str, bytes] = {
     "no JSON": b"no job",

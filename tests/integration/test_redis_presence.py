@@ -31,7 +31,7 @@ from asynctask.testing.waits import wait_for
 ME = "box:17:0123456789ab"
 
 pytestmark = [
-    pytest.mark.redis_releases,
+    pytest.mark.one_redis("what the broker does on each is proved by the tests of the broker"),
     pytest.mark.databases("sqlite", reason="what a process shows in Redis does not depend on its ledger"),
 ]
 

@@ -26,7 +26,7 @@ from asynctask.wire.activejob import OLD_WRAPPER, WRAPPER, GlobalId, Symbol, wra
 from asynctask.wire.payload import decode_backtrace, dump, parse
 from asynctask.worker import Worker
 
-pytestmark = pytest.mark.redis_releases
+pytestmark = pytest.mark.one_redis("what the broker does on each is proved by the tests of the broker")
 
 NOW = 1_763_700_000_123_456
 STRANGE = (
