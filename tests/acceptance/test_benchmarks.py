@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -64,11 +65,15 @@ def running_in(folder: Path) -> list[str]:
     return found
 
 
+def on(databases: Databases, kind: str) -> tuple[str, str]:
+    """The words that have a benchmark run on a kind of database."""
+    return ("--server", "sqlite") if kind == "sqlite" else ("--database-url", databases.templates(kind).server.url(""))
+
+
 EVERYWHERE = [
     ("tracked", "-n", "150", "--runs", "1"),
     ("tracked", "-n", "120", "--runs", "1", "--work-ms", "0.1"),
     ("submit", "-n", "1200", "--runs", "1"),
-    ("poll", "-n", "300", "--polls", "2"),
     ("sheet", "-n", "150", "--kind", "csv", "--work"),
 ]
 
@@ -79,8 +84,7 @@ def test_every_benchmark_runs_on_every_database_and_leaves_none_behind(
     tmp_path: Path, databases: Databases, database_kind: str, words: tuple[str, ...]
 ) -> None:
     server = None if database_kind == "sqlite" else databases.templates(database_kind).server
-    where = ("--server", "sqlite") if server is None else ("--database-url", server.url(""))
-    found = result(tmp_path, *words, *where)
+    found = result(tmp_path, *words, *on(databases, database_kind))
     settings = found["settings"]
     assert found["n"] == int(words[2])
     assert found["ratio"] == pytest.approx(found["ours"] / found["peer"])
@@ -146,8 +150,11 @@ def test_submit_tells_items_a_second_beside_raw_inserts(tmp_path: Path) -> None:
     assert found["ratio"] == pytest.approx(found["ours"] / found["peer"])
 
 
-def test_poll_tells_milliseconds_and_how_the_large_task_compares_with_the_small(tmp_path: Path) -> None:
-    found = result(tmp_path, "poll", "-n", "6000", "--polls", "5")
+@pytest.mark.one_database(reason="it is measured on each database with every change that matters")
+def test_poll_tells_milliseconds_and_how_the_large_task_compares_with_the_small(
+    tmp_path: Path, databases: Databases, database_kind: str
+) -> None:
+    found = result(tmp_path, "poll", "-n", "6000", "--polls", "5", *on(databases, database_kind))
     assert found["unit"] == "ms"
     assert found["ratio"] == pytest.approx(found["ours"] / found["peer"])
     settings = found["settings"]
@@ -215,18 +222,22 @@ def test_a_run_that_is_told_to_end_while_it_starts_a_process_ends_that_one_too(m
     one.stdin.close()
 
 
+@pytest.fixture
+def told_to_end() -> Iterator[None]:
+    """A benchmark that runs in this process leaves with SIGTERM; afterwards the tests do as before."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
 def test_a_server_that_is_not_installed_is_told_apart_from_a_wrong_request(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], told_to_end: None
 ) -> None:
     def missing(**_: Any) -> Any:
         raise MissingServer("postgres is not installed; on Debian: apt-get install postgresql")
 
     monkeypatch.setitem(SERVERS, "postgresql", missing)
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        assert submit.main(["--server", "postgresql"]) == 3
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    assert submit.main(["--server", "postgresql"]) == 3
     assert "apt-get install postgresql" in capsys.readouterr().err
 
 
@@ -244,13 +255,15 @@ def test_a_server_that_is_not_installed_is_told_apart_from_a_wrong_request(
         (["--database-url", "sqlite:///{there}"], "is there already"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_with_the_reason(tmp_path: Path, words: list[str], why: str) -> None:
+def test_what_cannot_be_measured_is_refused_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], told_to_end: None, words: list[str], why: str
+) -> None:
     there = tmp_path / "there.db"
     there.write_text("somebody's")
-    done = bench(tmp_path, "submit", "-n", "10", *(word.format(there=there) for word in words))
-    assert done.returncode == 2
-    assert why in done.stderr
-    assert "secret" not in done.stderr
+    assert submit.main(["-n", "10", *(word.format(there=there) for word in words)]) == 2
+    said = capsys.readouterr().err
+    assert why in said
+    assert "secret" not in said
     assert there.read_text() == "somebody's"
 
 

@@ -247,7 +247,7 @@ class Lines(RuleBasedStateMachine):
 
 def test_tasks_of_a_session_go_one_after_the_other_and_none_starves_whatever_happens() -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        Lines, settings=settings(max_examples=25, stateful_step_count=30, deadline=None)
+        Lines, settings=settings(max_examples=12, stateful_step_count=30, deadline=None)
     )
     shutil.rmtree(_TEMPLATE.pop().parent)
 
