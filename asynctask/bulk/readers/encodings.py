@@ -217,9 +217,9 @@ def _doubtful(path: Path, place: int, why: str) -> InputError:
     from asynctask.bulk.readers.suggestions import suggestions  # hardly any list needs them
 
     found = suggestions(path, place)
-    shown = "; ".join(f"{each['encoding']} would read {', '.join(map(repr, each['cells']))}" for each in found[:2])
+    shown = ", ".join(each["encoding"] for each in found)
     return InputError(
-        f"{why}; {_HOW}{f' ({shown})' if shown else ''}", code="encoding",
+        f"{why}; {_HOW}{f' (likely: {shown})' if shown else ''}", code="encoding",
         params={"suggestions": found} if found else None,
     )  # fmt: skip
 
