@@ -24,6 +24,7 @@ _CANDIDATES: Final = {
 }  # fmt: skip
 """Names as the option takes them: the codec, and how much better than the common ones a rarer one has to read."""
 _SPAN: Final = 1 << 18
+_PIECES: Final = 16
 _CELLS: Final = 3
 _SCORED: Final = 2_000
 _OFFERED: Final = 4
@@ -77,11 +78,11 @@ def _decoded(data: bytes, codec: str) -> str | None:
 
 
 def _reads(path: Path, codec: str) -> bool:
-    """Whether a codec reads the whole of a text."""
+    """Whether a codec reads a text, or the first megabytes of a very long one."""
     from asynctask.bulk.readers.encodings import decoded
 
     try:
-        return not any(map(_BAD.search, decoded(path, codec)))
+        return not any(map(_BAD.search, islice(decoded(path, codec), _PIECES)))
     except UnicodeError:
         return False
 
