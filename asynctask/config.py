@@ -60,7 +60,7 @@ class Config:
 
     max_body_bytes: int = _field(16_777_216, "Largest JSON body of a request.", low=1024)
     split_cpu_s: int = _field(
-        120,
+        300,
         "Seconds of processor time that reading one workbook may take; over it the list is refused.",
         low=1,
         high=86_400,

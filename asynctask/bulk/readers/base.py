@@ -46,7 +46,7 @@ class Limits:
     max_cell_chars: int = 32_767
     max_item_bytes: int = 65_536
     max_json_depth: int = 32
-    split_cpu_s: int = 120
+    split_cpu_s: int = 300
     split_memory: int = 536_870_912
     max_empty_rows: int = 1_048_576
 

@@ -57,6 +57,7 @@ _CONTROLS: Final = re.compile("[\x00-\x08\x0e-\x1f\ufffe\uffff\ue000-\uf8ff]")
 _SECOND_CONTROLS: Final = re.compile("[\x80-\x9f]")
 _EAST_ASIAN: Final = "\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff61-\uff9f\U00020000-\U0003ffff"
 _LONE: Final = re.compile(f"(?<=[A-Za-z])[{_EAST_ASIAN}](?![{_EAST_ASIAN}])")
+_BEHIND: Final = re.compile(f"(?<=[A-Za-z])[{_EAST_ASIAN}]{{2,4}}(?![{_EAST_ASIAN}])")
 _WORDS: Final = re.compile(f"[{_EAST_ASIAN}]{{2,}}")
 _FEW: Final = 20
 """How many words of several East Asian characters one lone character behind a Latin letter needs beside it."""
@@ -277,18 +278,24 @@ def _by_sense(path: Path, first: int, expect: Collection[str]) -> str:
 
 def _may_be(path: Path, codec: str) -> bool:
     """Whether a codec reads all of a text, without what only a wrong reading has: control characters of the second set,
-    which Windows has letters and signs for, and single East Asian characters right behind Latin letters (``It痴``), unless
-    words of several are many times as many."""
+    which Windows has letters and signs for, and single East Asian characters right behind Latin letters (``It痴``) or some
+    that have all swallowed a Latin letter (``rock創池oll``), unless words of several are many times as many."""
     lone = words = 0
     try:
         for piece in decoded(path, codec):
             if _SECOND_CONTROLS.search(piece):
                 return False
-            lone += len(_LONE.findall(piece))
+            lone += len(_LONE.findall(piece)) + sum(_swallowed(run, codec) for run in _BEHIND.findall(piece))
             words += len(_WORDS.findall(piece))
     except UnicodeError:
         return False
     return lone * _FEW <= words
+
+
+def _swallowed(run: str, codec: str) -> bool:
+    """Whether the second byte of each character is a Latin letter."""
+    data = run.encode(codec)
+    return len(data) == 2 * len(run) and data[1::2].isalpha()
 
 
 def _sample(path: Path, codec: str) -> str:
