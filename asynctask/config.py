@@ -59,6 +59,15 @@ class Config:
     dry_run_s: float = _field(30.0, "Seconds that a dry run of a stored list may take.", low=0.1, high=3600)
 
     max_body_bytes: int = _field(16_777_216, "Largest JSON body of a request.", low=1024)
+    split_cpu_s: int = _field(
+        300,
+        "Seconds of processor time that reading one workbook may take; over it the list is refused.",
+        low=1,
+        high=86_400,
+    )
+    split_memory: int = _field(
+        536_870_912, "Bytes of memory that reading one workbook may take; over it the list is refused.", low=33_554_432
+    )
     max_file_bytes: int = _field(209_715_200, "Largest uploaded file.", low=1024)
     max_unzipped_bytes: int = _field(1_073_741_824, "Largest size of a workbook when unzipped.", low=1024)
     max_unzip_ratio: int = _field(200, "Largest ratio of unzipped to zipped size of a workbook.", low=2)

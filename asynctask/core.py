@@ -189,6 +189,8 @@ def _limits(config: Config) -> Limits:
         max_cell_chars=config.max_cell_chars,
         max_item_bytes=config.max_item_bytes,
         max_json_depth=config.max_json_depth,
+        split_cpu_s=config.split_cpu_s,
+        split_memory=config.split_memory,
     )
 
 

@@ -104,6 +104,12 @@ class InputError(AsyncTaskError):
             self.status = status
         self.errors: Sequence[Problem] = tuple(errors)
 
+    @property
+    def suggestions(self) -> Sequence[Mapping[str, Any]]:
+        """Of a text whose encoding is in doubt: the likely ones, each as ``encoding`` and the first ``cells`` that are not
+        plain ASCII, as they would read."""
+        return tuple(self.params.get("suggestions", ()))
+
 
 class TooLarge(InputError):
     """Over a limit; the message names the limit, its value and the setting that moves it."""

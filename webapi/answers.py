@@ -55,6 +55,13 @@ class Fault(_Out):
     value: JsonValue
 
 
+class Suggestion(BaseModel):
+    """An encoding that a text may be in."""
+
+    encoding: str = Field(description="As the option `encoding` takes it.")
+    cells: list[str] = Field(description="The first three cells that are not plain ASCII, as they would read.")
+
+
 class ProblemDetails(BaseModel):
     """RFC 9457."""
 
@@ -67,6 +74,9 @@ class ProblemDetails(BaseModel):
     instance: str
     code: str
     errors: list[Fault]
+    suggestions: list[Suggestion] = Field(
+        default_factory=list, description="Only with the code `encoding`: likely ones, the likeliest first."
+    )
 
 
 class Split(_Out):

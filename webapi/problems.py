@@ -111,7 +111,8 @@ def _from_asynctask(error: Exception) -> Response:
         _log.error("%s %s: %s", request.method, request.path, error)
     headers = {"Retry-After": "2"} if status == 503 else None
     detail = render_whole(error, reader_locale()) if isinstance(error, InputError) else said_to_strangers(error)
-    return problem_response(status, detail, code=error.code, errors=errors, headers=headers)
+    members = {"suggestions": found} if isinstance(error, InputError) and (found := error.suggestions) else {}
+    return problem_response(status, detail, code=error.code, errors=errors, headers=headers, **members)
 
 
 def said_to_strangers(error: AsyncTaskError) -> str:

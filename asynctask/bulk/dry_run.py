@@ -134,7 +134,7 @@ class Checker:
             if self._clock.monotonic() > until:
                 raise DryRunTimeout(self._seconds)
 
-        with open_list(self._uploads, self._limits, source, shape) as opened:
+        with open_list(self._uploads, self._limits, source, shape, go_on) as opened:
             return check_rows(opened.checked(unique=source.get("unique") or ()), self._limits.max_rows, go_on)
 
     def answer(self, source: Mapping[str, Any], shape: ItemShape) -> bytes:

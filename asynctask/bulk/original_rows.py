@@ -1,7 +1,7 @@
 """The rows of a workbook kept beside it, typed and compact: written once, streamed for every report.
 
-A gzip of JSON lines. The first says what the columns are; then each row is ``[number, [cell, ...]]``. What JSON has no word
-for is an object of one key: ``{"d": "2026-03-05"}``. Only this module reads and writes it.
+A gzip of JSON lines. The first says what the columns are; then each row is ``[number, [cell, ...]]``, with its cells as in
+:mod:`asynctask.bulk.cells`. Only this module reads and writes it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import gzip
 import os
 import shutil
 from collections.abc import Generator, Mapping
-from datetime import date, datetime, time, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import orjson
 
+from asynctask.bulk.cells import packed, unpacked
 from asynctask.bulk.original_formats import Percents
-from asynctask.bulk.readers.base import CellError, Source, column_letters
+from asynctask.bulk.readers.base import Source, column_letters
 from asynctask.bulk.report_cells import Percent
 from asynctask.errors import InputError
 
@@ -149,31 +149,8 @@ def _encoded(value: Any) -> Any:
     kind = type(value)
     if value is None or kind is str or kind is int or kind is float or kind is bool:
         return value
-    if kind is Percent:
-        return {"p": [float(value), value.pattern]}
-    if kind is datetime:
-        return {"t": value.isoformat()}
-    if kind is date:
-        return {"d": value.isoformat()}
-    if kind is time:
-        return {"h": value.isoformat()}
-    if kind is timedelta:
-        return {"s": [value.days, value.seconds, value.microseconds]}
-    if kind is CellError:
-        return {"e": value.text}
-    return str(value)
+    return {"p": [float(value), value.pattern]} if kind is Percent else packed(value)
 
 
 def _decoded(value: dict[str, Any]) -> Any:
-    ((kind, said),) = value.items()
-    if kind == "p":
-        return Percent(*said)
-    if kind == "t":
-        return datetime.fromisoformat(said)
-    if kind == "d":
-        return date.fromisoformat(said)
-    if kind == "h":
-        return time.fromisoformat(said)
-    if kind == "s":
-        return timedelta(*said)
-    return CellError(str(said))
+    return Percent(*value["p"]) if "p" in value else unpacked(value)

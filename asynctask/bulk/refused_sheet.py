@@ -2,40 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 from asynctask.bulk.fields import listed
 from asynctask.bulk.items import ItemShape
 from asynctask.bulk.problems import say
-from asynctask.bulk.readers import Limits, open_source, sheet_names
 from asynctask.bulk.readers.headers import HEADER_ROWS
+from asynctask.bulk.workbooks import ListFile
 from asynctask.errors import InputError
 
-__all__ = ["explained"]
+__all__ = ["SMALL_FILE", "explained"]
 
 _ABOUT_COLUMNS: Final = frozenset({"no_header", "missing_columns", "unknown_column"})
 _NAMED: Final = 20
 # Looking into the other sheets must not cost more than the list itself would have.
 _LOOKED_INTO: Final = 10
-_SMALL_FILE: Final = 5_000_000
+SMALL_FILE: Final = 5_000_000
+"""Into the other sheets of a larger one nobody looks."""
 _SMALL_UNZIPPED: Final = 16_000_000
 
 
-def explained(
-    error: InputError, sheet: str | None, path: Path, filename: str, limits: Limits, shape: ItemShape
-) -> InputError:
+def explained(error: InputError, sheet: str | None, file: ListFile, shape: ItemShape, *, small: bool) -> InputError:
     """The same refusal, said by the worker's columns and, of a workbook with several sheets, with their names.
 
-    Arguments: ``sheet``, the one that was read, None where a file has none; the others are those of the list. The sheet
-    that has the columns is named first.
+    Arguments: ``sheet``, the one that was read, None where a file has none; ``small``, whether the file is no larger than
+    :data:`SMALL_FILE`. The sheet that has the columns is named first.
     """
     if error.code not in _ABOUT_COLUMNS:
         return error
     message = _without_header(error, shape) if error.code == "no_header" else str(error)
     code = "unknown_column" if error.code == "no_header" and shape.mapped else error.code
-    others = _others(sheet, path, filename, limits, shape) if sheet is not None else []
+    others = _others(sheet, file, shape, small=small) if sheet is not None else []
     if not others:
         return InputError(message, code=code, errors=error.errors, text=error.text, params=error.params)
     more = {"sheet": repr(sheet), "sheets": ", ".join(map(repr, others[:_NAMED])) + (", …" if len(others) > _NAMED else "")}
@@ -58,22 +55,20 @@ def _without_header(error: InputError, shape: ItemShape) -> str:
     )
 
 
-def _others(sheet: str, path: Path, filename: str, limits: Limits, shape: ItemShape) -> list[str]:
+def _others(sheet: str, file: ListFile, shape: ItemShape, *, small: bool) -> list[str]:
     try:
-        others = [name for name in sheet_names(path, filename, limits) if name != sheet]
+        others = [name for name in file.sheets() if name != sheet]
     except InputError:
         return []
-    if path.stat().st_size <= _SMALL_FILE:
-        narrow = replace(limits, max_unzipped_bytes=min(limits.max_unzipped_bytes, _SMALL_UNZIPPED))
-        fits = next((name for name in others[:_LOOKED_INTO] if _fits(name, path, filename, narrow, shape)), None)
+    if small:
+        fits = next((name for name in others[:_LOOKED_INTO] if _fits(name, file, shape)), None)
         others.sort(key=lambda name: name != fits)
     return others
 
 
-def _fits(name: str, path: Path, filename: str, limits: Limits, shape: ItemShape) -> bool:
+def _fits(name: str, file: ListFile, shape: ItemShape) -> bool:
     try:
-        with open_source(path, filename, sheet=name, limits=limits, expect=shape.expected) as opened:
-            shape.bind(opened.headers or ())
+        shape.bind(file.open(name, shape.expected, unzipped=_SMALL_UNZIPPED).headers or ())
     except InputError:
         return False
     return True

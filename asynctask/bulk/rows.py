@@ -9,10 +9,11 @@ from typing import Any
 
 from asynctask.bulk.items import Accepted, Binding, ItemShape, Refused
 from asynctask.bulk.problems import fault, say
-from asynctask.bulk.readers import Limits, RawRow, Source, open_source
-from asynctask.bulk.refused_sheet import explained
+from asynctask.bulk.readers import Limits, RawRow, Source
+from asynctask.bulk.refused_sheet import SMALL_FILE, explained
 from asynctask.bulk.unique import Twins, refuse_absent
 from asynctask.bulk.uploads import Uploads
+from asynctask.bulk.workbooks import list_file
 from asynctask.errors import InputError, TooLarge
 
 __all__ = ["OpenList", "checked", "encoding_option", "open_list", "too_many_items"]
@@ -38,26 +39,31 @@ class OpenList:
 
 
 @contextmanager
-def open_list(uploads: Uploads, limits: Limits, source: Mapping[str, Any], shape: ItemShape) -> Iterator[OpenList]:
+def open_list(
+    uploads: Uploads,
+    limits: Limits,
+    source: Mapping[str, Any],
+    shape: ItemShape,
+    alive: Callable[[], None] = lambda: None,
+) -> Iterator[OpenList]:
     """Opens a stored list. ``source`` is what its submission kept: ``name``, ``filename``, ``sheet``,
-    ``encoding``.
+    ``encoding``. ``alive`` as of :func:`~asynctask.bulk.workbooks.list_file`.
 
     Raises :class:`InputError` where the list as a whole cannot be taken.
     """
     path, filename = uploads.find(str(source["name"])), str(source["filename"])
-    try:
-        opened = open_source(
-            path, filename, sheet=source.get("sheet"), encoding=source.get("encoding"), limits=limits,
-            expect=shape.expected,
-        )  # fmt: skip
-    except InputError as error:
-        raise explained(error, error.params.get("sheet"), path, filename, limits, shape) from None
-    with opened:
+    small = path.stat().st_size <= SMALL_FILE
+    with list_file(path, filename, limits, encoding=source.get("encoding"), alive=alive) as file:
         try:
-            binding = shape.bind(opened.headers) if opened.headers is not None else None
+            opened = file.open(source.get("sheet"), shape.expected)
         except InputError as error:
-            raise explained(error, opened.sheet_name, path, filename, limits, shape) from None
-        yield OpenList(opened, shape, binding)
+            raise explained(error, error.params.get("sheet"), file, shape, small=small) from None
+        with opened:
+            try:
+                binding = shape.bind(opened.headers) if opened.headers is not None else None
+            except InputError as error:
+                raise explained(error, opened.sheet_name, file, shape, small=small) from None
+            yield OpenList(opened, shape, binding)
 
 
 def checked(

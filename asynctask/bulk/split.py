@@ -111,7 +111,7 @@ class Splitter:
                 task_rows.seal(self._ledger, task_id)
             except InputError as error:
                 tally.error = error
-                said = {"text": error.text, "params": error.params} if error.text else None
+                said = {"text": error.text, "params": error.params} if error.text or error.params else None
                 task_rows.fail_split(self._ledger, task_id, f"{error.code}: {error}", said=said)
         self._on_slice()
         return tally

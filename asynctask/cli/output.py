@@ -170,15 +170,23 @@ class Output:
         code = getattr(error, "code", None) if isinstance(error, AsyncTaskError) else "usage"
         message = error.format_message() if isinstance(error, click.ClickException) else str(error)
         problems: Sequence[Problem] = getattr(error, "errors", ())
+        suggested: Sequence[Mapping[str, Any]] = getattr(error, "suggestions", ())
         if self.json:
             found = {"code": code, "message": message, "errors": [p.as_dict() for p in problems]}
+            if suggested:
+                found["suggestions"] = list(suggested)
             self._stderr.write(json.dumps({"error": found}, ensure_ascii=False, default=str) + "\n")
         else:
             self._stderr.write(f"error: {clean(message)}\n")
-            for each in problems[:_SHOWN_PROBLEMS]:
-                self._stderr.write(f"  {clean(_located(each))}\n")
+            for problem in problems[:_SHOWN_PROBLEMS]:
+                self._stderr.write(f"  {clean(_located(problem))}\n")
             if len(problems) > _SHOWN_PROBLEMS:
                 self._stderr.write(f"  ... and {number(len(problems) - _SHOWN_PROBLEMS)} more\n")
+            if suggested:
+                self._stderr.write("It may be one of these; send it again with the one that reads right:\n")
+            for each in suggested:
+                cells = ", ".join(clean(cell, longest=40) for cell in each["cells"])
+                self._stderr.write(f"  --encoding {each['encoding']:<12}  {cells}\n")
         self._stderr.flush()
         return exit_code(error)
 

@@ -55,3 +55,11 @@ def test_a_file_is_read_in_the_encoding_that_is_named(desk: Desk) -> None:
     command = ("submit", "korean.csv", "--worker", "enrol", "--dry-run")
     assert desk.json(*command, "--encoding", "euc-kr")["first_items"][0]["sku"] == "서울"
     assert "give one of: euc-kr, utf-8" in desk.run(*command, "--encoding", "eucc-kr", code=2).stderr
+
+
+def test_a_doubtful_encoding_is_refused_with_flags_to_choose_from(desk: Desk) -> None:
+    (desk.folder / "list.csv").write_bytes("sku,n\nIt’s,1\n79 €,2\n".encode("cp1252"))
+    command = ("submit", "list.csv", "--worker", "enrol", "--dry-run")
+    told = desk.run(*command, code=2).stderr
+    assert "--encoding windows-1252  It’s, 79 €" in told
+    assert desk.json(*command, "--encoding", "windows-1252")["first_items"][0]["sku"] == "It’s"

@@ -146,6 +146,16 @@ def test_a_sheet_that_cannot_be_taken_is_explained_on_the_form(page: Page, shop:
         expect(page).to_have_url(re.compile(r"/tasks/\d+$"))
 
 
+def test_an_encoding_in_doubt_is_chosen_with_one_click(page: Page, shop: Shop, tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_bytes("sku,quantity,note\nA,1,It’s urgent\n".encode("cp1252"))
+    with shop.web() as (_, said):
+        hand_in(page, said["url"], tmp_path / "list.csv", "enroll")
+        alert = page.get_by_role("alert")
+        expect(alert.locator("li").first).to_contain_text("It’s urgent")
+        page.get_by_role("button", name="Read it as windows-1252").click()
+        expect(page).to_have_url(re.compile(r"/tasks/\d+$"))
+
+
 def test_a_file_over_the_limit_is_not_even_sent(page: Page, tmp_path: Path) -> None:
     (tmp_path / "large.csv").write_text("sku\n" + "A\n" * 5_000)
     with Shop(tmp_path, max_file_bytes=2_000).web() as (_, said):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -87,3 +90,12 @@ def test_a_worker_of_plain_items_holds_neither_pydantic_nor_what_reads_and_write
 def test_what_is_looked_for_would_be_found() -> None:
     assert {"sqlalchemy", "structlog"} <= imported("from asynctask import AsyncTask")
     assert {"pydantic"} <= imported("import asynctask.submission_options")
+
+
+def test_every_runtime_dependency_is_used() -> None:
+    root = Path(__file__).parents[2]
+    known = tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"]
+    sources = [path for folder in ("asynctask", "webapi", "migrations") for path in (root / folder).rglob("*.py")]
+    imported = set(re.findall(r"^\s*(?:from|import) (\w+)", "\n".join(path.read_text() for path in sources), re.MULTILINE))
+    names = {re.split(r"[<>=\[]", each)[0].replace("-", "_") for each in known}
+    assert names - imported == {"hiredis"}, "redis-py loads that one by itself"

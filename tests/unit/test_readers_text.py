@@ -129,6 +129,48 @@ class TestEncodings:
             return
         assert data.decode(codec).removeprefix("\ufeff") == f"a,b\n{text},1\n"
 
+    @pytest.mark.parametrize(
+        ("text", "encoding", "cells"),
+        [
+            ("name,note\nA,It’s urgent\nB,79 €\n", "windows-1252", ["It’s urgent", "79 €"]),
+            ("name,note\nAndré,“Été”\nFrançois,naïve\n", "windows-1252", ["André", "“Été”", "François"]),
+            ("name;note\nX;CRÉÉ\n", "windows-1252", ["CRÉÉ"]),
+            ("имя,цена\nКрасное платье,100\n", "windows-1251", ["имя", "цена", "Красное платье"]),
+            ("nazwa,cena\nżółta łódź,1\n", "windows-1250", ["żółta łódź"]),
+            ("Όνομα,τιμή\nΚόκκινο φόρεμα,1\n", "windows-1253", ["Όνομα", "τιμή", "Κόκκινο φόρεμα"]),
+            ("이름,가격\n빨간 원피스,100\n", "cp949", ["이름", "가격", "빨간 원피스"]),
+            ("商品,價格\n紅色連衣裙,臺灣\n", "big5", ["商品", "價格", "紅色連衣裙"]),
+            ("商品,SKU\nさくら茶碗,1\n", "euc-jp", ["商品", "さくら茶碗"]),
+        ],
+    )
+    def test_the_likeliest_encoding_is_suggested_with_cells_as_they_would_read(
+        self, tmp_path: Path, text: str, encoding: str, cells: list[str]
+    ) -> None:
+        path = saved(tmp_path / "a.csv", text, encoding.replace("windows-", "cp"))
+        error = refusal(path)
+        assert error.code == "encoding"
+        assert error.suggestions[0] == {"encoding": encoding, "cells": cells}
+        assert encoding in str(error)
+        for each in error.suggestions:
+            found = [cell for row in texts(path, encoding=each["encoding"]) for cell in row if cell and not cell.isascii()]
+            assert found[:3] == each["cells"]
+
+    @pytest.mark.parametrize("sign", ["€", "‘", "’", "“", "”", "•", "–", "—", "œ", "Œ", "…", "é", "ß", "ü"])
+    @pytest.mark.parametrize("word", ["It{}s urgent", "79{}", "{} x", "a{}b{}c", "rock{}n{}roll", "{}uvre"])
+    def test_a_sign_of_windows_is_never_read_as_a_kanji(self, tmp_path: Path, sign: str, word: str) -> None:
+        text = f"SKU,Note\nA1,{word.format(sign, sign)}\nB2,plain\n"
+        with pytest.raises(InputError) as caught:
+            prove_encoding(saved(tmp_path / "a.csv", text, "cp1252"))
+        assert caught.value.code == "encoding"
+
+    @pytest.mark.parametrize("encoding", ["utf-32", "utf-32-le", "utf-32-be"])
+    def test_utf_32_is_called_by_its_name_and_read_where_it_is_named(self, tmp_path: Path, encoding: str) -> None:
+        path = saved(tmp_path / "a.csv", PLAIN, encoding)
+        error = refusal(path)
+        assert (error.code, error.suggestions[0]["encoding"]) == ("encoding", encoding)
+        assert "UTF-32" in str(error)
+        assert texts(path, encoding=encoding) == lines(PLAIN)
+
     def test_names_that_the_worker_knows_settle_a_doubt(self, tmp_path: Path) -> None:
         # As GB18030 the same bytes are characters too, and common ones.
         path = saved(tmp_path / "a.csv", "ﾃﾎﾀｭ,b\n1,2\n", "cp932")

@@ -16,7 +16,7 @@ import xlsxwriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynctask.bulk import original_child
+from asynctask.bulk import workbooks
 from asynctask.bulk.original import Original, open_original
 from asynctask.bulk.original_formats import Percents, percents_of
 from asynctask.bulk.original_rows import KeptRows, keep_rows
@@ -81,7 +81,7 @@ def test_a_large_workbook_is_read_by_a_child_and_only_once(
     assert cells["rate"].pattern == "0.0%"
     assert left(tmp_path) == {"", ".rows"}
 
-    monkeypatch.setattr(original_child.subprocess, "Popen", lambda *_, **__: pytest.fail("it was read again"))
+    monkeypatch.setattr(workbooks.subprocess, "Popen", lambda *_, **__: pytest.fail("it was read again"))
     again = opened(uploads, file)
     assert again is not None
     assert list(again.rows()) == rows
@@ -98,20 +98,6 @@ def test_who_has_gone_ends_the_child_and_leaves_nothing_behind(uploads: Uploads,
         opened(uploads, file, alive=alive)
     assert left(tmp_path) == {""}
     assert opened(uploads, file) is not None
-
-
-def test_a_small_workbook_needs_no_child(uploads: Uploads, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(original_child.subprocess, "Popen", lambda *_, **__: pytest.fail("a child was started"))
-    original = opened(uploads, stored(uploads, workbook(3)))
-    assert original is not None
-    assert [number for number, _ in original.rows()] == [2, 3, 4]
-
-
-def test_what_a_small_file_unpacks_to_is_left_to_a_child(uploads: Uploads, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(original_child, "_SMALL_UNZIPPED", 1_000)
-    looks: list[None] = []
-    assert opened(uploads, stored(uploads, workbook(3)), alive=lambda: looks.append(None)) is not None
-    assert looks
 
 
 def test_only_one_at_a_time_reads_a_workbook_and_who_waits_may_give_up(uploads: Uploads, tmp_path: Path) -> None:

@@ -247,6 +247,26 @@ class TestXlsxCells:
     def test_a_number_format_says_what_the_number_is(self, code: str, kind: str) -> None:
         assert classify(code) == kind
 
+    @pytest.mark.parametrize(
+        ("code", "number", "wanted"),
+        [
+            ("[<1]h:mm;yyyy-mm-dd", 0.5, dt.time(12, 0)),
+            ("[<1]h:mm;yyyy-mm-dd", 46_086, dt.date(2026, 3, 5)),
+            ('[=0]"-";yyyy-mm-dd', 46_086, dt.date(2026, 3, 5)),
+            ('[=0]"-";yyyy-mm-dd', 0, 0),
+            ("[Red][>=50000]0;[>=40000]d.m.yyyy;0.00", 46_086, dt.date(2026, 3, 5)),
+            ("[Red][>=50000]0;[>=40000]d.m.yyyy;0.00", 50_000, 50_000),
+            ("[Red][>=50000]0;[>=40000]d.m.yyyy;0.00", 3.5, 3.5),
+            ("[>100]yyyy-mm-dd;0;General", 7, 7),
+            ("[<=9999999]###-####;(###) ###-####", 5_551_234, 5_551_234),
+            ("[$-409][<>0]mmm yyyy;0", 46_086, dt.date(2026, 3, 5)),
+        ],
+    )
+    def test_a_format_with_conditions_asks_the_number(self, tmp_path: Path, code: str, number: Any, wanted: Any) -> None:
+        row = f'<row r="2"><c r="A2" s="1"><v>{number}</v></c></row>'
+        path = xlsx(tmp_path / "f", sheet_xml(HEAD + row), styles=styles(code))
+        assert values(path) == [(2, [wanted, None])]
+
     def test_a_number_that_is_no_day_stays_a_number(self) -> None:
         for serial in (0, -1, 60, 2_958_466, 10**12, -0.5, 1e300):
             assert from_serial(serial, "date", epoch_1904=False) == serial
@@ -408,6 +428,12 @@ class TestHostileXlsx:
     def test_nonsense_is_a_damaged_file(self, tmp_path: Path, rows: str) -> None:
         error = refusal(xlsx(tmp_path / "f", sheet_xml(HEAD + rows)), limits=Limits(max_unzip_ratio=10_000))
         assert (error.code, error.status) == ("damaged_file", 415)
+
+    def test_a_sheet_that_is_nowhere_is_named(self, tmp_path: Path) -> None:
+        path = xlsx(tmp_path / "f", sheet_xml(HEAD), **{"xl/_rels/workbook.xml.rels": "<Relationships/>"})
+        error = refusal(path)
+        assert error.code == "damaged_file"
+        assert "it does not say which of its parts is sheet 'Data'" in str(error)
 
     def test_deep_xml_costs_no_memory_wherever_it_is(self, tmp_path: Path) -> None:
         deep = "<a>" * 2_000_000
@@ -610,6 +636,60 @@ class TestXls:
         assert refusal(path, sheet="x").code == "unknown_sheet"
         path = ole(tmp_path / "g", {"Workbook": xls_stream(cells).replace(bof(16), bof(32))})
         assert refusal(path).code == "empty_sheet"
+
+    @pytest.mark.parametrize("kind", [0x0006, 0x0206, 0x0406])
+    def test_formulas_of_every_version_have_their_values(self, tmp_path: Path, kind: int) -> None:
+        def formula(row: int, column: int, result: bytes) -> bytes:
+            return record(kind, struct.pack("<HHH", row, column, 0) + result + bytes(8))
+
+        follows = struct.pack("<BBBBHH", 0, 0, 0, 0, 0, 0xFFFF)
+        text = record(0x0207, struct.pack("<HB", 2, 0) + b"ok")
+        cells = xls_cells([["a", "b"]]) + formula(1, 0, struct.pack("<d", 2.5)) + formula(1, 1, follows) + text
+        assert values(xls(tmp_path / "f", cells)) == [(2, [2.5, "ok"])]
+
+    @pytest.mark.parametrize(("page", "data", "wanted"), [(10007, b"\xdf\xe1", "яб"), (737, b"\x98\x99", "αβ")])
+    def test_texts_of_old_workbooks_have_a_code_page(self, tmp_path: Path, page: int, data: bytes, wanted: str) -> None:
+        assert values(self.old(tmp_path / "f", page, data)) == [(2, [wanted, 1])]
+
+    def test_a_code_page_that_is_not_known_is_refused(self, tmp_path: Path) -> None:
+        error = refusal(self.old(tmp_path / "f", 12_345, b"x"))
+        assert (error.code, error.status) == ("encoding", 422)
+        assert "code page 12345" in str(error)
+        later = xls(tmp_path / "g", xls_cells([["a", "b"], ["é", 1]]), extra=record(0x42, struct.pack("<H", 12_345)))
+        assert values(later) == [(2, ["é", 1])], "Unicode, whatever it claims"
+
+    def old(self, path: Path, page: int, data: bytes) -> Path:
+        """A workbook of Excel 5 with a text in a code page."""
+        begin = record(0x0809, struct.pack("<HHHH", 0x0500, 5, 0, 0))
+        sheet = record(0x0809, struct.pack("<HHHH", 0x0500, 16, 0, 0))
+
+        def text(row: int, column: int, said: bytes) -> bytes:
+            return record(0x0204, struct.pack("<HHHH", row, column, 0, len(said)) + said)
+
+        codepage = record(0x42, struct.pack("<H", page))
+        at = len(begin) + len(codepage) + 4 + 8 + 4 + 3
+        globals_ = begin + codepage + record(0x85, struct.pack("<IBBB", at, 0, 0, 4) + b"Data") + record(0x0A)
+        cells = text(0, 0, b"a") + text(0, 1, b"b") + text(1, 0, data) + number(1, 1, 1)
+        return ole(path, {"Book": globals_ + sheet + cells + record(0x0A)})
+
+    def test_texts_break_off_anywhere_and_go_on_in_the_next_record(self, tmp_path: Path) -> None:
+        texts = ["a", "b", "", "_x000D_", "日本", "x" * 40, "", "é", "日" * 30]
+        whole = b""
+        for text in texts:
+            wide = any(ord(letter) > 255 for letter in text)
+            whole += struct.pack("<HB", len(text), wide) + text.encode("utf-16-le" if wide else "latin-1")
+        head = struct.pack("<II", len(texts), len(texts))
+        cells = b"".join(
+            record(0x00FD, struct.pack("<HHHI", row, column, 0, n))
+            for n, (row, column) in enumerate([(0, 0), (0, 1), *((1 + n // 2, n % 2) for n in range(7))])
+        )
+        wanted = [(2, [None, "_x000D_"]), (3, ["日本", "x" * 40]), (4, [None, "é"]), (5, ["日" * 30, None])]
+        starts = [0]
+        for text in texts:
+            starts.append(starts[-1] + 3 + len(text) * (1 + any(ord(letter) > 255 for letter in text)))
+        for cut in starts:
+            extra = record(0xFC, head + whole[:cut]) + record(0x3C, whole[cut:])
+            assert values(xls(tmp_path / "f", cells, extra=extra)) == wanted
 
     def test_a_password_is_named(self, tmp_path: Path) -> None:
         path = xls(tmp_path / "f", xls_cells([["a", "b"]]), extra=record(0x002F, bytes(6)))

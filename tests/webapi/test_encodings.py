@@ -95,3 +95,14 @@ def test_the_option_is_described_for_files_and_raw_bodies(client: FlaskClient) -
 def test_a_program_names_it_the_same_way(app: AsyncTask) -> None:
     stored = app.uploads.store(io.BytesIO(KOREAN), "list.csv")
     assert [item["note"] for item in app.check_file("enroll", stored, encoding="euc-kr").first_items] == ["서울", None]
+
+
+def test_a_doubtful_text_is_refused_with_what_it_may_be_and_taken_with_one_of_them(client: FlaskClient, form: Form) -> None:
+    body = "sku,note\nA,It’s urgent\nB,79 €\n".encode("cp1252")
+    for more in ({}, {"dry_run": "true"}):
+        answer = client.post("/api/tasks", **form(body, **more))
+        assert (answer.status_code, answer.json["code"]) == (422, "encoding")
+        assert answer.json["suggestions"][0] == {"encoding": "windows-1252", "cells": ["It’s urgent", "79 €"]}
+    chosen = answer.json["suggestions"][0]["encoding"]
+    assert notes(client, client.post("/api/tasks", **form(body, encoding=chosen))) == ["It’s urgent", "79 €"]
+    assert "suggestions" not in client.post("/api/tasks", **form(b"")).json

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
+from support.sheets import rows_xml, sheet_xml, xlsx
 from support.webshop import client_of
 
 from asynctask import AsyncTask
 from asynctask.config import Config
+from asynctask.testing.waits import wait_for
 
 Make = Callable[..., AsyncTask]
 
@@ -103,6 +106,30 @@ def test_max_rows_of_a_file(make_app: Make, form: Any, options: dict[str, str]) 
     assert "ASYNCTASK_MAX_ROWS" in answer.json["detail"]
     tasks = client.get("/api/tasks").json["tasks"]
     assert [task["counts"]["total"] for task in tasks] == ([] if "dry_run" in options else [0, 3])
+
+
+def test_split_cpu_s_and_split_memory(make_app: Make, form: Any, tmp_path: Path) -> None:
+    rows = rows_xml([["sku"]]) + "<x:row><x:c><x:v>1</x:v></x:c></x:row>" * 150_000  # no pattern knows such rows
+    slow = xlsx(tmp_path / "slow", sheet_xml(rows)).read_bytes()
+    strings = "<sst>" + f"<si><t>{'x' * 1_000_000}</t></si>" * 40 + "</sst>"
+    large = xlsx(tmp_path / "large", sheet_xml(rows_xml([["sku"], ["A"]])), strings=strings).read_bytes()
+    app = make_app(split_cpu_s=1, split_memory=33_554_432, max_unzip_ratio=100_000, dry_run_s=300)
+    client = client_of(app)
+    for book, setting in ((slow, "split_cpu_s"), (large, "split_memory")):
+        answer = client.post("/api/tasks", **form(book, "list.xlsx", dry_run="true"))
+        assert (answer.status_code, answer.json["code"]) == (422, "too_costly")
+        assert f"({setting})" in answer.json["detail"]
+        assert f"ASYNCTASK_{setting.upper()}" in answer.json["detail"]
+        answer = client.post("/api/tasks", **form(book, "list.xlsx"))
+        if answer.status_code == 422:
+            assert answer.json["code"] == "too_costly"
+        else:  # it was still read when the answer was due
+            task = app.task(answer.json["task_id"])
+            wait_for(lambda task=task: task.progress()["state"] == "rejected", "the refusal")
+    reasons = [task["split"]["reason"] for task in client.get("/api/tasks").json["tasks"]]
+    assert [reason.partition(":")[0] for reason in reasons] == ["too_costly"] * len(reasons)
+    good = xlsx(tmp_path / "good", sheet_xml(rows_xml([["sku"], ["A"]]))).read_bytes()
+    assert client.post("/api/tasks", **form(good, "list.xlsx")).json["counts"]["total"] == 1
 
 
 def test_every_limit_is_a_setting_that_can_be_looked_up() -> None:

@@ -38,15 +38,28 @@ export function drawBar(bar, segments, { percent, text }) {
   bar.classList.toggle("unknown", percent === null);
 }
 
-/** A problem (RFC 9457) with its bad rows as a table, put into `box`; null takes it away. */
-export function showProblem(box, problem) {
+/**
+ * A problem (RFC 9457) with its bad rows as a table, put into `box`; null takes it away. Of a text whose encoding is in
+ * doubt each likely one is a button that calls `onEncoding` with its name.
+ */
+export function showProblem(box, problem, onEncoding = null) {
   box.replaceChildren();
   show(box, problem !== null);
   if (problem === null) return;
   box.append(el("p", {}, el("strong", {}, user(problem.detail || problem.title || "It did not work."))));
   const errors = (problem.errors || []).filter((e) => e.row !== null || e.column !== null);
   if (errors.length) box.append(errorTable(errors, problem.errors_total ?? errors.length));
+  if (onEncoding && problem.suggestions?.length) box.append(encodings(problem.suggestions, onEncoding));
   box.focus();
+}
+
+function encodings(suggestions, onEncoding) {
+  const choices = suggestions.map(({ encoding, cells }) => {
+    const button = el("button", { type: "button", class: "ghost", "data-encoding": encoding }, `Read it as ${encoding}`);
+    button.addEventListener("click", () => onEncoding(encoding));
+    return el("li", {}, button, " ", ...cells.flatMap((cell) => [user(cell, { class: "user value" }), " "]));
+  });
+  return el("div", {}, el("p", {}, "Which of these reads right?"), el("ul", { class: "encodings" }, choices));
 }
 
 const SHOWN = 200;

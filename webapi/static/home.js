@@ -49,6 +49,10 @@ function showFile() {
 
 async function send(event) {
   event.preventDefault();
+  await sendAs(null);
+}
+
+async function sendAs(encoding) {
   const chosen = $("#file").files[0];
   const limit = Number(form.dataset.maxBytes);
   showProblem($("#problem"), null);
@@ -58,13 +62,15 @@ async function send(event) {
   }
   sending(0);
   try {
-    const task = await upload(form.action, new FormData(form), sending);
+    const fields = new FormData(form);
+    if (encoding !== null) fields.set("encoding", encoding);
+    const task = await upload(form.action, fields, sending);
     window.location.assign(task.links.ui);
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
     show($("#sending"), false);
     $("#send").disabled = false;
-    showProblem($("#problem"), error.problem);
+    showProblem($("#problem"), error.problem, sendAs);
   }
 }
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 from asynctask.bulk.report_columns import COLUMNS, SUFFIX
-from asynctask.errors import Problem, TooLarge
+from asynctask.errors import InputError, Problem, TooLarge
 
 __all__ = [
     "REPORT_COLUMNS",
@@ -23,6 +23,7 @@ __all__ = [
     "over_limit",
     "report_block",
     "shorten",
+    "too_costly",
 ]
 
 REPORT_COLUMNS: Final = COLUMNS["en"]
@@ -33,7 +34,8 @@ _BLOCKS: Final = frozenset(COLUMNS.values())
 class Limits:
     """How much a reader takes. The fields have the names, meanings and defaults of the configuration.
 
-    ``max_empty_rows``: after so many empty rows in a row a text counts as ended. No spreadsheet has more.
+    ``split_cpu_s`` and ``split_memory`` are kept by the process that reads a workbook. ``max_empty_rows``: after so many
+    empty rows in a row a text counts as ended. No spreadsheet has more.
     """
 
     max_file_bytes: int = 209_715_200
@@ -44,6 +46,8 @@ class Limits:
     max_cell_chars: int = 32_767
     max_item_bytes: int = 65_536
     max_json_depth: int = 32
+    split_cpu_s: int = 300
+    split_memory: int = 536_870_912
     max_empty_rows: int = 1_048_576
 
 
@@ -137,6 +141,22 @@ def over_limit(what: str, setting: str, value: int) -> TooLarge:
     return TooLarge(
         f"{what}, over the limit of {value:,} ({setting});"
         f" send less at once, or have the operator raise ASYNCTASK_{setting.upper()}"
+    )
+
+
+_COSTS: Final = {
+    "split_cpu_s": "{:,} s of processor time",
+    "split_memory": "{:,} bytes of memory",
+}
+
+
+def too_costly(setting: str, limits: Limits) -> InputError:
+    """The error for a workbook whose reading takes more than ``split_cpu_s`` or ``split_memory``."""
+    most = _COSTS[setting].format(getattr(limits, setting))
+    return InputError(
+        f"reading the workbook takes more than {most} ({setting}); save it as CSV or split it into several, or have the"
+        f" operator raise ASYNCTASK_{setting.upper()}",
+        code="too_costly",
     )
 
 

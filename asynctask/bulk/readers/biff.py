@@ -10,16 +10,19 @@ from typing import Final, NamedTuple
 from asynctask.bulk.readers.number_formats import BUILT_IN, NUMBER, classify
 from asynctask.bulk.readers.package import damaged
 from asynctask.bulk.readers.texts import Texts, escaped
-from asynctask.errors import TooLarge, UnsupportedFormat
+from asynctask.errors import InputError, TooLarge, UnsupportedFormat
 
 __all__ = ["Globals", "Record", "XlsSheet", "characters", "read_globals", "records"]
 
 BOF, EOF, CONTINUE = 0x0809, 0x000A, 0x003C
 _SHEET, _CODEPAGE, _DATES, _FORMAT, _STYLE, _SST, _PASSWORD = 0x0085, 0x0042, 0x0022, 0x041E, 0x00E0, 0x00FC, 0x002F
 _CODEPAGES: Final = {
-    367: "ascii", 437: "cp437", 850: "cp850", 852: "cp852", 866: "cp866", 874: "cp874", 932: "cp932", 936: "gbk",
-    949: "cp949", 950: "cp950", 1200: "utf-16-le", 10000: "mac_roman", 32768: "mac_roman", 32769: "cp1252",
-    **{number: f"cp{number}" for number in range(1250, 1259)},
+    367: "ascii", 932: "cp932", 936: "gbk", 949: "cp949", 950: "cp950", 1200: "utf-16-le", 1361: "johab",
+    10000: "mac_roman", 10001: "shift_jis", 10002: "big5", 10003: "euc_kr", 10006: "mac_greek", 10007: "mac_cyrillic",
+    10008: "gb2312", 10029: "mac_latin2", 10079: "mac_iceland", 10081: "mac_turkish", 32768: "mac_roman", 32769: "cp1252",
+    **{number: f"cp{number}" for number in (
+        437, 720, 737, 775, 850, 852, 855, 857, 858, 860, 861, 862, 863, 864, 865, 866, 869, 874, *range(1250, 1259)
+    )},
 }  # fmt: skip
 _VERSION_5, _VERSION_8 = 0x0500, 0x0600
 _MAX_SHEETS: Final = 1_000
@@ -133,7 +136,14 @@ class _Globals:
             self._sheets.append((data[6:], at, state & 3 == 0))
 
     def _codepage(self, data: bytes) -> None:
-        self._codec = _CODEPAGES.get(struct.unpack_from("<H", data)[0], "cp1252")
+        number = struct.unpack_from("<H", data)[0]
+        if self.old and number not in _CODEPAGES:  # later workbooks have Unicode, and only claim one
+            raise InputError(
+                f"the texts of the workbook are in code page {number}, which is not known; open it in a spreadsheet program"
+                " and save as .xlsx",
+                code="encoding",
+            )
+        self._codec = _CODEPAGES.get(number, "cp1252")
 
     def _dates(self, data: bytes) -> None:
         self._epoch_1904 = struct.unpack_from("<H", data)[0] == 1
@@ -194,12 +204,27 @@ class _SharedTexts:
             if self._skip or not taken:
                 return False
         if self._parts:
-            # These texts know no escapes, and what looks like one is meant as it stands.
-            self._texts.add(escaped("".join(self._parts).replace("_x", "_x005F_x")))
+            self._texts.add([_literal("".join(self._parts))])
             self._parts.clear()
             self._left -= 1
             return True
-        return self._begin()
+        self._take_whole()
+        return bool(self._left) and self._begin()
+
+    def _take_whole(self) -> None:
+        """The texts at this place that are plain and end within the record, in one pass: nearly all are."""
+        data, at, found = self._data, self._at, list[bytes]()
+        end, left = len(data), self._left
+        while len(found) < left and end - at >= 3:
+            flags = data[at + 2]
+            size = (data[at] | data[at + 1] << 8) << (flags & 1)
+            if flags & 0x0C or at + 3 + size > end:
+                break
+            piece = data[at + 3 : at + 3 + size]
+            found.append(_literal(piece.decode("utf-16-le", "replace") if flags & 1 else piece.decode("latin-1")))
+            at += 3 + size
+        self._at, self._left = at, left - len(found)
+        self._texts.add(found)
 
     def _begin(self) -> bool:
         if len(self._data) - self._at < 3:
@@ -227,6 +252,11 @@ class _SharedTexts:
         self._at += count * width
         self._characters -= count
         return not self._characters
+
+
+def _literal(text: str) -> bytes:
+    """A text of this table as :meth:`Texts.add` takes it: it knows no escapes, and what looks like one stands as it is."""
+    return escaped(text.replace("_x", "_x005F_x")) if text else b""
 
 
 def characters(data: bytes, at: int, count: int, flags: int) -> str:

@@ -15,7 +15,9 @@ from asynctask.bulk.readers.package import damaged
 __all__ = ["sheet_cells"]
 
 _NUMBER, _RK, _MULRK, _SHARED, _LABEL, _RICH = 0x0203, 0x027E, 0x00BD, 0x00FD, 0x0204, 0x00D6
-_TRUTH, _FORMULA, _STRING = 0x0205, 0x0006, 0x0207
+_TRUTH, _STRING = 0x0205, 0x0207
+_FORMULAS: Final = frozenset({0x0006, 0x0206, 0x0406})
+"""Excel 5 and later write the first; other programs write those of Excel 3 and 4, whose values stand at the same places."""
 _ERRORS: Final = {
     0x00: "#NULL!", 0x07: "#DIV/0!", 0x0F: "#VALUE!", 0x17: "#REF!", 0x1D: "#NAME?", 0x24: "#NUM!", 0x2A: "#N/A",
     0x2B: "#GETTING_DATA",
@@ -44,7 +46,7 @@ def _cells(stream: io.BufferedReader, sheet: XlsSheet, book: Globals) -> Iterato
             text = None
         if kind == _STRING and waiting[0] >= 0:
             text = _LongText(data, book)
-        elif kind == _FORMULA:
+        elif kind in _FORMULAS:
             row, column = struct.unpack_from("<HH", data)
             value = _formula_value(data, book)
             waiting = (row, column) if value is _FOLLOWS else (-1, -1)

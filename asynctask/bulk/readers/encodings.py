@@ -37,11 +37,30 @@ _NAMES: Final = {
     "cp1252": "cp1252 windows-1252 iso-8859-1 latin-1 latin1",
     "iso8859_15": "iso-8859-15 iso8859-15 latin-9",
     "iso8859_2": "iso-8859-2 iso8859-2 latin-2",
+    "cp1253": "cp1253 windows-1253 iso-8859-7 greek",
+    "cp1254": "cp1254 windows-1254 iso-8859-9 latin-5",
+    "cp1255": "cp1255 windows-1255",
+    "cp1256": "cp1256 windows-1256",
+    "cp1257": "cp1257 windows-1257",
+    "cp1258": "cp1258 windows-1258",
+    "cp874": "cp874 windows-874 tis-620 iso-8859-11",
+    "koi8_r": "koi8-r koi8r",
+    "mac_roman": "mac-roman macroman macintosh",
+    "utf-32": "utf-32 utf32 ucs-4",
+    "utf-32-le": "utf-32-le utf-32le",
+    "utf-32-be": "utf-32-be utf-32be",
 }
 _CODECS: Final = {name: codec for codec, names in _NAMES.items() for name in names.split()}
 _OFFERED: Final = "utf-8, utf-16, gb18030, cp932, euc-jp, big5, cp949, cp1252"
 _HOW: Final = "save it as 'CSV UTF-8', or say which encoding it is in with the option encoding"
 _CONTROLS: Final = re.compile("[\x00-\x08\x0e-\x1f\ufffe\uffff\ue000-\uf8ff]")
+_SECOND_CONTROLS: Final = re.compile("[\x80-\x9f]")
+_EAST_ASIAN: Final = "\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff61-\uff9f\U00020000-\U0003ffff"
+_LONE: Final = re.compile(f"(?<=[A-Za-z])[{_EAST_ASIAN}](?![{_EAST_ASIAN}])")
+_BEHIND: Final = re.compile(f"(?<=[A-Za-z])[{_EAST_ASIAN}]{{2,4}}(?![{_EAST_ASIAN}])")
+_WORDS: Final = re.compile(f"[{_EAST_ASIAN}]{{2,}}")
+_FEW: Final = 20
+"""How many words of several East Asian characters one lone character behind a Latin letter needs beside it."""
 _CONTROL_BYTES: Final = bytes({*range(1, 9), *range(14, 32)})
 _SOUND: Final = 0.5
 """What a reading has to score at least."""
@@ -82,10 +101,14 @@ def prove_encoding(path: Path, named: str | None = None, expect: Collection[str]
     """
     with path.open("rb") as file:
         head = file.read(4)
-    if head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
-        raise InputError(f"the text is UTF-32; {_HOW}", code="encoding")
     if named is not None:
         return _proved(path, known_encoding(named))
+    if (wide := _utf32(path, head)) is not None:
+        text = next(decoded(path, wide), "").removeprefix("\ufeff")
+        raise InputError(
+            f"the text is UTF-32, which is read only where it is named; {_HOW}", code="encoding",
+            params={"suggestions": [{"encoding": wide, "cells": _first_cells(text)}]},
+        )  # fmt: skip
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return _proved(path, "utf-16")
     first = _broken_at(path, "utf-8")
@@ -126,12 +149,29 @@ def _proved(path: Path, codec: str) -> str:
     fault = _broken_at(path, codec)
     if fault is not None:
         raise _undecodable(path, fault, codec.removesuffix("-sig").upper().replace("_", "-"))
-    if codec.startswith("utf-16"):
+    if codec.startswith(("utf-16", "utf-32")):
         if any("\0" in piece for piece in decoded(path, codec)):
             raise InputError(f"the text contains NUL characters: the file is damaged; {_HOW}", code="nul_byte")
     elif (nul := _first_nul(path)) is not None:
         raise _nul_byte(path, nul)
     return codec
+
+
+def _utf32(path: Path, head: bytes) -> str | None:
+    """The codec of a text in four bytes for each character, with a mark or without one; None where it is in another."""
+    if head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        codec = "utf-32"
+    elif len(head) == 4 and head[0] and head[1:] == b"\0\0\0":
+        codec = "utf-32-le"
+    elif len(head) == 4 and head[3] and head[:3] == b"\0\0\0":
+        codec = "utf-32-be"
+    else:
+        return None
+    return codec if path.stat().st_size % 4 == 0 and _broken_at(path, codec) is None else None
+
+
+def _first_cells(text: str) -> list[str]:
+    return [cell.strip()[:80] for cell in re.split(r"[,;\t|\r\n]", text[:2_000]) if cell.strip()][:3]
 
 
 def _broken_at(path: Path, codec: str) -> int | None:
@@ -170,7 +210,19 @@ def _line_of(path: Path, place: int) -> int:
 
 
 def _undecodable(path: Path, place: int, name: str) -> InputError:
-    return InputError(f"line {_line_of(path, place)} (byte {place + 1}) is not {name} text; {_HOW}", code="encoding")
+    return _doubtful(path, place, f"line {_line_of(path, place)} (byte {place + 1}) is not {name} text")
+
+
+def _doubtful(path: Path, place: int, why: str) -> InputError:
+    """The refusal of a text whose encoding nobody can be certain of, with the likely ones."""
+    from asynctask.bulk.readers.suggestions import suggestions  # hardly any list needs them
+
+    found = suggestions(path, place)
+    shown = ", ".join(each["encoding"] for each in found)
+    return InputError(
+        f"{why}; {_HOW}{f' (likely: {shown})' if shown else ''}", code="encoding",
+        params={"suggestions": found} if found else None,
+    )  # fmt: skip
 
 
 def _nul_byte(path: Path, place: int) -> InputError:
@@ -207,7 +259,7 @@ def _bare_utf16(path: Path, *, utf8: bool) -> str | None:
 
 def _by_sense(path: Path, first: int, expect: Collection[str]) -> str:
     """GB18030 or CP932, if one of them reads all of the text and makes sense of it, and more than the other."""
-    samples = {codec: _sample(path, codec) for codec in ("gb18030", "cp932") if _broken_at(path, codec) is None}
+    samples = {codec: _sample(path, codec) for codec in ("gb18030", "cp932") if _may_be(path, codec)}
     wanted = {name for name in map(normalise, expect) if not name.isascii()}
     named = [codec for codec, text in samples.items() if any(name in normalise(text) for name in wanted)]
     if len(named) == 1:
@@ -218,11 +270,32 @@ def _by_sense(path: Path, first: int, expect: Collection[str]) -> str:
     if not best or scores[best] < _SOUND or not _alone(path, best, samples[best]):
         raise _undecodable(path, first, "UTF-8")
     if len(ranked) > 1 and scores[best] - scores[ranked[1]] < _CLEARLY:
-        raise InputError(
-            f"the text is not UTF-8, and as GB18030 and as CP932 it makes equal sense (byte {first + 1}); {_HOW}",
-            code="encoding",
+        raise _doubtful(
+            path, first, f"the text is not UTF-8, and as GB18030 and as CP932 it makes equal sense (byte {first + 1})"
         )
     return best
+
+
+def _may_be(path: Path, codec: str) -> bool:
+    """Whether a codec reads all of a text, without what only a wrong reading has: control characters of the second set,
+    which Windows has letters and signs for, and single East Asian characters right behind Latin letters (``It痴``) or some
+    that have all swallowed a Latin letter (``rock創池oll``), unless words of several are many times as many."""
+    lone = words = 0
+    try:
+        for piece in decoded(path, codec):
+            if _SECOND_CONTROLS.search(piece):
+                return False
+            lone += len(_LONE.findall(piece)) + sum(_swallowed(run, codec) for run in _BEHIND.findall(piece))
+            words += len(_WORDS.findall(piece))
+    except UnicodeError:
+        return False
+    return lone * _FEW <= words
+
+
+def _swallowed(run: str, codec: str) -> bool:
+    """Whether the second byte of each character is a Latin letter."""
+    data = run.encode(codec)
+    return len(data) == 2 * len(run) and data[1::2].isalpha()
 
 
 def _sample(path: Path, codec: str) -> str:

@@ -30,7 +30,7 @@ class Header:
     ``offset``: how many columns of the sheet lie left of the first cell.
     """
 
-    __slots__ = ("_offset", "headers", "names", "number", "places")
+    __slots__ = ("_offset", "_spare", "headers", "names", "number", "places")
 
     def __init__(self, number: int, names: Sequence[str | None], offset: int = 0) -> None:
         self.number = number
@@ -38,6 +38,7 @@ class Header:
         self.headers = tuple(name for name in names if name is not None)
         self.places = tuple(index + offset for index, name in enumerate(names) if name is not None)
         self._offset = offset
+        self._spare: dict[int, str] = {}
 
     def row(self, number: int, cells: Sequence[Any], *, extra_is_problem: bool) -> RawRow | None:
         """A row of cells by header; None when all are empty.
@@ -51,11 +52,10 @@ class Header:
                 return None
             return RawRow(number, dict(zip(names, (*cells, *(None,) * (width - len(cells))), strict=True)))
         values: dict[str, Any] = dict.fromkeys(self.headers)
-        blank, extra = True, None
-        for index, cell in enumerate(cells):
-            if cell is None:
-                continue
-            blank = False
+        extra = None
+        filled = [index for index, cell in enumerate(cells) if cell is not None]
+        for index in filled:
+            cell = cells[index]
             name = names[index] if index < width else None
             if name is not None:
                 values[name] = cell
@@ -63,14 +63,17 @@ class Header:
                 values[self._spare_name(index)] = cell
                 if index >= width and extra_is_problem:
                     extra = index
-        if blank:
+        if not filled:
             return None
         return RawRow(number, values, () if extra is None else (self._too_many(number, extra, cells[extra]),))
 
     def _spare_name(self, index: int) -> str:
-        name = f"Column {column_letters(index + self._offset)}"
-        while name in self.names:
-            name += "*"
+        name = self._spare.get(index)
+        if name is None:
+            name = f"Column {column_letters(index + self._offset)}"
+            while name in self.names:
+                name += "*"
+            self._spare[index] = name
         return name
 
     def _too_many(self, number: int, last: int, cell: Any) -> Problem:

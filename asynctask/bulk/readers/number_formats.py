@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
+from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
+from functools import lru_cache
 from typing import Any, Final
 
 from asynctask.bulk.readers.base import CellError
@@ -43,7 +46,13 @@ BUILT_IN: Final[dict[int, str]] = {
 
 _LITERALS: Final = re.compile(r'"[^"]*"?|\\.|[_*].')
 _ELAPSED: Final = re.compile(r"\[(?:h+|m+|s+)\]", re.IGNORECASE)
-_BRACKETS: Final = re.compile(r"\[[^\]]*\]")
+_BRACKETS: Final = re.compile(r"\[[^\[\]]*\]")
+_CONDITION: Final = re.compile(
+    r"\[ *(<=|>=|<>|<|>|=) *([+-]?[0-9]{1,15}(?:\.[0-9]{0,15})?(?:E[+-]?[0-9]{1,2})?) *\]", re.IGNORECASE
+)
+_COMPARE: Final[dict[str, Callable[[float, float], bool]]] = {
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "=": operator.eq, "<>": operator.ne,
+}  # fmt: skip
 _EXACT: Final = 2**53
 _INT64: Final = 2**63
 _DAY_MS: Final = 86_400_000
@@ -54,8 +63,25 @@ _LEAP_BUG: Final = 60
 
 
 def classify(code: str) -> str:
-    """What a number format shows: :data:`NUMBER`, :data:`DATE`, :data:`MOMENT` (both), :data:`TIME` or :data:`DURATION`."""
-    code = _LITERALS.sub("", code[:1_000]).partition(";")[0]
+    """What a number format shows: :data:`NUMBER`, :data:`DATE`, :data:`MOMENT` (both), :data:`TIME` or :data:`DURATION`.
+
+    Where that depends on the number, ``[<1]h:mm;yyyy-mm-dd`` for instance, it is written the same way, as
+    ``[<1]time;[]date``; :func:`from_serial` takes that as well.
+    """
+    sections = _LITERALS.sub("", code[:1_000]).split(";")[:3]
+    if not any(map(_CONDITION.search, sections)):
+        return _shows(sections[0])
+    kinds = [_shows(section) for section in sections]
+    if len(set(kinds)) == 1:
+        return kinds[0]
+    tests = [f"[{found[1]}{found[2]}]" if (found := _CONDITION.search(section)) else "[]" for section in sections]
+    if len(tests) == 3 and tests[1] == "[]":
+        tests[1] = "[<0]"  # as spreadsheets have it where a third part is for the rest
+    return ";".join(map("".join, zip(tests, kinds, strict=True)))
+
+
+def _shows(code: str) -> str:
+    """What one part of a number format shows."""
     if _ELAPSED.search(code):
         return DURATION
     letters = _BRACKETS.sub("", code).lower()
@@ -104,6 +130,10 @@ def from_serial(value: Any, kind: str, *, epoch_1904: bool) -> Any:
     A whole number is a date (a datetime where the format shows a time), one with a fraction a datetime, one below 1 a
     time; under a format of elapsed time it is a timedelta. A number that is no day of any calendar stays a number.
     """
+    if kind[:1] == "[" and isinstance(value, int | float):
+        kind = _kind_of(value, kind)
+        if kind == NUMBER:
+            return value
     if type(value) is int and kind == DATE and _LEAP_BUG < value <= _LAST_DAY and not epoch_1904:
         return _EPOCH_1900 + timedelta(value)
     if not isinstance(value, int | float):
@@ -124,6 +154,22 @@ def from_serial(value: Any, kind: str, *, epoch_1904: bool) -> Any:
     if day is None:
         return value
     return day if not rest and kind == DATE else datetime.combine(day, clock)
+
+
+def _kind_of(value: float, conditions: str) -> str:
+    """What a format with conditions shows of a number; one that meets none is shown by the first part."""
+    parts = _conditions(conditions)
+    return next((kind for compare, bound, kind in parts if compare is None or compare(value, bound)), parts[0][2])
+
+
+@lru_cache(maxsize=1_000)
+def _conditions(text: str) -> list[tuple[Callable[[float, float], bool] | None, float, str]]:
+    found: list[tuple[Callable[[float, float], bool] | None, float, str]] = []
+    for part in text.split(";"):
+        test, _, kind = part[1:].partition("]")
+        sign = test.rstrip("0123456789.eE+-")
+        found.append((_COMPARE.get(sign), float(test[len(sign) :] or 0), kind))
+    return found
 
 
 def _day(days: int, epoch_1904: bool) -> date | None:

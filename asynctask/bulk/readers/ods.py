@@ -39,7 +39,6 @@ _ERROR_TEXT: Final = re.compile(r"#[A-Z0-9/_]{1,30}[!?]?|Err:[0-9]{3}")
 _DURATION: Final = re.compile(
     r"(-?)P(?:([0-9]{1,9})D)?T?(?:([0-9]{1,9})H)?(?:([0-9]{1,9})M)?(?:([0-9]{1,9}(?:[.,][0-9]{1,12})?)S)?"
 )
-_LINE_END: Final = re.compile(r"[ \t]*\n[ \t\n]*")
 _DAY: Final = timedelta(days=1)
 
 
@@ -205,7 +204,7 @@ class _Parser:
     def _characters(self, data: str) -> None:
         if self._text_depth:
             # A line end in the XML is a space; those of the text are elements of their own.
-            self._add(_LINE_END.sub(" ", data) if "\n" in data else data)
+            self._add(_in_one_line(data) if "\n" in data else data)
 
     def _add(self, text: str) -> None:
         self._size += len(text)
@@ -292,6 +291,14 @@ class _Parser:
             raise over_limit(what, "max_cell_chars", limits.max_cell_chars)
         self._row.extend([None] * (self._column - len(self._row)))
         self._row.extend([value] * repeat)
+
+
+def _in_one_line(data: str) -> str:
+    """Each line end, with the blanks around it and the line ends that follow, as one space: in one pass over the text."""
+    first, *others = data.split("\n")
+    last = others.pop()
+    within = [line for line in (other.strip(" \t") for other in others) if line]
+    return " ".join([first.rstrip(" \t"), *within, last.lstrip(" \t")])
 
 
 def _repeat(attrs: Mapping[str, str], name: str) -> int:

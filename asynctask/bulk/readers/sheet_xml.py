@@ -246,7 +246,7 @@ def _parsed_row(number: int, content: bytes) -> list[Found]:
 
 def row_values(number: int, found: list[Found], book: Book) -> list[Any]:
     """The values of a row's cells, from column A to the last one that has a value."""
-    texts, kinds, width = book.texts, book.kinds, book.limits.max_columns
+    texts, kinds, width, longest = book.texts, book.kinds, book.limits.max_columns, book.limits.max_cell_chars
     known, row, this = texts.known, list[Any](), b"%d" % number
     for letters, digits, style, kind, formula, raw, inline in found:
         if digits != this:
@@ -266,15 +266,13 @@ def row_values(number: int, found: list[Found], book: Book) -> list[Any]:
             value = _other_value(kind, raw, inline, kinds.get(style, ""), number)
         if value is None:
             continue
+        if type(value) is str and len(value) > longest:
+            raise over_limit(f"a cell of row {number} has {len(value):,} characters", "max_cell_chars", longest)
         column = _COLUMNS.get(letters, -1)
         if column == len(row) and column < width:
             row.append(value)
         else:
             _put(row, _index(letters), value, number, book.limits)
-    longest = book.limits.max_cell_chars
-    for value in row:
-        if type(value) is str and len(value) > longest:
-            raise over_limit(f"a cell of row {number} has {len(value):,} characters", "max_cell_chars", longest)
     return row
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import tempfile
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, islice
 from typing import IO, Final
 from xml.parsers.expat import XMLParserType
 
@@ -19,7 +20,8 @@ NAMES: Final[Mapping[str, str]] = {"amp": "&", "lt": "<", "gt": ">", "quot": '"'
 _REFERENCE: Final = re.compile(r"&(?:#x([0-9A-Fa-f]{1,6})|#([0-9]{1,7})|([A-Za-z]{1,8}));|&")
 _ESCAPE: Final = re.compile(r"_x([0-9A-Fa-f]{4})_")
 _ITEM: Final = re.compile(
-    rb'<si><t(?: xml:space="preserve")?>([^<]*+)</t>(?:<rPh [^>]*+><t[^>]*+>[^<]*+</t></rPh>)*+(?:<phoneticPr[^>]*+>)?</si>'
+    rb'<si>(?:<t(?: xml:space="preserve")?>([^<]*+)</t>(?:<rPh [^>]*+><t[^>]*+>[^<]*+</t></rPh>)*+(?:<phoneticPr[^>]*+>)?'
+    rb"|<t ?/>)</si>"
 )
 _OPENED: Final = re.compile(rb"<si[ />]")
 _CLOSED: Final = b"</si>"
@@ -27,6 +29,7 @@ _MAX_TEXTS: Final = 16_777_216
 _MAX_TEXT_BYTES: Final = 8_388_608
 _IN_MEMORY: Final = 67_108_864
 _KNOWN_BYTES: Final = 64
+_RARE: Final = 16
 _KNOWN: Final = 65_536
 
 
@@ -73,6 +76,10 @@ def _resolved(match: re.Match[str]) -> str:
     return chr(code)
 
 
+def _is_blank(raw: bytes) -> bool:
+    return not raw or ((raw[0] in b" \t\r\n&_" or raw[0] > 127) and clean(raw) is None)
+
+
 class Texts:
     """A list of texts that grows; ``blank`` is whether one of them is empty but for spaces. Close it."""
 
@@ -86,18 +93,18 @@ class Texts:
     def __len__(self) -> int:
         return len(self._ends) - 1
 
-    def add(self, raw: bytes) -> None:
-        """One more text, as :func:`clean` takes it. Texts of more than 64 MB go to a file."""
-        if len(self._ends) > _MAX_TEXTS:
+    def add(self, raw: Sequence[bytes]) -> None:
+        """More texts, as :func:`clean` takes them. Texts of more than 64 MB go to a file."""
+        if len(self) + len(raw) > _MAX_TEXTS:
             raise TooLarge(f"the workbook has more than {_MAX_TEXTS:,} texts; split it into several")
-        self._data += raw
-        self._ends.append(self._ends[-1] + len(raw))
+        self._data += b"".join(raw)
+        self._ends.extend(islice(accumulate(map(len, raw), initial=self._ends[-1]), 1, None))
         if len(self._data) > _IN_MEMORY:
             self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
             self._file.write(self._data)
             self._data.clear()
-        if not self.blank and (not raw or raw[0] in b" \t\r\n&_" or raw[0] > 127):
-            self.blank = clean(raw) is None
+        if not self.blank:
+            self.blank = any(map(_is_blank, raw))
 
     def get(self, number: bytes) -> str | None:
         """The text of a number, as a cell writes it. Raises InputError for a number that has none.
@@ -211,13 +218,17 @@ def _load_canonical(package: Package, part: str, texts: Texts) -> bool:
 def _add_items(data: bytes, texts: Texts) -> None:
     found = _ITEM.findall(data)
     if len(found) == len(_OPENED.findall(data)):
-        for raw in found:
-            texts.add(raw)
+        texts.add(found)
         return
-    for piece in data.split(_CLOSED)[:-1]:
+    pieces = data.split(_CLOSED)[:-1]
+    if len(found) * _RARE < len(pieces) * (_RARE - 1):
+        # Making a parser costs more than a text: where many texts are unusual, one parser takes all of them.
+        _load_any(iter([b"<sst>", data, b"</sst>"]), "sharedStrings", texts)
+        return
+    for piece in pieces:
         match = _ITEM.fullmatch(piece.strip() + _CLOSED)
         if match:
-            texts.add(match[1])
+            texts.add([match[1] or b""])
         else:
             _load_any(iter([b"<sst>", piece, _CLOSED, b"</sst>"]), "sharedStrings", texts)
 
@@ -232,7 +243,7 @@ def _load_any(chunks: Iterator[bytes], part: str, texts: Texts) -> None:
         tag = tag.rpartition(":")[2]
         parser.end(tag)
         if tag == "si":
-            texts.add(escaped(parser.take()))
+            texts.add([escaped(parser.take())])
 
     def attach(xml: XMLParserType) -> None:
         xml.StartElementHandler, xml.EndElementHandler, xml.CharacterDataHandler = start, end, parser.text

@@ -34,10 +34,16 @@ def xls_table(path: Path, options: OpenOptions) -> Table:
     with OleFile(path) as file, file.open(_stream(file)) as stream:
         book = read_globals(stream)
     try:
+        empty: dict[int, int] = {}
         for sheet in _wanted(book, options.sheet):
+            if sheet.at in empty:
+                continue  # several sheets on the same records
+            if any(begin < sheet.at < end for begin, end in empty.items()):
+                raise damaged(f"sheet {sheet.name!r} lies within another one")
             rows = _Rows(path, sheet, book, options.limits)
             if filled := rows.count():
                 return Table(rows.cells, sheet.name, filled, book.texts.close)
+            empty[sheet.at] = rows.end
         raise empty_sheet(options.sheet)
     except BaseException:
         book.texts.close()
@@ -71,6 +77,8 @@ class _Rows:
     def __init__(self, path: Path, sheet: XlsSheet, book: Globals, limits: Limits) -> None:
         self._path, self._sheet, self._book, self._limits = path, sheet, book, limits
         self._ordered = True
+        self.end = 0
+        """Where the records of the sheet end; known once they were gone through."""
 
     def count(self) -> int:
         """How many rows are not empty."""
@@ -94,24 +102,31 @@ class _Rows:
                 if cells:
                     yield number + 1, cells
                 number, cells = row, []
-            self._put(cells, number, column, value)
+            self._check(row, column, value)
+            _put(cells, column, value)
         if cells:
             yield number + 1, cells
 
     def _sorted(self) -> Iterator[tuple[int, list[Any]]]:
-        rows: dict[int, list[Any]] = {}
+        # Without the empty cells before each: there may be a thousand for one that has a value.
+        rows: dict[int, list[tuple[int, Any]]] = {}
         for count, (row, column, value) in enumerate(self._found()):
             if count >= _MAX_UNORDERED:
                 raise damaged(f"the rows of sheet {self._sheet.name!r} are in no order")
-            self._put(rows.setdefault(row, []), row, column, value)
+            self._check(row, column, value)
+            rows.setdefault(row, []).append((column, value))
         for row in sorted(rows):
-            yield row + 1, rows[row]
+            cells: list[Any] = []
+            for column, value in rows.pop(row):
+                _put(cells, column, value)
+            yield row + 1, cells
 
     def _found(self) -> Iterator[tuple[int, int, Any]]:
         with OleFile(self._path) as file, file.open(_stream(file)) as stream:
             yield from sheet_cells(stream, self._sheet, self._book)
+            self.end = stream.tell()
 
-    def _put(self, cells: list[Any], row: int, column: int, value: Any) -> None:
+    def _check(self, row: int, column: int, value: Any) -> None:
         limits = self._limits
         if column >= limits.max_columns:
             what = f"row {row + 1} has a cell in column {column_letters(column)}, which is column {column + 1:,}"
@@ -119,8 +134,11 @@ class _Rows:
         if type(value) is str and len(value) > limits.max_cell_chars:
             what = f"a cell of row {row + 1} has {len(value):,} characters"
             raise over_limit(what, "max_cell_chars", limits.max_cell_chars)
-        if column < len(cells):
-            cells[column] = value
-        else:
-            cells.extend([None] * (column - len(cells)))
-            cells.append(value)
+
+
+def _put(cells: list[Any], column: int, value: Any) -> None:
+    if column < len(cells):
+        cells[column] = value
+    else:
+        cells.extend([None] * (column - len(cells)))
+        cells.append(value)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from asynctask.bulk.readers.base import Limits, OpenOptions
-from asynctask.bulk.readers.package import Package
+from asynctask.bulk.readers.package import Package, damaged
 from asynctask.bulk.readers.sheet_xml import Book, SheetXml
 from asynctask.bulk.readers.table import Table, TableSource, sheet_source
 from asynctask.bulk.readers.texts import load_texts
@@ -36,7 +36,13 @@ def xlsx_table(path: Path, options: OpenOptions) -> Table:
         texts = load_texts(package, plan.texts_part)
         try:
             book = Book(texts, sheet_kinds(package, plan.styles_part), plan.epoch_1904, options.limits)
+            looked_at: set[str] = set()
             for part in wanted:
+                if not part.part:
+                    raise damaged(f"it does not say which of its parts is sheet {part.name!r}")
+                if part.part.lower() in looked_at:
+                    continue  # several sheets on one part, which is known to be empty
+                looked_at.add(part.part.lower())
                 sheet = SheetXml(lambda: Package(path, options.limits), part.part, book)
                 if filled := sheet.prove():
                     return Table(sheet.cells, part.name, filled, texts.close)

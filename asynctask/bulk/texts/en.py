@@ -159,6 +159,8 @@ TEXTS: Final[Mapping[str, str]] = {
     "list.duplicate_column": "{detail}",
     "list.missing_columns": "{detail}",
     "list.unknown_column": "{detail}",
+    "list.too_costly": "{detail}",
+    "list.reader_died": "{detail}",
     "list.encoding": "{detail}",
     "list.nul_byte": "{detail}",
     "list.invalid_csv": "{detail}",

@@ -156,6 +156,8 @@ TEXTS: Final[Mapping[str, str]] = {
     "list.duplicate_column": "列が重複しています。どちらかを削除するか、名前を変えてください（{detail}）",
     "list.missing_columns": "必須の列がありません。追加するか、columns オプションで対応を指定してください（{detail}）",
     "list.unknown_column": "指定された列がありません。修正してください（{detail}）",
+    "list.too_costly": "このブックの読み取りは制限を超えます。CSV で保存するか、分割してください（{detail}）",
+    "list.reader_died": "ブックを読み取るプロセスが終了させられました。分割するか、CSV で保存してください（{detail}）",
     "list.encoding": "文字コードを判別できません。「CSV UTF-8」で保存し直してください（{detail}）",
     "list.nul_byte": "NUL バイトが含まれています。削除してアップロードし直してください（{detail}）",
     "list.invalid_csv": "CSV の形式が正しくありません。修正してアップロードし直してください（{detail}）",

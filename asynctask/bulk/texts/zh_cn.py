@@ -154,6 +154,8 @@ TEXTS: Final[Mapping[str, str]] = {
     "list.duplicate_column": "有重复的列，请删除或重命名其中一列（{detail}）",
     "list.missing_columns": "缺少必需的列，请补上，或用 columns 选项指定对应关系（{detail}）",
     "list.unknown_column": "指定的列不存在，请更正（{detail}）",
+    "list.too_costly": "读取该工作簿超出限制，请另存为 CSV 或拆分后重新上传（{detail}）",
+    "list.reader_died": "读取工作簿的进程被终止，请拆分后重新上传，或另存为 CSV（{detail}）",
     "list.encoding": "无法识别文本的编码，请另存为“CSV UTF-8”后重新上传（{detail}）",
     "list.nul_byte": "文本中含有 NUL 字节，请删除后重新上传（{detail}）",
     "list.invalid_csv": "CSV 格式有误，请更正后重新上传（{detail}）",
