@@ -7,7 +7,7 @@ broker holds at most one copy of the same (job id, attempt).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -15,7 +15,19 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from asynctask.bookkeeping import Delta, Row, in_flight, may_dispatch, release_due, room
+from asynctask.bookkeeping import (
+    Delta,
+    Row,
+    Turn,
+    cancel,
+    give_back,
+    in_flight,
+    is_lent,
+    lend,
+    may_dispatch,
+    release_due,
+    room,
+)
 from asynctask.clock import micros
 from asynctask.ledger import batches, ready, sessions, tallies
 from asynctask.ledger import tasks as task_rows
@@ -23,8 +35,8 @@ from asynctask.ledger.base import Ledger, loads
 from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.models import events, tasks
 from asynctask.ledger.task_locks import each_free, try_lock
-from asynctask.ledger.transitions import Change, EventRecord, apply
-from asynctask.states import Status
+from asynctask.ledger.transitions import Applied, Change, EventRecord, Note, apply, read_events
+from asynctask.states import Reason, State, Status
 
 __all__ = [
     "Alone",
@@ -33,10 +45,12 @@ __all__ = [
     "Runnable",
     "alone_due",
     "confirm",
+    "lend_jobs",
     "reserve",
     "reserve_alone",
     "runnable",
     "take_again",
+    "take_back_loans",
     "unconfirmed",
 ]
 
@@ -48,6 +62,7 @@ _AT_POINTER = (
         _e.id, _e.job_id, _e.attempt, _e.retries, _e.worker_name, _e.queue, _e.params, _e.options, _e.created_at, _e.status
     )
     .where(_e.task_id == sa.bindparam("of"), _e.due_at.is_(None))
+    .where(_e.process.is_(None) | (_e.status != str(Status.ENQUEUE)))  # what is lent needs no copy
     .where(_e.seq >= sa.bindparam("low"), _e.seq < sa.bindparam("high"))
     .order_by(_e.seq, _e.id)
 )
@@ -188,6 +203,65 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Rese
         connection.execute(tasks.update().where(_t.id == task_id).values(values))
     idle = task["session_holder"] is not None and not found and high == low and high >= task["created_jobs"]
     return _Reserved(found, full, idle)
+
+
+@repeatable
+def lend_jobs(ledger: Ledger, task_id: int, wanted: int, places: int) -> list[Ready]:
+    """Lends this process up to ``wanted`` jobs of a Task with a ``parallel``, the next ones at its pointer.
+
+    The process performs them one after the other in ``places`` of its jobs of that Task that are in flight, so its share of
+    what is left is no larger than theirs of ``parallel``. Nothing while more jobs are in flight than ``parallel`` allows,
+    while others of the Task are due, or while somebody holds the Task's row.
+    """
+    with ledger.database.write() as connection:
+        task = try_lock(connection, ledger, task_id)
+        if task is None or not task["parallel"] or not may_dispatch(task["state"]) or not sessions.may(task):
+            return []
+        now, low = ledger.now(), task["next_seq"]
+        share = (task["created_jobs"] - low) * places // task["parallel"]
+        high = low + min(wanted, share)
+        due = sessions.next_due(connection, task_id)
+        flying = _flying(connection, task)
+        if high <= low or flying > task["parallel"] or (due is not None and due <= now):
+            return []
+        fresh, begun = _at_pointer(connection, task, low, high)
+        apply(connection, ledger, [Change(each.event_id, _lent_to(ledger.identity)) for each in fresh])
+        tallies.move(connection, {(task_id, ledger.slot(task["slots"])): Delta(dispatched=begun - len(fresh))}, now)
+        left, full = high < task["created_jobs"], flying >= task["parallel"]
+        values = {**ready.settled(task, left=left, full=full, due=due, now=now), "next_seq": high}
+        connection.execute(tasks.update().where(_t.id == task_id).values(values))
+    return fresh
+
+
+def _lent_to(process: str) -> Callable[[EventRecord], Turn | None]:
+    def decide(record: EventRecord) -> Turn | None:
+        return lend(record.row, process)
+
+    return decide
+
+
+def take_back_loans(ledger: Ledger, known: Collection[int]) -> int:
+    """Jobs that are lent to this process and not ``known`` to it (Event ids) wait in the ledger again; returns how many.
+
+    A loan is unknown where the answer to its transaction was lost.
+    """
+    with ledger.database.read() as connection:
+        lent = read_events(connection, (_e.process == ledger.identity) & (_e.status == str(Status.ENQUEUE)))
+    applied = _take_back(ledger, [record.id for record in lent if record.id not in known])
+    ready.announce(ledger, applied)
+    return len(applied)
+
+
+@repeatable
+def _take_back(ledger: Ledger, event_ids: Sequence[int]) -> list[Applied]:
+    def decide(record: EventRecord) -> Turn | None:
+        if not is_lent(record.row) or record.row.process != ledger.identity:
+            return None
+        return cancel(record.row) if record.task_state == State.CANCELLED else give_back(record.row, now=ledger.now())
+
+    told = {Reason.CANCELLED: Note("cancelled", ledger.catalogue("cancelled"))}
+    with ledger.database.write() as connection:
+        return apply(connection, ledger, [Change(event_id, decide, told=told) for event_id in event_ids])
 
 
 @repeatable
