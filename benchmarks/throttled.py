@@ -9,7 +9,7 @@ as the largest ``parallel``, so the limit is what holds the jobs back. With ``--
 just ``parallel`` threads and a Task without a limit: what the machine can do with that many jobs at a time. Runs of ours
 and of the peer alternate; the figures are medians, and the first one is of the first ``--workers`` and ``--parallel``.
 
-A job ``n`` of the run: each Task has so many items as take about N x 20 ms at ``parallel`` 1, at least 200.
+``-n`` is for a ``parallel`` of 1: a Task with another has that many times as many items, at least 200 and at most 40,000.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def measure(options: argparse.Namespace) -> Result:
 
 def _rate(options: argparse.Namespace, job: Job, workers: int, parallel: int) -> float:
     """Items a second of one Task; with 0 ``workers`` those of the peer."""
-    n = max(200, options.n * parallel)
+    n = min(max(200, options.n * parallel), 40_000)
     threads = max(options.parallel) if workers else parallel
     with common.place(options) as place:
         return n / _seconds(place, job, n, workers, threads, parallel)
