@@ -248,10 +248,10 @@ def release_due(row: Row) -> Turn:
 
 
 def lend(row: Row, process: str) -> Turn:
-    """A row that the dispatcher has just come to waits in a process, behind another job of its Task."""
-    if row.status is not Status.ENQUEUE or row.due_at is not None or row.process is not None:
-        raise ValueError(f"only a row that waits for nothing can be lent, not {row}")
-    return _turn(row, Status.ENQUEUE, Reason.LENT, process=process, reserved=True)
+    """A row that may be dispatched, at the pointer or due, waits in a process behind another job of its Task."""
+    if row.status is not Status.ENQUEUE or row.process is not None or in_flight(row):
+        raise ValueError(f"only a row that may be dispatched can be lent, not {row}")
+    return _turn(row, Status.ENQUEUE, Reason.LENT, process=process, reserved=True, due_at=None)
 
 
 def hurry(row: Row, *, now: int) -> Turn:

@@ -7,7 +7,7 @@ broker holds at most one copy of the same (job id, attempt).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -23,6 +23,7 @@ from asynctask.bookkeeping import (
     give_back,
     in_flight,
     is_lent,
+    is_suspect,
     lend,
     may_dispatch,
     release_due,
@@ -207,37 +208,44 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Rese
 
 @repeatable
 def lend_jobs(ledger: Ledger, task_id: int, wanted: int, places: int) -> list[Ready]:
-    """Lends this process up to ``wanted`` jobs of a Task with a ``parallel``, the next ones at its pointer.
+    """Lends this process up to ``wanted`` jobs of a Task with a ``parallel``, those that are due again first.
 
     The process performs them one after the other in ``places`` of its jobs of that Task that are in flight, so its share of
-    what is left is no larger than theirs of ``parallel``. Nothing while more jobs are in flight than ``parallel`` allows,
-    while others of the Task are due, or while somebody holds the Task's row.
+    what may go is no larger than theirs of ``parallel``. Nothing while more jobs are in flight than ``parallel`` allows, or
+    while somebody holds the Task's row. A suspect that is due is not lent: it runs alone.
     """
     with ledger.database.write() as connection:
         task = try_lock(connection, ledger, task_id)
         if task is None or not task["parallel"] or not may_dispatch(task["state"]) or not sessions.may(task):
             return []
-        now, low = ledger.now(), task["next_seq"]
-        share = (task["created_jobs"] - low) * places // task["parallel"]
-        high = low + min(wanted, share)
-        due = sessions.next_due(connection, task_id)
         flying = _flying(connection, task)
-        if high <= low or flying > task["parallel"] or (due is not None and due <= now):
+        if flying > task["parallel"]:
             return []
-        fresh, begun = _at_pointer(connection, task, low, high)
-        apply(connection, ledger, [Change(each.event_id, _lent_to(ledger.identity)) for each in fresh])
-        tallies.move(connection, {(task_id, ledger.slot(task["slots"])): Delta(dispatched=begun - len(fresh))}, now)
-        left, full = high < task["created_jobs"], flying >= task["parallel"]
+        now, low = ledger.now(), task["next_seq"]
+        waiting = connection.execute(_DUE_OF_TASK, {"of": task_id, "now": now, "count": wanted}).scalars().all()
+        count = min(wanted, (len(waiting) + task["created_jobs"] - low) * places // task["parallel"])
+        lent = _lend(connection, ledger, waiting[:count], suspects=False)
+        found = _read_ready(connection, batches.among(connection, _e.id, lent)) if lent else []
+        high = min(task["created_jobs"], low + count - len(lent))
+        if high > low:
+            fresh, begun = _at_pointer(connection, task, low, high)
+            _lend(connection, ledger, [each.event_id for each in fresh], suspects=True)  # the pointer passes all of them
+            tallies.move(connection, {(task_id, ledger.slot(task["slots"])): Delta(dispatched=begun - len(fresh))}, now)
+            found += fresh
+        left, full, due = high < task["created_jobs"], flying >= task["parallel"], sessions.next_due(connection, task_id)
         values = {**ready.settled(task, left=left, full=full, due=due, now=now), "next_seq": high}
         connection.execute(tasks.update().where(_t.id == task_id).values(values))
-    return fresh
+    return found
 
 
-def _lent_to(process: str) -> Callable[[EventRecord], Turn | None]:
+def _lend(connection: Connection, ledger: Ledger, event_ids: Sequence[int], *, suspects: bool) -> list[int]:
     def decide(record: EventRecord) -> Turn | None:
-        return lend(record.row, process)
+        row = record.row
+        may = row.status is Status.ENQUEUE and row.process is None and (suspects or not is_suspect(row))
+        return lend(row, ledger.identity) if may else None
 
-    return decide
+    applied = apply(connection, ledger, [Change(event_id, decide) for event_id in event_ids])
+    return [each.change.event_id for each in applied if each.turn is not None]
 
 
 def take_back_loans(ledger: Ledger, known: Collection[int]) -> int:

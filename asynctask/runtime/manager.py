@@ -312,6 +312,7 @@ class Manager:
         for assignment in unstarted:
             if assignment.ticket is not None:
                 self._release(assignment)
+                self._lanes.close(assignment)
         copies = [each.copy for each in unstarted if each.ticket is None]
         self._mine.forget(copies)  # if the broker is away now, they are found and go back when it is there
         self._broker.put_back(self._identity, copies)

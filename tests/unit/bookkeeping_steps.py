@@ -265,10 +265,11 @@ def drop_watched(w: World, where: tuple[Process, Copy], k: int) -> None:
 
 def may_lend(w: World, copy: Copy) -> bool:
     task, row = w.tasks[copy.task], w.row(copy)
-    if task.alone or task.parallel is None or task.state not in STARTING or due(w, task):
+    if task.alone or task.parallel is None or task.state not in STARTING:
         return False
     holds_a_place = row.attempt == copy.attempt and core.in_flight(row)
-    return holds_a_place and task.flying <= task.parallel and task.next_seq < len(task.stored)
+    left = due(w, task) or task.next_seq < len(task.stored)
+    return holds_a_place and task.flying <= task.parallel and bool(left)
 
 
 @step(
@@ -277,14 +278,15 @@ def may_lend(w: World, copy: Copy) -> bool:
     ]
 )
 def lend(w: World, where: tuple[Process, Copy], k: int) -> None:
-    """One transaction: the next rows at the pointer wait in this process behind one that runs."""
+    """One transaction: rows that are due, then rows at the pointer, wait in this process behind one that runs."""
     process, head = where
     task = w.tasks[head.task]
-    low, high = task.next_seq, min(len(task.stored), task.next_seq + 1 + k)
+    again = due(w, task)[: 1 + k]
+    low, high = task.next_seq, min(len(task.stored), task.next_seq + 1 + k - len(again))
     process.lanes[head] = []
-    for seq in range(low, high):
+    for seq in [*again, *range(low, high)]:
         row = task.row(seq)
-        if row.status is Status.ENQUEUE:
+        if row.status is Status.ENQUEUE and not (row.reserved and core.is_suspect(row)):
             turn = core.lend(row, process.name)
             task.stored[seq] = turn.after
             task.counts.add(turn.delta)
