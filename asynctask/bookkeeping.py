@@ -5,13 +5,15 @@ change of a row is a :class:`Turn`, made by one of the functions below; what the
 down beside it but derived from the row before and the row after (:func:`measure`), so counts equal rows by construction
 as long as both are written in one transaction.
 
-Three rules carry the rest:
+Four rules carry the rest:
 
 * **Fence.** ``attempt`` rises with every retry, requeue, recovery and give-back. A copy of a job carries the attempt it
   was dispatched for; a copy whose attempt is not its row's is acknowledged unrun, and its outcome would lose the
   compare-and-set.
-* **Flight.** A row is in flight when it is open, the dispatcher has passed it (``reserved``) and it does not wait for
-  ``due_at``. ``in_flight`` of a Task is ``dispatched - returned``, two counters that only rise.
+* **Flight.** A row is in flight when it is open, the dispatcher has passed it (``reserved``), and it neither waits for
+  ``due_at`` nor is lent. ``in_flight`` of a Task is ``dispatched - returned``, two counters that only rise.
+* **Loan.** A row that is ``enqueue`` under the name of a process is lent to it: that process performs it in the place of
+  another job of the same Task, once that one has ended. So a Task with a ``parallel`` never runs more than that.
 * **Copy key.** A broker holds at most one copy of the same (job id, attempt): pushing it again does nothing.
 
 `tests/unit/test_bookkeeping_model.py` drives exactly these functions through interleavings and crashes at every step.
@@ -44,7 +46,9 @@ __all__ = [
     "held_elsewhere",
     "hurry",
     "in_flight",
+    "is_lent",
     "is_suspect",
+    "lend",
     "may_close",
     "may_dispatch",
     "measure",
@@ -141,17 +145,25 @@ class Turn(NamedTuple):
 
 
 def in_flight(row: Row) -> bool:
-    """Whether a copy of it is, or should be, in the broker or in a process."""
-    return row.reserved and row.due_at is None and row.status in (Status.ENQUEUE, Status.WORKING)
+    """Whether a copy of it is, or should be, in the broker or in a process, and it counts under its Task's ``parallel``."""
+    if not row.reserved or row.due_at is not None:
+        return False
+    return row.status is Status.WORKING or (row.status is Status.ENQUEUE and row.process is None)
+
+
+def is_lent(row: Row) -> bool:
+    """Whether it waits in a process behind another job of its Task."""
+    return row.status is Status.ENQUEUE and row.process is not None
 
 
 def at_rest(row: Row) -> bool:
     """Whether it is open and nobody can be running its attempt: not dispatched yet, waiting for ``due_at``, or stopped.
+    One that is lent may be running, though nothing says so yet.
 
     In a cancelled Task such a row is cancelled whenever it is found, not in one pass: an interrupted, retried, given-back
     or stopped job comes to rest after the pass went by, and no dispatcher starts it any more.
     """
-    return row.status in OPEN and not in_flight(row)
+    return row.status in OPEN and not in_flight(row) and not is_lent(row)
 
 
 def measure(row: Row) -> Mapping[str, int]:
@@ -233,6 +245,13 @@ def release_due(row: Row) -> Turn:
     if row.status is not Status.ENQUEUE or row.due_at is None:
         raise ValueError(f"only a waiting row can be released, not {row}")
     return Turn(row, row._replace(due_at=None, reserved=True), Reason.RETRY)
+
+
+def lend(row: Row, process: str) -> Turn:
+    """A row that may be dispatched, at the pointer or due, waits in a process behind another job of its Task."""
+    if row.status is not Status.ENQUEUE or row.process is not None or in_flight(row):
+        raise ValueError(f"only a row that may be dispatched can be lent, not {row}")
+    return _turn(row, Status.ENQUEUE, Reason.LENT, process=process, reserved=True, due_at=None)
 
 
 def hurry(row: Row, *, now: int) -> Turn:

@@ -86,7 +86,8 @@ class Reason(StrEnum):
     RETRY = "retry"  # the retry policy gives it another attempt
     WORKER_LOST = "worker_lost"
     POISON = "poison"
-    GIVEN_BACK = "given_back"  # fetched or waiting in the broker, and taken back unrun
+    GIVEN_BACK = "given_back"  # fetched, lent or waiting in the broker, and taken back unrun
+    LENT = "lent"  # a process performs it in the place of another job of its Task, once that one has ended
     REDISPATCHED = "redispatched"  # the broker does not hold it any more
     CANCELLED = "cancelled"
     STOPPED = "stopped"
@@ -143,7 +144,8 @@ EVENT_EDGES: Final[tuple[Edge, ...]] = _edges(
         (_RUNNABLE, _S.ERROR, _R.DISCARDED, (_W.WORKER, _W.SWEEP), "the runtime gave it up outside the middleware"),
         (_RUNNABLE, _S.ENQUEUE, _R.RETRY, (_W.WORKER,), "it raised; another attempt follows at due_at"),
         (_RUNNABLE, _S.ENQUEUE, _R.INTERRUPTED, (_W.WORKER,), "the runtime shut down under it; it waits again"),
-        (_RUNNABLE, _S.ENQUEUE, _R.GIVEN_BACK, (_W.WORKER, _W.SWEEP), "taken back from the broker unrun"),
+        (_RUNNABLE, _S.ENQUEUE, _R.GIVEN_BACK, (_W.WORKER, _W.SWEEP), "taken back from the broker or a process unrun"),
+        ((_S.ENQUEUE,), _S.ENQUEUE, _R.LENT, (_W.WORKER,), "a process has it wait behind a job of the same Task"),
         (_RUNNABLE, _S.ENQUEUE, _R.WORKER_LOST, (_W.SWEEP,), "its process died; it waits again"),
         (_RUNNABLE, _S.ENQUEUE, _R.REDISPATCHED, (_W.SWEEP,), "the broker lost it; it is dispatched again"),
         (

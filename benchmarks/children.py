@@ -159,7 +159,7 @@ def child(role: str, place: Place, *more: str) -> Iterator[subprocess.Popen[str]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
     settings = {ENV_PREFIX + name.upper(): value for name, value in place.settings().items()}
     environ = {**inherited, **settings, "PYTHONPATH": str(ROOT), LIFELINE: str(lifeline)}
-    log = (place.folder / f"{role}.log").open("w+")
+    log = (place.folder / f"{role}.log").open("a+")
     how = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": log, "text": True, "start_new_session": True}
     try:
         with started(argv, _end, cwd=place.folder, env=environ, pass_fds=(lifeline,), **how) as process:
@@ -173,11 +173,11 @@ def child(role: str, place: Place, *more: str) -> Iterator[subprocess.Popen[str]
         log.close()
 
 
-def await_worker(app: AsyncTask, process: subprocess.Popen[str]) -> None:
-    """Waits until a worker process has registered."""
+def await_worker(app: AsyncTask, process: subprocess.Popen[str], count: int = 1) -> None:
+    """Waits until a worker process has registered, the last of ``count``."""
     clock, pause = SystemClock(), threading.Event()
     until = clock.monotonic() + _START_S
-    while not any(each["kind"] == "worker" for each in app.processes()):
+    while sum(each["kind"] == "worker" for each in app.processes()) < count:
         if process.poll() is not None or clock.monotonic() > until:
             raise Unaccounted("the worker process did not come up")
         pause.wait(0.02)

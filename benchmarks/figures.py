@@ -50,6 +50,7 @@ class Step:
 
 
 _ONE_MS = ("--work-ms", "1")
+_LIMITS = ("--work-ms", "20", "--parallel", "1,5,20,100")
 STEPS = (
     Step("tracked", ("-n", "100000"), ("-n", "3000", "--runs", "1"), databases.KINDS),
     Step("tracked", ("-n", "60000", *_ONE_MS), ("-n", "2000", "--runs", "1", *_ONE_MS), ("sqlite",)),
@@ -70,6 +71,10 @@ STEPS = (
     Step("sheet", ("-n", "500000", "--kind", "xlsx"), ("-n", "10000", "--kind", "xlsx"), ("sqlite",)),
     Step("claim", ("-n", "10000")),
     Step("claim", ("-n", "1000000")),
+    Step("throttled", ("-n", "1000"), ("-n", "50", "--runs", "1", "--workers", "1"), ("sqlite",)),
+    Step("throttled", ("-n", "400", *_LIMITS)),
+    Step("throttled", ("-n", "1000", "--redis"), on=("postgresql",)),
+    Step("throttled", ("-n", "400", "--redis", *_LIMITS), on=("postgresql",)),
     Step("noop", ("-n", "100000"), ("-n", "5000", "--runs", "1"), ("sqlite",), on=("sqlite",)),
     Step("noop", ("-n", "100000", "--delay-ms", "1"), on=("sqlite",)),
     Step("idle", ("-n", "30", "--redis"), ("-n", "2", "--redis"), ("sqlite",)),

@@ -157,6 +157,38 @@ def _claim(n: int) -> Promise:
 
 
 _PROCESSES = (15, 30, 60, 120)
+_WORKERS = {1: "one process", 3: "three processes"}
+
+
+def _throttled(broker: str, kinds: tuple[str, ...] = tuple(DATABASES)) -> tuple[Promise, Promise]:
+    beside = " and Redis" if broker == "Redis" else ", a database alone"
+    nothing = [
+        Line(f"parallel {limit}, {said}", _setting(f"of_{limit}_with_{count}"), "jobs/s", must)
+        for limit, must in ((1, _everywhere(400.0)), (5, {}))
+        for count, said in _WORKERS.items()
+    ]
+    waiting = [
+        Line(
+            f"parallel {limit}, {said}, to what is possible",
+            _setting(f"part_of_{limit}_with_{count}"),
+            "",
+            _everywhere(0.9),
+        )
+        for limit in (1, 5, 20, 100)
+        for count, said in _WORKERS.items()
+    ]
+    return (
+        Promise(
+            f"A limited Task of jobs that do nothing{beside}", _named("throttled", broker=broker, job="nothing"),
+            tuple(nothing), n=200, kinds=kinds,
+        ),
+        Promise(
+            f"A limited Task of jobs of 20 ms{beside}", _named("throttled", broker=broker, job="waits for 20 ms"),
+            tuple(waiting), n=200, kinds=kinds,
+        ),
+    )  # fmt: skip
+
+
 _IN_TABLE = "the database"
 _REDIS = "Redis"
 
@@ -263,6 +295,8 @@ PROMISES: tuple[Promise, ...] = (
     ),
     _claim(10_000),
     _claim(1_000_000),
+    *_throttled(_IN_TABLE),
+    *_throttled(_REDIS, ("postgresql",)),
     Promise(
         "A worker process with nothing to do, jobs in Redis",
         _named("idle", broker=_REDIS),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from asynctask.brokers.base import Broker
+from asynctask.brokers.base import Broker, Copy
 from asynctask.bulk.control import Control
 from asynctask.bulk.outbox import Outbox, PushFilter
 from asynctask.bulk.room import Load, Pace, Room, Used
@@ -86,6 +86,7 @@ class Dispatcher:
         self._pause_s = min(ACTIVE_S, max(SHORTEST_S, 0.8 * ahead_s))
         self._local: Callable[[], Load] | None = None
         self._outbox = Outbox(ledger, broker, outgoing, self._pushed, Control(ledger, broker, ledger.clock).recall)
+        self._lent = Outbox(ledger, broker, outgoing)
         self._round_lock = threading.Lock()
         self._around: Sequence[Mapping[str, object]] = []  # the worker processes, as they said when it was last looked
         self._around_until = 0.0
@@ -202,6 +203,13 @@ class Dispatcher:
 
     def _until_due(self) -> float:
         return QUIET_S if self._due is None else max(0.0, (self._due - self._ledger.now()) / SECOND)
+
+    # -- loans
+
+    def lend(self, task_id: int, count: int, places: int) -> Sequence[Copy]:
+        """Up to ``count`` jobs of a Task for this process, to follow its jobs in ``places`` of the Task's ``parallel``; see
+        :func:`asynctask.ledger.dispatch.lend_jobs`. Raises :class:`Unavailable`."""
+        return self._lent.taken(dispatch.lend_jobs(self._ledger, task_id, count, places))
 
     # -- one round
 

@@ -31,8 +31,8 @@ class Outbox:
         ledger: Ledger,
         broker: Broker,
         outgoing: PushFilter | None,
-        pushed: Callable[[], None],
-        recall: Callable[[int], None],
+        pushed: Callable[[], None] = lambda: None,
+        recall: Callable[[int], None] = lambda task_id: None,
     ) -> None:
         self._ledger = ledger
         self._broker = broker
@@ -55,6 +55,15 @@ class Outbox:
                 self._unasked.append(tracked_copy(each, now))
             except Exception as error:
                 self._refuse((each.job_id, each.attempt), error)
+
+    def taken(self, found: Sequence[Ready]) -> Sequence[Copy]:
+        """What is past the client side's last word, for a process that takes it as it is, without the broker."""
+        self.add(found)
+        unasked, self._unasked = self._unasked, []
+        asked = unasked if self._outgoing is None else self._sift(unasked, self._outgoing)
+        if self._refused:
+            self._give_up()
+        return asked
 
     def settle(self) -> int:
         """Pushes what is reserved, then confirms it. Returns how many were pushed. Raises :class:`Unavailable`.

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from asynctask.bookkeeping import Turn, cancel, explicit_retry, give_back, in_flight
+from asynctask.bookkeeping import Turn, at_rest, cancel, explicit_retry, give_back, in_flight
 from asynctask.errors import Conflict, InputError
 from asynctask.ledger import ready, sessions
 from asynctask.ledger import tasks as task_rows
@@ -229,7 +229,7 @@ def _turned(task: dict[str, Any]) -> dict[str, Any]:
 
 def _turn_change(ledger: Ledger, task: dict[str, Any], event_id: int) -> Change:
     if task["turning"] == "cancel":
-        return Change(event_id, _cancel_unless_flying, notes=[Note("cancelled", ledger.catalogue("cancelled"))])
+        return Change(event_id, _cancel_at_rest, notes=[Note("cancelled", ledger.catalogue("cancelled"))])
     chosen = frozenset(task["turn_statuses"].split(","))
     now = ledger.now()
 
@@ -239,10 +239,9 @@ def _turn_change(ledger: Ledger, task: dict[str, Any], event_id: int) -> Change:
     return Change(event_id, again, notes=[Note("enqueue", ledger.catalogue("retried"))])
 
 
-def _cancel_unless_flying(record: EventRecord) -> Turn | None:
-    """Only rows that nobody can be running: one in flight is cancelled when it is fetched, or keeps its own outcome."""
-    row = record.row
-    return cancel(row) if row.status in OPEN and not in_flight(row) else None
+def _cancel_at_rest(record: EventRecord) -> Turn | None:
+    """Only rows that nobody can be running: another is cancelled when it is fetched or given back, or keeps its outcome."""
+    return cancel(record.row) if at_rest(record.row) else None
 
 
 def give_back_copies(ledger: Ledger, copies: Sequence[tuple[str, int]]) -> list[Applied]:

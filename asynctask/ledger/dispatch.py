@@ -15,7 +15,20 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from asynctask.bookkeeping import Delta, Row, in_flight, may_dispatch, release_due, room
+from asynctask.bookkeeping import (
+    Delta,
+    Row,
+    Turn,
+    cancel,
+    give_back,
+    in_flight,
+    is_lent,
+    is_suspect,
+    lend,
+    may_dispatch,
+    release_due,
+    room,
+)
 from asynctask.clock import micros
 from asynctask.ledger import batches, ready, sessions, tallies
 from asynctask.ledger import tasks as task_rows
@@ -23,8 +36,8 @@ from asynctask.ledger.base import Ledger, loads
 from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.models import events, tasks
 from asynctask.ledger.task_locks import each_free, try_lock
-from asynctask.ledger.transitions import Change, EventRecord, apply
-from asynctask.states import Status
+from asynctask.ledger.transitions import Applied, Change, EventRecord, Note, apply, read_events
+from asynctask.states import Reason, State, Status
 
 __all__ = [
     "Alone",
@@ -33,10 +46,12 @@ __all__ = [
     "Runnable",
     "alone_due",
     "confirm",
+    "lend_jobs",
     "reserve",
     "reserve_alone",
     "runnable",
     "take_again",
+    "take_back_loans",
     "unconfirmed",
 ]
 
@@ -48,6 +63,7 @@ _AT_POINTER = (
         _e.id, _e.job_id, _e.attempt, _e.retries, _e.worker_name, _e.queue, _e.params, _e.options, _e.created_at, _e.status
     )
     .where(_e.task_id == sa.bindparam("of"), _e.due_at.is_(None))
+    .where(_e.process.is_(None) | (_e.status != str(Status.ENQUEUE)))  # what is lent needs no copy
     .where(_e.seq >= sa.bindparam("low"), _e.seq < sa.bindparam("high"))
     .order_by(_e.seq, _e.id)
 )
@@ -188,6 +204,72 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Rese
         connection.execute(tasks.update().where(_t.id == task_id).values(values))
     idle = task["session_holder"] is not None and not found and high == low and high >= task["created_jobs"]
     return _Reserved(found, full, idle)
+
+
+@repeatable
+def lend_jobs(ledger: Ledger, task_id: int, wanted: int, places: int) -> list[Ready]:
+    """Lends this process up to ``wanted`` jobs of a Task with a ``parallel``, those that are due again first.
+
+    The process performs them one after the other in ``places`` of its jobs of that Task that are in flight, so its share of
+    what may go is no larger than theirs of ``parallel``. Nothing while more jobs are in flight than ``parallel`` allows, or
+    while somebody holds the Task's row. A suspect that is due is not lent: it runs alone.
+    """
+    with ledger.database.write() as connection:
+        task = try_lock(connection, ledger, task_id)
+        if task is None or not task["parallel"] or not may_dispatch(task["state"]) or not sessions.may(task):
+            return []
+        flying = _flying(connection, task)
+        if flying > task["parallel"]:
+            return []
+        now, low = ledger.now(), task["next_seq"]
+        waiting = connection.execute(_DUE_OF_TASK, {"of": task_id, "now": now, "count": wanted}).scalars().all()
+        count = min(wanted, (len(waiting) + task["created_jobs"] - low) * places // task["parallel"])
+        lent = _lend(connection, ledger, waiting[:count], suspects=False)
+        found = _read_ready(connection, batches.among(connection, _e.id, lent)) if lent else []
+        high = min(task["created_jobs"], low + count - len(lent))
+        if high > low:
+            fresh, begun = _at_pointer(connection, task, low, high)
+            _lend(connection, ledger, [each.event_id for each in fresh], suspects=True)  # the pointer passes all of them
+            tallies.move(connection, {(task_id, ledger.slot(task["slots"])): Delta(dispatched=begun - len(fresh))}, now)
+            found += fresh
+        left, full, due = high < task["created_jobs"], flying >= task["parallel"], sessions.next_due(connection, task_id)
+        values = {**ready.settled(task, left=left, full=full, due=due, now=now), "next_seq": high}
+        connection.execute(tasks.update().where(_t.id == task_id).values(values))
+    return found
+
+
+def _lend(connection: Connection, ledger: Ledger, event_ids: Sequence[int], *, suspects: bool) -> list[int]:
+    def decide(record: EventRecord) -> Turn | None:
+        row = record.row
+        may = row.status is Status.ENQUEUE and row.process is None and (suspects or not is_suspect(row))
+        return lend(row, ledger.identity) if may else None
+
+    applied = apply(connection, ledger, [Change(event_id, decide) for event_id in event_ids])
+    return [each.change.event_id for each in applied if each.turn is not None]
+
+
+def take_back_loans(ledger: Ledger, known: Collection[int]) -> int:
+    """Jobs that are lent to this process and not ``known`` to it (Event ids) wait in the ledger again; returns how many.
+
+    A loan is unknown where the answer to its transaction was lost.
+    """
+    with ledger.database.read() as connection:
+        lent = read_events(connection, (_e.process == ledger.identity) & (_e.status == str(Status.ENQUEUE)))
+    applied = _take_back(ledger, [record.id for record in lent if record.id not in known])
+    ready.announce(ledger, applied)
+    return len(applied)
+
+
+@repeatable
+def _take_back(ledger: Ledger, event_ids: Sequence[int]) -> list[Applied]:
+    def decide(record: EventRecord) -> Turn | None:
+        if not is_lent(record.row) or record.row.process != ledger.identity:
+            return None
+        return cancel(record.row) if record.task_state == State.CANCELLED else give_back(record.row, now=ledger.now())
+
+    told = {Reason.CANCELLED: Note("cancelled", ledger.catalogue("cancelled"))}
+    with ledger.database.write() as connection:
+        return apply(connection, ledger, [Change(event_id, decide, told=told) for event_id in event_ids])
 
 
 @repeatable

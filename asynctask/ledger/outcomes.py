@@ -12,7 +12,7 @@ from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.transitions import Applied, Change, End, EventRecord, Failure, Note, apply
 from asynctask.states import Reason, State, Status
 
-__all__ = ["Outcome", "forget_seen", "is_mine", "write", "write_once"]
+__all__ = ["Follower", "Outcome", "forget_seen", "is_mine", "with_followers", "write", "write_once"]
 
 
 @dataclass(slots=True)
@@ -27,6 +27,7 @@ class Outcome:
     ``awaited``: something may wait for it to be recorded: the job itself, before it begins, or its Task, which starts no
     more jobs than a number at a time. ``done``: it is committed or given up, and is never flushed again.
     ``doubtful``: the answer to its commit was lost and it may stand, so it counts for the attempt it names alone.
+    ``follower``: the job that has begun in this one's place under their Task's ``parallel``.
     """
 
     event_id: int
@@ -44,6 +45,25 @@ class Outcome:
     awaited: bool = False
     done: bool = False
     doubtful: bool = False
+    follower: Follower | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """A lent job that took the place of another. It counts in flight from the transaction that ends the other: either it is
+    over by then, too, or its ``working`` is recorded there, as ``begun`` says."""
+
+    event_id: int
+    begun: Callable[[], Outcome]
+
+
+def with_followers(batch: Sequence[Outcome]) -> list[Outcome]:
+    """These outcomes, and ``working`` of each job that runs in the place of one of them."""
+    ids = {each.event_id for each in batch}
+    begun = [each.follower.begun() for each in batch if each.follower is not None and each.follower.event_id not in ids]
+    for each in batch:
+        each.follower = None  # what is flushed again goes with it in the batch
+    return [*batch, *begun]
 
 
 def write_once(ledger: Ledger, wave: Sequence[Outcome]) -> tuple[list[End], list[Applied]]:
@@ -111,7 +131,11 @@ def _turn(ledger: Ledger, row: Row, state: str | None, each: Outcome) -> Turn | 
     if each.status is Status.WORKING:
         if each.elsewhere and row.status is Status.WORKING and row.process != ledger.identity:
             return take_over(row, ledger.identity)
-        return working(row, ledger.identity) if row.status is Status.ENQUEUE else None
+        if row.status is Status.ENQUEUE:
+            return working(row, ledger.identity)
+        if row.process == ledger.identity and not each.doubtful and not each.elsewhere:
+            return Turn(row, row, Reason.RECORDED)  # it was recorded with the end of the job before it: adds the messages
+        return None
     if each.status is Status.CANCELLED:
         return cancel(row)
     if each.reason is Reason.GIVEN_BACK:

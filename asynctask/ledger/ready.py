@@ -18,6 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from asynctask.bookkeeping import Turn, in_flight
 from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import sessions
 from asynctask.ledger.base import Ledger, chunks
@@ -45,19 +46,30 @@ def announce(ledger: Ledger, applied: Iterable[Applied], ended: Iterable[int | N
     past: now), None where there is nothing. Does not wait for a Task's row that somebody holds.
     """
     due: dict[int, int | None] = {task_id: None for task_id in ended if task_id is not None}
+    landed: dict[int, int] = {}
     for each in applied:
         if each.turn is None or each.record is None or each.record.task_id is None:
             continue
         task_id, at = each.record.task_id, each.turn.after.due_at
-        known = due.setdefault(task_id, None)
-        if at is not None and (known is None or at < known):
+        landed[task_id] = landed.get(task_id, 0) + _landed(each.turn)
+        if at is not None and ((known := due.setdefault(task_id, None)) is None or at < known):
             due[task_id] = at
+    for task_id, count in landed.items():
+        if count > 0:  # else others of the Task took the places of those that ended: nothing came free
+            due.setdefault(task_id, None)
     try:
         found = [_announce_some(ledger, dict(part)) for part in chunks(sorted(due.items()), 1_000)]
     except LedgerUnavailable as error:  # what was committed stands; the sweep finds what lacks its hint
         get_logger("asynctask.ready").warning("announce_put_off", error=str(error))
         return None
     return min((at for at in found if at is not None), default=None)
+
+
+def _landed(turn: Turn) -> int:
+    """How many fewer jobs are in flight after this turn; 1 where it changed nothing: that may have been done before."""
+    if turn.before is None or turn.before == turn.after:
+        return 1
+    return int(in_flight(turn.before)) - int(in_flight(turn.after))
 
 
 def _announce_some(ledger: Ledger, due: dict[int, int | None]) -> int | None:

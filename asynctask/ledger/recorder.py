@@ -12,7 +12,7 @@ from asynctask.ledger import ready
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.closer import Closer
 from asynctask.ledger.conflicts import OutcomeUnknown, TransactionConflict
-from asynctask.ledger.outcomes import Outcome, forget_seen, is_mine, write, write_once
+from asynctask.ledger.outcomes import Outcome, forget_seen, is_mine, with_followers, write, write_once
 from asynctask.ledger.transitions import Applied, End, EventRecord, Failure, Note, SeenNoMore
 from asynctask.logs import get_logger
 from asynctask.states import OPEN, Reason, Status
@@ -127,6 +127,7 @@ class Recorder:
                     self._closer.look()
                     return
                 if batch:
+                    batch = with_followers(batch)
                     self._flush_timed(batch)
                     tries, self._flushes = 0, True
                 else:

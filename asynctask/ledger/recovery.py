@@ -312,7 +312,8 @@ def recover_events(ledger: Ledger, identity: str, copies: Sequence[tuple[str, in
 def _recover_part(ledger: Ledger, identity: str, ids: Sequence[int], attempts: Mapping[str, int]) -> list[Applied]:
     with ledger.database.write() as connection:
         now = ledger.now()
-        at_work = {record.id: record.row for record in read_events(connection, _e.process == identity)}
+        begun = (_e.process == identity) & (_e.status == str(Status.WORKING))
+        at_work = {record.id: record.row for record in read_events(connection, begun)}
         changes = [_change(ledger, event_id, identity, attempts, at_work, now) for event_id in ids]
         return apply(connection, ledger, changes)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import orjson
@@ -25,6 +26,7 @@ from asynctask.ledger.base import Ledger
 from asynctask.ledger.batches import among
 from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.models import events
+from asynctask.ledger.outcomes import Follower
 from asynctask.ledger.record import ENGINE, NewJob, enqueue
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.ledger.recovery import engine_of
@@ -234,6 +236,19 @@ class Tracker:
             elsewhere=self._elsewhere, awaited=done is not None,
         )  # fmt: skip
 
+    def _begun(self, ticket: Ticket) -> Outcome:
+        """``working`` of a lent job that has begun, with its messages unless another outcome of it has them."""
+        with self._lock:
+            if not ticket.settled and not ticket.said and ticket.started_at is not None:
+                return self._working(ticket)
+
+        def then(won: bool) -> None:
+            ticket.lost = not won
+
+        return Outcome(
+            ticket.event_id, ticket.attempt, Status.WORKING, Reason.STARTED, then=then, elsewhere=self._elsewhere
+        )  # fmt: skip
+
     # -- 4. settle
 
     def settle(
@@ -243,11 +258,13 @@ class Tracker:
         retry_at: int | None = None,
         discarded: str | None = None,
         then: Callable[[bool], None] | None = None,
+        follower: Ticket | None = None,
     ) -> None:
         """Hands the outcome to the group commit. ``then`` is called once it is committed, with whether it was won.
 
         ``retry_at`` (microseconds) where another attempt follows; ``discarded`` says why the engine gave the job up
-        outside its own code. Settling twice does nothing: the first word stands.
+        outside its own code; ``follower`` is a lent job that begins now in the place of this one. Settling twice does
+        nothing: the first word stands.
         """
         with self._lock:
             if ticket.settled:
@@ -255,6 +272,9 @@ class Tracker:
             ticket.settled = True
             self._running.pop(id(ticket), None)
         outcome = self._outcome(ticket, retry_at, discarded, then)
+        if follower is not None:
+            outcome.follower = Follower(follower.event_id, partial(self._begun, follower))
+            outcome.awaited = False  # its place is taken: nobody waits for it
         ticket.job = None  # it holds the ticket: two that hold each other wait for the collector of garbage
         self._recorder.put([outcome])
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from asynctask.bookkeeping import Begin
 from asynctask.brokers.base import Copy
 from asynctask.bulk.payload import worker_name
 from asynctask.job import CurrentJob
 from asynctask.middleware.tracker import Ticket
 from asynctask.runtime.interrupt import Watch
 from asynctask.worker import Worker
+
+if TYPE_CHECKING:
+    from asynctask.runtime.lanes import Lane
 
 __all__ = ["Assignment"]
 
@@ -21,7 +25,8 @@ __all__ = ["Assignment"]
 class Assignment:
     """A job that this process holds: its copy, what it is, and the ticket if it is tracked.
 
-    ``abandoned``: its thread is given up, and what that thread still comes to counts no more.
+    ``abandoned``: its thread is given up, and what that thread still comes to counts no more. ``is_lent``: it never was in
+    the broker, see :mod:`asynctask.runtime.lanes`; ``follower`` is the job that has taken its place.
     """
 
     copy: Copy
@@ -34,6 +39,9 @@ class Assignment:
     abandoned: bool = False
     watch: Watch | None = None
     asked: float = 0.0  # when Begin was asked what its ticket says, on the monotonic clock
+    is_lent: bool = False
+    lane: Lane | None = None
+    follower: Assignment | None = None
     _claims: dict[str, threading.Thread] = field(default_factory=dict)
 
     def claim(self) -> bool:
@@ -53,6 +61,11 @@ class Assignment:
     def name(self) -> str:
         """What its worker is called."""
         return worker_name(self.payload) if self.worker is None else self.worker.name
+
+    @property
+    def begins(self) -> bool:
+        """Whether Begin said that it may run; of an untracked one nobody says otherwise."""
+        return self.ticket is None or self.ticket.verdict is Begin.RUN
 
     @property
     def is_suspect(self) -> bool:

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from asynctask.brokers.base import Broker
@@ -27,6 +28,7 @@ from asynctask.errors import Unavailable
 from asynctask.job import CurrentJob
 from asynctask.ledger import recovery
 from asynctask.ledger.base import Ledger, dumps
+from asynctask.ledger.dispatch import take_back_loans
 from asynctask.ledger.recorder import Recorder
 from asynctask.ledger.signals import LEDGER, Signals
 from asynctask.logs import get_logger
@@ -149,7 +151,8 @@ class Launcher:
         self.manager = Manager(
             identity=ledger.identity, broker=parts.broker, tracker=self.tracker, clock=parts.clock, workers=parts.workers,
             queues=queues.names, queue_order=queues.order, concurrency=concurrency, may_start=self._may_start,
-            on_dry=self.dispatcher.dry, unrecorded=lambda: self.recorder.waiting,
+            on_dry=self.dispatcher.dry, unrecorded=lambda: self.recorder.waiting, lend=self.dispatcher.lend,
+            take_back=partial(take_back_loans, ledger),
         )  # fmt: skip
         presence = parts.broker.presence(self._about())
         self.showing = self._shown_by(presence) if presence is not None else None
@@ -159,7 +162,7 @@ class Launcher:
             ids=parts.ids,
             hooks=Hooks(
                 self.manager.done, self.manager.gone, self.manager.replace, self._death, self._error,
-                self.showing.ended if self.showing is not None else _nobody_counts,
+                self.showing.ended if self.showing is not None else _nobody_counts, self.manager.follow,
             ),
         )  # fmt: skip
         self.sweep = Sweep(

@@ -19,6 +19,7 @@ from asynctask.logs import get_logger
 from asynctask.middleware.tracker import Tracker
 from asynctask.runtime.assignment import Assignment
 from asynctask.runtime.intake import Intake
+from asynctask.runtime.lanes import Lanes, Lend
 from asynctask.runtime.mine import Doubt, Mine
 from asynctask.runtime.missing import Missing
 from asynctask.runtime.patience import pause_s
@@ -61,7 +62,8 @@ class Manager:
 
     Arguments: ``workers`` by name; ``queue_order`` gives the queues in the order of the next fetch; ``may_start`` is false
     while nothing may begin (the heartbeat is late, the ledger is away); ``on_dry`` is called when the queues gave nothing,
-    with whether they gave anything since the last call; ``unrecorded`` says how many outcomes wait for the ledger.
+    with whether they gave anything since the last call; ``unrecorded`` says how many outcomes wait for the ledger; ``lend``
+    and ``take_back`` are for :class:`~asynctask.runtime.lanes.Lanes`.
     """
 
     def __init__(
@@ -78,6 +80,8 @@ class Manager:
         may_start: Callable[[], bool],
         on_dry: Callable[[bool], None],
         unrecorded: Callable[[], int],
+        lend: Lend,
+        take_back: Callable[[set[int]], int],
     ) -> None:
         self._identity = identity
         self._broker = broker
@@ -101,6 +105,9 @@ class Manager:
             strangers=self._strangers, stopping=lambda: self._quiet.is_set(), acknowledge=self._acknowledge,
         )  # fmt: skip
         self._turns = Turns(clock, concurrency)
+        self._lanes = Lanes(
+            clock, lend=lend, take=self._intake.take, release=self._release, take_back=take_back, fresh_s=STALE_S
+        )
         self._threads: dict[threading.Thread, SimpleQueue[Assignment | None]] = {}
         self._has_line = False
         self._fetcher: threading.Thread | None = None
@@ -219,6 +226,7 @@ class Manager:
             try:
                 if self._doubt.is_due():
                     self._find_unarrived()
+                self._lanes.look_after()
                 limit = self._room()
                 if limit <= 0 and self._clock.monotonic() - asked < AHEAD_S and self._mine.waiting < MAX_FETCH // 2:
                     # A round trip for a few acknowledgements alone would cost more than it is worth.
@@ -304,6 +312,7 @@ class Manager:
         for assignment in unstarted:
             if assignment.ticket is not None:
                 self._release(assignment)
+                self._lanes.close(assignment)
         copies = [each.copy for each in unstarted if each.ticket is None]
         self._mine.forget(copies)  # if the broker is away now, they are found and go back when it is there
         self._broker.put_back(self._identity, copies)
@@ -320,16 +329,21 @@ class Manager:
             if len(copies) > 1:
                 self._begin_singly(copies)
             return
-        missing = []
+        missing, ready = [], []
         for each in assignments:
-            if each.ticket is not None and each.ticket.verdict is not Begin.RUN:
+            if not each.begins:
                 self._release(each)
             elif self._missing.takes(each):
                 missing.append(each)
             elif each.is_suspect:
                 self._line_up(each)
             else:
-                self._buffer.put(each)
+                ready.append(each)
+        limited = [each for each in ready if each.ticket is not None and each.ticket.awaited]
+        if limited and len(ready) <= self._concurrency - self.busy - self._buffer.qsize():  # they begin at once
+            self._lanes.open(limited)
+        for each in ready:
+            self._buffer.put(each)
         if missing:
             self._put_off(missing)
 
@@ -357,6 +371,9 @@ class Manager:
 
     def done(self, assignment: Assignment) -> None:
         """Its outcome is in the ledger (or it has none): its copy is acknowledged with the next exchange."""
+        if assignment.is_lent:
+            self._lanes.done(assignment)
+            return
         waiting = self._mine.done(assignment.copy)
         if not self._rung and (waiting >= MAX_FETCH // 2 or not self._turns):
             self._rung = True  # once until they are taken: a flush ends hundreds, and being woken for each costs more
@@ -393,10 +410,13 @@ class Manager:
                 if assignment is None:
                     ended = True
                     return
-                self._run(assignment)
-                if assignment.abandoned:  # it came back after all, but another thread has its place
-                    ended = True
-                    return
+                following: Assignment | None = assignment
+                while following is not None:
+                    self._run(following)
+                    if following.abandoned:  # it came back after all, but another thread has its place
+                        ended = True
+                        return
+                    following = following.follower
         except BaseException:
             self._log.exception("processor_died")
         finally:
@@ -406,12 +426,9 @@ class Manager:
                 self._spawn(queue)
 
     def _run(self, assignment: Assignment) -> None:
-        if not self._waited_for_start() or not self._turns.enter(assignment, self._quiet.is_set):
-            self._release(assignment)
-            return
         assert self.performer is not None
         try:
-            if not self._still_begins(assignment):
+            if not assignment.is_lent and not self._begins(assignment):
                 self._release(assignment)
                 return
             self.performer.perform(assignment)
@@ -419,11 +436,28 @@ class Manager:
             self.performer.broke(assignment, error)
             raise
         finally:
-            self._turns.leave(assignment)
-            if self._quiet.is_set():
-                self._ended.set()
-            elif self._buffer.empty():
-                self._broker.wake()
+            if assignment.follower is not None:
+                self._turns.pass_on(assignment, assignment.follower)
+            else:
+                self._lanes.close(assignment)
+                self._turns.leave(assignment)
+                if self._quiet.is_set():
+                    self._ended.set()
+                elif self._buffer.empty():
+                    self._broker.wake()
+
+    def _begins(self, assignment: Assignment) -> bool:
+        """Waits for its turn; whether it may begin then. A lent job has had its turn with the end of the one before it."""
+        if not self._waited_for_start() or not self._turns.enter(assignment, self._quiet.is_set):
+            return False
+        return self._still_begins(assignment)
+
+    def follow(self, assignment: Assignment) -> Assignment | None:
+        """The job that begins on this thread in the place of one that is over, if any does."""
+        goes_on = (
+            not assignment.abandoned and not self._quiet.is_set() and not self._turns.closed and self._may_start()
+        )  # fmt: skip
+        return self._lanes.follow(assignment, goes_on)
 
     def _waited_for_start(self) -> bool:
         """Waits until anything may start; False if nothing will any more."""

@@ -55,7 +55,8 @@ class WorkerMissing(AsyncTaskError):
 class Hooks:
     """What the performer tells others: ``done`` when a copy may be acknowledged, ``gone`` when it left this process by
     another way, ``hung`` when its thread is lost, ``death`` when no retry is left, ``error`` on every exception, ``ended``
-    once when a job ends, however, with whether it raised."""
+    once when a job ends, however, with whether it raised, ``follow`` just before an outcome is recorded: its answer is the
+    lent job that begins in the place of this one."""
 
     done: Callable[[Assignment], None]
     gone: Callable[[Assignment], None]
@@ -63,6 +64,7 @@ class Hooks:
     death: Callable[[CurrentJob, BaseException], None]
     error: Callable[[BaseException, Mapping[str, Any]], None]
     ended: Callable[[Assignment, bool], None]
+    follow: Callable[[Assignment], Assignment | None]
 
 
 class Performer:
@@ -174,11 +176,20 @@ class Performer:
     # -- what it came to
 
     def _succeeded(self, assignment: Assignment) -> None:
-        ticket = assignment.ticket
-        if ticket is None:
+        if assignment.ticket is None:
             self._hooks.done(assignment)
         else:
-            self._tracker.settle(ticket, then=lambda won: self._hooks.done(assignment))
+            self._settle(assignment, assignment.ticket)
+
+    def _settle(self, assignment: Assignment, ticket: Ticket, retry_at: int | None = None) -> None:
+        """Has recorded what stands on the ticket; what follows in its place under its Task's ``parallel``, with it."""
+        if ticket.settled:
+            return
+        follower = self._hooks.follow(assignment)
+        self._tracker.settle(
+            ticket, retry_at=retry_at, then=lambda won: self._hooks.done(assignment),
+            follower=follower.ticket if follower is not None else None,
+        )  # fmt: skip
 
     def failed(self, assignment: Assignment, error: BaseException) -> None:
         """The retry layer: decides what follows and has it recorded."""
@@ -189,12 +200,13 @@ class Performer:
             return
         if worker is not None and worker.refuses(error) and not interrupted(assignment.job, error):
             ticket.fail(error)  # raised by a middleware around the one that records
-            self._tracker.settle(ticket, then=lambda won: self._hooks.done(assignment))
+            self._settle(assignment, ticket)
             return
         limit = retries_of(assignment.payload.get("retry"))
         decision = decide(error, assignment.job, worker, retries=ticket.retries, limit=limit, noise=self._ids.random())
         self._report(assignment, error, decision)
-        self._settle(assignment, ticket, error, decision)
+        ticket.raised(JobInterrupted() if decision.follow is Follow.AGAIN else error)
+        self._settle(assignment, ticket, self._tracker.now() + decision.delay if decision.follow is Follow.RETRY else None)
         if decision.follow is Follow.DEAD:
             self._exhausted(assignment, error)
             self._hooks.death(assignment.job, error)
@@ -213,11 +225,6 @@ class Performer:
             # As text of our own: what a console makes of an exception may cost more than the job, and show its arguments.
             self._log.warning("job_raised", stack=_stack(error), **context)
         self._hooks.error(error, context)
-
-    def _settle(self, assignment: Assignment, ticket: Ticket, error: BaseException, decision: Decision) -> None:
-        ticket.raised(JobInterrupted() if decision.follow is Follow.AGAIN else error)
-        retry_at = self._tracker.now() + decision.delay if decision.follow is Follow.RETRY else None
-        self._tracker.settle(ticket, retry_at=retry_at, then=lambda won: self._hooks.done(assignment))
 
     def _keep(self, assignment: Assignment, error: BaseException) -> None:
         """An untracked job that raised: its retry or its death lives in the broker's own sets."""
@@ -320,7 +327,7 @@ class Performer:
         if ticket.status is None:
             late = isinstance(error, JobInterrupted)  # it came between two of the runtime's own steps
             ticket.raised(error if late else RuntimeError(f"the runtime failed around the job: {type(error).__name__}"))
-        self._tracker.settle(ticket, then=lambda won: self._hooks.done(assignment))
+        self._settle(assignment, ticket)
 
     def _broke_untracked(self, assignment: Assignment, error: BaseException) -> None:
         """Into the dead set as it came, where it is seen; while the broker is away it stays in this process's list."""

@@ -112,6 +112,12 @@ class Turns:
             elif self._waiting:
                 self._condition.notify_all()
 
+    def pass_on(self, assignment: Assignment, follower: Assignment) -> None:
+        """Another job begins on its thread, in its place."""
+        with self._lock:
+            self._add(follower)
+            self._running.pop(id(assignment), None)
+
     @property
     def closed(self) -> bool:
         """Whether a suspect has the process to itself, or waits for that: nothing else may begin."""

@@ -108,6 +108,19 @@ def test_what_does_not_depend_on_the_database_runs_on_one(tmp_path: Path, words:
     assert found["ratio"] == pytest.approx(found["ours"] / found["peer"])
 
 
+def test_limited_tasks_are_told_beside_what_is_possible(tmp_path: Path) -> None:
+    words = ("-n", "10", "--runs", "1", "--work-ms", "2", "--parallel", "2", "--workers", "1,2")
+    found = result(tmp_path, "throttled", *words)
+    settings = found["settings"]
+    assert (found["n"], settings["threads"], settings["job"]) == (10, 2, "waits for 2 ms")
+    assert found["ratio"] == pytest.approx(found["ours"] / found["peer"])
+    assert settings["of_2_with_1"] == pytest.approx(found["ours"], abs=0.1)
+    assert settings["part_of_2_with_2"] == pytest.approx(settings["of_2_with_2"] / settings["possible_2"], rel=0.01)
+    refused = bench(tmp_path, "throttled", "--parallel", "0")
+    assert refused.returncode == 2
+    assert "--parallel" in refused.stderr
+
+
 def test_an_idle_worker_tells_its_memory_and_its_share_of_a_processor(tmp_path: Path) -> None:
     if shutil.which("redis-server") is None:
         missing("redis-server", "redis-server")

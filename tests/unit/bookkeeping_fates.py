@@ -17,7 +17,7 @@ def kill(w: World, process: Process, k: int) -> None:
     """kill -9: everything it knew is gone, its copies stay under its name."""
     process.life = Life.DEAD
     process.batch, process.read, process.pending, process.running = [], [], [], []
-    process.buffer, process.settled = [], []
+    process.buffer, process.settled, process.lanes = [], [], {}
 
 
 @step(lambda w: [p for p in w.processes if p.life is Life.ALIVE])
@@ -44,6 +44,8 @@ def shut_down(w: World, process: Process, k: int) -> None:
         if w.broker.held.get(copy) == process.name:
             w.broker.held[copy] = None
     process.buffer += [(copy, "interrupted") for copy in process.running]
+    process.buffer += [(copy, "give_back") for followers in process.lanes.values() for copy in followers]
+    process.lanes = {}
     process.batch, process.read, process.pending, process.running = [], [], [], []
 
 
@@ -63,7 +65,12 @@ def recover_list(w: World, process: Process, k: int) -> None:
 def recover_turn(w: World, sweep: Sweep, k: int) -> None:
     """One transaction: rows whose copies it held, and rows it was known to be working on though the broker forgot them."""
     sweep.turned = True
-    at_work = [(t.id, seq, row) for t in w.tasks for seq, row in enumerate(t.rows()) if row.process == sweep.process]
+    at_work = [
+        (t.id, seq, row)
+        for t in w.tasks
+        for seq, row in enumerate(t.rows())
+        if row.process == sweep.process and row.status is Status.WORKING
+    ]
     for task in w.tasks:
         for seq, row in enumerate(task.rows()):
             held = w.copy(task, seq) in sweep.copies and row.process in (None, sweep.process)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 
 from bookkeeping_fates import lost
-from bookkeeping_model import Copy, Life, Task, World
+from bookkeeping_model import Copy, Life, Process, Task, World
 from bookkeeping_steps import STEPS, can, do
 
 from asynctask.bookkeeping import Delta, Row
@@ -33,8 +33,8 @@ def check(world: World) -> None:
             check_room(world, task)
             check_generation(world, task)
         for seq, row in enumerate(task.rows()):
-            assert (row.process is not None) == (row.status is Status.WORKING), (
-                f"a process is named by what is at work: {row}"
+            assert (row.process is not None) == (row.status is Status.WORKING or lent(row)), (
+                f"a process is named by what is at work, or lent to it: {row}"
             )
             if row.status in OPEN:
                 assert reachable(world, task, seq, row), f"I2: nobody will find {world.copy(task, seq)}: {row}"
@@ -44,8 +44,12 @@ def check(world: World) -> None:
 # What flies and how a row counts is said here in other words: asking the core would repeat its mistakes.
 
 
+def lent(row: Row) -> bool:
+    return row.status is Status.ENQUEUE and row.process is not None
+
+
 def flies(row: Row) -> bool:
-    return row.status in (Status.ENQUEUE, Status.WORKING) and row.reserved and row.due_at is None
+    return row.status in (Status.ENQUEUE, Status.WORKING) and row.reserved and row.due_at is None and not lent(row)
 
 
 def check_counts(task: Task) -> None:
@@ -97,15 +101,28 @@ def check_live(world: World) -> None:
             row = world.row(copy)
             if copy.attempt != row.attempt or row.status not in OPEN:
                 continue  # fenced: whatever it comes to is dropped
+            if lent(row):
+                assert has_place(world, process, copy), f"I1: {copy} runs, and nothing of its Task has ended that flew"
+                continue
             assert flies(row), f"I1: {copy} runs, its row is not in flight: {row}"
             # Only a broker that lost its memory under an unrecorded run lets a second copy of the same attempt begin.
             assert copy not in live or copy in world.ghosts.forgotten, f"I1: {copy} runs twice"
             live.add(copy)
 
 
+def has_place(world: World, process: Process, copy: Copy) -> bool:
+    """Whether as many attempts of its Task have ended here, and fly by the ledger, as there are lent ones that run."""
+    ended = [c for c, _ in process.buffer if c.task == copy.task and world.row(c).attempt == c.attempt]
+    begun = [c for c in process.running if c.task == copy.task and lent(world.row(c))]
+    return len(begun) <= sum(flies(world.row(c)) for c in ended)
+
+
 def reachable(world: World, task: Task, seq: int, row: Row) -> bool:
     """I2: somebody will come by this open row and move it on."""
     copy = world.copy(task, seq)
+    if lent(row):
+        assert row.process is not None
+        return will_move(world, row.process, copy)
     if not flies(row):
         if row.due_at is not None or row.status is Status.STOPPED:
             return True
@@ -192,7 +209,7 @@ def check_end(world: World) -> None:
 # -- Random walks --------------------------------------------------------------------------------------------------------
 
 IDLE = ("tick", "look_read", "look_ask", "look_write", "beat", "start_process", "submit", "deliver")
-TROUBLE = tuple(sorted(set(STEPS) - set(UNTIL_DONE) - set(IDLE) - {"submit_slice", "fetch"}))
+TROUBLE = tuple(sorted(set(STEPS) - set(UNTIL_DONE) - set(IDLE) - {"submit_slice", "fetch", "lend", "hand_on"}))
 PATH = tuple(sorted(set(STEPS) - set(IDLE) - set(TROUBLE)))
 
 

@@ -111,6 +111,7 @@ class Process:
     read: list[tuple[Copy, Row, State | None]] = field(default_factory=list)  # fetched, and its row looked at
     pending: list[Copy] = field(default_factory=list)  # watched: to be recorded as working before it is performed
     running: list[Copy] = field(default_factory=list)
+    lanes: dict[Copy, list[Copy]] = field(default_factory=dict)  # what is lent to follow one that runs
     buffer: list[tuple[Copy, str]] = field(default_factory=list)  # outcomes that are not in the ledger yet
     settled: list[Copy] = field(default_factory=list)  # recorded or dropped, not acknowledged
     forgotten: bool = False  # recovered and struck off the register
@@ -120,7 +121,8 @@ class Process:
         return self.life is not Life.DEAD
 
     def has(self, copy: Copy) -> bool:
-        return copy in self.running or copy in self.pending or any(copy == c for c, _ in self.buffer)
+        lent = any(copy in followers for followers in self.lanes.values())
+        return lent or copy in self.running or copy in self.pending or any(copy == c for c, _ in self.buffer)
 
 
 @dataclass

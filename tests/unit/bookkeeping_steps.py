@@ -263,25 +263,76 @@ def drop_watched(w: World, where: tuple[Process, Copy], k: int) -> None:
     process.settled.append(copy)
 
 
+def may_lend(w: World, copy: Copy) -> bool:
+    task, row = w.tasks[copy.task], w.row(copy)
+    if task.alone or task.parallel is None or task.state not in STARTING:
+        return False
+    holds_a_place = row.attempt == copy.attempt and core.in_flight(row)
+    left = due(w, task) or task.next_seq < len(task.stored)
+    return holds_a_place and task.flying <= task.parallel and bool(left)
+
+
+@step(
+    lambda w: [
+        (p, c) for p in w.processes if p.life is Life.ALIVE for c in p.running if c not in p.lanes and may_lend(w, c)
+    ]
+)
+def lend(w: World, where: tuple[Process, Copy], k: int) -> None:
+    """One transaction: rows that are due, then rows at the pointer, wait in this process behind one that runs."""
+    process, head = where
+    task = w.tasks[head.task]
+    again = due(w, task)[: 1 + k]
+    low, high = task.next_seq, min(len(task.stored), task.next_seq + 1 + k - len(again))
+    process.lanes[head] = []
+    for seq in [*again, *range(low, high)]:
+        row = task.row(seq)
+        if row.status is Status.ENQUEUE and not (row.reserved and core.is_suspect(row)):
+            turn = core.lend(row, process.name)
+            task.stored[seq] = turn.after
+            task.counts.add(turn.delta)
+            process.lanes[head].append(w.copy(task, seq))
+    task.next_seq = high
+
+
 @step(lambda w: [(p, c) for p in w.active() for c in p.running])
 def finish(w: World, where: tuple[Process, Copy], k: int) -> None:
-    """An attempt ends; its outcome waits in the process's memory for the next flush."""
+    """An attempt ends; its outcome waits in the process's memory for the next flush. What was to follow goes back."""
     process, copy = where
     process.running.remove(copy)
     process.buffer.append((copy, OUTCOMES[k % len(OUTCOMES)]))
+    process.buffer += [(follower, "give_back") for follower in process.lanes.pop(copy, [])]
+
+
+@step(lambda w: [(p, c) for p in w.processes if p.life is Life.ALIVE for c in p.running if p.lanes.get(c)])
+def hand_on(w: World, where: tuple[Process, Copy], k: int) -> None:
+    """An attempt ends, and the next that was lent begins in its place, though the ledger does not know yet."""
+    process, copy = where
+    follower, *rest = process.lanes.pop(copy)
+    process.running[process.running.index(copy)] = follower
+    process.buffer.append((copy, OUTCOMES[k % len(OUTCOMES)]))
+    process.lanes[follower] = rest
 
 
 @step(lambda w: [p for p in w.active() if p.buffer])
 def flush(w: World, process: Process, k: int) -> None:
-    """A group commit: every outcome whose attempt is still its row's, with the counts; the losers are dropped."""
+    """A group commit: every outcome whose attempt is still its row's, with the counts; the losers are dropped. What began
+    in the place of one of them is recorded with them."""
     for copy, kind in process.buffer:
         row = w.row(copy)
-        if row.attempt == copy.attempt and row.status in RUNNABLE and not (kind == "give_back" and row.process):
+        if (
+            row.attempt == copy.attempt
+            and row.status in RUNNABLE
+            and not (kind == "give_back" and row.status is Status.WORKING)
+        ):
             assert copy not in w.ghosts.recorded, f"I5: a second outcome of {copy}"
             w.ghosts.recorded.add(copy)
             w.write(w.tasks[copy.task], copy.seq, turn_of(row, kind, w.now))
         process.settled.append(copy)
     process.buffer = []
+    for copy in process.running:
+        row = w.row(copy)
+        if row.attempt == copy.attempt and core.is_lent(row):
+            w.write(w.tasks[copy.task], copy.seq, core.working(row, process.name))
 
 
 @step(lambda w: [p for p in w.active() if p.settled])

@@ -341,6 +341,43 @@ def tell_of_a_suspect_that_dies_beside_a_fresh_job() -> None:
     drain(w)
 
 
+def tell_of_jobs_that_follow_each_other_in_one_place() -> None:
+    w = Story()
+    task = w.task_of(4, parallel=1)
+    w.tell(*DISPATCH, "start_process", *BEGIN, "lend", k=0)
+    assert (task.flying, task.next_seq) == (1, 2)
+    w.tell("hand_on")
+    w.tell("start_process", "flush")
+    assert (task.row(0).status, task.row(1).status, task.flying) == (Status.FINISH, Status.WORKING, 1)
+    assert not can(w, "reserve"), "its place is taken"
+    w.tell("finish", "flush")
+    assert task.flying == 0
+    drain(w)
+
+
+def tell_of_a_lent_job_that_is_over_before_it_is_known_to_have_begun() -> None:
+    w = Story()
+    task = w.task_of(3, parallel=1)
+    w.tell(*DISPATCH, "start_process", *BEGIN)
+    w.tell("lend", k=1)
+    w.tell("hand_on", "hand_on", "cancel", "turn_some", "turn_some", "turn_some")
+    assert [row.status for row in task.rows()] == [Status.ENQUEUE] * 3, "each of them may be running"
+    w.tell("flush")
+    assert [str(row.status) for row in task.rows()] == ["finish", "finish", "working"]
+    drain(w)
+
+
+def tell_of_a_process_that_dies_with_what_was_lent_to_it() -> None:
+    w = Story()
+    task = w.task_of(3, parallel=1)
+    w.tell(*DISPATCH, "start_process", *BEGIN)
+    w.tell("lend", k=1)
+    w.tell("hand_on", "kill", "recover_list", "recover_turn", "recover_drop")
+    assert [(row.attempt, row.due_at, row.process) for row in task.rows()] == [(2, w.now, None)] * 3
+    assert task.flying == 0
+    drain(w)
+
+
 def tell_of_a_dispatcher_that_died_before_its_push() -> None:
     w = Story()
     w.task_of(2)

@@ -87,7 +87,7 @@ def recover_blames_everybody(row: Row, state: str | None, *, beside: Any, **opti
 
 
 def redispatch_at_work(row: Row, state: str | None, *, held: bool, missed_before: bool, now: int) -> Turn | None:
-    fresh = row._replace(status=Status.ENQUEUE) if row.status is Status.WORKING else row
+    fresh = row._replace(status=Status.ENQUEUE, process=None) if row.status is Status.WORKING else row
     turn: Turn | None = REAL["redispatch"](fresh, state, held=held, missed_before=missed_before, now=now)
     return None if turn is None else turn._replace(before=row)
 
@@ -109,6 +109,9 @@ MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "recover blames everybody": (core, "recover", recover_blames_everybody),
     "recover watches nobody": (core, "recover", changed("recover", watched=False)),
     "redispatch keeps the attempt": (core, "redispatch", changed("redispatch", attempt=same_attempt)),
+    "at_rest takes what is lent": (core, "at_rest", lambda row: row.status in OPEN and not core.in_flight(row)),
+    "in_flight counts what is lent": (core, "in_flight", lambda row: REAL["in_flight"](row._replace(process=None))),
+    "lend names no process": (core, "lend", changed("lend", process=None)),
     "redispatch takes what is at work": (core, "redispatch", redispatch_at_work),
     "explicit_retry keeps the attempt": (core, "explicit_retry", changed("explicit_retry", attempt=lambda b, _: b.attempt)),
     "explicit_retry forgets due_at": (core, "explicit_retry", changed("explicit_retry", due_at=None)),

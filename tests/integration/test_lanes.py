@@ -1,0 +1,166 @@
+"""Jobs of a Task with a ``parallel`` follow each other in one place of it: lent to the process that has the place."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from support.world import World
+
+from asynctask import AsyncTask
+from asynctask.errors import LedgerUnavailable
+from asynctask.job import CurrentJob
+from asynctask.testing.waits import wait_for
+
+LENT = "SELECT COUNT(*) FROM events WHERE status = 'enqueue' AND process IS NOT NULL"
+pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
+
+
+def numbers(count: int, **more: Any) -> list[dict[str, Any]]:
+    return [{"n": n, **more} for n in range(count)]
+
+
+@contextmanager
+def counted_pushes(app: AsyncTask) -> Iterator[list[int]]:
+    """How many copies of tracked jobs each push had."""
+    push, seen = app.broker.push, []
+
+    def counting(copies: Any) -> None:
+        seen.append(len(copies))
+        push(copies)
+
+    app.broker.push = counting  # type: ignore[method-assign]
+    yield seen
+    app.broker.push = push  # type: ignore[method-assign]
+
+
+def most_at_once(world: World) -> int:
+    """How many jobs ran at the same time, at most, by their own clock."""
+    steps = [
+        (float(line[2]), 1 if line[0] == "began" else -1) for line in world.shop.lines() if line[0] in ("began", "ended")
+    ]
+    return max(itertools.accumulate(step for _, step in sorted(steps)))
+
+
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_most_jobs_of_a_limited_task_never_see_the_broker_and_no_more_run_than_it_allows(
+    world: World, parallel: int
+) -> None:
+    app = world.app()
+    with counted_pushes(app) as pushes, world.working(app, concurrency=4):
+        task = app.submit("brief", numbers(150), parallel=parallel)
+        assert task.wait(120)["counts"]["finish"] == 150
+    assert sum(pushes) < 75, "half of them followed another"
+    assert most_at_once(world) <= parallel
+    world.check_promises(app, [task.id], 150)
+
+
+def test_the_limit_holds_over_processes_and_through_kills(world: World) -> None:
+    app = world.app(lease_s=1.0, heartbeat_s=0.3)
+    workers = [world.cli("kill_app", "worker", "-c", "3") for _ in range(2)]
+    task = app.submit("brief", numbers(300), parallel=3)
+    wait_for(lambda: world.one(LENT), "something is lent")
+    workers[0].send_signal(signal.SIGKILL)
+    workers[0].wait()
+    with world.working(app):
+        assert task.wait(120)["counts"]["finish"] == 300
+    began = [line for line in world.shop.lines() if line[0] == "began"]
+    ended = {line[1] for line in world.shop.lines() if line[0] == "ended"}
+    assert ended == {str(n) for n in range(300)}
+    assert len(began) <= 300 + 3 + 100, "only what had begun in the killed process, and was not recorded, runs again"
+    assert world.one(LENT) == 0
+    world.check_promises(app, [task.id], 300)
+
+
+@pytest.mark.parametrize("knob", ["pause", "cancel", "parallel"])
+def test_a_knob_takes_the_places_back_and_what_was_lent_with_them(world: World, knob: str) -> None:
+    app = world.app()
+    with world.working(app):
+        task = app.submit("brief", numbers(2_000), parallel=3)
+        wait_for(lambda: world.one(LENT), "something is lent")
+        if knob == "parallel":
+            task.update(parallel=1)
+            wait_for(lambda: task.progress()["control"]["in_flight"] <= 1, "two places are taken back")
+            task.pause()
+        else:
+            getattr(task, knob)()
+        wait_for(lambda: task.progress()["control"]["in_flight"] == 0, "nothing runs any more")
+        wait_for(lambda: world.one(LENT) == 0, "what was lent went back")
+        if knob == "cancel":
+            assert task.wait(120)["state"] == "cancelled"
+        else:
+            assert task.progress()["counts"]["enqueue"] > 1_000
+    assert most_at_once(world) <= 3
+    assert app.doctor() == []
+
+
+def test_a_process_that_stops_gives_back_what_was_lent_to_it(world: World) -> None:
+    app = world.app()
+    with world.working(app):
+        task = app.submit("brief", numbers(500), parallel=2)
+        wait_for(lambda: world.one(LENT), "something is lent")
+    assert world.one(LENT) == 0
+    assert app.doctor() == []
+    with world.working(world.app()):
+        assert task.wait(120)["counts"]["finish"] == 500
+    world.check_promises(app, [task.id], 500)
+
+
+def test_a_job_that_fails_or_is_retried_hands_its_place_on(world: World) -> None:
+    app = world.app()
+    with counted_pushes(app) as pushes, world.working(app):
+        refused = app.submit("note", numbers(60, refuse=True), parallel=1)
+        shaky = app.submit("shaky", [{"n": n, "breaks": n % 2} for n in range(60)], parallel=1)
+        assert refused.wait(120)["counts"]["failed"] == 60
+        assert shaky.wait(120)["counts"]["finish"] == 60
+    assert sum(pushes) < 120, "60 and 60, and 30 that came again"
+    world.check_promises(app, [refused.id, shaky.id], 120)
+
+
+@pytest.mark.parametrize("at", ["lend", "take"])
+def test_a_loan_that_never_arrived_goes_back(world: World, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    """Taken out: `Lanes.look_after`. The rows were lent to a process that did not know, for ever."""
+    app = world.app()
+    with world.working(app) as launcher:
+        lanes, broken = launcher.manager._lanes, []
+        lend, take = lanes._lend, lanes._take
+
+        def lost(*args: Any) -> Any:
+            found = (lend if at == "lend" else take)(*args)
+            if found and not broken:
+                broken.append(len(found))
+                raise LedgerUnavailable("the answer is lost")
+            return found
+
+        monkeypatch.setattr(lanes, f"_{at}", lost)
+        task = app.submit("brief", numbers(80), parallel=1)
+        assert task.wait(120)["counts"]["finish"] == 80
+        assert broken
+    world.check_promises(app, [task.id], 80)
+
+
+def test_what_is_lent_passes_the_client_middleware(world: World) -> None:
+    app = world.app()
+
+    def odd_ones_only(worker: Any, job: CurrentJob, queue: str, call_next: Any) -> Any:
+        return call_next() if job.payload["args"][0]["n"] % 2 else None
+
+    app.client_middleware.add(odd_ones_only)
+    with counted_pushes(app) as pushes, world.working(app):
+        task = app.submit("brief", numbers(100), parallel=1)
+        counts = task.wait(120)["counts"]
+    assert (counts["finish"], counts["error"]) == (50, 50)
+    assert sum(pushes) < 50
+    world.check_promises(app, [task.id], 100)
+
+
+def test_a_task_without_a_limit_is_lent_nothing(world: World) -> None:
+    app = world.app()
+    with counted_pushes(app) as pushes, world.working(app):
+        task = app.submit("brief", numbers(60))
+        assert task.wait(120)["counts"]["finish"] == 60
+    assert sum(pushes) == 60
