@@ -45,13 +45,18 @@ _e = events.c
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """A job without a Task. ``params`` are its arguments, JSON-ready; ``attempt`` is the one that its copy carries."""
+    """A job without a Task.
+
+    ``params`` are its arguments, JSON-ready; ``attempt`` is the one that its copy carries; ``options``, JSON text, what
+    else travels with it.
+    """
 
     job_id: str
     worker_name: str
     queue: str
     params: Any = None
     attempt: int = 1
+    options: str | None = None
 
 
 def is_job_id(text: str) -> bool:
@@ -74,6 +79,9 @@ def fitted(job: NewJob) -> tuple[NewJob, str | None]:
     if unfit is not None:
         params = None
         reasons.append(unfit)
+    if job.options is not None and len(job.options.encode()) > MAX_PARAMS:
+        reasons.append(f"its members have {len(job.options.encode()):,} bytes, the most is {MAX_PARAMS:,}")
+        job = replace(job, options=None)
     if not reasons:
         return job, None
     return replace(job, worker_name=worker_name, queue=queue, params=params), "; ".join(reasons)
@@ -117,7 +125,8 @@ def enqueue(
 def _row(job: NewJob, options: str | None) -> dict[str, Any]:
     return {
         "job_id": job.job_id, "worker_name": job.worker_name, "queue": job.queue, "status": Status.ENQUEUE,
-        "attempt": job.attempt, "params": None if job.params is None else dumps(job.params), "options": options,
+        "attempt": job.attempt, "params": None if job.params is None else dumps(job.params),
+        "options": job.options or options,
     }  # fmt: skip
 
 
@@ -126,7 +135,7 @@ def _slices(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     part: list[dict[str, Any]] = []
     size = 0
     for row in rows:
-        length = len(row["params"] or "")
+        length = len(row["params"] or "") + len(row["options"] or "")
         if part and (len(part) == _AT_ONCE or size + length > MAX_BYTES):
             yield part
             part, size = [], 0

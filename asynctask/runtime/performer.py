@@ -34,7 +34,7 @@ from asynctask.runtime.loop import LoopThread
 from asynctask.runtime.patience import pause_s
 from asynctask.runtime.retry import Decision, Follow, decide, retries_of
 from asynctask.runtime.switching import QUICK_S
-from asynctask.runtime.untracked import after_failure, decide_untracked, limit_of, text_of
+from asynctask.runtime.untracked import after_failure, decide_foreign, decide_untracked, limit_of, text_of
 from asynctask.wire.payload import parse
 from asynctask.worker import Worker
 
@@ -191,8 +191,13 @@ class Performer:
             ticket.fail(error)  # raised by a middleware around the one that records
             self._tracker.settle(ticket, then=lambda won: self._hooks.done(assignment))
             return
-        limit = retries_of(assignment.payload.get("retry"))
-        decision = decide(error, assignment.job, worker, retries=ticket.retries, limit=limit, noise=self._ids.random())
+        noise = self._ids.random()
+        if assignment.is_foreign:
+            now = self._tracker.now()
+            decision = decide_foreign(error, assignment.payload, assignment.job, worker, now=now, noise=noise)
+        else:
+            limit = retries_of(assignment.payload.get("retry"))
+            decision = decide(error, assignment.job, worker, retries=ticket.retries, limit=limit, noise=noise)
         self._report(assignment, error, decision)
         self._settle(assignment, ticket, error, decision)
         if decision.follow is Follow.DEAD:
