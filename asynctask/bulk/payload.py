@@ -12,7 +12,7 @@ from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND
 from asynctask.ledger.dispatch import Ready
 from asynctask.wire.activejob import is_wrapped, unwrap
-from asynctask.wire.payload import dump, parse, read_time, write_time
+from asynctask.wire.payload import dump, parse, presentable, read_time, write_time
 
 __all__ = [
     "arguments_of",
@@ -89,6 +89,7 @@ def _as_it_came(ready: Ready, now: int) -> Copy:
         if read_time(job.get("failed_at")) is None:  # it was tried first when its Event was made
             job["failed_at"] = write_time(ready.created_at)
     job["enqueued_at"] = write_time(now)
+    presentable(job, queue=ready.queue)
     return Copy(ready.job_id, ready.attempt, ready.queue, dump(job), 0, None)
 
 

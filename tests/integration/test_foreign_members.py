@@ -13,6 +13,7 @@ from support.redis_world import RedisWorld
 from support.servers import RedisServer
 
 from asynctask import AsyncTask, current_job
+from asynctask.errors import NotFound
 from asynctask.testing.waits import wait_for
 from asynctask.wire.activejob import is_wrapped
 
@@ -59,10 +60,12 @@ def ended(app: AsyncTask, jid: str) -> dict[str, Any]:
     """The Event of a job, once it is over."""
 
     def event() -> dict[str, Any] | None:
-        found = app.event(jid)
+        try:
+            found = app.event(jid)
+        except NotFound:  # it was not begun yet
+            return None
         return found if found["status"] in ("finish", "error") else None
 
-    wait_for(lambda: app.broker.queues() == {}, "it was fetched")
     return wait_for(event, "it is over")
 
 
@@ -142,8 +145,6 @@ def test_an_option_of_our_own_push_is_no_other_programs(world: RedisWorld) -> No
         raise ValueError("wrong")
 
     jid = str(ours.set(retry=2).perform_async(1))
-    task = app.submit(ours, [{"n": 1}], retry=2)
     with world.working(app, "python"):
-        assert task.wait(timeout=60)
         assert ended(app, jid)["status"] == "error"
-    assert len(runs) == 6
+    assert len(runs) == 3

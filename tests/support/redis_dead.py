@@ -1,4 +1,4 @@
-"""What lies among the dead of a Redis server."""
+"""What becomes of what is no job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from asynctask.wire.payload import Malformed, parse
 
 
 def buried(text: bytes) -> bytes:
-    """How it lies among the dead: as it came, but for what breaks Ruby's pages: JSON that is no object or names no queue."""
+    """How it lies among the dead: as it came, but for what breaks Ruby's pages, JSON that is no object or has no queue."""
     try:
         found = json.loads(text.decode())
         is_object = isinstance(found, dict) and parse(text)

@@ -18,8 +18,8 @@ from asynctask.runtime.untracked import after_failure
 from asynctask.wire.payload import dump, parse, write_time
 
 OWN = [
-    "1e+15", "1.0e+15", "1.234567890123456e+15", "1e+300", "1.0e+300", "0.00001", "1.0e-05", "0.0000001", "1.0e-07", "1e-10",
-    "1.5e-10", "-0.0", "1e+8", "8.811702216063932e+5", "2.5e-4", "1768972899.3817241", "383536.49686200003",
+    "1e+15", "1.0e+15", "1.234567890123456e+15", "1e+300", "1.0e+300", "0.00001", "1.0e-05", "0.0000001", "1.0e-07",
+    "1e-10", "1.5e-10", "-0.0", "1e+8", "8.811702216063932e+5", "2.5e-4", "1768972899.3817241", "383536.49686200003",
     "1180591620717411300000.0", "100000000000000.0", "36893488147419103232", "-1.0e+16", "1000000000000000.0",
 ]  # fmt: skip
 """Texts that a Ruby writes, of json 2.6, 2.11 or 2.21."""
@@ -65,7 +65,7 @@ def test_what_either_ruby_wrote_is_written_again_as_it_was(number: float) -> Non
 
 def test_a_new_time_has_one_text_in_every_ruby() -> None:
     drawn = random.Random(5)
-    for _ in range(20_000):
+    for _ in range(3_000):
         at = drawn.randrange(1_100_000_000 * SECOND, 4_200_000_000 * SECOND)
         written = write_time(at)
         assert micros(written) == at
