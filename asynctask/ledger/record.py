@@ -24,7 +24,18 @@ from asynctask.ledger.transitions import Change, EventRecord, Failure, Note, app
 from asynctask.messages import clean
 from asynctask.states import PROBLEM, TERMINAL, Reason, Status, check_event
 
-__all__ = ["ENGINE", "MAX_JOB_ID", "MAX_PARAMS", "NewJob", "discard", "enqueue", "fitted", "is_job_id", "record"]
+__all__ = [
+    "ENGINE",
+    "MAX_JOB_ID",
+    "MAX_OPTIONS",
+    "MAX_PARAMS",
+    "NewJob",
+    "discard",
+    "enqueue",
+    "fitted",
+    "is_job_id",
+    "record",
+]
 
 ENGINE: Final = "engine"
 """The one option of an Event whose job another engine keeps: that engine's name."""
@@ -34,6 +45,9 @@ MAX_JOB_ID: Final = 64
 
 MAX_PARAMS: Final = MAX_BYTES
 """Bytes of the parameters of one Event."""
+
+MAX_OPTIONS: Final = 1_000_000
+"""Bytes of what else travels with the job of one Event."""
 
 _MAX_NAME: Final = 255
 _AT_ONCE: Final = 1_000
@@ -79,9 +93,9 @@ def fitted(job: NewJob) -> tuple[NewJob, str | None]:
     if unfit is not None:
         params = None
         reasons.append(unfit)
-    if job.options is not None and len(job.options.encode()) > MAX_PARAMS:
-        reasons.append(f"its members have {len(job.options.encode()):,} bytes, the most is {MAX_PARAMS:,}")
-        job = replace(job, options=None)
+    if job.options is not None and (size := len(job.options.encode())) > MAX_OPTIONS:
+        job, params = replace(job, options=None), None  # without them it would be another job
+        reasons.append(f"the members beside its arguments have {size:,} bytes, the most is {MAX_OPTIONS:,}")
     if not reasons:
         return job, None
     return replace(job, worker_name=worker_name, queue=queue, params=params), "; ".join(reasons)
