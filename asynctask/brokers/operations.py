@@ -253,7 +253,7 @@ def pushed_again(set_name: str, entry: Entry, now: int) -> Copy:
     try:
         if not entry.sound:
             raise Malformed("it is no JSON object")
-        job = parse(entry.copy.payload)
+        job = parse(entry.copy.payload, keep_numbers=True)
         if not isinstance(job.get("class"), str) or not isinstance(job.get("args"), list):
             raise Malformed('it has no "class" and "args"')
     except Malformed as error:

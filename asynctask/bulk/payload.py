@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -12,9 +12,24 @@ from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND
 from asynctask.ledger.dispatch import Ready
 from asynctask.wire.activejob import is_wrapped, unwrap
-from asynctask.wire.payload import dump, parse, read_time, write_time
+from asynctask.wire.payload import dump, parse, presentable, read_time, write_time
 
-__all__ = ["arguments_of", "build", "buried", "decode", "job_of", "poisoned", "tracked_copy", "worker_name"]
+__all__ = [
+    "arguments_of",
+    "build",
+    "buried",
+    "decode",
+    "job_of",
+    "options_of",
+    "poisoned",
+    "tracked_copy",
+    "worker_name",
+]
+
+CAME: Final = "came"
+"""The one option of an Event whose job another program pushed: the members that it came with, as text."""
+
+_CAME_FIRST: Final = f'{{"{CAME}":'
 
 
 def build(
@@ -35,8 +50,11 @@ def build(
 def tracked_copy(ready: Ready, now: int) -> Copy:
     """The copy of a reserved job that goes to the broker.
 
-    The item's JSON is put in as the text that the ledger holds: it is not parsed and written again for each job.
+    The item's JSON is put in as the text that the ledger holds: it is not parsed and written again for each job. A job that
+    another program pushed has the members with which it came, see :func:`options_of`.
     """
+    if ready.options is not None and ready.options.startswith(_CAME_FIRST):
+        return _as_it_came(ready, now)
     before, between, after, options = _frame(
         ready.worker_name, ready.queue, ready.options, ready.created_at, ready.attempt, ready.task_id, ready.retries, now
     )
@@ -47,6 +65,32 @@ def tracked_copy(ready: Ready, now: int) -> Copy:
     text = f"{before}{args}{between}{name}{after}"
     priority = options.get("priority", ready.priority)
     return Copy(jid, ready.attempt, ready.queue, text, int(priority or 0), ready.task_id)
+
+
+def options_of(came: Mapping[str, Any]) -> str:
+    """The options of the Event of a job that another program pushed: its members, for they are written again.
+
+    As a text in the text: whoever reads options does not change its numbers. The arguments are the Event's own.
+    """
+    kept = {name: None if name == "args" else value for name, value in came.items() if name != "asynctask"}
+    return orjson.dumps({CAME: dump(kept)}).decode()
+
+
+def _as_it_came(ready: Ready, now: int) -> Copy:
+    """The copy of a job that another program pushed, with the members that it brought, in their order and with their own
+    numbers. Ruby's own members say how often it was retried: it goes on counting from there."""
+    job = parse(orjson.loads(ready.options or "{}")[CAME], keep_numbers=True)
+    job["args"] = parse(f'{{"args":{ready.params or "[]"}}}', keep_numbers=True)["args"]
+    job["queue"], job["jid"] = ready.queue, ready.job_id
+    if ready.retries:
+        count = job.get("retry_count")
+        before = count + 1 if isinstance(count, int) and not isinstance(count, bool) else 0
+        job["retry_count"] = before + ready.retries - 1
+        if read_time(job.get("failed_at")) is None:  # it was tried first when its Event was made
+            job["failed_at"] = write_time(ready.created_at)
+    job["enqueued_at"] = write_time(now)
+    presentable(job, queue=ready.queue)
+    return Copy(ready.job_id, ready.attempt, ready.queue, dump(job), 0, None)
 
 
 @lru_cache(maxsize=64)
@@ -118,7 +162,7 @@ def buried(copy: Copy, now: int, error_class: str, message: str) -> Copy:
     What is no job stays as it is.
     """
     try:
-        job = parse(copy.payload)
+        job = parse(copy.payload, keep_numbers=True)
     except ValueError:
         return copy
     for name, value in (("jid", copy.jid), ("queue", copy.queue)):  # tools name an entry by the one, and list the other

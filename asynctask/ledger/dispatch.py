@@ -86,8 +86,9 @@ _DUE_OF_TASK = (
     .limit(sa.bindparam("count"))
 )
 _QUEUE = sa.func.coalesce(_e.queue, "default")
+# Options that are longer are those of a job that another program pushed, without a priority: they are not read for it.
 _ALONE = (
-    sa.select(_e.id, _QUEUE, _e.options)
+    sa.select(_e.id, _QUEUE, sa.func.substr(_e.options, 1, 255))
     .where(_e.due_at <= sa.bindparam("now"), _e.task_id.is_(None))
     .where(_QUEUE.in_(sa.bindparam("queues", expanding=True)))
     .limit(sa.bindparam("count"))

@@ -24,7 +24,18 @@ from asynctask.ledger.transitions import Change, EventRecord, Failure, Note, app
 from asynctask.messages import clean
 from asynctask.states import PROBLEM, TERMINAL, Reason, Status, check_event
 
-__all__ = ["ENGINE", "MAX_JOB_ID", "MAX_PARAMS", "NewJob", "discard", "enqueue", "fitted", "is_job_id", "record"]
+__all__ = [
+    "ENGINE",
+    "MAX_JOB_ID",
+    "MAX_OPTIONS",
+    "MAX_PARAMS",
+    "NewJob",
+    "discard",
+    "enqueue",
+    "fitted",
+    "is_job_id",
+    "record",
+]
 
 ENGINE: Final = "engine"
 """The one option of an Event whose job another engine keeps: that engine's name."""
@@ -34,6 +45,9 @@ MAX_JOB_ID: Final = 64
 
 MAX_PARAMS: Final = MAX_BYTES
 """Bytes of the parameters of one Event."""
+
+MAX_OPTIONS: Final = 1_000_000
+"""Bytes of what else travels with the job of one Event."""
 
 _MAX_NAME: Final = 255
 _AT_ONCE: Final = 1_000
@@ -45,13 +59,18 @@ _e = events.c
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """A job without a Task. ``params`` are its arguments, JSON-ready; ``attempt`` is the one that its copy carries."""
+    """A job without a Task.
+
+    ``params`` are its arguments, JSON-ready; ``attempt`` is the one that its copy carries; ``options``, JSON text, what
+    else travels with it.
+    """
 
     job_id: str
     worker_name: str
     queue: str
     params: Any = None
     attempt: int = 1
+    options: str | None = None
 
 
 def is_job_id(text: str) -> bool:
@@ -74,6 +93,9 @@ def fitted(job: NewJob) -> tuple[NewJob, str | None]:
     if unfit is not None:
         params = None
         reasons.append(unfit)
+    if job.options is not None and (size := len(job.options.encode())) > MAX_OPTIONS:
+        job, params = replace(job, options=None), None  # without them it would be another job
+        reasons.append(f"the members beside its arguments have {size:,} bytes, the most is {MAX_OPTIONS:,}")
     if not reasons:
         return job, None
     return replace(job, worker_name=worker_name, queue=queue, params=params), "; ".join(reasons)
@@ -117,7 +139,8 @@ def enqueue(
 def _row(job: NewJob, options: str | None) -> dict[str, Any]:
     return {
         "job_id": job.job_id, "worker_name": job.worker_name, "queue": job.queue, "status": Status.ENQUEUE,
-        "attempt": job.attempt, "params": None if job.params is None else dumps(job.params), "options": options,
+        "attempt": job.attempt, "params": None if job.params is None else dumps(job.params),
+        "options": job.options or options,
     }  # fmt: skip
 
 
@@ -126,7 +149,7 @@ def _slices(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     part: list[dict[str, Any]] = []
     size = 0
     for row in rows:
-        length = len(row["params"] or "")
+        length = len(row["params"] or "") + len(row["options"] or "")
         if part and (len(part) == _AT_ONCE or size + length > MAX_BYTES):
             yield part
             part, size = [], 0

@@ -52,8 +52,8 @@ class AttemptLost(AsyncTaskError):
 class Arrival:
     """A job that an engine got hold of.
 
-    ``attempt`` is the fence that travels with the job; None where the engine's jobs carry none. ``params`` is what its
-    Event should say if it has none yet: JSON-ready.
+    ``attempt`` is the fence that travels with the job; None where the engine's jobs carry none. ``params`` and ``options``
+    (JSON text) are what its Event should say if it has none yet.
     """
 
     job_id: str
@@ -61,6 +61,7 @@ class Arrival:
     worker_name: str
     queue: str
     params: Any = None
+    options: str | None = None
 
 
 @dataclass(slots=True)
@@ -190,7 +191,7 @@ class Tracker:
         A copy that outlived its Event is given one at its own attempt: at any other its fence would have it dropped, and
         the Event would wait for nothing. Raises :class:`~asynctask.errors.InputError` for what the database cannot hold.
         """
-        jobs = [NewJob(a.job_id, a.worker_name, a.queue, a.params, a.attempt or 1) for a in arrivals]
+        jobs = [NewJob(a.job_id, a.worker_name, a.queue, a.params, a.attempt or 1, a.options) for a in arrivals]
         engine = engine_of(self._ledger.identity)
         enqueue(self._ledger, jobs, options=None if engine is None else {ENGINE: engine})
 

@@ -73,6 +73,12 @@ class Assignment:
         return self.ticket is not None and self.ticket.watched
 
     @property
+    def is_foreign(self) -> bool:
+        """Whether another program pushed it: the copies of our own jobs say in their payload which attempt they are for."""
+        copy = self.copy
+        return copy.attempt == 0 or (copy.task_id is None and self.payload.get("attempt") != copy.attempt)
+
+    @property
     def is_tracked(self) -> bool:
         """Whether an Event is kept of it: it has one, it says so itself, or its worker does."""
         if self.copy.attempt > 0:

@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import orjson
+
 from asynctask.bookkeeping import Begin
 from asynctask.brokers.base import DEAD, Broker, Copy, Held
-from asynctask.bulk.payload import buried, job_of, worker_name
+from asynctask.bulk.payload import buried, job_of, options_of, worker_name
 from asynctask.clock import Clock
 from asynctask.errors import InputError
 from asynctask.job import CurrentJob
@@ -20,6 +22,8 @@ from asynctask.middleware.tracker import Arrival, Ticket, Tracker
 from asynctask.runtime.assignment import Assignment
 from asynctask.runtime.mine import Mine
 from asynctask.runtime.strangers import Stranger, Strangers, why_not_ours
+from asynctask.wire.payload import parse
+from asynctask.wire.ruby_json import dump_any
 from asynctask.worker import Worker
 
 __all__ = ["Intake"]
@@ -173,8 +177,11 @@ def _arrival(assignment: Assignment) -> tuple[Arrival, str | None]:
     copy, name, args = assignment.copy, assignment.name, assignment.payload["args"]
     if copy.attempt > 0:
         return Arrival(copy.jid, copy.attempt, name, copy.queue, args), None
-    job, unfit = fitted(NewJob(copy.jid, name, copy.queue, args))
-    return Arrival(job.job_id, copy.attempt, job.worker_name, job.queue, job.params), unfit
+    came = parse(copy.payload, keep_numbers=True)
+    job, unfit = fitted(NewJob(copy.jid, name, copy.queue, args, options=options_of(came)))
+    # The arguments as they came: what an Event can keep of them was seen by their values.
+    params = None if job.params is None else orjson.Fragment(dump_any(came["args"]))
+    return Arrival(job.job_id, copy.attempt, job.worker_name, job.queue, params, job.options), unfit
 
 
 def _bind(assignment: Assignment, ticket: Ticket, asked: float) -> None:

@@ -34,7 +34,7 @@ from asynctask.runtime.loop import LoopThread
 from asynctask.runtime.patience import pause_s
 from asynctask.runtime.retry import Decision, Follow, decide, retries_of
 from asynctask.runtime.switching import QUICK_S
-from asynctask.runtime.untracked import after_failure, decide_untracked, limit_of, text_of
+from asynctask.runtime.untracked import after_failure, decide_foreign, decide_untracked, limit_of, text_of
 from asynctask.wire.payload import parse
 from asynctask.worker import Worker
 
@@ -202,8 +202,13 @@ class Performer:
             ticket.fail(error)  # raised by a middleware around the one that records
             self._settle(assignment, ticket)
             return
-        limit = retries_of(assignment.payload.get("retry"))
-        decision = decide(error, assignment.job, worker, retries=ticket.retries, limit=limit, noise=self._ids.random())
+        noise = self._ids.random()
+        if assignment.is_foreign:
+            now = self._tracker.now()
+            decision = decide_foreign(error, assignment.payload, assignment.job, worker, now=now, noise=noise)
+        else:
+            limit = retries_of(assignment.payload.get("retry"))
+            decision = decide(error, assignment.job, worker, retries=ticket.retries, limit=limit, noise=noise)
         self._report(assignment, error, decision)
         ticket.raised(JobInterrupted() if decision.follow is Follow.AGAIN else error)
         self._settle(assignment, ticket, self._tracker.now() + decision.delay if decision.follow is Follow.RETRY else None)

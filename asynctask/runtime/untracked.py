@@ -17,9 +17,9 @@ from asynctask.job import CurrentJob, interrupted
 from asynctask.messages import clean
 from asynctask.runtime.retry import Decision, Follow, decide
 from asynctask.wire.payload import dump, encode_backtrace, parse, read_time, retries, write_time
-from asynctask.worker import Worker
+from asynctask.worker import TRACKED_RETRIES, Worker
 
-__all__ = ["MAX_RETRY_COUNT", "after_failure", "decide_untracked", "limit_of", "text_of"]
+__all__ = ["MAX_RETRY_COUNT", "after_failure", "decide_foreign", "decide_untracked", "limit_of", "text_of"]
 
 MAX_RETRY_COUNT: Final = 10_000
 """What a payload says of its retries is believed up to here."""
@@ -46,21 +46,34 @@ def decide_untracked(
     if limit is None:
         return Decision(Follow.DEAD)
     count = _count(job)
+    most = count if _is_over(job, count, limit, now) else count + 1
+    return decide(error, current, worker, retries=count, limit=most, noise=noise, always_spread=True)
+
+
+def decide_foreign(
+    error: BaseException, job: Mapping[str, Any], current: CurrentJob, worker: Worker | None, *, now: int, noise: float
+) -> Decision:
+    """What follows ``error`` in a tracked job that another program pushed: as many retries as the job and its worker both
+    allow, those that the job had elsewhere counted. ``now`` in microseconds, ``noise`` in [0, 1)."""
+    count, limit = _count(job), limit_of(job, worker)
+    own = TRACKED_RETRIES if worker is None else worker.max_retries
+    over = limit is None or count >= own or _is_over(job, count, limit, now)
+    return decide(error, current, worker, retries=count, limit=count if over else count + 1, noise=noise)
+
+
+def _is_over(job: Mapping[str, Any], count: int, limit: int, now: int) -> bool:
+    """Whether a job that was retried ``count`` times is retried no more."""
     retry_for = job.get("retry_for")
     if isinstance(retry_for, int | float) and not isinstance(retry_for, bool):  # it stands in the place of the count
         failed_at = read_time(job.get("failed_at"))
-        over = failed_at is not None and failed_at + retry_for * SECOND < now
-    else:
-        over = count >= limit
-    return decide(
-        error, current, worker, retries=count, limit=count if over else count + 1, noise=noise, always_spread=True
-    )
+        return failed_at is not None and failed_at + retry_for * SECOND < now
+    return count >= limit
 
 
 def after_failure(copy: Copy, error: BaseException, now: int) -> Copy:
     """The copy as it lies in a set after ``error``, at ``now`` (microseconds): the same members in the same order, and
     those that a failure adds. Raises :class:`~asynctask.wire.payload.Malformed` for a payload that is no job."""
-    job = parse(copy.payload)
+    job = parse(copy.payload, keep_numbers=True)
     queue = job.get("retry_queue")
     if not (isinstance(queue, str) and 0 < len(queue) <= _MAX_QUEUE):
         queue = copy.queue

@@ -267,7 +267,8 @@ class BrokerConformance(BrokerRaces, BrokerCrashes):
         with self.broker() as broker:
             broker.push([a_copy(attempt=0)])
             (copy,) = broker.exchange("p", [], ["default"], 1)
-            changed = Copy(copy.jid, 0, copy.queue, '{"class":"w","args":[],"retry_count":0}', 0, None, 0, copy.handle)
+            payload = '{"class":"w","args":[],"queue":"default","retry_count":0}'
+            changed = Copy(copy.jid, 0, copy.queue, payload, 0, None, 0, copy.handle)
             broker.hold(RETRY, [Held(changed, 5)], process="p")
             assert broker.held_by("p") == []
             assert [held.copy.payload for held in broker.members(RETRY, 10)] == [changed.payload]

@@ -30,6 +30,7 @@ __all__ = [
     "encode_backtrace",
     "normalise",
     "parse",
+    "presentable",
     "read_time",
     "retries",
     "write_time",
@@ -43,8 +44,13 @@ MAX_ERROR_MESSAGE: Final = 10_000
 
 _MAX_BACKTRACE: Final = 1_048_576
 _MS_FROM: Final = 100_000_000_000
+_FLOAT_BITS: Final = 53
+_LAST_MICROS: Final = 2**32 * SECOND  # up to here the floats lie dense enough
+_HALF_WAY: Final = SECOND // 2
+_TOO_NEAR: Final = SECOND // 100  # ten times as far as where the texts differ
 _NEVER_STORED: Final = ("at", "client_class", "pool")
 _MAX_QUEUE: Final = 255
+_TIMES: Final = ("created_at", "enqueued_at", "failed_at", "retried_at")
 
 
 def build(
@@ -134,8 +140,20 @@ def _is_number(value: Any) -> bool:
 
 
 def write_time(at: int) -> float:
-    """Microseconds as float seconds: the one form that every version reads right."""
-    return at / SECOND
+    """Microseconds as float seconds: the one form that every version reads right.
+
+    Ruby's json writes about one such float in a thousand with 16 digits up to its version 2.10 and with 17 from 2.11 on:
+    where the time lies half-way between two floats. Then the other one of the two stands for the same microsecond, and
+    has one text in all versions.
+    """
+    seconds = at / SECOND
+    if 0 < at < _LAST_MICROS:
+        between = (
+            at << (_FLOAT_BITS - (at // SECOND).bit_length())
+        ) % SECOND  # of a millionth of the step to the next float
+        if abs(between - _HALF_WAY) < _TOO_NEAR:
+            return math.nextafter(seconds, -math.inf if between >= _HALF_WAY else math.inf)
+    return seconds
 
 
 def read_time(value: Any) -> int | None:
@@ -145,6 +163,46 @@ def read_time(value: Any) -> int | None:
     if isinstance(value, int) and value >= _MS_FROM:
         return value * 1_000
     return micros(value)
+
+
+# -- what tools can show
+
+
+def presentable(job: dict[str, Any], *, queue: str) -> bool:
+    """Changes the members of a job with which Sidekiq's pages answer nothing but an error; returns whether any was.
+
+    One such entry breaks the whole list. ``queue`` is where the job came from, for a job that names none. Text for ``tags``
+    becomes a list of it, a ``cattr`` that has no names a value of the name ``value``. Times, counts and backtraces that are
+    none are left out. Observed with Sidekiq 7.3.9 and 8.1.7.
+    """
+    before = dict(job)
+    if not (isinstance(job.get("queue"), str) and job["queue"]):
+        job["queue"] = queue
+    tags = job.get("tags")
+    if not (tags is None or tags is False or isinstance(tags, list | dict)):
+        job["tags"] = [tags if isinstance(tags, str) else dump_any(tags)]
+    cattr = job.get("cattr")
+    if not (cattr is None or isinstance(cattr, list | dict)):
+        job["cattr"] = {"value": cattr}
+    for name in _TIMES:
+        if not (job.get(name) is None or _is_number(job[name])):
+            del job[name]
+    count = job.get("retry_count")
+    if not (count is None or (_is_number(count) and isinstance(count, int))):
+        del job["retry_count"]
+    _present_backtrace(job)
+    return job != before
+
+
+def _present_backtrace(job: dict[str, Any]) -> None:
+    packed = job.get("error_backtrace")
+    if packed is None:
+        return
+    lines = decode_backtrace(packed)
+    if isinstance(packed, list):  # up to Sidekiq 6.0.0
+        job["error_backtrace"] = encode_backtrace(lines)
+    elif not lines:
+        del job["error_backtrace"]
 
 
 # -- retries

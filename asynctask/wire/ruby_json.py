@@ -1,8 +1,12 @@
 """JSON text as Ruby writes and reads it.
 
 Ruby's tools move an entry of a set by writing anew what they parsed: where their text differs from ours by one byte, the
-old entry stays and the job runs twice. So :func:`dump` gives the bytes of Ruby's generator (json 2.6), and :func:`parse`
-refuses what Ruby refuses, and what Ruby reads but cannot write again.
+old entry stays and the job runs twice. So :func:`dump` gives the bytes of Ruby's generator, and :func:`parse` refuses what
+Ruby refuses, and what Ruby reads but cannot write again.
+
+Ruby has two forms of some floats: json up to 2.10 writes ``1.0e+15`` and ``1.0e-05``, json from 2.11 on ``1e+15`` and
+``0.00001``. A new float gets the older form. One that is written again keeps the text that it came with
+(``keep_numbers``), if a Ruby of either age can have written it; ``1.50`` or ``1E5`` is written as Ruby would write it anew.
 """
 
 from __future__ import annotations
@@ -10,14 +14,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Self
 
 import orjson
 
 from asynctask.errors import InputError, Problem
 
-__all__ = ["MAX_BYTES", "MAX_DEPTH", "Malformed", "check", "dump", "dump_any", "parse"]
+__all__ = ["MAX_BYTES", "MAX_DEPTH", "Malformed", "Number", "check", "dump", "dump_any", "parse"]
 
 MAX_DEPTH: Final = 100
 """Arrays and objects inside each other, the outermost counted; Ruby's own limit, for reading and for writing."""
@@ -35,12 +39,30 @@ _FIXED_DIGITS: Final = 16
 _FLOAT_TO_MEND: Final = re.compile(r"[:,\[]-?(?:[\d.]+e|\d{16}\.0)")
 _STRING_OR_NUMBER: Final = re.compile(r'"(?:[^"\\]|\\.)*"|-?\d[\d.]*(?:e[+-]\d+)?')
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+# How Ruby's generators write floats: 0.00001, 1.5, 1.0e-05, and from json 2.11 on 1e+15, 1.5e-7.
+_RUBYS_FLOAT: Final = re.compile(
+    r"-?(?:(?:0|[1-9]\d*)\.(?:0|\d*[1-9])|[1-9]\.(?:0|\d*[1-9])e[+-]\d{2,3}|[1-9](?:\.\d*[1-9])?e[+-][1-9]\d{0,2})"
+)
+_MAX_DIGITS: Final = 17  # no generator writes more of a float
 
 
 class Malformed(InputError, ValueError):
     """Text that is no job: Ruby could not read it, or could not write it again."""
 
     code = "malformed_job"
+
+
+class Number(float):
+    """A float that :func:`dump` writes as the ``text`` that it came with."""
+
+    __slots__ = ("text",)
+
+    text: str
+
+    def __new__(cls, text: str) -> Self:
+        number = super().__new__(cls, text)
+        number.text = text
+        return number
 
 
 def dump(job: Mapping[str, Any]) -> str:
@@ -53,7 +75,7 @@ def dump_any(value: Any) -> str:
     try:
         quick = orjson.dumps(value, option=_PLAIN)
     except TypeError:
-        return _dump_slowly(value)
+        return _dump_kept(value) if _keeps(value) else _dump_slowly(value)
     # Without any of these there is nothing to look for.
     if (b"e+" in quick or b"e-" in quick or b"null" in quick or b".0" in quick) and _NOT_AS_RUBY.search(quick):
         return _dump_slowly(value)
@@ -63,8 +85,18 @@ def dump_any(value: Any) -> str:
 
 
 def _dump_slowly(value: Any) -> str:
+    text = _checked(_ENCODER.encode, value)
+    return _STRING_OR_NUMBER.sub(_mended, text) if _FLOAT_TO_MEND.search(text) else text
+
+
+def _dump_kept(value: Any) -> str:
+    return _checked(_written, value)
+
+
+def _checked(write: Callable[[Any], str], value: Any) -> str:
+    """What ``write`` makes of a value. Raises :class:`Malformed` where that is nothing that Ruby reads."""
     try:
-        text = _ENCODER.encode(value)
+        text = write(value)
         if not text.isascii():
             text.encode()
     except UnicodeEncodeError:
@@ -75,11 +107,37 @@ def _dump_slowly(value: Any) -> str:
         raise Malformed(f"it cannot be written as JSON: {error}; hand over numbers, texts, lists and dicts") from None
     if text.count("[") + text.count("{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
         raise Malformed(_too_deep())
-    return _STRING_OR_NUMBER.sub(_mended, text) if _FLOAT_TO_MEND.search(text) else text
+    return text
 
 
-def parse(text: str | bytes, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
+def _written(value: Any) -> str:
+    """A parsed value, its numbers as they came; for the few that hold a number of which Ruby has another form too."""
+    if isinstance(value, Number):
+        return value.text
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{_ENCODER.encode(name)}:{_written(each)}" for name, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_written, value)) + "]"
+    text = _ENCODER.encode(value)
+    return _as_ruby(text) if isinstance(value, float) else text
+
+
+def _keeps(value: Any) -> bool:
+    stack = [value]
+    while stack:
+        each = stack.pop()
+        if isinstance(each, Number):
+            return True
+        if isinstance(each, dict | list):
+            stack += each.values() if isinstance(each, dict) else each
+    return False
+
+
+def parse(text: str | bytes, *, max_bytes: int = MAX_BYTES, keep_numbers: bool = False) -> dict[str, Any]:
     """The job of a payload, its members in their order, integers exact however long.
+
+    ``keep_numbers``: for a job that is written again. Floats that :func:`dump` would write in another form are
+    :class:`Number`, with their own text.
 
     Raises :class:`Malformed` for more than ``max_bytes``, text that is no JSON object, byte order marks, NaN, numbers
     beyond all floats, raw control characters, lone surrogates, and nesting deeper than 100.
@@ -92,7 +150,10 @@ def parse(text: str | bytes, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
         raw = text if isinstance(text, bytes) else text.encode()
         # So many digits are looked for in a fifth of the time that the pattern takes, and are hardly ever there.
         is_long = _NINETEEN in raw.translate(_AS_ZEROS) and _LONG_INTEGER.search(raw) is not None
-        job = _DECODER.decode(raw.decode()) if is_long else orjson.loads(raw)
+        if keep_numbers:
+            job = _KEEPING_DECODER.decode(raw.decode())
+        else:
+            job = _DECODER.decode(raw.decode()) if is_long else orjson.loads(raw)
     except RecursionError:
         raise Malformed(_too_deep()) from None
     except ValueError as error:  # also of text that is no UTF-8
@@ -160,11 +221,12 @@ def _depth(value: Any) -> int:
 
 
 def _mended(match: re.Match[str]) -> str:
-    """A float as Ruby writes it: the same digits as Python's, but d.dde+XX always with a point, and from 1e15 on where
-    none of its 16 digits is behind the point."""
-    text = match[0]
-    if text[0] == '"':
-        return text
+    return match[0] if match[0][0] == '"' else _as_ruby(match[0])
+
+
+def _as_ruby(text: str) -> str:
+    """A number that Python wrote as Ruby writes it: the same digits, but d.dde+XX always with a point, and from 1e15 on
+    where none of its 16 digits is behind the point."""
     if "e" in text:
         digits, _, exponent = text.partition("e")
         return text if "." in digits else f"{digits}.0e{exponent}"
@@ -182,9 +244,22 @@ def _finite(text: str) -> float:
     return number
 
 
+def _own(text: str) -> float:
+    """A float with its text, where Ruby can have written that and :func:`dump` would write another."""
+    number = _finite(text)
+    shown = repr(number)
+    if (shown == text and len(text) <= _FIXED_DIGITS + 1 and "e" not in text) or _as_ruby(shown) == text:
+        return number
+    if _RUBYS_FLOAT.fullmatch(text) is None:
+        return number
+    digits = text.partition("e")[0].replace(".", "").lstrip("-0").rstrip("0")
+    return Number(text) if len(digits) <= _MAX_DIGITS else number
+
+
 def _constant(name: str) -> Any:
     raise ValueError(f"{name} has no form in JSON")
 
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), check_circular=False)
 _DECODER: Final = json.JSONDecoder(parse_float=_finite, parse_constant=_constant)
+_KEEPING_DECODER: Final = json.JSONDecoder(parse_float=_own, parse_constant=_constant)

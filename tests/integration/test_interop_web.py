@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -188,6 +190,44 @@ def test_what_is_no_job_breaks_no_page_when_it_has_come_to_the_dead(
     assert world.raw.zcard(DEAD) == len(NO_JOBS)
     body = seen(desk, ["/morgue?count=100", "/morgue", "/"])["/morgue?count=100"]
     assert "no job: [1]" in body
+
+
+WRONG = [None, True, 5, 1.5, "x", "", [], ["x"], [[1]], {}, {"a": 1}]
+TYPED = (
+    "tags", "queue", "created_at", "enqueued_at", "failed_at", "retried_at", "retry_count", "error_backtrace", "backtrace",
+    "error_message", "error_class", "cattr", "at",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("way", "name"), [("failed", SCHEDULE), ("failed", RETRY), ("failed", DEAD), ("killed", DEAD)])
+def test_members_of_a_wrong_type_break_no_page(
+    world: RedisWorld, broker: RedisBroker, desk: Desk, name: str, way: str
+) -> None:
+    """Some other client pushed them; one such entry had every page of the list answer with an error."""
+    texts = [
+        json.dumps({"class": "w", "args": [], "queue": "default", "retry": True, "jid": f"{n:024x}", member: value})
+        for n, (member, value) in enumerate(product(TYPED, WRONG))
+    ]
+    texts += ['{"class":"w","args":[],"jid":"900"}', '{"args":[],"jid":"901","tags":"no job"}']
+    for text in texts:
+        world.push_text(text, "low")
+    copies = broker.exchange("p", [], ["low"], 500)
+    if way == "failed":
+        copies = [failed(copy) if copy.job else copy for copy in copies]
+        broker.hold(name, [Held(copy, NOW + n) for n, copy in enumerate(copies)], process="p")
+    else:
+        world.raw.zadd(SCHEDULE, {text: n + NOW / SECOND for n, text in enumerate(texts)})
+        broker.operations.kill(SCHEDULE, broker.operations.entries(SCHEDULE, limit=500).entries)
+    entries = broker.operations.entries(name, limit=500).entries
+    assert len(entries) == len(texts)
+    keys = [entry.key for entry in entries if entry.sound]
+    page = f"/{PAGES[name]}"
+    seen(desk, [f"{page}?count=500", page, *(f"{page}/{quote(key)}" for key in keys)])
+    queues = {parse(text).get("queue") for text in world.members(name)}
+    assert all(isinstance(queue, str) and queue for queue in queues)
+    tags = [parse(text).get("tags") for text in world.members(name)]
+    assert ["x"] in tags
+    assert not any(isinstance(each, str | int | float) for each in tags)
 
 
 # -- what is pressed

@@ -14,7 +14,7 @@ from support.servers import RedisServer
 
 from asynctask import AsyncTask
 from asynctask.errors import InputError, NotFound
-from asynctask.ledger.record import MAX_PARAMS
+from asynctask.ledger.record import MAX_OPTIONS, MAX_PARAMS
 from asynctask.testing.waits import wait_for
 
 # what is pushed, on top of a sound job -> what its Event says
@@ -25,6 +25,7 @@ IN_AN_EVENT: dict[str, tuple[dict[str, Any], str]] = {
     "a class with NUL": ({"class": "x\0", "use_task_event": True}, "its worker holds a character"),
     "a queue too long": ({"queue": "q" * 300}, "its queue has 300 characters"),
     "arguments of megabytes": ({"args": ["x" * MAX_PARAMS]}, f"have {MAX_PARAMS + 4:,} bytes"),
+    "members of megabytes": ({"args": [5], "note": "x" * MAX_OPTIONS}, "the members beside its arguments have 1,000,"),
 }
 # ... and of which not even that can be made: among the dead
 AMONG_THE_DEAD: dict[str, dict[str, Any]] = {

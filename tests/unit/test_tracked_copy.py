@@ -8,9 +8,10 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from asynctask.bulk.payload import tracked_copy
+from asynctask.bulk.payload import options_of, tracked_copy
 from asynctask.ledger.batches import given
 from asynctask.ledger.dispatch import Ready
+from asynctask.wire.payload import parse
 
 NOW = 1_763_800_001_250_000
 READY = Ready(
@@ -75,3 +76,27 @@ def test_copies_of_one_round_differ_in_what_is_their_own_only() -> None:
 )
 def test_many_values_are_one_text_for_postgresql(values: list[object], text: str) -> None:
     assert given("postgresql", values) == text
+
+
+CAME = (
+    '{"retry":1,"x":{"n":[1e+15,1.0e+15,0.00001,1.0e-05,36893488147419103232]},"queue":"low","class":"A::B","args":[1e+16],'
+    '"locale":"ja","jid":"0123456789abcdef01234567","created_at":1763700000123}'
+)
+
+
+def test_a_job_of_another_program_has_its_members_in_their_order_and_its_numbers_as_they_were() -> None:
+    came = replace(
+        READY, task_id=None, queue="low", params="[1e+16]", options=options_of(parse(CAME, keep_numbers=True)), attempt=2
+    )
+    copy = tracked_copy(came, NOW)
+    assert copy.payload == CAME[:-1] + ',"enqueued_at":1763800001.25}'
+    assert (copy.jid, copy.attempt, copy.queue, copy.task_id) == (READY.job_id, 2, "low", None)
+    again = tracked_copy(replace(came, retries=2), NOW).payload
+    assert again == CAME[:-1] + ',"retry_count":1,"failed_at":1763800000.123456,"enqueued_at":1763800001.25}'
+
+
+@pytest.mark.parametrize(("came", "retries", "count"), [(None, 1, 0), (-1, 1, 0), (-1, 3, 2), (4, 1, 5), ("4", 2, 1)])
+def test_retries_go_on_from_where_ruby_was(came: object, retries: int, count: int) -> None:
+    options = options_of({"class": "a", "args": [], "retry_count": came, "failed_at": 5.5})
+    found = parse(tracked_copy(replace(READY, task_id=None, params="[]", options=options, retries=retries), NOW).payload)
+    assert (found["retry_count"], found["failed_at"]) == (count, 5.5)

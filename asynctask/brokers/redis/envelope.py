@@ -5,8 +5,7 @@
     {"class": "...", "args": [], "jid": "...", "asynctask": {"jid": "...", "attempt": 3, "task_id": 7, "priority": 220}}
 
 It stands last and holds no braces of its own, so that the scripts find it without reading JSON, and the text before it is
-the payload as it was handed in, byte for byte. A job that nobody tracks has none, unless its payload names no jid or no
-queue.
+the payload as it was handed in, byte for byte. A job that nobody tracks has none, unless its payload names no jid.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ import orjson
 
 from asynctask.brokers.base import Copy, Key
 from asynctask.errors import InputError, Problem, TooLarge
-from asynctask.wire.payload import DEFAULT_QUEUE
-from asynctask.wire.ruby_json import MAX_BYTES, MAX_DEPTH, Malformed, dump, parse
+from asynctask.wire.payload import DEFAULT_QUEUE, presentable
+from asynctask.wire.ruby_json import MAX_BYTES, MAX_DEPTH, Malformed, dump, dump_any, parse
 
 __all__ = [
     "MALFORMED",
@@ -34,11 +33,12 @@ __all__ = [
     "opened",
     "sealed",
     "sealed_for_set",
+    "shown",
 ]
 
 MALFORMED: Final = "bad-"
 """The jid of a copy that is no job starts so; its payload is what was found, its attempt 0. It is for the dead, where it
-lies as :func:`marked` says."""
+lies as :func:`shown` says."""
 
 MAX_PAYLOAD_BYTES: Final = 4_194_304
 """Of one job that is pushed."""
@@ -75,7 +75,7 @@ def sealed(copy: Copy) -> str:
     if not is_plain:
         _check(copy)
     if copy.attempt == 0:
-        return _sealed_untracked(copy, named_by_list=True)
+        return _sealed_untracked(copy)
     if is_plain:  # then it is what the encoder would write
         task_id = "" if copy.task_id is None else f',"task_id":{copy.task_id}'
         priority = f',"priority":{copy.priority}' if copy.priority else ""
@@ -89,18 +89,34 @@ def sealed(copy: Copy) -> str:
 
 
 def sealed_for_set(copy: Copy) -> str:
-    """The text that is put into a set for a copy, in the form of Ruby's generator.
+    """The text that is put into a set for a copy, in the form of Ruby's generator, with members that its pages can show.
 
     Ruby's tools move an entry by the text that they would write themselves: of any other one a second appears. What is no
-    job stays as it is, but for a mark where it needs one.
+    job stays as it is, but for a mark where it needs one, and for members that would break a page.
     """
     if copy.jid.startswith(MALFORMED):
-        return marked(copy.payload)
+        return shown(copy.payload, copy.queue)
     try:
-        payload = dump(parse(copy.payload))
+        job = parse(copy.payload, keep_numbers=True)
     except Malformed:
         return copy.payload
-    return _sealed_untracked(replace(copy, payload=payload), named_by_list=False)
+    presentable(job, queue=copy.queue)
+    return _sealed_untracked(replace(copy, payload=dump(job)))
+
+
+def shown(text: str, queue: str) -> str:
+    """A text that came from ``queue`` as it lies among the dead: as it is, unless Ruby's pages could not show that."""
+    try:
+        found = parse(text, keep_numbers=True)
+    except Malformed:
+        return marked(text)
+    job = dict(found)
+    if not presentable(job, queue=queue):
+        return text
+    if "queue" not in found and job == {**found, "queue": queue}:
+        body, _, after = text.rpartition("}")
+        return f'{body}{"," if found else ""}"queue":{dump_any(queue)}}}{after}'
+    return dump(job)
 
 
 def marked(text: str) -> str:
@@ -109,15 +125,12 @@ def marked(text: str) -> str:
     return f"no job: {text}" if _NO_OBJECT.match(text) else text
 
 
-def _sealed_untracked(copy: Copy, *, named_by_list: bool) -> str:
-    """A payload that names its jid, and where no list says it its queue, is written as it is."""
+def _sealed_untracked(copy: Copy) -> str:
+    """A payload that names its jid is written as it is."""
     job = _peeked(copy.payload)
-    if job is None:
+    if job is None or job.get("jid") == copy.jid:
         return copy.payload
-    members = {} if job.get("jid") == copy.jid else {"jid": copy.jid}
-    if not (named_by_list or isinstance(job.get("queue"), str)):
-        members["queue"] = copy.queue
-    return _spliced(copy.payload, members) if members else copy.payload
+    return _spliced(copy.payload, {"jid": copy.jid})
 
 
 def _spliced(payload: str, members: dict[str, Any]) -> str:

@@ -27,7 +27,7 @@ from asynctask.brokers.operations import (
     job_key,
     pushed_again,
 )
-from asynctask.brokers.redis.envelope import MALFORMED, held_key, key_of, marked, opened, sealed_for_set
+from asynctask.brokers.redis.envelope import MALFORMED, held_key, key_of, opened, sealed_for_set, shown
 from asynctask.brokers.redis.remote import process_facts
 from asynctask.brokers.redis.server import Server
 from asynctask.brokers.redis.sets import score, time_of
@@ -285,7 +285,8 @@ def _raw(entry: Entry) -> bytes:
 
 
 def _as_dead(entry: Entry) -> bytes:
-    return _raw(entry) if entry.sound else marked(entry.raw).encode("utf-8", "surrogateescape")
+    """As it lies in its set, unless the pages of the dead could not show that."""
+    return shown(entry.raw, entry.copy.queue).encode("utf-8", "surrogateescape")
 
 
 def _text(raw: bytes | str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Held
-from asynctask.brokers.redis.envelope import MALFORMED, held_key, marked, opened, sealed_for_set
+from asynctask.brokers.redis.envelope import MALFORMED, held_key, opened, sealed_for_set, shown
 from asynctask.brokers.redis.server import Server
 from asynctask.clock import SECOND, Clock, micros
 from asynctask.errors import InputError
@@ -99,10 +99,10 @@ def _renewed(member: bytes, now: int) -> tuple[str, str | bytes]:
     copy = opened(member, None)
     if not copy.jid.startswith(MALFORMED):
         try:
-            job = parse(copy.payload)
+            job = parse(copy.payload, keep_numbers=True)
             job["enqueued_at"] = write_time(now)
             copy.payload = dump(job)
             return copy.queue, sealed_for_set(copy)
         except (Malformed, InputError):
             pass
-    return "", marked(member.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+    return "", shown(member.decode("utf-8", "surrogateescape"), copy.queue).encode("utf-8", "surrogateescape")
