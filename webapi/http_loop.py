@@ -39,7 +39,8 @@ class HttpLoop:
     """A server on ``listener``; ``application`` is called in ``threads`` threads.
 
     ``body_limit`` gives the longest body by method, path and Content-Type; ``storage`` is how many bytes may be kept for
-    slow clients altogether; ``beat`` is called at least once a second while it runs.
+    slow clients altogether; ``beat`` is called at least once a second while it runs; ``most`` connections are open at once,
+    as many as the limit of open files has room for where it is not given.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class HttpLoop:
         storage: int,
         clock: Clock,
         beat: Callable[[], None] = lambda: None,
+        most: int | None = None,
     ) -> None:
         self.poll = select.epoll()
         self.storage = Storage(storage)
@@ -64,7 +66,7 @@ class HttpLoop:
         self._beat = beat
         self._wakeup = Wakeup()
         self._connections: dict[int, Connection] = {}
-        self._most = _most_connections()
+        self._most = most or _most_connections()
         self._work: queue.SimpleQueue[tuple[Connection, IncomingRequest] | None] = queue.SimpleQueue()
         self._threads = [threading.Thread(target=self._answer, name="http", daemon=True) for _ in range(threads)]
 

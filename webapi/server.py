@@ -40,15 +40,15 @@ def serve(app: AsyncTask, *, host: str, port: int, threads: int, ready: Callable
     """
     listener = _listen(host, port)
     address = _address(listener, host)
-    _Parent(lambda beat: _answer(app, listener, threads, beat), listener, app.clock.monotonic).run(
+    _Parent(lambda beat: _answer(app, listener, host, threads, beat), listener, app.clock.monotonic).run(
         lambda: ready(address) if ready else None
     )
 
 
-def _answer(app: AsyncTask, listener: socket.socket, threads: int, beat: Callable[[], None]) -> None:
+def _answer(app: AsyncTask, listener: socket.socket, host: str, threads: int, beat: Callable[[], None]) -> None:
     """What the child does."""
     loop = HttpLoop(
-        create_app(app),
+        create_app(app, host=host),
         listener,
         threads=threads,
         body_limit=partial(longest_body, app.config),
