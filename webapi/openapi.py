@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any, Final, cast
 
@@ -17,7 +18,6 @@ __all__ = ["register"]
 
 _METHODS: Final = frozenset({"get", "post", "put", "patch", "delete"})
 _REF: Final = "#/components/schemas/{model}"
-_NAME: Final = _REF.format(model="Name")
 _NO_NUL: Final = {"pattern": r"^[^\x00]*$"}
 _SHEETS: Final = (
     "text/csv",
@@ -91,7 +91,7 @@ def _for_each_worker(app: AsyncTask, schemas: dict[str, Any]) -> dict[str, Any]:
     for number, (name, worker) in enumerate(sorted(app.workers.items())):
         item = _item_schema(worker, f"Item{number}", schemas)
         fields = worker.json_schema()
-        names = {"enum": sorted(fields["properties"])} if fields and fields.get("properties") else {"$ref": _NAME}
+        names, listed = _names(sorted(fields.get("properties", ()) if fields else ()))
         properties = {
             **plain["properties"],
             "worker": {"const": name, "type": "string", "description": plain["properties"]["worker"]["description"]},
@@ -103,7 +103,7 @@ def _for_each_worker(app: AsyncTask, schemas: dict[str, Any]) -> dict[str, Any]:
                 "description": "The items. Those that the worker does not take are refused, and the others go on.",
             },
             "unique": {
-                "anyOf": [{"type": "array", "items": names, "maxItems": 20}, names, {"type": "null"}],
+                "anyOf": [{"type": "array", "items": names, "maxItems": 20}, listed, {"type": "null"}],
                 "description": plain["properties"]["unique"]["description"],
             },
         }
@@ -111,14 +111,25 @@ def _for_each_worker(app: AsyncTask, schemas: dict[str, Any]) -> dict[str, Any]:
         all_good["items"] = {**properties["items"], "items": item}
         some_good = {**properties, "strict": {"enum": [False, None]}}
         found += [{**plain, "title": name, "properties": each} for each in (some_good, all_good)]
-    schemas["Name"] = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": r"^[^\x00,\s]+$"}
     return {"anyOf": found, "title": "JsonSubmission", "description": plain["description"]}
+
+
+def _names(known: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What one name of a field may be, and several as one text; any name at all where none are ``known``."""
+    if not known:
+        return {"type": "string", "minLength": 1, "maxLength": 255, **_NO_NUL}, {
+            "type": "string",
+            "minLength": 1,
+            **_NO_NUL,
+        }
+    one = "|".join(map(re.escape, known))
+    return {"enum": known}, {"type": "string", "pattern": f"^({one})(,({one})){{0,19}}$"}
 
 
 def _item_schema(worker: Any, prefix: str, schemas: dict[str, Any]) -> dict[str, Any]:
     """What an item of ``worker`` is; schemas that it refers to go into ``schemas`` under names with ``prefix``."""
     if worker.model is None:
-        return {"type": ["object", "array", "string", "number", "boolean", "null"], **_NO_NUL}
+        return {"type": ["object", "array", "string", "number", "boolean", "null"]}
     schema = worker.model.model_json_schema(ref_template=_REF.format(model=prefix + ".{model}"))
     for name, part in schema.pop("$defs", {}).items():
         schemas[f"{prefix}.{name}"] = _without_nul(part)
