@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,9 @@ def test_the_document_says_which_files_are_taken(app: AsyncTask) -> None:
     assert set(files) < set(kinds)
     for name, data in files.values():
         assert client.post("/api/tasks", **form_of(data, filename=name)).status_code == 202
+    # One line of NDJSON could be JSON that is no list, but for what the sender says that it is.
+    part = (io.BytesIO(b'{"sku": "A"}\n'), "file", "application/x-ndjson")
+    assert client.post("/api/tasks", data={"worker": "enroll", "file": part}).status_code == 202
 
 
 def test_every_operation_tells_what_the_server_itself_may_answer(app: AsyncTask) -> None:
