@@ -24,6 +24,7 @@ __all__ = ["serve"]
 HELD_S: Final = 60.0
 """An answering process whose loop does not turn for so long is killed and started anew: something holds its interpreter."""
 
+_STOPS: Final = (signal.SIGTERM, signal.SIGINT)
 _RESTART_S: Final = (0.0, 0.5, 1.0, 2.0, 5.0)
 _STEADY_S: Final = 10.0
 _log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ def _answer(app: AsyncTask, listener: socket.socket, host: str, threads: int, be
         beat=beat,
     )
     # Ctrl-C in a terminal reaches this process too: it ends its requests just as it does when told to by its parent.
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _STOPS:
         signal.signal(number, lambda _number, _frame: loop.stop())
     app.start_services()
     try:
@@ -83,7 +84,7 @@ class _Parent:
 
     def run(self, started: Callable[[], None]) -> None:
         """Until SIGTERM or SIGINT. ``started`` is called once the first child is on its way."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _STOPS:
             signal.signal(number, lambda _number, _frame: self._wakeup.set())
         signal.signal(signal.SIGCHLD, lambda _number, _frame: self._wakeup.notify())
         self._start()
@@ -102,10 +103,16 @@ class _Parent:
         ours, theirs = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
+        # A signal that reached the child before it has handlers of its own would be lost in those of the parent.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
         pid = os.fork()
         if pid == 0:
+            for number in (*_STOPS, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
             os.close(ours)
             self._be_child(theirs)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
         os.close(theirs)
         os.set_blocking(ours, False)
         self._pid, self._pulse = pid, ours
@@ -113,7 +120,6 @@ class _Parent:
 
     def _be_child(self, pulse: int) -> None:
         """Never returns."""
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._wakeup.close()
         os.set_blocking(pulse, False)
         parent = os.getppid()

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 HEAVY = {
-    "sqlalchemy", "flask", "apiflask", "alembic", "pydantic", "click", "structlog", "gunicorn", "prometheus_client",
+    "sqlalchemy", "flask", "apiflask", "alembic", "pydantic", "click", "structlog", "waitress", "prometheus_client",
     "python_calamine", "xlsxwriter", "rich", "yaml", "itsdangerous",
 }  # fmt: skip
 
