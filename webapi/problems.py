@@ -97,7 +97,7 @@ def server_problem(status: int, code: str, detail: str) -> tuple[list[tuple[str,
             "title": _title(status),
             "status": status,
             "detail": detail,
-            "instance": None,
+            "instance": "",
             "code": code,
             "errors": [],
         }

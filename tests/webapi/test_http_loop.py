@@ -205,6 +205,7 @@ def test_what_the_server_itself_refuses_is_a_problem_too(talk: Talk, data: bytes
     assert (found, headers["content-type"], headers["connection"]) == (status, "application/problem+json", "close")
     assert (body["status"], body["code"], body["type"]) == (status, code, f"urn:asynctask:problem:{code}")
     assert set(body) == {"type", "title", "status", "detail", "instance", "code", "errors"}
+    assert isinstance(body["instance"], str)
     assert talk.ended
 
 
