@@ -20,7 +20,7 @@ from asynctask.clock import Clock
 from asynctask.runtime.lifeline import Wakeup
 from webapi.connection import Connection, Phase, Storage
 from webapi.http_request import IN_MEMORY, IncomingRequest
-from webapi.respond import respond
+from webapi.respond import Site, respond
 
 __all__ = ["HttpLoop"]
 
@@ -60,9 +60,9 @@ class HttpLoop:
         self.stopping = False
         self.body_limit = body_limit
         self.now = clock.monotonic
-        self._application = application
         self._listener = listener
-        self._server = listener.getsockname()[:2]
+        host, port, *_ = listener.getsockname()
+        self._site = Site(application, host, port, clock)
         self._beat = beat
         self._wakeup = Wakeup()
         self._connections: dict[int, Connection] = {}
@@ -159,7 +159,7 @@ class HttpLoop:
         while (work := self._work.get()) is not None:
             connection, request = work
             try:
-                respond(self._application, connection, request, self._server, last=self.stopping)
+                respond(self._site, connection, request, last=self.stopping)
             except BaseException:  # a thread that ends would answer nobody any more
                 _log.exception("a connection is given up")
                 connection.close()

@@ -4,33 +4,41 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections.abc import Callable, Iterable
 from email.utils import formatdate
+from functools import lru_cache
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from asynctask.clock import SECOND, Clock
 from webapi.connection import ClientGone, Connection
 from webapi.http_request import IncomingRequest, Refusal
 from webapi.problems import server_problem
 
-__all__ = ["respond"]
+__all__ = ["Site", "respond"]
 
 _log = logging.getLogger(__name__)
 _BUG: Final = Refusal(500, "internal_error", "something went wrong here, and it is in the server's log")
 _OF_ITS_OWN: Final = {"CONTENT_TYPE", "CONTENT_LENGTH"}
 
 
-def respond(
-    application: Any, connection: Connection, request: IncomingRequest, server: tuple[str, int], *, last: bool
-) -> None:
+class Site(NamedTuple):
+    """What answers: a WSGI application, and where it listens."""
+
+    application: Any
+    host: str
+    port: int
+    clock: Clock
+
+
+def respond(site: Site, connection: Connection, request: IncomingRequest, *, last: bool) -> None:
     """Answers ``request``; ``last`` says that the connection is to end after it."""
-    answer = _Answer(connection, request, last=last)
+    answer = _Answer(connection, request, site.clock, last=last)
     try:
         if request.refusal is not None:
             answer.refuse(request.refusal)
         else:
-            _call(application, _environ(connection, request, server), answer)
+            _call(site.application, _environ(connection, request, site), answer)
     except ClientGone:
         pass
     except Exception:
@@ -54,15 +62,15 @@ def _call(application: Any, environ: dict[str, Any], answer: _Answer) -> None:
             close()
 
 
-def _environ(connection: Connection, request: IncomingRequest, server: tuple[str, int]) -> dict[str, Any]:
+def _environ(connection: Connection, request: IncomingRequest, site: Site) -> dict[str, Any]:
     environ: dict[str, Any] = {
         "REQUEST_METHOD": request.command,
         "SCRIPT_NAME": "",
         "PATH_INFO": request.path,
         "QUERY_STRING": request.query,
         "REQUEST_URI": request.request_uri,
-        "SERVER_NAME": server[0],
-        "SERVER_PORT": str(server[1]),
+        "SERVER_NAME": site.host,
+        "SERVER_PORT": str(site.port),
         "SERVER_PROTOCOL": f"HTTP/{request.version}",
         "SERVER_SOFTWARE": "asynctask",
         "REMOTE_ADDR": connection.address[0],
@@ -84,8 +92,9 @@ def _environ(connection: Connection, request: IncomingRequest, server: tuple[str
 class _Answer:
     """The status, the headers and the body of one answer, on their way to the client."""
 
-    def __init__(self, connection: Connection, request: IncomingRequest, *, last: bool) -> None:
+    def __init__(self, connection: Connection, request: IncomingRequest, clock: Clock, *, last: bool) -> None:
         self._connection = connection
+        self._clock = clock
         self._head_only = getattr(request, "command", "") == "HEAD"
         self._modern = request.version == "1.1"
         self.keep_alive = request.keep_alive and not last
@@ -168,7 +177,7 @@ class _Answer:
             else:
                 self.keep_alive = False
         if "date" not in names:
-            lines.append(f"Date: {_date()}")
+            lines.append(f"Date: {_date(self._clock.now() // SECOND)}")
         if not self.keep_alive:
             lines.append("Connection: close")
         elif not self._modern:
@@ -176,12 +185,6 @@ class _Answer:
         return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
 
-_said: tuple[int, str] = (0, "")
-
-
-def _date() -> str:
-    global _said
-    second = int(time.time())
-    if _said[0] != second:
-        _said = second, formatdate(second, usegmt=True)
-    return _said[1]
+@lru_cache(maxsize=2)
+def _date(second: int) -> str:
+    return formatdate(second, usegmt=True)
