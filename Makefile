@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench bench-full clean
+.PHONY: help demo test test-api check bench bench-full clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,6 +19,9 @@ demo: .venv/.runtime ## Show everything at work on an example shop, and audit th
 test: .venv/.dev ## Run every test (ARGS="-k name" picks some, ARGS="-n 0" runs them in one process)
 	@sh scripts/test-servers.sh
 	@$(BIN)/python -m pytest -n 3 --dist worksteal --tb=native $(ARGS) || { code=$$?; [ -n "$$TEST_STATUS" ] || exit $$code; echo $$code > "$$TEST_STATUS"; }
+
+test-api: .venv/.dev ## Call every operation of the API in every way that its document tells of, for 3 minutes (API_SECONDS=600)
+	@API_SECONDS=$${API_SECONDS:-180} $(BIN)/python -m pytest -q tests/webapi/test_schemathesis.py $(ARGS)
 
 check: .venv/.dev ## Run every check that is not a test of behaviour: format, lint, types, imports, docs
 	$(BIN)/ruff format --check .

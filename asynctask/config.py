@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any, Final, get_type_hints
 
 from asynctask.errors import ConfigError
@@ -55,6 +56,11 @@ class Config:
 
     host: str = _field("127.0.0.1", "Address of the web server.")
     port: int = _field(8000, "Port of the web server; 0 takes a free one.", low=0, high=65_535)
+    allowed_hosts: str = _field(
+        "", "Names that the web server answers to (spaces between; .a.com: all below it; *: any); empty: its own."
+    )
+    trusted_proxies: str = _field("", "Addresses or networks of proxies whose headers are believed (spaces between).")
+    proxy_headers: str = _field("x-forwarded", "What trusted proxies set: x-forwarded (-For, -Host, -Proto) or forwarded.")
     web_threads: int = _field(8, "Threads of the web server.", low=1, high=256)
     dry_run_s: float = _field(30.0, "Seconds that a dry run of a stored list may take.", low=0.1, high=3600)
 
@@ -92,12 +98,25 @@ class Config:
             raise ConfigError("broker_url: write redis://, rediss:// or unix://, or leave it empty for the database")
         if self.namespace and not self.uses_redis:
             raise ConfigError("namespace: the database broker has no keys to prefix; leave it empty")
+        if self.proxy_headers not in ("x-forwarded", "forwarded"):
+            raise ConfigError(f"proxy_headers {self.proxy_headers!r}: write x-forwarded or forwarded")
+        self.trusted_networks()
         self.queue_weights()
 
     @property
     def uses_redis(self) -> bool:
         """Whether jobs wait in Redis."""
         return self.broker_url.startswith(_REDIS)
+
+    def trusted_networks(self) -> list[IPv4Network | IPv6Network]:
+        """The networks of ``trusted_proxies``; an address is a network of one."""
+        found = []
+        for each in self.trusted_proxies.split():
+            try:
+                found.append(ip_network(each))
+            except ValueError as error:
+                raise ConfigError(f"trusted_proxies: {error}; write 127.0.0.1 or 10.0.0.0/8, with spaces between") from None
+        return found
 
     def queue_weights(self) -> dict[str, int]:
         """The queues with their weights, in the listed order."""

@@ -6,14 +6,30 @@ from apiflask import APIFlask
 
 from asynctask._version import __version__
 from asynctask.app import AsyncTask
-from webapi import downloads, health, openapi, operations, pages, problems, reading, reports, security, tasks, workers
+from webapi import (
+    downloads,
+    health,
+    hosts,
+    openapi,
+    operations,
+    pages,
+    problems,
+    reading,
+    reports,
+    security,
+    tasks,
+    workers,
+)
 from webapi.current import EXTENSION
 
 __all__ = ["create_app"]
 
 
-def create_app(app: AsyncTask) -> APIFlask:
+def create_app(app: AsyncTask, *, host: str | None = None) -> APIFlask:
     """A Flask application that serves ``app``. Several can live in one process.
+
+    ``host`` is the address or name that it is served at, by default ``app.config.host``. It answers to that, to the names
+    of ``app.config.allowed_hosts`` and to this machine's loopback names (:class:`webapi.hosts.AllowedHosts`).
 
     Nothing is started: whoever serves it calls ``app.start_services()`` in the process that answers, see
     :mod:`webapi.server`.
@@ -22,6 +38,7 @@ def create_app(app: AsyncTask) -> APIFlask:
     flask_app.extensions[EXTENSION] = app
     reading.register(flask_app, app)
     problems.register(flask_app)
+    hosts.register(flask_app, app.config, app.config.host if host is None else host)
     security.register(flask_app)
     openapi.register(flask_app, app)
     downloads.register(flask_app, app.config.web_threads)

@@ -57,7 +57,7 @@ def client_check() -> Callable[[], None]:
 
     Where the server does not say what the connection is, the answer is never that it is closed.
     """
-    connection = request.environ.get("gunicorn.socket")
+    connection = request.environ.get("asynctask.socket") or request.environ.get("gunicorn.socket")
 
     def check() -> None:
         if connection is not None and _closed(connection):

@@ -36,6 +36,7 @@ __all__ = [
 # PostgreSQL has no text with NUL in it, so none is taken anywhere.
 Title = Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00]*$")]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^\x00]*$")]
+QueueName = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_:.\-]+$")]
 Names = Annotated[str, StringConstraints(min_length=1, max_length=5_200, pattern=r"^[^\x00]*$")]
 LATER = "x-later"
 """Marks what is left out of the document."""
@@ -186,7 +187,7 @@ class Options(_In):
     title: Title | None = Field(None, description="A name that people will read.")
     parallel: Parallel | None = Field(None, description="Jobs that may run at once; null for no limit.")
     priority: Priority | None = Field(None, description="Smaller runs first.")
-    queue: Name | None = Field(None, description="Another queue than the worker's own.")
+    queue: QueueName | None = Field(None, description="Another queue than the worker's own.")
     owner: Title | None = Field(None, description="Whose Task it is; Idempotency-Key is unique per owner.")
     session: Name | None = Field(None, description="Tasks of one session, of one owner, run one after the other.")
     interval: float | None = _later(None)

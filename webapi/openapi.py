@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from apiflask import APIFlask
 
@@ -17,6 +18,27 @@ __all__ = ["register"]
 
 _METHODS: Final = frozenset({"get", "post", "put", "patch", "delete"})
 _REF: Final = "#/components/schemas/{model}"
+_NO_NUL: Final = {"pattern": r"^[^\x00]*$"}
+_SHEETS: Final = (
+    "text/csv",
+    "text/tab-separated-values",
+    "application/x-ndjson",
+    "application/json",
+    "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
+    "application/vnd.ms-excel",
+    "application/vnd.oasis.opendocument.spreadsheet",
+)
+_OF_THE_SERVER: Final = {
+    "400": "The request cannot be read",
+    "408": "The request came too slowly",
+    "413": "The body is too long",
+    "414": "The first line of the request is too long",
+    "421": "The server is not meant for this name (`allowed_hosts`)",
+    "431": "The headers are too long",
+    "503": "Come again after `Retry-After`",
+}
+"""What any request may be answered, whatever it is for."""
+
 _PROBLEM: Final = {MEDIA_TYPE: {"schema": {"$ref": _REF.format(model="ProblemDetails")}}}
 
 
@@ -39,11 +61,11 @@ def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | st
         schemas.update(schema.pop("$defs", {}))
         schemas[model.__name__] = schema
     schemas["FileSubmission"] = _with_file(schemas["FileSubmission"])
-    for name in ("JsonSubmission", "FileSubmission"):
-        if app.workers:
-            schemas[name]["properties"]["worker"]["enum"] = sorted(app.workers)
     for schema in schemas.values():
         _drop_later(schema)
+    if app.workers:
+        schemas["FileSubmission"]["properties"]["worker"]["enum"] = sorted(app.workers)
+        schemas["JsonSubmission"] = _for_each_worker(app, schemas)
     for path, operations in spec["paths"].items():
         for method, operation in operations.items():
             if method in _METHODS:
@@ -58,6 +80,74 @@ def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | st
     return spec
 
 
+def _for_each_worker(app: AsyncTask, schemas: dict[str, Any]) -> dict[str, Any]:
+    """What may be handed in as JSON: for each worker at least one item that it takes, with ``strict`` nothing but such.
+
+    Items are read like cells of a sheet, so some that are not as their schema says are taken too: the text "5" where a
+    number belongs, or a number where a text does.
+    """
+    plain = schemas["JsonSubmission"]
+    found = []
+    for number, (name, worker) in enumerate(sorted(app.workers.items())):
+        item = _item_schema(worker, f"Item{number}", schemas)
+        fields = worker.json_schema()
+        names, listed = _names(sorted(fields.get("properties", ()) if fields else ()))
+        properties = {
+            **plain["properties"],
+            "worker": {"const": name, "type": "string", "description": plain["properties"]["worker"]["description"]},
+            "items": {
+                "type": "array",
+                "minItems": 1,
+                "maxItems": app.config.max_rows,
+                "contains": item,
+                "description": "The items. Those that the worker does not take are refused, and the others go on.",
+            },
+            "unique": {
+                "anyOf": [{"type": "array", "items": names, "maxItems": 20}, listed, {"type": "null"}],
+                "description": plain["properties"]["unique"]["description"],
+            },
+        }
+        all_good = {**properties, "strict": {"type": ["boolean", "null"]}}
+        all_good["items"] = {**properties["items"], "items": item}
+        some_good = {**properties, "strict": {"enum": [False, None]}}
+        found += [{**plain, "title": name, "properties": each} for each in (some_good, all_good)]
+    return {"anyOf": found, "title": "JsonSubmission", "description": plain["description"]}
+
+
+def _names(known: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What one name of a field may be, and several as one text; any name at all where none are ``known``."""
+    if not known:
+        return {"type": "string", "minLength": 1, "maxLength": 255, **_NO_NUL}, {
+            "type": "string",
+            "minLength": 1,
+            **_NO_NUL,
+        }
+    one = "|".join(map(re.escape, known))
+    return {"enum": known}, {"type": "string", "pattern": f"^({one})(,({one})){{0,19}}$"}
+
+
+def _item_schema(worker: Any, prefix: str, schemas: dict[str, Any]) -> dict[str, Any]:
+    """What an item of ``worker`` is; schemas that it refers to go into ``schemas`` under names with ``prefix``."""
+    if worker.model is None:
+        return {"type": ["object", "array", "string", "number", "boolean", "null"]}
+    schema = worker.model.model_json_schema(ref_template=_REF.format(model=prefix + ".{model}"))
+    for name, part in schema.pop("$defs", {}).items():
+        schemas[f"{prefix}.{name}"] = _without_nul(part)
+    return cast(dict[str, Any], _without_nul(schema))
+
+
+def _without_nul(schema: Any) -> Any:
+    """The schema, in which texts that could be anything hold no NUL: no database takes one."""
+    if isinstance(schema, list):
+        return [_without_nul(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: _without_nul(part) for name, part in schema.items()}
+    if schema.get("type") == "string" and not {"pattern", "format", "enum", "const"} & set(schema):
+        found.update(_NO_NUL)
+    return found
+
+
 def _drop_later(schema: dict[str, Any]) -> None:
     properties = schema.get("properties", {})
     for name in [name for name, field in properties.items() if LATER in field]:
@@ -65,11 +155,26 @@ def _drop_later(schema: dict[str, Any]) -> None:
 
 
 def _with_file(schema: dict[str, Any]) -> dict[str, Any]:
-    properties = dict(schema["properties"])
+    properties = {name: _without_null(field) for name, field in schema["properties"].items()}
     # On the wire every field of a form is text; an object is its JSON.
     properties["columns"] = {"type": "string", "contentMediaType": "application/json", "title": "Columns"}
-    properties["file"] = {"type": "string", "format": "binary", "description": "The sheet: xlsx, csv or json."}
+    properties["file"] = {
+        "type": "string",
+        "format": "binary",
+        "description": (
+            "The sheet: xlsx, xls, ods, csv, tsv, json or ndjson, with the columns of the worker's template. Any other kind"
+            " of file is refused with 415; one that cannot be read, or of which no row is taken, with 422."
+        ),
+    }
     return {**schema, "properties": properties, "required": ["worker", "file"]}
+
+
+def _without_null(field: dict[str, Any]) -> dict[str, Any]:
+    """A field of a form: null is nothing that a form could say."""
+    kinds = [kind for kind in field.get("anyOf", ()) if kind != {"type": "null"}]
+    if len(kinds) != 1:
+        return field
+    return {**{name: part for name, part in field.items() if name not in ("anyOf", "default")}, **kinds[0]}
 
 
 def _submission_body() -> dict[str, Any]:
@@ -77,9 +182,18 @@ def _submission_body() -> dict[str, Any]:
         "required": True,
         "content": {
             "application/json": {"schema": {"$ref": _REF.format(model="JsonSubmission")}},
-            "multipart/form-data": {"schema": {"$ref": _REF.format(model="FileSubmission")}},
+            "multipart/form-data": {
+                "schema": {"$ref": _REF.format(model="FileSubmission")},
+                "encoding": {"file": {"contentType": ", ".join(_SHEETS)}},
+            },
             **{
-                kind: {"schema": {"type": "string", "description": "The rows as they stand; options in the query."}}
+                kind: {
+                    "schema": {
+                        "type": "string",
+                        "minLength": 1,
+                        "description": "The rows as they stand. The options are in the query, `worker` is required there.",
+                    }
+                }
                 for kind in RAW
             },
         },
@@ -104,6 +218,8 @@ def _complete_operation(path: str, operation: dict[str, Any]) -> None:
         responses.setdefault("404", {"description": "There is no such thing"})
     if "requestBody" in operation:
         operation["requestBody"]["required"] = True
+    for status, description in _OF_THE_SERVER.items():
+        responses.setdefault(status, {"description": description})
     for status, response in responses.items():
         if status.startswith(("4", "5")):
             response["content"] = _PROBLEM

@@ -36,6 +36,7 @@ __all__ = [
     "problem_response",
     "register",
     "said_to_strangers",
+    "server_problem",
     "told",
 ]
 
@@ -86,6 +87,31 @@ def problem_response(
     if headers is not None:
         response.headers.extend(headers)
     return response
+
+
+def server_problem(status: int, code: str, detail: str) -> tuple[list[tuple[str, str]], bytes]:
+    """Headers and body of an answer that the server gives without the application, in English."""
+    body = json_text(
+        {
+            "type": f"urn:asynctask:problem:{code}",
+            "title": _title(status),
+            "status": status,
+            "detail": detail,
+            "instance": "",
+            "code": code,
+            "errors": [],
+        }
+    )
+    headers = {
+        "Content-Type": MEDIA_TYPE,
+        "Content-Length": str(len(body)),
+        "Content-Language": "en",
+        "Cache-Control": "no-store",
+        "X-Content-Type-Options": "nosniff",
+    }
+    if status == 503:
+        headers["Retry-After"] = "2"
+    return list(headers.items()), body
 
 
 def told(problems: Iterable[Problem], locale: str) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from webapi.charsets import CHARSETS, Transcoded
 from webapi.problems import MalformedBody
 from webapi.wire import parse_json
 
-__all__ = ["ApiRequest", "UnsupportedMediaType", "current_request", "register"]
+__all__ = ["ApiRequest", "UnsupportedMediaType", "current_request", "longest_body", "longest_upload", "register"]
 
 JSON: Final = "application/json"
 FORM: Final = "multipart/form-data"
@@ -150,6 +150,19 @@ class ApiRequest(Request):
 def _request_class(config: Config) -> type[ApiRequest]:
     """The request class of one application: its limits travel with it, so that several can live in one process."""
     return cast(type[ApiRequest], type("ConfiguredRequest", (ApiRequest,), {"limits": config}))
+
+
+def longest_upload(config: Config) -> int:
+    """The most bytes of a body that is read: a form with a file of the largest size."""
+    return max(config.max_body_bytes, config.max_file_bytes + FORM_OVERHEAD)
+
+
+def longest_body(config: Config, method: str, path: str, content_type: str) -> int:
+    """The most bytes of a body that are worth receiving; a longer one is refused by its head."""
+    kind = content_type.partition(";")[0].strip().lower()
+    if (method, path.rstrip("/")) != ("POST", "/api/tasks") or kind == JSON:
+        return config.max_body_bytes
+    return longest_upload(config)
 
 
 def register(flask_app: APIFlask, app: AsyncTask) -> None:

@@ -13,6 +13,7 @@ from webapi.problems import CrossSite
 __all__ = ["register"]
 
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_USUAL_PORTS: Final = {"http": ":80", "https": ":443"}
 _HEADERS: Final = {
     "Content-Security-Policy": (
         "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self';"
@@ -40,10 +41,17 @@ def _refuse_other_sites() -> None:
     if site in ("same-origin", "none"):
         return
     origin = request.headers.get("Origin")
-    if site == "cross-site" or (origin is not None and urlsplit(origin).netloc != request.host):
+    if site == "cross-site" or (origin is not None and not _is_here(origin)):
         raise CrossSite(
             f"a page of {origin or 'another site'} may not change anything here; use this site's own page, or a program"
         )
+
+
+def _is_here(origin: str) -> bool:
+    parts = urlsplit(origin)
+    usual = _USUAL_PORTS.get(parts.scheme, "")
+    host: str = request.environ.get("HTTP_HOST", request.host)
+    return parts.netloc.lower().removesuffix(usual) == host.lower().removesuffix(usual)
 
 
 def _set_headers(response: Response) -> Response:

@@ -1,28 +1,33 @@
-"""The web server: gunicorn with one process of threads, around one application."""
+"""The web server: one process that answers, and its parent, which keeps the port and starts it anew if it dies."""
 
 from __future__ import annotations
 
+import logging
 import os
+import select
 import signal
 import socket
-import struct
+import sys
 from collections.abc import Callable
-from typing import Any, Final
-
-from gunicorn.app.base import BaseApplication
-from gunicorn.arbiter import Arbiter
-from gunicorn.workers.gthread import ThreadWorker
+from functools import partial
+from typing import Final
 
 from asynctask.app import AsyncTask
 from asynctask.errors import Unavailable
+from asynctask.runtime.lifeline import Wakeup
 from webapi import create_app
+from webapi.http_loop import GRACE_S, HttpLoop
+from webapi.reading import longest_body, longest_upload
 
 __all__ = ["serve"]
 
-IO_TIMEOUT_S: Final = 60
-"""A client that sends or takes nothing for so long loses its connection: it would hold a thread for ever."""
+HELD_S: Final = 60.0
+"""An answering process whose loop does not turn for so long is killed and started anew: something holds its interpreter."""
 
-GRACE_S: Final = 20
+_STOPS: Final = (signal.SIGTERM, signal.SIGINT)
+_RESTART_S: Final = (0.0, 0.5, 1.0, 2.0, 5.0)
+_STEADY_S: Final = 10.0
+_log = logging.getLogger(__name__)
 
 
 def serve(app: AsyncTask, *, host: str, port: int, threads: int, ready: Callable[[str], None] | None = None) -> None:
@@ -32,66 +37,155 @@ def serve(app: AsyncTask, *, host: str, port: int, threads: int, ready: Callable
     are taken. Requests are answered in a child process with ``threads`` threads, where the application's services run
     too; it is started anew if it dies. Call it in the main thread, before anything of ``app`` is in use: open
     connections do not survive the fork. Returns when the server has stopped; raises :class:`Unavailable` where the
-    address cannot be had.
+    address cannot be had, or the child does not start.
     """
     listener = _listen(host, port)
     address = _address(listener, host)
-    options: dict[str, Any] = {
-        "bind": f"fd://{listener.detach()}",  # gunicorn closes it
-        "workers": 1,
-        "threads": threads,
-        "worker_class": _Worker,
-        "timeout": IO_TIMEOUT_S,
-        "graceful_timeout": GRACE_S,
-        "keepalive": 5,
-        "accesslog": None,
-        "loglevel": "warning",
-        "proc_name": "asynctask-web",
-        "control_socket_disable": True,
-        "when_ready": lambda _: ready(address) if ready else None,
-        "post_worker_init": lambda _: app.start_services(),
-        "worker_exit": lambda _server, _worker: app.stop_services(),
-    }
-    parent = os.getpid()
+    _Parent(lambda beat: _answer(app, listener, host, threads, beat), listener, app.clock.monotonic).run(
+        lambda: ready(address) if ready else None
+    )
+
+
+def _answer(app: AsyncTask, listener: socket.socket, host: str, threads: int, beat: Callable[[], None]) -> None:
+    """What the child does."""
+    loop = HttpLoop(
+        create_app(app, host=host),
+        listener,
+        threads=threads,
+        body_limit=partial(longest_body, app.config),
+        storage=threads * longest_upload(app.config),
+        clock=app.clock,
+        beat=beat,
+    )
+    # Ctrl-C in a terminal reaches this process too: it ends its requests just as it does when told to by its parent.
+    for number in _STOPS:
+        signal.signal(number, lambda _number, _frame: loop.stop())
+    app.start_services()
     try:
-        _Server(app, options).run()
-    except SystemExit as stop:
-        # The child leaves through here too, and must not go on with what the caller does after serving.
-        if stop.code or os.getpid() != parent:
-            raise
+        loop.run()
+    finally:
+        app.stop_services()
 
 
-class _Worker(ThreadWorker):  # type: ignore[misc]
-    """Ctrl-C in a terminal reaches this process too: it ends its requests just as it does when told to by its parent."""
+class _Parent:
+    """Keeps one child at work on the listener: replaces it when it dies or hangs, ends it when told to."""
 
-    def handle_quit(self, sig: int, frame: Any) -> None:
-        if sig == signal.SIGINT:
-            self.handle_exit(sig, frame)
-        else:
-            super().handle_quit(sig, frame)
+    def __init__(
+        self, child: Callable[[Callable[[], None]], None], listener: socket.socket, monotonic: Callable[[], float]
+    ) -> None:
+        self._child = child
+        self._listener = listener
+        self._monotonic = monotonic
+        self._wakeup = Wakeup()
+        self._pid = self._pulse = -1
+        self._started = self._heard = 0.0
+        self._failures = 0
+        self._up = self._hopeless = False
 
+    def run(self, started: Callable[[], None]) -> None:
+        """Until SIGTERM or SIGINT. ``started`` is called once the first child is on its way."""
+        for number in _STOPS:
+            signal.signal(number, lambda _number, _frame: self._wakeup.set())
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: self._wakeup.notify())
+        self._start()
+        started()
+        while not self._wakeup.is_set:
+            self._listen(1.0)
+            if self._ended():
+                self._replace()
+            elif self._monotonic() - self._heard > HELD_S:
+                _log.error("the loop of the answering process %d does not turn; it is killed", self._pid)
+                os.kill(self._pid, signal.SIGKILL)
+        self._listener.close()
+        self._stop()
 
-class _Arbiter(Arbiter):  # type: ignore[misc]
-    def handle_int(self) -> None:
-        self.handle_term()
+    def _start(self) -> None:
+        ours, theirs = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # A signal that reached the child before it has handlers of its own would be lost in those of the parent.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+        pid = os.fork()
+        if pid == 0:
+            for number in (*_STOPS, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+            os.close(ours)
+            self._be_child(theirs)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+        os.close(theirs)
+        os.set_blocking(ours, False)
+        self._pid, self._pulse = pid, ours
+        self._started = self._heard = self._monotonic()
 
+    def _be_child(self, pulse: int) -> None:
+        """Never returns."""
+        self._wakeup.close()
+        os.set_blocking(pulse, False)
+        parent = os.getppid()
 
-class _Server(BaseApplication):  # type: ignore[misc]
-    def __init__(self, app: AsyncTask, options: dict[str, Any]) -> None:
-        self._app = app
-        self._options = options
-        super().__init__()
+        def beat() -> None:
+            try:
+                os.write(pulse, b".")
+            except (BlockingIOError, BrokenPipeError):
+                pass
+            if os.getppid() != parent:
+                os.kill(os.getpid(), signal.SIGTERM)
 
-    def load_config(self) -> None:
-        for name, value in self._options.items():
-            if name in self.cfg.settings:  # older gunicorns lack some
-                self.cfg.set(name, value)
+        self._child(beat)
+        # Not with what the caller of `serve` does after serving.
+        raise SystemExit(0)
 
-    def load(self) -> Any:
-        return create_app(self._app)
+    def _listen(self, seconds: float) -> None:
+        poll = select.poll()
+        poll.register(self._wakeup.fileno(), select.POLLIN)
+        if self._pulse >= 0:
+            poll.register(self._pulse, select.POLLIN)
+        poll.poll(seconds * 1_000)
+        self._wakeup.clear()
+        try:
+            if self._pulse >= 0 and os.read(self._pulse, 4_096):
+                self._heard, self._up = self._monotonic(), True
+        except BlockingIOError:
+            pass
 
-    def run(self) -> None:
-        _Arbiter(self).run()
+    def _ended(self) -> bool:
+        pid, status = os.waitpid(self._pid, os.WNOHANG)
+        if pid:
+            # One that gave up by itself before its loop ever turned would do so again; one that was killed would not.
+            self._hopeless = not self._up and os.waitstatus_to_exitcode(status) >= 0
+        return pid != 0
+
+    def _replace(self) -> None:
+        os.close(self._pulse)
+        self._pulse = -1
+        if self._hopeless:
+            self._listener.close()
+            raise Unavailable("the process that answers requests does not start; what it wrote says why")
+        self._failures = 0 if self._monotonic() - self._started > _STEADY_S else self._failures + 1
+        pause = _RESTART_S[min(self._failures, len(_RESTART_S) - 1)]
+        _log.error("the answering process %d died; another one starts in %g s", self._pid, pause)
+        until = self._monotonic() + pause
+        while not self._wakeup.is_set and (left := until - self._monotonic()) > 0:
+            self._wakeup.wait(left)
+        self._pid = -1
+        if not self._wakeup.is_set:
+            self._start()
+
+    def _stop(self) -> None:
+        if self._pid < 0:
+            return
+        until = self._monotonic() + GRACE_S + 10
+        ended = self._ended()
+        if not ended:
+            os.kill(self._pid, signal.SIGTERM)
+        while not ended and self._monotonic() < until:
+            self._listen(0.5)
+            ended = self._ended()
+        if not ended:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+        os.close(self._pulse)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -103,11 +197,8 @@ def _listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Connections inherit these; they hold where gunicorn itself waits without end.
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            listener.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", IO_TIMEOUT_S, 0))
         listener.bind(where)
-        listener.listen(512)
+        listener.listen(1024)
     except OSError as error:
         listener.close()
         raise Unavailable(f"cannot listen on {host}:{port}: {error}; give another port, or 0 for a free one") from error

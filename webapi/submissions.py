@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, Final
 
 from flask import Response
@@ -102,7 +103,7 @@ def _submit_file(app: AsyncTask, incoming: ApiRequest, key: str | None) -> Submi
     worker = options.pop("worker")
     # Before the file is stored: it may be large, and it would be for nothing.
     _refuse_unknown(app, worker)
-    stored = app.uploads.store(file.stream, file.filename or "", limit=app.config.max_file_bytes)
+    stored = app.uploads.store(file.stream, _name_of(file), limit=app.config.max_file_bytes)
     return _hand_in(app, worker, stored, key, options)
 
 
@@ -166,6 +167,12 @@ def _the_file(incoming: ApiRequest) -> FileStorage:
             errors=[fault(None, "file", "missing", "option.file")],
         )
     return incoming.files["file"]
+
+
+def _name_of(file: FileStorage) -> str:
+    """The name of an uploaded file; one without an extension gets that of its Content-Type, for the readers go by it."""
+    name = file.filename or ""
+    return name if "." in name or file.mimetype not in RAW else name + Path(RAW[file.mimetype]).suffix
 
 
 def _form_options(incoming: ApiRequest, max_depth: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from asynctask.cli.live import Bars, summary
 from asynctask.cli.loading import examples_folder, load_file
 from asynctask.cli.options import Command, Session, environment, pass_session
 from asynctask.cli.output import FAILURES, OK, Output, number
-from asynctask.cli.serve import address, child_argv, free_port
+from asynctask.cli.serve import address, child_argv, free_port, served_at, warn_if_open
 from asynctask.clock import SystemClock
 from asynctask.config import ENV_PREFIX
 from asynctask.errors import ConfigError, Unavailable
@@ -92,7 +92,9 @@ class _Run:
         self._environ = session.environ
         self._folder, self._rows = folder, rows
         self._clock, self._pause = SystemClock(), threading.Event()
+        self._host = config.host
         port = free_port(config.host, session.flags.get("port", 0))
+        warn_if_open(config.host, port)
         self.url = address(config.host, port)
         self._api = Api(self.url)
         self.settings = {
@@ -237,7 +239,7 @@ class _Run:
         out.line()
         out.line(f"Report: {found['report']}")
         if keep:
-            out.line(f"Page:   {self.url} (Ctrl-C stops it)")
+            out.line(f"Page:   {served_at(self._host, self.settings['port'])} (Ctrl-C stops it)")
         else:
             out.line(f"Page:   {self.url} (stopped now; `asynctask demo --keep` leaves it running)")
 

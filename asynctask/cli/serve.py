@@ -9,7 +9,9 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from ipaddress import ip_address
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import click
 
@@ -22,16 +24,56 @@ from asynctask.ledger.database import Database
 from asynctask.runtime.lifeline import LIFELINE, Pulse, watch_parent
 from asynctask.runtime.supervisor import Announcement, ChildSpec, become
 
-__all__ = ["COMMANDS", "address", "child_argv", "free_port"]
+__all__ = ["COMMANDS", "address", "child_argv", "free_port", "served_at", "warn_if_open"]
 
 _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 _ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - names of what is bound, no binding
+_OUTWARD: Final = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}  # of documentation; nothing is sent there
 
 
 def address(host: str, port: int) -> str:
     """The address of the page, as a browser on this machine takes it."""
     name = _ANYWHERE.get(host, host)
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+
+
+def served_at(host: str, port: int) -> str:
+    """What a server that is bound to ``host`` says of where it is, for people."""
+    here = address(host, port)
+    if host not in _ANYWHERE:
+        return here
+    outward = _outward_address(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    also = f", {address(outward, port)}" if outward else ""
+    return f"{here}{also}, and port {port} of every other address of this machine"
+
+
+def _outward_address(family: socket.AddressFamily) -> str:
+    """This machine's address in the network that leads outward; empty where there is none."""
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((_OUTWARD[family], 9))
+        except OSError:
+            return ""
+        return str(probe.getsockname()[0])
+
+
+def warn_if_open(host: str, port: int) -> None:
+    """Says on stderr, also with --json, that other machines reach the server: it knows no users and no passwords."""
+    if host not in _ANYWHERE and _is_loopback(host):
+        return
+    where = f"{host or '0.0.0.0'}:{port}"  # noqa: S104 - shown, not bound
+    sys.stderr.write(
+        f"WARNING: {where} is open to other machines, and there is no login here: whoever reaches it can read every\n"
+        "WARNING: list, hand in new ones, pause, cancel and delete. Listen on 127.0.0.1, behind a proxy with a login.\n"
+    )
+    sys.stderr.flush()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def free_port(host: str, port: int) -> int:
@@ -89,7 +131,11 @@ def web(session: Session) -> int:
     _ensure_schema(app.config)
 
     def ready(url: str) -> None:
-        _announce(session, {"url": url, "pid": os.getpid()}, f"{url} (Ctrl-C stops it)")
+        port = urlsplit(url).port or 0
+        document = {"url": url, "host": host, "port": port, "pid": os.getpid()}
+        _announce(session, document, f"{served_at(host, port)} (Ctrl-C stops it)")
+        if LIFELINE not in session.environ:
+            warn_if_open(host, port)
 
     _end_with_parent(session)
     serve(app, host=host, port=port, threads=session.setting(app.config, "web_threads"), ready=ready)
@@ -177,7 +223,10 @@ def up(session: Session, config_file: str | None, environment: str | None) -> in
     worker_flags = {name: flags.get(name) for name in ("concurrency", "queues", "strict_queues", "shutdown_s")}
     worker_argv = child_argv(session.target, "worker", {"processes": 1, **worker_flags})
 
-    document, line = {"url": url, "pid": os.getpid(), "processes": processes}, f"{url} (Ctrl-C stops it)"
+    document = {"url": url, "host": host, "port": port, "pid": os.getpid(), "processes": processes}
+    line = f"{served_at(host, port)} (Ctrl-C stops it)"
+    if LIFELINE not in session.environ:
+        warn_if_open(host, port)
     text = json.dumps(document, indent=2) if session.out.json else line
     workers = [ChildSpec(f"worker-{n}", worker_argv) for n in range(1, processes + 1)]
     become(

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -202,3 +204,37 @@ def test_an_address_that_is_taken_is_said_so(make_app: Callable[..., AsyncTask])
             serve(make_app(), host="127.0.0.1", port=port, threads=1)
     with pytest.raises(Unavailable, match="another host"):
         serve(make_app(), host="no.such.host.invalid", port=0, threads=1)
+
+
+PARENT = """
+import os, socket, sys, time
+from webapi import server
+
+def child(beat):
+    print(os.getpid(), flush=True)
+    {child}
+
+server.HELD_S = {held}
+server._Parent(child, socket.create_server(("127.0.0.1", 0)), time.monotonic).run(lambda: None)
+"""
+
+
+def test_a_process_whose_loop_stands_still_is_killed_and_started_anew() -> None:
+    script = PARENT.format(child="beat(); time.sleep(600)", held=0.5)
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        first, second = process.stdout.readline(), process.stdout.readline()
+        assert first != second
+        assert not Path(f"/proc/{int(first)}").exists()
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+        assert not Path(f"/proc/{int(second)}").exists()
+
+
+def test_a_process_that_cannot_start_is_not_tried_for_ever() -> None:
+    script = PARENT.format(child="raise RuntimeError('no such table')", held=60)
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert found.returncode != 0
+    assert len(found.stdout.split()) == 1
+    assert "no such table" in found.stderr
+    assert "does not start" in found.stderr

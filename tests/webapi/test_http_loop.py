@@ -1,0 +1,314 @@
+"""The web server's loop: what comes over a connection, in which pieces and how slowly, and what is answered to it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import pytest
+
+from asynctask.clock import SystemClock
+from webapi.http_loop import HttpLoop
+
+PATIENCE_S = 60.0
+LARGE = 30_000_000
+LIMIT = 100_000
+PIECE = bytes(range(256)) * 256
+
+
+class Clock(SystemClock):
+    """A clock that a test puts forward."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead
+
+
+def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+    """What the path says: an echo, something large, a bug."""
+    path = environ["PATH_INFO"]
+    if path == "/large":
+        start_response("200 OK", [("Content-Type", "application/octet-stream")])
+        return iter([PIECE] * (LARGE // len(PIECE)))
+    if path == "/bug":
+        raise RuntimeError("a secret")
+    length = int(environ.get("CONTENT_LENGTH") or 0)
+    if length > LIMIT:
+        start_response("413 Too Large", [("Content-Length", "0")])
+        return [b""]
+    body = environ["wsgi.input"].read()
+    said = json.dumps({"path": path, "query": environ["QUERY_STRING"], "length": length, "body": body.decode()}).encode()
+    start_response("200 OK", [("Content-Type", "application/json"), ("Content-Length", str(len(said)))])
+    return [said]
+
+
+class Server:
+    def __init__(self, **how: Any) -> None:
+        self.clock = Clock()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.place = self.listener.getsockname()
+        settings = {"threads": 1, "body_limit": lambda *_: LIMIT, "storage": 10**9, "clock": self.clock, **how}
+        self.loop = HttpLoop(application, self.listener, **settings)
+        self.thread = threading.Thread(target=self.loop.run, name="loop")
+        self.thread.start()
+
+    def connect(self) -> Talk:
+        return Talk(self.place)
+
+    def close(self) -> None:
+        self.loop.stop()
+        self.thread.join(PATIENCE_S)
+        assert not self.thread.is_alive()
+
+
+class Talk:
+    """A connection that sends what it is told to, and reads answers one by one."""
+
+    def __init__(self, place: tuple[str, int]) -> None:
+        self.socket = socket.create_connection(place, timeout=PATIENCE_S)
+        self.came = self.socket.makefile("rb")
+
+    def send(self, data: bytes) -> Talk:
+        self.socket.sendall(data)
+        return self
+
+    def get(self, path: str = "/x") -> Talk:
+        return self.send(f"GET {path} HTTP/1.1\r\nHost: here\r\n\r\n".encode())
+
+    def head(self) -> tuple[int, dict[str, str]]:
+        status = int(self.came.readline().split()[1])
+        headers = {}
+        while (line := self.came.readline().strip()) != b"":
+            name, _, value = line.decode().partition(": ")
+            headers[name.lower()] = value
+        return status, headers
+
+    def answer(self) -> tuple[int, dict[str, str], Any]:
+        status, headers = self.head()
+        body = self.came.read(int(headers["content-length"]))
+        return status, headers, json.loads(body) if body else None
+
+    @property
+    def ended(self) -> bool:
+        """Waits for the end of the connection, with nothing before it."""
+        return self.came.read(1) == b""
+
+    def close(self) -> None:
+        self.came.close()
+        self.socket.close()
+
+
+@contextmanager
+def serving(**how: Any) -> Iterator[Server]:
+    server = Server(**how)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as found:
+        yield found
+
+
+@pytest.fixture
+def talk(server: Server) -> Iterator[Talk]:
+    with closing(server.connect()) as found:
+        yield found
+
+
+def post(body: bytes, *lines: str) -> bytes:
+    return "\r\n".join(["POST /x?a=1 HTTP/1.1", "Host: here", *lines, "", ""]).encode() + body
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        post(b"hello", "Content-Length: 5"),
+        post(b"2\r\nhe\r\n3;a=b\r\nllo\r\n0\r\n\r\n", "Transfer-Encoding: chunked"),
+        post(b"2\r\nhe\r\n3\r\nllo\r\n0\r\nX: y\r\n\r\n", "Transfer-Encoding: chunked"),
+    ],
+)
+def test_a_request_is_the_same_in_whatever_pieces_it_comes(talk: Talk, request_bytes: bytes) -> None:
+    expected = {"path": "/x", "query": "a=1", "length": 5, "body": "hello"}
+    for size in (1, 7, len(request_bytes)):
+        for start in range(0, len(request_bytes), size):
+            talk.send(request_bytes[start : start + size])
+        assert talk.answer()[::2] == (200, expected)
+
+
+def test_several_requests_on_one_connection_are_answered_in_order(talk: Talk) -> None:
+    talk.send(post(b"one", "Content-Length: 3") + post(b"two!", "Content-Length: 4")).get("/three")
+    assert [talk.answer()[2]["body"] for _ in range(3)] == ["one", "two!", ""]
+
+
+def test_a_client_that_asks_first_is_told_to_go_on(talk: Talk) -> None:
+    talk.send(post(b"", "Content-Length: 5", "Expect: 100-continue"))
+    assert talk.head()[0] == 100
+    assert talk.send(b"hello").answer()[2]["body"] == "hello"
+
+
+def test_an_answer_without_a_length_comes_in_chunks_and_the_connection_stays(talk: Talk) -> None:
+    status, headers = talk.get("/large").head()
+    assert (status, headers["transfer-encoding"]) == (200, "chunked")
+    total = 0
+    while size := int(talk.came.readline(), 16):
+        total += len(talk.came.read(size + 2)) - 2
+    talk.came.readline()
+    assert total == LARGE // len(PIECE) * len(PIECE)
+    assert talk.get().answer()[0] == 200
+
+
+def test_head_has_no_body_and_http_1_0_ends_with_its_connection(server: Server) -> None:
+    with closing(server.connect()) as talk:
+        status, headers = talk.send(b"HEAD /large HTTP/1.1\r\nHost: here\r\n\r\n").head()
+        assert (status, "transfer-encoding" in headers) == (200, False)
+        assert talk.get().answer()[0] == 200
+    with closing(server.connect()) as talk:
+        assert talk.send(b"GET /x HTTP/1.0\r\n\r\n").answer()[0] == 200
+        assert talk.ended
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "code"),
+    [
+        (b"GET /" + b"a" * 40_000 + b" HTTP/1.1\r\nHost: here\r\n\r\n", 414, "uri_too_long"),
+        (b"GET /" + b"a" * 400_000, 414, "uri_too_long"),
+        (b"GET /x HTTP/1.1\r\nHost: here\r\nX: " + b"a" * 70_000 + b"\r\n\r\n", 431, "headers_too_large"),
+        (b"GET /x HTTP/2.0\r\nHost: here\r\n\r\n", 505, "http_version_not_supported"),
+        (b"GET /x\r\n\r\n", 505, "http_version_not_supported"),
+        (b"\x16\x03\x01\x02\x00\r\n\r\n", 400, "malformed_request"),
+        (b"GET /x HTTP/1.1\r\nno header\r\n\r\n", 400, "malformed_request"),
+        (b"GET /x HTTP/1.1\r\n\r\n", 400, "malformed_request"),
+        (b"GET /x HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400, "malformed_request"),
+        (b"GET x HTTP/1.1\r\nHost: here\r\n\r\n", 400, "malformed_request"),
+        (post(b"", "Content-Length: x"), 400, "malformed_request"),
+        (post(b"", "Content-Length: 5", "Content-Length: 6"), 400, "malformed_request"),
+        (post(b"", "Content-Length: 5", "Transfer-Encoding: chunked"), 400, "malformed_request"),
+        (b"POST /x HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n", 400, "malformed_request"),
+        (post(b"x\r\n", "Transfer-Encoding: chunked"), 400, "malformed_request"),
+        (post(b"1" * 10_000, "Transfer-Encoding: chunked"), 400, "malformed_request"),
+        (post(b"", "Transfer-Encoding: gzip"), 501, "transfer_encoding_not_supported"),
+    ],
+)  # fmt: skip
+def test_what_the_server_itself_refuses_is_a_problem_too(talk: Talk, data: bytes, status: int, code: str) -> None:
+    found, headers, body = talk.send(data).answer()
+    assert (found, headers["content-type"], headers["connection"]) == (status, "application/problem+json", "close")
+    assert (body["status"], body["code"], body["type"]) == (status, code, f"urn:asynctask:problem:{code}")
+    assert set(body) == {"type", "title", "status", "detail", "instance", "code", "errors"}
+    assert isinstance(body["instance"], str)
+    assert talk.ended
+
+
+def test_a_bug_under_the_application_is_a_problem_without_its_words(talk: Talk) -> None:
+    status, _, body = talk.get("/bug").answer()
+    assert (status, body["code"]) == (500, "internal_error")
+    assert "secret" not in str(body)
+
+
+def test_a_body_that_is_too_long_is_refused_by_its_head(talk: Talk) -> None:
+    assert talk.send(post(b"", "Content-Length: 10000000000")).answer()[0] == 413
+    assert talk.ended
+
+
+def test_a_chunked_body_is_refused_as_soon_as_it_is_too_long(talk: Talk) -> None:
+    chunk = b"%x\r\n%b\r\n" % (len(PIECE), PIECE)
+    assert talk.send(post(chunk * 2, "Transfer-Encoding: chunked")).answer()[0] == 413
+
+
+# -- Slow clients -------------------------------------------------------------------------------------------------------
+
+
+def test_no_thread_waits_for_a_client_that_does_not_read(server: Server) -> None:
+    """There is only one thread, and what waits for the first client is far more than sockets hold."""
+    with closing(server.connect()) as slow, closing(server.connect()) as other:
+        status, _ = slow.get("/large").head()
+        assert status == 200
+        assert other.get().answer()[0] == 200
+        digest, expected = hashlib.sha256(), hashlib.sha256()
+        while size := int(slow.came.readline(), 16):
+            digest.update(slow.came.read(size + 2)[:-2])
+        for _ in range(LARGE // len(PIECE)):
+            expected.update(PIECE)
+        assert digest.digest() == expected.digest()
+
+
+def test_a_request_that_drips_is_refused_when_its_time_is_over(server: Server) -> None:
+    with closing(server.connect()) as drips, closing(server.connect()) as silent:
+        drips.send(post(b"", "Content-Length: 500", "Expect: 100-continue"))
+        assert drips.head()[0] == 100
+        assert silent.get().answer()[0] == 200
+        server.clock.ahead += 50
+        drips.send(b"x")
+        server.clock.ahead += 15
+        status, _, body = drips.answer()
+        assert (status, body["code"]) == (408, "request_timeout")
+        server.clock.ahead += 100
+        assert silent.ended
+
+
+def test_an_upload_that_gets_on_has_its_time(server: Server) -> None:
+    with closing(server.connect()) as slow, closing(server.connect()) as drips:
+        for each, size in ((slow, 50_000), (drips, 50)):
+            each.send(post(b"x" * size, "Content-Length: 60000", "Expect: 100-continue"))
+            assert each.head()[0] == 100
+        server.clock.ahead += 70
+        assert drips.answer()[0] == 408, "so the loop has looked at both"
+        assert slow.send(b"x" * 10_000).answer()[0] == 200
+
+
+def test_a_client_that_takes_nothing_of_its_answer_is_given_up(server: Server) -> None:
+    with closing(server.connect()) as slow, closing(server.connect()) as other:
+        slow.get("/large").head()
+        assert other.get().answer()[0] == 200, "so the large answer has been written"
+        assert other.send(post(b"", "Content-Length: 5", "Expect: 100-continue")).head()[0] == 100
+        server.clock.ahead += 100_000
+        assert other.answer()[0] == 408, "so the loop has looked at both"
+        try:
+            rest = len(slow.came.read())
+        except ConnectionError:
+            rest = 0
+        assert rest < LARGE
+
+
+def test_where_connections_are_many_the_one_that_says_nothing_makes_room() -> None:
+    with serving(most=20) as server:
+        silent = [server.connect() for _ in range(60)]
+        for _ in range(3):
+            with closing(server.connect()) as talk:
+                assert talk.get().answer()[0] == 200
+        assert silent[0].ended
+        for each in silent:
+            each.close()
+
+
+def test_large_bodies_are_refused_while_too_much_is_kept() -> None:
+    with serving(storage=60_000) as server, closing(server.connect()) as first, closing(server.connect()) as second:
+        first.send(post(b"x" * 65_000, "Content-Length: 66000", "Expect: 100-continue"))
+        assert first.head()[0] == 100
+        second.send(post(b"x" * 66_000, "Content-Length: 90000"))
+        status, headers, body = second.answer()
+        assert (status, body["code"], headers["retry-after"]) == (503, "busy", "2")
+        assert first.send(b"x" * 1_000).answer()[0] in (200, 503)
+        with closing(server.connect()) as third:
+            assert third.send(post(b"hello", "Content-Length: 5")).answer()[0] == 200
+
+
+def test_a_stop_ends_what_is_idle_and_waits_for_what_has_begun(server: Server) -> None:
+    with closing(server.connect()) as idle, closing(server.connect()) as begun:
+        assert idle.get().answer()[0] == 200
+        begun.send(post(b"", "Content-Length: 5", "Expect: 100-continue"))
+        assert begun.head()[0] == 100
+        server.loop.stop()
+        assert idle.ended
+        status, headers, body = begun.send(b"hello").answer()
+        assert (status, headers["connection"], body["body"]) == (200, "close", "hello")

@@ -1,0 +1,40 @@
+"""schemathesis, with every check of it, on a real server with workers: each operation, and operations one after another.
+
+`schemathesis.toml` tells what it is run with. It takes 25 s here, or as many as API_SECONDS says; `make test-api` takes
+three minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+from support.serving import PATIENCE_S, ROOT, Shop, answers, get, until
+
+SECONDS = int(os.environ.get("API_SECONDS", "25"))
+SEED = os.environ.get("API_SEED", "1")
+ITEMS = [{"sku": "A"}, {"sku": "NO-1"}, {"sku": "BUG-1"}, {"sku": 5.5}]
+
+
+def test_schemathesis_finds_nothing_with_all_its_checks(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    shop.open_gate(100)
+    with shop.running("up", "--port", "0") as (_, said):
+        url = said["url"].rstrip("/")
+        until(lambda: answers(f"{url}/readyz"), "the server to be ready")
+        for worker in ("enroll", "gated"):
+            body = json.dumps({"worker": worker, "items": ITEMS}).encode()
+            asked = urllib.request.Request(f"{url}/api/tasks", body, {"Content-Type": "application/json"})
+            urllib.request.urlopen(asked, timeout=PATIENCE_S).close()
+        until(lambda: all(task["done"] for task in get(f"{url}/api/tasks")["tasks"]), "the Tasks to be over")
+        found = subprocess.run(
+            [Path(sys.executable).with_name("schemathesis"), "run", f"{url}/openapi.json", "--checks", "all",
+             "--max-time", str(SECONDS), "--seed", SEED, "--no-color"],
+            cwd=ROOT, capture_output=True, text=True, timeout=SECONDS + 120,
+        )  # fmt: skip
+    assert found.returncode == 0, found.stdout[-20_000:]
+    assert "Coverage" in found.stdout
