@@ -43,6 +43,12 @@ class Services:
     uploads: Uploads
     limits: Limits
 
+    def dispatch_soon(self) -> None:
+        """A round for what was just written: the dispatcher's thread makes it, one for all that come together. Where this
+        process has none it is made here and now."""
+        if not self.dispatcher.submitted():
+            self.dispatch_now()
+
     def dispatch_now(self) -> None:
         """One round of the dispatcher; if it fails, the next round of any process does it.
 

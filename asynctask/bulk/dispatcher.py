@@ -54,6 +54,9 @@ HELD_S = 0.5
 SHORTEST_S = 0.05
 """Between two rounds, however few seconds of work are to lie in the queues."""
 
+TOGETHER_S = 0.02
+"""Small Tasks that are submitted within so long after a round wait for the next one together."""
+
 _BATCH = 1_000
 
 
@@ -96,6 +99,8 @@ class Dispatcher:
         self._thread: threading.Thread | None = None
         self._more = True
         self._nudged = True
+        self._submitted = False
+        self._began = 0.0  # the last round of this thread
         self._hungry = False
         self._hungry_at = 0.0  # not before then does this process help itself again
         self._next_at = 0.0  # when what the last round pushed will be nearly used up
@@ -127,6 +132,14 @@ class Dispatcher:
         """Something changed: a round at once."""
         self._nudged = True
         self._wake.set()
+
+    def submitted(self) -> bool:
+        """A small Task was written: a round soon, for all that come together. False where there is no thread to make it."""
+        if self._thread is None or not self._thread.is_alive():
+            return False
+        self._submitted = True
+        self._wake.set()
+        return True
 
     def expect(self, at: int) -> None:
         """Something is due then (microseconds; the past: now): a round at that time."""
@@ -166,13 +179,16 @@ class Dispatcher:
         due = self._due is not None and self._due <= self._ledger.now()
         nudged, self._nudged = self._nudged, False
         helps_itself = self._hungry and clock.monotonic() >= self._hungry_at
-        if nudged or due or helps_itself or self._shift.mine:
+        together = self._began + TOGETHER_S - clock.monotonic()
+        submitted = self._submitted and together <= 0
+        if nudged or submitted or due or helps_itself or self._shift.mine:
+            self._submitted = False
             if due:
                 self._due = None
             if helps_itself:  # a round for another reason is none why this process should go without
                 self._hungry_at = clock.monotonic() + HELP_S
             self._hungry = False
-            began = clock.monotonic()
+            began = self._began = clock.monotonic()
             pushed = self._round(anew=nudged or due)
             if helps_itself and not self._shift.others:
                 self._fruitless = 0 if pushed else self._fruitless + 1
@@ -188,7 +204,8 @@ class Dispatcher:
             pause = max(SHORTEST_S, rest) if pushed or rest > 0 else FRUITLESS_S
         else:
             pause = max(0.0, self._hungry_at - clock.monotonic()) if self._hungry else IDLE_S
-        return min(self._go_on(pause), self._until_due())
+        waits = max(0.0, self._began + TOGETHER_S - clock.monotonic()) if self._submitted else QUIET_S
+        return min(self._go_on(pause), self._until_due(), waits)
 
     def _go_on(self, pause: float) -> float:
         """Takes, keeps or ends the duty to go on dispatching. Returns how long to wait for the next round."""

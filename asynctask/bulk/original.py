@@ -16,13 +16,12 @@ from typing import Any, Final, Protocol
 from asynctask.bulk.original_child import keep
 from asynctask.bulk.original_rows import KeptRows, all_columns, remove_drafts
 from asynctask.bulk.readers import Limits, Source, open_source
-from asynctask.bulk.uploads import Uploads
+from asynctask.bulk.uploads import Uploads, is_workbook
 from asynctask.errors import InputError
 from asynctask.logs import get_logger
 
 __all__ = ["Original", "open_original"]
 
-_WORKBOOKS: Final = (b"PK\x03\x04", b"PK\x05\x06", b"\xd0\xcf\x11\xe0")
 _MAX_NAMES: Final = 16_384
 _EVERY: Final = 1_000
 
@@ -51,7 +50,7 @@ def open_original(
     """
     try:
         path = uploads.find(str(source["name"]))
-        if _is_workbook(path):
+        if is_workbook(path):
             return _kept(uploads, path, source, limits, expect, alive)
         return _Text(path, source, limits, expect, alive)
     except (InputError, OSError) as error:
@@ -136,11 +135,6 @@ def _readable(target: Path) -> KeptRows | None:
         return KeptRows(target)
     except InputError:
         return None
-
-
-def _is_workbook(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(4) in _WORKBOOKS
 
 
 @contextmanager

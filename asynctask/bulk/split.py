@@ -24,12 +24,18 @@ from asynctask.ledger.tasks import NewItem, Reject, SplitLost
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 
-__all__ = ["Splitter", "Tally"]
+__all__ = ["WHOLE_S", "Splitter", "Tally", "WholeList"]
 
 FIRST_SLICE = 100
 SLICE = 1_000
 MAX_SLICE_BYTES = 4_000_000
 SLICE_S = 0.5
+
+MAX_WHOLE_BYTES = 256_000
+"""Larger lists are never gone through before their Task is made."""
+WHOLE_S = 0.25
+"""Nor are those that take so long to be gone through: whoever sent them gets the answer that the validation goes on."""
+
 KEPT_PROBLEMS = 1_000
 
 
@@ -52,6 +58,17 @@ class _Slice:
     begun: float = 0.0
     after: int = 0
     tell: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WholeList:
+    """A list that fits one slice, gone through before anything of it is written. ``total``: its rows."""
+
+    items: list[NewItem]
+    rejects: list[Reject]
+    problems: list[Problem]
+    total: int
+    cursor: int
 
 
 class Splitter:
@@ -130,6 +147,33 @@ class Splitter:
             task_rows.seal(self._ledger, task_id)
         self._on_slice()
         return tally
+
+    # -- lists that fit one slice
+
+    def may_fit(self, count: int | None, size: int | None) -> bool:
+        """Whether a list of so many rows and bytes (None: not known before it is gone through) may be one for
+        :meth:`gather`."""
+        return (count is None or count <= min(SLICE, self._limits.max_rows)) and (size is None or size <= MAX_WHOLE_BYTES)
+
+    def gather(self, rows: Iterable[Accepted | Refused], *, strict: bool) -> WholeList | None:
+        """The whole list, if it fits one slice and is gone through at once; writes nothing.
+
+        None where it has to be split: it is too large or too slow, or broken, which the split will find again and record.
+        Of a ``strict`` list with a refused row there are only the refused ones.
+        """
+        current, tally = _Slice(begun=self._clock.monotonic()), Tally()
+        try:
+            for row in rows:
+                count = tally.accepted + tally.rejected
+                if count and self._clock.monotonic() - current.begun > WHOLE_S:
+                    return None
+                _add(current, row, tally)
+                if count >= min(SLICE, self._limits.max_rows) or current.size > MAX_SLICE_BYTES:
+                    return None
+        except Exception:  # the split meets it again, and keeps what it says
+            return None
+        items = [] if strict and current.rejects else current.items
+        return WholeList(items, current.rejects, tally.problems, tally.accepted + tally.rejected, current.cursor)
 
     # -- strict lists
 

@@ -15,10 +15,14 @@ from asynctask.clock import Ids
 from asynctask.errors import InputError, TooLarge, Unavailable
 from asynctask.messages import clean
 
-__all__ = ["KEPT_ROWS", "StoredFile", "Uploads"]
+__all__ = ["ITEMS", "KEPT_ROWS", "StoredFile", "Uploads", "is_workbook", "items_body"]
+
+ITEMS = "items.json"
+"""What a list of JSON items is called."""
 
 KEPT_ROWS = ".rows"
 _CHUNK = 1 << 20
+_WORKBOOKS = (b"PK\x03\x04", b"PK\x05\x06", b"\xd0\xcf\x11\xe0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +78,11 @@ class Uploads:
 
     def store_items(self, items: Any) -> StoredFile:
         """Writes a list of JSON items to disk, as an upload of its own. Raises :class:`InputError` for what is no JSON."""
-        try:
-            body = orjson.dumps(items)
-        except TypeError as error:
-            raise _not_json(items, error) from error
-        return self.store(io.BytesIO(body), "items.json", limit=len(body))
+        return self.store_body(items_body(items))
+
+    def store_body(self, body: bytes) -> StoredFile:
+        """The same of what :func:`items_body` made of the items."""
+        return self.store(io.BytesIO(body), ITEMS, limit=len(body))
 
     def find(self, name: str) -> Path:
         """The path of a stored list. Raises :class:`InputError` where it is gone, or the name is none of ours."""
@@ -107,6 +111,20 @@ class Uploads:
         except OSError as error:
             raise Unavailable(f"data_dir cannot be written: {self._folder}: {error.strerror}") from error
         return self._folder
+
+
+def is_workbook(path: Path) -> bool:
+    """Whether a stored list is a workbook, by how it begins."""
+    with path.open("rb") as file:
+        return file.read(4) in _WORKBOOKS
+
+
+def items_body(items: Any) -> bytes:
+    """A list of JSON items as text. Raises :class:`InputError` for what is no JSON."""
+    try:
+        return orjson.dumps(items)
+    except TypeError as error:
+        raise _not_json(items, error) from error
 
 
 def _not_json(items: Any, error: TypeError) -> InputError:
