@@ -23,6 +23,7 @@ from asynctask.ledger import dispatch, ready
 from asynctask.ledger.base import Ledger, loads
 from asynctask.ledger.dispatch import Alone, Runnable
 from asynctask.ledger.recovery import living
+from asynctask.ledger.small_tasks import reserve_small
 from asynctask.logs import get_logger
 
 __all__ = ["Dispatcher", "Load"]
@@ -306,8 +307,16 @@ class Dispatcher:
 
     def _sources(self, tasks: Sequence[Runnable], alone: Sequence[Alone]) -> dict[tuple[str, int], list[_Send]]:
         sources: dict[tuple[str, int], list[_Send]] = defaultdict(list)
+        small: dict[tuple[str, int], list[int]] = {}
         for task in tasks:
-            sources[task.queue, task.priority].append(partial(self._reserve_task, task.task_id))
+            key = task.queue, task.priority
+            if not task.small:
+                sources[key].append(partial(self._reserve_task, task.task_id))
+            elif key in small:
+                small[key].append(task.task_id)
+            else:
+                small[key] = [task.task_id]
+                sources[key].append(partial(self._reserve_small, small[key]))
         single: dict[tuple[str, int], list[int]] = defaultdict(list)
         for job in alone:
             single[job.queue, job.priority].append(job.event_id)
@@ -318,7 +327,7 @@ class Dispatcher:
         return sources
 
     def _share(self, room: Room, queue: str, priority: int, sources: list[_Send]) -> int:
-        """Tasks of one priority share alike, and the single jobs of that priority count as one of them."""
+        """Tasks of one priority share alike; all single jobs of that priority count as one of them, all small Tasks too."""
         reserved = 0
         while sources and (wanted := room.at(queue, priority)) > 0:
             share = max(1, wanted // len(sources))
@@ -337,6 +346,21 @@ class Dispatcher:
         if found:
             self._outbox.add(found, task_id)
         return len(found)
+
+    def _reserve_small(self, task_ids: list[int], count: int) -> int:
+        """Takes what it looked at out of ``task_ids``."""
+        sent = 0
+        while task_ids and sent < count:
+            some = task_ids[: count - sent]
+            del task_ids[: len(some)]
+            found = reserve_small(self._ledger, some, count - sent, lease_s=LEASE_S)
+            for task_id, jobs in found.items():
+                self._outbox.add(jobs, task_id)
+                sent += len(jobs)
+            for task_id in some:
+                if task_id not in found and sent < count:
+                    sent += self._reserve_task(task_id, count - sent)
+        return sent
 
     def _reserve_alone(self, ids: list[int], count: int) -> int:
         """Takes what it reserves out of ``ids``; those that another dispatcher took meanwhile are passed over."""
