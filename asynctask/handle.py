@@ -43,19 +43,21 @@ class Services:
     uploads: Uploads
     limits: Limits
 
-    def dispatch_soon(self) -> None:
-        """A round for what was just written: the dispatcher's thread makes it, one for all that come together. Where this
-        process has none it is made here and now."""
-        if not self.dispatcher.submitted():
-            self.dispatch_now()
-
     def dispatch_now(self) -> None:
         """One round of the dispatcher; if it fails, the next round of any process does it.
 
         What it is called after has been accepted: no fault of the dispatch may look like a refusal.
         """
+        self._dispatch(self.dispatcher.round)
+
+    def dispatch_soon(self) -> None:
+        """The same for a small Task, which need not have a round of its own."""
+        self._dispatch(self.dispatcher.submitted)
+
+    @staticmethod
+    def _dispatch(how: Callable[[], object]) -> None:
         try:
-            self.dispatcher.round()
+            how()
         except Unavailable as error:
             get_logger("asynctask.submit").warning("dispatch_put_off", error=str(error))
         except Exception:

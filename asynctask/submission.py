@@ -25,7 +25,8 @@ from asynctask.handle import Services, TaskHandle
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import dumps, loads
 from asynctask.ledger.progress import first_progress
-from asynctask.ledger.tasks import NewTask, SplitLost, Whole
+from asynctask.ledger.tasks import NewTask, SplitLost
+from asynctask.ledger.whole_tasks import GroupSubmit, NewWhole, Whole
 from asynctask.logs import get_logger
 from asynctask.messages import is_storable
 from asynctask.worker import Worker
@@ -97,6 +98,7 @@ class Submitter:
         self._split_elsewhere = split_elsewhere
         self._checker = checker
         self._limits = services.limits
+        self._group = GroupSubmit(services.ledger)
         self._slow: dict[str, float] = {}  # workers whose validation is slow, and until when that is believed
         self._log = get_logger("asynctask.submit")
 
@@ -180,10 +182,9 @@ class Submitter:
 
     def _write_whole(self, new: NewTask, whole: WholeList) -> Whole:
         """One transaction, after which the Task is there with all its items, or nothing of it is."""
-        made = task_rows.create_whole(
-            self._ledger, new, whole.items, whole.rejects, planned=whole.total, cursor=whole.cursor
-        )
-        if made.created and whole.items:
+        mine = self._services.dispatcher.soon
+        made = self._group.create(NewWhole(new, whole.items, whole.rejects, whole.total, whole.cursor, tell=not mine))
+        if mine and made.created and whole.items:
             self._services.dispatch_soon()
         return made
 

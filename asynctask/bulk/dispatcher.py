@@ -101,7 +101,7 @@ class Dispatcher:
         self._more = True
         self._nudged = True
         self._submitted = False
-        self._began = 0.0  # the last round of this thread
+        self._began = -1e9  # the last round
         self._hungry = False
         self._hungry_at = 0.0  # not before then does this process help itself again
         self._next_at = 0.0  # when what the last round pushed will be nearly used up
@@ -134,13 +134,23 @@ class Dispatcher:
         self._nudged = True
         self._wake.set()
 
-    def submitted(self) -> bool:
-        """A small Task was written: a round soon, for all that come together. False where there is no thread to make it."""
-        if self._thread is None or not self._thread.is_alive():
-            return False
+    @property
+    def soon(self) -> bool:
+        """Whether this process should dispatch a small Task that is submitted now: its thread does it, with all that come
+        together, or its last round is a while ago. Else whoever is on duty is told of the Task, which costs less."""
+        return self._has_thread or self._ledger.clock.monotonic() - self._began >= TOGETHER_S
+
+    def submitted(self) -> None:
+        """A small Task was written: a round, by this process's thread soon, or here and now where it has none."""
+        if not self._has_thread:
+            self.round()
+            return
         self._submitted = True
         self._wake.set()
-        return True
+
+    @property
+    def _has_thread(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
 
     def expect(self, at: int) -> None:
         """Something is due then (microseconds; the past: now): a round at that time."""
@@ -189,7 +199,7 @@ class Dispatcher:
             if helps_itself:  # a round for another reason is none why this process should go without
                 self._hungry_at = clock.monotonic() + HELP_S
             self._hungry = False
-            began = self._began = clock.monotonic()
+            began = clock.monotonic()
             pushed = self._round(anew=nudged or due)
             if helps_itself and not self._shift.others:
                 self._fruitless = 0 if pushed else self._fruitless + 1
@@ -233,6 +243,7 @@ class Dispatcher:
 
     def _round(self, *, anew: bool) -> int:
         with self._round_lock:
+            self._began = self._ledger.clock.monotonic()
             again = self._look_around() if anew or self._ledger.clock.monotonic() >= self._around_until else []
             pushed = self._part(self._outbox.settle)
             for task_id in again:

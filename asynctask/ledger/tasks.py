@@ -23,36 +23,37 @@ from asynctask.messages import clean
 from asynctask.states import Reason, State, check_task
 
 __all__ = [
+    "NEW_EVENT",
     "NewItem",
     "NewTask",
     "Reject",
     "SplitLost",
-    "Whole",
     "add_slice",
     "by_idempotency_key",
     "claim_split",
     "create",
-    "create_whole",
+    "described",
     "fail_split",
     "first_answer",
     "get",
     "lock",
     "log",
+    "nothing_taken",
     "plan",
     "refuse_list",
     "refuse_submission",
+    "said_at_submit",
     "seal",
     "stalled_splits",
     "turn",
+    "write_rejects",
 ]
 
 _t = tasks.c
 _ONE = sa.select(tasks).where(_t.id == sa.bindparam("task_id"))
 _LOCKED = _ONE.with_for_update()  # on SQLite the transaction itself keeps others out
 
-_INSERT = tasks.insert()
-_LOG = task_log.insert()
-_NEW_EVENT = ("job_id", "task_id", "seq", "status", "params", "first_row", "last_row", "created_at")
+NEW_EVENT = ("job_id", "task_id", "seq", "status", "params", "first_row", "last_row", "created_at")
 
 MAX_SPLIT_TRIES = 3
 """So many processes may take a split one after the other without moving it on."""
@@ -113,13 +114,15 @@ def create(ledger: Ledger, new: NewTask, *, lease_s: float) -> tuple[int, bool]:
     check_task(None, State.SPLITTING, Reason.SUBMITTED)
     now = ledger.now()
     values = {
-        **_described(new, now), "state": State.SPLITTING, "split_state": "splitting", "split_by": ledger.identity,
+        **described(new, now), "state": State.SPLITTING, "split_state": "splitting", "split_by": ledger.identity,
         "split_until": now + micros(lease_s),
     }  # fmt: skip
     try:
         with ledger.database.write() as connection:
-            task_id = _insert(connection, values)
-            log(connection, ledger, task_id, "submitted", _said_at_submit(new), new.owner)
+            inserted = connection.execute(tasks.insert().values(values)).inserted_primary_key
+            assert inserted is not None
+            task_id = int(inserted[0])
+            log(connection, ledger, task_id, "submitted", said_at_submit(new), new.owner)
             if values["session_key"] is not None:
                 sessions.promote(connection, ledger, values["session_key"])
         return task_id, True
@@ -129,7 +132,7 @@ def create(ledger: Ledger, new: NewTask, *, lease_s: float) -> tuple[int, bool]:
         return first_answer(ledger, new), False
 
 
-def _described(new: NewTask, now: int) -> dict[str, Any]:
+def described(new: NewTask, now: int) -> dict[str, Any]:
     """The columns of a Task that say what was submitted, and when."""
     key = sessions.key_of(new.owner, new.session)
     return {
@@ -143,86 +146,13 @@ def _described(new: NewTask, now: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _insert(connection: Connection, values: dict[str, Any]) -> int:
-    inserted = connection.execute(_INSERT, values).inserted_primary_key
-    assert inserted is not None
-    return int(inserted[0])
-
-
-def _said_at_submit(new: NewTask) -> dict[str, Any]:
+def said_at_submit(new: NewTask) -> dict[str, Any]:
+    """What the log of a Task says of its submission."""
     return {"title": new.title, "worker": new.worker_name}
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """A Task that was made with all its items. ``row``: its columns as they were written; None where it was ``created``
-    before, under the same idempotency key."""
-
-    task_id: int
-    created: bool
-    row: dict[str, Any] | None
-
-
-@repeatable
-def create_whole(
-    ledger: Ledger, new: NewTask, items: Sequence[NewItem], rejects: Sequence[Reject], *, planned: int, cursor: int
-) -> Whole:
-    """Makes a Task with all of its items in one transaction: whoever sees it sees a list that is sealed.
-
-    Arguments: ``planned``, how many rows the list has (of a strict list that is refused, more than its ``rejects``);
-    ``cursor``, its last row. Raises as :func:`create`. A Task of which nothing was accepted is ``rejected`` and keeps no
-    idempotency key: a corrected list may use it.
-    """
-    refused = Reason.ROWS_REJECTED if planned > len(rejects) else Reason.NOTHING_ACCEPTED
-    reason = Reason.SEALED if items else refused
-    state = State.RUNNING if items else State.REJECTED
-    # Nobody sees the Task between the two steps, so one statement takes both.
-    check_task(None, State.SPLITTING, Reason.SUBMITTED)
-    check_task(State.SPLITTING, state, reason)
-    now, jids = ledger.now(), ledger.ids.jids(len(items))
-    values = {
-        **_described(new, now), "state": state, "split_state": "sealed", "generation_sealed": 1, "created": len(items),
-        "created_jobs": len(items), "rejected": len(rejects), "planned": planned, "split_cursor": cursor, "ready": None,
-        "closed_at": None, "finished_at": None, "state_reason": None,
-    }  # fmt: skip
-    if not items:
-        said = _nothing_taken(reason, len(rejects))
-        values |= {"state_reason": said, "closed_at": now, "finished_at": now, "session_waits": None}
-    elif values["session_key"] is None:
-        values["ready"] = new.priority
-    try:
-        with ledger.database.write() as connection:
-            task_id = _insert(connection, values)
-            at = {"task_id": task_id, "at": now}
-            who = clean(new.owner)[:255]
-            connection.execute(
-                _LOG,
-                [
-                    {**at, "who": who, "action": "submitted", "detail": dumps(_said_at_submit(new))},
-                    {**at, "who": "", "action": "split sealed", "detail": None},
-                ],
-            )
-            if items:
-                rows = [
-                    (jid, task_id, seq, "enqueue", one.params, one.row, one.row, now)
-                    for seq, (jid, one) in enumerate(zip(jids, items, strict=True))
-                ]
-                batches.insert(connection, events, _NEW_EVENT, rows)
-                delta = Delta(enqueue=len(items), jobs=len(items))
-                tallies.move(connection, {(task_id, ledger.slot(values["slots"])): delta}, now)
-            elif new.idempotency_key is not None:  # not before: the key itself may have been used by then
-                connection.execute(tasks.update().where(_t.id == task_id).values(idempotency_key=None))
-            _write_rejects(connection, task_id, rejects)
-            if items and values["session_key"] is not None:
-                sessions.promote(connection, ledger, values["session_key"])
-    except exc.IntegrityError:
-        if new.idempotency_key is None:
-            raise
-        return Whole(first_answer(ledger, new), False, None)
-    return Whole(task_id, True, {**values, "id": task_id})
-
-
-def _nothing_taken(reason: Reason, rejected: int) -> str:
+def nothing_taken(reason: Reason, rejected: int) -> str:
+    """``state_reason`` of a Task of which nothing was taken, with so many refused rows."""
     return str(reason) if reason is Reason.ROWS_REJECTED else "all_rejected" if rejected else "no_items"
 
 
@@ -347,16 +277,17 @@ def add_slice(
         if items:
             numbered = enumerate(zip(jids, items, strict=True), first)
             rows = [(jid, task_id, seq, "enqueue", one.params, one.row, one.row, now) for seq, (jid, one) in numbered]
-            batches.insert(connection, events, _NEW_EVENT, rows)
+            batches.insert(connection, events, NEW_EVENT, rows)
             new = Delta(enqueue=len(items), jobs=len(items))
             tallies.move(connection, {(task_id, ledger.slot(task["slots"])): new}, now)
-        _write_rejects(connection, task_id, rejects)
+        write_rejects(connection, task_id, rejects)
         if tell:
             notify(connection, LEDGER)
     return int(first + len(items))
 
 
-def _write_rejects(connection: Connection, task_id: int, rejects: Sequence[Reject]) -> None:
+def write_rejects(connection: Connection, task_id: int, rejects: Sequence[Reject]) -> None:
+    """Keeps refused rows of a Task."""
     if rejects:
         rows = [{"row": each.row, "errors": dumps(list(each.errors)), "cells": dumps(each.cells)} for each in rejects]
         connection.execute(task_rejects.insert().values(task_id=task_id), rows)
@@ -433,7 +364,7 @@ def _end_split(
     if task["created_jobs"] == 0 and task["state"] in (State.SPLITTING, State.PAUSED):
         # Nothing to run and nothing to wait for: the end, said as what it is.
         strict = reason is Reason.ROWS_REJECTED
-        said_so = why or _nothing_taken(reason, task["rejected"])
+        said_so = why or nothing_taken(reason, task["rejected"])
         values |= {"closed_at": now, "finished_at": now, "state_reason": said_so[:255]}
         turn(connection, ledger, task, State.REJECTED, reason if strict else Reason.NOTHING_ACCEPTED, **values)
     elif task["state"] == State.SPLITTING:
