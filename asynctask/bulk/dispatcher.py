@@ -55,8 +55,11 @@ HELD_S = 0.5
 SHORTEST_S = 0.05
 """Between two rounds, however few seconds of work are to lie in the queues."""
 
-TOGETHER_S = 0.02
+TOGETHER_S = 0.05
 """Small Tasks that are submitted within so long after a round wait for the next one together."""
+
+ALONE_S = 0.1
+"""A process without a thread for it makes a round for a small Task at most this often."""
 
 _BATCH = 1_000
 
@@ -138,12 +141,12 @@ class Dispatcher:
     def soon(self) -> bool:
         """Whether this process should dispatch a small Task that is submitted now: its thread does it, with all that come
         together, or its last round is a while ago. Else whoever is on duty is told of the Task, which costs less."""
-        return self._has_thread or self._ledger.clock.monotonic() - self._began >= TOGETHER_S
+        return self._has_thread or self._ledger.clock.monotonic() - self._began >= ALONE_S
 
     def submitted(self) -> None:
         """A small Task was written: a round, by this process's thread soon, or here and now where it has none."""
         if not self._has_thread:
-            self.round()
+            self._round(anew=False)
             return
         self._submitted = True
         self._wake.set()
