@@ -329,6 +329,7 @@ class Submitter:
         shape = self._shape(worker, columns)  # a column that maps to no field is found before anything is written
         source: dict[str, Any] = {
             "name": stored.name, "filename": stored.filename, "sheet": sheet, "columns": dict(columns or {}),
+            "items": stored.is_items,
         }  # fmt: skip
         if unique := unique_fields(_unique(worker, options), shape):
             source["unique"] = list(unique)

@@ -14,7 +14,7 @@ from asynctask.bulk.items import Accepted, ItemShape, Refused
 from asynctask.bulk.problems import stored
 from asynctask.bulk.readers import Limits
 from asynctask.bulk.rows import open_list, too_many_items
-from asynctask.bulk.uploads import Uploads
+from asynctask.bulk.uploads import Uploads, is_for_split_only
 from asynctask.bulk.writing import Writing
 from asynctask.clock import Clock
 from asynctask.errors import InputError, LedgerUnavailable, Problem
@@ -121,6 +121,7 @@ class Splitter:
                     rows = partial(opened.checked, unique=source.get("unique") or ())
                     if source.get("strict") and not created and not self._all_good(task_id, rows(0), tally, after):
                         task_rows.refuse_list(self._ledger, task_id, tally.accepted + tally.rejected)
+                        self._clear(task_id, source)
                         return tally
                     tally = Tally()
                     checked = rows(after)
@@ -130,8 +131,19 @@ class Splitter:
                 tally.error = error
                 said = {"text": error.text, "params": error.params} if error.text else None
                 task_rows.fail_split(self._ledger, task_id, f"{error.code}: {error}", said=said)
+        self._clear(task_id, source)
         self._on_slice()
         return tally
+
+    def _clear(self, task_id: int, source: Mapping[str, Any]) -> None:
+        """Removes a list that was stored only to be split. What fails here is done by the sweep."""
+        if not is_for_split_only(source):
+            return
+        try:
+            self._uploads.remove(str(source["name"]))
+            task_rows.forget_sources(self._ledger, [task_id])
+        except (OSError, LedgerUnavailable) as error:
+            self._log.warning("upload_not_removed", task_id=task_id, error=str(error))
 
     def split_items(self, task_id: int, rows: Iterable[Accepted | Refused]) -> Tally:
         """Splits items of a program, consumed one by one, in the caller's thread; what the iterable raises is raised on."""

@@ -14,7 +14,7 @@ from asynctask.bookkeeping import Delta
 from asynctask.clock import micros
 from asynctask.errors import Conflict, InputError, NotFound
 from asynctask.ledger import batches, sessions, tallies
-from asynctask.ledger.base import MAX_SLOTS, SLOTS_FROM, Ledger, dumps, in_range
+from asynctask.ledger.base import MAX_SLOTS, SLOTS_FROM, Ledger, dumps, in_range, loads
 from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.models import as_dict, events, task_log, task_rejects, tasks
 from asynctask.ledger.signals import LEDGER, notify
@@ -35,6 +35,7 @@ __all__ = [
     "described",
     "fail_split",
     "first_answer",
+    "forget_sources",
     "get",
     "lock",
     "log",
@@ -44,6 +45,7 @@ __all__ = [
     "refuse_submission",
     "said_at_submit",
     "seal",
+    "split_sources",
     "stalled_splits",
     "turn",
     "write_rejects",
@@ -52,6 +54,13 @@ __all__ = [
 _t = tasks.c
 _ONE = sa.select(tasks).where(_t.id == sa.bindparam("task_id"))
 _LOCKED = _ONE.with_for_update()  # on SQLite the transaction itself keeps others out
+
+_SOURCES = (
+    sa.select(_t.id, _t.split_state, _t.split_source)
+    .where(_t.id > sa.bindparam("after"), _t.split_source.is_not(None))
+    .order_by(_t.id)
+    .limit(sa.bindparam("count"))
+)
 
 NEW_EVENT = ("job_id", "task_id", "seq", "status", "params", "first_row", "last_row", "created_at")
 
@@ -428,3 +437,17 @@ def stalled_splits(connection: Connection, now: int) -> list[tuple[int, bool]]:
         .order_by(_t.id)
     )
     return [(int(task_id), bool(again)) for task_id, again in rows]
+
+
+def split_sources(connection: Connection, after: int, limit: int) -> list[tuple[int, str, Any]]:
+    """The first Tasks after this id that keep where their list is: (id, state of the split, its source)."""
+    rows = connection.execute(_SOURCES, {"after": after, "count": limit})
+    return [(int(task_id), str(state), loads(source)) for task_id, state, source in rows]
+
+
+@repeatable
+def forget_sources(ledger: Ledger, task_ids: Sequence[int]) -> None:
+    """These Tasks, whose splits are over, have no stored list any more."""
+    with ledger.database.write() as connection:
+        over = _t.id.in_(task_ids) & (_t.split_state != "splitting")
+        connection.execute(tasks.update().where(over).values(split_source=None))

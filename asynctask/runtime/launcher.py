@@ -164,7 +164,7 @@ class Launcher:
         )  # fmt: skip
         self.sweep = Sweep(
             ledger, parts.broker, parts.host, parts.controls,
-            take_up=parts.take_up_split, nudge=self.dispatcher.nudge, expect=self.dispatcher.expect,
+            take_up=parts.take_up_split, uploads=parts.uploads, nudge=self.dispatcher.nudge, expect=self.dispatcher.expect,
             waker=parts.signals.waker(LEDGER), every_s=min(1.0, config.lease_s / 4),
         )  # fmt: skip
 
