@@ -125,7 +125,7 @@ class Submitter:
             return replace(check_rows(rows(), self._limits.max_rows), strict=options.strict)
         if isinstance(items, Collection) and self._splitter.may_fit(len(items), None):
             whole = self._gather(worker, rows, strict=options.strict)
-            if whole is not None and not (options.strict and whole.rejects):
+            if whole is not None and not whole.refused:
                 made = self._write_whole(self._new(worker, options, digest=digest), whole)
                 if not made.created and (reason := self._broken(made.task_id)) is not None:
                     raise _broke_off(made.task_id, reason)
@@ -183,7 +183,11 @@ class Submitter:
     def _write_whole(self, new: NewTask, whole: WholeList) -> Whole:
         """One transaction, after which the Task is there with all its items, or nothing of it is."""
         mine = self._services.dispatcher.soon
-        made = self._group.create(NewWhole(new, whole.items, whole.rejects, whole.total, whole.cursor, tell=not mine))
+        made = self._group.create(
+            NewWhole(
+                new, whole.items, whole.rejects, whole.total, whole.cursor, refused=whole.refused, tell=not mine
+            )
+        )  # fmt: skip
         if mine and made.created and whole.items:
             self._services.dispatch_soon()
         return made
@@ -272,15 +276,15 @@ class Submitter:
         if not self._splitter.may_fit(None, stored.size) or is_workbook(stored.path):
             return None
 
-        def rows() -> Iterator[Accepted | Refused]:
-            shape = self._shape(worker, source["columns"])
+        shape = self._shape(worker, source["columns"])
+        try:
             with open_list(self._services.uploads, self._limits, source, shape) as opened:
-                if opened.planned is None or self._splitter.may_fit(opened.planned, None):
-                    yield from opened.checked(unique=source.get("unique") or ())
-                else:
-                    raise InputError("the list does not fit one slice")
-
-        return self._gather(worker, rows, strict=strict)
+                if not self._splitter.may_fit(opened.planned, None):
+                    return None
+                unique = source.get("unique") or ()
+                return self._gather(worker, lambda: opened.checked(unique=unique), strict=strict)
+        except InputError:  # the split meets it again, and keeps what it says
+            return None
 
     def check_stored(
         self,

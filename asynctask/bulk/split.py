@@ -62,13 +62,17 @@ class _Slice:
 
 @dataclass(frozen=True, slots=True)
 class WholeList:
-    """A list that fits one slice, gone through before anything of it is written. ``total``: its rows."""
+    """A list that fits one slice, gone through before anything of it is written.
+
+    ``total``: its rows; ``cursor``: the last of them; ``refused``: it is strict, so that its ``rejects`` refuse it.
+    """
 
     items: list[NewItem]
     rejects: list[Reject]
     problems: list[Problem]
     total: int
     cursor: int
+    refused: bool
 
 
 class Splitter:
@@ -184,8 +188,9 @@ class Splitter:
                     return None
         except Exception:  # the split meets it again, and keeps what it says
             return None
-        items = [] if strict and current.rejects else current.items
-        return WholeList(items, current.rejects, tally.problems, tally.accepted + tally.rejected, current.cursor)
+        refused = strict and bool(current.rejects)
+        items = [] if refused else current.items
+        return WholeList(items, current.rejects, tally.problems, tally.accepted + tally.rejected, current.cursor, refused)
 
     # -- strict lists
 

@@ -48,9 +48,9 @@ _LOG: Final = task_log.insert()
 class NewWhole:
     """A Task with all its items.
 
-    ``planned``: how many rows the list has (of a strict list that is refused, more than its ``rejects``); ``cursor``: its
-    last row. Of one with no items nothing was accepted: it is ``rejected``, and keeps no idempotency key, for a corrected
-    list may use it. ``tell``: whoever is on duty is woken to dispatch it.
+    ``planned``: how many rows the list has; ``cursor``: the last of them; ``refused``: the list is strict, and its
+    ``rejects`` refuse it. Of one with no items nothing was accepted: it is ``rejected``, and keeps no idempotency key, for
+    a corrected list may use it. ``tell``: whoever is on duty is woken to dispatch it.
     """
 
     new: NewTask
@@ -58,6 +58,7 @@ class NewWhole:
     rejects: Sequence[Reject]
     planned: int
     cursor: int
+    refused: bool = False
     tell: bool = False
 
     @property
@@ -181,7 +182,7 @@ def _insert(ledger: Ledger, wholes: Sequence[NewWhole]) -> list[Whole]:
 
 def _row(whole: NewWhole, now: int) -> dict[str, Any]:
     new, count = whole.new, len(whole.items)
-    refused = Reason.ROWS_REJECTED if whole.planned > len(whole.rejects) else Reason.NOTHING_ACCEPTED
+    refused = Reason.ROWS_REJECTED if whole.refused else Reason.NOTHING_ACCEPTED
     state, reason = (State.RUNNING, Reason.SEALED) if count else (State.REJECTED, refused)
     # Nobody sees the Task between the two steps, so one statement takes both.
     check_task(None, State.SPLITTING, Reason.SUBMITTED)

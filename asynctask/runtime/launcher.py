@@ -21,6 +21,7 @@ from asynctask.brokers.presence import About, Presence
 from asynctask.bulk.control import Control
 from asynctask.bulk.dispatcher import Dispatcher
 from asynctask.bulk.sweep import Sweep
+from asynctask.bulk.uploads import Uploads
 from asynctask.clock import Clock, Ids
 from asynctask.config import Config
 from asynctask.errors import Unavailable
@@ -91,6 +92,8 @@ class Parts(Tracked, Protocol):
 
     def fire(self, event: str, *args: Any) -> None: ...
 
+    @property
+    def uploads(self) -> Uploads: ...
     def take_up_split(self, task_id: int) -> None: ...
 
 
