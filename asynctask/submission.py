@@ -279,7 +279,10 @@ class Submitter:
         shape = self._shape(worker, source["columns"])
         try:
             with open_list(self._services.uploads, self._limits, source, shape) as opened:
-                if not self._splitter.may_fit(opened.planned, None):
+                rows = opened.planned
+                if rows is None:  # of text: a list that is not taken here should not be gone through for nothing
+                    rows = stored.path.read_bytes().count(b"\n") - 1
+                if not self._splitter.may_fit(rows, None):
                     return None
                 unique = source.get("unique") or ()
                 return self._gather(worker, lambda: opened.checked(unique=unique), strict=strict)

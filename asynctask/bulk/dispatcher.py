@@ -21,7 +21,7 @@ from asynctask.clock import SECOND, micros
 from asynctask.errors import Unavailable
 from asynctask.ledger import dispatch, ready
 from asynctask.ledger.base import Ledger, loads
-from asynctask.ledger.dispatch import Alone, Runnable
+from asynctask.ledger.dispatch import Alone, Ready, Runnable
 from asynctask.ledger.recovery import living
 from asynctask.ledger.small_tasks import reserve_small
 from asynctask.logs import get_logger
@@ -367,14 +367,23 @@ class Dispatcher:
         while task_ids and sent < count:
             some = task_ids[: count - sent]
             del task_ids[: len(some)]
-            found = reserve_small(self._ledger, some, count - sent, lease_s=LEASE_S)
+            found = self._reserve_together(some, count - sent)
             for task_id, jobs in found.items():
                 self._outbox.add(jobs, task_id)
                 sent += len(jobs)
             for task_id in some:
                 if task_id not in found and sent < count:
-                    sent += self._reserve_task(task_id, count - sent)
+                    sent += self._part(partial(self._reserve_task, task_id, count - sent))
         return sent
+
+    def _reserve_together(self, task_ids: list[int], count: int) -> dict[int, list[Ready]]:
+        try:
+            return reserve_small(self._ledger, task_ids, count, lease_s=LEASE_S)
+        except Unavailable:
+            raise
+        except Exception:  # one of them cannot be reserved: each by itself, so that the others have their turn
+            self._log.exception("dispatch_failed", tasks=len(task_ids))
+            return {}
 
     def _reserve_alone(self, ids: list[int], count: int) -> int:
         """Takes what it reserves out of ``ids``; those that another dispatcher took meanwhile are passed over."""

@@ -72,12 +72,20 @@ class Closer:
         many are closed together."""
         with self._ledger.database.read() as connection:
             over = candidates(connection, task_ids)
-        if over:
-            over = sorted(set(over).difference(close_small(self._ledger, over)))
+        over = sorted(set(over).difference(self._close_together(over)))
         if not over:
             return [], []
         with self._ledger.database.read() as connection:
             return over, candidates(connection, over, at_most_jobs=_AT_ONCE)
+
+    def _close_together(self, over: list[int]) -> list[int]:
+        try:
+            return close_small(self._ledger, over) if over else []
+        except LedgerUnavailable:
+            raise
+        except Exception:  # one of them cannot be closed: each by itself
+            self._log.exception("close_failed", tasks=len(over))
+            return []
 
     def _close_beside(self, task_id: int) -> None:
         try:

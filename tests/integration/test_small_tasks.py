@@ -294,6 +294,17 @@ def test_small_tasks_that_are_over_are_closed_together_and_no_other(world: World
     assert Reason.CLOSED in [Reason(entry["action"]) for entry in app.task(over[0]).log() if entry["action"] == "closed"]
 
 
+def test_one_that_cannot_be_closed_leaves_the_others_their_turn(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*args: Any) -> Any:
+        raise RuntimeError("a row that cannot be read")
+
+    monkeypatch.setattr("asynctask.ledger.closer.close_small", failing)
+    app = world.app()
+    task_id = GroupSubmit(app.ledger).create(new_whole(1)).task_id
+    with world.working(app):
+        assert app.task(task_id).wait(20)["done"]
+
+
 # -- stored lists that nobody needs
 
 
