@@ -228,9 +228,9 @@ class AsyncTask(OnDemand):
     def submit_items(
         self, worker: Worker | str, items: Sequence[Any], *, wait_s: float = 1.0, **options: Any
     ) -> Submission:
-        """Hands in JSON items: kept on disk like an upload, so that the split survives this process."""
-        found = self._find(worker)
-        return self.submit_file(found, self.uploads.store_items(items), wait_s=wait_s, **options)
+        """Hands in JSON items. Many are kept on disk like an upload while they are split, so that the split survives this
+        process; few are written with their Task. Raises as :meth:`submit_file`."""
+        return self._made().submitter.submit_items(self._find(worker), items, options, wait_s=wait_s)
 
     def check_file(
         self,

@@ -143,7 +143,7 @@ class WebServices:
         self._core, self._kind, self._lease_s = core, kind, config.lease_s
         self._sweep = Sweep(
             core.ledger, core.broker, core.host, core.services.control,
-            take_up=take_up, nudge=core.dispatcher.nudge, expect=core.dispatcher.expect,
+            take_up=take_up, uploads=core.uploads, nudge=core.dispatcher.nudge, expect=core.dispatcher.expect,
             waker=core.signals.waker(LEDGER), every_s=min(1.0, config.lease_s / 4),
         )  # fmt: skip
         self._heartbeat = Heartbeat(

@@ -48,8 +48,16 @@ class Services:
 
         What it is called after has been accepted: no fault of the dispatch may look like a refusal.
         """
+        self._dispatch(self.dispatcher.round)
+
+    def dispatch_soon(self) -> None:
+        """The same for a small Task, which need not have a round of its own."""
+        self._dispatch(self.dispatcher.submitted)
+
+    @staticmethod
+    def _dispatch(how: Callable[[], object]) -> None:
         try:
-            self.dispatcher.round()
+            how()
         except Unavailable as error:
             get_logger("asynctask.submit").warning("dispatch_put_off", error=str(error))
         except Exception:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +16,18 @@ from asynctask.bulk.items import Accepted, ItemShape, Refused
 from asynctask.bulk.problems import fault
 from asynctask.bulk.readers import RawRow
 from asynctask.bulk.refusal import kept_problems, refusal
-from asynctask.bulk.rows import checked, encoding_option
-from asynctask.bulk.split import Splitter, Tally
+from asynctask.bulk.rows import checked, encoding_option, open_list
+from asynctask.bulk.split import WHOLE_S, Splitter, Tally, WholeList
 from asynctask.bulk.strict import all_good
-from asynctask.bulk.uploads import StoredFile
+from asynctask.bulk.uploads import ITEMS, StoredFile, items_body
+from asynctask.bulk.workbooks import is_workbook
 from asynctask.errors import AsyncTaskError, Conflict, InputError, Problem
 from asynctask.handle import Services, TaskHandle
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import dumps, loads
+from asynctask.ledger.progress import first_progress
 from asynctask.ledger.tasks import NewTask, SplitLost
+from asynctask.ledger.whole_tasks import GroupSubmit, NewWhole, Whole
 from asynctask.logs import get_logger
 from asynctask.messages import is_storable
 from asynctask.worker import Worker
@@ -39,6 +42,9 @@ INLINE_BYTES = 1_000_000
 
 KEPT_PROBLEMS = 1_000
 
+SLOW_S = 60.0
+"""For so long after a list whose validation took its time, lists of that worker are validated beside their answer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Submission:
@@ -48,6 +54,8 @@ class Submission:
     task: TaskHandle
     created: bool
     problems: tuple[Problem, ...] | None
+    progress: dict[str, Any] | None = None
+    """The progress object where it is known without being asked for: nothing has happened to the Task yet."""
 
 
 def unique_fields(names: Sequence[str], shape: ItemShape) -> tuple[str, ...]:
@@ -91,6 +99,8 @@ class Submitter:
         self._split_elsewhere = split_elsewhere
         self._checker = checker
         self._limits = services.limits
+        self._group = GroupSubmit(services.ledger)
+        self._slow: dict[str, float] = {}  # workers whose validation is slow, and until when that is believed
         self._log = get_logger("asynctask.submit")
 
     # -- items of a program
@@ -108,12 +118,22 @@ class Submitter:
             items = list(items)  # a key stands for the list as a whole
             digest = _digest(worker, options, _body(items))
         planned = _length(items)
-        rows = checked(lambda after: (RawRow(i, item) for i, item in enumerate(items, after + 1)), shape, None, unique)
+
+        def rows() -> Iterator[Accepted | Refused]:
+            return checked(lambda after: (RawRow(i, item) for i, item in enumerate(items, after + 1)), shape, None, unique)
+
         if options.dry_run:
-            return replace(check_rows(rows, self._limits.max_rows), strict=options.strict)
+            return replace(check_rows(rows(), self._limits.max_rows), strict=options.strict)
+        if isinstance(items, Collection) and self._splitter.may_fit(len(items), None):
+            whole = self._gather(worker, rows, strict=options.strict)
+            if whole is not None and not whole.refused:
+                made = self._write_whole(self._new(worker, options, digest=digest), whole)
+                if not made.created and (reason := self._broken(made.task_id)) is not None:
+                    raise _broke_off(made.task_id, reason)
+                return self._handle(worker, made.task_id)
         if not options.strict:
-            return self._hand_in(worker, options, rows, digest, planned)
-        with all_good(rows, self._limits.max_rows) as (total, good):
+            return self._hand_in(worker, options, rows(), digest, planned)
+        with all_good(rows(), self._limits.max_rows) as (total, good):
             return self._hand_in(worker, options, good, digest, total)
 
     def _hand_in(
@@ -138,13 +158,73 @@ class Submitter:
                 self._log.info("split_ended", task_id=task_id, reason=lost.reason)
             self._services.dispatch_now()
         elif (reason := self._broken(task_id)) is not None:
-            raise Conflict(f"this key was used for Task {task_id}, which broke off ({reason}); use a new key")
+            raise _broke_off(task_id, reason)
         return self._handle(worker, task_id)
 
     def _broken(self, task_id: int) -> str | None:
         with self._ledger.database.read() as connection:
             task = task_rows.get(connection, task_id)
         return str(task["split_reason"]) if task["split_state"] == "failed" else None
+
+    # -- lists that fit one slice
+
+    def _gather(
+        self, worker: Worker, rows: Callable[[], Iterable[Accepted | Refused]], *, strict: bool
+    ) -> WholeList | None:
+        """A list that may be written with its Task; None where it has to be split."""
+        begun = self._services.clock.monotonic()
+        if begun < self._slow.get(worker.name, 0.0):
+            return None
+        whole = self._splitter.gather(rows(), strict=strict)
+        ended = self._services.clock.monotonic()
+        if ended - begun > WHOLE_S:  # a model that asks others, say: the next ones are validated while their answer waits
+            self._slow[worker.name] = ended + SLOW_S
+        return whole
+
+    def _write_whole(self, new: NewTask, whole: WholeList) -> Whole:
+        """One transaction, after which the Task is there with all its items, or nothing of it is."""
+        mine = self._services.dispatcher.soon
+        made = self._group.create(
+            NewWhole(
+                new, whole.items, whole.rejects, whole.total, whole.cursor, refused=whole.refused, tell=not mine
+            )
+        )  # fmt: skip
+        if mine and made.created and whole.items:
+            self._services.dispatch_soon()
+        return made
+
+    def _answer_whole(self, worker: Worker, made: Whole, whole: WholeList) -> Submission:
+        handle = self._handle(worker, made.task_id)
+        if made.row is None:
+            return Submission(handle, False, self._problems(made.task_id))
+        if (error := refusal(self._ledger, made.task_id) if not whole.items else None) is not None:
+            raise error
+        known = None if made.row["session"] is not None else first_progress(made.row)
+        return Submission(handle, True, tuple(whole.problems), known)
+
+    def submit_items(
+        self, worker: Worker, items: Sequence[Any], given: Mapping[str, Any], *, wait_s: float = 1.0
+    ) -> Submission:
+        """Makes a Task of JSON items, as :meth:`submit_stored` does; only those that have to be split are stored."""
+        body = items_body(items)
+        options = _checked(given)
+        if not options.dry_run and isinstance(items, list) and self._splitter.may_fit(len(items), len(body)):
+            from asynctask.bulk.readers.json import items_in  # a worker process takes no list, and need not load that
+
+            shape = self._shape(worker)
+            unique = unique_fields(_unique(worker, options), shape)
+            whole = self._gather(
+                worker,
+                lambda: checked(lambda after: items_in(body, self._limits), shape, None, unique),
+                strict=options.strict,
+            )
+            if whole is not None:
+                digest = None
+                if options.idempotency_key is not None:
+                    digest = _digest(worker, options, _told(hashlib.sha256(body).hexdigest(), None, None, None))
+                made = self._write_whole(self._new(worker, options, digest=digest, origin=ITEMS), whole)
+                return self._answer_whole(worker, made, whole)
+        return self.submit_stored(worker, self._services.uploads.store_body(body), given, wait_s=wait_s)
 
     # -- stored lists
 
@@ -171,11 +251,13 @@ class Submitter:
                 raise InputError("a stored list is dry-run by check_file, which answers what it would come to")
             source = self._source(worker, stored, options, sheet, columns, encoding)
             check(stored)
-            said = f"{stored.sha256}:{sheet}:{sorted((columns or {}).items())}"
-            if encoding is not None:  # keys of an earlier version stay what they were
-                said += f":{source['encoding']}"
-            digest = _digest(worker, options, said.encode())
+            digest = _digest(worker, options, _told(stored.sha256, sheet, columns, source.get("encoding")))
             new = self._new(worker, options, digest=digest, source=source, origin=stored.filename[:255])
+            whole = self._gather_stored(worker, stored, source, strict=options.strict)
+            if whole is not None:
+                made = self._write_whole(new, whole)
+                kept = made.created
+                return self._answer_whole(worker, made, whole)
             task_id, created = task_rows.create(self._ledger, new, lease_s=self._lease_s)
             kept = created
         finally:
@@ -187,6 +269,26 @@ class Submitter:
         if not ended:
             return Submission(self._handle(worker, task_id), True, None)
         return self._answer(worker, task_id)
+
+    def _gather_stored(
+        self, worker: Worker, stored: StoredFile, source: Mapping[str, Any], *, strict: bool
+    ) -> WholeList | None:
+        # A small workbook may unpack to a large one, and is read by nobody who answers others.
+        if not self._splitter.may_fit(None, stored.size) or is_workbook(stored.path):
+            return None
+
+        shape = self._shape(worker, source["columns"])
+        try:
+            with open_list(self._services.uploads, self._limits, source, shape) as opened:
+                rows = opened.planned
+                if rows is None:  # of text: a list that is not taken here should not be gone through for nothing
+                    rows = stored.path.read_bytes().count(b"\n") - 1
+                if not self._splitter.may_fit(rows, None):
+                    return None
+                unique = source.get("unique") or ()
+                return self._gather(worker, lambda: opened.checked(unique=unique), strict=strict)
+        except InputError:  # the split meets it again, and keeps what it says
+            return None
 
     def check_stored(
         self,
@@ -235,6 +337,7 @@ class Submitter:
         shape = self._shape(worker, columns)  # a column that maps to no field is found before anything is written
         source: dict[str, Any] = {
             "name": stored.name, "filename": stored.filename, "sheet": sheet, "columns": dict(columns or {}),
+            "items": stored.is_items,
         }  # fmt: skip
         if unique := unique_fields(_unique(worker, options), shape):
             source["unique"] = list(unique)
@@ -332,6 +435,16 @@ def _digest(worker: Worker, options: Options, body: bytes) -> str:
     told = options.model_dump(exclude={"idempotency_key", "dry_run", *silent}, mode="json")
     said = dumps({"worker": worker.name, **told})
     return hashlib.sha256(said.encode() + b"\0" + body).hexdigest()
+
+
+def _told(sha256: str, sheet: str | None, columns: Mapping[str, str] | None, encoding: str | None) -> bytes:
+    """What a stored list says, and how it is to be read."""
+    said = f"{sha256}:{sheet}:{sorted((columns or {}).items())}"
+    return (said if encoding is None else f"{said}:{encoding}").encode()  # keys of an earlier version stay what they were
+
+
+def _broke_off(task_id: int, reason: str) -> Conflict:
+    return Conflict(f"this key was used for Task {task_id}, which broke off ({reason}); use a new key")
 
 
 def _body(items: Sequence[Any]) -> bytes:

@@ -9,6 +9,7 @@ name      measures                                              quick look, -n  
 ========  ====================================================  ===============  ===================
 tracked   no-op jobs, from submit to recorded                   10000            100000
 submit    items into the ledger                                 50000            300000
+small     Tasks of one item each, over HTTP             1000             20000
 poll      one look at the progress of a large Task              20000            1000000
 sheet     an uploaded file, from its last byte to the ledger    20000            500000
 claim     jobs claimed from the table by many processes         10000            1000000

@@ -66,6 +66,8 @@ STEPS = (
     Step("tracked", ("-n", str(SHORT), "--runs", "9")),
     Step("tracked", ("-n", str(SHORT), "--runs", "9", "--redis"), on=("postgresql",)),
     Step("submit", ("-n", "300000"), ("-n", "20000", "--runs", "1"), databases.KINDS),
+    Step("small", ("-n", "20000"), ("-n", "300"), ("sqlite",)),
+    Step("small", ("-n", "20000", "--redis"), on=("postgresql",)),
     Step("poll", ("-n", "1000000"), ("-n", "6000", "--polls", "20"), ("sqlite",)),
     Step("sheet", ("-n", "500000", "--kind", "csv"), ("-n", "10000", "--kind", "csv"), ("sqlite",)),
     Step("sheet", ("-n", "500000", "--kind", "xlsx"), ("-n", "10000", "--kind", "xlsx"), ("sqlite",)),

@@ -156,6 +156,22 @@ def _claim(n: int) -> Promise:
     )
 
 
+def _small(title: str, broker: str, kinds: tuple[str, ...] = tuple(DATABASES)) -> Promise:
+    return Promise(
+        title,
+        _named("small", broker=broker, clients=8),
+        (
+            Line("from the first POST until the last is finished", _ours, "Tasks/s", _everywhere(300.0)),
+            Line("answered", _setting("posted_per_s"), "Tasks/s", {}),
+            Line("processor time of the web server for each", _setting("web_ms"), "ms", {}, most=True),
+            Line("processor time of one app.submit", _setting("submit_ms"), "ms", _everywhere(2.0), most=True),
+            Line("files of uploads at the end", _setting("uploads_left"), "files", _everywhere(0.0), most=True),
+        ),
+        n=20_000,
+        kinds=kinds,
+    )
+
+
 _PROCESSES = (15, 30, 60, 120)
 _WORKERS = {1: "one process", 3: "three processes"}
 
@@ -246,6 +262,8 @@ PROMISES: tuple[Promise, ...] = (
         (Line("submit until sealed", _ours, "items/s", {"postgresql": 40_000.0, "sqlite": 30_000.0}, peer=_peer),),
         n=100_000,
     ),
+    _small("Tasks of one item each over HTTP, a database alone", _IN_TABLE),
+    _small("Tasks of one item each over HTTP, PostgreSQL and Redis", _REDIS, ("postgresql",)),
     Promise(
         "One poll of the progress, in the server",
         _named("poll"),

@@ -65,11 +65,10 @@ def answer(found: Submission | DryRun) -> Response:
         response.headers["Cache-Control"] = "no-store"
         say_language(response, locale)
         return response
-    error = found.task.refusal()
-    if error is not None:
+    if found.progress is None and (error := found.task.refusal()) is not None:
         # The first answer to this key was an error, and so is this one.
         raise error
-    progress = with_links(found.task.progress())
+    progress = with_links(found.progress or found.task.progress())
     url = task_url(found.task.id)
     if found.problems:
         progress["errors"] = told(found.problems[:MAX_ERRORS], locale)
@@ -93,7 +92,10 @@ def _submit_json(app: AsyncTask, incoming: ApiRequest, key: str | None) -> Submi
     _refuse_unknown(app, worker)
     if len(items) > app.config.max_rows:
         raise too_many_items(app.config.max_rows)
-    return _hand_in(app, worker, app.uploads.store_items(items), key, options)
+    if options.get("dry_run"):
+        return _hand_in(app, worker, app.uploads.store_items(items), key, options)
+    options.pop("dry_run", None)
+    return app.submit_items(worker, items, wait_s=WAIT_S, idempotency_key=key, **options)
 
 
 def _submit_file(app: AsyncTask, incoming: ApiRequest, key: str | None) -> Submission | DryRun:

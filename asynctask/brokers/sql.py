@@ -59,6 +59,16 @@ _PUSHED_AT_ONCE: Final = 1_000
 _LOST_S: Final = 0.01
 _LOST_MOST_S: Final = 0.15
 
+_FIRST_ONES: Final = (
+    sa.select(_j.waits)
+    .where(_j.queue == sa.bindparam("of"), _j.waits.is_not(None))
+    .order_by(_j.waits)
+    .limit(sa.bindparam("most"))
+    .subquery()
+)
+_WAITING: Final = sa.select(_FIRST_ONES.c.waits, sa.func.count()).group_by(_FIRST_ONES.c.waits)
+"""Made once: it is asked in each round of a dispatcher."""
+
 
 class SqlBroker:
     """Jobs in a table.
@@ -191,10 +201,7 @@ class SqlBroker:
         counts: dict[str, dict[int, int]] = {}
         with self._read() as connection:
             for name in queues:
-                first = sa.select(_j.waits).where(_j.queue == name, _j.waits.is_not(None))
-                first_ones = first.order_by(_j.waits).limit(COUNTED).subquery()
-                statement = sa.select(first_ones.c.waits, sa.func.count()).group_by(first_ones.c.waits)
-                for waits, count in connection.execute(statement):
+                for waits, count in connection.execute(_WAITING, {"of": name, "most": COUNTED}):
                     found = counts.setdefault(name, {})
                     found[int(waits) // 2] = found.get(int(waits) // 2, 0) + int(count)
         return counts

@@ -21,8 +21,9 @@ from asynctask.clock import SECOND, micros
 from asynctask.errors import Unavailable
 from asynctask.ledger import dispatch, ready
 from asynctask.ledger.base import Ledger, loads
-from asynctask.ledger.dispatch import Alone, Runnable
+from asynctask.ledger.dispatch import Alone, Ready, Runnable
 from asynctask.ledger.recovery import living
+from asynctask.ledger.small_tasks import reserve_small
 from asynctask.logs import get_logger
 
 __all__ = ["Dispatcher", "Load"]
@@ -53,6 +54,12 @@ HELD_S = 0.5
 
 SHORTEST_S = 0.05
 """Between two rounds, however few seconds of work are to lie in the queues."""
+
+TOGETHER_S = 0.05
+"""Small Tasks that are submitted within so long after a round wait for the next one together."""
+
+ALONE_S = 0.1
+"""A process without a thread for it makes a round for a small Task at most this often."""
 
 _BATCH = 1_000
 
@@ -97,6 +104,8 @@ class Dispatcher:
         self._thread: threading.Thread | None = None
         self._more = True
         self._nudged = True
+        self._submitted = False
+        self._began = -1e9  # the last round
         self._hungry = False
         self._hungry_at = 0.0  # not before then does this process help itself again
         self._next_at = 0.0  # when what the last round pushed will be nearly used up
@@ -128,6 +137,24 @@ class Dispatcher:
         """Something changed: a round at once."""
         self._nudged = True
         self._wake.set()
+
+    @property
+    def soon(self) -> bool:
+        """Whether this process should dispatch a small Task that is submitted now: its thread does it, with all that come
+        together, or its last round is a while ago. Else whoever is on duty is told of the Task, which costs less."""
+        return self._has_thread or self._ledger.clock.monotonic() - self._began >= ALONE_S
+
+    def submitted(self) -> None:
+        """A small Task was written: a round, by this process's thread soon, or here and now where it has none."""
+        if not self._has_thread:
+            self._round(anew=False)
+            return
+        self._submitted = True
+        self._wake.set()
+
+    @property
+    def _has_thread(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
 
     def expect(self, at: int) -> None:
         """Something is due then (microseconds; the past: now): a round at that time."""
@@ -167,7 +194,10 @@ class Dispatcher:
         due = self._due is not None and self._due <= self._ledger.now()
         nudged, self._nudged = self._nudged, False
         helps_itself = self._hungry and clock.monotonic() >= self._hungry_at
-        if nudged or due or helps_itself or self._shift.mine:
+        together = self._began + TOGETHER_S - clock.monotonic()
+        submitted = self._submitted and together <= 0
+        if nudged or submitted or due or helps_itself or self._shift.mine:
+            self._submitted = False
             if due:
                 self._due = None
             if helps_itself:  # a round for another reason is none why this process should go without
@@ -189,7 +219,8 @@ class Dispatcher:
             pause = max(SHORTEST_S, rest) if pushed or rest > 0 else FRUITLESS_S
         else:
             pause = max(0.0, self._hungry_at - clock.monotonic()) if self._hungry else IDLE_S
-        return min(self._go_on(pause), self._until_due())
+        waits = max(0.0, self._began + TOGETHER_S - clock.monotonic()) if self._submitted else QUIET_S
+        return min(self._go_on(pause), self._until_due(), waits)
 
     def _go_on(self, pause: float) -> float:
         """Takes, keeps or ends the duty to go on dispatching. Returns how long to wait for the next round."""
@@ -223,6 +254,7 @@ class Dispatcher:
 
     def _round(self, *, anew: bool) -> int:
         with self._round_lock:
+            self._began = self._ledger.clock.monotonic()
             again = self._look_around() if anew or self._ledger.clock.monotonic() >= self._around_until else []
             pushed = self._part(self._outbox.settle)
             for task_id in again:
@@ -297,8 +329,16 @@ class Dispatcher:
 
     def _sources(self, tasks: Sequence[Runnable], alone: Sequence[Alone]) -> dict[tuple[str, int], list[_Send]]:
         sources: dict[tuple[str, int], list[_Send]] = defaultdict(list)
+        small: dict[tuple[str, int], list[int]] = {}
         for task in tasks:
-            sources[task.queue, task.priority].append(partial(self._reserve_task, task.task_id))
+            key = task.queue, task.priority
+            if not task.small:
+                sources[key].append(partial(self._reserve_task, task.task_id))
+            elif key in small:
+                small[key].append(task.task_id)
+            else:
+                small[key] = [task.task_id]
+                sources[key].append(partial(self._reserve_small, small[key]))
         single: dict[tuple[str, int], list[int]] = defaultdict(list)
         for job in alone:
             single[job.queue, job.priority].append(job.event_id)
@@ -309,7 +349,7 @@ class Dispatcher:
         return sources
 
     def _share(self, room: Room, queue: str, priority: int, sources: list[_Send]) -> int:
-        """Tasks of one priority share alike, and the single jobs of that priority count as one of them."""
+        """Tasks of one priority share alike; all single jobs of that priority count as one of them, all small Tasks too."""
         reserved = 0
         while sources and (wanted := room.at(queue, priority)) > 0:
             share = max(1, wanted // len(sources))
@@ -328,6 +368,30 @@ class Dispatcher:
         if found:
             self._outbox.add(found, task_id)
         return len(found)
+
+    def _reserve_small(self, task_ids: list[int], count: int) -> int:
+        """Takes what it looked at out of ``task_ids``."""
+        sent = 0
+        while task_ids and sent < count:
+            some = task_ids[: count - sent]
+            del task_ids[: len(some)]
+            found = self._reserve_together(some, count - sent)
+            for task_id, jobs in found.items():
+                self._outbox.add(jobs, task_id)
+                sent += len(jobs)
+            for task_id in some:
+                if task_id not in found and sent < count:
+                    sent += self._part(partial(self._reserve_task, task_id, count - sent))
+        return sent
+
+    def _reserve_together(self, task_ids: list[int], count: int) -> dict[int, list[Ready]]:
+        try:
+            return reserve_small(self._ledger, task_ids, count, lease_s=LEASE_S)
+        except Unavailable:
+            raise
+        except Exception:  # one of them cannot be reserved: each by itself, so that the others have their turn
+            self._log.exception("dispatch_failed", tasks=len(task_ids))
+            return {}
 
     def _reserve_alone(self, ids: list[int], count: int) -> int:
         """Takes what it reserves out of ``ids``; those that another dispatcher took meanwhile are passed over."""

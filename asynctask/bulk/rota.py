@@ -14,13 +14,18 @@ from asynctask.logs import get_logger
 
 __all__ = ["PARTS", "STRAYS_S", "Rota"]
 
-PARTS: Final = ("recover_dead", "release_due", "turn_rows", "take_up_splits", "close", "find_lost", "sample")
+PARTS: Final = (
+    "recover_dead", "release_due", "turn_rows", "take_up_splits", "close", "find_lost", "sample", "clear_uploads",
+)  # fmt: skip
 
 _QUIET: Final = 3
 """While nothing happens, the one on duty looks after so many pauses; the others look who that is after twice as many."""
 
 STRAYS_S: Final = 10.0
 """Where each process has a list in a server apart from the ledger: seconds between two looks for those of nobody."""
+
+CLEAR_S: Final = 3_600.0
+"""Seconds between two looks for stored lists that nobody needs any more; hardly ever is there one."""
 
 _OFTEN: Final = 0.25
 """The one on duty looks no more often than after this part of a pause because of what it hears, but for a few looks."""
@@ -59,6 +64,7 @@ class Rota:
         self._foreign = foreign  # the broker is not in the ledger's database: one look does not see it
         self._apart = apart  # so are the lists of processes
         self._strays_at = -1e9
+        self._cleared_at = -1e9
         self._mine = False
         self._holder = duties.Holder(None)
         self._known: list[dict[str, object]] = []
@@ -128,6 +134,8 @@ class Rota:
             return found.dead or found.lost or died or (self._foreign and found.open) or self._is_time_for_strays()
         if part == "release_due":
             return self._foreign or (found.scheduled_at is not None and found.scheduled_at <= self._ledger.now())
+        if part == "clear_uploads":
+            return self._can_split and self._is_time_to_clear()
         return found.open or (part == "find_lost" and found.alone)
 
     def _is_time_for_strays(self) -> bool:
@@ -135,6 +143,13 @@ class Rota:
         if not self._apart or now - self._strays_at < STRAYS_S:
             return False
         self._strays_at = now
+        return True
+
+    def _is_time_to_clear(self) -> bool:
+        now = self._ledger.clock.monotonic()
+        if now - self._cleared_at < CLEAR_S:
+            return False
+        self._cleared_at = now
         return True
 
     def _look(self, now: float) -> upkeep.Upkeep:

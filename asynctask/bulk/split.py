@@ -14,7 +14,7 @@ from asynctask.bulk.items import Accepted, ItemShape, Refused
 from asynctask.bulk.problems import stored
 from asynctask.bulk.readers import Limits
 from asynctask.bulk.rows import open_list, too_many_items
-from asynctask.bulk.uploads import Uploads
+from asynctask.bulk.uploads import Uploads, is_for_split_only
 from asynctask.bulk.writing import Writing
 from asynctask.clock import Clock
 from asynctask.errors import InputError, LedgerUnavailable, Problem
@@ -24,12 +24,18 @@ from asynctask.ledger.tasks import NewItem, Reject, SplitLost
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 
-__all__ = ["Splitter", "Tally"]
+__all__ = ["WHOLE_S", "Splitter", "Tally", "WholeList"]
 
 FIRST_SLICE = 100
 SLICE = 1_000
 MAX_SLICE_BYTES = 4_000_000
 SLICE_S = 0.5
+
+MAX_WHOLE_BYTES = 256_000
+"""Larger lists are never gone through before their Task is made."""
+WHOLE_S = 0.25
+"""Nor are those that take so long to be gone through: whoever sent them gets the answer that the validation goes on."""
+
 KEPT_PROBLEMS = 1_000
 
 
@@ -52,6 +58,21 @@ class _Slice:
     begun: float = 0.0
     after: int = 0
     tell: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WholeList:
+    """A list that fits one slice, gone through before anything of it is written.
+
+    ``total``: its rows; ``cursor``: the last of them; ``refused``: it is strict, so that its ``rejects`` refuse it.
+    """
+
+    items: list[NewItem]
+    rejects: list[Reject]
+    problems: list[Problem]
+    total: int
+    cursor: int
+    refused: bool
 
 
 class Splitter:
@@ -104,6 +125,7 @@ class Splitter:
                     rows = partial(opened.checked, unique=source.get("unique") or ())
                     if source.get("strict") and not created and not self._all_good(task_id, rows(0), tally, after):
                         task_rows.refuse_list(self._ledger, task_id, tally.accepted + tally.rejected)
+                        self._clear(task_id, source)
                         return tally
                     tally = Tally()
                     checked = rows(after)
@@ -113,8 +135,19 @@ class Splitter:
                 tally.error = error
                 said = {"text": error.text, "params": error.params} if error.text or error.params else None
                 task_rows.fail_split(self._ledger, task_id, f"{error.code}: {error}", said=said)
+        self._clear(task_id, source)
         self._on_slice()
         return tally
+
+    def _clear(self, task_id: int, source: Mapping[str, Any]) -> None:
+        """Removes a list that was stored only to be split. What fails here is done by the sweep."""
+        if not is_for_split_only(source):
+            return
+        try:
+            self._uploads.remove(str(source["name"]))
+            task_rows.forget_sources(self._ledger, [task_id])
+        except (OSError, LedgerUnavailable) as error:
+            self._log.warning("upload_not_removed", task_id=task_id, error=str(error))
 
     def split_items(self, task_id: int, rows: Iterable[Accepted | Refused]) -> Tally:
         """Splits items of a program, consumed one by one, in the caller's thread; what the iterable raises is raised on."""
@@ -130,6 +163,34 @@ class Splitter:
             task_rows.seal(self._ledger, task_id)
         self._on_slice()
         return tally
+
+    # -- lists that fit one slice
+
+    def may_fit(self, count: int | None, size: int | None) -> bool:
+        """Whether a list of so many rows and bytes (None: not known before it is gone through) may be one for
+        :meth:`gather`."""
+        return (count is None or count <= min(SLICE, self._limits.max_rows)) and (size is None or size <= MAX_WHOLE_BYTES)
+
+    def gather(self, rows: Iterable[Accepted | Refused], *, strict: bool) -> WholeList | None:
+        """The whole list, if it fits one slice and is gone through at once; writes nothing.
+
+        None where it has to be split: it is too large or too slow, or broken, which the split will find again and record.
+        Of a ``strict`` list with a refused row there are only the refused ones.
+        """
+        current, tally = _Slice(begun=self._clock.monotonic()), Tally()
+        try:
+            for row in rows:
+                count = tally.accepted + tally.rejected
+                if count and self._clock.monotonic() - current.begun > WHOLE_S:
+                    return None
+                _add(current, row, tally)
+                if count >= min(SLICE, self._limits.max_rows) or current.size > MAX_SLICE_BYTES:
+                    return None
+        except Exception:  # the split meets it again, and keeps what it says
+            return None
+        refused = strict and bool(current.rejects)
+        items = [] if refused else current.items
+        return WholeList(items, current.rejects, tally.problems, tally.accepted + tally.rejected, current.cursor, refused)
 
     # -- strict lists
 

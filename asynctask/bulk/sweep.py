@@ -16,6 +16,7 @@ from asynctask.bulk.control import Control
 from asynctask.bulk.dispatcher import LOOK_AGAIN_S
 from asynctask.bulk.payload import poisoned
 from asynctask.bulk.rota import PARTS, Rota
+from asynctask.bulk.uploads import Uploads, is_for_split_only
 from asynctask.errors import Unavailable
 from asynctask.ledger import control, lost, progress, ready, recovery, sessions
 from asynctask.ledger import tasks as task_rows
@@ -36,13 +37,16 @@ _DUE_AT_ONCE = 1_000
 _LOOKS = 10
 _LOOK_AT_ONCE = 1_000
 _REST = 20
+_SOURCES_AT_ONCE = 500
 _WORK = ("release_due", "turn_rows")  # each turn of these is a step towards an end that somebody waits for
 
 
 class Sweep:
-    """Recovers the dead, closes what is over, takes up stalled splits, turns rows, finds lost copies, takes samples.
+    """Recovers the dead, closes what is over, takes up stalled splits, turns rows, finds lost copies, takes samples, clears
+    stored lists.
 
-    ``take_up`` starts the split of a Task anew in a way that fits this process; None where it must not split.
+    ``take_up`` starts the split of a Task anew in a way that fits this process, ``uploads`` is where lists are stored; None
+    where it must not split.
     ``every_s`` is the pause between two sweeps while there is a Task that is not over. ``nudge`` and ``expect`` tell the
     dispatcher that there is something for it, now or at a time (microseconds); ``waker`` is where it hears of more.
     """
@@ -55,6 +59,7 @@ class Sweep:
         controls: Control,
         *,
         take_up: Callable[[int], None] | None = None,
+        uploads: Uploads | None = None,
         nudge: Callable[[], None] = lambda: None,
         expect: Callable[[int], None] = lambda at: None,
         waker: Waker | None = None,
@@ -65,6 +70,8 @@ class Sweep:
         self._host = host
         self._controls = controls
         self._take_up = take_up
+        self._uploads = uploads
+        self._cleared = 0  # of the Tasks up to this id no stored list can become one that nobody needs
         self._nudge = nudge
         self._every_s = every_s
         self._rota = Rota(
@@ -212,6 +219,31 @@ class Sweep:
             over = candidates(connection)
         for task_id in over:
             try_close(self._ledger, task_id)
+
+    def clear_uploads(self) -> int:
+        """Removes stored lists that nobody needs: JSON items whose split is over. Returns how many.
+
+        Only what a Task of this ledger names: other applications may keep theirs in the same folder.
+        """
+        if self._uploads is None:
+            return 0
+        after, cleared, waits = self._cleared, 0, False
+        while True:
+            with self._ledger.database.read() as connection:
+                found = task_rows.split_sources(connection, after, _SOURCES_AT_ONCE)
+            over = {i: source for i, state, source in found if state != "splitting" and is_for_split_only(source)}
+            for source in over.values():
+                self._uploads.remove(str(source["name"]))
+            if over:
+                task_rows.forget_sources(self._ledger, list(over))
+            cleared += len(over)
+            for task_id, state, _ in found:
+                after = task_id
+                waits |= state == "splitting"
+                if not waits:
+                    self._cleared = task_id
+            if len(found) < _SOURCES_AT_ONCE:
+                return cleared
 
     # -- lost copies
 

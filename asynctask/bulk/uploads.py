@@ -1,11 +1,16 @@
-"""Uploaded lists on disk: kept in ``data_dir`` until their Task is purged, so that a split can be taken up again."""
+"""Uploaded lists on disk, in ``data_dir``: so that a split can be taken up again, and reports have the user's own columns.
+
+A file that somebody sent is kept as long as its Task. JSON items are written to one only where they are too many for one
+slice, and only until they are split: the Events hold them then.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,7 +20,10 @@ from asynctask.clock import Ids
 from asynctask.errors import InputError, TooLarge, Unavailable
 from asynctask.messages import clean
 
-__all__ = ["KEPT_ROWS", "StoredFile", "Uploads"]
+__all__ = ["ITEMS", "KEPT_ROWS", "StoredFile", "Uploads", "is_for_split_only", "items_body"]
+
+ITEMS = "items.json"
+"""What a list of JSON items is called."""
 
 KEPT_ROWS = ".rows"
 _CHUNK = 1 << 20
@@ -23,13 +31,17 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A list on disk: ``name`` within the folder, the ``filename`` it was sent under, its size and SHA-256."""
+    """A list on disk: ``name`` within the folder, the ``filename`` it was sent under, its size and SHA-256.
+
+    ``is_items``: it is no file that somebody sent, but JSON items that wait to be split.
+    """
 
     name: str
     path: Path
     filename: str
     size: int
     sha256: str
+    is_items: bool = False
 
 
 class Uploads:
@@ -74,11 +86,11 @@ class Uploads:
 
     def store_items(self, items: Any) -> StoredFile:
         """Writes a list of JSON items to disk, as an upload of its own. Raises :class:`InputError` for what is no JSON."""
-        try:
-            body = orjson.dumps(items)
-        except TypeError as error:
-            raise _not_json(items, error) from error
-        return self.store(io.BytesIO(body), "items.json", limit=len(body))
+        return self.store_body(items_body(items))
+
+    def store_body(self, body: bytes) -> StoredFile:
+        """The same of what :func:`items_body` made of the items."""
+        return replace(self.store(io.BytesIO(body), ITEMS, limit=len(body)), is_items=True)
 
     def find(self, name: str) -> Path:
         """The path of a stored list. Raises :class:`InputError` where it is gone, or the name is none of ours."""
@@ -98,8 +110,13 @@ class Uploads:
 
     def discard(self, stored: StoredFile) -> None:
         """Removes a list that became no Task, with what was made of it."""
-        stored.path.unlink(missing_ok=True)
-        self.kept_rows(stored.name).unlink(missing_ok=True)
+        self.remove(stored.name)
+
+    def remove(self, name: str) -> None:
+        """Removes a list by its name, with what was made of it; nothing where it is gone. Raises OSError."""
+        if name.isalnum():
+            (self._folder / name).unlink(missing_ok=True)
+            self.kept_rows(name).unlink(missing_ok=True)
 
     def _make_folder(self) -> Path:
         try:
@@ -107,6 +124,23 @@ class Uploads:
         except OSError as error:
             raise Unavailable(f"data_dir cannot be written: {self._folder}: {error.strerror}") from error
         return self._folder
+
+
+def is_for_split_only(source: Mapping[str, Any]) -> bool:
+    """Whether a stored list (``split_source`` of its Task) is JSON items, which nobody needs once they are split.
+
+    Earlier versions did not say so; there a list of the name that such items are given is one.
+    """
+    named = source.get("filename") == ITEMS and not any(source.get(each) for each in ("sheet", "columns", "encoding"))
+    return bool(source.get("items", named))
+
+
+def items_body(items: Any) -> bytes:
+    """A list of JSON items as text. Raises :class:`InputError` for what is no JSON."""
+    try:
+        return orjson.dumps(items)
+    except TypeError as error:
+        raise _not_json(items, error) from error
 
 
 def _not_json(items: Any, error: TypeError) -> InputError:

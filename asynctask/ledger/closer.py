@@ -8,6 +8,7 @@ from threading import Thread
 from asynctask.errors import LedgerUnavailable
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.closing import candidates, try_close
+from asynctask.ledger.small_tasks import close_small
 from asynctask.logs import get_logger
 
 __all__ = ["Closer"]
@@ -54,9 +55,7 @@ class Closer:
 
     def _close(self, task_ids: set[int]) -> None:
         try:
-            with self._ledger.database.read() as connection:
-                over = candidates(connection, task_ids)
-                small = candidates(connection, over, at_most_jobs=_AT_ONCE) if over else []
+            over, small = self._over(task_ids)
         except LedgerUnavailable as error:
             self._log.warning("close_put_off", error=str(error))
         except Exception:
@@ -67,6 +66,26 @@ class Closer:
                     self._close_one(task_id)
                 else:
                     self._close_beside(task_id)
+
+    def _over(self, task_ids: set[int]) -> tuple[list[int], list[int]]:
+        """Those that are over and not closed by this call, and which of them are closed here: most Tasks are so small that
+        many are closed together."""
+        with self._ledger.database.read() as connection:
+            over = candidates(connection, task_ids)
+        over = sorted(set(over).difference(self._close_together(over)))
+        if not over:
+            return [], []
+        with self._ledger.database.read() as connection:
+            return over, candidates(connection, over, at_most_jobs=_AT_ONCE)
+
+    def _close_together(self, over: list[int]) -> list[int]:
+        try:
+            return close_small(self._ledger, over) if over else []
+        except LedgerUnavailable:
+            raise
+        except Exception:  # one of them cannot be closed: each by itself
+            self._log.exception("close_failed", tasks=len(over))
+            return []
 
     def _close_beside(self, task_id: int) -> None:
         try:

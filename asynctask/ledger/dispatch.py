@@ -40,6 +40,7 @@ from asynctask.ledger.transitions import Applied, Change, EventRecord, Note, app
 from asynctask.states import Reason, State, Status
 
 __all__ = [
+    "MOST_SMALL",
     "Alone",
     "Confirmed",
     "Ready",
@@ -54,6 +55,9 @@ __all__ = [
     "take_back_loans",
     "unconfirmed",
 ]
+
+MOST_SMALL = 20
+"""A Task of more jobs is not small: what it costs beside its jobs is lost in what they cost."""
 
 _t, _e = tasks.c, events.c
 
@@ -71,8 +75,9 @@ _AT_POINTER = (
 
 # Statements of every round are made once: to make one costs as much as to run it.
 _FREE = _t.dispatch_by.is_(None) | (_t.dispatch_by == sa.bindparam("me")) | (_t.dispatch_until <= sa.bindparam("now"))
+_IS_SMALL = (_t.next_seq == 0) & (_t.created_jobs <= MOST_SMALL) & _t.parallel.is_(None) & _t.session_key.is_(None)
 _RUNNABLE = (
-    sa.select(_t.id, _t.queue, _t.ready)
+    sa.select(_t.id, _t.queue, _t.ready, _IS_SMALL)
     .with_hint(tasks, "FORCE INDEX (ix_tasks_ready)", "mariadb")  # it would read all those that wait, too
     .where(_t.queue == sa.bindparam("of"), _t.ready.is_not(None), _FREE)
     .order_by(_t.ready, _t.id)
@@ -105,11 +110,15 @@ _STATES = sa.select(_t.id, _t.state).where(_t.id.in_(sa.bindparam("ids", expandi
 
 @dataclass(frozen=True, slots=True)
 class Runnable:
-    """A Task that may start jobs now: what the dispatcher needs to share out the room in a queue."""
+    """A Task that may start jobs now: what the dispatcher needs to share out the room in a queue.
+
+    ``small``: it may be one for :func:`asynctask.ledger.small_tasks.reserve_small`.
+    """
 
     task_id: int
     queue: str
     priority: int
+    small: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +158,7 @@ def runnable(connection: Connection, ledger: Ledger, queues: Collection[str], li
     given = {"me": ledger.identity, "now": ledger.now(), "count": limit}
     for queue in sorted(queues):
         ready_there = connection.execute(_RUNNABLE, {**given, "of": queue})
-        found += [Runnable(int(i), name, int(priority)) for i, name, priority in ready_there]
+        found += [Runnable(int(i), name, int(priority), bool(small)) for i, name, priority, small in ready_there]
     return sorted(found, key=lambda each: (each.priority, each.task_id))
 
 

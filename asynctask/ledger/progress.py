@@ -19,7 +19,7 @@ from asynctask.ledger.sessions import waiting_in_line
 from asynctask.messages import is_storable
 from asynctask.states import State, Status
 
-__all__ = ["percent", "progress", "progress_page", "sample", "unsampled"]
+__all__ = ["first_progress", "percent", "progress", "progress_page", "sample", "unsampled"]
 
 _t, _e, _n, _x, _s = tasks.c, events.c, task_tallies.c, task_errors.c, task_samples.c
 _COUNTS = tuple(str(status) for status in Status)
@@ -189,6 +189,21 @@ def progress(connection: Connection, task_ids: Sequence[int], now: int) -> list[
             for count, _, message, status, job in sorted(said, key=lambda each: (-int(each[0]), each[1]))
         ]
     return [found[task_id] for task_id in sorted(found, reverse=True)]
+
+
+def first_progress(row: dict[str, Any]) -> dict[str, Any]:
+    """The progress object of a Task that was just made with all its items. ``row``: its columns as they were written."""
+    counts: dict[str, int] = dict.fromkeys((f"n_{name}" for name in _TALLIED), 0)
+    if row["created"]:
+        counts |= {"n_enqueue": row["created"], "n_jobs": row["created_jobs"], "n_version": 1}
+    return _progress_object({**_AT_FIRST, **row, **counts}, row["created_at"])
+
+
+_AT_FIRST: dict[str, Any] = {
+    "split_reason": None, "interval_s": 0.0, "tolerated_failures": None, "generation": 1, "version": 1, "started_at": None,
+    "next_due_at": None, "moved_at": None, "sampled_at": None, "sampled_done": None,
+}  # fmt: skip
+"""What nothing has changed of a new Task."""
 
 
 def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:

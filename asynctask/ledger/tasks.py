@@ -14,7 +14,7 @@ from asynctask.bookkeeping import Delta
 from asynctask.clock import micros
 from asynctask.errors import Conflict, InputError, NotFound
 from asynctask.ledger import batches, sessions, tallies
-from asynctask.ledger.base import MAX_SLOTS, SLOTS_FROM, Ledger, dumps, in_range
+from asynctask.ledger.base import MAX_SLOTS, SLOTS_FROM, Ledger, dumps, in_range, loads
 from asynctask.ledger.conflicts import repeatable
 from asynctask.ledger.models import as_dict, events, task_log, task_rejects, tasks
 from asynctask.ledger.signals import LEDGER, notify
@@ -23,6 +23,7 @@ from asynctask.messages import clean
 from asynctask.states import Reason, State, check_task
 
 __all__ = [
+    "NEW_EVENT",
     "NewItem",
     "NewTask",
     "Reject",
@@ -31,23 +32,37 @@ __all__ = [
     "by_idempotency_key",
     "claim_split",
     "create",
+    "described",
     "fail_split",
+    "first_answer",
+    "forget_sources",
     "get",
     "lock",
     "log",
+    "nothing_taken",
     "plan",
     "refuse_list",
     "refuse_submission",
+    "said_at_submit",
     "seal",
+    "split_sources",
     "stalled_splits",
     "turn",
+    "write_rejects",
 ]
 
 _t = tasks.c
 _ONE = sa.select(tasks).where(_t.id == sa.bindparam("task_id"))
 _LOCKED = _ONE.with_for_update()  # on SQLite the transaction itself keeps others out
 
-_NEW_EVENT = ("job_id", "task_id", "seq", "status", "params", "first_row", "last_row", "created_at")
+_SOURCES = (
+    sa.select(_t.id, _t.split_state, _t.split_source)
+    .where(_t.id > sa.bindparam("after"), _t.split_source.is_not(None))
+    .order_by(_t.id)
+    .limit(sa.bindparam("count"))
+)
+
+NEW_EVENT = ("job_id", "task_id", "seq", "status", "params", "first_row", "last_row", "created_at")
 
 MAX_SPLIT_TRIES = 3
 """So many processes may take a split one after the other without moving it on."""
@@ -108,32 +123,51 @@ def create(ledger: Ledger, new: NewTask, *, lease_s: float) -> tuple[int, bool]:
     check_task(None, State.SPLITTING, Reason.SUBMITTED)
     now = ledger.now()
     values = {
-        "worker_name": new.worker_name, "queue": new.queue, "priority": new.priority, "title": new.title[:255],
-        "owner": new.owner, "parallel": new.parallel, "planned": new.planned, "origin": new.origin,
-        "resubmit_of": new.resubmit_of, "idempotency_key": new.idempotency_key, "body_digest": new.body_digest,
-        "options": dumps(new.options), "split_source": dumps(new.source) if new.source is not None else None,
-        "state": State.SPLITTING, "split_state": "splitting", "split_by": ledger.identity,
-        "split_until": now + micros(lease_s), "created_at": now, "updated_at": now,
-        "slots": MAX_SLOTS if new.planned is not None and new.planned >= SLOTS_FROM else 1,
-        "session": new.session, "session_key": (key := sessions.key_of(new.owner, new.session)),
-        "session_waits": new.priority if key is not None else None,
+        **described(new, now), "state": State.SPLITTING, "split_state": "splitting", "split_by": ledger.identity,
+        "split_until": now + micros(lease_s),
     }  # fmt: skip
     try:
         with ledger.database.write() as connection:
             inserted = connection.execute(tasks.insert().values(values)).inserted_primary_key
             assert inserted is not None
             task_id = int(inserted[0])
-            log(connection, ledger, task_id, "submitted", {"title": new.title, "worker": new.worker_name}, new.owner)
-            if key is not None:
-                sessions.promote(connection, ledger, key)
+            log(connection, ledger, task_id, "submitted", said_at_submit(new), new.owner)
+            if values["session_key"] is not None:
+                sessions.promote(connection, ledger, values["session_key"])
         return task_id, True
     except exc.IntegrityError:
         if new.idempotency_key is None:
             raise
-        return _first_answer(ledger, new), False
+        return first_answer(ledger, new), False
 
 
-def _first_answer(ledger: Ledger, new: NewTask) -> int:
+def described(new: NewTask, now: int) -> dict[str, Any]:
+    """The columns of a Task that say what was submitted, and when."""
+    key = sessions.key_of(new.owner, new.session)
+    return {
+        "worker_name": new.worker_name, "queue": new.queue, "priority": new.priority, "title": new.title[:255],
+        "owner": new.owner, "parallel": new.parallel, "planned": new.planned, "origin": new.origin,
+        "resubmit_of": new.resubmit_of, "idempotency_key": new.idempotency_key, "body_digest": new.body_digest,
+        "options": dumps(new.options), "split_source": dumps(new.source) if new.source is not None else None,
+        "created_at": now, "updated_at": now,
+        "slots": MAX_SLOTS if new.planned is not None and new.planned >= SLOTS_FROM else 1,
+        "session": new.session, "session_key": key, "session_waits": new.priority if key is not None else None,
+    }  # fmt: skip
+
+
+def said_at_submit(new: NewTask) -> dict[str, Any]:
+    """What the log of a Task says of its submission."""
+    return {"title": new.title, "worker": new.worker_name}
+
+
+def nothing_taken(reason: Reason, rejected: int) -> str:
+    """``state_reason`` of a Task of which nothing was taken, with so many refused rows."""
+    return str(reason) if reason is Reason.ROWS_REJECTED else "all_rejected" if rejected else "no_items"
+
+
+def first_answer(ledger: Ledger, new: NewTask) -> int:
+    """The Task that the owner submitted before under this idempotency key. Raises :class:`InputError` (422) where its body
+    was another, :class:`Conflict` where it is gone again."""
     assert new.idempotency_key is not None
     first = by_idempotency_key(ledger, new.owner, new.idempotency_key)
     if first is None:
@@ -252,16 +286,17 @@ def add_slice(
         if items:
             numbered = enumerate(zip(jids, items, strict=True), first)
             rows = [(jid, task_id, seq, "enqueue", one.params, one.row, one.row, now) for seq, (jid, one) in numbered]
-            batches.insert(connection, events, _NEW_EVENT, rows)
+            batches.insert(connection, events, NEW_EVENT, rows)
             new = Delta(enqueue=len(items), jobs=len(items))
             tallies.move(connection, {(task_id, ledger.slot(task["slots"])): new}, now)
-        _write_rejects(connection, task_id, rejects)
+        write_rejects(connection, task_id, rejects)
         if tell:
             notify(connection, LEDGER)
     return int(first + len(items))
 
 
-def _write_rejects(connection: Connection, task_id: int, rejects: Sequence[Reject]) -> None:
+def write_rejects(connection: Connection, task_id: int, rejects: Sequence[Reject]) -> None:
+    """Keeps refused rows of a Task."""
     if rejects:
         rows = [{"row": each.row, "errors": dumps(list(each.errors)), "cells": dumps(each.cells)} for each in rejects]
         connection.execute(task_rejects.insert().values(task_id=task_id), rows)
@@ -338,7 +373,7 @@ def _end_split(
     if task["created_jobs"] == 0 and task["state"] in (State.SPLITTING, State.PAUSED):
         # Nothing to run and nothing to wait for: the end, said as what it is.
         strict = reason is Reason.ROWS_REJECTED
-        said_so = why or (str(reason) if strict else "all_rejected" if task["rejected"] else "no_items")
+        said_so = why or nothing_taken(reason, task["rejected"])
         values |= {"closed_at": now, "finished_at": now, "state_reason": said_so[:255]}
         turn(connection, ledger, task, State.REJECTED, reason if strict else Reason.NOTHING_ACCEPTED, **values)
     elif task["state"] == State.SPLITTING:
@@ -402,3 +437,17 @@ def stalled_splits(connection: Connection, now: int) -> list[tuple[int, bool]]:
         .order_by(_t.id)
     )
     return [(int(task_id), bool(again)) for task_id, again in rows]
+
+
+def split_sources(connection: Connection, after: int, limit: int) -> list[tuple[int, str, Any]]:
+    """The first Tasks after this id that keep where their list is: (id, state of the split, its source)."""
+    rows = connection.execute(_SOURCES, {"after": after, "count": limit})
+    return [(int(task_id), str(state), loads(source)) for task_id, state, source in rows]
+
+
+@repeatable
+def forget_sources(ledger: Ledger, task_ids: Sequence[int]) -> None:
+    """These Tasks, whose splits are over, have no stored list any more."""
+    with ledger.database.write() as connection:
+        over = _t.id.in_(task_ids) & (_t.split_state != "splitting")
+        connection.execute(tasks.update().where(over).values(split_source=None))

@@ -22,6 +22,7 @@ from asynctask.brokers.presence import About, Presence
 from asynctask.bulk.control import Control
 from asynctask.bulk.dispatcher import Dispatcher
 from asynctask.bulk.sweep import Sweep
+from asynctask.bulk.uploads import Uploads
 from asynctask.clock import Clock, Ids
 from asynctask.config import Config
 from asynctask.errors import Unavailable
@@ -93,6 +94,8 @@ class Parts(Tracked, Protocol):
 
     def fire(self, event: str, *args: Any) -> None: ...
 
+    @property
+    def uploads(self) -> Uploads: ...
     def take_up_split(self, task_id: int) -> None: ...
 
 
@@ -167,7 +170,7 @@ class Launcher:
         )  # fmt: skip
         self.sweep = Sweep(
             ledger, parts.broker, parts.host, parts.controls,
-            take_up=parts.take_up_split, nudge=self.dispatcher.nudge, expect=self.dispatcher.expect,
+            take_up=parts.take_up_split, uploads=parts.uploads, nudge=self.dispatcher.nudge, expect=self.dispatcher.expect,
             waker=parts.signals.waker(LEDGER), every_s=min(1.0, config.lease_s / 4),
         )  # fmt: skip
 

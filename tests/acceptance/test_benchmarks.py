@@ -121,6 +121,14 @@ def test_limited_tasks_are_told_beside_what_is_possible(tmp_path: Path) -> None:
     assert "--parallel" in refused.stderr
 
 
+def test_small_tasks_are_sent_over_http_and_every_one_is_accounted_for(tmp_path: Path) -> None:
+    found = result(tmp_path, "small", "-n", "40", "--clients", "3")
+    assert (found["n"], found["peer"], found["ratio"], found["unit"]) == (40, None, None, "Tasks/s")
+    assert found["settings"]["uploads_left"] == 0
+    assert found["settings"]["posted_per_s"] >= found["ours"] > 0
+    assert min(found["settings"][name] for name in ("web_ms", "worker_ms", "submit_ms")) > 0
+
+
 def test_an_idle_worker_tells_its_memory_and_its_share_of_a_processor(tmp_path: Path) -> None:
     if shutil.which("redis-server") is None:
         missing("redis-server", "redis-server")

@@ -21,6 +21,13 @@ AT_THE_BROKER = ("push", "fetch", "begin", "perform", "commit", "ack")
 IN_REDIS = [f"{when}:{point}:1" for point in AT_THE_BROKER for when in ("before", "after")]
 """Where the broker has a part, or has handed out what may not be lost."""
 
+SMALL = [
+    f"{when}:{point}:{count}"
+    for point, count in (("create_whole", 2), ("reserve_small", 2), ("push", 2), ("confirm", 1), ("close", 1))
+    for when in ("before", "after")
+]
+"""What Tasks of one item each pass through together."""
+
 UNTRACKED = [f"{when}:{point}:1" for point in ("fetch", "perform", "hold", "ack") for when in ("before", "after")]
 
 
@@ -61,6 +68,25 @@ def test_a_process_that_dies_at_this_point_loses_nothing_and_records_nothing_twi
     performed = world.shop.performed()
     assert set(performed) == {item["n"] for item in items()}
     assert {n for n in recorded if performed[n] != 1} == set(), "only what was not recorded yet is performed again"
+
+
+@pytest.mark.parametrize("broker_kind", ["sql"])
+@pytest.mark.parametrize("point", SMALL)
+def test_of_small_tasks_those_that_stand_when_the_process_dies_are_whole_and_end(
+    world: World, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    monkeypatch.setattr(sweep, "LOOK_S", 0.3)
+    monkeypatch.setattr(dispatcher, "LEASE_S", 1.0)
+    app = world.app(lease_s=1.0, heartbeat_s=0.3)
+    child = world.spawn(str(SUPPORT / "crash_worker.py"), CRASH_AT=point, CRASH_SMALL="1")
+    assert child.wait(30) == -signal.SIGKILL, world.said()
+    ids = [progress["task_id"] for progress in app.tasks()]
+    assert len(ids) >= (1 if point == "before:create_whole:2" else 2 if "create_whole" in point else 1)
+    split = world.sql("SELECT split_state, created, (SELECT COUNT(*) FROM events e WHERE e.task_id = tasks.id) FROM tasks")
+    assert set(split) == {("sealed", 1, 1)}
+    with world.working(app):
+        wait_for(lambda: all(task["done"] for task in app.tasks()), f"the Tasks are over after {point}", 20)
+    world.check_promises(app, ids, len(ids))
 
 
 @pytest.mark.parametrize("point", ["before:push_again:1", "after:push_again:1"])

@@ -13,6 +13,7 @@ from support.world import World
 
 from asynctask import AsyncTask
 from asynctask.brokers.base import DEAD, Copy, Held
+from asynctask.bulk import dispatcher
 from asynctask.bulk.dispatcher import Load
 from asynctask.bulk.sweep import POISON_COPIES, Sweep
 from asynctask.errors import BrokerUnavailable, InputError
@@ -157,7 +158,11 @@ def test_a_task_that_cannot_be_reserved_leaves_the_others_their_turn(world: Worl
             raise RuntimeError("a row that cannot be read")
         return reserve(ledger, task_id, *rest, **more)
 
+    def failing_together(ledger: Any, task_ids: Any, *rest: Any, **more: Any) -> Any:
+        raise RuntimeError("a row that cannot be read")
+
     monkeypatch.setattr(dispatch, "reserve", failing)
+    monkeypatch.setattr(dispatcher, "reserve_small", failing_together)
     using(app, 100)
     app.dispatcher.round()
     assert (broken.progress()["control"]["in_flight"], good.progress()["control"]["in_flight"]) == (0, 3)

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from sqlalchemy.engine import make_url
 from support.databases import Databases, Store
-from support.faults import MOMENTS, claims_struck, commits_lost, patiently
+from support.faults import MOMENTS, OF_SPLITS, claims_struck, commits_lost, patiently
 from support.proxy import AFTER, BEFORE, Proxy
 from support.world import World
 
 from asynctask import AsyncTask
+from asynctask.bulk import split
 
 pytestmark = pytest.mark.databases("postgresql", "mariadb", reason="a file has no connection to lose")
 ITEMS = 40
@@ -53,8 +54,15 @@ def run(world: World, app: AsyncTask) -> int:
 @pytest.mark.parametrize("when", [BEFORE, AFTER])
 @pytest.mark.parametrize("moment", [name for name in MOMENTS if not name.startswith("turn")])
 def test_a_commit_whose_answer_is_lost_is_looked_up_and_neither_lost_nor_made_twice(
-    world: World, proxy: Proxy, behind: Callable[[], AsyncTask], moment: str, when: str
+    world: World,
+    proxy: Proxy,
+    behind: Callable[[], AsyncTask],
+    moment: str,
+    when: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if moment in OF_SPLITS:
+        monkeypatch.setattr(split, "SLICE", ITEMS - 1)
     app = behind()
     with world.working(app), commits_lost(app, proxy, MOMENTS[moment], when) as fell:
         task_id = run(world, app)

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from sqlalchemy.engine import make_url
 from support.databases import Databases
-from support.faults import MOMENTS, Restart, claims_struck, patiently, struck
+from support.faults import MOMENTS, OF_SPLITS, Restart, claims_struck, patiently, struck
 from support.proxy import Proxy
 from support.world import World
 
 from asynctask import AsyncTask
+from asynctask.bulk import split
 from asynctask.errors import Unavailable
 from asynctask.ledger import control
 from asynctask.testing.waits import wait_for
@@ -55,8 +56,10 @@ def ways() -> list[Any]:
 
 @pytest.mark.parametrize(("moment", "parity"), ways())
 def test_a_server_that_ends_in_the_middle_of_a_write_costs_no_item_and_doubles_none(
-    restarted: World, fragile: Databases, moment: str, parity: int
+    restarted: World, fragile: Databases, moment: str, parity: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if moment in OF_SPLITS:
+        monkeypatch.setattr(split, "SLICE", ITEMS - 1)
     kind = restarted.store.kind
     server = fragile.templates(kind).server
     restart = Restart(server, WAYS[(parity + (kind == "mariadb")) % 2])

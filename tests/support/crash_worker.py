@@ -2,7 +2,8 @@
 
 ``CRASH_AT`` is ``before|after:point:n``: at the n-th time that the point is reached. The production code has no hooks for
 this; its functions are wrapped here. ``CRASH_WORKER`` is the worker of the list; with ``plain`` its jobs are pushed one by
-one, and nobody tracks them. They wait in the SQL broker, or in the Redis server that the environment names.
+one, and nobody tracks them; with ``CRASH_SMALL`` each item is a Task of its own. They wait in the SQL broker, or in
+the Redis server that the environment names.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from support.world import MARK, make_app
 
 from asynctask.brokers.base import Broker
 from asynctask.bulk import dispatcher, split, sweep
-from asynctask.ledger import closer, dispatch, outcomes, recorder
+from asynctask.ledger import closer, dispatch, outcomes, recorder, whole_tasks
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.middleware.tracker import Tracker
@@ -78,6 +79,10 @@ def set_trap(trap: Trap, app: Any) -> None:
         task_rows.seal = trap.around(task_rows.seal)
     elif point == "reserve":
         dispatch.reserve = trap.around(dispatch.reserve)
+    elif point == "create_whole":
+        whole_tasks._insert = trap.around(whole_tasks._insert)
+    elif point == "reserve_small":
+        dispatcher.reserve_small = trap.around(dispatcher.reserve_small)
     elif point == "push":
         broker.push = trap.around(broker.push)
     elif point == "push_again":
@@ -99,6 +104,7 @@ def set_trap(trap: Trap, app: Any) -> None:
         broker.hold = trap.around(broker.hold)
     elif point == "close":
         closer.try_close = sweep.try_close = trap.around(closer.try_close)
+        closer.close_small = trap.around(closer.close_small)
     else:
         raise ValueError(point)
 
@@ -145,7 +151,10 @@ def main() -> int:
     set_trap(Trap(os.environ["CRASH_AT"]), app)
     app.launcher(concurrency=2).start()
     worker = app.workers[os.environ.get("CRASH_WORKER", "note")]
-    if worker.use_task_event:
+    if os.environ.get("CRASH_SMALL"):
+        for item in items():
+            app.submit_items(worker, [item])
+    elif worker.use_task_event:
         app.submit_items(worker, items())
     else:
         worker.perform_bulk(items())

@@ -50,6 +50,9 @@ MOMENTS = {
 }
 """The writes on the way of an item, each in a transaction of its own. How copies are claimed is no plain statement."""
 
+OF_SPLITS = ("slice", "seal")
+"""Those of lists that do not fit one slice."""
+
 _CLAIM = {
     "postgresql": (b"asynctask_exchange", b"FOR UPDATE SKIP LOCKED"),
     "mariadb": (b"BEGIN NOT ATOMIC", b"UPDATE jobs SET process"),

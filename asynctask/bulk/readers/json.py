@@ -15,7 +15,7 @@ from asynctask.bulk.readers.encodings import BOM, decoded, prove_encoding
 from asynctask.bulk.readers.json_scan import Piece, items_of, too_deep
 from asynctask.errors import InputError, Problem
 
-__all__ = ["JsonSource", "check_depth", "open_json", "open_ndjson"]
+__all__ = ["JsonSource", "check_depth", "items_in", "open_json", "open_ndjson"]
 
 _CHUNK: Final = 1 << 18
 _SHOWN: Final = 200
@@ -67,14 +67,23 @@ def open_json(path: Path, options: OpenOptions) -> JsonSource:
     limits, codec = options.limits, prove_encoding(path, options.encoding, options.expect)
 
     def items() -> Iterator[RawRow]:
-        for number, piece in enumerate(items_of(_utf8(path, codec), limits), 1):
-            yield _item(number, piece, limits)
+        return _items(_utf8(path, codec), limits)
 
     count = 0
     for count, _ in enumerate(items(), 1):
         if count > limits.max_rows:
             raise over_limit("the list has more items", "max_rows", limits.max_rows)
     return JsonSource("json", items, count)
+
+
+def items_in(body: bytes, limits: Limits) -> Iterator[RawRow]:
+    """The items of a JSON list in memory, one by one, as :func:`open_json` gives those of a file; raises as it does."""
+    return _items(iter([body]), limits)
+
+
+def _items(chunks: Iterator[bytes], limits: Limits) -> Iterator[RawRow]:
+    for number, piece in enumerate(items_of(chunks, limits), 1):
+        yield _item(number, piece, limits)
 
 
 def open_ndjson(path: Path, options: OpenOptions) -> JsonSource:

@@ -1,0 +1,331 @@
+"""Lists that fit one slice: written with their Task in one transaction, dispatched and closed many at a time."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.world import World
+
+from asynctask import AsyncTask, submission
+from asynctask.bulk import split
+from asynctask.bulk.dispatcher import Load
+from asynctask.bulk.split import MAX_WHOLE_BYTES
+from asynctask.bulk.sweep import Sweep
+from asynctask.errors import InputError, LedgerUnavailable
+from asynctask.ledger import small_tasks, whole_tasks
+from asynctask.ledger.closer import Closer
+from asynctask.ledger.database import Database
+from asynctask.ledger.tasks import NewItem, NewTask, Reject
+from asynctask.ledger.whole_tasks import GroupSubmit, NewWhole
+from asynctask.states import Reason, Status
+from asynctask.testing.waits import wait_for
+
+
+def numbers(count: int) -> list[dict[str, int]]:
+    return [{"n": n} for n in range(count)]
+
+
+@contextmanager
+def transactions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The threads that began a write transaction while the block ran."""
+    real, seen = Database.write, []
+
+    @contextmanager
+    def write(self: Database, **how: Any) -> Iterator[Any]:
+        seen.append(threading.current_thread().name)
+        with real(self, **how) as connection:
+            yield connection
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Database, "write", write)
+        yield seen
+
+
+def uploads(app: AsyncTask) -> list[Path]:
+    folder = Path(app.config.data_dir) / "uploads"
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
+def new_whole(*numbers: int, **more: Any) -> NewWhole:
+    items = [NewItem(f'{{"n":{n}}}', row) for row, n in enumerate(numbers, 1)]
+    return NewWhole(NewTask("note", "default", 240, **more), items, [], len(items), len(items))
+
+
+# -- submitting
+
+
+@pytest.mark.parametrize("way", ["submit", "submit_items", "submit_file"])
+def test_a_list_that_fits_one_slice_takes_one_transaction_of_the_callers_own_thread(
+    world: World, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    app = world.app()
+    body = "n,kind\n" + "".join(f"{n},ok\n" for n in range(5))
+    submits: dict[str, Callable[[], Any]] = {
+        "submit": lambda: app.submit("order", [{"n": n, "kind": "ok"} for n in range(5)]).id,
+        "submit_items": lambda: app.submit_items("order", [{"n": n, "kind": "ok"} for n in range(5)]).task.id,
+        "submit_file": lambda: app.submit_file("order", app.uploads.store(io.BytesIO(body.encode()), "a.csv")).task.id,
+    }
+    with transactions(monkeypatch) as seen:
+        task_id = submits[way]()
+    assert seen == [threading.current_thread().name]
+    assert len(uploads(app)) == (1 if way == "submit_file" else 0), "only a file that somebody sent is kept"
+    split = app.task(task_id).progress()["split"]
+    assert split == {"state": "sealed", "reason": None, "planned": 5, "created": 5, "rejected": 0}
+    assert [entry["action"] for entry in app.task(task_id).log()] == ["split sealed", "submitted"]
+    with world.working(app):
+        assert app.task(task_id).wait(20)["done"]
+    world.check_promises(app, [task_id], 5)
+
+
+def test_the_answer_says_what_asking_would(world: World) -> None:
+    app = world.app()
+    for items, options in (
+        ([{"n": 1, "kind": "ok"}], {}),
+        ([{"n": 1, "kind": "ok"}, {"n": "many", "kind": "ok"}], {"title": "T", "parallel": 3, "owner": "o", "priority": 7}),
+    ):
+        found = app.submit_items("order", items, **options)
+        assert found.progress is not None
+        assert found.progress == found.task.progress()
+    assert app.submit_items("order", [{"n": 1, "kind": "ok"}], session="s").progress is None, "it may wait for its session"
+
+
+def test_one_item_more_than_a_slice_is_split_and_its_file_goes_with_the_split(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = world.app()
+    monkeypatch.setattr(split, "SLICE", 10)
+    with transactions(monkeypatch) as seen:
+        assert app.submit_items("note", numbers(10)).task.progress()["split"]["created"] == 10
+    assert len(seen) == 1
+    found = app.submit_items("note", numbers(11), wait_s=20)
+    assert found.task.progress()["split"] == {
+        "state": "sealed", "reason": None, "planned": 11, "created": 11, "rejected": 0,
+    }  # fmt: skip
+    assert uploads(app) == []
+    assert world.one("SELECT split_source FROM tasks WHERE id = ?", found.task.id) is None
+    long = {"n": 1, "text": "x" * (MAX_WHOLE_BYTES // 8)}
+    assert app.submit_items("note", [long] * 9, wait_s=20).task.progress()["split"]["created"] == 9
+    assert uploads(app) == []
+
+
+def test_a_list_whose_validation_is_slow_is_answered_in_time_and_the_next_one_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = world.app()
+    monkeypatch.setattr(split, "WHOLE_S", -1.0)
+    monkeypatch.setattr(submission, "WHOLE_S", -1.0)
+    gathered: list[bool] = []
+    real = split.Splitter.gather
+
+    def gather(self: split.Splitter, *args: Any, **how: Any) -> Any:
+        gathered.append(True)
+        return real(self, *args, **how)
+
+    monkeypatch.setattr(split.Splitter, "gather", gather)
+    ids = [app.submit_items("note", numbers(3), wait_s=20).task.id for _ in range(2)]
+    assert len(gathered) == 1, "what is known to be slow is not tried"
+    with world.working(app):
+        for task_id in ids:
+            assert app.task(task_id).wait(20)["done"]
+    world.check_promises(app, ids, 6)
+
+
+def test_a_model_that_breaks_is_told_as_before(world: World) -> None:
+    app = world.app()
+    stored = app.uploads.store(io.BytesIO(b"m,kind\n1,ok\n"), "a.csv")
+    with pytest.raises(InputError) as caught:
+        app.submit_file("order", stored, wait_s=20)
+    assert caught.value.code == "missing_columns" or caught.value.errors
+    (task,) = app.tasks()
+    assert (task["state"], task["split"]["state"]) == ("rejected", "failed")
+
+
+def test_a_strict_list_of_which_every_row_is_refused_says_so(world: World) -> None:
+    app = world.app()
+    with pytest.raises(InputError) as caught:
+        app.submit_items("order", [{"n": "many", "kind": "x"}], strict=True, idempotency_key="k")
+    assert caught.value.code == "rows_rejected"
+    assert app.submit_items("order", [{"n": 1, "kind": "x"}], strict=True, idempotency_key="k").created
+
+
+def test_sessions_go_one_after_the_other_also_in_one_transaction(world: World) -> None:
+    app = world.app()
+    group = GroupSubmit(app.ledger)
+    made = together(group, [new_whole(n, session="s") for n in range(3)])
+    ids = sorted(each.task_id for each in made)
+    held = world.sql("SELECT id FROM tasks WHERE session_holder IS NOT NULL AND ready IS NOT NULL")
+    assert held == [(ids[0],)]
+    with world.working(app):
+        for task_id in ids:
+            assert app.task(task_id).wait(20)["done"]
+    world.check_promises(app, ids, 3)
+
+
+# -- together
+
+
+def together(group: GroupSubmit, wholes: list[NewWhole]) -> list[Any]:
+    """Submits from a thread each, while an earlier transaction of the group goes on; what each got, an error too."""
+    found: list[Any] = [None] * len(wholes)
+
+    def submit(at: int) -> None:
+        try:
+            found[at] = group.create(wholes[at])
+        except Exception as error:
+            found[at] = error
+
+    threads = [threading.Thread(target=submit, args=(at,)) for at in range(len(wholes))]
+    with group._turn:
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: len(group._waiting) == len(wholes), "all of them wait", 10)
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_what_comes_together_is_committed_together(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = world.app()
+    with transactions(monkeypatch) as seen:
+        made = together(GroupSubmit(app.ledger), [new_whole(n, n, owner=str(n)) for n in range(6)])
+    assert len(seen) == 1
+    for n, each in enumerate(made):
+        assert each.created
+        assert app.task(each.task_id).progress()["owner"] == str(n), "each is told of its own"
+        params = "SELECT DISTINCT params FROM events WHERE task_id = ?"
+        assert [text.replace(" ", "") for (text,) in world.sql(params, each.task_id)] == [f'{{"n":{n}}}']
+    assert app.doctor() == []
+
+
+def test_one_that_is_refused_does_not_take_the_others_along(world: World) -> None:
+    app = world.app()
+    first = GroupSubmit(app.ledger).create(new_whole(1, idempotency_key="k", body_digest="a"))
+    same, other, good, rejected = together(
+        GroupSubmit(app.ledger),
+        [
+            new_whole(1, idempotency_key="k", body_digest="a"),
+            new_whole(1, idempotency_key="k", body_digest="b"),
+            new_whole(2),
+            NewWhole(
+                NewTask("note", "default", 240, idempotency_key="new"), [], [Reject(1, [{"code": "x"}], {"n": 1})], 1, 1
+            ),
+        ],
+    )
+    assert (same.task_id, same.created) == (first.task_id, False)
+    assert isinstance(other, InputError)
+    assert other.code == "idempotency_key_reused"
+    assert good.created
+    assert app.task(rejected.task_id).progress()["state"] == "rejected"
+    assert world.one("SELECT COUNT(*) FROM tasks WHERE idempotency_key = 'new'") == 0
+    assert world.one("SELECT COUNT(*) FROM tasks") == 3
+    assert app.doctor() == []
+
+
+def test_a_ledger_that_is_away_is_told_to_each(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = world.app()
+
+    def away(*args: Any) -> Any:
+        raise LedgerUnavailable("away")
+
+    monkeypatch.setattr(whole_tasks, "_insert", away)
+    found = together(GroupSubmit(app.ledger), [new_whole(1), new_whole(2)])
+    assert [type(each) for each in found] == [LedgerUnavailable] * 2
+    assert world.one("SELECT COUNT(*) FROM tasks") == 0
+
+
+# -- dispatching and closing
+
+
+def test_many_small_tasks_cost_a_round_as_much_as_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = world.app()
+    ids = [GroupSubmit(app.ledger).create(new_whole(n)).task_id for n in range(30)]
+    app.dispatcher.attach(lambda: Load("me", ["default"], 25, 0.0, mine=True))
+    with transactions(monkeypatch) as seen:
+        assert app.dispatcher.round() == 25
+    assert len(seen) == (3 if not world.broker_url else 2), "reserved, pushed, confirmed"
+    assert [i for (i,) in world.sql("SELECT id FROM tasks WHERE next_seq > 0 ORDER BY id")] == ids[:25]
+    limited = GroupSubmit(app.ledger).create(new_whole(1, 2, 3, parallel=1)).task_id
+    app.dispatcher.attach(None)
+    with world.working(app):
+        for task_id in [*ids, limited]:
+            assert app.task(task_id).wait(20)["done"]
+    world.check_promises(app, [*ids, limited], 33)
+
+
+def test_only_an_untouched_small_task_is_reserved_with_others(world: World) -> None:
+    app = world.app()
+    group = GroupSubmit(app.ledger)
+    plain, held, paused, waits = (group.create(new_whole(1, 2)).task_id for _ in range(4))
+    world.sql("UPDATE tasks SET dispatch_by = 'another', dispatch_until = ? WHERE id = ?", 2**62, held)
+    app.task(paused).pause()
+    world.sql("UPDATE events SET due_at = 1 WHERE task_id = ? AND seq = 0", waits)
+    found = small_tasks.reserve_small(app.ledger, [plain, held, paused, waits], 100, lease_s=5.0)
+    assert {task_id: len(jobs) for task_id, jobs in found.items()} == {plain: 2}
+    assert app.task(plain).progress()["control"]["in_flight"] == 2
+    assert small_tasks.reserve_small(app.ledger, [plain], 100, lease_s=5.0) == {}
+    assert world.sql("SELECT next_seq FROM tasks WHERE id IN (?, ?, ?)", held, paused, waits) == [(0,)] * 3
+
+
+def test_small_tasks_that_are_over_are_closed_together_and_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = world.app()
+    group = GroupSubmit(app.ledger)
+    over = [group.create(new_whole(n)).task_id for n in range(5)]
+    open_, in_session = group.create(new_whole(1, 2)).task_id, group.create(new_whole(1, session="s")).task_id
+    for task_id in [*over, in_session]:
+        (job_id,) = world.sql("SELECT job_id FROM events WHERE task_id = ?", task_id)[0]
+        assert app.record(job_id, Status.FINISH)
+    assert not world.sql("SELECT id FROM tasks WHERE closed_at IS NOT NULL AND id = ?", open_)
+    world.sql("UPDATE tasks SET state = 'running', closed_at = NULL, finished_at = NULL WHERE session_key IS NULL")
+    world.sql("DELETE FROM task_log WHERE action = 'closed'")
+    closer = Closer(app.ledger, lambda at: None)
+    closer.ended([*over, open_, in_session])
+    with transactions(monkeypatch) as seen:
+        closer.look()
+    assert len(seen) <= 2, "one for all that are small, one for the one that holds a session"
+    states = dict(world.sql("SELECT id, state FROM tasks"))
+    assert states == {**dict.fromkeys(over, "finished"), open_: "running", in_session: "finished"}
+    assert small_tasks.close_small(app.ledger, [*over, open_]) == []
+    assert Reason.CLOSED in [Reason(entry["action"]) for entry in app.task(over[0]).log() if entry["action"] == "closed"]
+
+
+def test_one_that_cannot_be_closed_leaves_the_others_their_turn(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*args: Any) -> Any:
+        raise RuntimeError("a row that cannot be read")
+
+    monkeypatch.setattr("asynctask.ledger.closer.close_small", failing)
+    app = world.app()
+    task_id = GroupSubmit(app.ledger).create(new_whole(1)).task_id
+    with world.working(app):
+        assert app.task(task_id).wait(20)["done"]
+
+
+# -- stored lists that nobody needs
+
+
+def test_stored_items_whose_split_is_over_are_removed_and_nothing_else_is(world: World) -> None:
+    app = world.app()
+
+    def stored(name: str) -> int:
+        return app.submit_file("note", app.uploads.store(io.BytesIO(b'[{"n":1}]'), name), wait_s=20).task.id
+
+    sent, old, splitting = stored("items.json"), stored("items.json"), stored("items.json")
+    sheet = app.submit_file("note", app.uploads.store(io.BytesIO(b"n\n1\n"), "a.csv"), wait_s=20).task.id
+    for task_id in (old, splitting):  # as an earlier version would have stored JSON items
+        source = world.one("SELECT split_source FROM tasks WHERE id = ?", task_id)
+        assert '"items"' in source
+        world.sql("UPDATE tasks SET split_source = ? WHERE id = ?", source.replace('"items"', '"kept"'), task_id)
+    world.sql("UPDATE tasks SET split_state = 'splitting' WHERE id = ?", splitting)
+    sweep = Sweep(app.ledger, app.broker, app.host, app.controls, take_up=lambda task_id: None, uploads=app.uploads)
+    assert sweep.clear_uploads() == 1
+    kept = {i for (i,) in world.sql("SELECT id FROM tasks WHERE split_source IS NOT NULL")}
+    assert kept == {sent, splitting, sheet}
+    assert len(uploads(app)) == 3
+    world.sql("UPDATE tasks SET split_state = 'sealed' WHERE id = ?", splitting)
+    assert sweep.clear_uploads() == 1, "it looks again at what was still being split"
+    assert (len(uploads(app)), sweep.clear_uploads()) == (2, 0)
