@@ -21,7 +21,7 @@ from sqlalchemy.engine import Connection, Engine, ExceptionContext
 from sqlalchemy.engine.url import URL, make_url
 
 from asynctask.clock import Ids, SystemIds
-from asynctask.errors import ConfigError, LedgerUnavailable
+from asynctask.errors import ConfigError, LedgerUnavailable, not_installed
 from asynctask.ledger.conflicts import (
     LOCKED,
     OutcomeUnknown,
@@ -106,9 +106,7 @@ class Database:
                 connect_args=_CONNECT_ARGS[self.dialect],
             )
         except ImportError:
-            raise ConfigError(
-                f"the driver of {self.dialect} is not installed: pip install 'asynctask[{_EXTRAS[self.dialect]}]'"
-            ) from None
+            raise ConfigError(not_installed(f"the driver of {self.dialect}", _EXTRAS[self.dialect])) from None
         if self.dialect == "mariadb":
             event.listen(engine, "do_connect", _dial_mariadb)
         event.listen(engine, "connect", self._connect_postgresql if self.dialect == "postgresql" else _connect_mariadb)

@@ -206,7 +206,7 @@ def test_a_driver_that_is_not_installed_is_told_with_how_to_install_it(monkeypat
     monkeypatch.setitem(sys.modules, "psycopg", None)
     code, _, err = call("db", "check", "--database-url", "postgresql://127.0.0.1:1/x")
     assert code == 2
-    assert "pip install 'asynctask[postgresql]'" in err
+    assert "pip install 'asynctask-ledger[postgresql]'" in err
 
 
 def test_a_bug_of_ours_does_not_look_like_rows_that_failed(
