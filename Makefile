@@ -7,10 +7,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench bench-full clean
+.PHONY: help demo test test-pythons check bench bench-full clean
 
 help: ## Show this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/.runtime ## Show everything at work on an example shop, and audit the outcome (ARGS="--keep" leaves it running)
 	@$(BIN)/asynctask demo $(ARGS)
@@ -19,6 +19,9 @@ demo: .venv/.runtime ## Show everything at work on an example shop, and audit th
 test: .venv/.dev ## Run every test (ARGS="-k name" picks some, ARGS="-n 0" runs them in one process)
 	@sh scripts/test-servers.sh
 	@$(BIN)/python -m pytest -n 3 --dist worksteal --tb=native $(ARGS) || { code=$$?; [ -n "$$TEST_STATUS" ] || exit $$code; echo $$code > "$$TEST_STATUS"; }
+
+test-pythons: .venv/.dev ## Run the unit tests on each of Python 3.11 to 3.14 that is installed (PYTHONS="3.12 3.13" picks some)
+	@sh scripts/test-pythons.sh $(ARGS)
 
 check: .venv/.dev ## Run every check that is not a test of behaviour: format, lint, types, imports, docs
 	$(BIN)/ruff format --check .

@@ -175,7 +175,9 @@ class Submitter:
             if encoding is not None:  # keys of an earlier version stay what they were
                 said += f":{source['encoding']}"
             digest = _digest(worker, options, said.encode())
-            new = self._new(worker, options, digest=digest, source=source, origin=stored.filename[:255])
+            name = stored.filename[:255]
+            title = options.title or (name if stored.named else "")
+            new = self._new(worker, options, digest=digest, source=source, origin=name, title=title)
             task_id, created = task_rows.create(self._ledger, new, lease_s=self._lease_s)
             kept = created
         finally:
@@ -297,7 +299,7 @@ class Submitter:
             worker_name=worker.name,
             queue=options.queue or worker.queue,
             priority=worker.priority if options.priority is None else options.priority,
-            title=options.title,
+            title=more.pop("title", options.title),
             owner=options.owner,
             session=options.session,
             parallel=options.parallel,

@@ -8,6 +8,7 @@ from typing import Any, Final
 from apiflask import APIFlask
 
 from asynctask.app import AsyncTask
+from asynctask.bulk.readers import FORMATS
 from webapi.answers import DryRunResult, ProblemDetails
 from webapi.incoming import LATER, FileSubmission, JsonSubmission
 from webapi.problems import MEDIA_TYPE
@@ -68,7 +69,7 @@ def _with_file(schema: dict[str, Any]) -> dict[str, Any]:
     properties = dict(schema["properties"])
     # On the wire every field of a form is text; an object is its JSON.
     properties["columns"] = {"type": "string", "contentMediaType": "application/json", "title": "Columns"}
-    properties["file"] = {"type": "string", "format": "binary", "description": "The sheet: xlsx, csv or json."}
+    properties["file"] = {"type": "string", "format": "binary", "description": f"The list: {', '.join(FORMATS)}."}
     return {**schema, "properties": properties, "required": ["worker", "file"]}
 
 

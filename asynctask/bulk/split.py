@@ -31,6 +31,8 @@ SLICE = 1_000
 MAX_SLICE_BYTES = 4_000_000
 SLICE_S = 0.5
 KEPT_PROBLEMS = 1_000
+KEPT_FAULTS = 100
+"""Faults of a list as a whole, columns that are missing for instance, that are kept with the reason why it was refused."""
 
 
 @dataclass(slots=True)
@@ -111,8 +113,10 @@ class Splitter:
                 task_rows.seal(self._ledger, task_id)
             except InputError as error:
                 tally.error = error
-                said = {"text": error.text, "params": error.params} if error.text else None
-                task_rows.fail_split(self._ledger, task_id, f"{error.code}: {error}", said=said)
+                said: dict[str, Any] = {"text": error.text, "params": error.params} if error.text else {}
+                if error.errors:
+                    said["errors"] = [{"row": each.row, **stored(each)} for each in error.errors[:KEPT_FAULTS]]
+                task_rows.fail_split(self._ledger, task_id, f"{error.code}: {error}", said=said or None)
         self._on_slice()
         return tally
 

@@ -23,13 +23,17 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A list on disk: ``name`` within the folder, the ``filename`` it was sent under, its size and SHA-256."""
+    """A list on disk: ``name`` within the folder, the ``filename`` it was sent under, its size and SHA-256.
+
+    ``named``: somebody gave the file its name, so it says what the list is.
+    """
 
     name: str
     path: Path
     filename: str
     size: int
     sha256: str
+    named: bool = True
 
 
 class Uploads:
@@ -40,8 +44,10 @@ class Uploads:
         self._max_bytes = max_bytes
         self._ids = ids
 
-    def store(self, stream: IO[bytes], filename: str, *, limit: int | None = None) -> StoredFile:
+    def store(self, stream: IO[bytes], filename: str, *, limit: int | None = None, named: bool = True) -> StoredFile:
         """Writes a stream to disk, in constant memory, and returns only when it is really there.
+
+        ``named``: ``filename`` is the user's; False where it only says of which format the list is.
 
         Raises :class:`TooLarge` beyond ``limit`` (default: the configured one); whatever the stream raises when it
         breaks off is passed on, and nothing stays behind.
@@ -70,7 +76,7 @@ class Uploads:
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-        return StoredFile(name, path, clean(filename), size, digest.hexdigest())
+        return StoredFile(name, path, clean(filename), size, digest.hexdigest(), named)
 
     def store_items(self, items: Any) -> StoredFile:
         """Writes a list of JSON items to disk, as an upload of its own. Raises :class:`InputError` for what is no JSON."""
@@ -78,7 +84,7 @@ class Uploads:
             body = orjson.dumps(items)
         except TypeError as error:
             raise _not_json(items, error) from error
-        return self.store(io.BytesIO(body), "items.json", limit=len(body))
+        return self.store(io.BytesIO(body), "items.json", limit=len(body), named=False)
 
     def find(self, name: str) -> Path:
         """The path of a stored list. Raises :class:`InputError` where it is gone, or the name is none of ours."""

@@ -37,7 +37,7 @@ def report(session: Session, task_id: int, path: Path, rows: str) -> int:
     They have their original columns, what became of them and why: ready to be corrected and sent again.
     """
     suffix = _suffix(path)
-    handle = session.app().task(task_id)
+    handle = session.existing().task(task_id)
     written = _write_report(handle, path, suffix, rows)
     session.out.document({"task_id": task_id, "rows": rows, "written": written, "path": str(path.resolve())})
     session.out.line(f"{path}: {number(written)} rows ({rows})")

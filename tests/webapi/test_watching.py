@@ -122,6 +122,21 @@ def test_events_are_paged_and_filtered(client: FlaskClient, ended: Callable[...,
     assert "failed" in answer.json["detail"]
 
 
+def test_an_event_has_the_names_of_its_record_beside_the_earlier_ones(
+    app: AsyncTask, client: FlaskClient, ended: Callable[..., int]
+) -> None:
+    task_id = ended("NO-1")
+    (event,) = client.get(f"/api/tasks/{task_id}/events").json["events"]
+    assert event["worker_name"] == event["worker"] == "enroll"
+    assert event["added_messages"] == event["messages"] != []
+    alone = client.get(f"/api/jobs/{event['job_id']}").json
+    assert (alone["worker_name"], alone["added_messages"]) == (event["worker_name"], event["added_messages"])
+    (own,) = app.task(task_id).events()
+    assert (own["worker_name"], own["added_messages"]) == (event["worker_name"], event["added_messages"])
+    described = client.get("/openapi.json").json["components"]["schemas"]["Event"]
+    assert {"worker_name", "worker", "added_messages", "messages"} <= set(described["required"])
+
+
 def test_errors_are_grouped_and_every_change_is_logged(client: FlaskClient, ended: Callable[..., int]) -> None:
     task_id = ended("NO-1", "NO-2", "BUG-1", note="same reason")
     groups = client.get(f"/api/tasks/{task_id}/errors").json["errors"]
