@@ -275,9 +275,10 @@ class Worker(Generic[P, R_co]):
         if not kwargs:
             return args
         bound = inspect.signature(self.function).bind(*args, **kwargs)
-        bound.apply_defaults()  # those before the last one that is given
-        if bound.kwargs:
-            raise TypeError(f"a job of {self.name} is given by position: {', '.join(bound.kwargs)} cannot travel by name")
+        in_place = {name for name, each in bound.signature.parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD}
+        if by_name := sorted(kwargs.keys() - in_place):
+            raise TypeError(f"a job's arguments travel by position: {self.name} has no place for {', '.join(by_name)}")
+        bound.apply_defaults()  # of the parameters before the last one that is given
         return bound.args
 
     def _push(self, args: Iterable[Sequence[Any]], at: When | None = None) -> list[str | None]:
@@ -338,6 +339,8 @@ def describe(target: Any) -> tuple[str, Callable[..., Any], bool, type[BaseModel
             return instance.perform(*args, **kwargs)
 
         call.__doc__ = inspect.getdoc(target)
+        given = inspect.signature(perform)
+        call.__signature__ = given.replace(parameters=list(given.parameters.values())[1:])  # type: ignore[attr-defined]
         return target.__name__, call, inspect.iscoroutinefunction(perform), _model_of(perform, skip_self=True)
     if not callable(target):
         raise ConfigError(f"a worker is a function or a class, not {target!r}")
