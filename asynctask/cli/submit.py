@@ -223,6 +223,10 @@ def _taken(session: Session, submission: Submission) -> int:
     pause = Event()
     while (progress := handle.progress())["split"]["state"] == "splitting" and not progress["done"]:
         pause.wait(_LOOK_EVERY_S)
+    if (refused := handle.refusal()) is not None:  # as where it is known at once
+        from asynctask.bulk.problems import localised
+
+        raise localised(refused, session.app().config.locale)
     rejected, total = progress["split"]["rejected"], progress["counts"]["total"]
     problems = submission.problems
     if problems is None and rejected:
@@ -233,8 +237,6 @@ def _taken(session: Session, submission: Submission) -> int:
     if rejected:
         out.line(f"{count(rejected, 'row')} {'was' if rejected == 1 else 'were'} rejected and will not be performed:")
         out.problems(problems or ())
-    if progress["state"] == "rejected":
-        return USAGE
     if progress["split"]["state"] == "failed":
         out.line(_broken_off(progress), style="red")
         return FAILURES

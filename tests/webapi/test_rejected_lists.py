@@ -5,13 +5,20 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import pytest
 from flask.testing import FlaskClient
 from support.webshop import build_app
 
+from asynctask import AsyncTask
 from asynctask.bulk.readers import FORMATS
+from asynctask.cli.options import Session
+from asynctask.cli.output import Output
 from asynctask.cli.root import run
+from asynctask.cli.submit import _taken
+from asynctask.errors import InputError
 
 Form = Callable[..., dict[str, Any]]
 
@@ -64,6 +71,19 @@ def test_the_command_line_says_why_a_list_was_rejected(client: FlaskClient, form
         assert "The list was rejected: the sheet has no column for sku" in out.getvalue(), command
         assert re.search(r"^ *sku +missing_columns", out.getvalue(), re.MULTILINE), command
         assert "100" not in out.getvalue().splitlines()[0] + out.getvalue().splitlines()[1], command
+
+
+def test_a_submission_that_is_refused_late_is_told_as_one_that_is_refused_at_once(
+    app: AsyncTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "submit_file", partial(app.submit_file, wait_s=0.0))
+    submission = app.submit_file("enroll", app.uploads.store(io.BytesIO(b"quantity,note\n1,x\n"), "a.csv"))
+    out, err = io.StringIO(), io.StringIO()
+    session = Session(Output(out, err), {})
+    monkeypatch.setattr(session, "app", lambda **_: app)
+    with pytest.raises(InputError, match="no column for sku"):
+        _taken(session, submission)
+    assert out.getvalue() == ""
 
 
 def test_an_upload_without_a_title_is_called_by_its_file_name(client: FlaskClient, form: Form, tmp_path: Any) -> None:
