@@ -148,7 +148,10 @@ def test_the_time_left_is_not_over_before_the_next_retry_is_due(
 
     task = app.submit(flaky, [{"n": n} for n in range(40)])
     with working():
-        wait_for(lambda: task.progress()["retrying"] == 3 and task.progress()["progress"]["done"] == 37)
+        wait_for(
+            lambda: task.progress()["retrying"] == 3 and task.progress()["progress"]["done"] == 37,
+            "three items wait for a retry, the others are done",
+        )
         seen = client.get(f"/api/tasks/{task.id}").json
     assert seen["progress"]["remaining"] == 3
     assert seen["progress"]["rate_per_s"] > 0
