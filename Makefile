@@ -7,10 +7,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-api check bench bench-full clean
+.PHONY: help demo test test-api test-pythons check bench bench-full clean
 
 help: ## Show this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/.runtime ## Show everything at work on an example shop, and audit the outcome (ARGS="--keep" leaves it running)
 	@$(BIN)/asynctask demo $(ARGS)
@@ -22,6 +22,9 @@ test: .venv/.dev ## Run every test (ARGS="-k name" picks some, ARGS="-n 0" runs 
 
 test-api: .venv/.dev ## Call every operation of the API in every way that its document tells of, for 3 minutes (API_SECONDS=600)
 	@API_SECONDS=$${API_SECONDS:-180} $(BIN)/python -m pytest -q tests/webapi/test_schemathesis.py $(ARGS)
+
+test-pythons: .venv/.dev ## Run the unit tests on each of Python 3.11 to 3.14 that is installed (PYTHONS="3.12 3.13" picks some)
+	@sh scripts/test-pythons.sh $(ARGS)
 
 check: .venv/.dev ## Run every check that is not a test of behaviour: format, lint, types, imports, docs
 	$(BIN)/ruff format --check .

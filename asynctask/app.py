@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from asynctask._version import __version__
 from asynctask.bulk.dry_run import DryRun
@@ -34,9 +34,21 @@ from asynctask.runtime.lifeline import Pulse
 from asynctask.submission import Submission, check_unique
 from asynctask.wire.options import UNTRACKED, check_names
 from asynctask.wire.times import When
-from asynctask.worker import TRACKED_RETRIES, RetryIn, Worker, describe, is_span
+from asynctask.worker import (
+    TRACKED_RETRIES,
+    Performs,
+    Register,
+    RetryIn,
+    Takes,
+    Worker,
+    WorkerOptions,
+    describe,
+    is_span,
+)  # fmt: skip
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from asynctask.brokers.redis.client import RemoteWorker
 
 __all__ = ["AsyncTask"]
@@ -48,6 +60,10 @@ _OPTIONS = (
 )  # fmt: skip
 """What :meth:`AsyncTask.worker` takes."""
 
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+Model = TypeVar("Model", bound="BaseModel")
 Target = TypeVar("Target", bound=Callable[..., Any])
 
 
@@ -79,6 +95,15 @@ class AsyncTask(OnDemand):
     def workers(self) -> Mapping[str, Worker]:
         """The registered workers by name."""
         return MappingProxyType(self._workers)
+
+    @overload
+    def worker(self, target: None = None, /, **options: Unpack[WorkerOptions]) -> Register: ...
+
+    @overload
+    def worker(self, target: type[Performs[P, R]], /, **options: Unpack[WorkerOptions]) -> Worker[P, R]: ...
+
+    @overload
+    def worker(self, target: Callable[P, R], /, **options: Unpack[WorkerOptions]) -> Worker[P, R]: ...
 
     def worker(
         self,
@@ -167,15 +192,40 @@ class AsyncTask(OnDemand):
 
     # -- Tasks
 
-    @overload
-    def submit(self, worker: Worker | str, items: Iterable[Any], *, dry_run: Literal[True], **options: Any) -> DryRun: ...
+    # A worker's items are what its function takes; for one that takes a model also mappings, of which the model is made.
 
     @overload
     def submit(
-        self, worker: Worker | str, items: Iterable[Any], *, dry_run: Literal[False] = False, **options: Any
+        self, worker: Takes[Model], items: Iterable[Model | Mapping[str, Any]], *, dry_run: Literal[True], **options: Any
+    ) -> DryRun: ...
+
+    @overload
+    def submit(
+        self,
+        worker: Takes[Model],
+        items: Iterable[Model | Mapping[str, Any]],
+        *,
+        dry_run: Literal[False] = False,
+        **options: Any,
     ) -> TaskHandle: ...
 
-    def submit(self, worker: Worker | str, items: Iterable[Any], **options: Any) -> TaskHandle | DryRun:
+    @overload
+    def submit(self, worker: Takes[T], items: Iterable[T], *, dry_run: Literal[True], **options: Any) -> DryRun: ...
+
+    @overload
+    def submit(
+        self, worker: Takes[T], items: Iterable[T], *, dry_run: Literal[False] = False, **options: Any
+    ) -> TaskHandle: ...
+
+    @overload
+    def submit(self, worker: str, items: Iterable[Any], *, dry_run: Literal[True], **options: Any) -> DryRun: ...
+
+    @overload
+    def submit(
+        self, worker: str, items: Iterable[Any], *, dry_run: Literal[False] = False, **options: Any
+    ) -> TaskHandle: ...
+
+    def submit(self, worker: Any, items: Iterable[Any], **options: Any) -> TaskHandle | DryRun:
         """Hands in a list: an Event for each item, performed by ``worker``. Returns the Task's handle.
 
         ``items`` is any iterable and is consumed as it is split; jobs of the first items run meanwhile. Items that the
@@ -193,9 +243,19 @@ class AsyncTask(OnDemand):
             found = replace(found, **worker.overrides)  # worker.set(queue=...) means its Tasks too
         return self._made().submitter.submit(found, items, options)
 
-    def check(self, worker: Worker | str, items: Iterable[Any], **options: Any) -> DryRun:
+    @overload
+    def check(self, worker: Takes[Model], items: Iterable[Model | Mapping[str, Any]], **options: Any) -> DryRun: ...
+
+    @overload
+    def check(self, worker: Takes[T], items: Iterable[T], **options: Any) -> DryRun: ...
+
+    @overload
+    def check(self, worker: str, items: Iterable[Any], **options: Any) -> DryRun: ...
+
+    def check(self, worker: Any, items: Iterable[Any], **options: Any) -> DryRun:
         """What :meth:`submit` would make of these items; writes nothing, and goes through all of them in this thread."""
-        return self.submit(worker, items, dry_run=True, **options)
+        found: DryRun = self.submit(worker, items, dry_run=True, **options)
+        return found
 
     def submit_file(
         self,

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from asynctask._version import DISTRIBUTION
+
 __all__ = [
     "AsyncTaskError",
     "BrokerUnavailable",
@@ -26,7 +28,13 @@ __all__ = [
     "Unavailable",
     "UnknownWorker",
     "UnsupportedFormat",
+    "not_installed",
 ]
+
+
+def not_installed(what: str, extra: str) -> str:
+    """The message for a library that an extra of this package brings and that is not there."""
+    return f"{what} is not installed: pip install '{DISTRIBUTION}[{extra}]'"
 
 
 class AsyncTaskError(Exception):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from asynctask.bulk.control import Control
 from asynctask.bulk.dispatcher import Dispatcher
 from asynctask.bulk.items import ItemShape
-from asynctask.bulk.problems import revived
+from asynctask.bulk.problems import localised, revived
 from asynctask.bulk.readers import Limits
 from asynctask.bulk.refusal import refusal
 from asynctask.bulk.uploads import Uploads
@@ -21,7 +21,7 @@ from asynctask.ledger import queries
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
 from asynctask.logs import get_logger
-from asynctask.states import Status
+from asynctask.states import State, Status
 
 if TYPE_CHECKING:
     from asynctask.bulk.report import Report
@@ -76,13 +76,19 @@ class TaskHandle:
         return f"<Task {self.id}>"
 
     def progress(self, errors: bool = False) -> dict[str, Any]:
-        """The progress object (docs/http.md); with ``errors`` also the first 20 failures under ``errors``."""
+        """The progress object (docs/http.md).
+
+        ``errors`` adds the first 20 failures as ``errors``, and why a rejected list was refused as ``refusal``
+        (:meth:`refusal_object`).
+        """
         with self._s.ledger.database.read() as connection:
             found = progress_rows.progress(connection, [self.id], self._s.ledger.now())
             if not found:
                 raise NotFound(f"there is no Task {self.id}")
             if errors:
                 found[0]["errors"] = queries.event_page(connection, self.id, _PROBLEMS, limit=20)
+        if errors:
+            found[0]["refusal"] = self.refusal_object() if found[0]["state"] == State.REJECTED else None
         return found[0]
 
     def wait(self, timeout: float | None = None, poll_s: float = 0.1) -> dict[str, Any]:
@@ -136,6 +142,15 @@ class TaskHandle:
     def refusal(self) -> InputError | None:
         """The error that a rejected Task stands for, with what is wrong with its rows; None where it is not rejected."""
         return refusal(self._s.ledger, self.id)
+
+    def refusal_object(self, locale: str | None = None) -> dict[str, Any] | None:
+        """Why a rejected list was refused: ``code``, ``message`` and the first 20 ``errors`` ([{row, column, code, message,
+        value}]), in the language ``locale``, by default the application's; None where the Task is not rejected."""
+        error = self.refusal()
+        if error is None:
+            return None
+        said = localised(error, locale or self._s.ledger.catalogue.locale)
+        return {"code": said.code, "message": str(said), "errors": [each.as_dict() for each in said.errors[:20]]}
 
     def log(self) -> list[dict[str, Any]]:
         """Who did what to it, the latest first."""

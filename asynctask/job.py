@@ -56,6 +56,11 @@ class CurrentJob:
         self._messages: list[str] = []
         self._stop = should_stop
 
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The arguments of the job as they travel: JSON values by position, an item of a Task as the one and only."""
+        return tuple(self.payload.get("args") or ())
+
     def message(self, text: str) -> None:
         """Adds a message to the Event; it is written with the outcome, or with ``working`` if that comes first."""
         self._messages.append(clean(str(text)))

@@ -252,7 +252,9 @@ class Submitter:
             source = self._source(worker, stored, options, sheet, columns, encoding)
             check(stored)
             digest = _digest(worker, options, _told(stored.sha256, sheet, columns, source.get("encoding")))
-            new = self._new(worker, options, digest=digest, source=source, origin=stored.filename[:255])
+            name = stored.filename[:255]
+            title = options.title or (name if stored.named else "")
+            new = self._new(worker, options, digest=digest, source=source, origin=name, title=title)
             whole = self._gather_stored(worker, stored, source, strict=options.strict)
             if whole is not None:
                 made = self._write_whole(new, whole)
@@ -400,7 +402,7 @@ class Submitter:
             worker_name=worker.name,
             queue=options.queue or worker.queue,
             priority=worker.priority if options.priority is None else options.priority,
-            title=options.title,
+            title=more.pop("title", options.title),
             owner=options.owner,
             session=options.session,
             parallel=options.parallel,

@@ -8,7 +8,19 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    Protocol,
+    TypedDict,
+    TypeGuard,
+    TypeVar,
+    Unpack,
+    get_type_hints,
+    overload,
+)  # fmt: skip
 
 from asynctask.errors import ConfigError, NormalException
 from asynctask.job import CurrentJob
@@ -18,14 +30,29 @@ from asynctask.wire.times import When, due_at
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+    from typing_extensions import ParamSpec  # typing's has no default before 3.13
+    from typing_extensions import TypeVar as Defaulted
+
+    P = ParamSpec("P", default=...)
+    R_co = Defaulted("R_co", covariant=True, default=Any)
+else:
+    from typing import ParamSpec
+
+    P = ParamSpec("P")
+    R_co = TypeVar("R_co", covariant=True)
 
 __all__ = [
     "DEFAULT_RETRIES",
     "TRACKED_RETRIES",
+    "JobOptions",
+    "Performs",
     "Pusher",
+    "Register",
     "RetryIn",
     "Shape",
+    "Takes",
     "Worker",
+    "WorkerOptions",
     "check_job_options",
     "describe",
     "is_model",
@@ -65,19 +92,85 @@ class Pusher(Protocol):
     ) -> list[str | None]: ...
 
 
+T_contra = TypeVar("T_contra", contravariant=True)
+Q = ParamSpec("Q")
+S_co = TypeVar("S_co", covariant=True)
+
+
+class Performs(Protocol[Q, S_co]):
+    """What an instance of a class of workers has."""
+
+    def perform(self, *args: Q.args, **kwargs: Q.kwargs) -> S_co: ...
+
+
+class Takes(Protocol[T_contra]):
+    """A registered worker whose items are of this type: a list for it may be handed in."""
+
+    @property
+    def shape(self) -> Shape | None: ...
+
+    def __call__(self, item: T_contra, /) -> Any: ...
+
+
+class UntrackedOptions(TypedDict, total=False):
+    """What else the payload of an untracked worker's job may say (:mod:`asynctask.wire.options`)."""
+
+    tags: Sequence[str]
+    backtrace: bool | int
+    dead: bool
+    retry_for: float
+    retry_queue: str
+    members: Mapping[str, Any]
+
+
+class JobOptions(UntrackedOptions, total=False):
+    """The options of :meth:`Worker.set`."""
+
+    queue: str
+    retry: int | bool
+    priority: int
+    wait: When | None
+    wait_until: When | None
+
+
+class WorkerOptions(UntrackedOptions, total=False):
+    """The options of :meth:`asynctask.AsyncTask.worker`."""
+
+    name: str | None
+    queue: str
+    retry: int | bool | None
+    priority: int
+    timeout: float | None
+    failed_on: Sequence[type[BaseException]]
+    use_task_event: bool
+    unique: Sequence[str]
+    retry_in: RetryIn | None
+    retries_exhausted: Callable[[CurrentJob, BaseException], Any] | None
+
+
+class Register(Protocol):
+    """The decorator that :meth:`asynctask.AsyncTask.worker` with options alone gives."""
+
+    @overload
+    def __call__(self, target: type[Performs[Q, S_co]], /) -> Worker[Q, S_co]: ...
+
+    @overload
+    def __call__(self, target: Callable[Q, S_co], /) -> Worker[Q, S_co]: ...
+
+
 @dataclass(frozen=True)
-class Worker:
+class Worker(Generic[P, R_co]):
     """A registered worker: the function, and what its decorator said.
 
     ``retry``: True for the default count, False or 0 for none, or how many. ``timeout`` in seconds. ``failed_on``:
     exceptions that mean "the business said no". ``use_task_event``: whether its jobs are tracked. ``unique``: fields in
     which no two rows of one list may be the same, where a submission says nothing else. ``options``: what else the payload
     of an untracked job says (:mod:`asynctask.wire.options`). ``overrides`` and ``wait`` are those of :meth:`set`. Calling a
-    worker calls the function itself, in this thread.
+    worker calls the function itself, in this thread. Type checkers see the parameters and the result of the function.
     """
 
     name: str
-    function: Callable[..., Any]
+    function: Callable[P, R_co]
     queue: str = "default"
     retry: int | bool = TRACKED_RETRIES
     priority: int = Priority.USER_MID
@@ -115,12 +208,12 @@ class Worker:
         """The JSON Schema of an item; None where any object will do."""
         return None if self.model is None else self.model.model_json_schema()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         return self.function(*args, **kwargs)
 
     # -- Sidekiq's verbs
 
-    def set(self, **options: Any) -> Worker:
+    def set(self, **options: Unpack[JobOptions]) -> Worker[P, R_co]:
         """The same worker with other options for the jobs pushed through it.
 
         ``queue``, ``retry``, ``priority``; ``wait`` and ``wait_until``, what :meth:`perform_in` takes first. Where jobs are
@@ -128,15 +221,16 @@ class Worker:
         (:mod:`asynctask.wire.options` says what each must be). Raises :class:`ConfigError` for an option that is none or
         means nothing for this worker, :class:`InputError` for a value that cannot be.
         """
-        wait = self.wait
-        if said := sorted({"wait", "wait_until"} & options.keys()):
+        wait, given = self.wait, dict(options)
+        if said := sorted({"wait", "wait_until"} & given.keys()):
             if len(said) > 1:
                 raise ConfigError("wait and wait_until say the same: give one of them")
-            wait = options.pop(said[0])
+            wait = options.get("wait", options.get("wait_until"))
             if wait is not None:
                 due_at(wait, 0)  # what is no time is refused where it is said
-        self.check_options(options)
-        return replace(self, overrides={**self.overrides, **options}, wait=wait)
+            del given[said[0]]
+        self.check_options(given)
+        return replace(self, overrides={**self.overrides, **given}, wait=wait)
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Whether its jobs may be pushed with these options. Raises as :meth:`set` does."""
@@ -148,22 +242,26 @@ class Worker:
         check_names(options, JOB_OPTIONS if self.use_task_event else (*JOB_OPTIONS, *UNTRACKED))
         check_job_options(options)
 
-    def perform_async(self, *args: Any) -> str | None:
-        """Pushes a job. Returns its job id, or None where a client middleware stopped it."""
-        return self._push([args])[0]
+    def perform_async(self, *args: P.args, **kwargs: P.kwargs) -> str | None:
+        """Pushes a job. Returns its job id, or None where a client middleware stopped it.
+
+        A job's arguments travel by position: those given by name are put in their place. Raises TypeError where the
+        function has no such parameter, or takes it by name only.
+        """
+        return self._push([self._in_place(args, kwargs)])[0]
 
     delay = perform_async
 
-    def perform_in(self, seconds: When, *args: Any) -> str | None:
+    def perform_in(self, seconds: When, /, *args: P.args, **kwargs: P.kwargs) -> str | None:
         """Pushes a job that starts ``seconds`` from now, now if that is over; a timedelta will do.
 
         A number of a billion or more is an epoch time, as in Sidekiq, and an aware datetime means itself.
         """
-        return self._push([args], at=seconds)[0]
+        return self._push([self._in_place(args, kwargs)], at=seconds)[0]
 
-    def perform_at(self, when: When, *args: Any) -> str | None:
+    def perform_at(self, when: When, /, *args: P.args, **kwargs: P.kwargs) -> str | None:
         """Pushes a job that starts at ``when``: an aware datetime or an epoch time in seconds."""
-        return self._push([args], at=when)[0]
+        return self._push([self._in_place(args, kwargs)], at=when)[0]
 
     def perform_bulk(self, items: Iterable[Any]) -> list[str | None]:
         """Pushes a job for each item (an item is its job's one argument; a list is its arguments).
@@ -172,6 +270,16 @@ class Worker:
         before it are pushed. Tracked ones are written in one transaction, all or none.
         """
         return self._push(tuple(item) if isinstance(item, list | tuple) else (item,) for item in items)
+
+    def _in_place(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+        if not kwargs:
+            return args
+        bound = inspect.signature(self.function).bind(*args, **kwargs)
+        in_place = {name for name, each in bound.signature.parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD}
+        if by_name := sorted(kwargs.keys() - in_place):
+            raise TypeError(f"a job's arguments travel by position: {self.name} has no place for {', '.join(by_name)}")
+        bound.apply_defaults()  # of the parameters before the last one that is given
+        return bound.args
 
     def _push(self, args: Iterable[Sequence[Any]], at: When | None = None) -> list[str | None]:
         if self.pusher is None:
@@ -231,6 +339,8 @@ def describe(target: Any) -> tuple[str, Callable[..., Any], bool, type[BaseModel
             return instance.perform(*args, **kwargs)
 
         call.__doc__ = inspect.getdoc(target)
+        given = inspect.signature(perform)
+        call.__signature__ = given.replace(parameters=list(given.parameters.values())[1:])  # type: ignore[attr-defined]
         return target.__name__, call, inspect.iscoroutinefunction(perform), _model_of(perform, skip_self=True)
     if not callable(target):
         raise ConfigError(f"a worker is a function or a class, not {target!r}")

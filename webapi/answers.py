@@ -27,6 +27,7 @@ __all__ = [
     "PageLinks",
     "ProblemDetails",
     "Progress",
+    "Refusal",
     "RejectedPage",
     "RejectedRow",
     "Split",
@@ -138,14 +139,16 @@ class Event(_Out):
     id: int
     job_id: str
     task_id: int | None
-    worker: str | None
+    worker_name: str | None
+    worker: str | None = Field(description="The same as worker_name, by the name of earlier releases.")
     queue: str | None
     status: StatusName
     attempt: int
     retries: int
     row: int | None
     params: JsonValue
-    messages: list[dict[str, JsonValue]]
+    added_messages: list[dict[str, JsonValue]]
+    messages: list[dict[str, JsonValue]] = Field(description="The same as added_messages, by the name of earlier releases.")
     result: JsonValue
     problem: str | None
     due_at: Time | None
@@ -153,6 +156,14 @@ class Event(_Out):
     started_at: Time | None
     finished_at: Time | None
     process: str | None
+
+
+class Refusal(_Out):
+    """Why a list was refused as a whole, or every row of it."""
+
+    code: str
+    message: str
+    errors: list[Fault] = Field(description="The first 20.")
 
 
 class Progress(_Out):
@@ -183,6 +194,7 @@ class Progress(_Out):
     finished_at: Time | None
     links: Links
     errors: list[Event] | None = Field(None, description="With include=errors: the first 20 failures.")
+    refusal: Refusal | None = Field(None, description="With include=errors: why a rejected list was refused.")
 
 
 class Submitted(Progress):

@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 from apiflask import APIFlask
 
 from asynctask.app import AsyncTask
+from asynctask.bulk.readers import FORMATS
 from webapi.answers import DryRunResult, ProblemDetails
 from webapi.incoming import LATER, FileSubmission, JsonSubmission
 from webapi.problems import MEDIA_TYPE
@@ -162,8 +163,8 @@ def _with_file(schema: dict[str, Any]) -> dict[str, Any]:
         "type": "string",
         "format": "binary",
         "description": (
-            "The sheet: xlsx, xls, ods, csv, tsv, json or ndjson, with the columns of the worker's template. Any other kind"
-            " of file is refused with 415; one that cannot be read, or of which no row is taken, with 422."
+            f"The list: {', '.join(FORMATS)}, with the columns of the worker's template. Any other kind of file is refused"
+            " with 415; one that cannot be read, or of which no row is taken, with 422."
         ),
     }
     return {**schema, "properties": properties, "required": ["worker", "file"]}

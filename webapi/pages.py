@@ -8,6 +8,7 @@ from apiflask import APIBlueprint
 from flask import current_app, render_template, url_for
 from flask.typing import ResponseReturnValue
 
+from asynctask.bulk.readers import FORMATS
 from asynctask.errors import NotFound
 from webapi.current import asynctask_app, find_task
 from webapi.links import TASK_PAGES
@@ -22,7 +23,14 @@ blueprint: Final = APIBlueprint("pages", __name__, enable_openapi=False)
 def home() -> ResponseReturnValue:
     """The form and the recent Tasks."""
     app = asynctask_app()
-    return render_template("home.html", workers=describe(app), max_file_bytes=app.config.max_file_bytes)
+    suffixes = [suffix for each in FORMATS.values() for suffix in each.suffixes]
+    return render_template(
+        "home.html",
+        workers=describe(app),
+        max_file_bytes=app.config.max_file_bytes,
+        formats=list(FORMATS),
+        suffixes=suffixes,
+    )
 
 
 @blueprint.get(f"{TASK_PAGES}/<int:task_id>")

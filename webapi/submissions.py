@@ -129,7 +129,7 @@ def _submit_raw(app: AsyncTask, incoming: ApiRequest, query: RawQuery, key: str 
         # The body is made UTF-8 while it is read, so that is what it is named as: nothing is guessed at.
         _refuse_contradiction(charset, options.get("encoding"))
         options["encoding"] = "utf-8"
-    stored = app.uploads.store(body, RAW[incoming.mimetype], limit=app.config.max_file_bytes)
+    stored = app.uploads.store(body, RAW[incoming.mimetype], limit=app.config.max_file_bytes, named=False)
     return _hand_in(app, worker, stored, key, options)
 
 

@@ -12,6 +12,7 @@ from webapi.answers import ErrorGroups, EventPage, LogEntries, Progress, Submitt
 from webapi.caching import progress_response
 from webapi.current import asynctask_app, find_progress, find_task, who
 from webapi.incoming import EventQuery, Knobs, NoQuery, OneTaskQuery, RawQuery, RetryQuery, TaskQuery
+from webapi.language import reader_locale
 from webapi.links import TASKS, page_links, with_links
 from webapi.reading import current_request
 from webapi.submissions import answer, submit
@@ -71,7 +72,10 @@ def show(task_id: int, query: OneTaskQuery) -> Response:
     for option in ("wait", "version"):
         if getattr(query, option) is not None:
             raise NotBuilt(option)
-    return progress_response(with_links(find_progress(task_id, errors=query.include == "errors")))
+    found = find_progress(task_id, errors=query.include == "errors")
+    if found.get("refusal") is not None:
+        found["refusal"] = find_task(task_id).refusal_object(reader_locale())
+    return progress_response(with_links(found))
 
 
 @blueprint.patch("/<int:task_id>")

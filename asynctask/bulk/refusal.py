@@ -44,8 +44,10 @@ def refusal(ledger: Ledger, task_id: int) -> InputError | None:
         said: dict[str, Any] = next(
             (entry["detail"] for entry in log if entry["action"] == "split failed" and entry["detail"]), {}
         )
+        locale = ledger.catalogue.locale
+        faults = tuple(revived(each.get("row"), each, locale) for each in said.get("errors") or ())
         return InputError(
-            text, code=code, status=_STATUS.get(code), errors=problems, text=str(said.get("text") or ""),
+            text, code=code, status=_STATUS.get(code), errors=faults or problems, text=str(said.get("text") or ""),
             params=said.get("params"),
         )  # fmt: skip
     if task["state_reason"] == "rows_rejected":

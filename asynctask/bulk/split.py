@@ -37,6 +37,8 @@ WHOLE_S = 0.25
 """Nor are those that take so long to be gone through: whoever sent them gets the answer that the validation goes on."""
 
 KEPT_PROBLEMS = 1_000
+KEPT_FAULTS = 100
+"""Faults of a list as a whole, columns that are missing for instance, that are kept with the reason why it was refused."""
 
 
 @dataclass(slots=True)
@@ -133,8 +135,12 @@ class Splitter:
                 task_rows.seal(self._ledger, task_id)
             except InputError as error:
                 tally.error = error
-                said = {"text": error.text, "params": error.params} if error.text or error.params else None
-                task_rows.fail_split(self._ledger, task_id, f"{error.code}: {error}", said=said)
+                said: dict[str, Any] = {}
+                if error.text or error.params:
+                    said = {"text": error.text, "params": error.params}
+                if error.errors:
+                    said["errors"] = [{"row": each.row, **stored(each)} for each in error.errors[:KEPT_FAULTS]]
+                task_rows.fail_split(self._ledger, task_id, f"{error.code}: {error}", said=said or None)
         self._clear(task_id, source)
         self._on_slice()
         return tally

@@ -33,7 +33,8 @@ _CHUNK = 1 << 20
 class StoredFile:
     """A list on disk: ``name`` within the folder, the ``filename`` it was sent under, its size and SHA-256.
 
-    ``is_items``: it is no file that somebody sent, but JSON items that wait to be split.
+    ``is_items``: it is no file that somebody sent, but JSON items that wait to be split. ``named``: somebody gave the file
+    its name, so it says what the list is.
     """
 
     name: str
@@ -42,6 +43,7 @@ class StoredFile:
     size: int
     sha256: str
     is_items: bool = False
+    named: bool = True
 
 
 class Uploads:
@@ -52,8 +54,10 @@ class Uploads:
         self._max_bytes = max_bytes
         self._ids = ids
 
-    def store(self, stream: IO[bytes], filename: str, *, limit: int | None = None) -> StoredFile:
+    def store(self, stream: IO[bytes], filename: str, *, limit: int | None = None, named: bool = True) -> StoredFile:
         """Writes a stream to disk, in constant memory, and returns only when it is really there.
+
+        ``named``: ``filename`` is the user's; False where it only says of which format the list is.
 
         Raises :class:`TooLarge` beyond ``limit`` (default: the configured one); whatever the stream raises when it
         breaks off is passed on, and nothing stays behind.
@@ -82,7 +86,7 @@ class Uploads:
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-        return StoredFile(name, path, clean(filename), size, digest.hexdigest())
+        return StoredFile(name, path, clean(filename), size, digest.hexdigest(), named=named)
 
     def store_items(self, items: Any) -> StoredFile:
         """Writes a list of JSON items to disk, as an upload of its own. Raises :class:`InputError` for what is no JSON."""
@@ -90,7 +94,7 @@ class Uploads:
 
     def store_body(self, body: bytes) -> StoredFile:
         """The same of what :func:`items_body` made of the items."""
-        return replace(self.store(io.BytesIO(body), ITEMS, limit=len(body)), is_items=True)
+        return replace(self.store(io.BytesIO(body), ITEMS, limit=len(body), named=False), is_items=True)
 
     def find(self, name: str) -> Path:
         """The path of a stored list. Raises :class:`InputError` where it is gone, or the name is none of ours."""

@@ -71,7 +71,7 @@ def doctor(session: Session, repair: bool) -> int:
 
     Exit code 1 for a finding that stays.
     """
-    findings = session.app().doctor(repair=repair)
+    findings = session.existing().doctor(repair=repair)
     rows = [(each.task_id, each.code, each.message, each.repaired) for each in findings]
     session.out.document(
         {"findings": [dict(zip(("task_id", "code", "message", "repaired"), row, strict=True)) for row in rows]}

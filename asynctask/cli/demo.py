@@ -22,7 +22,7 @@ from asynctask.cli.http import Api
 from asynctask.cli.live import Bars, summary
 from asynctask.cli.loading import examples_folder, load_file
 from asynctask.cli.options import Command, Session, environment, pass_session
-from asynctask.cli.output import FAILURES, OK, Output, number
+from asynctask.cli.output import FAILURES, OK, Output, count, number
 from asynctask.cli.serve import address, child_argv, free_port, served_at, warn_if_open
 from asynctask.clock import SystemClock
 from asynctask.config import ENV_PREFIX
@@ -152,7 +152,7 @@ class _Run:
 
     def perform(self) -> dict[str, Any]:
         """Sends both lists, follows them, fetches the report and audits everything. Returns what the command prints."""
-        self.out.line(f"Writing a sheet of {number(self._rows)} rows, as untidy as people's are: {self._sheet}")
+        self.out.line(f"Writing a sheet of {count(self._rows, 'row')}, as untidy as people's are: {self._sheet}")
         expected = self._untidy.write_sheet(self._sheet, self._rows)
         shop = load_file(self._shop_file)
         products = shop.products(_PRODUCTS)
@@ -224,7 +224,7 @@ class _Run:
         out.line()
         for each in found["tasks"]:
             rate = f"{each['rows_per_s']:,.0f} rows/s"
-            out.line(f"{each['title']}: {number(each['rows'])} rows in {each['seconds']:.1f} s ({rate})", style="bold")
+            out.line(f"{each['title']}: {count(each['rows'], 'row')} in {each['seconds']:.1f} s ({rate})", style="bold")
             out.line(f"  {summary(each['progress']).plain}")
         out.line(f"  {found['retried']} products were retried after the inventory service had not answered")
         out.line()

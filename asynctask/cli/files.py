@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from asynctask.cli.options import TASK_ID, Command, Session, pass_session
-from asynctask.cli.output import OK, number
+from asynctask.cli.output import OK, count
 from asynctask.errors import InputError, UnknownWorker
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ def report(session: Session, task_id: int, path: Path, rows: str) -> int:
     They have their original columns, what became of them and why: ready to be corrected and sent again.
     """
     suffix = _suffix(path)
-    handle = session.app().task(task_id)
+    handle = session.existing().task(task_id)
     written = _write_report(handle, path, suffix, rows)
     session.out.document({"task_id": task_id, "rows": rows, "written": written, "path": str(path.resolve())})
-    session.out.line(f"{path}: {number(written)} rows ({rows})")
+    session.out.line(f"{path}: {count(written, 'row')} ({rows})")
     return OK
 
 
@@ -78,7 +78,7 @@ def template(session: Session, worker: str, path: Path) -> int:
         temporary.write_bytes(template_xlsx(found, app.config.locale) if suffix == ".xlsx" else template_csv(found))
     headers = [column.header for column in found.columns]
     session.out.document({"worker": worker, "columns": headers, "path": str(path.resolve())})
-    session.out.line(f"{path}: {number(len(headers))} columns for {worker}")
+    session.out.line(f"{path}: {count(len(headers), 'column')} for {worker}")
     return OK
 
 

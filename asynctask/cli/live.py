@@ -25,6 +25,8 @@ def duration(seconds: float | None) -> str:
     """Seconds as people say them: 12 s, 3 min 5 s, 2 h 10 min; nothing for None."""
     if seconds is None:
         return ""
+    if 0 < seconds < 1:
+        return "under 1 s"
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -55,7 +57,7 @@ def pace(progress: Mapping[str, Any]) -> str:
     percent = "" if figures["percent"] is None else f"{figures['percent']:.2f} %"
     rate = f"{figures['rate_per_s']:,.0f}/s" if figures["rate_per_s"] and not progress["done"] else ""
     left = duration(figures["eta_s"]) if not progress["done"] else ""
-    reason = progress["state_reason"]
+    reason = (progress["state_reason"] or "").partition(": ")[0]  # a rejected list's whole reason is a line of its own
     state = clean(progress["state"]) + (f" ({clean(reason)})" if reason else "")
     return "  ".join(part for part in (percent, state, rate, f"{left} left" if left else "") if part)
 
@@ -120,7 +122,7 @@ class Bars:
         percent = progress["progress"]["percent"]
         bar = ProgressBar(
             total=None if percent is None and not progress["done"] else 100,
-            completed=percent if percent is not None else 100,
+            completed=percent or 0,
             width=min(_BAR_WIDTH, max(10, self._out.console.width - 34)),
             animation_time=self._monotonic(),
         )

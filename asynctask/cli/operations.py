@@ -88,7 +88,7 @@ def list_queues(session: Session) -> int:
 
     One marked unattended is worked by no process.
     """
-    found = session.app().operations.queues()
+    found = session.existing().operations.queues()
     session.out.document({"queues": found})
     if not found:
         session.out.line("No queue is there.")
@@ -115,7 +115,7 @@ def list_queues(session: Session) -> int:
 @pass_session
 def list_jobs(session: Session, queue: str, newest: bool, limit: int, after: int) -> int:
     """List the jobs of a queue, those next to run first."""
-    found = session.app().operations.jobs(queue, after=after, limit=limit, newest=newest)
+    found = session.existing().operations.jobs(queue, after=after, limit=limit, newest=newest)
     session.out.document(found)
     rows = [
         (each["key"], each["worker"], each["task_id"], _moment(each["enqueued_at"]), _shown(each)) for each in found["jobs"]
@@ -131,7 +131,7 @@ def list_jobs(session: Session, queue: str, newest: bool, limit: int, after: int
 @pass_session
 def delete_jobs(session: Session, queue: str, keys: tuple[str, ...]) -> int:
     """Take jobs out of a queue for good. The items of tracked ones are cancelled."""
-    return _result(session, session.app().operations.delete_jobs(queue, keys, who=who()).as_dict(), "deleted")
+    return _result(session, session.existing().operations.delete_jobs(queue, keys, who=who()).as_dict(), "deleted")
 
 
 @queues.command("clear")
@@ -141,7 +141,7 @@ def delete_jobs(session: Session, queue: str, keys: tuple[str, ...]) -> int:
 def clear(session: Session, queue: str, yes: bool) -> int:
     """Take every job out of a queue for good. The items of tracked ones are cancelled."""
     sure(session, yes, f"clearing {clean(queue)}")
-    return _result(session, session.app().operations.clear_queue(queue, who=who()).as_dict(), "deleted")
+    return _result(session, session.existing().operations.clear_queue(queue, who=who()).as_dict(), "deleted")
 
 
 @queues.command("pause")
@@ -149,7 +149,7 @@ def clear(session: Session, queue: str, yes: bool) -> int:
 @pass_session
 def pause(session: Session, queue: str) -> int:
     """Take nothing from a queue until it is unpaused. Only where Redis is the broker."""
-    return _paused(session, queue, session.app().operations.pause(queue), "paused")
+    return _paused(session, queue, session.existing().operations.pause(queue), "paused")
 
 
 @queues.command("unpause")
@@ -157,7 +157,7 @@ def pause(session: Session, queue: str) -> int:
 @pass_session
 def unpause(session: Session, queue: str) -> int:
     """Go on with a paused queue."""
-    return _paused(session, queue, session.app().operations.unpause(queue), "unpaused")
+    return _paused(session, queue, session.existing().operations.unpause(queue), "unpaused")
 
 
 def _paused(session: Session, queue: str, changed: bool, word: str) -> int:
@@ -208,7 +208,7 @@ def _list(name: str) -> click.Command:
     @_page_options
     @pass_session
     def listed(session: Session, limit: int, after: int) -> int:
-        found = session.app().operations.listed(name, after=after, limit=limit)
+        found = session.existing().operations.listed(name, after=after, limit=limit)
         session.out.document(found)
         if found["entries"]:
             _entries(session, found["entries"])
@@ -224,7 +224,7 @@ def _search(name: str) -> click.Command:
     @click.option("--limit", type=_LIMIT, default=20, show_default=True, help="Most to list.")
     @pass_session
     def search(session: Session, text: str, limit: int) -> int:
-        found = session.app().operations.search(name, text, limit=limit)
+        found = session.existing().operations.search(name, text, limit=limit)
         session.out.document(found)
         if found["entries"]:
             _entries(session, found["entries"])
@@ -255,7 +255,7 @@ def _act(name: str, action: str) -> click.Command:
             raise click.UsageError("name the jobs by their keys, or say --all")
         if everything and action != "restart":
             sure(session, yes, f"{_GERUND[action]} all {_ABOUT[name]}")
-        operations = session.app().operations
+        operations = session.existing().operations
         if everything:
             result = operations.act_on_all(name, action, who=who())
         else:
@@ -274,7 +274,7 @@ processes: Final = Listing("processes", help="Show what runs; have worker proces
 @pass_session
 def list_processes(session: Session) -> int:
     """List processes: ours, and at Redis also those of Sidekiq."""
-    found = session.app().operations.processes()
+    found = session.existing().operations.processes()
     session.out.document({"processes": found})
     if not found:
         session.out.line("No process is there.")
@@ -312,7 +312,7 @@ def stop(session: Session, identity: str) -> int:
 
 
 def _signalled(session: Session, identity: str, verb: str) -> int:
-    session.app().operations.signal(identity, verb)
+    session.existing().operations.signal(identity, verb)
     session.out.document({"identity": identity, "signal": verb})
     session.out.line(
         f"{clean(identity)} is told to {'take nothing more' if verb == 'quiet' else 'stop'}, at its next beat."

@@ -115,6 +115,23 @@ class Session:
             self._agree(self._app.config)
         return self._app
 
+    def existing(self) -> AsyncTask:
+        """The application for a command that looks at what is there, or steers it: it makes no database.
+
+        Raises :class:`ConfigError` where the SQLite file does not exist, and as :meth:`app` does.
+        """
+        from asynctask.ledger.database import missing_file
+
+        app = self.app()
+        if (path := missing_file(app.config.database_url)) is not None:
+            named = "" if self.target else f", or -A module:app ({ENV_PREFIX}APP) for an application that says which"
+            raise ConfigError(
+                f"there is no database {path}, so there is nothing to look at or to steer. Is this the right folder? Name"
+                f" another database with --database-url ({ENV_PREFIX}DATABASE_URL){named}; `asynctask db upgrade` makes a"
+                " new one"
+            )
+        return app
+
     def _build(self) -> AsyncTask:
         if self.target:
             return load_app(self.target)

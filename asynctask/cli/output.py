@@ -123,13 +123,18 @@ class Output:
             self._stdout.write(text + "\n")
         self._stdout.flush()
 
-    def table(self, headers: Sequence[str], rows: Iterable[Sequence[Any]], *, longest: int = 200) -> None:
-        """Writes rows under headers: a rich table on a terminal, else columns of plain text."""
+    def table(self, headers: Sequence[str], rows: Iterable[Sequence[Any]], *, longest: int = 200, wraps: str = "") -> None:
+        """Writes rows under headers: a rich table on a terminal, else columns of plain text.
+
+        ``wraps`` names the one column whose cells may take several lines of a terminal; by default all may.
+        """
         if self.json:
             return
         cells = [[clean(cell, longest=longest) for cell in row] for row in rows]
         if self.console.is_terminal:
-            table = Table(*headers, box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+            table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+            for header in headers:
+                table.add_column(header, no_wrap=bool(wraps) and header != wraps)
             for row in cells:
                 table.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
             self.console.print(table)

@@ -13,7 +13,7 @@ import click
 from asynctask import __version__
 from asynctask.cli.options import Group, Session
 from asynctask.cli.output import DETACHED, OK, Output
-from asynctask.errors import AsyncTaskError
+from asynctask.errors import AsyncTaskError, not_installed
 
 __all__ = ["Root", "build", "run"]
 
@@ -127,7 +127,7 @@ def run(
     except ModuleNotFoundError as error:
         if (extra := _EXTRAS.get(str(error.name))) is None:
             raise
-        return out.error(click.UsageError(f"{error.name} is not installed: pip install 'asynctask[{extra}]'"))
+        return out.error(click.UsageError(not_installed(str(error.name), extra)))
     except (click.Abort, KeyboardInterrupt):
         return DETACHED
     except OSError as error:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from asynctask.handle import TaskHandle
     from asynctask.submission import Submission
 
-__all__ = ["COMMANDS", "follow", "outcome", "priority_value"]
+__all__ = ["COMMANDS", "follow", "outcome", "priority_value", "tell_refusal"]
 
 _LOOK_EVERY_S: Final = 0.25
 _PATIENCE_S: Final = 120.0  # a database that is away for longer than this is no hiccup
@@ -83,11 +83,14 @@ def _watch(session: Session, handle: TaskHandle) -> int:
         return DETACHED
     session.out.document(progress)
     if not session.out.json:
-        _closing_words(session, progress)
+        _closing_words(session, handle, progress)
     return outcome(progress)
 
 
-def _closing_words(session: Session, progress: Mapping[str, Any]) -> None:
+def _closing_words(session: Session, handle: TaskHandle, progress: Mapping[str, Any]) -> None:
+    if progress["state"] == "rejected":
+        tell_refusal(session, handle)
+        return
     if progress["split"]["state"] == "failed":
         session.out.line(_broken_off(progress), style="red")
     errors = progress["top_errors"][:_SHOWN_ERRORS]
@@ -100,6 +103,17 @@ def _closing_words(session: Session, progress: Mapping[str, Any]) -> None:
         session.out.line(f"The rows to correct: asynctask report {task_id} -o failed.xlsx")
 
 
+def tell_refusal(session: Session, handle: TaskHandle) -> None:
+    """Says why a rejected list was refused, with what is wrong with its first rows; nothing for another Task."""
+    if (found := handle.refusal()) is None:
+        return
+    from asynctask.bulk.problems import localised
+
+    error = localised(found, session.app().config.locale)
+    session.out.line(f"The list was rejected: {clean(error)}", style="red")
+    session.out.problems(error.errors)
+
+
 def _broken_off(progress: Mapping[str, Any]) -> str:
     return f"The list could not be read to its end: {clean(progress['split'].get('reason'))}"
 
@@ -109,7 +123,7 @@ def _broken_off(progress: Mapping[str, Any]) -> str:
 @pass_session
 def watch(session: Session, task_id: int) -> int:
     """Show a Task until it is done. Ctrl-C leaves it running."""
-    return _watch(session, session.app().task(task_id))
+    return _watch(session, session.existing().task(task_id))
 
 
 def _columns(_context: click.Context, _option: click.Parameter, text: str | None) -> dict[str, str] | None:
@@ -183,7 +197,7 @@ def _would_be(session: Session, found: DryRun, locale: str) -> int:
     out.document(found.as_dict(locale))
     total = found.accepted + found.rejected
     taken = found.taken
-    out.line(f"{number(taken)} of {number(total)} rows would be taken; nothing was written")
+    out.line(f"{number(taken)} of {count(total, 'row')} would be taken; nothing was written")
     if found.rejected:
         out.line(f"{count(found.rejected, 'row')} would be rejected:")
         out.problems([replace(problem, message=render(problem, locale)) for problem in found.problems])
@@ -209,6 +223,10 @@ def _taken(session: Session, submission: Submission) -> int:
     pause = Event()
     while (progress := handle.progress())["split"]["state"] == "splitting" and not progress["done"]:
         pause.wait(_LOOK_EVERY_S)
+    if (refused := handle.refusal()) is not None:  # as where it is known at once
+        from asynctask.bulk.problems import localised
+
+        raise localised(refused, session.app().config.locale)
     rejected, total = progress["split"]["rejected"], progress["counts"]["total"]
     problems = submission.problems
     if problems is None and rejected:
@@ -219,8 +237,6 @@ def _taken(session: Session, submission: Submission) -> int:
     if rejected:
         out.line(f"{count(rejected, 'row')} {'was' if rejected == 1 else 'were'} rejected and will not be performed:")
         out.problems(problems or ())
-    if progress["state"] == "rejected":
-        return USAGE
     if progress["split"]["state"] == "failed":
         out.line(_broken_off(progress), style="red")
         return FAILURES

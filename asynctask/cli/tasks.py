@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import getpass
+import math
 import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -12,8 +13,8 @@ import click
 
 from asynctask.cli.live import headline, pace, summary
 from asynctask.cli.options import TASK_ID, Command, Session, pass_session
-from asynctask.cli.output import OK, clean, number
-from asynctask.cli.submit import priority_value
+from asynctask.cli.output import OK, clean, count, number
+from asynctask.cli.submit import priority_value, tell_refusal
 from asynctask.errors import InputError
 from asynctask.states import PROBLEM, State, Status
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["COMMANDS", "who"]
 
 KNOBS: Final = ("parallel", "priority", "title")
+_WIDE: Final = 120
+"""Columns of a terminal that show every column of the list of Tasks without breaking words."""
 _FAILED: Final = tuple(sorted(status.value for status in PROBLEM))
 
 
@@ -43,16 +46,19 @@ def who() -> str:
 @pass_session
 def tasks(session: Session, /, limit: int, **filters: Any) -> int:
     """List Tasks, newest first."""
-    found = session.app().tasks(limit=limit, **filters)
+    found = session.existing().tasks(limit=limit, **filters)
     session.out.document({"tasks": found})
     if not found:
         session.out.line("No Task is there." if not any(filters.values()) else "No such Task is there.")
         return OK
-    session.out.table(
-        ("id", "worker", "state", "percent", "total", "finish", "failed", "error", "rejected", "created", "title"),
-        map(_row, found),
-        longest=40,
-    )
+    if session.out.terminal and session.out.console.width < _WIDE:
+        session.out.table(("id", "state", "%", "rows", "not ok", "created", "task"), map(_narrow_row, found), wraps="task")
+    else:
+        session.out.table(
+            ("id", "worker", "state", "percent", "total", "finish", "failed", "error", "rejected", "created", "title"),
+            map(_row, found),
+            longest=40,
+        )
     if len(found) == limit:
         session.out.line(f"Older ones: asynctask tasks --after {found[-1]['task_id']}")
     return OK
@@ -72,6 +78,20 @@ def _row(progress: Mapping[str, Any]) -> tuple[Any, ...]:
     )
 
 
+def _narrow_row(progress: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What fits beside each other in 80 columns; the worker and the title share the last one, which wraps."""
+    counts, percent = progress["counts"], progress["progress"]["percent"]
+    return (
+        progress["task_id"],
+        progress["state"],
+        "" if percent is None else f"{math.floor(percent)}",
+        number(counts["total"]),
+        number(counts["failed"] + counts["error"] + progress["split"]["rejected"]),
+        str(progress["created_at"])[5:16].replace("T", " "),
+        progress["worker"] + (f": {progress['title']}" if progress["title"] else ""),
+    )
+
+
 @click.command("show", cls=Command)
 @click.argument("task_id", type=TASK_ID)
 @click.option("--failed", is_flag=True, help="Also the rows that ended failed or error, and their messages grouped.")
@@ -80,14 +100,15 @@ def _row(progress: Mapping[str, Any]) -> tuple[Any, ...]:
 @pass_session
 def show(session: Session, task_id: int, failed: bool, limit: int, after: int | None) -> int:
     """Show one Task as it is now."""
-    handle = session.app().task(task_id)
+    handle = session.existing().task(task_id)
     progress = handle.progress()
     events = handle.events(_FAILED, after, limit) if failed else []
     if session.out.json:
         more = {"error_groups": handle.error_groups(), "events": events} if failed else {}
-        session.out.document({**progress, **more})
+        session.out.document({**progress, **more, "refusal": handle.refusal_object()})
         return OK
     _describe(session, progress)
+    tell_refusal(session, handle)
     if failed:
         _failures(session, progress, events, limit)
     return OK
@@ -98,10 +119,10 @@ def _describe(session: Session, progress: Mapping[str, Any]) -> None:
     out.line(headline(progress), style="bold")
     out.line(f"{pace(progress)}: {summary(progress).plain}")
     out.line()
-    planned = "unknown" if split["planned"] is None else number(split["planned"])
+    planned = "an unknown number of rows" if split["planned"] is None else count(split["planned"], "row")
     out.fields(
         {
-            "split": f"{split['state']}, {number(split['created'])} of {planned} rows",
+            "split": f"{split['state']}, {number(split['created'])} of {planned}",
             "parallel": control["parallel"] or "as many as the workers can",
             "in flight": control["in_flight"],
             "priority": control["priority"],
@@ -169,7 +190,7 @@ def set_knobs(session: Session, task_id: int, knobs: tuple[str, ...]) -> int:
     parallel=5 (or none), priority=120 (or ADMIN_HIGH), title=TEXT.
     """
     values = dict(map(_knob, knobs))
-    handle = session.app().task(task_id)
+    handle = session.existing().task(task_id)
     progress = handle.update(who=who(), **values)
     session.out.document(progress)
     _describe_control(session, progress)
@@ -183,7 +204,7 @@ def _describe_control(session: Session, progress: Mapping[str, Any]) -> None:
 
 
 def _steered(session: Session, task_id: int, done: str, action: Callable[[TaskHandle], bool]) -> int:
-    handle = session.app().task(task_id)
+    handle = session.existing().task(task_id)
     changed = action(handle)
     progress = handle.progress()
     session.out.document({**progress, "changed": changed})

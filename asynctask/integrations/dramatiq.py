@@ -20,21 +20,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-import dramatiq
-from dramatiq.middleware import (
-    Middleware,
-    MiddlewareError,
-    Shutdown,
-    ShutdownNotifications,
-    SkipMessage,
-    TimeLimit,
-    TimeLimitExceeded,
-)
-from dramatiq.results import Results
-from dramatiq.worker import _ConsumerThread as ConsumerThread  # the name that older releases know too
-
 from asynctask.bookkeeping import Begin
-from asynctask.errors import ConfigError, JobInterrupted, JobTimeout, NormalException, Unavailable
+from asynctask.errors import ConfigError, JobInterrupted, JobTimeout, NormalException, Unavailable, not_installed
 from asynctask.integrations.engine import EngineProcess
 from asynctask.job import CurrentJob, reset_current_job, set_current_job
 from asynctask.ledger.base import dumps
@@ -45,6 +32,24 @@ from asynctask.middleware.tracker import Arrival, Ticket
 from asynctask.runtime.launcher import Tracked
 from asynctask.states import Status
 from asynctask.worker import Worker
+
+try:
+    import dramatiq
+    from dramatiq.middleware import (
+        Middleware,
+        MiddlewareError,
+        Shutdown,
+        ShutdownNotifications,
+        SkipMessage,
+        TimeLimit,
+        TimeLimitExceeded,
+    )
+    from dramatiq.results import Results
+    from dramatiq.worker import _ConsumerThread as ConsumerThread  # the name that older releases know too
+except ModuleNotFoundError as error:
+    if error.name != "dramatiq":
+        raise
+    raise ModuleNotFoundError(not_installed("dramatiq", "dramatiq"), name="dramatiq") from None
 
 __all__ = ["TaskEvents", "TrackingUnavailable", "attach"]
 

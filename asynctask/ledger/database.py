@@ -21,7 +21,7 @@ from sqlalchemy.engine import Connection, Engine, ExceptionContext
 from sqlalchemy.engine.url import URL, make_url
 
 from asynctask.clock import Ids, SystemIds
-from asynctask.errors import ConfigError, LedgerUnavailable
+from asynctask.errors import ConfigError, LedgerUnavailable, not_installed
 from asynctask.ledger.conflicts import (
     LOCKED,
     OutcomeUnknown,
@@ -33,7 +33,7 @@ from asynctask.ledger.conflicts import (
 )
 from asynctask.ledger.sqlite import WriteLock, connect_sqlite
 
-__all__ = ["Database"]
+__all__ = ["Database", "missing_file"]
 
 _DRIVERS: Final = {"postgresql": "postgresql+psycopg", "mysql": "mariadb+pymysql", "mariadb": "mariadb+pymysql"}
 _EXTRAS: Final = {"postgresql": "postgresql", "mariadb": "mysql"}
@@ -106,9 +106,7 @@ class Database:
                 connect_args=_CONNECT_ARGS[self.dialect],
             )
         except ImportError:
-            raise ConfigError(
-                f"the driver of {self.dialect} is not installed: pip install 'asynctask[{_EXTRAS[self.dialect]}]'"
-            ) from None
+            raise ConfigError(not_installed(f"the driver of {self.dialect}", _EXTRAS[self.dialect])) from None
         if self.dialect == "mariadb":
             event.listen(engine, "do_connect", _dial_mariadb)
         event.listen(engine, "connect", self._connect_postgresql if self.dialect == "postgresql" else _connect_mariadb)
@@ -378,6 +376,18 @@ def _roll_back(connection: Connection) -> None:
         connection.exec_driver_sql("ROLLBACK")
     except Exception:  # whatever is wrong with it, it must not go back to the pool with a transaction open
         connection.invalidate()
+
+
+def missing_file(url: str) -> Path | None:
+    """The file of an SQLite database that does not exist yet; None where it does, and for a server.
+
+    Raises :class:`ConfigError` for a URL that cannot work.
+    """
+    parsed = _normal(url)
+    if parsed.get_backend_name() != "sqlite":
+        return None
+    path = Path(str(parsed.database)).absolute()
+    return None if path.exists() else path
 
 
 def _normal(url: str) -> URL:

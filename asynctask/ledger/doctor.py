@@ -147,7 +147,7 @@ def _compare(task: dict[str, Any], said: Delta, truth: Delta, flying: int) -> li
     findings = [Finding("counts", task["id"], "; ".join(wrong))] if wrong else []
     open_items = truth.enqueue + truth.working + truth.stopped
     if task["closed_at"] is not None and open_items:
-        findings.append(Finding("closed_with_open_items", task["id"], f"closed, but {open_items} items are open"))
+        findings.append(Finding("closed_with_open_items", task["id"], f"closed, with open items: {open_items}"))
     return findings
 
 

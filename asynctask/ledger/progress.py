@@ -239,7 +239,7 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
             "remaining": total - done,
             "percent": percent(done, total) if sealed and bool(row["generation_sealed"]) else None,
             "rate_per_s": rate,
-            "eta_s": round((total - done) / rate, 1) if rate and not over and sealed else None,
+            "eta_s": _eta_s(row, total - done, retrying, rate, now) if rate and not over and sealed else None,
         },
         "control": {
             "parallel": row["parallel"],
@@ -261,8 +261,10 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
     }
 
 
-def percent(done: int, total: int) -> float:
-    """Floored to two decimals; 100 only when nothing remains."""
+def percent(done: int, total: int) -> float | None:
+    """Floored to two decimals; 100 only when nothing remains, and None where nothing was taken."""
+    if total == 0:
+        return None
     return 100.0 if done >= total else math.floor(done * 10_000 / total) / 100
 
 
@@ -282,6 +284,12 @@ def _rate(row: dict[str, Any], done: int, now: int) -> float | None:
         since, before = row["sampled_at"], row["sampled_done"] or 0
     seconds = (until - since) / SECOND
     return round(max(0.0, (done - before) / seconds), 1) if seconds > 0 else None
+
+
+def _eta_s(row: dict[str, Any], remaining: int, retrying: int, rate: float, now: int) -> float:
+    """Seconds until nothing remains, by the rate of late. Items that wait for a retry begin when the next is due."""
+    pause_s = max(0, (row["next_due_at"] or now) - now) / SECOND if retrying else 0.0
+    return round(max(remaining / rate, pause_s + retrying / rate), 1)
 
 
 def _poll_after(state: str, over: bool) -> int:

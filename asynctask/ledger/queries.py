@@ -25,11 +25,18 @@ _t, _e, _x = tasks.c, events.c, task_errors.c
 
 
 def _event_object(row: dict[str, Any]) -> dict[str, Any]:
+    """An Event as Python, the command line and the API give it.
+
+    ``worker_name`` and ``added_messages`` are its names; ``worker`` and ``messages`` say the same and stay for those who
+    read them.
+    """
+    messages = loads(row["added_messages"]) or []
     times = {name: rfc3339(row[name]) for name in ("due_at", "created_at", "started_at", "finished_at")}
     return {
         "id": row["id"],
         "job_id": row["job_id"],
         "task_id": row["task_id"],
+        "worker_name": row["worker"],
         "worker": row["worker"],
         "queue": row["in_queue"],
         "status": row["status"],
@@ -37,7 +44,8 @@ def _event_object(row: dict[str, Any]) -> dict[str, Any]:
         "retries": row["retries"],
         "row": row["first_row"],
         "params": loads(row["params"]),
-        "messages": loads(row["added_messages"]) or [],
+        "added_messages": messages,
+        "messages": messages,
         "result": loads(row["result"]),
         "problem": row["problem"],
         "process": row["process"],

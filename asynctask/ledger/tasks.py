@@ -339,7 +339,8 @@ def fail_split(
 ) -> None:
     """The split broke off for good: what was created runs on, and the Task says why it is not whole.
 
-    ``said``: ``text`` and ``params`` of the reason, kept in the Task's log for those who read another language.
+    ``said``: ``text`` and ``params`` of the reason, for those who read another language, and its single ``errors``; kept in
+    the Task's log.
     ``anyone``: the caller is the sweep, which found the lease of a split that cannot be taken up again ended.
     """
     with ledger.database.write() as connection:

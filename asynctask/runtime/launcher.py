@@ -37,14 +37,13 @@ from asynctask.middleware.chain import Chain
 from asynctask.middleware.task_event import TaskEventMiddleware
 from asynctask.middleware.tracker import Tracker
 from asynctask.runtime.assignment import Assignment
-from asynctask.runtime.garbage import look_seldom
 from asynctask.runtime.heartbeat import Heartbeat
+from asynctask.runtime.interpreter import Switching, collect_seldom
 from asynctask.runtime.lifeline import Pulse, Wakeup
 from asynctask.runtime.manager import Manager
 from asynctask.runtime.performer import Hooks, Performer
 from asynctask.runtime.poller import Poller
 from asynctask.runtime.showing import Showing
-from asynctask.runtime.switching import Switching
 from asynctask.worker import Worker
 
 __all__ = ["Launcher", "Parts", "Queues", "Tracked"]
@@ -301,7 +300,7 @@ class Launcher:
         if hasattr(signal, "SIGTTIN"):
             faulthandler.register(signal.SIGTTIN, all_threads=True)
         self.start()
-        look_seldom()
+        collect_seldom()
         self._log.info("working", identity=self._parts.ledger.identity, concurrency=self._concurrency)
         switching = Switching()
         while not self._stopping:

@@ -29,11 +29,11 @@ from asynctask.middleware.chain import Chain
 from asynctask.middleware.task_event import TaskEventMiddleware
 from asynctask.middleware.tracker import AttemptLost, Ticket, Tracker
 from asynctask.runtime.assignment import Assignment
+from asynctask.runtime.interpreter import QUICK_S
 from asynctask.runtime.interrupt import Watch, Watchdog
 from asynctask.runtime.loop import LoopThread
 from asynctask.runtime.patience import pause_s
 from asynctask.runtime.retry import Decision, Follow, decide, retries_of
-from asynctask.runtime.switching import QUICK_S
 from asynctask.runtime.untracked import after_failure, decide_foreign, decide_untracked, limit_of, text_of
 from asynctask.wire.payload import parse
 from asynctask.worker import Worker

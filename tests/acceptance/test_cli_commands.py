@@ -138,7 +138,7 @@ def test_the_example_of_the_readme_does_what_it_says(desk: Desk) -> None:
         words = ("-A", "shop:app", "submit", "products.csv", "--worker", "enroll_product", "--watch")
         counts = desk.json(*words, code=1)["counts"]
     assert (counts["finish"], counts["failed"]) == (1, 1)
-    assert "1 rows" in desk.run("-A", "shop:app", "report", 1, "-o", "failed.xlsx").stdout
+    assert "1 row (failed)" in desk.run("-A", "shop:app", "report", 1, "-o", "failed.xlsx").stdout
 
 
 # --- steering ---

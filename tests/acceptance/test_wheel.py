@@ -10,10 +10,13 @@ import sys
 import sysconfig
 import venv
 import zipfile
+from email.parser import Parser
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from asynctask import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -109,6 +112,18 @@ def test_the_wheel_holds_migrations_examples_types_templates_and_nothing_of_the_
     strangers = {name.partition("/")[0] for name in names} - {"asynctask", "webapi"}
     assert all(name.endswith(".dist-info") for name in strangers), strangers
     assert not [name for name in names if name.endswith((".pyc", ".db", ".lock"))]
+
+
+def test_the_distribution_has_the_name_that_every_message_says(wheel: Path, python: Path, tmp_path: Path) -> None:
+    assert wheel.name == f"asynctask_ledger-{__version__}-py3-none-any.whl"
+    said = run(python, tmp_path, "-c", "import importlib.metadata as m; print(m.version('asynctask-ledger'))")
+    assert said.stdout.strip() == __version__, said.stderr
+    extras = Parser().parsestr(zipfile.ZipFile(wheel).read(metadata_of(wheel)).decode()).get_all("Provides-Extra")
+    assert {"postgresql", "mysql", "dramatiq", "yaml"} <= set(extras or ())
+
+
+def metadata_of(wheel: Path) -> str:
+    return next(name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".dist-info/METADATA"))
 
 
 def test_from_an_empty_folder_the_schema_is_made_and_checked(python: Path, tmp_path: Path) -> None:

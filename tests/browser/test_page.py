@@ -156,6 +156,72 @@ def test_an_encoding_in_doubt_is_chosen_with_one_click(page: Page, shop: Shop, t
         expect(page).to_have_url(re.compile(r"/tasks/\d+$"))
 
 
+def test_a_list_that_was_rejected_says_why_on_its_page(page: Page, shop: Shop, tmp_path: Path) -> None:
+    (tmp_path / "spring.csv").write_text("Quantity,colour\n1,red\n")
+    with shop.web() as (_, said):
+        hand_in(page, said["url"], tmp_path / "spring.csv", "enroll")
+        expect(page.get_by_role("alert")).to_contain_text("no column for sku")
+        page.goto(said["url"])
+        page.get_by_role("link", name="spring.csv").click()
+        expect(page.locator("#state")).to_have_text("rejected")
+        expect(page.locator("#words")).to_contain_text("Rejected: the sheet has no column for sku")
+        expect(page.get_by_role("alert").locator("tbody tr td:nth-child(2)")).to_have_text(["sku"])
+        expect(page.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "0")
+        for empty in ("#percent", "#of"):
+            expect(page.locator(empty)).to_have_text("")
+
+
+def test_jobs_in_the_queue_are_not_said_to_run(page: Page, shop: Shop, tmp_path: Path) -> None:
+    file = sheet(tmp_path / "products.xlsx", *((f"OK-{n}", n, "red") for n in range(1, 31)))
+    with shop.worker(), shop.web() as (_, said):
+        hand_in(page, said["url"], file, "gated")
+        facts = page.locator("#facts")
+        expect(facts).to_contain_text("In flight (queued or running)")
+        expect(facts).not_to_contain_text("Running now")
+        shop.open_gate(30)
+        expect(page.locator("#state")).to_have_text("finished")
+
+
+def test_one_row_is_not_spoken_of_as_many(page: Page, shop: Shop) -> None:
+    with shop.web() as (_, said):
+        page.goto(said["url"])
+        for state, changes, sentence in SENTENCES:
+            p = {**PROGRESS, **changes, "state": state, "done": state in ("finished", "cancelled", "rejected")}
+            found = page.evaluate("(p) => import('/static/words.js').then((words) => words.sentence(p))", p)
+            assert found == sentence
+
+
+def split(**changes: Any) -> dict[str, Any]:
+    return {"split": {"state": "sealed", "reason": None, "planned": 9, "created": 9, "rejected": 0, **changes}}
+
+
+def ended(**counts: int) -> dict[str, Any]:
+    return {"counts": {**PROGRESS["counts"], "total": 9, **counts}}
+
+
+PROGRESS: dict[str, Any] = {
+    "state_reason": None, "retrying": 0, "started_at": "2026-11-21T05:12:00Z", "control": {"in_flight": 0}, **split(),
+    "counts": dict.fromkeys(("total", "enqueue", "working", "stopped", "finish", "failed", "error", "cancelled"), 0),
+}  # fmt: skip
+BROKEN = "damaged_file: the file ends in the middle"
+SENTENCES: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("running", {"retrying": 1}, "Running. 1 row waits for another try."),
+    ("running", {"retrying": 2}, "Running. 2 rows wait for another try."),
+    ("running", split(state="failed", reason=BROKEN),
+     "Running. The list could not be read to its end: the file ends in the middle"),
+    ("cancelled", ended(cancelled=1), "Cancelled: 1 row was not run."),
+    ("cancelled", ended(cancelled=2), "Cancelled: 2 rows were not run."),
+    ("finished", {**ended(finish=9), **split(rejected=1)},
+     "Finished: every row that was taken succeeded. 1 row was not taken."),
+    ("finished", {**ended(failed=1), **split(rejected=2)}, "Finished: 1 row of 9 did not succeed. 2 rows were not taken."),
+    ("rejected", split(state="failed", reason=BROKEN), "Rejected: the file ends in the middle"),
+    ("rejected", split(), "Rejected: the list has no rows."),
+    ("rejected", split(rejected=1), "Rejected: its only row could not be taken."),
+    ("rejected", split(rejected=2), "Rejected: none of its 2 rows could be taken."),
+    ("rejected", {**split(rejected=1), "state_reason": "rows_rejected"}, "Rejected as a whole: 1 row is not in order."),
+)  # fmt: skip
+
+
 def test_a_file_over_the_limit_is_not_even_sent(page: Page, tmp_path: Path) -> None:
     (tmp_path / "large.csv").write_text("sku\n" + "A\n" * 5_000)
     with Shop(tmp_path, max_file_bytes=2_000).web() as (_, said):

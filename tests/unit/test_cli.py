@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,12 @@ from typing import Any
 import click
 import pytest
 
-from asynctask import cli
+from asynctask import AsyncTask, cli
 from asynctask.cli import main
 from asynctask.cli.audit import ReportRows, audit_campaigns
 from asynctask.cli.live import Bars, duration, pace, summary
 from asynctask.cli.options import environment
-from asynctask.cli.output import Output, clean, exit_code
+from asynctask.cli.output import Output, clean, count, exit_code
 from asynctask.cli.root import build, run
 from asynctask.cli.serve import address, child_argv, free_port
 from asynctask.cli.submit import follow, outcome, priority_value
@@ -206,7 +208,7 @@ def test_a_driver_that_is_not_installed_is_told_with_how_to_install_it(monkeypat
     monkeypatch.setitem(sys.modules, "psycopg", None)
     code, _, err = call("db", "check", "--database-url", "postgresql://127.0.0.1:1/x")
     assert code == 2
-    assert "pip install 'asynctask[postgresql]'" in err
+    assert "pip install 'asynctask-ledger[postgresql]'" in err
 
 
 def test_a_bug_of_ours_does_not_look_like_rows_that_failed(
@@ -269,6 +271,62 @@ def test_a_plain_table_is_aligned_by_width_on_the_screen_and_interprets_no_marku
     lines = out.getvalue().splitlines()
     assert lines[1] == "1   [bold]春季[/bold]  5"
     assert lines[2] == "22  x                  6"
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_list_of_tasks_is_read_in_80_columns(width: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    url = f"sqlite:///{tmp_path / 'a.db'}"
+    app = AsyncTask(environ={}, database_url=url, data_dir=str(tmp_path))
+
+    @app.worker(name="enroll_product_in_promotion")
+    def enroll(item: dict[str, Any]) -> None: ...
+
+    titles = ["Spring sale of everything that is left over", "products_2026-11-22_final.xlsx", ""]
+    for title in titles:
+        app.submit(enroll, ({"sku": n} for n in range(1200)), title=title)
+    app.close()
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    out = Terminal()
+    assert run(["tasks", "--database-url", url], stdout=out) == 0
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()).splitlines()
+    assert all(len(line.rstrip()) <= width for line in lines)
+    assert lines[0].split() == ["id", "state", "%", "rows", "not", "ok", "created", "task"]
+    for task_id in (1, 2, 3):  # each figure stands whole on the line of its Task
+        (line,) = [line for line in lines if line.startswith(f"{task_id} ")]
+        assert re.match(rf"{task_id} +running +0 +1,200 +0 +\d\d-\d\d \d\d:\d\d  +enroll", line), line
+    words = " ".join(" ".join(line[line.find("enroll") :] if "enroll" in line else line for line in lines).split())
+    for title in titles:
+        assert title in words
+
+
+@pytest.mark.parametrize("broker", ["", "redis://127.0.0.1:1/0"])
+@pytest.mark.parametrize(
+    "words",
+    ["tasks", "show 1", "watch 1", "report 1 -o a.csv", "set 1 parallel=5", "pause 1", "resume 1", "cancel 1", "retry 1",
+     "queues list", "retries list", "scheduled list", "dead list", "processes list", "doctor"],
+)  # fmt: skip
+def test_a_command_that_looks_makes_no_database_in_the_wrong_folder(
+    words: str, broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ASYNCTASK_DATABASE_URL", raising=False)
+    code, out, err = call(*words.split(), *(["--broker-url", broker] if broker else []), environ=os.environ)  # type: ignore[arg-type]
+    assert (code, out) == (2, "")
+    assert f"there is no database {tmp_path / 'asynctask.db'}" in err
+    for way in ("--database-url", "ASYNCTASK_DATABASE_URL", "-A module:app", "asynctask db upgrade"):
+        assert way in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_there_is_one_of_is_not_said_as_many() -> None:
+    assert count(1, "row") == "1 row"
+    assert duration(0.04) == "under 1 s"
 
 
 def test_with_json_nothing_but_the_document_is_written() -> None:

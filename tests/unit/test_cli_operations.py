@@ -132,7 +132,8 @@ def test_a_job_is_deleted_from_its_queue_by_its_key(app: AsyncTask, call: Caller
         (("dead", "delete", "\udcff"), "half a character"),
     ],
 )
-def test_what_cannot_be_is_told(call: Caller, argv: tuple[str, ...], says: str) -> None:
+def test_what_cannot_be_is_told(app: AsyncTask, call: Caller, argv: tuple[str, ...], says: str) -> None:
+    app.ensure_schema()  # a command that looks makes no database
     code, _, err = call(*argv)
     assert code == 2
     assert says in err

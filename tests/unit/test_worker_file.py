@@ -300,4 +300,4 @@ def test_without_the_library_it_is_told_how_to_install_it(written: Writes, monke
     monkeypatch.setitem(sys.modules, "yaml", None)
     out, err = io.StringIO(), io.StringIO()
     assert run(["config", "-C", str(written("concurrency: 1\n"))], stdout=out, stderr=err, environ={}) == 2
-    assert "pip install 'asynctask[yaml]'" in err.getvalue()
+    assert "pip install 'asynctask-ledger[yaml]'" in err.getvalue()

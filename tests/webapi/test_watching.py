@@ -11,6 +11,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from asynctask import AsyncTask
+from asynctask.testing.waits import wait_for
 
 Working = Callable[[], AbstractContextManager[None]]
 
@@ -120,6 +121,41 @@ def test_events_are_paged_and_filtered(client: FlaskClient, ended: Callable[...,
     answer = client.get(f"{url}?status=lost")
     assert answer.status_code == 422
     assert "failed" in answer.json["detail"]
+
+
+def test_an_event_has_the_names_of_its_record_beside_the_earlier_ones(
+    app: AsyncTask, client: FlaskClient, ended: Callable[..., int]
+) -> None:
+    task_id = ended("NO-1")
+    (event,) = client.get(f"/api/tasks/{task_id}/events").json["events"]
+    assert event["worker_name"] == event["worker"] == "enroll"
+    assert event["added_messages"] == event["messages"] != []
+    alone = client.get(f"/api/jobs/{event['job_id']}").json
+    assert (alone["worker_name"], alone["added_messages"]) == (event["worker_name"], event["added_messages"])
+    (own,) = app.task(task_id).events()
+    assert (own["worker_name"], own["added_messages"]) == (event["worker_name"], event["added_messages"])
+    described = client.get("/openapi.json").json["components"]["schemas"]["Event"]
+    assert {"worker_name", "worker", "added_messages", "messages"} <= set(described["required"])
+
+
+def test_the_time_left_is_not_over_before_the_next_retry_is_due(
+    app: AsyncTask, client: FlaskClient, working: Working
+) -> None:
+    @app.worker(retry=3, retry_in=lambda *_: 600.0)
+    def flaky(item: dict[str, Any]) -> None:
+        if item["n"] < 3:
+            raise RuntimeError("not yet")
+
+    task = app.submit(flaky, [{"n": n} for n in range(40)])
+    with working():
+        wait_for(
+            lambda: task.progress()["retrying"] == 3 and task.progress()["progress"]["done"] == 37,
+            "three items wait for a retry, the others are done",
+        )
+        seen = client.get(f"/api/tasks/{task.id}").json
+    assert seen["progress"]["remaining"] == 3
+    assert seen["progress"]["rate_per_s"] > 0
+    assert 500 < seen["progress"]["eta_s"] < 700
 
 
 def test_errors_are_grouped_and_every_change_is_logged(client: FlaskClient, ended: Callable[..., int]) -> None:

@@ -2,7 +2,7 @@
 
 import { Poller, Refused, call, upload } from "./api.js";
 import { $, $$, drawBar, el, setText, show, showProblem, user } from "./dom.js";
-import { STATES, amount, pace, percent, segments, sentence, when } from "./words.js";
+import { STATES, amount, pace, percent, reached, segments, sentence, when } from "./words.js";
 
 const api = document.body.dataset.api;
 const PAGE = 10;
@@ -105,7 +105,7 @@ function fill(node, p) {
   setText($(".task-title", node), p.title || `Task ${p.task_id}`);
   setText(badge, STATES[p.state] ?? p.state);
   badge.className = `badge ${badgeKind(p)}`;
-  drawBar($(".bar", node), segments(p), { percent: p.progress.percent, text: `${percent(p)}, ${sentence(p)}` });
+  drawBar($(".bar", node), segments(p), { percent: reached(p), text: `${percent(p)}, ${sentence(p)}` });
   setText($(".said", node), amount(p) + sentence(p));
   setText($(".meta", node), [p.worker, pace(p), when(p.created_at)].filter(Boolean).join(" · "));
 }

@@ -2,7 +2,7 @@
 
 import { Poller, Refused, call } from "./api.js";
 import { $, $$, cells, drawBar, el, setText, show, showProblem, user } from "./dom.js";
-import { COUNTS, KINDS, STATES, count, pace, percent, rows, segments, sentence, when } from "./words.js";
+import { COUNTS, KINDS, STATES, count, pace, percent, reached, rows, segments, sentence, when } from "./words.js";
 
 const id = $("#task").dataset.id;
 const self = `${document.body.dataset.api}/${id}`;
@@ -21,6 +21,7 @@ function draw(p) {
   drawKnobs(p);
   drawReports(p);
   drawTables(p);
+  drawRefusal(p).catch(() => { refused = ""; });
 }
 
 // -- How far it is -----------------------------------------------------------------------------------------------------
@@ -35,9 +36,9 @@ function drawHead(p) {
   setText(badge, STATES[p.state] ?? p.state);
   badge.className = `badge ${p.state === "finished" && p.counts.failed + p.counts.error > 0 ? "finished-with-failures" : p.state}`;
   setText($("#words"), sentence(p));
-  drawBar($("#bar"), segments(p), { percent: p.progress.percent, text: `${percent(p)}, ${sentence(p)}` });
+  drawBar($("#bar"), segments(p), { percent: reached(p), text: `${percent(p)}, ${sentence(p)}` });
   setText($("#percent"), p.counts.total || !p.done ? percent(p) : "");
-  setText($("#of"), `${count(p.progress.done)} of ${rows(p.counts.total)}`);
+  setText($("#of"), p.counts.total || !p.done ? `${count(p.progress.done)} of ${rows(p.counts.total)}` : "");
   setText($("#pace"), pace(p));
   // A reader of screens hears every tenth and every change of state, not every row.
   const now = `${p.state} ${Math.floor((p.progress.percent ?? 0) / 10)}`;
@@ -132,7 +133,7 @@ function drawKnobs(p) {
   }
   for (const field of knobs.elements) field.disabled = p.done;
   const facts = [
-    ["Worker", p.worker], ["Running now", count(p.control.in_flight)], ["Handed in", when(p.created_at)], ["Began", when(p.started_at)],
+    ["Worker", p.worker], ["In flight (queued or running)", count(p.control.in_flight)], ["Handed in", when(p.created_at)], ["Began", when(p.started_at)],
     ["Ended", when(p.finished_at)], ["Rows not taken", count(p.split.rejected)], ["Waiting for another try", count(p.retrying)],
   ];
   const box = $("#facts");
@@ -242,6 +243,17 @@ function reason(event) {
 
 const reasons = (r) => el("ul", { class: "reasons" }, r.errors.map((e) =>
   el("li", {}, e.column === null ? null : [user(e.column, { class: "user name" }), ": "], user(e.message))));
+
+let refused = "";
+
+/** What is wrong with a list that was refused as a whole: its columns, say. Its rows have a table of their own. */
+async function drawRefusal(p) {
+  const now = p.state === "rejected" ? `${p.task_id} ${p.version}` : "";
+  if (now === refused || p.state !== "rejected" || p.split.rejected > 0) return;
+  refused = now;
+  const { refusal } = await call(`${self}?include=errors`);
+  if (refusal?.errors.length) showProblem($("#problem"), { detail: refusal.message, errors: refusal.errors });
+}
 
 let grouped = "";
 

@@ -5,6 +5,8 @@ const rates = new Intl.NumberFormat(undefined, { maximumFractionDigits: 1 });
 
 export const count = (n) => numbers.format(n);
 export const rows = (n) => `${count(n)} ${n === 1 ? "row" : "rows"}`;
+/** A number of rows with its verb: "1 row was", "2 rows were". */
+const rowsThat = (n, one, many) => `${rows(n)} ${n === 1 ? one : many}`;
 
 /** Seconds as "about 3 min". */
 export function duration(seconds) {
@@ -33,16 +35,17 @@ const unsuccessful = (c) => c.failed + c.error;
 
 /** What a Task does now, in a sentence. */
 export function sentence(p) {
-  const { counts: c, split } = p;
-  const waits = p.retrying ? ` ${rows(p.retrying)} wait for another try.` : "";
+  const { counts: c } = p;
+  const broken = p.split.state === "failed" ? ` The list could not be read to its end: ${why(p)}` : "";
+  const waits = p.retrying ? ` ${rowsThat(p.retrying, "waits", "wait")} for another try.` : "";
   switch (p.state) {
     case "splitting": return `Reading the list: ${rows(c.total)} so far.${waits}`;
-    case "running": return running(p) + waits;
+    case "running": return running(p) + waits + broken;
     case "paused": return "Paused: nothing new is started until you resume it.";
     case "finalizing": return "Every row is done; the Task is being closed.";
-    case "finished": return finished(p);
-    case "cancelled": return p.done ? `Cancelled: ${rows(c.cancelled)} were not run.` : "Being cancelled: nothing new is started.";
-    case "rejected": return `Rejected: none of the ${rows(split.rejected)} could be taken.`;
+    case "finished": return finished(p) + broken;
+    case "cancelled": return p.done ? `Cancelled: ${rowsThat(c.cancelled, "was", "were")} not run.` : "Being cancelled: nothing new is started.";
+    case "rejected": return rejected(p);
     default: return p.state;
   }
 }
@@ -56,9 +59,21 @@ function running(p) {
 function finished(p) {
   const bad = unsuccessful(p.counts);
   const lost = p.state_reason === "callback_failed" ? " What should have followed it failed." : "";
-  const rejected = p.split.rejected ? ` ${rows(p.split.rejected)} were not taken.` : "";
+  const rejected = p.split.rejected ? ` ${rowsThat(p.split.rejected, "was", "were")} not taken.` : "";
   if (bad === 0) return `Finished: every row that was taken succeeded.${rejected}${lost}`;
   return `Finished: ${rows(bad)} of ${count(p.counts.total)} did not succeed.${rejected}${lost}`;
+}
+
+/** The words of the reason, which the API gives after its code. */
+const why = ({ split }) => (split.reason ?? "").replace(/^[a-z_]+: /, "");
+
+/** Why a list was refused. What is wrong with its rows stands below. */
+function rejected(p) {
+  const { split } = p;
+  if (split.reason) return `Rejected: ${why(p)}`;
+  if (split.rejected === 0) return "Rejected: the list has no rows.";
+  if (p.state_reason === "rows_rejected") return `Rejected as a whole: ${rowsThat(split.rejected, "is", "are")} not in order.`;
+  return split.rejected === 1 ? "Rejected: its only row could not be taken." : `Rejected: none of its ${rows(split.rejected)} could be taken.`;
 }
 
 /** Rate and time left, or "" where nothing is known. */
@@ -77,6 +92,9 @@ export function segments(p) {
   const all = Math.max(p.counts.total, expected, 1);
   return ["finish", "failed", "error", "cancelled"].map((kind) => [kind, p.counts[kind] / all]);
 }
+
+/** How much of the bar is reached, for readers of screens; null while nobody knows. Of a list that was rejected it is nothing. */
+export const reached = (p) => (p.done ? (p.progress.percent ?? 0) : p.progress.percent);
 
 /** Percent and number of rows, where there are any. */
 export const amount = (p) => (p.counts.total || !p.done ? `${percent(p)} of ${count(p.counts.total)} · ` : "");

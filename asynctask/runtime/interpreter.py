@@ -1,0 +1,106 @@
+"""What a worker process changes of its interpreter: how often the garbage collector runs, and how long a thread may run."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+__all__ = ["OFTEN_S", "QUICK_S", "SELDOM", "Defaults", "Switching", "collect_seldom", "defaults"]
+
+SELDOM: Final = 50_000
+"""A process holds some thousand jobs at a time, each of a few dozen objects, that live for a fraction of a second. By
+CPython's threshold that alone has every object of the program examined again and again: a third of the processor."""
+
+OFTEN_S: Final = 0.00005
+"""A job of a millisecond that has waited for something must not wait five more until outcomes are written or the next jobs
+are read: the threads that do so keep the interpreter for as long as they may."""
+
+QUICK_S: Final = 0.0003
+"""Jobs that are done sooner come by ten thousands a second. Then it costs more to change threads so often than it gives."""
+
+_ASK: Final = "import gc, json, sys; print(json.dumps([gc.get_threshold(), sys.getswitchinterval()]))"
+_ANSWER_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What an interpreter of this version starts with: the collector's thresholds, and the switch interval in seconds."""
+
+    thresholds: tuple[int, ...]
+    switch_s: float
+
+
+@cache
+def defaults() -> Defaults | None:
+    """Asks a fresh interpreter, since releases differ: 700 objects up to 3.12, 2,000 from 3.13 on. None where none answers.
+
+    The answer tells a setting of the application from one that nobody has made.
+    """
+    if not sys.executable:  # Python is embedded in another program
+        return None
+    try:
+        # -I and -S: neither the environment nor a sitecustomize of the machine has a say.
+        said = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _ASK],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, timeout=_ANSWER_S, cwd=os.sep,
+        )  # fmt: skip
+        thresholds, switch_s = json.loads(said.stdout)
+        return Defaults(tuple(thresholds), switch_s)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+
+
+def collect_seldom() -> None:
+    """For a process whose only purpose is to perform jobs, once it is up.
+
+    What is there now stays as long as the process, and is not examined any more. Memory is freed as before: the collector
+    is for reference cycles only. Nothing is changed where somebody has set thresholds, or has turned the collector off.
+    """
+    found = defaults()
+    if found is None or not gc.isenabled() or gc.get_threshold() != found.thresholds:
+        return
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(SELDOM, *found.thresholds[1:])
+
+
+class Switching:
+    """The switch interval of a process whose only purpose is to perform jobs, by how long these take.
+
+    Nothing is changed where somebody has set an interval.
+    """
+
+    def __init__(self) -> None:
+        found = defaults()
+        self._default_s = sys.getswitchinterval()
+        self._is_ours = found is not None and found.switch_s == self._default_s
+        self._now = self._default_s
+        self._jobs = 0
+        self._quick = 0
+
+    def follow(self, jobs: int, quick: int) -> None:
+        """``jobs`` were performed in all, ``quick`` of them within :data:`QUICK_S`.
+
+        What most jobs take decides, not what they take on average: of those that do nothing a few wait for the interpreter,
+        the longer the more threads there are.
+        """
+        done, were_quick = jobs - self._jobs, quick - self._quick
+        if done <= 0:
+            return
+        self._jobs, self._quick = jobs, quick
+        self._set(self._default_s if were_quick * 2 > done else OFTEN_S)
+
+    def end(self) -> None:
+        """The interval is what it was before."""
+        self._set(self._default_s)
+
+    def _set(self, wanted: float) -> None:
+        if self._is_ours and wanted != self._now:
+            sys.setswitchinterval(wanted)
+            self._now = wanted

@@ -1,0 +1,123 @@
+"""What a worker process changes of its interpreter, unless somebody has decided on it; on every release of Python."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from asynctask.runtime import interpreter
+from asynctask.runtime.interpreter import OFTEN_S, Defaults, Switching, defaults
+
+FRESH = subprocess.run(
+    [sys.executable, "-c", "import gc, sys; print(*gc.get_threshold(), sys.getswitchinterval())"],
+    capture_output=True, text=True, check=True,
+).stdout.split()  # fmt: skip
+THRESHOLDS = tuple(map(int, FRESH[:-1]))
+INTERVAL_S = float(FRESH[-1])
+
+PROBE = """
+import gc
+{before}
+from asynctask.runtime.interpreter import collect_seldom
+frozen = gc.get_freeze_count()  # 3.12 starts with some
+collect_seldom()
+print(gc.isenabled(), gc.get_threshold(), gc.get_freeze_count() > frozen)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", f"True {(50_000, *THRESHOLDS[1:])} True"),
+        ("gc.set_threshold(1234, 5, 6)", "True (1234, 5,"),
+        ("gc.disable()", f"False {THRESHOLDS} False"),
+    ],
+)
+def test_the_collector_is_left_as_somebody_has_set_it(before: str, after: str) -> None:
+    said = subprocess.run(  # a process of its own: what is frozen stays so
+        [sys.executable, "-c", PROBE.format(before=before)], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    assert said.startswith(after)
+    assert said.endswith("True" if not before else "False")
+
+
+@pytest.mark.parametrize("thresholds", [(700, 10, 10), (2000, 10, 10), (2000, 10, 0), (4321, 10, 10)])
+def test_the_collector_runs_seldom_whatever_this_release_starts_with(
+    monkeypatch: pytest.MonkeyPatch, thresholds: tuple[int, ...]
+) -> None:
+    before = gc.get_threshold()
+    set_to: list[tuple[int, ...]] = []
+    monkeypatch.setattr(interpreter, "defaults", lambda: Defaults(thresholds, INTERVAL_S))
+    monkeypatch.setattr(gc, "get_threshold", lambda: thresholds)
+    monkeypatch.setattr(gc, "set_threshold", lambda *given: set_to.append(given))
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    interpreter.collect_seldom()
+    monkeypatch.undo()
+    assert set_to == [(50_000, *thresholds[1:])]
+    assert gc.get_threshold() == before
+
+
+def test_the_defaults_are_those_of_a_fresh_interpreter_of_this_release() -> None:
+    assert defaults() == Defaults(THRESHOLDS, INTERVAL_S)
+
+
+def test_the_environment_does_not_change_what_the_defaults_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONSTARTUP", "nothing")
+    assert defaults.__wrapped__() == defaults()
+
+
+@pytest.mark.parametrize("executable", ["", None, "/nowhere/python", "/bin/false", "/bin/echo"])
+def test_without_an_answer_nothing_is_changed(monkeypatch: pytest.MonkeyPatch, executable: str | None) -> None:
+    monkeypatch.setattr(sys, "executable", executable)
+    assert defaults.__wrapped__() is None
+    monkeypatch.setattr(interpreter, "defaults", lambda: None)
+    monkeypatch.setattr(gc, "set_threshold", lambda *_: pytest.fail("nobody knows whose thresholds these are"))
+    interpreter.collect_seldom()
+    before = sys.getswitchinterval()
+    switching = Switching()
+    switching.follow(10, 0)
+    assert sys.getswitchinterval() == pytest.approx(before)
+
+
+@pytest.fixture
+def interval() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(INTERVAL_S)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_the_interval_follows_what_most_jobs_take(interval: None) -> None:
+    switching = Switching()
+    switching.follow(0, 0)
+    assert sys.getswitchinterval() == pytest.approx(INTERVAL_S), "nothing is known yet"
+    switching.follow(10, 0)
+    assert sys.getswitchinterval() == pytest.approx(OFTEN_S)
+    switching.follow(10, 0)
+    assert sys.getswitchinterval() == pytest.approx(OFTEN_S), "no job ended, so nothing is known that is new"
+    switching.follow(10_010, 9_000)
+    assert sys.getswitchinterval() == pytest.approx(INTERVAL_S), "nine of ten were quick, those before left out"
+    switching.follow(10_020, 9_005)
+    assert sys.getswitchinterval() == pytest.approx(OFTEN_S)
+
+
+def test_at_the_end_the_interval_is_what_it_was(interval: None) -> None:
+    switching = Switching()
+    switching.follow(10, 0)
+    switching.end()
+    assert sys.getswitchinterval() == pytest.approx(INTERVAL_S)
+
+
+def test_an_interval_that_somebody_has_set_is_left(interval: None) -> None:
+    sys.setswitchinterval(0.001)
+    switching = Switching()
+    switching.follow(10, 0)
+    assert sys.getswitchinterval() == pytest.approx(0.001)
+    switching.end()
+    assert sys.getswitchinterval() == pytest.approx(0.001)
