@@ -28,7 +28,7 @@ from asynctask.bulk.payload import poisoned
 from asynctask.clock import SECOND, SystemClock
 from asynctask.runtime.untracked import after_failure
 from asynctask.testing.waits import wait_for
-from asynctask.wire.payload import parse
+from asynctask.wire.payload import dump, parse
 
 NOW = SystemClock().now() - 3_600 * SECOND  # the dead are kept for half a year
 LATER = 4_000_000_000
@@ -92,9 +92,22 @@ def test_ruby_would_write_each_entry_as_we_did(world: RedisWorld, desk: Desk, it
 
 
 def foreign(n: int, item: dict[str, Any]) -> Copy:
-    """A job as a client wrote it that has another way of writing JSON."""
-    text = json.dumps({**item, "jid": f"{n:024x}", "queue": "default", "retry": 3, "backtrace": True, "created_at": 1.5e9})
+    """A job as a client wrote it that has another way of writing JSON, but for numbers: those keep their text, and a tool
+    finds an entry whose numbers stand in it as its own Ruby writes them."""
+    job = {**item, "jid": f"{n:024x}", "queue": "default", "retry": 3, "backtrace": True, "created_at": 1.5e9}
+    numbers: list[float] = []
+    text = re.sub(r'"@(\d+)@"', lambda found: dump([numbers[int(found[1])]])[1:-1], json.dumps(_named(job, numbers)))
     return Copy(f"{n:024x}", 0, "default", text)
+
+
+def _named(value: Any, numbers: list[float]) -> Any:
+    """The value with each float as a name of its place among ``numbers``."""
+    if isinstance(value, float):
+        numbers.append(value)
+        return f"@{len(numbers) - 1}@"
+    if isinstance(value, dict):
+        return {key: _named(each, numbers) for key, each in value.items()}
+    return [_named(each, numbers) for each in value] if isinstance(value, list | tuple) else value
 
 
 @pytest.mark.parametrize("seconds", [1e-6, 1.0, 1_763_700_000.000001, 1_763_700_000.999999, 9_999_999_999.5])

@@ -90,6 +90,7 @@ def test_a_large_task_is_closed_beside_the_outcomes_of_others(world: World, monk
     """Its rows are asked whether they are over, all of them: what ends meanwhile is recorded all the same."""
     app = world.app()
     monkeypatch.setattr("asynctask.ledger.closer._AT_ONCE", 0)
+    monkeypatch.setattr("asynctask.ledger.closer.close_small", lambda ledger, task_ids: [])
     asked, go_on = threading.Event(), threading.Event()
 
     def slow(ledger: Ledger, task_id: int) -> bool:
