@@ -41,7 +41,7 @@ MOST_ROWS: Final = 1_000
 
 _t = tasks.c
 _INSERT: Final = tasks.insert().returning(_t.id, sort_by_parameter_order=True)
-_LOG: Final = task_log.insert()
+_LOGGED: Final = ("task_id", "at", "who", "action", "detail")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,8 @@ def _insert(ledger: Ledger, wholes: Sequence[NewWhole]) -> list[Whole]:
     with ledger.database.write() as connection:
         ids = [int(i) for (i,) in connection.execute(_INSERT, rows)]
         made = list(zip(ids, wholes, rows, strict=True))
-        connection.execute(_LOG, [entry for task_id, each, _ in made for entry in _logged(each.new, task_id, now)])
+        entries = [entry for task_id, each, _ in made for entry in _logged(each.new, task_id, now)]
+        batches.insert(connection, task_log, _LOGGED, entries)
         new_events = [
             (next(jids), task_id, seq, "enqueue", one.params, one.row, one.row, now)
             for task_id, each, _ in made
@@ -200,10 +201,10 @@ def _row(whole: NewWhole, now: int) -> dict[str, Any]:
     return row
 
 
-def _logged(new: NewTask, task_id: int, now: int) -> list[dict[str, Any]]:
-    entry = {"task_id": task_id, "at": now, "who": "", "action": "split sealed", "detail": None}
-    submitted = {"who": clean(new.owner)[:255], "action": "submitted", "detail": dumps(said_at_submit(new))}
-    return [{**entry, **submitted}, entry]
+def _logged(new: NewTask, task_id: int, now: int) -> list[tuple[Any, ...]]:
+    """Rows of the columns :data:`_LOGGED`."""
+    submitted = (task_id, now, clean(new.owner)[:255], "submitted", dumps(said_at_submit(new)))
+    return [submitted, (task_id, now, "", "split sealed", None)]
 
 
 def _write_rest(connection: Connection, ledger: Ledger, task_id: int, whole: NewWhole, row: dict[str, Any]) -> None:
