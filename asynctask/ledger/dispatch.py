@@ -33,7 +33,7 @@ from asynctask.clock import micros
 from asynctask.ledger import batches, ready, sessions, tallies
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, loads
-from asynctask.ledger.conflicts import repeatable
+from asynctask.ledger.conflicts import TransactionConflict, repeatable
 from asynctask.ledger.models import events, tasks
 from asynctask.ledger.task_locks import each_free, try_lock
 from asynctask.ledger.transitions import Applied, Change, EventRecord, Note, apply, read_events
@@ -234,12 +234,12 @@ def lend_jobs(ledger: Ledger, task_id: int, wanted: int, places: int) -> list[Re
         now, low = ledger.now(), task["next_seq"]
         waiting = connection.execute(_DUE_OF_TASK, {"of": task_id, "now": now, "count": wanted}).scalars().all()
         count = min(wanted, (len(waiting) + task["created_jobs"] - low) * places // task["parallel"])
-        lent = _lend(connection, ledger, waiting[:count], suspects=False)
+        lent = _lend_due(connection, ledger, waiting[:count])
         found = _read_ready(connection, batches.among(connection, _e.id, lent)) if lent else []
         high = min(task["created_jobs"], low + count - len(lent))
         if high > low:
             fresh, begun = _at_pointer(connection, task, low, high)
-            _lend(connection, ledger, [each.event_id for each in fresh], suspects=True)  # the pointer passes all of them
+            _lend_fresh(connection, ledger, fresh)
             tallies.move(connection, {(task_id, ledger.slot(task["slots"])): Delta(dispatched=begun - len(fresh))}, now)
             found += fresh
         left, full, due = high < task["created_jobs"], flying >= task["parallel"], sessions.next_due(connection, task_id)
@@ -248,14 +248,25 @@ def lend_jobs(ledger: Ledger, task_id: int, wanted: int, places: int) -> list[Re
     return found
 
 
-def _lend(connection: Connection, ledger: Ledger, event_ids: Sequence[int], *, suspects: bool) -> list[int]:
+def _lend_due(connection: Connection, ledger: Ledger, event_ids: Sequence[int]) -> list[int]:
     def decide(record: EventRecord) -> Turn | None:
         row = record.row
-        may = row.status is Status.ENQUEUE and row.process is None and (suspects or not is_suspect(row))
+        may = row.status is Status.ENQUEUE and row.process is None and not is_suspect(row)
         return lend(row, ledger.identity) if may else None
 
     applied = apply(connection, ledger, [Change(event_id, decide) for event_id in event_ids])
     return [each.change.event_id for each in applied if each.turn is not None]
+
+
+def _lend_fresh(connection: Connection, ledger: Ledger, fresh: Sequence[Ready]) -> None:
+    """What :func:`~asynctask.bookkeeping.lend` says of rows at the pointer, which are locked and wait for nothing: their
+    process alone changes, and no count."""
+    rows = [
+        {"b_id": each.event_id, "b_attempt": each.attempt, "b_status": str(Status.ENQUEUE), "v_process": ledger.identity}
+        for each in fresh
+    ]
+    if batches.update(connection, events, ("id", "attempt", "status"), ("process",), rows) != len(rows):
+        raise TransactionConflict("rows changed under their lock; the transaction is rolled back and tried again")
 
 
 def take_back_loans(ledger: Ledger, known: Collection[int]) -> int:

@@ -8,6 +8,7 @@ on in the transaction that records the end of the first, so it never counts more
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -75,7 +76,14 @@ class Lanes:
         self._seconds: dict[int, float] = {}  # what a job of a Task takes
         self._lent: dict[int, None] = {}  # Event ids, until their outcomes are recorded
         self._doubt = False
+        self._lock = threading.Lock()
+        self._ready = 0
         self._log = get_logger("asynctask.lanes")
+
+    @property
+    def ready(self) -> int:
+        """Jobs that are lent and have not begun."""
+        return self._ready
 
     def open(self, heads: Sequence[Assignment]) -> None:
         """Has jobs lent that follow these, which are about to begin. For the fetching thread. Without an answer of the
@@ -118,6 +126,7 @@ class Lanes:
             part = begin[number * share : (number + 1) * share]
             if part:
                 lane = Lane(part, asked + self._fresh_s)
+                self._count(len(part))
                 for member in (head, *part):
                     member.lane = lane
 
@@ -135,6 +144,7 @@ class Lanes:
         if lane is None:
             return None
         if goes_on and now < lane.until and (follower := lane.next()) is not None:
+            self._count(-1)
             assignment.follower = follower
             return follower
         self.close(assignment)
@@ -143,7 +153,12 @@ class Lanes:
     def close(self, assignment: Assignment) -> None:
         """Nothing follows this one: what was to goes back."""
         while assignment.lane is not None and (left := assignment.lane.next()) is not None:
+            self._count(-1)
             self._release(left)
+
+    def _count(self, more: int) -> None:
+        with self._lock:
+            self._ready += more
 
     def done(self, assignment: Assignment) -> None:
         """The outcome of a lent job is recorded."""

@@ -197,7 +197,7 @@ class Manager:
         if self._turns.closed:  # one that runs alone: all others wait for it, and it for its outcomes
             return 0.0
         rate = self._rate.per_second
-        return self._buffer.qsize() / rate if rate > 0 else 0.0
+        return (self._buffer.qsize() + self._lanes.ready) / rate if rate > 0 else 0.0
 
     def running(self) -> Sequence[Assignment]:
         """The jobs that run now, as they were fetched."""
