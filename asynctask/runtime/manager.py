@@ -340,7 +340,8 @@ class Manager:
             else:
                 ready.append(each)
         limited = [each for each in ready if each.ticket is not None and each.ticket.awaited]
-        if limited and len(ready) <= self._concurrency - self.busy - self._buffer.qsize():  # they begin at once
+        idle = self._concurrency - self.busy - self._buffer.qsize()
+        if limited and len(ready) <= idle + self._concurrency // 4:  # they begin at once, or nearly so
             self._lanes.open(limited)
         for each in ready:
             self._buffer.put(each)
