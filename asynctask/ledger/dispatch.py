@@ -242,8 +242,11 @@ def lend_jobs(ledger: Ledger, task_id: int, wanted: int, places: int) -> list[Re
             _lend_fresh(connection, ledger, fresh)
             tallies.move(connection, {(task_id, ledger.slot(task["slots"])): Delta(dispatched=begun - len(fresh))}, now)
             found += fresh
-        left, full, due = high < task["created_jobs"], flying >= task["parallel"], sessions.next_due(connection, task_id)
-        values = {**ready.settled(task, left=left, full=full, due=due, now=now), "next_seq": high}
+        values: dict[str, Any] = {"next_seq": high}
+        due = sessions.next_due(connection, task_id)
+        if high == task["created_jobs"] and (due is None or due > now):
+            # Else the hint stays as it is: a place that came free just now may have been told while there was one.
+            values |= ready.settled(task, left=False, full=False, due=due, now=now)
         connection.execute(tasks.update().where(_t.id == task_id).values(values))
     return found
 

@@ -14,6 +14,7 @@ from support.world import World
 from asynctask import AsyncTask
 from asynctask.errors import LedgerUnavailable
 from asynctask.job import CurrentJob
+from asynctask.ledger import dispatch
 from asynctask.testing.waits import wait_for
 
 LENT = "SELECT COUNT(*) FROM events WHERE status = 'enqueue' AND process IS NOT NULL"
@@ -141,6 +142,20 @@ def test_a_loan_that_never_arrived_goes_back(world: World, monkeypatch: pytest.M
         assert task.wait(120)["counts"]["finish"] == 80
         assert broken
     world.check_promises(app, [task.id], 80)
+
+
+def test_a_loan_leaves_the_hint_that_a_place_came_free(world: World) -> None:
+    """It may have been given between the loan's look at what is in flight and its end; nobody would give it again."""
+    app = world.app()
+    ledger = app.ledger
+    task = app.submit("note", numbers(9), parallel=1)
+    assert len(dispatch.reserve(ledger, task.id, 5, lease_s=5)) == 1
+    assert world.one("SELECT ready FROM tasks") is None, "its only place is taken"
+    world.sql("UPDATE tasks SET ready = priority")
+    assert len(dispatch.lend_jobs(ledger, task.id, 3, 1)) == 3
+    assert world.one("SELECT ready FROM tasks") is not None
+    assert len(dispatch.lend_jobs(ledger, task.id, 9, 1)) == 5
+    assert world.one("SELECT ready FROM tasks") is None, "nothing is left to dispatch"
 
 
 def test_what_is_lent_passes_the_client_middleware(world: World) -> None:
