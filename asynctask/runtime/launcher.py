@@ -95,6 +95,7 @@ class Parts(Tracked, Protocol):
 
     @property
     def uploads(self) -> Uploads: ...
+
     def take_up_split(self, task_id: int) -> None: ...
 
 

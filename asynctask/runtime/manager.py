@@ -435,6 +435,9 @@ class Manager:
             self.performer.perform(assignment)
         except BaseException as error:
             self.performer.broke(assignment, error)
+            if (follower := assignment.follower) is not None:  # this thread ends, so it cannot begin the next job
+                assignment.follower = None
+                self._release(follower)
             raise
         finally:
             if assignment.follower is not None:

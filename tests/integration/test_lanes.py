@@ -144,6 +144,27 @@ def test_a_loan_that_never_arrived_goes_back(world: World, monkeypatch: pytest.M
     world.check_promises(app, [task.id], 80)
 
 
+def test_a_thread_that_dies_before_the_next_job_begins_leaves_it_to_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = world.app()
+    with world.working(app) as launcher:
+        perform, died = launcher.performer.perform, []
+
+        def dying(assignment: Any) -> None:
+            perform(assignment)
+            if assignment.follower is not None and not died:
+                died.append(assignment.follower.copy.jid)
+                raise SystemError("this thread ends")
+
+        monkeypatch.setattr(launcher.performer, "perform", dying)
+        task = app.submit("brief", numbers(60), parallel=1)
+        assert task.wait(120)["counts"]["finish"] == 60
+        assert died
+        wait_for(lambda: launcher.manager.busy == 0, "its place in the process is free")
+    world.check_promises(app, [task.id], 60)
+
+
 def test_a_loan_leaves_the_hint_that_a_place_came_free(world: World) -> None:
     """It may have been given between the loan's look at what is in flight and its end; nobody would give it again."""
     app = world.app()
