@@ -39,12 +39,6 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 
 
 @pytest.fixture(scope="module")
-def desk(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
-    with Desk(redis_server, tmp_path_factory.mktemp("desk")) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
 def ruby(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RubyWorker]:
     """A process of Ruby's that works the queue ``ruby``; ours work ``python``."""
     with RubyWorker(redis_server, tmp_path_factory.mktemp("ruby"), "ruby") as made:

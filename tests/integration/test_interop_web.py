@@ -57,12 +57,6 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
     server.stop()
 
 
-@pytest.fixture(scope="module")
-def desk(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
-    with Desk(redis_server, tmp_path_factory.mktemp("desk")) as made:
-        yield made
-
-
 @pytest.fixture
 def world(tmp_path: Path, redis_server: RedisServer) -> Iterator[RedisWorld]:
     made = RedisWorld(tmp_path, redis_server)

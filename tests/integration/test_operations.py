@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from support.databases import Databases
-from support.servers import RedisServer
 
 from asynctask import AsyncTask
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
@@ -21,14 +20,6 @@ from asynctask.testing.operations_suite import untracked
 from asynctask.testing.waits import wait_for
 
 LATER = 3_600
-
-
-@pytest.fixture(scope="module")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    server.start()
-    yield server
-    server.stop()
 
 
 @pytest.fixture(params=["sqlite", "redis", "postgresql", "mariadb"])

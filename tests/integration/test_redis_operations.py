@@ -18,14 +18,6 @@ from asynctask.clock import SECOND, rfc3339
 ID = "host:7:0123456789ab"
 
 
-@pytest.fixture(scope="module")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    server.start()
-    yield server
-    server.stop()
-
-
 @pytest.fixture
 def client(redis_server: RedisServer) -> Iterator[Any]:
     with redis_server.client() as made:
