@@ -6,6 +6,7 @@ until each has renewed its lease for longer than the others need to judge it.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -72,6 +73,19 @@ def beaten_for(world: World, leases: float, lease_s: float = LEASE_S) -> None:
 def descendants(pid: int) -> list[int]:
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [each for child in children for each in (int(child), *descendants(int(child)))]
+
+
+def freeze_between_writes(world: World, pid: int) -> None:
+    """Stops a process while it holds no lock: one that is stopped within a write keeps the whole file locked."""
+    with Path(world.folder, "a.db.lock").open("a") as lock:  # the writers' queue
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.kill(pid, signal.SIGSTOP)
+        wait_for(lambda: all_stopped(pid), "each of its threads has stopped")
+
+
+def all_stopped(pid: int) -> bool:
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return all((thread / "stat").read_text().rpartition(")")[2].split()[0] == "T" for thread in threads)
 
 
 @contextmanager
@@ -173,7 +187,7 @@ def test_a_process_of_this_machine_that_is_stopped_is_not_dead_and_one_that_is_k
     task = app.submit("gated", [{"n": 0}, {"n": 1}])
     wait_for(lambda: len(world.shop.lines()) == 2, "both have a job")
     mine = world.one("SELECT identity FROM processes WHERE pid = ?", judge.pid)
-    stopped.send_signal(signal.SIGSTOP)
+    freeze_between_writes(world, stopped.pid)
     world.sql("UPDATE processes SET lease_until = 1 WHERE pid = ?", stopped.pid)
     beat = "SELECT beat_at FROM processes WHERE identity = ?"
     since = world.one(beat, mine)
