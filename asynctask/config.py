@@ -8,13 +8,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any, Final, get_type_hints
 
 from asynctask.errors import ConfigError
 from asynctask.messages import CATALOGUE
 
-__all__ = ["ENV_PREFIX", "Config", "Setting", "check_setting", "load", "settings"]
+__all__ = ["ENV_PREFIX", "Config", "Setting", "check_setting", "load", "setting_types", "settings"]
 
 ENV_PREFIX: Final = "ASYNCTASK_"
 _REDIS: Final = ("redis://", "rediss://", "unix://")
@@ -150,12 +151,18 @@ class Setting:
         return self.value
 
 
+@cache
+def setting_types() -> Mapping[str, type]:
+    """The type of each setting. Found once: to evaluate the annotations takes a millisecond."""
+    return get_type_hints(Config)
+
+
 def load(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Config, dict[str, str]]:
     """A configuration from keyword arguments (they win; None means not given) and an environment.
 
     Returns it with the origin of each field. Raises :class:`ConfigError` for an unknown name, with the nearest known one.
     """
-    types = get_type_hints(Config)
+    types = setting_types()
     values: dict[str, Any] = {}
     origins = dict.fromkeys(types, "default")
     for key, text in environ.items():
@@ -210,7 +217,7 @@ def _parse(name: str, text: str, kind: type) -> Any:
 
 
 def _check(name: str, value: Any, low: float | None, high: float | None) -> None:
-    kind = get_type_hints(Config)[name]
+    kind = setting_types()[name]
     ok = isinstance(value, int | float) and not isinstance(value, bool) if kind is float else type(value) is kind
     if not ok:
         raise ConfigError(f"{name} must be {kind.__name__}, not {value!r}")

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_type_hints
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from asynctask.cli.loading import load_app
 from asynctask.cli.output import Output, clean
 from asynctask.cli.worker_file import WorkerFile, read_worker_file
-from asynctask.config import ENV_PREFIX, Config, load
+from asynctask.config import ENV_PREFIX, Config, load, setting_types
 from asynctask.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class SettingOption(click.Option):
 
 def setting_options(*, hidden: bool) -> list[click.Option]:
     """One flag for each field of :class:`Config`, in its order."""
-    types = get_type_hints(Config)
+    types = setting_types()
     made: list[click.Option] = []
     for field in fields(Config):
         flag = "--" + field.name.replace("_", "-")

@@ -22,10 +22,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final, get_type_hints
+from typing import Any, Final
 
 from asynctask.cli.output import clean
-from asynctask.config import Config, check_setting
+from asynctask.config import Config, check_setting, setting_types
 from asynctask.errors import ConfigError, TooLarge
 from asynctask.wire.options import nearest
 
@@ -39,7 +39,6 @@ MAX_ALIASES: Final = 16
 
 MAX_WEIGHT: Final = 1_000
 _QUEUE: Final = re.compile(r"[A-Za-z0-9_:.\-]{1,255}")
-_TYPES: Final = {field.name: get_type_hints(Config)[field.name] for field in fields(Config)}
 
 _SIDEKIQ: Final[Mapping[str, str]] = {
     "concurrency": "concurrency",
@@ -81,7 +80,7 @@ def read_worker_file(path: Path, environment: str, *, named: bool = False) -> Wo
     Raises :class:`ConfigError` that names the file and every wrong key; TooLarge. Nothing in it is executed.
     """
     document = _loaded(path)
-    known = {*_SIDEKIQ, *_TYPES}
+    known = {*_SIDEKIQ, *(field.name for field in fields(Config))}
     outside, sections = _told_apart(document, known, path)
     wrong: list[str] = []
     base = _settings(outside, "", known, wrong)
@@ -218,7 +217,7 @@ def _take(found: dict[str, Any], setting: str, value: Any, lines: Mapping[str, A
         if not ({"strict", "strict_queues"} & lines.keys()):
             found["strict_queues"] = in_order
         return
-    if _TYPES[setting] is float and isinstance(value, int) and not isinstance(value, bool):
+    if setting_types()[setting] is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{setting} must be a number")

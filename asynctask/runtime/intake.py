@@ -76,6 +76,12 @@ class Intake:
         refused = self._begin(tracked) if tracked else ()
         return [each for each in assignments if id(each) not in refused] if refused else assignments
 
+    def take_lent(self, copies: Sequence[Copy]) -> list[Assignment]:
+        """Jobs that this process was lent, each with its ticket: tracked jobs of its own worker. Raises Unavailable."""
+        lent = [each for each in map(self._assign, copies) if isinstance(each, Assignment)]
+        refused = self._begin(lent) if lent else ()
+        return [each for each in lent if id(each) not in refused]
+
     def _begin(self, tracked: Sequence[Assignment]) -> set[int]:
         """Gives each its ticket; returns (by ``id``) those that no Event can hold, which have ended with that reason."""
         asked = self._clock.monotonic()

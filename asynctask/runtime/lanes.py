@@ -4,6 +4,9 @@ A place that comes free costs a round trip through ledger and broker before the 
 push, a fetch. Where jobs are short that is longer than the jobs. So the process that has a place is lent the next jobs of
 the Task, as many as take :data:`SPAN_S`, and begins one as soon as the one before has returned. The ledger moves the place
 on in the transaction that records the end of the first, so it never counts more jobs in flight than ``parallel``.
+
+The thread whose lane runs low asks for more, for all lanes of its Task that are low, before it begins its next job. It does
+not while anything else waits for a thread of the process: then the place goes back when its lane is empty.
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ SPAN_S: Final = 0.4
 """Seconds of work that are lent for one place. What is lent begins within half a second or goes back, as everything that
 was fetched ahead: so a knob acts within a second, and an urgent job waits no longer for a thread."""
 
+LOW: Final = 0.25
+"""A lane is low when so much of what it was lent at a time is left."""
+
 MOST: Final = 100
 """Jobs that are lent for one place, however short they are."""
 
@@ -36,17 +42,23 @@ Lend = Callable[[int, int, int], Sequence[Copy]]
 
 
 class Lane:
-    """What follows in one place: jobs in their order, and until when they may begin, on the monotonic clock."""
+    """What follows in one place: jobs in their order."""
 
-    __slots__ = ("_followers", "until")
+    __slots__ = ("closed", "followers")
 
-    def __init__(self, followers: Sequence[Assignment], until: float) -> None:
-        self._followers = deque(followers)
-        self.until = until
+    def __init__(self) -> None:
+        self.followers: deque[Assignment] = deque()
+        self.closed = False
 
-    def next(self) -> Assignment | None:
-        """The next job, None where there is none."""
-        return self._followers.popleft() if self._followers else None
+
+class _Limited:
+    """A Task with lanes here: what a job of it takes, in seconds, and its lanes."""
+
+    __slots__ = ("lanes", "seconds")
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.lanes: set[Lane] = set()
 
 
 class Lanes:
@@ -73,10 +85,11 @@ class Lanes:
         self._release = release
         self._take_back = take_back
         self._fresh_s = fresh_s
-        self._seconds: dict[int, float] = {}  # what a job of a Task takes
+        self._tasks: dict[int, _Limited] = {}
         self._lent: dict[int, None] = {}  # Event ids, until their outcomes are recorded
         self._doubt = False
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # over the lanes
+        self._asking = threading.Lock()  # one asks the ledger at a time: two would pass over the Task's row in turn
         self._ready = 0
         self._log = get_logger("asynctask.lanes")
 
@@ -85,88 +98,117 @@ class Lanes:
         """Jobs that are lent and have not begun."""
         return self._ready
 
-    def open(self, heads: Sequence[Assignment]) -> None:
-        """Has jobs lent that follow these, which are about to begin. For the fetching thread. Without an answer of the
-        ledger nothing follows them."""
-        places: dict[int, list[Assignment]] = {}
-        for head in heads:
-            if head.ticket is not None and head.ticket.task_id is not None:
-                places.setdefault(head.ticket.task_id, []).append(head)
-        for task_id, there in places.items():
-            seconds = self._seconds.get(task_id)
-            each = 0 if seconds is None else min(MOST, int(SPAN_S / max(seconds, SPAN_S / MOST)) - 1)
-            if each > 0:
-                try:
-                    self._open(task_id, there, each)
-                except Exception as error:
-                    self._doubt = True  # what was lent without an answer would be nobody's
-                    if not isinstance(error, Unavailable):
-                        self._log.exception("not_lent", task_id=task_id)
-
     def look_after(self) -> None:
-        """Has loans go back that never arrived here. For the fetching thread. Raises :class:`Unavailable`."""
+        """Has loans go back that never arrived here. Raises :class:`Unavailable`."""
+        if self._doubt:
+            with self._asking:
+                self._give_back_unknown()
+
+    def _give_back_unknown(self) -> None:
         if self._doubt:
             self._take_back(set(self._lent))
             self._doubt = False
 
-    def _open(self, task_id: int, heads: Sequence[Assignment], each: int) -> None:
-        self.look_after()
-        asked = self._clock.monotonic()
-        followers = self._take(self._lend(task_id, each * len(heads), len(heads)))
-        for follower in followers:
-            assert follower.ticket is not None
-            follower.is_lent = True
-            self._lent[follower.ticket.event_id] = None
-        begin = [follower for follower in followers if follower.begins]
-        for follower in followers:
-            if not follower.begins:
-                self._release(follower)
-        share = -(-len(begin) // len(heads))
-        for number, head in enumerate(heads):
-            part = begin[number * share : (number + 1) * share]
-            if part:
-                lane = Lane(part, asked + self._fresh_s)
-                self._count(len(part))
-                for member in (head, *part):
-                    member.lane = lane
-
-    def follow(self, assignment: Assignment, goes_on: bool) -> Assignment | None:
+    def follow(self, assignment: Assignment, goes_on: bool, may_ask: Callable[[], bool]) -> Assignment | None:
         """The job that begins now in the place of one that is over; None where none does, and what was to follow goes back.
 
-        ``goes_on``: whether this process may begin anything, on this thread.
+        ``goes_on``: whether this process may begin anything, on this thread; ``may_ask``: whether it may be lent more.
         """
         ticket = assignment.ticket
         if ticket is None or not ticket.awaited or ticket.task_id is None:
             return None
-        now = self._clock.monotonic()
-        self._note(ticket.task_id, now - assignment.began)
-        lane = assignment.lane
-        if lane is None:
-            return None
-        if goes_on and now < lane.until and (follower := lane.next()) is not None:
-            self._count(-1)
-            assignment.follower = follower
-            return follower
+        seconds = self._noted(ticket.task_id, self._clock.monotonic() - assignment.began)
+        if goes_on:
+            lane = assignment.lane or self._open(assignment, ticket.task_id)
+            each = min(MOST, int(SPAN_S / max(seconds, SPAN_S / MOST)))
+            if len(lane.followers) <= LOW * each and each > 0 and may_ask():
+                self._refill(ticket.task_id, lane, each)
+            if (follower := self._next(lane)) is not None:
+                follower.lane = lane
+                assignment.follower = follower
+                return follower
         self.close(assignment)
         return None
 
     def close(self, assignment: Assignment) -> None:
         """Nothing follows this one: what was to goes back."""
-        while assignment.lane is not None and (left := assignment.lane.next()) is not None:
-            self._count(-1)
-            self._release(left)
-
-    def _count(self, more: int) -> None:
+        lane, ticket = assignment.lane, assignment.ticket
+        if lane is None or ticket is None or ticket.task_id is None:
+            return
         with self._lock:
-            self._ready += more
+            lane.closed = True
+            left = list(lane.followers)
+            lane.followers.clear()
+            self._ready -= len(left)
+            if (limited := self._tasks.get(ticket.task_id)) is not None:
+                limited.lanes.discard(lane)
+        for follower in left:
+            self._release(follower)
 
     def done(self, assignment: Assignment) -> None:
         """The outcome of a lent job is recorded."""
         if assignment.ticket is not None:
             self._lent.pop(assignment.ticket.event_id, None)
 
-    def _note(self, task_id: int, seconds: float) -> None:
-        known = self._seconds.get(task_id)
-        if known is None and len(self._seconds) >= _TASKS:
-            self._seconds.clear()
-        self._seconds[task_id] = seconds if known is None else 0.7 * known + 0.3 * seconds
+    def _open(self, assignment: Assignment, task_id: int) -> Lane:
+        lane = assignment.lane = Lane()
+        with self._lock:
+            self._tasks[task_id].lanes.add(lane)
+        return lane
+
+    def _next(self, lane: Lane) -> Assignment | None:
+        """The first that is still fresh; those before it go back."""
+        now = self._clock.monotonic()
+        while True:
+            with self._lock:
+                if not lane.followers:
+                    return None
+                follower = lane.followers.popleft()
+                self._ready -= 1
+            if now - follower.asked < self._fresh_s:
+                return follower
+            self._release(follower)
+
+    def _refill(self, task_id: int, lane: Lane, each: int) -> None:
+        """Has jobs lent for the lanes of a Task that are low. Without an answer of the ledger they get none."""
+        with self._asking:
+            with self._lock:
+                if len(lane.followers) > LOW * each:
+                    return  # another thread has asked for this lane, too
+                low = [other for other in self._tasks[task_id].lanes if len(other.followers) <= LOW * each]
+            try:
+                self._give_back_unknown()
+                followers = self._take(self._lend(task_id, each * len(low), len(low)))
+            except Exception as error:
+                self._doubt = True  # what was lent without an answer would be nobody's
+                if not isinstance(error, Unavailable):
+                    self._log.exception("not_lent", task_id=task_id)
+                return
+            for follower in followers:
+                assert follower.ticket is not None
+                follower.is_lent = True
+                self._lent[follower.ticket.event_id] = None
+        begin = [follower for follower in followers if follower.begins and follower.worker is not None]
+        back = [follower for follower in followers if not follower.begins or follower.worker is None]
+        low.sort(key=lambda other: other is not lane)  # where there are few, the asking one has the first
+        share = -(-len(begin) // len(low))
+        for number, other in enumerate(low):
+            part = begin[number * share : (number + 1) * share]
+            with self._lock:
+                if not other.closed:
+                    other.followers.extend(part)
+                    self._ready += len(part)
+                    continue
+            back += part
+        for follower in back:
+            self._release(follower)
+
+    def _noted(self, task_id: int, seconds: float) -> float:
+        with self._lock:
+            limited = self._tasks.get(task_id)
+            if limited is None:
+                if len(self._tasks) >= _TASKS:
+                    self._tasks = {key: each for key, each in self._tasks.items() if each.lanes}
+                limited = self._tasks[task_id] = _Limited(seconds)
+            limited.seconds = 0.7 * limited.seconds + 0.3 * seconds
+            return limited.seconds

@@ -106,7 +106,7 @@ class Manager:
         )  # fmt: skip
         self._turns = Turns(clock, concurrency)
         self._lanes = Lanes(
-            clock, lend=lend, take=self._intake.take, release=self._release, take_back=take_back, fresh_s=STALE_S
+            clock, lend=lend, take=self._intake.take_lent, release=self._release, take_back=take_back, fresh_s=STALE_S
         )
         self._threads: dict[threading.Thread, SimpleQueue[Assignment | None]] = {}
         self._has_line = False
@@ -312,7 +312,6 @@ class Manager:
         for assignment in unstarted:
             if assignment.ticket is not None:
                 self._release(assignment)
-                self._lanes.close(assignment)
         copies = [each.copy for each in unstarted if each.ticket is None]
         self._mine.forget(copies)  # if the broker is away now, they are found and go back when it is there
         self._broker.put_back(self._identity, copies)
@@ -339,10 +338,6 @@ class Manager:
                 self._line_up(each)
             else:
                 ready.append(each)
-        limited = [each for each in ready if each.ticket is not None and each.ticket.awaited]
-        idle = self._concurrency - self.busy - self._buffer.qsize()
-        if limited and len(ready) <= idle + self._concurrency // 4:  # they begin at once, or nearly so
-            self._lanes.open(limited)
         for each in ready:
             self._buffer.put(each)
         if missing:
@@ -461,7 +456,13 @@ class Manager:
         goes_on = (
             not assignment.abandoned and not self._quiet.is_set() and not self._turns.closed and self._may_start()
         )  # fmt: skip
-        return self._lanes.follow(assignment, goes_on)
+        return self._lanes.follow(assignment, goes_on, self._has_room)
+
+    def _has_room(self) -> bool:
+        """Whether nothing waits for a thread of this process, as far as it can know: one is idle, or jobs are fetched ahead
+        and none lies ready."""
+        ahead = self.busy < self._concurrency or self._rate.per_second * AHEAD_S >= 1
+        return ahead and self._buffer.empty() and self._suspects.empty()
 
     def _waited_for_start(self) -> bool:
         """Waits until anything may start; False if nothing will any more."""
