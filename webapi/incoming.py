@@ -19,6 +19,7 @@ from webapi.problems import from_validation
 
 __all__ = [
     "LATER",
+    "NOT_BLANK",
     "EventQuery",
     "FileSubmission",
     "JsonSubmission",
@@ -36,6 +37,9 @@ __all__ = [
 # PostgreSQL has no text with NUL in it, so none is taken anywhere.
 Title = Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00]*$")]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^\x00]*$")]
+# Blanks around it are taken off, so something else must be there. Named one by one: dialects differ in what \s is.
+NOT_BLANK = r"^[^\x00]*[^\x00\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000][^\x00]*$"
+NotBlank = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=NOT_BLANK)]
 QueueName = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_:.\-]+$")]
 Names = Annotated[str, StringConstraints(min_length=1, max_length=5_200, pattern=r"^[^\x00]*$")]
 LATER = "x-later"
@@ -189,7 +193,7 @@ class Options(_In):
     priority: Priority | None = Field(None, description="Smaller runs first.")
     queue: QueueName | None = Field(None, description="Another queue than the worker's own.")
     owner: Title | None = Field(None, description="Whose Task it is; Idempotency-Key is unique per owner.")
-    session: Name | None = Field(None, description="Tasks of one session, of one owner, run one after the other.")
+    session: NotBlank | None = Field(None, description="Tasks of one session, of one owner, run one after the other.")
     interval: float | None = _later(None)
     chunk_size: int | None = _later(None)
     tolerated_failures: int | float | str | None = _later(None)
@@ -197,7 +201,7 @@ class Options(_In):
     resubmit_of: int | None = _later(None)
     dry_run: bool | None = Field(None, description="Only tell what the list would come to; nothing is written.")
     strict: bool | None = Field(None, description="One refused row refuses the list as a whole.")
-    unique: Names | list[Name] | None = Field(
+    unique: Names | list[NotBlank] | None = Field(
         None, description="Fields in which no two rows may be the same; as text, with commas between."
     )
 

@@ -11,7 +11,7 @@ from apiflask import APIFlask
 from asynctask.app import AsyncTask
 from asynctask.bulk.readers import FORMATS
 from webapi.answers import DryRunResult, ProblemDetails
-from webapi.incoming import LATER, FileSubmission, JsonSubmission
+from webapi.incoming import LATER, NOT_BLANK, FileSubmission, JsonSubmission
 from webapi.problems import MEDIA_TYPE
 from webapi.submissions import KEY_PATTERN, RAW
 
@@ -118,7 +118,7 @@ def _for_each_worker(app: AsyncTask, schemas: dict[str, Any]) -> dict[str, Any]:
 def _names(known: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What one name of a field may be, and several as one text; any name at all where none are ``known``."""
     if not known:
-        return {"type": "string", "minLength": 1, "maxLength": 255, **_NO_NUL}, {
+        return {"type": "string", "minLength": 1, "maxLength": 255, "pattern": NOT_BLANK}, {
             "type": "string",
             "minLength": 1,
             **_NO_NUL,

@@ -38,7 +38,7 @@ RAW: Final = {
 WAIT_S: Final = 1.0
 """How long an answer waits for the validation of an upload, so that its bad rows are in it."""
 
-KEY_PATTERN: Final = "^[ -~]{1,255}$"
+KEY_PATTERN: Final = "^[!-~]([ -~]{0,253}[!-~])?$"
 """What an Idempotency-Key may be."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,10 @@ from flask.testing import FlaskClient
 from support.webshop import build_app, client_of, form_of
 
 from asynctask import AsyncTask
+from asynctask.errors import InputError
+from asynctask.submission_options import check_options
 from webapi import create_app
+from webapi.incoming import NOT_BLANK
 
 DOCS = Path(__file__).resolve().parents[2] / "docs/http.md"
 
@@ -88,6 +92,21 @@ def test_the_document_says_which_lists_are_taken(app: AsyncTask, body: dict[str,
     assert document.is_valid(body) is fits
     answer = client.post("/api/tasks", json={**body, "dry_run": True})
     assert (answer.status_code == 200 and answer.json["accepted"] > 0) is fits
+
+
+def test_the_document_says_which_texts_are_blank() -> None:
+    """Blanks around a text are taken off; schemathesis found a session of one vertical tab."""
+    document = jsonschema_rs.validator_for({"type": "string", "pattern": NOT_BLANK})
+    blanks = {chr(i) for i in range(0x3100) if not document.is_valid(chr(i))}
+    assert {"\0", " ", "\t", "\v", "\u3000"} <= blanks
+    for text in (*blanks, *(f"{blank}a{blank}" for blank in blanks if blank != "\0"), *map(chr, range(1, 0x3100))):
+        try:
+            check_options({"session": text, "unique": [text]})
+        except InputError:
+            assert not document.is_valid(text), repr(text)
+        else:
+            assert document.is_valid(text), repr(text)
+            assert re.search(NOT_BLANK, text)
 
 
 def test_the_document_says_which_files_are_taken(app: AsyncTask) -> None:
