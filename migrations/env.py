@@ -5,11 +5,13 @@ import os
 from alembic import context
 
 from asynctask.ledger.database import Database
-from asynctask.ledger.models import metadata
+from asynctask.ledger.models import full_metadata
 
 
 def run(connection) -> None:
-    context.configure(connection=connection, target_metadata=metadata, render_as_batch=True, transaction_per_migration=True)
+    context.configure(
+        connection=connection, target_metadata=full_metadata(), render_as_batch=True, transaction_per_migration=True
+    )
     with context.begin_transaction():
         context.run_migrations()
 

@@ -20,7 +20,6 @@ from typing import Any, Final
 import orjson
 import sqlalchemy as sa
 from sqlalchemy import exc
-from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import Connection
 
 from asynctask.errors import TooLarge
@@ -110,8 +109,10 @@ def _array_text(values: Collection[Any]) -> str:
 
 def _among(dialect: str, column: Any, parameter: Callable[[Any], Any]) -> Any:
     if dialect == "postgresql":
+        from sqlalchemy.dialects.postgresql import ARRAY  # loaded where that is the database
+
         item = sa.BigInteger() if isinstance(column.type, sa.Integer) else sa.Text()
-        return column == sa.any_(sa.cast(parameter(_Untyped()), postgresql.ARRAY(item)))
+        return column == sa.any_(sa.cast(parameter(_Untyped()), ARRAY(item)))
     if dialect == "sqlite":
         return column.in_(sa.select(sa.func.json_each(parameter(sa.Text())).table_valued("value").c.value))
     return column.op("IN", is_comparison=True)(parameter(_AS_IT_IS))  # the driver writes it out

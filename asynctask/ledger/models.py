@@ -23,12 +23,12 @@ from sqlalchemy import (
     UniqueConstraint,
     text,
 )
-from sqlalchemy.dialects.mysql import LONGTEXT
 from sqlalchemy.event import listen
 
 __all__ = [
     "duties",
     "events",
+    "full_metadata",
     "item_errors",
     "jobs",
     "metadata",
@@ -52,15 +52,9 @@ metadata: Final = MetaData(
 
 # SQLite gives a rowid only to a column whose type is exactly INTEGER.
 Key: Final = BigInteger().with_variant(Integer, "sqlite")
-Json: Final = Text().with_variant(LONGTEXT, "mysql", "mariadb")
+Json: Final = Text()
 
-# Names are compared byte for byte, as everywhere else; a MariaDB database's own default would take A for a, 'a ' for 'a'.
-_MARIADB: Final[dict[str, Any]] = {
-    "mariadb_engine": "InnoDB",
-    "mariadb_row_format": "DYNAMIC",
-    "mariadb_charset": "utf8mb4",
-    "mariadb_collate": "utf8mb4_nopad_bin",
-}
+_WHERE: Final = "where"
 
 
 def _id() -> Column[int]:
@@ -72,7 +66,7 @@ def _count(name: str, default: int = 0) -> Column[int]:
 
 
 def _partial(name: str, *columns: str, where: str) -> Index:
-    return Index(name, *columns, sqlite_where=text(where), postgresql_where=text(where))
+    return Index(name, *columns, info={_WHERE: where})
 
 
 tasks: Final = Table(
@@ -144,7 +138,6 @@ tasks: Final = Table(
     _partial("ix_tasks_dispatch_until", "dispatch_until", where="dispatch_until IS NOT NULL"),
     _partial("ix_tasks_line", "session_key", "session_waits", "session_place", "id", where="session_waits IS NOT NULL"),
     Index("uq_tasks_session_holder", "session_holder", unique=True),
-    **_MARIADB,
 )
 
 events: Final = Table(
@@ -186,7 +179,6 @@ events: Final = Table(
     _partial("ix_events_look", "look_at", where="look_at IS NOT NULL"),
     _partial("ix_events_problem", "task_id", "id", "problem", where="problem IS NOT NULL"),
     _partial("ix_events_process", "process", where="process IS NOT NULL"),
-    **_MARIADB,
 )
 
 # An outcome makes a row longer, and PostgreSQL writes it anew: beside the old one no index has to be told of it.
@@ -207,7 +199,6 @@ task_tallies: Final = Table(
             "retrying", "jobs", "dispatched", "returned",
         )
     ),
-    **_MARIADB,
 )  # fmt: skip
 
 task_rejects: Final = Table(
@@ -217,7 +208,6 @@ task_rejects: Final = Table(
     Column("row", BigInteger, primary_key=True, autoincrement=False),
     Column("errors", Json, nullable=False),  # [{column, code, message, value}]
     Column("cells", Json),
-    **_MARIADB,
 )
 
 item_errors: Final = Table(
@@ -234,7 +224,6 @@ item_errors: Final = Table(
     Column("attempt", Integer, nullable=False),
     Index("ix_item_errors_task_id_row", "task_id", "row"),
     Index("ix_item_errors_event_id", "event_id"),
-    **_MARIADB,
 )
 
 task_errors: Final = Table(
@@ -248,7 +237,6 @@ task_errors: Final = Table(
     _count("count"),
     Column("sample_job_id", String(64)),
     Column("sample_row", BigInteger),
-    **_MARIADB,
 )
 
 task_samples: Final = Table(
@@ -258,7 +246,6 @@ task_samples: Final = Table(
     Column("at", BigInteger, primary_key=True, autoincrement=False),
     _count("done"),
     _count("problems"),
-    **_MARIADB,
 )
 
 task_log: Final = Table(
@@ -271,7 +258,6 @@ task_log: Final = Table(
     Column("action", String(32), nullable=False),
     Column("detail", Json),
     Index("ix_task_log_task_id", "task_id", "id"),
-    **_MARIADB,
 )
 
 jobs: Final = Table(
@@ -297,7 +283,6 @@ jobs: Final = Table(
     _partial("ix_jobs_sets", "held_in", "run_at", where="held_in IS NOT NULL"),
     _partial("ix_jobs_process", "process", where="process IS NOT NULL"),
     _partial("ix_jobs_task", "task_id", where="task_id IS NOT NULL AND waits IS NOT NULL"),
-    **_MARIADB,
 )
 
 processes: Final = Table(
@@ -320,7 +305,6 @@ processes: Final = Table(
     Column("signal", String(8)),
     Column("queues", Json, nullable=False),
     Column("info", Json),
-    **_MARIADB,
 )
 
 
@@ -331,7 +315,6 @@ duties: Final = Table(
     Column("name", String(16), primary_key=True),
     Column("holder", String(64)),
     Column("held_until", BigInteger),
-    **_MARIADB,
 )
 
 
@@ -342,8 +325,32 @@ write_marks: Final = Table(
     Column("owner", String(32), primary_key=True),
     Column("number", BigInteger, nullable=False),
     Column("at", BigInteger, nullable=False),  # seconds
-    **_MARIADB,
 )
+
+
+def full_metadata() -> MetaData:
+    """The tables with what each database is told of its own: conditions of indexes, storage engines, lengths of texts.
+
+    For whoever makes a schema or compares one. It is added here and not where the tables are: for the first such option
+    SQLAlchemy loads the whole dialect, and no process that merely works needs all three of them.
+    """
+    from sqlalchemy.dialects.mysql import LONGTEXT
+
+    for table in metadata.tables.values():
+        # Names are compared byte for byte, as everywhere else; a MariaDB database's own default would take A for a.
+        table.dialect_kwargs.update(
+            mariadb_engine="InnoDB",
+            mariadb_row_format="DYNAMIC",
+            mariadb_charset="utf8mb4",
+            mariadb_collate="utf8mb4_nopad_bin",
+        )
+        for index in table.indexes:
+            if (where := index.info.get(_WHERE)) is not None:
+                index.dialect_kwargs.update(sqlite_where=text(where), postgresql_where=text(where))
+        for column in table.columns:
+            if column.type is Json:
+                column.type = Text().with_variant(LONGTEXT(), "mysql", "mariadb")
+    return metadata
 
 
 def as_dict(row: Any) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from asynctask.bookkeeping import Delta
@@ -35,25 +34,32 @@ def insert_or_add(
 def _insert_or_add(
     name: str, table: sa.Table, keys: tuple[str, ...], added: tuple[str, ...], replaced: tuple[str, ...]
 ) -> Any:
+    into = _inserting(name)(table)
     if name == "mariadb":
-        into = mysql.insert(table)
         sums: dict[str, Any] = {c: table.c[c] + into.inserted[c] for c in added}
         return into.on_duplicate_key_update({**sums, **{c: into.inserted[c] for c in replaced}})
-    make: Any = sqlite.insert if name == "sqlite" else postgresql.insert
-    statement = make(table)
-    sums = {c: table.c[c] + statement.excluded[c] for c in added}
-    return statement.on_conflict_do_update(
-        index_elements=list(keys), set_={**sums, **{c: statement.excluded[c] for c in replaced}}
-    )
+    sums = {c: table.c[c] + into.excluded[c] for c in added}
+    return into.on_conflict_do_update(index_elements=list(keys), set_={**sums, **{c: into.excluded[c] for c in replaced}})
 
 
 def insert_new(connection: Connection, table: sa.Table, keys: tuple[str, ...]) -> Any:
     """An INSERT that leaves a row of the same ``keys`` as it stands."""
     name = connection.dialect.name
+    into = _inserting(name)(table)
     if name == "mariadb":  # INSERT IGNORE would also pass over what is wrong with a row
-        return mysql.insert(table).on_duplicate_key_update({keys[0]: table.c[keys[0]]})
-    make: Any = sqlite.insert if name == "sqlite" else postgresql.insert
-    return make(table).on_conflict_do_nothing(index_elements=list(keys))
+        return into.on_duplicate_key_update({keys[0]: table.c[keys[0]]})
+    return into.on_conflict_do_nothing(index_elements=list(keys))
+
+
+def _inserting(name: str) -> Any:
+    """The INSERT of a dialect. A process loads that of its own database, not all three."""
+    if name == "mariadb":
+        from sqlalchemy.dialects.mysql import insert
+    elif name == "sqlite":
+        from sqlalchemy.dialects.sqlite import insert  # type: ignore[assignment]
+    else:
+        from sqlalchemy.dialects.postgresql import insert  # type: ignore[assignment]
+    return insert
 
 
 def move(connection: Connection, deltas: Mapping[tuple[int, int], Delta], now: int) -> None:

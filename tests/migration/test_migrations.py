@@ -20,7 +20,7 @@ from asynctask import AsyncTask
 from asynctask.errors import SchemaOutdated
 from asynctask.ledger import schema
 from asynctask.ledger.database import Database
-from asynctask.ledger.models import metadata
+from asynctask.ledger.models import full_metadata, metadata
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_the_models_are_the_migrated_schema(database: Database) -> None:
     # An empty default is told by SQLite and MariaDB in a way that alembic takes for a change: see the test below.
     options = {"compare_type": True, "compare_server_default": database.dialect == "postgresql"}
     with database.read() as connection:
-        assert compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
+        assert compare_metadata(MigrationContext.configure(connection, opts=options), full_metadata()) == []
 
 
 def test_types_defaults_and_conditions_of_indexes_are_those_of_the_models_too(database: Database, another: Store) -> None:
@@ -84,7 +84,7 @@ def test_types_defaults_and_conditions_of_indexes_are_those_of_the_models_too(da
     schema.upgrade(database)
     plain = Database(another.url)
     with plain.write(marked=False) as connection:
-        metadata.create_all(connection)
+        full_metadata().create_all(connection)
     made, migrated = described(plain), described(database)
     plain.close()
     assert {name: said for name, said in migrated.items() if "alembic" not in name} == made
