@@ -29,10 +29,16 @@ SPAN_S: Final = 0.4
 was fetched ahead: so a knob acts within a second, and an urgent job waits no longer for a thread."""
 
 LOW: Final = 0.25
-"""A lane is low when so much of what it was lent at a time is left."""
+"""With so much of a lane left its thread asks for more, while there is work for as long as the answer takes."""
+
+WORN: Final = 0.6
+"""With so much or less left, a lane is filled up when another of its Task asks: few threads ask then, for many."""
 
 MOST: Final = 100
 """Jobs that are lent for one place, however short they are."""
+
+IN_VAIN_S: Final = 0.1
+"""For so long nobody asks for more of a Task that had nothing to lend: at its end every job would ask."""
 
 _TASKS: Final = 1_000
 """Tasks of which the time of a job is remembered."""
@@ -52,12 +58,13 @@ class Lane:
 
 
 class _Limited:
-    """A Task with lanes here: what a job of it takes, in seconds, and its lanes."""
+    """A Task with lanes here: what a job of it takes, in seconds, its lanes, and when it is worth asking for more."""
 
-    __slots__ = ("lanes", "seconds")
+    __slots__ = ("ask_at", "lanes", "seconds")
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
+        self.ask_at = 0.0
         self.lanes: set[Lane] = set()
 
 
@@ -170,36 +177,42 @@ class Lanes:
             self._release(follower)
 
     def _refill(self, task_id: int, lane: Lane, each: int) -> None:
-        """Has jobs lent for the lanes of a Task that are low. Without an answer of the ledger they get none."""
+        """Has jobs lent for the lanes of a Task that are worn. Without an answer of the ledger they get none."""
+        limited = self._tasks[task_id]
         with self._asking:
             with self._lock:
-                if len(lane.followers) > LOW * each:
+                if len(lane.followers) > LOW * each or self._clock.monotonic() < limited.ask_at:
                     return  # another thread has asked for this lane, too
-                low = [other for other in self._tasks[task_id].lanes if len(other.followers) <= LOW * each]
+                worn = {
+                    other: each - len(other.followers) for other in limited.lanes if len(other.followers) <= WORN * each
+                }
             try:
                 self._give_back_unknown()
-                followers = self._take(self._lend(task_id, each * len(low), len(low)))
+                followers = self._take(self._lend(task_id, sum(worn.values()), len(worn)))
             except Exception as error:
                 self._doubt = True  # what was lent without an answer would be nobody's
                 if not isinstance(error, Unavailable):
                     self._log.exception("not_lent", task_id=task_id)
                 return
+            if not followers:
+                limited.ask_at = self._clock.monotonic() + IN_VAIN_S
             for follower in followers:
                 assert follower.ticket is not None
                 follower.is_lent = True
                 self._lent[follower.ticket.event_id] = None
         begin = [follower for follower in followers if follower.begins and follower.worker is not None]
         back = [follower for follower in followers if not follower.begins or follower.worker is None]
-        low.sort(key=lambda other: other is not lane)  # where there are few, the asking one has the first
-        share = -(-len(begin) // len(low))
-        for number, other in enumerate(low):
-            part = begin[number * share : (number + 1) * share]
+        left = len(worn)
+        for other, wanted in sorted(worn.items(), key=lambda item: -item[1]):
+            count = min(wanted, -(-len(begin) // left))
+            part, begin, left = begin[:count], begin[count:], left - 1
             with self._lock:
                 if not other.closed:
                     other.followers.extend(part)
                     self._ready += len(part)
                     continue
             back += part
+        back += begin
         for follower in back:
             self._release(follower)
 
