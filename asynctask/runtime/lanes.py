@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from asynctask.brokers.base import Copy
@@ -183,12 +183,12 @@ class Lanes:
             with self._lock:
                 if len(lane.followers) > LOW * each or self._clock.monotonic() < limited.ask_at:
                     return  # another thread has asked for this lane, too
-                worn = {
+                wanted = {
                     other: each - len(other.followers) for other in limited.lanes if len(other.followers) <= WORN * each
                 }
             try:
                 self._give_back_unknown()
-                followers = self._take(self._lend(task_id, sum(worn.values()), len(worn)))
+                followers = self._take(self._lend(task_id, sum(wanted.values()), len(wanted)))
             except Exception as error:
                 self._doubt = True  # what was lent without an answer would be nobody's
                 if not isinstance(error, Unavailable):
@@ -200,21 +200,26 @@ class Lanes:
                 assert follower.ticket is not None
                 follower.is_lent = True
                 self._lent[follower.ticket.event_id] = None
-        begin = [follower for follower in followers if follower.begins and follower.worker is not None]
-        back = [follower for follower in followers if not follower.begins or follower.worker is None]
-        left = len(worn)
-        for other, wanted in sorted(worn.items(), key=lambda item: -item[1]):
-            count = min(wanted, -(-len(begin) // left))
-            part, begin, left = begin[:count], begin[count:], left - 1
-            with self._lock:
-                if not other.closed:
-                    other.followers.extend(part)
-                    self._ready += len(part)
-                    continue
-            back += part
-        back += begin
+            begin = [follower for follower in followers if follower.begins and follower.worker is not None]
+            back = [follower for follower in followers if not follower.begins or follower.worker is None]
+            back += self._share(begin, wanted)
         for follower in back:
             self._release(follower)
+
+    def _share(self, followers: list[Assignment], wanted: Mapping[Lane, int]) -> list[Assignment]:
+        """Gives each lane what it wants, or its share of what there is; returns what was for lanes that closed meanwhile."""
+        back: list[Assignment] = []
+        left = len(wanted)
+        with self._lock:
+            for lane, most in sorted(wanted.items(), key=lambda item: -item[1]):
+                count = min(most, -(-len(followers) // left))
+                part, followers, left = followers[:count], followers[count:], left - 1
+                if lane.closed:
+                    back += part
+                else:
+                    lane.followers.extend(part)
+                    self._ready += len(part)
+        return back + followers
 
     def _noted(self, task_id: int, seconds: float) -> float:
         with self._lock:
