@@ -25,6 +25,7 @@ from asynctask.job import CurrentJob
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.batches import among
 from asynctask.ledger.conflicts import repeatable
+from asynctask.ledger.dispatch import Ready
 from asynctask.ledger.models import events
 from asynctask.ledger.outcomes import Follower
 from asynctask.ledger.record import ENGINE, NewJob, enqueue
@@ -75,7 +76,6 @@ class Ticket:
     attempt: int
     retries: int = 0
     watched: bool = False
-    row: int | None = None
     awaited: bool = False  # its Task has a ``parallel``
     started_at: int | None = None
     status: Status | None = None
@@ -164,6 +164,10 @@ class Tracker:
         record = self._read([job_id]).get(job_id)
         return None if record is None else self._ticket(Arrival(job_id, None, record.worker_name, record.queue), record)
 
+    def lent(self, job: Ready) -> Ticket:
+        """The ticket of a job that the ledger has just lent this process: the loan was the question."""
+        return Ticket(Begin.RUN, job.job_id, job.event_id, job.task_id, job.attempt, job.retries, awaited=True)
+
     def _look(self, job_ids: Sequence[str]) -> dict[str, EventRecord]:
         """As :meth:`_read`, with a narrower look first: only what that does not find is read as a whole."""
         with self._ledger.database.read() as connection:
@@ -181,7 +185,7 @@ class Tracker:
         attempt = None if is_foreign(row, arrival.attempt, record.task_id) else arrival.attempt
         return Ticket(
             begin(row, attempt, record.task_state), record.job_id, record.id, record.task_id, row.attempt, row.retries,
-            is_suspect(row), record.first_row, awaited=record.parallel is not None,
+            is_suspect(row), awaited=record.parallel is not None,
             seen=record if not self._elsewhere and untouched(record) else None,
         )  # fmt: skip
 

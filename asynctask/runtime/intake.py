@@ -14,6 +14,7 @@ from asynctask.bulk.payload import buried, job_of, options_of, worker_name
 from asynctask.clock import Clock
 from asynctask.errors import InputError
 from asynctask.job import CurrentJob
+from asynctask.ledger.dispatch import Ready
 from asynctask.ledger.record import NewJob, fitted, is_job_id
 from asynctask.logs import get_logger
 from asynctask.messages import clean
@@ -76,11 +77,15 @@ class Intake:
         refused = self._begin(tracked) if tracked else ()
         return [each for each in assignments if id(each) not in refused] if refused else assignments
 
-    def take_lent(self, copies: Sequence[Copy]) -> list[Assignment]:
-        """Jobs that this process was lent, each with its ticket: tracked jobs of its own worker. Raises Unavailable."""
-        lent = [each for each in map(self._assign, copies) if isinstance(each, Assignment)]
-        refused = self._begin(lent) if lent else ()
-        return [each for each in lent if id(each) not in refused]
+    def take_lent(self, lent: Sequence[tuple[Copy, Ready]], asked: float) -> list[Assignment]:
+        """Jobs that this process was lent, each with its ticket. ``asked``: when, on the monotonic clock."""
+        found = []
+        for copy, job in lent:
+            assignment = self._assign(copy)
+            if isinstance(assignment, Assignment):
+                _bind(assignment, self._tracker.lent(job), asked)
+                found.append(assignment)
+        return found
 
     def _begin(self, tracked: Sequence[Assignment]) -> set[int]:
         """Gives each its ticket; returns (by ``id``) those that no Event can hold, which have ended with that reason."""

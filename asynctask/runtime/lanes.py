@@ -19,12 +19,13 @@ from typing import Final
 from asynctask.brokers.base import Copy
 from asynctask.clock import Clock
 from asynctask.errors import Unavailable
+from asynctask.ledger.dispatch import Ready
 from asynctask.logs import get_logger
 from asynctask.runtime.assignment import Assignment
 
 __all__ = ["MOST", "SPAN_S", "Lane", "Lanes"]
 
-SPAN_S: Final = 0.4
+SPAN_S: Final = 0.35
 """Seconds of work that are lent for one place. What is lent begins within half a second or goes back, as everything that
 was fetched ahead: so a knob acts within a second, and an urgent job waits no longer for a thread."""
 
@@ -43,7 +44,7 @@ IN_VAIN_S: Final = 0.1
 _TASKS: Final = 1_000
 """Tasks of which the time of a job is remembered."""
 
-Lend = Callable[[int, int, int], Sequence[Copy]]
+Lend = Callable[[int, int, int], Sequence[tuple[Copy, Ready]]]
 """Is given a Task, how many jobs of it are wanted, and for how many places; see ``ledger.dispatch.lend_jobs``."""
 
 
@@ -71,7 +72,8 @@ class _Limited:
 class Lanes:
     """The lanes of one process.
 
-    Arguments: ``lend`` asks the ledger for jobs; ``take`` makes assignments of their copies; ``release`` gives one back;
+    Arguments: ``lend`` asks the ledger for jobs; ``take`` makes assignments of them, and is told when they were asked for
+    (on the monotonic clock); ``release`` gives one back;
     ``fresh_s`` is for how many seconds after they were lent they may begin; ``take_back`` has every loan of this process
     go back but those whose Event ids it is given.
     """
@@ -81,7 +83,7 @@ class Lanes:
         clock: Clock,
         *,
         lend: Lend,
-        take: Callable[[Sequence[Copy]], Sequence[Assignment]],
+        take: Callable[[Sequence[tuple[Copy, Ready]], float], Sequence[Assignment]],
         release: Callable[[Assignment], None],
         take_back: Callable[[set[int]], int],
         fresh_s: float,
@@ -188,7 +190,8 @@ class Lanes:
                 }
             try:
                 self._give_back_unknown()
-                followers = self._take(self._lend(task_id, sum(wanted.values()), len(wanted)))
+                asked = self._clock.monotonic()
+                followers = self._take(self._lend(task_id, sum(wanted.values()), len(wanted)), asked)
             except Exception as error:
                 self._doubt = True  # what was lent without an answer would be nobody's
                 if not isinstance(error, Unavailable):
@@ -200,14 +203,14 @@ class Lanes:
                 assert follower.ticket is not None
                 follower.is_lent = True
                 self._lent[follower.ticket.event_id] = None
-            begin = [follower for follower in followers if follower.begins and follower.worker is not None]
-            back = [follower for follower in followers if not follower.begins or follower.worker is None]
-            back += self._share(begin, wanted)
+            # What this process has no worker for is put off by whoever fetches it.
+            back = [follower for follower in followers if follower.worker is None]
+            back += self._share([follower for follower in followers if follower.worker is not None], wanted)
         for follower in back:
             self._release(follower)
 
     def _share(self, followers: list[Assignment], wanted: Mapping[Lane, int]) -> list[Assignment]:
-        """Gives each lane what it wants, or its share of what there is; returns what was for lanes that closed meanwhile."""
+        """Gives each lane what it wants, or its share of it; returns what was for lanes that closed meanwhile."""
         back: list[Assignment] = []
         left = len(wanted)
         with self._lock:
