@@ -238,8 +238,11 @@ class Dispatcher:
     # -- loans
 
     def lend(self, task_id: int, count: int, places: int) -> Sequence[tuple[Copy, Ready]]:
-        """Up to ``count`` jobs of a Task for this process, to follow its jobs in ``places`` of the Task's ``parallel``, each
-        with what the ledger has of it; see :func:`asynctask.ledger.dispatch.lend_jobs`. Raises :class:`Unavailable`."""
+        """Up to ``count`` jobs of a Task, lent to this process to follow its jobs in ``places`` of the Task's ``parallel``.
+
+        Each comes with what the ledger has of it; see :func:`asynctask.ledger.dispatch.lend_jobs`. Raises
+        :class:`Unavailable`.
+        """
         jobs = dispatch.lend_jobs(self._ledger, task_id, count, places)
         by_id = {job.job_id: job for job in jobs}
         return [(copy, by_id[copy.jid]) for copy in self._lent.taken(jobs)]
