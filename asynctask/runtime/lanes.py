@@ -180,34 +180,39 @@ class Lanes:
 
     def _refill(self, task_id: int, lane: Lane, each: int) -> None:
         """Has jobs lent for the lanes of a Task that are worn. Without an answer of the ledger they get none."""
-        limited = self._tasks[task_id]
-        with self._asking:
-            with self._lock:
-                if len(lane.followers) > LOW * each or self._clock.monotonic() < limited.ask_at:
-                    return  # another thread has asked for this lane, too
-                wanted = {
-                    other: each - len(other.followers) for other in limited.lanes if len(other.followers) <= WORN * each
-                }
-            try:
-                self._give_back_unknown()
-                asked = self._clock.monotonic()
-                followers = self._take(self._lend(task_id, sum(wanted.values()), len(wanted)), asked)
-            except Exception as error:
-                self._doubt = True  # what was lent without an answer would be nobody's
-                if not isinstance(error, Unavailable):
-                    self._log.exception("not_lent", task_id=task_id)
-                return
-            if not followers:
-                limited.ask_at = self._clock.monotonic() + IN_VAIN_S
-            for follower in followers:
-                assert follower.ticket is not None
-                follower.is_lent = True
-                self._lent[follower.ticket.event_id] = None
-            # What this process has no worker for is put off by whoever fetches it.
-            back = [follower for follower in followers if follower.worker is None]
-            back += self._share([follower for follower in followers if follower.worker is not None], wanted)
+        if not self._asking.acquire(blocking=not lane.followers):
+            return  # another thread asks, and this one has what to do meanwhile
+        try:
+            back = self._ask(self._tasks[task_id], task_id, lane, each)
+        finally:
+            self._asking.release()
         for follower in back:
             self._release(follower)
+
+    def _ask(self, limited: _Limited, task_id: int, lane: Lane, each: int) -> list[Assignment]:
+        """Returns what was lent and cannot begin here."""
+        with self._lock:
+            if len(lane.followers) > LOW * each or self._clock.monotonic() < limited.ask_at:
+                return []  # another thread has asked for this lane, too
+            wanted = {other: each - len(other.followers) for other in limited.lanes if len(other.followers) <= WORN * each}
+        try:
+            self._give_back_unknown()
+            asked = self._clock.monotonic()
+            followers = self._take(self._lend(task_id, sum(wanted.values()), len(wanted)), asked)
+        except Exception as error:
+            self._doubt = True  # what was lent without an answer would be nobody's
+            if not isinstance(error, Unavailable):
+                self._log.exception("not_lent", task_id=task_id)
+            return []
+        if not followers:
+            limited.ask_at = self._clock.monotonic() + IN_VAIN_S
+        for follower in followers:
+            assert follower.ticket is not None
+            follower.is_lent = True
+            self._lent[follower.ticket.event_id] = None
+        # What this process has no worker for is put off by whoever fetches it.
+        unknown = [follower for follower in followers if follower.worker is None]
+        return unknown + self._share([follower for follower in followers if follower.worker is not None], wanted)
 
     def _share(self, followers: list[Assignment], wanted: Mapping[Lane, int]) -> list[Assignment]:
         """Gives each lane what it wants, or its share of it; returns what was for lanes that closed meanwhile."""

@@ -118,6 +118,7 @@ def kill_one_at_work(world: World, seen: set[int]) -> int:
 
 
 @pytest.mark.databases("sqlite", "postgresql", reason="what is killed in MariaDB's own steps is in test_crash_points")
+@pytest.mark.one_database(reason="the runtime and the queue's steps are the same on both")
 @pytest.mark.parametrize("broker_kind", ["sql", "redis"])
 def test_ten_thousand_items_survive_five_killed_workers_and_a_killed_web_process(world: World) -> None:
     app = world.app()
