@@ -49,17 +49,19 @@ Lend = Callable[[int, int, int], Sequence[tuple[Copy, Ready]]]
 
 
 class Lane:
-    """What follows in one place: jobs in their order."""
+    """What follows in one place: jobs in their order, and when the last of them could begin, on the monotonic clock."""
 
-    __slots__ = ("closed", "followers")
+    __slots__ = ("closed", "followers", "since")
 
     def __init__(self) -> None:
         self.followers: deque[Assignment] = deque()
         self.closed = False
+        self.since = 0.0
 
 
 class _Limited:
-    """A Task with lanes here: what a job of it takes, in seconds, its lanes, and when it is worth asking for more."""
+    """A Task with lanes here: after how many seconds one of its jobs follows another, its lanes, and when it is worth asking
+    for more."""
 
     __slots__ = ("ask_at", "lanes", "seconds")
 
@@ -126,13 +128,18 @@ class Lanes:
         ticket = assignment.ticket
         if ticket is None or not ticket.awaited or ticket.task_id is None:
             return None
-        seconds = self._noted(ticket.task_id, self._clock.monotonic() - assignment.began)
+        lane = assignment.lane
+        # From one beginning to the next, with all that the process does between: a full one takes longer than its jobs.
+        since = assignment.began if lane is None else lane.since
+        seconds = self._noted(ticket.task_id, self._clock.monotonic() - since)
         if goes_on:
-            lane = assignment.lane or self._open(assignment, ticket.task_id)
+            if lane is None:
+                lane = self._open(assignment, ticket.task_id)
             each = min(MOST, int(SPAN_S / max(seconds, SPAN_S / MOST)))
             if len(lane.followers) <= LOW * each and each > 0 and may_ask():
                 self._refill(ticket.task_id, lane, each)
             if (follower := self._next(lane)) is not None:
+                lane.since = self._clock.monotonic()
                 follower.lane = lane
                 assignment.follower = follower
                 return follower
