@@ -60,8 +60,7 @@ class Lane:
 
 
 class _Limited:
-    """A Task with lanes here: after how many seconds one of its jobs follows another, its lanes, and when it is worth asking
-    for more."""
+    """A Task with lanes here: its pace (seconds from job to job), its lanes, and when it is worth asking again."""
 
     __slots__ = ("ask_at", "lanes", "seconds")
 
