@@ -59,7 +59,8 @@ def untouched(record: EventRecord) -> bool:
 
 
 class End(NamedTuple):
-    """What ends an Event that was :func:`untouched` when it was read, without a lock, before the transaction.
+    """What ends an Event that was :func:`untouched` when it was read, without a lock, before the transaction, or untouched
+    but for the process that it was lent to.
 
     ``record``: the Event as it was read; instead of being read again it is compared. ``turn``: what ends it. ``notes`` and
     ``failure`` as of a :class:`Change`; ``result`` and ``started_at`` are set where they are not None.

@@ -64,7 +64,17 @@ _t, _e = tasks.c, events.c
 _FLYING = frozenset(str(status) for status in Status if in_flight(Row(status, reserved=True)))
 _AT_POINTER = (
     sa.select(
-        _e.id, _e.job_id, _e.attempt, _e.retries, _e.worker_name, _e.queue, _e.params, _e.options, _e.created_at, _e.status
+        _e.id,
+        _e.job_id,
+        _e.attempt,
+        _e.retries,
+        _e.worker_name,
+        _e.queue,
+        _e.params,
+        _e.options,
+        _e.created_at,
+        _e.first_row,
+        _e.status,
     )
     .where(_e.task_id == sa.bindparam("of"), _e.due_at.is_(None))
     .where(_e.process.is_(None) | (_e.status != str(Status.ENQUEUE)))  # what is lent needs no copy
@@ -123,7 +133,8 @@ class Runnable:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A job reserved for the broker: ``params`` and ``options`` are JSON text as the ledger holds them."""
+    """A job reserved for the broker: ``params`` and ``options`` are JSON text as the ledger holds them; ``row`` is its row
+    in the list, ``slots`` how many rows its Task's counts have."""
 
     event_id: int
     job_id: str
@@ -136,6 +147,8 @@ class Ready:
     params: str | None
     options: str | None
     created_at: int
+    row: int | None
+    slots: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,9 +360,9 @@ def _at_pointer(connection: Connection, task: Mapping[str, Any], low: int, high:
     fresh = [
         Ready(
             i, job_id, task["id"], attempt, retries, worker or task["worker_name"], queue or task["queue"] or "default",
-            task["priority"], params, task["options"] if options is None else options, created_at,
+            task["priority"], params, task["options"] if options is None else options, created_at, row, task["slots"],
         )
-        for i, job_id, attempt, retries, worker, queue, params, options, created_at, status in flying
+        for i, job_id, attempt, retries, worker, queue, params, options, created_at, row, status in flying
         if status == Status.ENQUEUE
     ]  # fmt: skip
     return fresh, len(flying)
@@ -378,7 +391,7 @@ def _select_ready(connection: Connection, condition: Any) -> Sequence[Any]:
         sa.select(
             _e.id, _e.job_id, _e.task_id, _e.attempt, _e.retries, sa.func.coalesce(_e.worker_name, _t.worker_name),
             sa.func.coalesce(_e.queue, _t.queue, "default"), _t.priority, _e.params,
-            sa.func.coalesce(_e.options, _t.options), _e.created_at, _e.status,
+            sa.func.coalesce(_e.options, _t.options), _e.created_at, _e.first_row, sa.func.coalesce(_t.slots, 1), _e.status,
         )
         .select_from(events.outerjoin(tasks, _t.id == _e.task_id))
         .where(condition)

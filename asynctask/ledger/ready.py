@@ -24,7 +24,7 @@ from asynctask.ledger import sessions
 from asynctask.ledger.base import Ledger, chunks
 from asynctask.ledger.models import events, tasks
 from asynctask.ledger.task_locks import each_free
-from asynctask.ledger.transitions import Applied
+from asynctask.ledger.transitions import Applied, End
 from asynctask.logs import get_logger
 
 __all__ = ["MAY", "announce", "catch_up", "due_tasks", "next_due", "repair", "settled", "wake_due"]
@@ -39,14 +39,17 @@ _DUE = sa.select(_t.id).where(_t.due_next <= sa.bindparam("now")).order_by(_t.du
 MAY = _t.state.in_(_DISPATCHED) & (_t.session_key.is_(None) | _t.session_holder.is_not(None))
 
 
-def announce(ledger: Ledger, applied: Iterable[Applied], ended: Iterable[int | None] = ()) -> int | None:
-    """What the committed changes leave to dispatch: call it after their transaction.
+def announce(ledger: Ledger, applied: Iterable[Applied], ends: Iterable[End] = ()) -> int | None:
+    """What the committed changes and ``ends`` leave to dispatch: call it after their transaction.
 
-    Arguments: ``ended``, Tasks of which jobs ended beside, or None. Returns when the next of it is due (microseconds; the
-    past: now), None where there is nothing. Does not wait for a Task's row that somebody holds.
+    Returns when the next of it is due (microseconds; the past: now), None where there is nothing. Does not wait for a
+    Task's row that somebody holds.
     """
-    due: dict[int, int | None] = {task_id: None for task_id in ended if task_id is not None}
+    due: dict[int, int | None] = {}
     landed: dict[int, int] = {}
+    for end in ends:
+        if (task_id := end.record.task_id) is not None:
+            landed[task_id] = landed.get(task_id, 0) + _landed(end.turn)
     for each in applied:
         if each.turn is None or each.record is None or each.record.task_id is None:
             continue

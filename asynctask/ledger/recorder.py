@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from asynctask.bookkeeping import Turn
@@ -127,7 +127,7 @@ class Recorder:
                     self._closer.look()
                     return
                 if batch:
-                    batch = with_followers(batch)
+                    batch = self._with_followers(batch)
                     self._flush_timed(batch)
                     tries, self._flushes = 0, True
                 else:
@@ -142,6 +142,14 @@ class Recorder:
                 if self._pause(_RETRY_S[min(tries, len(_RETRY_S) - 1)]):
                     return
                 tries += 1
+
+    def _with_followers(self, batch: list[Outcome]) -> list[Outcome]:
+        """What a follower came to may wait for the next flush already: it finds the Event as this one leaves it."""
+        whole = with_followers(batch)
+        begun = {each.event_id for each in whole[len(batch) :]}
+        with self._condition:
+            forget_seen([each for each in self._pending if each.event_id in begun])
+        return whole
 
     def _flush_timed(self, batch: Sequence[Outcome]) -> None:
         begun = self._ledger.clock.monotonic()
@@ -253,7 +261,7 @@ class Recorder:
             for each in wave:
                 self._tell(each, each.event_id not in left or is_mine(self._ledger, each, left[each.event_id]))
             of_ends = {end.record.task_id for end in ends}
-            self.announce(applied, of_ends)
+            self.announce(applied, ends)
             self._closer.ended(of_ends | {each.record.task_id for each in applied if each.record and _is_over(each.record)})
         if not self._pending and self._busy_for() is None:
             self._closer.look()
@@ -290,13 +298,13 @@ class Recorder:
         except Exception:
             self._log.exception("outcome_not_told", event_id=each.event_id, attempt=each.attempt, won=won)
 
-    def announce(self, applied: Sequence[Applied], ended: Iterable[int | None] = ()) -> None:
-        """Tells whoever dispatches what committed changes, and ends of jobs of the Tasks ``ended``, left to dispatch.
+    def announce(self, applied: Sequence[Applied], ends: Sequence[End] = ()) -> None:
+        """Tells whoever dispatches what committed changes and ends left to dispatch.
 
         A change that was lost is announced by its row as it stands: the row may be what the first try of that change, whose
         answer was lost, has written. A hint too many does no harm.
         """
-        if (at := ready.announce(self._ledger, [_as_it_stands(each) for each in applied], ended)) is not None:
+        if (at := ready.announce(self._ledger, [_as_it_stands(each) for each in applied], ends)) is not None:
             self._on_due(at)
 
 

@@ -90,10 +90,10 @@ def _all_wait(task: Any, found: Sequence[Any]) -> bool:
 
 
 def _ready(task: Any, job: Any) -> Ready:
-    id_, _, _, job_id, attempt, retries, worker, queue, params, options, created_at, _ = job
+    id_, _, _, job_id, attempt, retries, worker, queue, params, options, created_at, row, _ = job
     return Ready(
         id_, job_id, int(task.id), attempt, retries, worker or task.worker_name, queue or task.queue or "default",
-        task.priority, params, task.options if options is None else options, created_at,
+        task.priority, params, task.options if options is None else options, created_at, row, task.slots,
     )  # fmt: skip
 
 
@@ -110,7 +110,7 @@ def _waiting(dialect: str) -> Any:
     return (
         sa.select(
             _e.id, _e.task_id, _e.seq, _e.job_id, _e.attempt, _e.retries, _e.worker_name, _e.queue, _e.params, _e.options,
-            _e.created_at, _e.status,
+            _e.created_at, _e.first_row, _e.status,
         )
         .where(batches.among_given(dialect, _e.task_id, "ids"), _e.due_at.is_(None))
         .order_by(_e.id)

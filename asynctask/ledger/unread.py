@@ -29,6 +29,8 @@ __all__ = ["read_untouched", "write_unread"]
 # As one value: of plain conditions PostgreSQL may think that few rows meet them, and begin with a look at all that do.
 _IS_UNTOUCHED = "status = 'enqueue' AND added_messages IS NULL AND due_at IS NULL AND process IS NULL AND watched = 0"
 _UNTOUCHED = f"CASE WHEN {_IS_UNTOUCHED} THEN TRUE ELSE FALSE END"
+# Of one that is lent. Its attempt, which is compared too, was lent to one process only.
+_LENT = _UNTOUCHED.replace("process IS NULL", "process IS NOT NULL")
 
 
 # The same of one whose attempt alone has ever changed: the rest of its bookkeeping is known without being read.
@@ -134,13 +136,15 @@ def _first_messages(notes: Sequence[Note], attempt: int, now: int, now_text: str
 
 def _write_alike(connection: Connection, group: _Alike, now: int) -> None:
     before, after = group.turn.before, group.turn.after
-    if before is None or after.status not in TERMINAL or before[1:7] != after[1:7] or before[11:] != after[11:]:
+    if before is None or after.status not in TERMINAL or before[1:7] != after[1:7] or before[12:] != after[12:]:
         raise SeenNoMore(f"from {before} to {after}: only what ends an untouched Event may be written unread")
     same = {
         "status": str(after.status), "problem": group.problem, "n_finish": after.n_finish, "n_failed": after.n_failed,
         "n_error": after.n_error, "n_cancelled": after.n_cancelled, "look_at": None, "finished_at": now,
     }  # fmt: skip
-    written = ("added_messages", *group.names)
-    found = batches.update(connection, events, ("id", "attempt"), written, group.rows, same=same, where=_UNTOUCHED)
+    if before.process is not None:
+        same["process"] = None
+    written, where = ("added_messages", *group.names), _UNTOUCHED if before.process is None else _LENT
+    found = batches.update(connection, events, ("id", "attempt"), written, group.rows, same=same, where=where)
     if found != len(group.rows):
         raise SeenNoMore("something else was written of an Event meanwhile; it is read and decided again")

@@ -19,7 +19,7 @@ from typing import Any
 
 import orjson
 
-from asynctask.bookkeeping import Begin, Turn, begin, cancel, give_back, is_foreign, is_suspect
+from asynctask.bookkeeping import Begin, Row, Turn, begin, cancel, give_back, is_foreign, is_suspect
 from asynctask.errors import AsyncTaskError, JobInterrupted, JobTimeout
 from asynctask.job import CurrentJob
 from asynctask.ledger.base import Ledger
@@ -166,7 +166,14 @@ class Tracker:
 
     def lent(self, job: Ready) -> Ticket:
         """The ticket of a job that the ledger has just lent this process: the loan was the question."""
-        return Ticket(Begin.RUN, job.job_id, job.event_id, job.task_id, job.attempt, job.retries, awaited=True)
+        seen = None
+        if job.attempt == 1 and job.retries == 0:  # nothing can have been written of it but the loan
+            row = Row(Status.ENQUEUE, reserved=True, process=self._ledger.identity)
+            seen = EventRecord(
+                job.event_id, job.job_id, job.task_id, None, row, None, job.row, None, None, job.worker_name, job.queue,
+                None, job.slots,
+            )  # fmt: skip
+        return Ticket(Begin.RUN, job.job_id, job.event_id, job.task_id, job.attempt, job.retries, awaited=True, seen=seen)
 
     def _look(self, job_ids: Sequence[str]) -> dict[str, EventRecord]:
         """As :meth:`_read`, with a narrower look first: only what that does not find is read as a whole."""
@@ -242,10 +249,12 @@ class Tracker:
         )  # fmt: skip
 
     def _begun(self, ticket: Ticket) -> Outcome:
-        """``working`` of a lent job that has begun, with its messages unless another outcome of it has them."""
+        """``working`` of a lent job that has begun, with its messages unless another outcome of it has them: that one waits
+        for a later flush, and must read what this one writes."""
         with self._lock:
             if not ticket.settled and not ticket.said and ticket.started_at is not None:
                 return self._working(ticket)
+            ticket.seen = None
 
         def then(won: bool) -> None:
             ticket.lost = not won
@@ -276,12 +285,13 @@ class Tracker:
                 return
             ticket.settled = True
             self._running.pop(id(ticket), None)
-        outcome = self._outcome(ticket, retry_at, discarded, then)
-        if follower is not None:
-            outcome.follower = Follower(follower.event_id, partial(self._begun, follower))
-            outcome.awaited = False  # its place is taken: nobody waits for it
-        ticket.job = None  # it holds the ticket: two that hold each other wait for the collector of garbage
-        self._recorder.put([outcome])
+            outcome = self._outcome(ticket, retry_at, discarded, then)
+            if follower is not None:
+                outcome.follower = Follower(follower.event_id, partial(self._begun, follower))
+                outcome.awaited = False  # its place is taken: nobody waits for it
+            ticket.job = None  # it holds the ticket: two that hold each other wait for the collector of garbage
+            # Under the lock: whoever finds it settled finds its outcome handed over, see `_begun`.
+            self._recorder.put([outcome])
 
     def release(self, ticket: Ticket, then: Callable[[bool], None] | None = None) -> None:
         """A fetched job that was not run: back to the ledger, or cancelled with its Task."""
