@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from support.forked import run_module
+
 MARK = "CLI_TEST_FOLDER"
 
 JOBS = '''
@@ -74,16 +76,8 @@ class Desk:
 
     def run(self, *words: Any, code: int = 0, **environ: str) -> subprocess.CompletedProcess[str]:
         """Runs a command to its end and insists on its exit code."""
-        done = subprocess.run(
-            self.argv(*words),
-            cwd=self.folder,
-            env={**self.environ, **environ},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        given = ["asynctask", *map(str, words)]
+        done = run_module(given, cwd=self.folder, env={**self.environ, **environ}, timeout=120)
         assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
