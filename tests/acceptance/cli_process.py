@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from support.forked import run_module
+from support.forked import run_program
 
 MARK = "CLI_TEST_FOLDER"
 
@@ -77,7 +77,7 @@ class Desk:
     def run(self, *words: Any, code: int = 0, **environ: str) -> subprocess.CompletedProcess[str]:
         """Runs a command to its end and insists on its exit code."""
         given = ["asynctask", *map(str, words)]
-        done = run_module(given, cwd=self.folder, env={**self.environ, **environ}, timeout=120)
+        done = run_program(given, cwd=self.folder, env={**self.environ, **environ}, timeout=120)
         assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 

@@ -52,8 +52,7 @@ def test_a_process_that_dies_at_this_point_loses_nothing_and_records_nothing_twi
     monkeypatch.setattr(sweep, "LOOK_S", 0.3)
     monkeypatch.setattr(dispatcher, "LEASE_S", 1.0)
     app = world.app(lease_s=1.0, heartbeat_s=0.3)
-    child = world.spawn(str(SUPPORT / "crash_worker.py"), CRASH_AT=point)
-    assert child.wait(120) == -signal.SIGKILL, world.said()
+    assert world.run(str(SUPPORT / "crash_worker.py"), CRASH_AT=point) == -signal.SIGKILL, world.said()
     assert unsaid(world) == [], "acknowledged before its outcome was committed"
     (task_id,) = [progress["task_id"] for progress in app.tasks()]
     over = "SELECT first_row - 1 FROM events WHERE task_id = ? AND status IN ('finish', 'failed', 'error')"
@@ -78,8 +77,7 @@ def test_of_small_tasks_those_that_stand_when_the_process_dies_are_whole_and_end
     monkeypatch.setattr(sweep, "LOOK_S", 0.3)
     monkeypatch.setattr(dispatcher, "LEASE_S", 1.0)
     app = world.app(lease_s=1.0, heartbeat_s=0.3)
-    child = world.spawn(str(SUPPORT / "crash_worker.py"), CRASH_AT=point, CRASH_SMALL="1")
-    assert child.wait(30) == -signal.SIGKILL, world.said()
+    assert world.run(str(SUPPORT / "crash_worker.py"), CRASH_AT=point, CRASH_SMALL="1") == -signal.SIGKILL, world.said()
     ids = [progress["task_id"] for progress in app.tasks()]
     assert len(ids) >= (1 if point == "before:create_whole:2" else 2 if "create_whole" in point else 1)
     split = world.sql("SELECT split_state, created, (SELECT COUNT(*) FROM events e WHERE e.task_id = tasks.id) FROM tasks")
@@ -96,8 +94,9 @@ def test_a_dispatcher_that_dies_with_a_retry_reserved_leaves_it_to_the_search_fo
     monkeypatch.setattr(sweep, "LOOK_S", 0.3)
     monkeypatch.setattr(dispatcher, "LEASE_S", 1.0)
     app = world.app(lease_s=1.0, heartbeat_s=0.3)
-    child = world.spawn(str(SUPPORT / "crash_worker.py"), CRASH_AT=point, CRASH_WORKER="shaky")
-    assert child.wait(120) == -signal.SIGKILL, world.said()
+    assert world.run(str(SUPPORT / "crash_worker.py"), CRASH_AT=point, CRASH_WORKER="shaky") == -signal.SIGKILL, (
+        world.said()
+    )
     (task_id,) = [progress["task_id"] for progress in app.tasks()]
     with world.working(app):
         wait_for(lambda: app.task(task_id).progress()["done"], f"the Task is over after {point}")
@@ -110,8 +109,9 @@ def test_a_dispatcher_that_dies_with_a_retry_reserved_leaves_it_to_the_search_fo
 def test_a_process_that_dies_at_this_point_loses_no_job_that_nobody_tracks(world: World, point: str) -> None:
     """Taken out: what `Sweep.recover` puts back. The jobs in the dead process's list were never performed."""
     app = world.app(lease_s=1.0, heartbeat_s=0.3)
-    child = world.spawn(str(SUPPORT / "crash_worker.py"), CRASH_AT=point, CRASH_WORKER="plain")
-    assert child.wait(120) == -signal.SIGKILL, world.said()
+    assert world.run(str(SUPPORT / "crash_worker.py"), CRASH_AT=point, CRASH_WORKER="plain") == -signal.SIGKILL, (
+        world.said()
+    )
     assert world.broker.left(), "it died in the middle"
     with world.working(app):
         wait_for(lambda: not world.broker.left(), f"nothing is left in the broker after {point}")

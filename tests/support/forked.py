@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["run_module"]
+__all__ = ["run_program"]
 
 _PRELOADED = [
     "asynctask.app", "asynctask.cli.root", "asynctask.cli.serve", "asynctask.cli.submit", "asynctask.cli.tasks",
@@ -24,10 +24,13 @@ _PRELOADED = [
 ]  # fmt: skip
 
 
-def run_module(
+def run_program(
     words: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout: float
 ) -> subprocess.CompletedProcess[str]:
-    """What ``python -m`` would do with these words in this folder and environment, with its output and exit code."""
+    """What Python would do with a script, or with the name of a module, and its words: its output and exit code.
+
+    ``env`` is what it finds in ``os.environ``. Raises TimeoutExpired.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -55,6 +58,10 @@ def _run(words: Sequence[str], cwd: str, env: Mapping[str, str], paths: Sequence
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
-    sys.path[:0] = [cwd]
     sys.argv = list(words)
-    runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    if words[0].endswith(".py"):
+        sys.path[:0] = [str(Path(words[0]).parent)]
+        runpy.run_path(words[0], run_name="__main__")
+    else:
+        sys.path[:0] = [cwd]
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)

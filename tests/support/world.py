@@ -20,6 +20,7 @@ from typing import Any
 from pydantic import BaseModel
 from support.broker_looks import BrokerLook, RedisLook, SqlLook
 from support.databases import Store
+from support.forked import run_program
 
 from asynctask import AsyncTask, NormalException, current_job
 from asynctask.runtime.launcher import Launcher
@@ -242,6 +243,13 @@ class World:
             )  # fmt: skip
         self._children.append(child)
         return child
+
+    def run(self, *words: str, timeout: float = 120, **environ: str) -> int:
+        """The exit code of a script that runs to its end; what it says goes where that of a child does."""
+        done = run_program(words, cwd=self.folder, env=self.environ(**environ), timeout=timeout)
+        with (self.folder / "child.log").open("a") as log:
+            log.write(done.stdout + done.stderr)
+        return done.returncode
 
     def cli(self, module: str, *words: str, **environ: str) -> subprocess.Popen[bytes]:
         """A command of the command line, on the application in a module of ``support``.
