@@ -209,13 +209,11 @@ class Submitter:
         body = items_body(items)
         options = _checked(given)
         if not options.dry_run and isinstance(items, list) and self._splitter.may_fit(len(items), len(body)):
-            from asynctask.bulk.readers.json import items_in  # a worker process takes no list, and need not load that
-
             shape = self._shape(worker)
             unique = unique_fields(_unique(worker, options), shape)
             whole = self._gather(
                 worker,
-                lambda: checked(lambda after: items_in(body, self._limits), shape, None, unique),
+                lambda: checked(lambda after: (RawRow(i, item) for i, item in enumerate(items, 1)), shape, None, unique),
                 strict=options.strict,
             )
             if whole is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -140,10 +141,15 @@ def is_for_split_only(source: Mapping[str, Any]) -> bool:
 
 
 def items_body(items: Any) -> bytes:
-    """A list of JSON items as text. Raises :class:`InputError` for what is no JSON."""
+    """A list of JSON items as text. Raises :class:`InputError` for what is no JSON.
+
+    An integer of more than 64 bits stands in it as it is: the row that has it is refused, and the others go on.
+    """
     try:
         return orjson.dumps(items)
     except TypeError as error:
+        if "64-bit" in str(error):
+            return json.dumps(items).encode()
         raise _not_json(items, error) from error
 
 
@@ -153,12 +159,8 @@ def _not_json(items: Any, error: TypeError) -> InputError:
         try:
             orjson.dumps(item)
         except TypeError as found:
-            return InputError(f"item {position} cannot be kept as JSON: {_mended(found)}", code="not_json")
-    return InputError(f"the items cannot be kept as JSON: {_mended(error)}", code="not_json")
-
-
-def _mended(error: TypeError) -> str:
-    return f"{error}; write numbers of more than 64 bits in double quotes" if "64-bit" in str(error) else str(error)
+            return InputError(f"item {position} cannot be kept as JSON: {found}", code="not_json")
+    return InputError(f"the items cannot be kept as JSON: {error}", code="not_json")
 
 
 def _sync_folder(folder: Path) -> None:

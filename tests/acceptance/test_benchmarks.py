@@ -140,7 +140,7 @@ def test_a_server_that_is_started_for_a_run_keeps_what_it_commits(databases: Dat
 
 
 def test_tracked_tells_ours_beside_the_raw_loop_and_which_settings_it_had(tmp_path: Path) -> None:
-    found = result(tmp_path, "tracked", "-n", "200", "--runs", "1", "-c", "3", "--work-ms", "0.1", "--compute")
+    found = result(tmp_path, "tracked", "-n", "200", "--runs", "1", "-c", "3")
     assert found["n"] == 200
     assert found["unit"] == "items/s"
     assert found["ratio"] == pytest.approx(found["ours"] / found["peer"])

@@ -548,7 +548,6 @@ class TestJson:
             ('{"items": [1]', "cut off"),
             ('{"a": 1}', "no list"),
             ("[1, 2", "cut off"),
-            ('[{"a": 123456789012345678901}]', "double quotes"),
             ('["\\ud800"]', "line 1"),
             ("nonsense", "line 1"),
         ],
@@ -557,6 +556,13 @@ class TestJson:
         error = refusal(saved(tmp_path / "a.json", text))
         assert error.code == "invalid_json"
         assert words in str(error)
+
+    def test_an_item_with_a_number_that_is_too_long_is_refused_and_the_others_are_read(self, tmp_path: Path) -> None:
+        rows = read(saved(tmp_path / "a.json", '[{"a": 123456789012345678901}, {"a": 1}]'))[1]
+        assert [row.values for row in rows][1:] == [{"a": 1}]
+        (problem,) = rows[0].problems
+        assert (problem.row, problem.code) == (1, "invalid_json")
+        assert "double quotes" in problem.message
 
     def test_text_that_is_not_utf8_is_refused(self, tmp_path: Path) -> None:
         assert refusal(saved(tmp_path / "a.json", b'[\n"\xff"]')).code == "encoding"

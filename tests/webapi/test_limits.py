@@ -38,13 +38,25 @@ def test_max_body_bytes(make_app: Make) -> None:
     assert "ASYNCTASK_MAX_BODY_BYTES" in answer.json["detail"]
 
 
-def test_a_number_of_more_than_64_bits_is_refused_with_its_item_and_the_way_to_write_it(make_app: Make) -> None:
+def test_an_item_with_a_number_of_more_than_64_bits_is_refused_and_the_others_go_on(make_app: Make) -> None:
     client = client_of(make_app())
     assert of_rows(client, {"x": 2**64 - 1}).status_code == 202
     answer = of_rows(client, {"x": 1}, {"x": 2**64})
-    assert (answer.status_code, answer.json["code"]) == (422, "not_json")
-    assert answer.json["detail"].startswith("item 2 cannot be kept as JSON")
-    assert "double quotes" in answer.json["detail"]
+    assert (answer.status_code, answer.json["counts"]["total"]) == (202, 1)
+    assert [(each["row"], "64-bit" in each["message"]) for each in answer.json["errors"]] == [(2, True)]
+    assert of_rows(client, {"x": 2**64}).status_code == 422
+
+
+def test_in_a_list_that_is_split_such_an_item_is_refused_by_its_row_too(make_app: Make) -> None:
+    client = client_of(make_app())
+    answer = of_rows(client, {"x": 2**64}, *[{"x": n} for n in range(3_000)])
+    assert answer.status_code == 202
+    url = f"/api/tasks/{answer.json['task_id']}"
+    wait_for(lambda: client.get(url).json["split"]["state"] == "sealed", "the list is split")
+    assert client.get(url).json["counts"]["total"] == 3_000
+    (refused,) = client.get(f"{url}/rejected").json["rejected"]
+    assert refused["row"] == 1
+    assert "double quotes" in str(refused)
 
 
 def test_max_file_bytes(make_app: Make, form: Any) -> None:

@@ -156,10 +156,17 @@ def _lines(path: Path, codec: str, limits: Limits) -> Iterator[tuple[int, bytes,
         yield number, text, size
 
 
+class _LongInteger(InputError):
+    """An item is JSON, and cannot be kept as it is."""
+
+
 def _item(number: int, piece: Piece, limits: Limits) -> RawRow:
     if piece.raw is None:
         return _refused(number, b"", _item_too_large(number, piece.size, limits))
-    return RawRow(number, _parsed(piece.raw, piece.line, piece.column))
+    try:
+        return RawRow(number, _parsed(piece.raw, piece.line, piece.column))
+    except _LongInteger as error:
+        return _refused(number, piece.raw, Problem(number, None, error.code, str(error), _beginning(piece.raw)))
 
 
 def _line_item(number: int, line: bytes, size: int, limits: Limits) -> RawRow:
@@ -205,7 +212,7 @@ def _refuse_long_integers(bare: bytes) -> None:
     for match in _LONG.finditer(bare):
         text = match.group().decode()
         if len(text) > 21 or not _INT64 <= int(text) <= _UINT64:
-            raise InputError(
+            raise _LongInteger(
                 f"the number {text[:40]} is too long to be kept exactly; write it in double quotes", code="invalid_json"
             )
 
