@@ -460,9 +460,10 @@ class Manager:
 
     def _has_room(self) -> bool:
         """Whether nothing waits for a thread of this process, as far as it can know: one is idle, or jobs are fetched ahead
-        and none lies ready."""
-        ahead = self.busy < self._concurrency or self._rate.per_second * AHEAD_S >= 1
-        return ahead and self._buffer.empty() and self._suspects.empty()
+        and none waits for one."""
+        idle = max(0, self._concurrency - self.busy)
+        ahead = idle > 0 or self._rate.per_second * AHEAD_S >= 1
+        return ahead and self._buffer.qsize() <= idle and self._suspects.empty()
 
     def _waited_for_start(self) -> bool:
         """Waits until anything may start; False if nothing will any more."""
