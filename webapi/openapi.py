@@ -65,7 +65,10 @@ def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | st
     for schema in schemas.values():
         _drop_later(schema)
     if app.workers:
-        schemas["FileSubmission"]["properties"]["worker"]["enum"] = sorted(app.workers)
+        worker = schemas["FileSubmission"]["properties"]["worker"]
+        schemas["FileSubmission"]["properties"]["worker"] = {
+            "type": "string", "enum": sorted(app.workers), "description": worker["description"]
+        }  # fmt: skip
         schemas["JsonSubmission"] = _for_each_worker(app, schemas)
     for path, operations in spec["paths"].items():
         for method, operation in operations.items():
