@@ -51,9 +51,10 @@ Lend = Callable[[int, int, int], Sequence[tuple[Copy, Ready]]]
 class Lane:
     """What follows in one place: jobs in their order, and when the last of them could begin, on the monotonic clock."""
 
-    __slots__ = ("closed", "followers", "since")
+    __slots__ = ("closed", "followers", "limited", "since")
 
-    def __init__(self) -> None:
+    def __init__(self, limited: _Limited) -> None:
+        self.limited = limited
         self.followers: deque[Assignment] = deque()
         self.closed = False
         self.since = 0.0
@@ -62,9 +63,10 @@ class Lane:
 class _Limited:
     """A Task with lanes here: its pace (seconds from job to job), its lanes, and when it is worth asking again."""
 
-    __slots__ = ("ask_at", "lanes", "seconds")
+    __slots__ = ("ask_at", "lanes", "seconds", "task_id")
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, task_id: int, seconds: float) -> None:
+        self.task_id = task_id
         self.seconds = seconds
         self.ask_at = 0.0
         self.lanes: set[Lane] = set()
@@ -74,9 +76,8 @@ class Lanes:
     """The lanes of one process.
 
     Arguments: ``lend`` asks the ledger for jobs; ``take`` makes assignments of them, and is told when they were asked for
-    (on the monotonic clock); ``release`` gives one back;
-    ``fresh_s`` is for how many seconds after they were lent they may begin; ``take_back`` has every loan of this process
-    go back but those whose Event ids it is given.
+    (on the monotonic clock); ``release`` gives one back; ``fresh_s`` is for how many seconds after that they may begin;
+    ``take_back`` has every loan of this process go back but those whose Event ids it is given.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class Lanes:
             self._take_back(set(self._lent))
             self._doubt = False
 
-    def follow(self, assignment: Assignment, goes_on: bool, may_ask: Callable[[], bool]) -> Assignment | None:
+    def follow(self, assignment: Assignment, goes_on: Callable[[], bool], may_ask: Callable[[], bool]) -> Assignment | None:
         """The job that begins now in the place of one that is over; None where none does, and what was to follow goes back.
 
         ``goes_on``: whether this process may begin anything, on this thread; ``may_ask``: whether it may be lent more.
@@ -130,14 +131,14 @@ class Lanes:
         lane = assignment.lane
         # From one beginning to the next, with all that the process does between: a full one takes longer than its jobs.
         since = assignment.began if lane is None else lane.since
-        seconds = self._noted(ticket.task_id, self._clock.monotonic() - since)
-        if goes_on:
+        limited = self._noted(ticket.task_id, self._clock.monotonic() - since)
+        if goes_on():
             if lane is None:
-                lane = self._open(assignment, ticket.task_id)
-            each = min(MOST, int(SPAN_S / max(seconds, SPAN_S / MOST)))
+                lane = self._open(assignment, limited)
+            each = min(MOST, int(SPAN_S / max(limited.seconds, SPAN_S / MOST)))
             if len(lane.followers) <= LOW * each and each > 0 and may_ask():
-                self._refill(ticket.task_id, lane, each)
-            if (follower := self._next(lane)) is not None:
+                self._refill(lane, each)
+            if goes_on() and (follower := self._next(lane)) is not None:  # the answer may have taken its time
                 lane.since = self._clock.monotonic()
                 follower.lane = lane
                 assignment.follower = follower
@@ -147,16 +148,15 @@ class Lanes:
 
     def close(self, assignment: Assignment) -> None:
         """Nothing follows this one: what was to goes back."""
-        lane, ticket = assignment.lane, assignment.ticket
-        if lane is None or ticket is None or ticket.task_id is None:
+        lane = assignment.lane
+        if lane is None:
             return
         with self._lock:
             lane.closed = True
             left = list(lane.followers)
             lane.followers.clear()
             self._ready -= len(left)
-            if (limited := self._tasks.get(ticket.task_id)) is not None:
-                limited.lanes.discard(lane)
+            lane.limited.lanes.discard(lane)
         for follower in left:
             self._release(follower)
 
@@ -165,10 +165,10 @@ class Lanes:
         if assignment.ticket is not None:
             self._lent.pop(assignment.ticket.event_id, None)
 
-    def _open(self, assignment: Assignment, task_id: int) -> Lane:
-        lane = assignment.lane = Lane()
+    def _open(self, assignment: Assignment, limited: _Limited) -> Lane:
+        lane = assignment.lane = Lane(limited)
         with self._lock:
-            self._tasks[task_id].lanes.add(lane)
+            limited.lanes.add(lane)
         return lane
 
     def _next(self, lane: Lane) -> Assignment | None:
@@ -184,18 +184,18 @@ class Lanes:
                 return follower
             self._release(follower)
 
-    def _refill(self, task_id: int, lane: Lane, each: int) -> None:
-        """Has jobs lent for the lanes of a Task that are worn. Without an answer of the ledger they get none."""
+    def _refill(self, lane: Lane, each: int) -> None:
+        """Has jobs lent for the lanes of its Task that are worn. Without an answer of the ledger they get none."""
         if not self._asking.acquire(blocking=not lane.followers):
             return  # another thread asks, and this one has what to do meanwhile
         try:
-            back = self._ask(self._tasks[task_id], task_id, lane, each)
+            back = self._ask(lane.limited, lane, each)
         finally:
             self._asking.release()
         for follower in back:
             self._release(follower)
 
-    def _ask(self, limited: _Limited, task_id: int, lane: Lane, each: int) -> list[Assignment]:
+    def _ask(self, limited: _Limited, lane: Lane, each: int) -> list[Assignment]:
         """Returns what was lent and cannot begin here."""
         with self._lock:
             if len(lane.followers) > LOW * each or self._clock.monotonic() < limited.ask_at:
@@ -204,11 +204,11 @@ class Lanes:
         try:
             self._give_back_unknown()
             asked = self._clock.monotonic()
-            followers = self._take(self._lend(task_id, sum(wanted.values()), len(wanted)), asked)
+            followers = self._take(self._lend(limited.task_id, sum(wanted.values()), len(wanted)), asked)
         except Exception as error:
             self._doubt = True  # what was lent without an answer would be nobody's
             if not isinstance(error, Unavailable):
-                self._log.exception("not_lent", task_id=task_id)
+                self._log.exception("not_lent", task_id=limited.task_id)
             return []
         if not followers:
             limited.ask_at = self._clock.monotonic() + IN_VAIN_S
@@ -235,12 +235,12 @@ class Lanes:
                     self._ready += len(part)
         return back + followers
 
-    def _noted(self, task_id: int, seconds: float) -> float:
+    def _noted(self, task_id: int, seconds: float) -> _Limited:
         with self._lock:
             limited = self._tasks.get(task_id)
             if limited is None:
                 if len(self._tasks) >= _TASKS:
                     self._tasks = {key: each for key, each in self._tasks.items() if each.lanes}
-                limited = self._tasks[task_id] = _Limited(seconds)
+                limited = self._tasks[task_id] = _Limited(task_id, seconds)
             limited.seconds = 0.7 * limited.seconds + 0.3 * seconds
-            return limited.seconds
+            return limited

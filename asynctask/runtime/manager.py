@@ -453,9 +453,12 @@ class Manager:
 
     def follow(self, assignment: Assignment) -> Assignment | None:
         """The job that begins on this thread in the place of one that is over, if any does."""
-        goes_on = (
-            not assignment.abandoned and not self._quiet.is_set() and not self._turns.closed and self._may_start()
-        )  # fmt: skip
+
+        def goes_on() -> bool:
+            return (
+                not assignment.abandoned and not self._quiet.is_set() and not self._turns.closed and self._may_start()
+            )  # fmt: skip
+
         return self._lanes.follow(assignment, goes_on, self._has_room)
 
     def _has_room(self) -> bool:

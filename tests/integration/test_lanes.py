@@ -138,6 +138,26 @@ def test_a_process_that_stops_gives_back_what_was_lent_to_it(world: World) -> No
     world.check_promises(app, [task.id], 500)
 
 
+def test_what_is_lent_while_the_process_stops_does_not_begin(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = world.app()
+    with world.working(app, concurrency=1) as launcher:
+        lanes = launcher.manager._lanes
+        lend, begun = lanes._lend, []
+
+        def stopping(*args: Any) -> Any:
+            found = lend(*args)
+            launcher.manager.quiet()
+            begun.append([line[0] for line in world.shop.lines()].count("began"))
+            return found
+
+        monkeypatch.setattr(lanes, "_lend", stopping)
+        app.submit("brief", numbers(50), parallel=1)
+        wait_for(lambda: launcher.manager.is_quiet and launcher.manager.busy == 0, "the first job is over")
+        wait_for(lambda: world.one(LENT) == 0, "what was lent went back")
+        assert begun == [[line[0] for line in world.shop.lines()].count("began")]
+    assert app.doctor() == []
+
+
 def test_a_job_that_fails_or_is_retried_hands_its_place_on(world: World) -> None:
     app = world.app()
     with counted_pushes(app) as pushes, world.working(app):
