@@ -89,6 +89,22 @@ class Ticket:
     seen: EventRecord | None = None  # at Begin, if it was untouched and nothing was written of it here since
     job: CurrentJob | None = None
     _notes: list[Note] = field(default_factory=list)
+    _free: list[None] = field(default_factory=lambda: [None])
+
+    def acquire(self) -> bool:
+        """Whether this thread alone may now say what is recorded of it. Not where another thread does, or it is settled.
+
+        One step that needs no lock: on one that all threads of a process share they would wait for each other.
+        """
+        try:
+            self._free.pop()
+        except IndexError:
+            return False
+        return True
+
+    def free(self) -> None:
+        """The thread that acquired it has handed over what it says, and it is not settled by that."""
+        self._free.append(None)
 
     def finish(self, result: Any, limit: int = 65_536) -> None:
         """It returned; ``result`` is kept if it is JSON of at most ``limit`` bytes."""
@@ -214,8 +230,7 @@ class Tracker:
         If the ticket is ``lost`` then, the attempt is another's or over: acknowledge the job and do not perform it.
         """
         ticket.started_at = self._ledger.now()
-        with self._lock:
-            self._running[id(ticket)] = (self._ledger.clock.monotonic(), ticket)
+        self._running[id(ticket)] = (self._ledger.clock.monotonic(), ticket)
         if ticket.watched:
             done = threading.Event()
             self._recorder.put([self._working(ticket, done.set)])
@@ -225,14 +240,31 @@ class Tracker:
         """Has ``working`` recorded of jobs that run for longer than this, once each; called at a steady beat."""
         limit = self._ledger.clock.monotonic() - older_than_s
         with self._lock:
-            long = [t for begun, t in self._running.values() if begun <= limit and not t.said and t.status is None]
-            # Under the lock: what is settled meanwhile must stand behind this, for not every engine's jobs have a fence.
-            self._recorder.put([self._working(ticket) for ticket in long])
+            long = [t for begun, t in self._started() if begun <= limit and not t.said and t.status is None]
+            # Acquired until it is handed over: what is settled meanwhile stands behind it. Not every engine's jobs have a
+            # fence.
+            mine = [ticket for ticket in long if ticket.acquire()]
+            self._recorder.put([self._working(ticket) for ticket in mine])
+            for ticket in mine:
+                ticket.free()
 
     def running(self) -> list[Ticket]:
         """Tickets that were started and not settled."""
-        with self._lock:
-            return [ticket for _, ticket in self._running.values()]
+        return [ticket for _, ticket in self._started()]
+
+    def _started(self) -> list[tuple[float, Ticket]]:
+        return list(self._running.copy().values())
+
+    def _acquire(self, ticket: Ticket) -> bool:
+        if ticket.acquire():
+            return True
+        with self._lock:  # `note_long` holds it while it has acquired any
+            return ticket.acquire()
+
+    def _settled(self, ticket: Ticket) -> None:
+        ticket.settled = True
+        self._running.pop(id(ticket), None)
+        ticket.job = None  # it holds the ticket: a reference cycle would wait for the garbage collector
 
     def _working(self, ticket: Ticket, done: Callable[[], None] | None = None) -> Outcome:
         notes = self._opening(ticket)
@@ -280,29 +312,36 @@ class Tracker:
         outside its own code; ``follower`` is a lent job that begins now in the place of this one. Settling twice does
         nothing: the first word stands.
         """
-        with self._lock:
-            if ticket.settled:
-                return
-            ticket.settled = True
-            self._running.pop(id(ticket), None)
-            outcome = self._outcome(ticket, retry_at, discarded, then)
-            if follower is not None:
-                outcome.follower = Follower(follower.event_id, partial(self._begun, follower))
-                outcome.awaited = False  # its place is taken: nobody waits for it
-            ticket.job = None  # it holds the ticket: two that hold each other wait for the collector of garbage
-            # Under the lock: whoever finds it settled finds its outcome handed over, see `_begun`.
-            self._recorder.put([outcome])
+        if not ticket.awaited:
+            if self._acquire(ticket):
+                self._hand_over(ticket, retry_at, discarded, then, None)
+            return
+        with self._lock:  # whoever finds it settled finds its outcome handed over, see `_begun`
+            if ticket.acquire():
+                self._hand_over(ticket, retry_at, discarded, then, follower)
+
+    def _hand_over(
+        self,
+        ticket: Ticket,
+        retry_at: int | None,
+        discarded: str | None,
+        then: Callable[[bool], None] | None,
+        follower: Ticket | None,
+    ) -> None:
+        outcome = self._outcome(ticket, retry_at, discarded, then)
+        if follower is not None:
+            outcome.follower = Follower(follower.event_id, partial(self._begun, follower))
+            outcome.awaited = False  # its place is taken: nobody waits for it
+        self._settled(ticket)
+        self._recorder.put([outcome])
 
     def release(self, ticket: Ticket, then: Callable[[bool], None] | None = None) -> None:
         """A fetched job that was not run: back to the ledger, or cancelled with its Task."""
-        with self._lock:
-            if ticket.settled:
-                return
-            ticket.settled = True
-            self._running.pop(id(ticket), None)
+        if not self._acquire(ticket):
+            return
+        self._settled(ticket)
         cancelled = ticket.verdict is Begin.CANCEL
         status, reason = (Status.CANCELLED, Reason.CANCELLED) if cancelled else (Status.ENQUEUE, Reason.GIVEN_BACK)
-        ticket.job = None
         outcome = Outcome(
             ticket.event_id, ticket.attempt, status, reason, then=then, elsewhere=self._elsewhere, awaited=ticket.awaited
         )  # fmt: skip
@@ -310,10 +349,8 @@ class Tracker:
 
     def forget(self, ticket: Ticket) -> None:
         """An attempt that was lost before it was performed: nothing of it is recorded, its copy may be acknowledged."""
-        with self._lock:
-            ticket.settled = True
-            self._running.pop(id(ticket), None)
-        ticket.job = None
+        self._acquire(ticket)
+        self._settled(ticket)
 
     def put_off(self, tickets: Sequence[tuple[Ticket, str]], until: int) -> None:
         """Fetched jobs that cannot be performed here wait in the ledger until ``until`` (microseconds), no retry spent.

@@ -32,6 +32,9 @@ class Turns:
       at most half of its time.
 
     Jobs enter here outside their function only, where no exception of another thread can hit them while they hold the lock.
+    While there is no suspect, jobs come and go without the lock: every thread of the process would wait for the one that
+    lost the interpreter while it held it. A job enters first and then checks that no suspect has its turn; a suspect takes
+    its turn first and then checks who is running. So one of the two sees the other.
     """
 
     def __init__(self, clock: Clock, limit: int) -> None:
@@ -45,12 +48,17 @@ class Turns:
         self._suspect: int | None = None  # that one, while it runs
         self._kept = 0  # places kept for it while it does not run
         self._stays_open_until = 0.0
-        self._since = 0.0  # when the first of those that run began
+        self._since: float | None = None  # when the first of those that run began
         self._busy_s = 0.0  # until then
 
     def enter(self, assignment: Assignment, give_up: Callable[[], bool]) -> bool:
         """Waits for its turn; False if ``give_up`` said so first."""
-        with self._lock:  # the condition's own, without the detour: this is on the way of every job
+        if not assignment.is_suspect:
+            self._add(assignment)
+            if self._closed_at is None:
+                return True
+            self.leave(assignment)
+        with self._lock:  # the condition's own, without the detour
             if assignment.is_suspect:
                 return self._enter_closed(assignment, give_up)
             while self._closed_at is not None and (self.closed or len(self._running) + self._kept >= self._limit):
@@ -96,27 +104,31 @@ class Turns:
         self._condition.notify_all()
 
     def _add(self, assignment: Assignment) -> None:
-        if not self._running:
-            self._since = self._clock.monotonic()
         self._running[id(assignment)] = assignment
+        if self._since is None:
+            self._since = self._clock.monotonic()
 
     def leave(self, assignment: Assignment) -> None:
         """It runs no more, or counts as lost. Leaving twice does nothing."""
-        with self._lock:
-            if self._running.pop(id(assignment), None) is None:
-                return
-            if not self._running:
-                self._busy_s += self._clock.monotonic() - self._since
-            if self._suspect == id(assignment):
-                self._open()
-            elif self._waiting:
-                self._condition.notify_all()
+        if self._running.pop(id(assignment), None) is None:
+            return
+        if not self._running or self._waiting or self._closed_at is not None:
+            with self._lock:
+                self._left(assignment)
+
+    def _left(self, assignment: Assignment) -> None:
+        if not self._running and self._since is not None:
+            self._busy_s += self._clock.monotonic() - self._since
+            self._since = None
+        if self._suspect == id(assignment):
+            self._open()
+        elif self._waiting:
+            self._condition.notify_all()
 
     def pass_on(self, assignment: Assignment, follower: Assignment) -> None:
         """Another job begins on its thread, in its place."""
-        with self._lock:
-            self._add(follower)
-            self._running.pop(id(assignment), None)
+        self._add(follower)
+        self._running.pop(id(assignment), None)
 
     @property
     def closed(self) -> bool:
@@ -126,14 +138,13 @@ class Turns:
 
     def running(self) -> list[Assignment]:
         """The jobs that run now."""
-        with self._condition:
-            return list(self._running.values())
+        return list(self._running.copy().values())
 
     @property
     def busy_s(self) -> float:
         """For how many seconds there was a job that ran, in all."""
         with self._lock:
-            return self._busy_s + (self._clock.monotonic() - self._since if self._running else 0.0)
+            return self._busy_s + (0.0 if self._since is None else self._clock.monotonic() - self._since)
 
     def __len__(self) -> int:
         return len(self._running)
