@@ -194,3 +194,48 @@ def test_a_second_in_which_any_number_of_jobs_run_is_one_busy_second() -> None:
     turns.leave(two)
     turns.leave(two)
     assert turns.busy_s == 4
+
+
+def test_jobs_come_and_go_while_another_thread_holds_the_lock(process: Process) -> None:
+    with process.turns._lock:
+        one, other = process.asks(fresh()), process.asks(fresh())
+        process.soon(one)
+        process.soon(other)
+        process.turns.leave(one)
+        assert not process.runs(one)
+    process.turns.leave(other)
+    assert len(process.turns) == 0
+
+
+def test_a_suspect_whose_turn_it_is_has_the_process_to_itself_whoever_comes_at_the_same_time() -> None:
+    turns = Turns(SettableClock(), 4)  # a clock that stands still: the process stays closed until the suspect has ended
+    alone, beside, overlaps = set[int](), set[int](), list[str]()
+    stop = threading.Event()
+
+    def perform(job: Assignment, here: set[int], there: set[int]) -> None:
+        if not turns.enter(job, stop.is_set):
+            return
+        here.add(id(job))
+        if there:
+            overlaps.append("a suspect ran beside others")
+        here.discard(id(job))
+        turns.leave(job)
+
+    def ordinary() -> None:
+        while not stop.is_set():
+            perform(fresh(), beside, alone)
+
+    def suspects() -> None:
+        for _ in range(200):
+            perform(suspect(), alone, beside)
+        stop.set()
+
+    threads = [threading.Thread(target=ordinary, daemon=True) for _ in range(3)]
+    threads.append(threading.Thread(target=suspects, daemon=True))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+    assert overlaps == []
+    assert len(turns) == 0

@@ -1,0 +1,112 @@
+"""Threads that end jobs at the same time: each job is settled once, and no thread waits for another's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import pytest
+from support.world import World
+
+from asynctask import AsyncTask
+from asynctask.ledger import dispatch
+from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.middleware.tracker import Arrival, Ticket, Tracker
+from asynctask.states import Status
+from asynctask.testing.waits import wait_for
+
+pytestmark = pytest.mark.one_database("nothing of it is the database's")
+
+WAIT_S = 120.0
+
+
+class HeldRecorder(Recorder):
+    """Keeps what it is handed, in order. ``held`` keeps whoever hands over an outcome of that status, until ``go_on``."""
+
+    def __init__(self, app: AsyncTask, held: Status | None = None) -> None:
+        super().__init__(app.ledger)
+        self.taken: list[Outcome] = []
+        self.came = threading.Event()
+        self.go_on = threading.Event()
+        self._held = held
+
+    def put(self, outcomes: Sequence[Outcome]) -> None:
+        if self._held in [each.status for each in outcomes] and not self.came.is_set():
+            self.came.set()
+            self.go_on.wait(WAIT_S)
+        self.taken += outcomes
+
+
+@pytest.fixture
+def app(world: World) -> AsyncTask:
+    return world.app()
+
+
+def started(app: AsyncTask, tracker: Tracker, count: int) -> list[Ticket]:
+    task = app.submit("note", [{"n": n} for n in range(count)])
+    jobs = dispatch.reserve(app.ledger, task.id, count, lease_s=60)
+    tickets = tracker.begin([Arrival(job.job_id, job.attempt, "note", "default") for job in jobs])
+    for ticket in tickets:
+        tracker.start(ticket)
+    return tickets
+
+
+def in_thread(act: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_job_whose_thread_lost_the_interpreter_while_it_was_settled_keeps_no_other(app: AsyncTask) -> None:
+    recorder = HeldRecorder(app, Status.FAILED)
+    tracker = Tracker(app.ledger, recorder)
+    slow, other = started(app, tracker, 2)
+    slow.fail(ValueError("no"))
+    thread = in_thread(lambda: tracker.settle(slow))
+    assert recorder.came.wait(WAIT_S)
+    ended = in_thread(lambda: tracker.settle(other))
+    ended.join(WAIT_S)
+    assert not ended.is_alive()
+    assert [each.event_id for each in recorder.taken] == [other.event_id]
+    recorder.go_on.set()
+    thread.join(WAIT_S)
+    assert [each.event_id for each in recorder.taken] == [other.event_id, slow.event_id]
+
+
+def test_what_ends_while_its_working_is_handed_over_stands_behind_it(app: AsyncTask) -> None:
+    recorder = HeldRecorder(app, Status.WORKING)
+    tracker = Tracker(app.ledger, recorder)
+    (ticket,) = started(app, tracker, 1)
+    noting = in_thread(lambda: tracker.note_long(-1.0))
+    assert recorder.came.wait(WAIT_S)
+    ending = in_thread(lambda: tracker.settle(ticket))
+    wait_for(lambda: tracker._lock.locked() and ending.is_alive(), "it waits")
+    assert recorder.taken == []
+    recorder.go_on.set()
+    noting.join(WAIT_S)
+    ending.join(WAIT_S)
+    assert [each.status for each in recorder.taken] == [Status.WORKING, Status.FINISH]
+    assert [note.status for each in recorder.taken for note in each.notes] == ["working", "finish"]
+
+
+def test_a_job_that_many_threads_settle_has_one_outcome(app: AsyncTask) -> None:
+    recorder = HeldRecorder(app)
+    tracker = Tracker(app.ledger, recorder)
+    tickets = started(app, tracker, 20)
+    all_there = threading.Barrier(8)
+
+    def settle() -> None:
+        all_there.wait(WAIT_S)
+        for ticket in tickets:
+            tracker.settle(ticket)
+            tracker.release(ticket)
+            tracker.note_long(-1.0)
+
+    threads = [in_thread(settle) for _ in range(8)]
+    for thread in threads:
+        thread.join(WAIT_S)
+    ends = [each.event_id for each in recorder.taken if each.status is Status.FINISH]
+    given_back = [each for each in recorder.taken if each.status is Status.ENQUEUE]
+    assert sorted(ends) == sorted(ticket.event_id for ticket in tickets)
+    assert given_back == []
+    assert tracker.running() == []
