@@ -14,24 +14,25 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from asynctask._version import __version__
-from asynctask.bulk.dry_run import DryRun
-from asynctask.bulk.items import ItemShape
-from asynctask.bulk.uploads import StoredFile
 from asynctask.clock import Clock, Ids, SystemClock, SystemIds
 from asynctask.config import check_setting, load
 from asynctask.errors import ConfigError, InputError, UnknownWorker
-from asynctask.handle import TaskHandle
 from asynctask.job import CurrentJob
 from asynctask.ledger import doctor as doctors
-from asynctask.ledger import progress, queries, record, recovery
+from asynctask.ledger import processes as recovery
+from asynctask.ledger import progress, queries, standalone
 from asynctask.ledger import tasks as task_rows
+from asynctask.lists.dry_run import DryRun
+from asynctask.lists.items import ItemShape
+from asynctask.lists.uploads import StoredFile
 from asynctask.logs import get_logger
-from asynctask.operations import Operations
+from asynctask.operations.lists import Operations
 from asynctask.parts import OnDemand
 from asynctask.priority import Priority
 from asynctask.runtime.launcher import Launcher, Queues
 from asynctask.runtime.lifeline import Pulse
 from asynctask.submission import Submission, check_unique
+from asynctask.task import TaskHandle
 from asynctask.wire.options import UNTRACKED, check_names
 from asynctask.wire.times import When
 from asynctask.worker import (
@@ -315,7 +316,7 @@ class AsyncTask(OnDemand):
         return core.submitter.check_stored(found, stored, options, sheet=sheet, columns=columns, encoding=encoding)
 
     def check_for_parent(self, order: Mapping[str, Any]) -> bytes:
-        """What a child process answers that was started to check a large list: see :mod:`asynctask.bulk.dry_run`."""
+        """What a child process answers that was started to check a large list: see :mod:`asynctask.lists.dry_run`."""
         return self._made().submitter.check_for_parent(self._find(str(order["worker"])), order["source"])
 
     def _find(self, worker: Worker | str) -> Worker:
@@ -371,7 +372,7 @@ class AsyncTask(OnDemand):
         A job id that nobody knows gets a stand-alone Event. Returns False where the Event is terminal already. Raises
         :class:`InputError` for a status that is none, TransitionRefused for a step that is not legal.
         """
-        return record.record(self._made().ledger, job_id, status, message)
+        return standalone.record(self._made().ledger, job_id, status, message)
 
     def processes(self) -> list[dict[str, Any]]:
         """What runs: every registered process."""

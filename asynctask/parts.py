@@ -7,21 +7,21 @@ import threading
 from abc import ABC, abstractmethod
 
 from asynctask.brokers.base import Broker
-from asynctask.bulk.control import Control
-from asynctask.bulk.dispatcher import Dispatcher
-from asynctask.bulk.outbox import PushFilter
-from asynctask.bulk.outgoing import Outgoing
-from asynctask.bulk.readers import Limits
-from asynctask.bulk.uploads import Uploads
 from asynctask.clock import Clock, Ids
 from asynctask.config import Config
-from asynctask.core import Core, WebServices
-from asynctask.ledger import recovery
+from asynctask.database.engine import Database
+from asynctask.database.notify import Signals
+from asynctask.dispatch.client_middleware import Outgoing
+from asynctask.dispatch.control import Control
+from asynctask.dispatch.dispatcher import Dispatcher
+from asynctask.dispatch.outbox import PushFilter
+from asynctask.ledger import processes
 from asynctask.ledger.base import Ledger
-from asynctask.ledger.database import Database
-from asynctask.ledger.signals import Signals
+from asynctask.lists.readers import Limits
+from asynctask.lists.uploads import Uploads
 from asynctask.middleware.chain import Chain
 from asynctask.pushing import Pushing
+from asynctask.wiring import Core, WebServices
 from asynctask.worker import Worker
 
 __all__ = ["OnDemand"]
@@ -57,7 +57,7 @@ class OnDemand(ABC):
         return self._made().broker
 
     @property
-    def host(self) -> recovery.Host:
+    def host(self) -> processes.Host:
         """This machine."""
         return self._made().host
 

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from asynctask.brokers.base import SCHEDULE, Broker, Copy, Held
-from asynctask.bulk.outgoing import encoded, passes
-from asynctask.bulk.payload import build
 from asynctask.clock import SECOND, Clock, Ids
 from asynctask.config import Config
-from asynctask.core import Core
+from asynctask.dispatch.client_middleware import encoded, passes
+from asynctask.dispatch.payload import build
 from asynctask.errors import ConfigError, InputError
 from asynctask.job import CurrentJob
-from asynctask.ledger import record
+from asynctask.ledger import standalone
 from asynctask.ledger.base import dumps
 from asynctask.middleware.chain import Chain
 from asynctask.wire.options import flat
 from asynctask.wire.payload import check, dump, normalise, write_time
 from asynctask.wire.times import When, due_at
+from asynctask.wiring import Core
 from asynctask.worker import Worker
 
 if TYPE_CHECKING:
@@ -98,9 +98,9 @@ class Pushing:
         let_through = [job for job in jobs if passes(self._chain, worker, job)]
         for job in let_through:
             _check_text(worker, job)
-        record.enqueue(
+        standalone.enqueue(
             core.ledger,
-            [record.NewJob(j.job_id, worker.name, j.queue, j.payload["args"]) for j in let_through],
+            [standalone.NewJob(j.job_id, worker.name, j.queue, j.payload["args"]) for j in let_through],
             due_at=due or now,
             options={
                 "retry": options.get("retry", worker.max_retries),

@@ -11,29 +11,29 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from asynctask.bulk.dry_run import Checker, DryRun, check_rows
-from asynctask.bulk.items import Accepted, ItemShape, Refused
-from asynctask.bulk.problems import fault
-from asynctask.bulk.readers import RawRow
-from asynctask.bulk.refusal import kept_problems, refusal
-from asynctask.bulk.rows import checked, encoding_option, open_list
-from asynctask.bulk.split import WHOLE_S, Splitter, Tally, WholeList
-from asynctask.bulk.strict import all_good
-from asynctask.bulk.uploads import ITEMS, StoredFile, items_body
-from asynctask.bulk.workbooks import is_workbook
 from asynctask.errors import AsyncTaskError, Conflict, InputError, Problem
-from asynctask.handle import Services, TaskHandle
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import dumps, loads
 from asynctask.ledger.progress import first_progress
 from asynctask.ledger.tasks import NewTask, SplitLost
 from asynctask.ledger.whole_tasks import GroupSubmit, NewWhole, Whole
+from asynctask.lists.dry_run import Checker, DryRun, check_rows
+from asynctask.lists.items import Accepted, ItemShape, Refused
+from asynctask.lists.problems import fault
+from asynctask.lists.readers import RawRow
+from asynctask.lists.refusal import kept_problems, refusal
+from asynctask.lists.rows import checked, encoding_option, open_list
+from asynctask.lists.split import WHOLE_S, Splitter, Tally, WholeList
+from asynctask.lists.strict import all_good
+from asynctask.lists.uploads import ITEMS, StoredFile, items_body
+from asynctask.lists.workbooks import is_workbook
 from asynctask.logs import get_logger
 from asynctask.messages import is_storable
+from asynctask.task import Services, TaskHandle
 from asynctask.worker import Worker
 
 if TYPE_CHECKING:
-    from asynctask.submission_options import Options
+    from asynctask.lists.options import Options
 
 __all__ = ["INLINE_BYTES", "Submission", "Submitter", "check_unique"]
 
@@ -420,7 +420,7 @@ class Submitter:
 
 
 def _checked(given: Mapping[str, Any]) -> Options:
-    from asynctask.submission_options import check_options  # a worker process takes no list, and need not load pydantic
+    from asynctask.lists.options import check_options  # a worker process takes no list, and need not load pydantic
 
     return check_options(given)
 

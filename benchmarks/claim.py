@@ -33,8 +33,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from asynctask.brokers.sql_rows import ordinary
-from asynctask.ledger.database import Database
+from asynctask.brokers.sql.rows import ordinary
+from asynctask.database.engine import Database
 from benchmarks import common
 from benchmarks.claimers import QUEUE
 from benchmarks.common import Place, Result, Unaccounted

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from asynctask.brokers.base import Copy
-from asynctask.brokers.sql import SqlBroker
-from asynctask.ledger.database import Database
+from asynctask.brokers.sql.broker import SqlBroker
+from asynctask.database.engine import Database
 
 __all__ = ["QUEUE", "main"]
 

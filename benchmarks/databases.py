@@ -19,8 +19,8 @@ from sqlalchemy import exc
 from sqlalchemy.engine.url import URL, make_url
 
 from asynctask.clock import SystemIds
-from asynctask.ledger import schema
-from asynctask.ledger.database import Database
+from asynctask.database import schema
+from asynctask.database.engine import Database
 from asynctask.testing.servers import SERVERS, MissingServer
 
 __all__ = ["KINDS", "NotHere", "Refused", "Source", "shown", "source"]

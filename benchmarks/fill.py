@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from asynctask import AsyncTask
-from asynctask.bookkeeping import Turn, stop
 from asynctask.clock import SECOND
-from asynctask.ledger import dispatch, progress
+from asynctask.core.states import Reason, Status
+from asynctask.core.transitions import Turn, stop
+from asynctask.ledger import progress, reservations
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, dumps
-from asynctask.ledger.dispatch import Ready
+from asynctask.ledger.events import Change, EventRecord, Failure, Note, apply
 from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.ledger.reservations import Ready
 from asynctask.ledger.tasks import NewItem, NewTask
-from asynctask.ledger.transitions import Change, EventRecord, Failure, Note, apply
-from asynctask.states import Reason, Status
 
 __all__ = ["fill"]
 
@@ -38,8 +38,8 @@ def fill(app: AsyncTask, n: int) -> tuple[int, dict[str, int]]:
     left = n - max(1, int(n * UNREACHED))
     page = 0
     while left > 0:
-        ready = dispatch.reserve(ledger, task_id, min(PAGE, left), lease_s=LEASE_S)
-        dispatch.confirm(ledger, [task_id])
+        ready = reservations.reserve(ledger, task_id, min(PAGE, left), lease_s=LEASE_S)
+        reservations.confirm(ledger, [task_id])
         counts += _outcomes(ledgers[page % PROCESSES], ready, page * PAGE)
         left -= len(ready)
         page += 1

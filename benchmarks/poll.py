@@ -27,7 +27,7 @@ from werkzeug.test import EnvironBuilder, run_wsgi_app
 
 from asynctask import AsyncTask
 from asynctask.clock import SystemClock
-from asynctask.ledger.models import task_errors
+from asynctask.database.tables import task_errors
 from benchmarks import common
 from benchmarks.common import Result, Unaccounted
 from benchmarks.fill import fill

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
-from asynctask.ledger.database import Database
+from asynctask.database.engine import Database
 from benchmarks.common import Place
 
 __all__ = ["DRIVERS", "LOADS", "Raw", "raw"]

@@ -36,7 +36,7 @@ import sqlalchemy as sa
 
 from asynctask import AsyncTask
 from asynctask.clock import SystemClock, SystemIds
-from asynctask.ledger.models import events
+from asynctask.database.tables import events
 from benchmarks import common, sheet_files
 from benchmarks.children import ROOT, await_address, await_worker, child
 from benchmarks.common import Place, Result, Unaccounted

@@ -32,7 +32,7 @@ import sqlalchemy as sa
 
 from asynctask import AsyncTask
 from asynctask.clock import SystemClock
-from asynctask.ledger.models import events, tasks
+from asynctask.database.tables import events, tasks
 from benchmarks import common
 from benchmarks.children import Job, await_address, await_worker, build, check_seen, child
 from benchmarks.common import Result, Unaccounted

@@ -40,7 +40,7 @@ import sqlalchemy as sa
 
 from asynctask import AsyncTask
 from asynctask.clock import SystemClock
-from asynctask.ledger.models import jobs
+from asynctask.database.tables import jobs
 from benchmarks import common
 from benchmarks.children import Job, RowOfItsOwn, await_address, await_worker, build, check_seen, child
 from benchmarks.common import Place, Result, Unaccounted

@@ -4,8 +4,8 @@ import os
 
 from alembic import context
 
-from asynctask.ledger.database import Database
-from asynctask.ledger.models import full_metadata
+from asynctask.database.engine import Database
+from asynctask.database.tables import full_metadata
 
 
 def run(connection) -> None:

@@ -20,7 +20,7 @@ from webapi import (
     tasks,
     workers,
 )
-from webapi.current import EXTENSION
+from webapi.context import EXTENSION
 
 __all__ = ["create_app"]
 

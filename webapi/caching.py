@@ -7,7 +7,7 @@ from typing import Any
 
 from flask import Response, request
 
-from webapi.wire import json_response
+from webapi.json_body import json_response
 
 __all__ = ["progress_response", "retry_after"]
 

@@ -10,10 +10,10 @@ from flask import Response
 
 from asynctask.errors import BrokerUnavailable, SchemaOutdated, Unavailable
 from webapi.answers import Health
-from webapi.current import asynctask_app
+from webapi.context import asynctask_app
 from webapi.incoming import NoQuery
+from webapi.json_body import json_response
 from webapi.problems import problem_response, said_to_strangers
-from webapi.wire import json_response
 
 __all__ = ["blueprint"]
 

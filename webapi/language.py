@@ -7,7 +7,7 @@ from typing import Final
 from flask import Response, has_request_context, request
 
 from asynctask.messages import CATALOGUE
-from webapi.current import asynctask_app
+from webapi.context import asynctask_app
 
 __all__ = ["choose", "reader_locale", "say_language", "tag"]
 

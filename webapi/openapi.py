@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 from apiflask import APIFlask
 
 from asynctask.app import AsyncTask
-from asynctask.bulk.readers import FORMATS
+from asynctask.lists.readers import FORMATS
 from webapi.answers import DryRunResult, ProblemDetails
 from webapi.incoming import LATER, NOT_BLANK, FileSubmission, JsonSubmission
 from webapi.problems import MEDIA_TYPE

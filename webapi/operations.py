@@ -9,10 +9,11 @@ from apiflask import APIBlueprint
 from flask import Response
 
 from asynctask.errors import NotFound
-from asynctask.operations import Operations, Result
-from asynctask.operations_names import ACTIONS, LISTS
-from webapi.current import asynctask_app, who
+from asynctask.operations.lists import Operations, Result
+from asynctask.operations.names import ACTIONS, LISTS
+from webapi.context import asynctask_app, who
 from webapi.incoming import NoQuery
+from webapi.json_body import json_response
 from webapi.links import page_links
 from webapi.operations_shapes import (
     EntryPage,
@@ -28,7 +29,6 @@ from webapi.operations_shapes import (
     SearchQuery,
     Signalled,
 )
-from webapi.wire import json_response
 
 __all__ = ["blueprint"]
 

@@ -8,9 +8,9 @@ from apiflask import APIBlueprint
 from flask import current_app, render_template, url_for
 from flask.typing import ResponseReturnValue
 
-from asynctask.bulk.readers import FORMATS
 from asynctask.errors import NotFound
-from webapi.current import asynctask_app, find_task
+from asynctask.lists.readers import FORMATS
+from webapi.context import asynctask_app, find_task
 from webapi.links import TASK_PAGES
 from webapi.workers import describe
 

@@ -15,7 +15,6 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound, RequestEntityTooLarge
 
-from asynctask.bulk.problems import fault, from_pydantic, render, render_whole
 from asynctask.errors import (
     AsyncTaskError,
     BrokerUnavailable,
@@ -25,8 +24,9 @@ from asynctask.errors import (
     Problem,
     SchemaOutdated,
 )
+from asynctask.lists.problems import fault, from_pydantic, render, render_whole
+from webapi.json_body import json_text
 from webapi.language import reader_locale, say_language
-from webapi.wire import json_text
 
 __all__ = [
     "CrossSite",

@@ -17,8 +17,8 @@ from asynctask.clock import Clock
 from asynctask.config import Config
 from asynctask.errors import InputError, TooLarge
 from webapi.charsets import CHARSETS, Transcoded
+from webapi.json_body import parse_json
 from webapi.problems import MalformedBody
-from webapi.wire import parse_json
 
 __all__ = ["ApiRequest", "UnsupportedMediaType", "current_request", "longest_body", "longest_upload", "register"]
 

@@ -12,16 +12,16 @@ from typing import Final
 from apiflask import APIBlueprint, FileSchema
 from flask import Response, request
 
-from asynctask.bulk.report import Report
-from asynctask.bulk.report_files import iter_csv, write_xlsx
-from asynctask.handle import TaskHandle
+from asynctask.reports.files import iter_csv, write_xlsx
+from asynctask.reports.report import Report
+from asynctask.task import TaskHandle
 from webapi.answers import RejectedPage
-from webapi.current import find_task
+from webapi.context import find_task
 from webapi.downloads import CSV, XLSX, attachment, client_check, content, no_content, slot, until_gone
 from webapi.incoming import RejectedQuery, ReportQuery
+from webapi.json_body import json_response
 from webapi.language import reader_locale, say_language
 from webapi.links import TASKS, page_links
-from webapi.wire import json_response
 
 __all__ = ["blueprint"]
 

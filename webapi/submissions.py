@@ -10,19 +10,19 @@ from flask import Response
 from werkzeug.datastructures import FileStorage
 
 from asynctask.app import AsyncTask
-from asynctask.bulk.dry_run import DryRun
-from asynctask.bulk.problems import fault
-from asynctask.bulk.rows import encoding_option, too_many_items
-from asynctask.bulk.uploads import StoredFile
 from asynctask.errors import InputError
+from asynctask.lists.dry_run import DryRun
+from asynctask.lists.problems import fault
+from asynctask.lists.rows import encoding_option, too_many_items
+from asynctask.lists.uploads import StoredFile
 from asynctask.submission import Submission
 from webapi.caching import retry_after
 from webapi.incoming import FileSubmission, JsonSubmission, NoQuery, Options, RawQuery
+from webapi.json_body import json_response, parse_json
 from webapi.language import reader_locale, say_language
 from webapi.links import task_url, with_links
 from webapi.problems import MAX_ERRORS, MalformedBody, did_you_mean, told
 from webapi.reading import FORM, JSON, ApiRequest
-from webapi.wire import json_response, parse_json
 
 __all__ = ["KEY_PATTERN", "RAW", "answer", "submit"]
 

@@ -10,13 +10,13 @@ from flask import Response
 from asynctask.errors import InputError, NotBuilt, Problem
 from webapi.answers import ErrorGroups, EventPage, LogEntries, Progress, Submitted, TaskPage
 from webapi.caching import progress_response
-from webapi.current import asynctask_app, find_progress, find_task, who
+from webapi.context import asynctask_app, find_progress, find_task, who
 from webapi.incoming import EventQuery, Knobs, NoQuery, OneTaskQuery, RawQuery, RetryQuery, TaskQuery
+from webapi.json_body import json_response
 from webapi.language import reader_locale
 from webapi.links import TASKS, page_links, with_links
 from webapi.reading import current_request
 from webapi.submissions import answer, submit
-from webapi.wire import json_response
 
 __all__ = ["blueprint"]
 

@@ -8,15 +8,15 @@ from apiflask import APIBlueprint, FileSchema
 from flask import Response
 
 from asynctask.app import AsyncTask
-from asynctask.bulk.template import Template, make_template
-from asynctask.bulk.template_files import template_csv, template_xlsx
 from asynctask.errors import NotFound
+from asynctask.reports.template import Template, make_template
+from asynctask.reports.template_files import template_csv, template_xlsx
 from webapi.answers import Event, Workers
-from webapi.current import asynctask_app
+from webapi.context import asynctask_app
 from webapi.downloads import CSV, XLSX, attachment
 from webapi.incoming import NoQuery
+from webapi.json_body import json_response
 from webapi.language import reader_locale, say_language
-from webapi.wire import json_response
 
 __all__ = ["blueprint", "describe"]
 

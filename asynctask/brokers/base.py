@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from asynctask.brokers.operations import Operations
+    from asynctask.brokers.admin import Operations
 
 from asynctask.brokers.presence import About, Presence
 

@@ -12,8 +12,8 @@ import click
 from asynctask.cli.options import Command, Group, Session, file_options, pass_session
 from asynctask.cli.output import FAILURES, OK, clean
 from asynctask.config import settings
-from asynctask.ledger import schema
-from asynctask.ledger.database import Database
+from asynctask.database import schema
+from asynctask.database.engine import Database
 from asynctask.middleware.task_event import TaskEventMiddleware
 
 __all__ = ["COMMANDS"]

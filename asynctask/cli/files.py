@@ -16,7 +16,7 @@ from asynctask.cli.output import OK, count
 from asynctask.errors import InputError, UnknownWorker
 
 if TYPE_CHECKING:
-    from asynctask.handle import TaskHandle
+    from asynctask.task import TaskHandle
 
 __all__ = ["COMMANDS"]
 
@@ -45,14 +45,14 @@ def report(session: Session, task_id: int, path: Path, rows: str) -> int:
 
 
 def _write_report(handle: TaskHandle, path: Path, suffix: str, rows: str) -> int:
-    from asynctask.bulk import report_files
+    from asynctask.reports import files
 
     content = handle.report(rows)
     with closing(content.rows), _replacing(path, suffix) as temporary:
         if suffix == ".xlsx":
-            return report_files.write_xlsx(temporary, content.headers, content.rows, locale=content.locale)
+            return files.write_xlsx(temporary, content.headers, content.rows, locale=content.locale)
         with temporary.open("wb") as stream:
-            return report_files.write_csv(stream, content.headers, content.rows, locale=content.locale)
+            return files.write_csv(stream, content.headers, content.rows, locale=content.locale)
 
 
 @click.command("template", cls=Command)
@@ -66,8 +66,8 @@ def template(session: Session, worker: str, path: Path) -> int:
 
     A workbook has formats, lists to choose from and a page of help (in the language of --locale); CSV has the header alone.
     """
-    from asynctask.bulk.template import make_template
-    from asynctask.bulk.template_files import template_csv, template_xlsx
+    from asynctask.reports.template import make_template
+    from asynctask.reports.template_files import template_csv, template_xlsx
 
     suffix = _suffix(path)
     app = session.app(required="a template shows what a worker of the application takes")

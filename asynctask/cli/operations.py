@@ -11,7 +11,7 @@ import click
 from asynctask.cli.options import Command, Group, Session, pass_session
 from asynctask.cli.output import FAILURES, OK, clean, count, number
 from asynctask.cli.tasks import who
-from asynctask.operations_names import ACTIONS, LISTS
+from asynctask.operations.names import ACTIONS, LISTS
 
 __all__ = ["COMMANDS", "Listing", "sure"]
 

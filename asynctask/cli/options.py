@@ -120,7 +120,7 @@ class Session:
 
         Raises :class:`ConfigError` where the SQLite file does not exist, and as :meth:`app` does.
         """
-        from asynctask.ledger.database import missing_file
+        from asynctask.database.engine import missing_file
 
         app = self.app()
         if (path := missing_file(app.config.database_url)) is not None:

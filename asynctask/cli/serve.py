@@ -18,9 +18,9 @@ import click
 from asynctask.cli.options import TASK_ID, Command, Session, file_options, pass_session
 from asynctask.cli.output import OK, clean
 from asynctask.config import Config
+from asynctask.database import schema
+from asynctask.database.engine import Database
 from asynctask.errors import ConfigError
-from asynctask.ledger import schema
-from asynctask.ledger.database import Database
 from asynctask.runtime.lifeline import LIFELINE, Pulse, watch_parent
 from asynctask.runtime.supervisor import Announcement, ChildSpec, become
 

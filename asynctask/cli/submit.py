@@ -20,9 +20,9 @@ from asynctask.errors import InputError, Problem, Unavailable
 from asynctask.priority import Priority
 
 if TYPE_CHECKING:
-    from asynctask.bulk.dry_run import DryRun
-    from asynctask.handle import TaskHandle
+    from asynctask.lists.dry_run import DryRun
     from asynctask.submission import Submission
+    from asynctask.task import TaskHandle
 
 __all__ = ["COMMANDS", "follow", "outcome", "priority_value", "tell_refusal"]
 
@@ -107,7 +107,7 @@ def tell_refusal(session: Session, handle: TaskHandle) -> None:
     """Says why a rejected list was refused, with what is wrong with its first rows; nothing for another Task."""
     if (found := handle.refusal()) is None:
         return
-    from asynctask.bulk.problems import localised
+    from asynctask.lists.problems import localised
 
     error = localised(found, session.app().config.locale)
     session.out.line(f"The list was rejected: {clean(error)}", style="red")
@@ -180,7 +180,7 @@ def submit(
             return _would_be(session, app.check_file(worker, stored, **given), app.config.locale)
         submission = app.submit_file(worker, stored, **given)
     except InputError as error:
-        from asynctask.bulk.problems import localised
+        from asynctask.lists.problems import localised
 
         raise localised(error, app.config.locale) from None
     if not look_on:
@@ -191,7 +191,7 @@ def submit(
 
 def _would_be(session: Session, found: DryRun, locale: str) -> int:
     """Tells what a file would come to: 0 if every row would be taken, 1 if some, 2 if none."""
-    from asynctask.bulk.problems import render
+    from asynctask.lists.problems import render
 
     out = session.out
     out.document(found.as_dict(locale))
@@ -224,7 +224,7 @@ def _taken(session: Session, submission: Submission) -> int:
     while (progress := handle.progress())["split"]["state"] == "splitting" and not progress["done"]:
         pause.wait(_LOOK_EVERY_S)
     if (refused := handle.refusal()) is not None:  # as where it is known at once
-        from asynctask.bulk.problems import localised
+        from asynctask.lists.problems import localised
 
         raise localised(refused, session.app().config.locale)
     rejected, total = progress["split"]["rejected"], progress["counts"]["total"]

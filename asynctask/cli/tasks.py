@@ -15,11 +15,11 @@ from asynctask.cli.live import headline, pace, summary
 from asynctask.cli.options import TASK_ID, Command, Session, pass_session
 from asynctask.cli.output import OK, clean, count, number
 from asynctask.cli.submit import priority_value, tell_refusal
+from asynctask.core.states import PROBLEM, State, Status
 from asynctask.errors import InputError
-from asynctask.states import PROBLEM, State, Status
 
 if TYPE_CHECKING:
-    from asynctask.handle import TaskHandle
+    from asynctask.task import TaskHandle
 
 __all__ = ["COMMANDS", "who"]
 

@@ -20,17 +20,17 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from asynctask.bookkeeping import Begin
+from asynctask.core.states import Status
+from asynctask.core.transitions import Begin
 from asynctask.errors import ConfigError, JobInterrupted, JobTimeout, NormalException, Unavailable, not_installed
 from asynctask.integrations.engine import EngineProcess
 from asynctask.job import CurrentJob, reset_current_job, set_current_job
 from asynctask.ledger.base import dumps
-from asynctask.ledger.record import ENGINE, NewJob, enqueue
+from asynctask.ledger.standalone import ENGINE, NewJob, enqueue
 from asynctask.logs import get_logger
 from asynctask.middleware.task_event import TICKET
 from asynctask.middleware.tracker import Arrival, Ticket
 from asynctask.runtime.launcher import Tracked
-from asynctask.states import Status
 from asynctask.worker import Worker
 
 try:

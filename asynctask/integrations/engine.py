@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from asynctask.bulk.sweep import Sweep
+from asynctask.database.notify import LEDGER
 from asynctask.errors import Unavailable
-from asynctask.ledger import recovery
+from asynctask.ledger import processes
 from asynctask.ledger.recorder import Recorder
-from asynctask.ledger.signals import LEDGER
 from asynctask.logs import get_logger
+from asynctask.maintenance.sweep import Sweep
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.task_event import TaskEventMiddleware
 from asynctask.middleware.tracker import Arrival, Ticket, Tracker
@@ -47,7 +47,7 @@ class EngineProcess:
         self._engine = engine
         self._concurrency = concurrency
         self._queues = tuple(queues)
-        identity = recovery.engine_identity(engine, app.host.name, os.getpid(), app.ids.nonce())
+        identity = processes.engine_identity(engine, app.host.name, os.getpid(), app.ids.nonce())
         self.ledger = replace(app.ledger, identity=identity)
         self.recorder = Recorder(self.ledger)
         self.tracker = Tracker(self.ledger, self.recorder, elsewhere=True)
@@ -97,9 +97,9 @@ class EngineProcess:
         self._heartbeat.stop()
         try:
             if recorded and not self.tracker.running():
-                recovery.forget(self.ledger, self.ledger.identity)
+                processes.forget(self.ledger, self.ledger.identity)
             else:
-                recovery.give_up(self.ledger)
+                processes.give_up(self.ledger)
         except Unavailable as error:  # it is found when this process is gone
             self._log.warning("leave_put_off", error=str(error))
 
@@ -138,7 +138,7 @@ class EngineProcess:
     # -- parts
 
     def _register(self) -> None:
-        recovery.register(
+        processes.register(
             self.ledger, self._app.host, kind=self._engine, pid=os.getpid(), lease_s=self._app.config.lease_s,
             concurrency=self._concurrency, queues=self._queues,
         )  # fmt: skip
@@ -147,10 +147,10 @@ class EngineProcess:
         return {"busy": len(self.tracker.running())}
 
     def _obey(self, name: str) -> None:
-        if name == recovery.LOST:
+        if name == processes.LOST:
             # Its jobs go on: they have no fence, so what they come to still counts. Only their Events waited meanwhile.
             self._log.warning("declared_dead", identity=self.ledger.identity)
-            recovery.forget(self.ledger, self.ledger.identity)
+            processes.forget(self.ledger, self.ledger.identity)
             self._register()
         else:
             self._log.warning("signal_not_for_engines", signal=name, hint=f"quiet or stop {self._engine} by its own means")

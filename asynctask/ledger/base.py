@@ -11,8 +11,8 @@ from typing import Any
 import orjson
 
 from asynctask.clock import Clock, Ids, SystemClock, SystemIds, rfc3339
-from asynctask.ledger.database import Database
-from asynctask.ledger.database_time import DatabaseTime
+from asynctask.database.engine import Database
+from asynctask.database.server_clock import DatabaseTime
 from asynctask.ledger.task_locks import Held
 from asynctask.messages import Catalogue
 

@@ -1,4 +1,4 @@
-"""What is wanted of an Event, and what came of it: the values that :mod:`asynctask.ledger.transitions` works with."""
+"""What is wanted of an Event, and what came of it: the values that :mod:`asynctask.ledger.events` works with."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from asynctask.bookkeeping import Row, Turn
-from asynctask.ledger.conflicts import TransactionConflict
-from asynctask.states import PROBLEM, Reason, Status
+from asynctask.core.states import PROBLEM, Reason, Status
+from asynctask.core.transitions import Row, Turn
+from asynctask.database.retrying import TransactionConflict
 
 __all__ = ["Applied", "Change", "End", "EventRecord", "Failure", "Note", "SeenNoMore", "problem_of", "untouched"]
 

@@ -13,14 +13,14 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from asynctask.bookkeeping import may_close
-from asynctask.ledger import sessions, tallies
+from asynctask.core.states import OPEN, Reason, State
+from asynctask.core.transitions import may_close
+from asynctask.database.retrying import repeatable
+from asynctask.database.tables import events, task_tallies, tasks
+from asynctask.ledger import counters, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
-from asynctask.ledger.conflicts import repeatable
-from asynctask.ledger.models import events, task_tallies, tasks
 from asynctask.ledger.task_locks import try_lock
-from asynctask.states import OPEN, Reason, State
 
 __all__ = ["candidates", "try_close"]
 
@@ -95,7 +95,7 @@ def try_close(ledger: Ledger, task_id: int) -> bool:
 
 
 def _ready(connection: Connection, task: dict[str, object]) -> bool:
-    counts = tallies.total(connection, int(str(task["id"])))
+    counts = counters.total(connection, int(str(task["id"])))
     return may_close(str(task["state"]), bool(task["generation_sealed"]), task["turning"] is not None, counts)
 
 

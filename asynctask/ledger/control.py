@@ -8,17 +8,17 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from asynctask.bookkeeping import Turn, at_rest, cancel, explicit_retry, give_back, in_flight
+from asynctask.core.states import OPEN, Reason, State, Status
+from asynctask.core.transitions import Turn, at_rest, cancel, explicit_retry, give_back, in_flight
+from asynctask.database.retrying import repeatable
+from asynctask.database.tables import events, tasks
 from asynctask.errors import Conflict, InputError
-from asynctask.ledger import ready, sessions
+from asynctask.ledger import dispatchable, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks
-from asynctask.ledger.conflicts import repeatable
-from asynctask.ledger.models import events, tasks
+from asynctask.ledger.events import Applied, Change, EventRecord, Note, apply, read_events
 from asynctask.ledger.task_locks import try_lock
-from asynctask.ledger.transitions import Applied, Change, EventRecord, Note, apply, read_events
 from asynctask.messages import is_storable
-from asynctask.states import OPEN, Reason, State, Status
 
 __all__ = ["cancel_task", "give_back_copies", "pause", "resume", "retry", "turn_some", "turning_tasks", "update"]
 
@@ -251,7 +251,7 @@ def give_back_copies(ledger: Ledger, copies: Sequence[tuple[str, int]]) -> list[
     jids = list(attempts)
     for part in chunks(jids, 1_000):
         applied += _give_back_part(ledger, part, attempts)
-    ready.announce(ledger, applied)
+    dispatchable.announce(ledger, applied)
     return applied
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from asynctask.bookkeeping import Delta, in_flight, measure
-from asynctask.ledger import tallies
+from asynctask.core.states import PROBLEM, Status
+from asynctask.core.transitions import Delta, in_flight, measure
+from asynctask.database.retrying import repeatable
+from asynctask.database.tables import events, item_errors, task_errors, task_log, task_tallies, tasks
+from asynctask.ledger import counters
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, loads
-from asynctask.ledger.conflicts import repeatable
-from asynctask.ledger.models import events, item_errors, task_errors, task_log, task_tallies, tasks
-from asynctask.ledger.transitions import Failure, group_of, read_tasks_events
-from asynctask.states import PROBLEM, Status
+from asynctask.ledger.events import Failure, group_of, read_tasks_events
 
 __all__ = ["Finding", "examine"]
 
@@ -103,8 +103,8 @@ def _repairs(connection: Connection, task_id: int) -> int:
 
 def _look(connection: Connection, task_id: int) -> _Looked:
     task = task_rows.get(connection, task_id)
-    said, (truth, flying) = tallies.total(connection, task_id), _count(connection, task_id)
-    missing = Delta(*(getattr(truth, name) - getattr(said, name) for name in tallies.FIELDS))
+    said, (truth, flying) = counters.total(connection, task_id), _count(connection, task_id)
+    missing = Delta(*(getattr(truth, name) - getattr(said, name) for name in counters.FIELDS))
     missing.dispatched, missing.returned = flying - (said.dispatched - said.returned), 0
     items = sum(getattr(truth, str(status)) for status in Status)
     created = (truth.jobs - task["created_jobs"], items - task["created"])
@@ -153,7 +153,7 @@ def _compare(task: dict[str, Any], said: Delta, truth: Delta, flying: int) -> li
 
 def _repair(connection: Connection, ledger: Ledger, task: dict[str, Any], looked: _Looked) -> None:
     # Added, never set: an outcome that is committed between the look and now has moved the counts by its own.
-    tallies.move(connection, {(task["id"], 0): looked.missing}, ledger.now())
+    counters.move(connection, {(task["id"], 0): looked.missing}, ledger.now())
     jobs, items = looked.created
     values = {"created_jobs": _t.created_jobs + jobs, "created": _t.created + items, "version": _t.version + 1}
     connection.execute(tasks.update().where(_t.id == task["id"]).values(values))
@@ -220,7 +220,7 @@ def _group_again(connection: Connection, task_id: int) -> None:
     rows = [_group(connection, task_id, str(digest), int(count)) for digest, count in sorted(missing)]
     if rows:
         keys = ("task_id", "slot", "digest")
-        connection.execute(tallies.insert_or_add(connection, task_errors, keys, ("count",)), rows)
+        connection.execute(counters.insert_or_add(connection, task_errors, keys, ("count",)), rows)
 
 
 def _group(connection: Connection, task_id: int, digest: str, count: int) -> dict[str, Any]:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from asynctask.bookkeeping import Row, Turn, cancel, ending, give_back, held_elsewhere, outcome, take_over, working
+from asynctask.core.states import Reason, State, Status
+from asynctask.core.transitions import Row, Turn, cancel, ending, give_back, held_elsewhere, outcome, take_over, working
+from asynctask.database.retrying import repeatable
 from asynctask.ledger.base import Ledger
-from asynctask.ledger.conflicts import repeatable
-from asynctask.ledger.transitions import Applied, Change, End, EventRecord, Failure, Note, apply
-from asynctask.states import Reason, State, Status
+from asynctask.ledger.events import Applied, Change, End, EventRecord, Failure, Note, apply
 
 __all__ = ["Follower", "Outcome", "forget_seen", "is_mine", "with_followers", "write", "write_once"]
 

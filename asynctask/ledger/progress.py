@@ -12,12 +12,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.clock import SECOND, micros, rfc3339
-from asynctask.ledger import batches
+from asynctask.core.states import State, Status
+from asynctask.database import batches
+from asynctask.database.tables import events, task_errors, task_samples, task_tallies, tasks
 from asynctask.ledger.base import in_range
-from asynctask.ledger.models import events, task_errors, task_samples, task_tallies, tasks
 from asynctask.ledger.sessions import waiting_in_line
 from asynctask.messages import is_storable
-from asynctask.states import State, Status
 
 __all__ = ["first_progress", "percent", "progress", "progress_page", "sample", "unsampled"]
 

@@ -9,12 +9,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.clock import rfc3339
+from asynctask.core.states import Status
+from asynctask.database.engine import Database
+from asynctask.database.tables import events, item_errors, task_errors, task_log, task_rejects, tasks
 from asynctask.errors import NotFound
 from asynctask.ledger.base import in_range, loads
-from asynctask.ledger.database import Database
-from asynctask.ledger.models import events, item_errors, task_errors, task_log, task_rejects, tasks
 from asynctask.messages import is_storable
-from asynctask.states import Status
 
 __all__ = ["error_groups", "event", "event_page", "failures_by_row", "log", "rejects", "rows_by_status"]
 

@@ -7,10 +7,10 @@ import threading
 from pathlib import Path
 from typing import Final
 
+from asynctask.database.retrying import repeatable
+from asynctask.database.tables import write_marks
 from asynctask.errors import LedgerUnavailable, Unavailable
 from asynctask.ledger.base import Ledger
-from asynctask.ledger.conflicts import repeatable
-from asynctask.ledger.models import write_marks
 from asynctask.logs import get_logger
 
 __all__ = ["RESERVE_BYTES", "NotWritable", "Readiness"]

@@ -6,16 +6,16 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from asynctask.bookkeeping import Turn
+from asynctask.core.states import OPEN, Reason, Status
+from asynctask.core.transitions import Turn
+from asynctask.database.retrying import OutcomeUnknown, TransactionConflict
 from asynctask.errors import TooLarge, Unavailable
-from asynctask.ledger import ready
+from asynctask.ledger import dispatchable
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.closer import Closer
-from asynctask.ledger.conflicts import OutcomeUnknown, TransactionConflict
+from asynctask.ledger.events import Applied, End, EventRecord, Failure, Note, SeenNoMore
 from asynctask.ledger.outcomes import Outcome, forget_seen, is_mine, with_followers, write, write_once
-from asynctask.ledger.transitions import Applied, End, EventRecord, Failure, Note, SeenNoMore
 from asynctask.logs import get_logger
-from asynctask.states import OPEN, Reason, Status
 
 __all__ = ["Outcome", "Recorder"]
 
@@ -304,7 +304,7 @@ class Recorder:
         A change that was lost is announced by its row as it stands: the row may be what the first try of that change, whose
         answer was lost, has written. A hint too many does no harm.
         """
-        if (at := ready.announce(self._ledger, [_as_it_stands(each) for each in applied], ends)) is not None:
+        if (at := dispatchable.announce(self._ledger, [_as_it_stands(each) for each in applied], ends)) is not None:
             self._on_due(at)
 
 

@@ -17,12 +17,12 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
-from asynctask.ledger import tallies
+from asynctask.core.states import Reason, State
+from asynctask.database.retrying import repeatable
+from asynctask.database.tables import events, task_tallies, tasks
+from asynctask.ledger import counters
 from asynctask.ledger.base import Ledger
-from asynctask.ledger.conflicts import repeatable
-from asynctask.ledger.models import events, task_tallies, tasks
 from asynctask.ledger.task_locks import try_lock
-from asynctask.states import Reason, State
 
 __all__ = [
     "key_of",
@@ -166,7 +166,7 @@ def _rests(connection: Connection, task: Mapping[str, Any], now: int) -> bool:
         or task["next_seq"] < task["created_jobs"]
     ):
         return False
-    counts = tallies.total(connection, task["id"])
+    counts = counters.total(connection, task["id"])
     if counts.working or counts.stopped or not counts.enqueue or counts.dispatched != counts.returned:
         return False
     due = next_due(connection, task["id"])

@@ -2,7 +2,7 @@
 
 One by one each of them would cost as many statements and commits as a large one. Only Tasks of which nothing has happened
 yet are reserved so: no limit, no session, nothing due again, the pointer at the first row. All others, and those of which
-somebody holds the row, go the way of :mod:`asynctask.ledger.dispatch` and :mod:`asynctask.ledger.closing`.
+somebody holds the row, go the way of :mod:`asynctask.ledger.reservations` and :mod:`asynctask.ledger.closing`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from asynctask.bookkeeping import Delta, may_dispatch
 from asynctask.clock import micros
-from asynctask.ledger import batches, tallies
+from asynctask.core.states import OPEN, Reason, State, Status, check_task
+from asynctask.core.transitions import Delta, may_dispatch
+from asynctask.database import batches
+from asynctask.database.retrying import repeatable
+from asynctask.database.tables import events, task_log, tasks
+from asynctask.ledger import counters
 from asynctask.ledger.base import Ledger, dumps
-from asynctask.ledger.conflicts import repeatable
-from asynctask.ledger.dispatch import MOST_SMALL, Ready
-from asynctask.ledger.models import events, task_log, tasks
-from asynctask.states import OPEN, Reason, State, Status, check_task
+from asynctask.ledger.reservations import MOST_SMALL, Ready
 
 __all__ = ["close_small", "reserve_small"]
 
@@ -42,7 +43,7 @@ _CLOSED: Final = ("id", "state", "generation", "generation_sealed", "closed_at",
 def reserve_small(ledger: Ledger, task_ids: Collection[int], wanted: int, *, lease_s: float) -> dict[int, list[Ready]]:
     """Reserves every job of some of these Tasks, in the order of their ids, up to ``wanted`` jobs; by Task.
 
-    Left out are those that are not small, not untouched, or held by somebody: :func:`asynctask.ledger.dispatch.reserve`
+    Left out are those that are not small, not untouched, or held by somebody: :func:`asynctask.ledger.reservations.reserve`
     knows what to do with each.
     """
     with ledger.database.write() as connection:
@@ -68,7 +69,7 @@ def reserve_small(ledger: Ledger, task_ids: Collection[int], wanted: int, *, lea
             },
         )  # fmt: skip
         moved = {(i, ledger.slot(chosen[i].slots)): Delta(dispatched=len(jobs)) for i, jobs in whole.items()}
-        tallies.move(connection, moved, now)
+        counters.move(connection, moved, now)
     return {i: [_ready(chosen[i], job) for job in jobs] for i, jobs in whole.items()}
 
 

@@ -21,9 +21,9 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
-from asynctask.ledger import batches
-from asynctask.ledger.conflicts import LOCKED, code_of, repeatable
-from asynctask.ledger.models import as_dict, tasks
+from asynctask.database import batches
+from asynctask.database.retrying import LOCKED, code_of, repeatable
+from asynctask.database.tables import as_dict, tasks
 
 if TYPE_CHECKING:
     from asynctask.ledger.base import Ledger

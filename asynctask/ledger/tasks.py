@@ -10,17 +10,18 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
-from asynctask.bookkeeping import Delta
 from asynctask.clock import micros
+from asynctask.core.states import Reason, State, check_task
+from asynctask.core.transitions import Delta
+from asynctask.database import batches
+from asynctask.database.notify import LEDGER, notify
+from asynctask.database.retrying import repeatable
+from asynctask.database.tables import as_dict, events, task_log, task_rejects, tasks
 from asynctask.errors import Conflict, InputError, NotFound
-from asynctask.ledger import batches, sessions, tallies
+from asynctask.ledger import counters, sessions
 from asynctask.ledger.base import MAX_SLOTS, SLOTS_FROM, Ledger, dumps, in_range, loads
-from asynctask.ledger.conflicts import repeatable
-from asynctask.ledger.models import as_dict, events, task_log, task_rejects, tasks
-from asynctask.ledger.signals import LEDGER, notify
 from asynctask.ledger.task_locks import try_lock
 from asynctask.messages import clean
-from asynctask.states import Reason, State, check_task
 
 __all__ = [
     "NEW_EVENT",
@@ -288,7 +289,7 @@ def add_slice(
             rows = [(jid, task_id, seq, "enqueue", one.params, one.row, one.row, now) for seq, (jid, one) in numbered]
             batches.insert(connection, events, NEW_EVENT, rows)
             new = Delta(enqueue=len(items), jobs=len(items))
-            tallies.move(connection, {(task_id, ledger.slot(task["slots"])): new}, now)
+            counters.move(connection, {(task_id, ledger.slot(task["slots"])): new}, now)
         write_rejects(connection, task_id, rejects)
         if tell:
             notify(connection, LEDGER)

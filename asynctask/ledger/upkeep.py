@@ -7,9 +7,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from asynctask.database.tables import duties, events, jobs, processes, tasks
 from asynctask.ledger.base import Ledger
-from asynctask.ledger.duties import UPKEEP
-from asynctask.ledger.models import duties, events, jobs, processes, tasks
+from asynctask.ledger.leases import UPKEEP
 
 __all__ = ["Upkeep", "look"]
 

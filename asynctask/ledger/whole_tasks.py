@@ -13,13 +13,15 @@ from typing import Any, Final
 from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
-from asynctask.bookkeeping import Delta
+from asynctask.core.states import Reason, State, check_task
+from asynctask.core.transitions import Delta
+from asynctask.database import batches
+from asynctask.database.notify import LEDGER, notify
+from asynctask.database.retrying import repeatable
+from asynctask.database.tables import events, task_log, tasks
 from asynctask.errors import Unavailable
-from asynctask.ledger import batches, sessions, tallies
+from asynctask.ledger import counters, sessions
 from asynctask.ledger.base import Ledger, dumps
-from asynctask.ledger.conflicts import repeatable
-from asynctask.ledger.models import events, task_log, tasks
-from asynctask.ledger.signals import LEDGER, notify
 from asynctask.ledger.tasks import (
     NEW_EVENT,
     NewItem,
@@ -32,7 +34,6 @@ from asynctask.ledger.tasks import (
     write_rejects,
 )
 from asynctask.messages import clean
-from asynctask.states import Reason, State, check_task
 
 __all__ = ["GroupSubmit", "NewWhole", "Whole"]
 
@@ -173,7 +174,7 @@ def _insert(ledger: Ledger, wholes: Sequence[NewWhole]) -> list[Whole]:
             (task_id, ledger.slot(row["slots"])): Delta(enqueue=len(each.items), jobs=len(each.items))
             for task_id, each, row in made
         }
-        tallies.move(connection, moved, now)
+        counters.move(connection, moved, now)
         for task_id, each, row in made:
             _write_rest(connection, ledger, task_id, each, row)
         if any(each.tell and each.items for each in wholes):

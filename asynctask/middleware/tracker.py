@@ -19,22 +19,22 @@ from typing import Any
 
 import orjson
 
-from asynctask.bookkeeping import Begin, Row, Turn, begin, cancel, give_back, is_foreign, is_suspect
+from asynctask.core.states import Reason, State, Status
+from asynctask.core.transitions import Begin, Row, Turn, begin, cancel, give_back, is_foreign, is_suspect
+from asynctask.database.batches import among
+from asynctask.database.retrying import repeatable
+from asynctask.database.tables import events
 from asynctask.errors import AsyncTaskError, JobInterrupted, JobTimeout
 from asynctask.job import CurrentJob
 from asynctask.ledger.base import Ledger
-from asynctask.ledger.batches import among
-from asynctask.ledger.conflicts import repeatable
-from asynctask.ledger.dispatch import Ready
-from asynctask.ledger.models import events
+from asynctask.ledger.events import Applied, Change, EventRecord, Failure, Note, apply, read_events, untouched
+from asynctask.ledger.fast_path import read_untouched
 from asynctask.ledger.outcomes import Follower
-from asynctask.ledger.record import ENGINE, NewJob, enqueue
+from asynctask.ledger.processes import engine_of
 from asynctask.ledger.recorder import Outcome, Recorder
-from asynctask.ledger.recovery import engine_of
-from asynctask.ledger.transitions import Applied, Change, EventRecord, Failure, Note, apply, read_events, untouched
-from asynctask.ledger.unread import read_untouched
+from asynctask.ledger.reservations import Ready
+from asynctask.ledger.standalone import ENGINE, NewJob, enqueue
 from asynctask.messages import clean
-from asynctask.states import Reason, State, Status
 
 __all__ = ["Arrival", "AttemptLost", "Ticket", "Tracker"]
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from asynctask.bookkeeping import Begin
 from asynctask.brokers.base import Copy
-from asynctask.bulk.payload import worker_name
+from asynctask.core.transitions import Begin
+from asynctask.dispatch.payload import worker_name
 from asynctask.job import CurrentJob
 from asynctask.middleware.tracker import Ticket
-from asynctask.runtime.interrupt import Watch
+from asynctask.runtime.timeouts import Watch
 from asynctask.worker import Worker
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 
 from asynctask.clock import Clock, micros
 from asynctask.errors import Unavailable
-from asynctask.ledger import recovery
+from asynctask.ledger import processes
 from asynctask.ledger.base import Ledger
 from asynctask.logs import get_logger
 
@@ -76,7 +76,7 @@ class Heartbeat:
     def beat(self) -> None:
         """One beat now. Raises LedgerUnavailable."""
         before = self._clock.boottime()
-        left = recovery.beat(self._ledger, lease_s=self._lease_s, rss=memory_bytes(), **self._tell())
+        left = processes.beat(self._ledger, lease_s=self._lease_s, rss=memory_bytes(), **self._tell())
         if left != "LOST":
             self._last = before
         if left is not None:

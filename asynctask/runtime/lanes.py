@@ -19,7 +19,7 @@ from typing import Final
 from asynctask.brokers.base import Copy
 from asynctask.clock import Clock
 from asynctask.errors import Unavailable
-from asynctask.ledger.dispatch import Ready
+from asynctask.ledger.reservations import Ready
 from asynctask.logs import get_logger
 from asynctask.runtime.assignment import Assignment
 

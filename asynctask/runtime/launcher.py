@@ -19,31 +19,31 @@ from typing import Any, Protocol
 
 from asynctask.brokers.base import Broker
 from asynctask.brokers.presence import About, Presence
-from asynctask.bulk.control import Control
-from asynctask.bulk.dispatcher import Dispatcher
-from asynctask.bulk.sweep import Sweep
-from asynctask.bulk.uploads import Uploads
 from asynctask.clock import Clock, Ids
 from asynctask.config import Config
+from asynctask.database.notify import LEDGER, Signals
+from asynctask.dispatch.control import Control
+from asynctask.dispatch.dispatcher import Dispatcher
 from asynctask.errors import Unavailable
 from asynctask.job import CurrentJob
-from asynctask.ledger import recovery
+from asynctask.ledger import processes
 from asynctask.ledger.base import Ledger, dumps
-from asynctask.ledger.dispatch import take_back_loans
 from asynctask.ledger.recorder import Recorder
-from asynctask.ledger.signals import LEDGER, Signals
+from asynctask.ledger.reservations import take_back_loans
+from asynctask.lists.uploads import Uploads
 from asynctask.logs import get_logger
+from asynctask.maintenance.sweep import Sweep
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.task_event import TaskEventMiddleware
 from asynctask.middleware.tracker import Tracker
 from asynctask.runtime.assignment import Assignment
+from asynctask.runtime.execution import Hooks, Performer
 from asynctask.runtime.heartbeat import Heartbeat
 from asynctask.runtime.interpreter import Switching, collect_seldom
 from asynctask.runtime.lifeline import Pulse, Wakeup
 from asynctask.runtime.manager import Manager
-from asynctask.runtime.performer import Hooks, Performer
 from asynctask.runtime.poller import Poller
-from asynctask.runtime.showing import Showing
+from asynctask.runtime.presence import Showing
 from asynctask.worker import Worker
 
 __all__ = ["Launcher", "Parts", "Queues", "Tracked"]
@@ -73,7 +73,7 @@ class Tracked(Protocol):
     def broker(self) -> Broker: ...
 
     @property
-    def host(self) -> recovery.Host: ...
+    def host(self) -> processes.Host: ...
 
     @property
     def controls(self) -> Control: ...
@@ -208,7 +208,7 @@ class Launcher:
 
     def start(self) -> None:
         """Registers the process and starts its parts. Raises LedgerUnavailable."""
-        recovery.register(
+        processes.register(
             self._parts.ledger, self._parts.host, kind="worker", pid=os.getpid(), lease_s=self._parts.config.lease_s,
             concurrency=self._concurrency, queues=self._queues.names, info=self._info(),
         )  # fmt: skip
@@ -268,9 +268,9 @@ class Launcher:
     def _leave(self, recorded: bool) -> None:
         try:
             if not recorded or self._parts.broker.held_by(self._parts.ledger.identity):
-                recovery.give_up(self._parts.ledger)
+                processes.give_up(self._parts.ledger)
             elif not self._lost:
-                recovery.forget(self._parts.ledger, self._parts.ledger.identity)
+                processes.forget(self._parts.ledger, self._parts.ledger.identity)
         except Unavailable as error:  # it is found when this process is gone
             self._log.warning("leave_put_off", error=str(error))
 

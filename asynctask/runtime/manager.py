@@ -10,23 +10,23 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 
-from asynctask.bookkeeping import Begin
 from asynctask.brokers.base import Broker, Copy
-from asynctask.bulk.room import Load
 from asynctask.clock import Clock
+from asynctask.core.transitions import Begin
+from asynctask.dispatch.demand import Load
 from asynctask.errors import Unavailable
 from asynctask.logs import get_logger
 from asynctask.middleware.tracker import Tracker
 from asynctask.runtime.assignment import Assignment
-from asynctask.runtime.intake import Intake
+from asynctask.runtime.deferral import Missing
+from asynctask.runtime.execution import Performer
+from asynctask.runtime.fetcher import Intake
+from asynctask.runtime.held import Doubt, Mine
+from asynctask.runtime.isolation import Turns
 from asynctask.runtime.lanes import Lanes, Lend
-from asynctask.runtime.mine import Doubt, Mine
-from asynctask.runtime.missing import Missing
 from asynctask.runtime.patience import pause_s
-from asynctask.runtime.performer import Performer
 from asynctask.runtime.rate import Rate
 from asynctask.runtime.strangers import Strangers
-from asynctask.runtime.turns import Turns
 from asynctask.worker import Worker
 
 __all__ = ["Manager", "QueueOrder"]

@@ -13,8 +13,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
-from asynctask.ledger.database import Database
-from asynctask.ledger.recovery import renew
+from asynctask.database.engine import Database
+from asynctask.ledger.processes import renew
 from asynctask.logs import get_logger, log_to_stderr
 from asynctask.runtime.supervisor import Lease
 

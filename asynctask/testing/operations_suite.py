@@ -9,8 +9,8 @@ import json
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from asynctask.brokers.admin import Entry
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker, Copy, Held
-from asynctask.brokers.operations import Entry
 from asynctask.brokers.presence import About
 from asynctask.clock import SECOND, SystemClock
 from asynctask.errors import Conflict, InputError
@@ -23,7 +23,7 @@ _DUE = 2_000_000_000 * SECOND
 
 
 class OperationsConformance(OperationsCrashes):
-    """What the contract in ``asynctask.brokers.operations`` promises."""
+    """What the contract in ``asynctask.brokers.admin`` promises."""
 
     # -- queues
 

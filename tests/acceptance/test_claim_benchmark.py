@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from support.databases import Databases
 
-from asynctask.ledger import schema
-from asynctask.ledger.database import Database
+from asynctask.database import schema
+from asynctask.database.engine import Database
 from benchmarks import claim, common
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,8 @@ from support.broker_looks import RedisLook
 from support.crash_worker import items
 from support.world import SUPPORT, World
 
-from asynctask.bulk import dispatcher, sweep
+from asynctask.dispatch import dispatcher
+from asynctask.maintenance import sweep
 from asynctask.testing.waits import wait_for
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")

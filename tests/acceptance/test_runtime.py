@@ -13,7 +13,7 @@ import pytest
 from support.world import World
 
 from asynctask.runtime.assignment import Assignment
-from asynctask.runtime.performer import Performer
+from asynctask.runtime.execution import Performer
 from asynctask.testing.waits import wait_for
 
 pytestmark = pytest.mark.databases("sqlite", reason="about processes, signals and threads")

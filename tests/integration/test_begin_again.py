@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from support.world import World
 
-from asynctask.bookkeeping import Turn, redispatch
-from asynctask.bulk.room import Load
+from asynctask.core.transitions import Turn, redispatch
+from asynctask.dispatch.demand import Load
 from asynctask.errors import LedgerUnavailable
-from asynctask.handle import TaskHandle
-from asynctask.ledger import ready
-from asynctask.ledger.transitions import Change, EventRecord, apply
+from asynctask.ledger import dispatchable
+from asynctask.ledger.events import Change, EventRecord, apply
 from asynctask.middleware.tracker import Tracker
-from asynctask.runtime import manager, turns
+from asynctask.runtime import isolation, manager
 from asynctask.runtime.launcher import Launcher
 from asynctask.runtime.manager import Manager
+from asynctask.task import TaskHandle
 from asynctask.testing.waits import wait_for
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
@@ -57,7 +57,7 @@ def forgotten_by_the_broker(app: Any, task: TaskHandle) -> None:
 
     with app.ledger.database.write() as connection:
         applied = apply(connection, app.ledger, [Change(event["id"], again) for event in task.events()])
-    ready.announce(app.ledger, applied)
+    dispatchable.announce(app.ledger, applied)
 
 
 @pytest.mark.parametrize(("verb", "left"), [("pause", "enqueue"), ("cancel", "cancelled")])
@@ -113,7 +113,7 @@ def test_what_cannot_be_asked_about_again_is_neither_begun_nor_lost(world: World
 def test_a_recovered_job_that_runs_long_keeps_its_process_to_itself_for_a_while_only(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "ALONE_S", 600.0)
+    monkeypatch.setattr(isolation, "ALONE_S", 600.0)
     app = world.app()
     suspects = app.submit("gated", numbers(2))
     victim = world.cli("kill_app", "worker", "-c", "2")
@@ -128,7 +128,7 @@ def test_a_recovered_job_that_runs_long_keeps_its_process_to_itself_for_a_while_
         wait_for(lambda: held(app, launcher) == 14, "everything is fetched")
         assert len(began(world)) == 3, "it runs alone"
         paused.pause()
-        monkeypatch.setattr(turns, "ALONE_S", 0.0)
+        monkeypatch.setattr(isolation, "ALONE_S", 0.0)
         assert others.wait(120)["counts"]["finish"] == 6
         wait_for(lambda: paused.progress()["control"]["in_flight"] == 0, "the paused ones went back")
         assert paused.progress()["counts"]["enqueue"] == 6

@@ -19,15 +19,16 @@ from support.faults import patiently
 from support.world import World
 
 from asynctask import AsyncTask
-from asynctask.bookkeeping import outcome
+from asynctask.core.states import Reason, Status
+from asynctask.core.transitions import outcome
+from asynctask.database import batches, schema
+from asynctask.database.engine import Database
+from asynctask.database.retrying import repeatable
+from asynctask.database.tables import events
 from asynctask.errors import ConfigError, LedgerUnavailable, Unavailable
-from asynctask.ledger import batches, dispatch, readiness, schema
+from asynctask.ledger import readiness, reservations
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.conflicts import repeatable
-from asynctask.ledger.database import Database
-from asynctask.ledger.models import events
-from asynctask.ledger.transitions import Change, apply
-from asynctask.states import Reason, Status
+from asynctask.ledger.events import Change, apply
 from asynctask.testing.servers import SERVERS, MariaServer, SqlServer
 from asynctask.testing.waits import wait_for
 
@@ -105,7 +106,7 @@ def test_the_victim_of_a_deadlock_does_it_again_and_nothing_is_doubled(
     """Taken out: `repeatable`. The outcome was refused with a conflict."""
     app = world.app()
     task = app.submit("note", numbers(2))
-    dispatch.reserve(app.ledger, task.id, 2, lease_s=60)
+    reservations.reserve(app.ledger, task.id, 2, lease_s=60)
     one, two = (int(event["id"]) for event in task.events())
     tries, done = [], []
 

@@ -13,14 +13,14 @@ from support.world import World
 
 from asynctask import AsyncTask
 from asynctask.brokers.base import DEAD, Copy, Held
-from asynctask.bulk import dispatcher
-from asynctask.bulk.dispatcher import Load
-from asynctask.bulk.sweep import POISON_COPIES, Sweep
+from asynctask.dispatch import dispatcher
+from asynctask.dispatch.dispatcher import Load
 from asynctask.errors import BrokerUnavailable, InputError
 from asynctask.job import CurrentJob
-from asynctask.ledger import dispatch, lost
+from asynctask.ledger import lost_copies, reservations
+from asynctask.lists.options import check_options
+from asynctask.maintenance.sweep import POISON_COPIES, Sweep
 from asynctask.priority import Priority
-from asynctask.submission_options import check_options
 from asynctask.testing.waits import wait_for
 from asynctask.worker import Worker
 
@@ -151,7 +151,7 @@ def test_what_a_broker_that_is_away_did_not_take_is_pushed_by_the_next_round(wor
 def test_a_task_that_cannot_be_reserved_leaves_the_others_their_turn(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     app = world.app()
     broken, good = app.submit("note", numbers(3)), app.submit("note", numbers(3))
-    reserve = dispatch.reserve
+    reserve = reservations.reserve
 
     def failing(ledger: Any, task_id: int, *rest: Any, **more: Any) -> Any:
         if task_id == broken.id:
@@ -161,7 +161,7 @@ def test_a_task_that_cannot_be_reserved_leaves_the_others_their_turn(world: Worl
     def failing_together(ledger: Any, task_ids: Any, *rest: Any, **more: Any) -> Any:
         raise RuntimeError("a row that cannot be read")
 
-    monkeypatch.setattr(dispatch, "reserve", failing)
+    monkeypatch.setattr(reservations, "reserve", failing)
     monkeypatch.setattr(dispatcher, "reserve_small", failing_together)
     using(app, 100)
     app.dispatcher.round()
@@ -484,7 +484,7 @@ def test_a_look_at_single_jobs_reads_the_oldest_first_and_no_more_than_its_limit
     app = world.app()
     app.workers["note"].perform_bulk(numbers(30))
     world.sql("UPDATE events SET due_at = NULL, look_at = 1000 - id")
-    found, said = fetched_rows(app, lambda c: lost.to_look_at(c, app.ledger.now(), 7))
+    found, said = fetched_rows(app, lambda c: lost_copies.to_look_at(c, app.ledger.now(), 7))
     assert {record.id for record in found} == {i for (i,) in world.sql("SELECT id FROM events ORDER BY id DESC LIMIT 7")}
     assert any("look_at" in each and "LIMIT" in each for each in said)
 
@@ -494,14 +494,14 @@ def test_a_look_at_rows_in_flight_reads_the_first_ones_and_no_more_than_its_limi
     task = app.submit("note", numbers(30))
     using(app, 30)
     app.dispatcher.round()
-    found, said = fetched_rows(app, lambda c: lost.flying_rows(c, task.id, 7))
+    found, said = fetched_rows(app, lambda c: lost_copies.flying_rows(c, task.id, 7))
     assert sorted(record.seq for record in found if record.seq is not None) == list(range(7))
     assert any("seq" in each and "LIMIT" in each for each in said)
 
 
 def test_one_sweep_looks_at_more_single_jobs_than_one_look_reads(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     app = world.app()
-    monkeypatch.setattr("asynctask.bulk.sweep._LOOK_AT_ONCE", 10)
+    monkeypatch.setattr("asynctask.maintenance.sweep._LOOK_AT_ONCE", 10)
     app.workers["note"].perform_bulk(numbers(35))
     world.sql("UPDATE events SET due_at = NULL, look_at = 1")
     Sweep(app.ledger, app.broker, app.host, app.controls).find_lost()

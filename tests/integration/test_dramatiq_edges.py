@@ -24,7 +24,7 @@ from asynctask.errors import ConfigError, LedgerUnavailable, NotFound
 from asynctask.integrations import dramatiq as integration
 from asynctask.integrations.dramatiq import TrackingUnavailable, attach
 from asynctask.job import CurrentJob
-from asynctask.ledger import recovery
+from asynctask.ledger import processes
 from asynctask.testing.waits import wait_for
 
 OVER = ("finish", "failed", "error", "cancelled")
@@ -214,7 +214,7 @@ def test_the_outcome_of_a_job_counts_though_its_process_was_declared_dead_meanwh
     with stub.working():
         wait_for(lambda: stub.app.event(message.message_id)["status"] == "working", "it runs")
         (identity,) = [p["identity"] for p in stub.app.processes() if p["kind"] == "dramatiq"]
-        recovery.recover_events(stub.app.ledger, identity, [])
+        processes.recover_events(stub.app.ledger, identity, [])
         lost = stub.app.event(message.message_id)
         (stub.folder / "gate").touch()
         event = stub.ended(message)

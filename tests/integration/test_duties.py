@@ -15,13 +15,13 @@ from support.world import World
 
 from asynctask import AsyncTask
 from asynctask.brokers.base import Copy
-from asynctask.bulk.dispatcher import FRUITLESS_S, Load
-from asynctask.bulk.rota import Rota
-from asynctask.bulk.shift import ACTIVE_S, Shift
 from asynctask.clock import SECOND, SystemClock
-from asynctask.ledger import dispatch, duties, ready, recovery
+from asynctask.database.tables import tasks
+from asynctask.dispatch.dispatcher import FRUITLESS_S, Load
+from asynctask.dispatch.leadership import ACTIVE_S, Shift
+from asynctask.ledger import dispatchable, leases, processes, reservations
 from asynctask.ledger.base import Ledger
-from asynctask.ledger.models import tasks
+from asynctask.maintenance.leadership import Rota
 from asynctask.priority import Priority
 from asynctask.testing.waits import wait_for
 
@@ -59,7 +59,7 @@ def counted(app: AsyncTask) -> Iterator[list[str]]:
 def process(app: AsyncTask, name: str, clock: Any = None) -> Ledger:
     """A registered process of this machine that lives as long as this test's own."""
     ledger = replace(app.ledger, identity=name, clock=clock or app.ledger.clock)
-    recovery.register(ledger, app.host, kind="worker", pid=app._made().pid, lease_s=3600)
+    processes.register(ledger, app.host, kind="worker", pid=app._made().pid, lease_s=3600)
     return ledger
 
 
@@ -90,10 +90,10 @@ def grown(app: AsyncTask, count: int) -> None:
 def test_what_a_round_reads_does_not_grow_with_the_tasks_that_are_open(world: World) -> None:
     app = world.app()
     reads = {
-        "runnable": lambda c: dispatch.runnable(c, app.ledger, ["default"], limit=10),
-        "unconfirmed": lambda c: dispatch.unconfirmed(c, app.clock.now()),
-        "due": lambda c: ready.due_tasks(c, app.clock.now()),
-        "next due": lambda c: ready.next_due(c, app.clock.now()),
+        "runnable": lambda c: reservations.runnable(c, app.ledger, ["default"], limit=10),
+        "unconfirmed": lambda c: reservations.unconfirmed(c, app.clock.now()),
+        "due": lambda c: dispatchable.due_tasks(c, app.clock.now()),
+        "next due": lambda c: dispatchable.next_due(c, app.clock.now()),
     }
     grown(app, 50)
     analyze(app.ledger.database)
@@ -113,13 +113,13 @@ def test_tasks_that_cannot_go_now_hide_no_other(world: World) -> None:
     last = app.submit("note", [{"n": 0}], priority=4)
     other = process(app, "another")
     for task in full:
-        assert len(dispatch.reserve(app.ledger, task.id, 5, lease_s=60)) == 1
-        dispatch.confirm(app.ledger, [task.id])
+        assert len(reservations.reserve(app.ledger, task.id, 5, lease_s=60)) == 1
+        reservations.confirm(app.ledger, [task.id])
     for task in reserved:
-        dispatch.reserve(other, task.id, 1, lease_s=60)
+        reservations.reserve(other, task.id, 1, lease_s=60)
         world.sql("UPDATE tasks SET ready = priority WHERE id = ?", task.id)
     with app.ledger.database.read() as connection:
-        found = dispatch.runnable(connection, app.ledger, ["default"], limit=3)
+        found = reservations.runnable(connection, app.ledger, ["default"], limit=3)
     assert [each.task_id for each in found] == [last.id]
 
 
@@ -127,16 +127,16 @@ def test_one_process_at_a_time_goes_on_dispatching_and_another_takes_over_in_a_s
     app = world.app()
     clock = Still()
     one, two = (replace(app.ledger, identity=name, clock=clock) for name in ("one", "two"))
-    assert duties.take(one, duties.DISPATCH, 1.0) is None
-    until = duties.take(two, duties.DISPATCH, 1.0)
+    assert leases.take(one, leases.DISPATCH, 1.0) is None
+    until = leases.take(two, leases.DISPATCH, 1.0)
     assert until is not None
     assert until - clock.now() <= SECOND
-    assert duties.take(one, duties.DISPATCH, 1.0) is None, "it goes on"
+    assert leases.take(one, leases.DISPATCH, 1.0) is None, "it goes on"
     clock.ahead += 1.1  # it died
-    assert duties.take(two, duties.DISPATCH, 1.0) is None
-    assert duties.take(one, duties.DISPATCH, 1.0) is not None
-    duties.give_up(two, duties.DISPATCH)
-    assert duties.take(one, duties.DISPATCH, 1.0) is None
+    assert leases.take(two, leases.DISPATCH, 1.0) is None
+    assert leases.take(one, leases.DISPATCH, 1.0) is not None
+    leases.give_up(two, leases.DISPATCH)
+    assert leases.take(one, leases.DISPATCH, 1.0) is None
 
 
 def test_of_many_that_want_a_duty_at_once_one_gets_it(world: World) -> None:
@@ -147,7 +147,7 @@ def test_of_many_that_want_a_duty_at_once_one_gets_it(world: World) -> None:
         def want(name: str, start: threading.Barrier = start, got: list[str] = got) -> None:
             ledger = replace(app.ledger, identity=name)
             start.wait()
-            if duties.take(ledger, duties.DISPATCH, 60.0) is None:
+            if leases.take(ledger, leases.DISPATCH, 60.0) is None:
                 got.append(name)
 
         threads = [threading.Thread(target=want, args=(f"p{n}",)) for n in range(4)]
@@ -162,7 +162,7 @@ def test_of_many_that_want_a_duty_at_once_one_gets_it(world: World) -> None:
 def test_what_is_left_is_dispatched_by_others_when_the_one_on_duty_is_gone(world: World) -> None:
     app = world.app()
     gone = replace(app.ledger, identity="gone")
-    assert duties.take(gone, duties.DISPATCH, 1.0) is None
+    assert leases.take(gone, leases.DISPATCH, 1.0) is None
     task = app.submit("note", [{"n": n} for n in range(200)])
     with world.working(app):
         assert task.wait(120)["done"]
@@ -217,7 +217,7 @@ def test_while_another_is_on_duty_a_process_helps_itself_twice_a_second(world: W
     clock = moved_by_hand(app)
     client.submit("note", [{"n": n} for n in range(50)])
     other = replace(process(app, "another"), clock=clock)
-    assert duties.take(other, duties.DISPATCH, 60.0) is None
+    assert leases.take(other, leases.DISPATCH, 60.0) is None
     for _ in range(2):  # after the first of these it knows of the other
         clock.ahead += 0.1
         assert ran_dry(app) == 5
@@ -323,11 +323,11 @@ def test_one_process_at_a_time_has_the_duty_of_upkeep(world: World) -> None:
     first, second = rota(one, app), rota(two, app)
     first.wanted()
     second.wanted()
-    assert duties.holder_of(one, duties.UPKEEP).identity == "one"
+    assert leases.holder_of(one, leases.UPKEEP).identity == "one"
     first.leave()
     late = rota(two, app)
     late.wanted()
-    assert duties.holder_of(one, duties.UPKEEP).identity == "two"
+    assert leases.holder_of(one, leases.UPKEEP).identity == "two"
 
 
 @pytest.mark.parametrize("how", ["its lease ended", "its process is gone", "it is not registered"])
@@ -342,16 +342,16 @@ def test_the_duty_of_upkeep_is_taken_over_from_a_process_that_is_gone(world: Wor
     else:
         world.sql("DELETE FROM processes WHERE identity = 'one'")
     rota(two, app).wanted()
-    assert duties.holder_of(one, duties.UPKEEP).identity == "two"
+    assert leases.holder_of(one, leases.UPKEEP).identity == "two"
 
 
 def test_a_process_that_can_split_takes_the_duty_from_one_of_an_engine_that_cannot(world: World) -> None:
     app = world.app()
     engine, worker = process(app, "dramatiq@h:1:2"), process(app, "two")
     rota(engine, app, can_split=False).wanted()
-    assert duties.holder_of(worker, duties.UPKEEP).identity == "dramatiq@h:1:2"
+    assert leases.holder_of(worker, leases.UPKEEP).identity == "dramatiq@h:1:2"
     rota(worker, app).wanted()
-    assert duties.holder_of(worker, duties.UPKEEP).identity == "two"
+    assert leases.holder_of(worker, leases.UPKEEP).identity == "two"
 
 
 def test_a_process_is_watched_over_from_the_moment_it_registers(world: World) -> None:
@@ -362,7 +362,7 @@ def test_a_process_is_watched_over_from_the_moment_it_registers(world: World) ->
     wait_for(lambda: world.sql("SELECT holder FROM duties WHERE name = 'upkeep' AND holder IS NOT NULL"), "it has the duty")
     child = world.spawn("-c", "import time; time.sleep(600)")
     brief = replace(app.ledger, identity="brief")
-    recovery.register(brief, app.host, kind="worker", pid=child.pid, lease_s=3600)
+    processes.register(brief, app.host, kind="worker", pid=child.pid, lease_s=3600)
     wait_for(lambda: any(each["identity"] == "brief" for each in known(app)), "it is known", 2.5)
     child.kill()
     child.wait()
@@ -430,7 +430,7 @@ def test_an_idle_process_asks_less_than_one_question_a_second(world: World) -> N
                 clock.ahead += 1.0
                 each.wanted()
                 if second % 5 == 0:
-                    recovery.beat(ledger, lease_s=3600)
+                    processes.beat(ledger, lease_s=3600)
                     app.broker.exchange(ledger.identity, [], ["default"], 5)
         asked.append(len(seen))
     assert max(asked) < 60, asked

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from support.world import World
 
-from asynctask.bookkeeping import POISON_DEATHS
 from asynctask.brokers.base import DEAD, Copy
+from asynctask.core.transitions import POISON_DEATHS
 from asynctask.testing.waits import wait_for
 
 pytestmark = pytest.mark.one_database("what recovery does with a copy is the same on each database")

@@ -11,16 +11,16 @@ import pytest
 from support.world import World
 
 from asynctask import AsyncTask
-from asynctask.bulk.dispatcher import Load
-from asynctask.bulk.payload import tracked_copy
-from asynctask.bulk.sweep import Sweep
-from asynctask.ledger import dispatch, ready, recovery, task_locks
+from asynctask.core.states import Reason, Status
+from asynctask.database.retrying import LockTimeout
+from asynctask.dispatch.dispatcher import Load
+from asynctask.dispatch.payload import tracked_copy
+from asynctask.ledger import dispatchable, processes, reservations, task_locks
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.closing import try_close
-from asynctask.ledger.conflicts import LockTimeout
 from asynctask.ledger.recorder import Outcome, Recorder
-from asynctask.states import Reason, Status
+from asynctask.maintenance.sweep import Sweep
 from asynctask.testing.waits import wait_for
 
 pytestmark = pytest.mark.databases("postgresql", "mariadb", reason="on SQLite the file is locked, not a row")
@@ -55,7 +55,7 @@ def column(world: World, name: str, task_id: int) -> Any:
 
 
 def records(
-    ledger: Ledger, jobs: list[dispatch.Ready], status: Status = Status.FINISH, retry_at: int | None = None
+    ledger: Ledger, jobs: list[reservations.Ready], status: Status = Status.FINISH, retry_at: int | None = None
 ) -> None:
     reason = Reason.RETURNED if status is Status.FINISH else Reason.RAISED
     Recorder(ledger).flush([Outcome(job.event_id, job.attempt, status, reason, retry_at=retry_at) for job in jobs])
@@ -68,8 +68,8 @@ NOBODY = 2**22 + 1
 def dies_with(app: AsyncTask, task_id: int, count: int) -> str:
     """A process that reserved and fetched jobs of a Task, and died."""
     ledger = Ledger(app.ledger.database, identity=f"dead-{task_id}")
-    recovery.register(ledger, app.host, kind="worker", pid=NOBODY, lease_s=60)
-    found = dispatch.reserve(ledger, task_id, count, lease_s=1)
+    processes.register(ledger, app.host, kind="worker", pid=NOBODY, lease_s=60)
+    found = reservations.reserve(ledger, task_id, count, lease_s=1)
     assert len(found) == count
     app.broker.push([tracked_copy(each, ledger.now()) for each in found])
     assert len(app.broker.exchange(ledger.identity, [], ["default"], count)) == count
@@ -125,10 +125,10 @@ def test_who_waited_in_vain_does_not_wait_again_at_once(world: World, monkeypatc
     monkeypatch.setattr(task_locks, "_wait", counting)
     with holding(world, tasks[0].id):
         for _ in range(3):
-            assert dispatch.reserve(app.ledger, tasks[0].id, 1, lease_s=5) == []
-        assert len(dispatch.reserve(app.ledger, tasks[1].id, 1, lease_s=5)) == 1
+            assert reservations.reserve(app.ledger, tasks[0].id, 1, lease_s=5) == []
+        assert len(reservations.reserve(app.ledger, tasks[1].id, 1, lease_s=5)) == 1
         assert waits == [tasks[0].id]
-    assert len(dispatch.reserve(app.ledger, tasks[0].id, 1, lease_s=5)) == 1
+    assert len(reservations.reserve(app.ledger, tasks[0].id, 1, lease_s=5)) == 1
 
 
 def test_who_holds_a_row_for_a_moment_is_waited_for(world: World) -> None:
@@ -151,7 +151,7 @@ def test_who_holds_a_row_for_a_moment_is_waited_for(world: World) -> None:
         patch.setattr(task_locks, "PATIENCE_S", 20.0)
         patch.setattr(task_locks, "_wait", lambda *args: (asked.set(), wait(*args))[1])
         patch.setattr(task_locks, "_PATIENT_MARIADB", task_locks._ONE.with_for_update())
-        assert len(dispatch.reserve(app.ledger, task.id, 2, lease_s=5)) == 2
+        assert len(reservations.reserve(app.ledger, task.id, 2, lease_s=5)) == 2
     thread.join(120)
 
 
@@ -180,16 +180,16 @@ def test_hints_of_held_tasks_are_kept_and_given_by_the_next_round(world: World) 
     app = world.app()
     ledger = app.ledger
     full, retried = app.submit("note", numbers(3), parallel=1), app.submit("note", numbers(1))
-    jobs = {task.id: dispatch.reserve(ledger, task.id, 1, lease_s=60) for task in (full, retried)}
-    dispatch.confirm(ledger, list(jobs))
+    jobs = {task.id: reservations.reserve(ledger, task.id, 1, lease_s=60) for task in (full, retried)}
+    reservations.confirm(ledger, list(jobs))
     with holding(world, full.id, retried.id):
         records(ledger, jobs[full.id])
         records(ledger, jobs[retried.id], Status.ERROR, retry_at=ledger.now() + 3_600_000_000)
         assert ledger.held.keeps
-        ready.catch_up(ledger)
+        dispatchable.catch_up(ledger)
         assert ledger.held.keeps, "nobody has let go"
     assert column(world, "ready", full.id) is None
-    ready.catch_up(ledger)
+    dispatchable.catch_up(ledger)
     assert column(world, "ready", full.id) == column(world, "priority", full.id)
     assert column(world, "due_next", retried.id) is not None
     assert not ledger.held.keeps
@@ -200,25 +200,25 @@ def test_of_tasks_that_are_due_a_held_one_keeps_no_other(world: World) -> None:
     tasks = [app.submit("note", numbers(1)) for _ in range(3)]
     world.sql("UPDATE tasks SET ready = NULL, due_next = 1")
     with holding(world, tasks[1].id):
-        assert ready.wake_due(app.ledger, [task.id for task in tasks]) == [tasks[1].id]
+        assert dispatchable.wake_due(app.ledger, [task.id for task in tasks]) == [tasks[1].id]
     assert [column(world, "due_next", task.id) for task in tasks] == [None, 1, None]
     world.sql("UPDATE tasks SET ready = NULL, due_next = NULL")
     with holding(world, tasks[1].id):
-        assert ready.repair(app.ledger) == 2
-    assert ready.repair(app.ledger) == 1
+        assert dispatchable.repair(app.ledger) == 2
+    assert dispatchable.repair(app.ledger) == 1
 
 
 def test_a_session_goes_on_when_the_first_in_its_line_is_let_go_and_nobody_overtakes_it(world: World) -> None:
     app = world.app()
     first, second, third = (app.submit("note", numbers(1), session="s") for _ in range(3))
-    jobs = dispatch.reserve(app.ledger, first.id, 1, lease_s=60)
-    dispatch.confirm(app.ledger, [first.id])
+    jobs = reservations.reserve(app.ledger, first.id, 1, lease_s=60)
+    reservations.confirm(app.ledger, [first.id])
     with holding(world, second.id):
         records(app.ledger, jobs)
         assert first.progress()["state"] == "finished", "that it is over does not wait for the next one"
-        ready.catch_up(app.ledger)
+        dispatchable.catch_up(app.ledger)
         assert column(world, "session_holder", third.id) is None
-    ready.catch_up(app.ledger)
+    dispatchable.catch_up(app.ledger)
     assert column(world, "session_holder", second.id) is not None
 
 
@@ -226,8 +226,8 @@ def test_the_sweep_leaves_held_tasks_and_does_the_others(world: World) -> None:
     app = world.app()
     both = [app.submit("note", numbers(1)) for _ in range(2)]
     for task in both:
-        jobs = dispatch.reserve(app.ledger, task.id, 1, lease_s=60)
-        dispatch.confirm(app.ledger, [task.id])
+        jobs = reservations.reserve(app.ledger, task.id, 1, lease_s=60)
+        reservations.confirm(app.ledger, [task.id])
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("asynctask.ledger.closer.try_close", lambda *args: False)
             patch.setattr("asynctask.ledger.closer.close_small", lambda *args: [])
@@ -260,11 +260,11 @@ def test_the_leases_of_a_dead_process_end_but_for_that_of_a_held_task(world: Wor
     app = world.app()
     both = [app.submit("note", numbers(3)) for _ in range(2)]
     ledger = Ledger(app.ledger.database, identity="dead")
-    recovery.register(ledger, recovery.Host("elsewhere", ""), kind="worker", pid=1, lease_s=60)
+    processes.register(ledger, processes.Host("elsewhere", ""), kind="worker", pid=1, lease_s=60)
     for task in both:
-        dispatch.reserve(ledger, task.id, 1, lease_s=60)
+        reservations.reserve(ledger, task.id, 1, lease_s=60)
     with holding(world, both[0].id):
-        recovery.forget(app.ledger, "dead", dead=True)
+        processes.forget(app.ledger, "dead", dead=True)
     assert column(world, "dispatch_until", both[0].id) > ledger.now(), "it runs out by itself"
     assert column(world, "dispatch_until", both[1].id) == 0
     assert not world.sql("SELECT 1 FROM processes WHERE identity = 'dead'")

@@ -24,8 +24,8 @@ from support.servers import RedisServer
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
 from asynctask.brokers.redis.broker import RedisBroker
 from asynctask.brokers.redis.client import RedisClient, RemoteWorker
-from asynctask.bulk.payload import poisoned
 from asynctask.clock import SECOND, SystemClock
+from asynctask.dispatch.payload import poisoned
 from asynctask.runtime.untracked import after_failure
 from asynctask.testing.waits import wait_for
 from asynctask.wire.payload import dump, parse

@@ -24,8 +24,8 @@ from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
 from asynctask.brokers.presence import About, Running
 from asynctask.brokers.redis.broker import RedisBroker
 from asynctask.brokers.redis.presence import MAX_SHOWN
-from asynctask.bulk.payload import poisoned
 from asynctask.clock import SECOND, SystemClock
+from asynctask.dispatch.payload import poisoned
 from asynctask.runtime.untracked import after_failure
 from asynctask.wire.activejob import Symbol, wrap
 from asynctask.wire.payload import build, dump, parse

@@ -14,7 +14,7 @@ from support.world import World
 from asynctask import AsyncTask
 from asynctask.errors import LedgerUnavailable
 from asynctask.job import CurrentJob
-from asynctask.ledger import dispatch
+from asynctask.ledger import reservations
 from asynctask.testing.waits import wait_for
 
 LENT = "SELECT COUNT(*) FROM events WHERE status = 'enqueue' AND process IS NOT NULL"
@@ -219,12 +219,12 @@ def test_a_loan_leaves_the_hint_that_a_place_came_free(world: World) -> None:
     app = world.app()
     ledger = app.ledger
     task = app.submit("note", numbers(9), parallel=1)
-    assert len(dispatch.reserve(ledger, task.id, 5, lease_s=5)) == 1
+    assert len(reservations.reserve(ledger, task.id, 5, lease_s=5)) == 1
     assert world.one("SELECT ready FROM tasks") is None, "its only place is taken"
     world.sql("UPDATE tasks SET ready = priority")
-    assert len(dispatch.lend_jobs(ledger, task.id, 3, 1)) == 3
+    assert len(reservations.lend_jobs(ledger, task.id, 3, 1)) == 3
     assert world.one("SELECT ready FROM tasks") is not None
-    assert len(dispatch.lend_jobs(ledger, task.id, 9, 1)) == 5
+    assert len(reservations.lend_jobs(ledger, task.id, 9, 1)) == 5
     assert world.one("SELECT ready FROM tasks") is None, "nothing is left to dispatch"
 
 

@@ -10,16 +10,16 @@ import pytest
 from support.world import World
 
 from asynctask import AsyncTask
-from asynctask.bookkeeping import POISON_DEATHS, cancel, give_back, outcome, recover, working
+from asynctask.core.states import Reason, Status
+from asynctask.core.transitions import POISON_DEATHS, cancel, give_back, outcome, recover, working
 from asynctask.errors import Conflict, InputError, TransitionRefused
-from asynctask.handle import TaskHandle
-from asynctask.ledger import dispatch, doctor, recovery
+from asynctask.ledger import doctor, processes, reservations
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.closing import try_close
+from asynctask.ledger.events import Applied, Change, EventRecord, Failure, Note, apply
 from asynctask.ledger.progress import progress
-from asynctask.ledger.transitions import Applied, Change, EventRecord, Failure, Note, apply
 from asynctask.messages import KEEP_FIRST, KEEP_LAST
-from asynctask.states import Reason, Status
+from asynctask.task import TaskHandle
 
 
 def numbers(count: int) -> list[dict[str, int]]:
@@ -56,7 +56,7 @@ def test_a_late_writer_loses_and_changes_neither_row_nor_counts_nor_messages(wor
     app = world.app()
     task = app.submit("note", numbers(3))
     event_id = first_id(task)
-    dispatch.reserve(app.ledger, task.id, 3, lease_s=5)
+    reservations.reserve(app.ledger, task.id, 3, lease_s=5)
     take(app, Change(event_id, lambda r: give_back(r.row, now=app.clock.now())))  # the attempt is 2 from here on
     before = task.progress()
     (late,) = take(app, Change(event_id, only_if(1, finished), notes=[Note("finish", "Done")]))
@@ -127,7 +127,7 @@ def test_counts_move_with_each_kind_of_turn(world: World) -> None:
     app = world.app()
     task = app.submit("note", numbers(6))
     ids = [int(event["id"]) for event in task.events()]
-    dispatch.reserve(app.ledger, task.id, 6, lease_s=5)
+    reservations.reserve(app.ledger, task.id, 6, lease_s=5)
     now = app.clock.now()
 
     def errors(record: EventRecord) -> Any:
@@ -218,15 +218,15 @@ def test_of_submissions_that_race_with_one_key_a_single_task_is_made(world: Worl
 def test_a_reservation_is_one_dispatchers_until_it_is_confirmed_or_its_lease_ends(world: World) -> None:
     one, two = world.app(), world.app()
     task = one.submit("note", numbers(10))
-    assert len(dispatch.reserve(one.ledger, task.id, 4, lease_s=60)) == 4
-    assert dispatch.reserve(two.ledger, task.id, 4, lease_s=60) == []
-    dispatch.confirm(two.ledger, [task.id])  # not its own: nothing happens
-    assert dispatch.reserve(two.ledger, task.id, 4, lease_s=60) == []
+    assert len(reservations.reserve(one.ledger, task.id, 4, lease_s=60)) == 4
+    assert reservations.reserve(two.ledger, task.id, 4, lease_s=60) == []
+    reservations.confirm(two.ledger, [task.id])  # not its own: nothing happens
+    assert reservations.reserve(two.ledger, task.id, 4, lease_s=60) == []
     world.sql("UPDATE tasks SET dispatch_until = 1")
-    again = dispatch.take_again(two.ledger, task.id, lease_s=60)
+    again = reservations.take_again(two.ledger, task.id, lease_s=60)
     assert [ready.attempt for ready in again] == [1] * 4
-    dispatch.confirm(two.ledger, [task.id])
-    assert len(dispatch.reserve(one.ledger, task.id, 100, lease_s=60)) == 6
+    reservations.confirm(two.ledger, [task.id])
+    assert len(reservations.reserve(one.ledger, task.id, 100, lease_s=60)) == 6
     assert task.progress()["control"]["in_flight"] == 10
     assert one.doctor() == []
 
@@ -234,14 +234,14 @@ def test_a_reservation_is_one_dispatchers_until_it_is_confirmed_or_its_lease_end
 def test_parallel_bounds_what_is_reserved_by_all_dispatchers_together(world: World) -> None:
     one, two = world.app(), world.app()
     task = one.submit("note", numbers(10), parallel=3)
-    reserved = dispatch.reserve(one.ledger, task.id, 2, lease_s=60)
-    dispatch.confirm(one.ledger, [task.id])
-    reserved += dispatch.reserve(two.ledger, task.id, 10, lease_s=60)
-    dispatch.confirm(two.ledger, [task.id])
+    reserved = reservations.reserve(one.ledger, task.id, 2, lease_s=60)
+    reservations.confirm(one.ledger, [task.id])
+    reserved += reservations.reserve(two.ledger, task.id, 10, lease_s=60)
+    reservations.confirm(two.ledger, [task.id])
     assert len(reserved) == 3
-    assert dispatch.reserve(one.ledger, task.id, 10, lease_s=60) == []
+    assert reservations.reserve(one.ledger, task.id, 10, lease_s=60) == []
     take(one, Change(reserved[0].event_id, finished))
-    assert len(dispatch.reserve(two.ledger, task.id, 10, lease_s=60)) == 1
+    assert len(reservations.reserve(two.ledger, task.id, 10, lease_s=60)) == 1
 
 
 def test_a_death_is_counted_only_of_a_job_that_had_begun_and_the_third_is_poison(world: World) -> None:
@@ -249,11 +249,11 @@ def test_a_death_is_counted_only_of_a_job_that_had_begun_and_the_third_is_poison
     task = app.submit("note", numbers(1))
     event_id = first_id(task)
     for deaths in (0, 1, 2):
-        dispatch.reserve(app.ledger, task.id, 1, lease_s=60)
+        reservations.reserve(app.ledger, task.id, 1, lease_s=60)
         if deaths == 0:
             take(app, Change(event_id, lambda r: recover(r.row, "running", now=1)))
             assert world.sql("SELECT deaths, watched FROM events") == [(0, 1)]
-            dispatch.reserve(app.ledger, task.id, 1, lease_s=60)
+            reservations.reserve(app.ledger, task.id, 1, lease_s=60)
         take(app, Change(event_id, lambda r: working(r.row, "doomed")))
         take(app, Change(event_id, lambda r: recover(r.row, "running", now=1)))
     assert world.sql("SELECT status, problem, deaths FROM events") == [("error", "poison", 3)]
@@ -264,9 +264,9 @@ def test_a_suspect_takes_the_blame_of_a_death_from_the_jobs_beside_it(world: Wor
     app = world.app()
     task = app.submit("note", numbers(3))
     world.sql(f"UPDATE events SET watched = 1, deaths = {2 * POISON_DEATHS - 1} WHERE id = {first_id(task)}")
-    for reserved in dispatch.reserve(app.ledger, task.id, 3, lease_s=60):
+    for reserved in reservations.reserve(app.ledger, task.id, 3, lease_s=60):
         take(app, Change(reserved.event_id, lambda r: working(r.row, "doomed")))
-    recovery.recover_events(app.ledger, "doomed", [])
+    processes.recover_events(app.ledger, "doomed", [])
     found = world.sql("SELECT deaths, watched, status, problem FROM events ORDER BY id")
     assert found == [(2 * POISON_DEATHS, 1, "error", "poison"), *[(0, 1, "enqueue", None)] * 2]
     assert task.events()[0]["messages"][-1]["message"] == "Worker lost 6 times; given up"
@@ -319,7 +319,7 @@ DRIFTS = {
 def test_the_doctor_finds_and_repairs(world: World, drift: str) -> None:
     app = world.app()
     task = app.submit("note", [{"n": n, "bug": n % 3 == 0} for n in range(10)])
-    dispatch.reserve(app.ledger, task.id, 6, lease_s=60)
+    reservations.reserve(app.ledger, task.id, 6, lease_s=60)
 
     def errors(record: EventRecord) -> Any:
         return outcome(record.row, Status.ERROR, Reason.RAISED)
@@ -406,7 +406,7 @@ def test_a_task_says_the_same_of_itself_alone_and_among_others(world: World) -> 
     handles = []
     for reasons in (9, 3, 0):
         task = app.submit("note", numbers(12))
-        jobs = dispatch.reserve(app.ledger, task.id, 12, lease_s=60)
+        jobs = reservations.reserve(app.ledger, task.id, 12, lease_s=60)
         ended = [
             Change(
                 job.event_id,

@@ -15,16 +15,17 @@ import sqlalchemy as sa
 from support.world import World
 
 from asynctask import AsyncTask
+from asynctask.core.states import Reason, Status
+from asynctask.database import batches
+from asynctask.database.engine import Database, _Mark
+from asynctask.database.retrying import OutcomeUnknown, TransactionConflict, repeatable
+from asynctask.database.tables import events, task_samples, task_tallies, tasks, write_marks
 from asynctask.errors import LedgerUnavailable
-from asynctask.ledger import batches, control, dispatch, lost, tallies
-from asynctask.ledger.conflicts import OutcomeUnknown, TransactionConflict, repeatable
-from asynctask.ledger.database import Database, _Mark
-from asynctask.ledger.models import events, task_samples, task_tallies, tasks, write_marks
+from asynctask.ledger import control, counters, lost_copies, reservations
+from asynctask.ledger.events import Failure, lock_events
 from asynctask.ledger.progress import progress
-from asynctask.ledger.record import NewJob, enqueue, record
 from asynctask.ledger.recorder import Outcome, Recorder
-from asynctask.ledger.transitions import Failure, lock_events
-from asynctask.states import Reason, Status
+from asynctask.ledger.standalone import NewJob, enqueue, record
 from asynctask.testing.waits import wait_for
 
 SERVERS = pytest.mark.databases("postgresql", "mariadb", reason="SQLite has one writer and no connection to lose")
@@ -85,7 +86,7 @@ def test_a_pointer_that_moves_while_a_row_is_waited_for_is_seen(world: World) ->
     task = app.submit("note", numbers(10))
     (job_id,) = (row["job_id"] for row in task.events(limit=1))
     reserving, recorded = threading.Event(), threading.Event()
-    original = dispatch._at_pointer
+    original = reservations._at_pointer
 
     def slow(*args: Any) -> Any:
         found = original(*args)  # the rows are locked, and counted as in flight
@@ -93,16 +94,16 @@ def test_a_pointer_that_moves_while_a_row_is_waited_for_is_seen(world: World) ->
         wait_for(lambda: waits_for_lock(world), "the other one waits for the row")
         return found
 
-    dispatch._at_pointer = slow
+    reservations._at_pointer = slow
     try:
         thread = threading.Thread(
             target=lambda: (reserving.wait(120), record(other.ledger, job_id, "finish", ""), recorded.set())
         )
         thread.start()
-        dispatch.reserve(app.ledger, task.id, 10, lease_s=5)
+        reservations.reserve(app.ledger, task.id, 10, lease_s=5)
         thread.join(120)
     finally:
-        dispatch._at_pointer = original
+        reservations._at_pointer = original
     assert recorded.is_set()
     assert app.doctor() == []
 
@@ -245,7 +246,7 @@ def test_counts_are_moved_by_many_processes_at_once_and_none_is_lost(world: Worl
     for thread in threads:
         thread.join(120)
     with apps[0].ledger.database.read() as connection:
-        assert tallies.total(connection, task.id).finish == 60
+        assert counters.total(connection, task.id).finish == 60
     assert apps[0].doctor() == []
 
 
@@ -273,7 +274,7 @@ def test_the_rate_of_a_task_is_measured_from_its_own_samples(world: World) -> No
     rates = {}
     for seconds, sampled in ((20, 0), (10, 3)):
         task = app.submit("note", numbers(10))
-        dispatch.reserve(app.ledger, task.id, 10, lease_s=5)
+        reservations.reserve(app.ledger, task.id, 10, lease_s=5)
         for row in task.events(limit=8):
             record(app.ledger, row["job_id"], "finish", "")
         with app.ledger.database.write() as connection:
@@ -290,7 +291,7 @@ def test_the_rate_of_a_task_is_measured_from_its_own_samples(world: World) -> No
 def test_the_most_frequent_failures_come_first_with_their_texts(world: World) -> None:
     app = world.app()
     task = app.submit("note", numbers(30))
-    dispatch.reserve(app.ledger, task.id, 30, lease_s=5)
+    reservations.reserve(app.ledger, task.id, 30, lease_s=5)
     refused = [
         Outcome(row["id"], 1, Status.FAILED, Reason.REFUSED, failure=Failure("failed", f"reason {min(i % 8, 6)}"))
         for i, row in enumerate(task.events(limit=30))
@@ -312,7 +313,7 @@ def test_the_low_mark_waits_while_a_retry_is_turning_rows(world: World) -> None:
     with world.working(app):
         assert task.wait(120)["done"]
     control.retry(app.ledger, task.id)
-    lost.advance_low(app.ledger, [task.id])
+    lost_copies.advance_low(app.ledger, [task.id])
     assert world.one("SELECT low_seq FROM tasks WHERE id = ?", task.id) == 0
 
 
@@ -335,7 +336,7 @@ def test_events_that_are_reserved_are_locked_while_they_are_read(world: World) -
     app = world.app()
     task = app.submit("note", numbers(9))
     with app.ledger.database.write() as connection:
-        found = batches.fetch_small(connection, dispatch._AT_POINTER, {"of": task.id, "low": 2, "high": 6}, lock=True)
+        found = batches.fetch_small(connection, reservations._AT_POINTER, {"of": task.id, "low": 2, "high": 6}, lock=True)
         ids = {int(row[0]) for row in found}
         assert len(ids) == 4
         with app.ledger.database.read() as other:
@@ -464,4 +465,4 @@ def test_a_wrong_password_and_a_missing_server_are_told_without_the_password(wor
 
 
 def test_tallies_name_every_column_that_they_move() -> None:
-    assert set(tallies.FIELDS) <= set(task_tallies.c.keys())
+    assert set(counters.FIELDS) <= set(task_tallies.c.keys())

@@ -13,11 +13,11 @@ import pytest
 from support.databases import Store
 
 from asynctask import AsyncTask
+from asynctask.core.states import Reason, Status
 from asynctask.errors import ConfigError, Conflict
-from asynctask.ledger import doctor, recovery
+from asynctask.ledger import doctor, processes
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.recorder import Outcome, Recorder
-from asynctask.states import Reason, Status
 from asynctask.testing.waits import wait_for
 
 
@@ -40,7 +40,7 @@ def test_that_a_worker_inside_a_program_ends_does_not_end_the_split_of_what_it_h
     def items() -> Iterator[int]:
         for i in range(300):
             if i == 150:
-                recovery.forget(app.ledger, app.ledger.identity)  # what an embedded worker does when it stops
+                processes.forget(app.ledger, app.ledger.identity)  # what an embedded worker does when it stops
                 with app.ledger.database.read() as connection:
                     assert task_rows.stalled_splits(connection, app.ledger.now()) == []
             yield i
@@ -55,7 +55,7 @@ def test_a_program_is_told_when_not_all_of_its_items_were_taken(app: AsyncTask) 
         for i in range(3_000):
             if i == 1_500:
                 wait_for(lambda: app.task(1).progress()["split"]["created"] == 1_100, "no slice is being written")
-                recovery.forget(app.ledger, app.ledger.identity, dead=True)
+                processes.forget(app.ledger, app.ledger.identity, dead=True)
                 task_rows.fail_split(other, 1, "taken for dead", anyone=True)
             yield i
 
@@ -102,7 +102,7 @@ def test_a_process_that_does_not_know_the_worker_leaves_the_split_to_others(app:
 
 
 def test_of_a_process_in_another_container_only_its_lease_tells() -> None:
-    here = recovery.Host("host", "boot/1")
+    here = processes.Host("host", "boot/1")
     there = {"hostname": "host", "boot_id": "boot/2", "pid": os.getpid(), "pid_started": 1}
     assert not here.knows_dead(there)
     assert here.knows_dead({**there, "boot_id": "boot/1", "pid_started": -1})

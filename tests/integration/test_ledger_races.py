@@ -10,17 +10,17 @@ import pytest
 from support.world import World
 
 from asynctask.brokers.base import Copy
-from asynctask.brokers.sql import SqlBroker
+from asynctask.brokers.sql.broker import SqlBroker
 from asynctask.clock import SystemClock
+from asynctask.core.states import Reason, State, Status
+from asynctask.database.engine import Database
+from asynctask.database.retrying import TransactionConflict
 from asynctask.errors import BrokerUnavailable
-from asynctask.ledger import dispatch, doctor, outcomes, ready, recovery, sessions, task_locks
+from asynctask.ledger import dispatchable, doctor, outcomes, processes, reservations, sessions, task_locks
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
-from asynctask.ledger.conflicts import TransactionConflict
-from asynctask.ledger.database import Database
 from asynctask.ledger.recorder import Outcome
 from asynctask.ledger.tasks import NewItem, NewTask
-from asynctask.states import Reason, State, Status
 from asynctask.testing.waits import wait_for
 
 pytestmark = pytest.mark.databases("postgresql", "mariadb", reason="on SQLite a write transaction excludes all others")
@@ -42,11 +42,11 @@ class Later(SystemClock):
         return super().now() + self.ahead
 
 
-def flying(ledger: Ledger, count: int, session: str | None = None) -> tuple[int, list[dispatch.Ready]]:
+def flying(ledger: Ledger, count: int, session: str | None = None) -> tuple[int, list[reservations.Ready]]:
     """A Task of so many jobs that are all in flight."""
     task_id = waiting(ledger, count, session)
-    jobs = dispatch.reserve(ledger, task_id, count, lease_s=60)
-    dispatch.confirm(ledger, [task_id])
+    jobs = reservations.reserve(ledger, task_id, count, lease_s=60)
+    reservations.confirm(ledger, [task_id])
     return task_id, jobs
 
 
@@ -60,7 +60,7 @@ def waiting(ledger: Ledger, count: int, session: str | None = None) -> int:
     return task_id
 
 
-def records(ledger: Ledger, job: dispatch.Ready, retry_at: int | None = None) -> list[Any]:
+def records(ledger: Ledger, job: reservations.Ready, retry_at: int | None = None) -> list[Any]:
     end = (Status.ERROR, Reason.RAISED) if retry_at else (Status.FINISH, Reason.RETURNED)
     _, applied = outcomes.write(ledger, [Outcome(job.event_id, job.attempt, *end, retry_at=retry_at)])
     return applied
@@ -124,15 +124,15 @@ def test_a_count_that_two_doctors_found_wrong_is_mended_once(world: World, monke
 def test_a_retry_whose_recorder_died_before_it_told_anybody_is_found_before_a_later_one_is_due(world: World) -> None:
     ledger = world.app().ledger
     task_id, (first, second) = flying(ledger, 2)
-    ready.announce(ledger, records(ledger, first, ledger.now() + _DAY))
+    dispatchable.announce(ledger, records(ledger, first, ledger.now() + _DAY))
     records(ledger, second, ledger.now() + 1)  # and then its process is gone
-    assert ready.repair(ledger) == 1
+    assert dispatchable.repair(ledger) == 1
     with ledger.database.read() as connection:
-        assert ready.due_tasks(connection, ledger.now()) == [task_id]
-    ready.wake_due(ledger, [task_id])
-    assert [job.event_id for job in dispatch.reserve(ledger, task_id, 5, lease_s=60)] == [second.event_id]
-    dispatch.confirm(ledger, [task_id])
-    assert ready.repair(ledger) == 0, "the later one has its hint"
+        assert dispatchable.due_tasks(connection, ledger.now()) == [task_id]
+    dispatchable.wake_due(ledger, [task_id])
+    assert [job.event_id for job in reservations.reserve(ledger, task_id, 5, lease_s=60)] == [second.event_id]
+    reservations.confirm(ledger, [task_id])
+    assert dispatchable.repair(ledger) == 0, "the later one has its hint"
 
 
 def test_a_task_that_is_paused_while_it_joins_its_session_again_does_not_take_it(
@@ -142,13 +142,13 @@ def test_a_task_that_is_paused_while_it_joins_its_session_again_does_not_take_it
     clock = Later()
     ledger = Ledger(world.app().ledger.database, clock=clock)
     task_id, (job,) = flying(ledger, 1, "s")
-    ready.announce(ledger, records(ledger, job, ledger.now() + _DAY))
+    dispatchable.announce(ledger, records(ledger, job, ledger.now() + _DAY))
     assert task(ledger, task_id)["session_holder"] is None, "it stands aside"
     clock.ahead = 2 * _DAY
     with ledger.database.write() as connection:
         row = task_rows.lock(connection, task_id)
         task_rows.turn(connection, ledger, row, State.PAUSED, Reason.PAUSED, state_reason=None)
-        joining = in_thread(lambda: ready.wake_due(ledger, [task_id]))
+        joining = in_thread(lambda: dispatchable.wake_due(ledger, [task_id]))
         wait_for_a_lock(world, "who joins waits for who pauses")
     joining.join(120)
     paused = task(ledger, task_id)
@@ -189,8 +189,8 @@ def test_a_signal_is_obeyed_though_the_answer_to_the_beat_that_took_it_is_lost(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger = Ledger(world.app().ledger.database, identity="me")
-    recovery.register(ledger, recovery.Host("h", ""), kind="worker", pid=1, lease_s=60)
-    assert recovery.signal(ledger, "me", "TERM")
+    processes.register(ledger, processes.Host("h", ""), kind="worker", pid=1, lease_s=60)
+    assert processes.signal(ledger, "me", "TERM")
     commit, lost = Database._commit, [1]
 
     def loses_its_answer(self: Database, connection: Any, mark: Any, marked: bool) -> None:
@@ -202,7 +202,7 @@ def test_a_signal_is_obeyed_though_the_answer_to_the_beat_that_took_it_is_lost(
         commit(self, connection, mark, marked)
 
     monkeypatch.setattr(Database, "_commit", loses_its_answer)
-    assert recovery.beat(ledger, lease_s=60) == "TERM"
+    assert processes.beat(ledger, lease_s=60) == "TERM"
     assert not lost
 
 

@@ -14,13 +14,13 @@ import pytest
 from support.clocks import SettableClock
 from support.world import World
 
-from asynctask.bulk import sweep
-from asynctask.bulk.dispatcher import Load
-from asynctask.bulk.sweep import Sweep
+from asynctask.database.engine import Database
+from asynctask.database.server_clock import read_now
+from asynctask.dispatch.dispatcher import Load
 from asynctask.errors import LedgerUnavailable
-from asynctask.ledger import control, recovery
-from asynctask.ledger.database import Database
-from asynctask.ledger.database_time import read_now
+from asynctask.ledger import control, processes
+from asynctask.maintenance import sweep
+from asynctask.maintenance.sweep import Sweep
 from asynctask.middleware.tracker import Tracker
 from asynctask.testing.waits import wait_for
 
@@ -35,7 +35,7 @@ def sweeper(app: Any) -> Sweep:
 
 def registered(app: Any, **values: Any) -> None:
     """A process of this name, that runs (its pid is this test's)."""
-    recovery.register(app.ledger, app.host, kind="worker", pid=os.getpid(), **{"lease_s": 60.0, **values})
+    processes.register(app.ledger, app.host, kind="worker", pid=os.getpid(), **{"lease_s": 60.0, **values})
 
 
 def holding(world: World, app: Any, count: int) -> Any:
@@ -62,7 +62,7 @@ def test_what_a_process_held_waits_again_when_its_lease_has_ended_and_not_before
     assert world.sql("SELECT DISTINCT status, attempt, deaths, watched FROM events") == [("enqueue", 2, 0, 1)]
     assert world.sql("SELECT * FROM jobs") == []
     assert app.processes() == []
-    assert recovery.beat(late.ledger, lease_s=60) == "LOST"
+    assert processes.beat(late.ledger, lease_s=60) == "LOST"
     with world.working(app):
         assert task.wait(120)["done"]
     world.check_promises(app, [task.id], 3)
@@ -124,7 +124,7 @@ def test_a_renewal_is_stamped_when_it_has_its_locks_and_not_before_it_waits(
         return real(**how)
 
     monkeypatch.setattr(app.ledger.database, "write", write)
-    beating = threading.Thread(target=recovery.beat, args=(app.ledger,), kwargs={"lease_s": 60})
+    beating = threading.Thread(target=processes.beat, args=(app.ledger,), kwargs={"lease_s": 60})
     with other.ledger.database.write() as connection:
         connection.exec_driver_sql("UPDATE processes SET busy = busy + 1")
         began = read_now(other.ledger.database)
@@ -158,7 +158,7 @@ def test_a_process_that_renewed_between_the_look_and_the_verdict_lives(world: Wo
     task = holding(world, late, 2)
     sweeper(app).recover(late.ledger.identity)  # somebody saw it late, and it beat since
     assert task.progress()["control"]["in_flight"] == 2
-    assert recovery.beat(late.ledger, lease_s=60) is None
+    assert processes.beat(late.ledger, lease_s=60) is None
 
 
 def test_what_a_process_held_that_is_registered_nowhere_is_taken_on_the_second_look(world: World) -> None:
@@ -176,8 +176,8 @@ def test_recovering_twice_changes_nothing_the_second_time(world: World) -> None:
     app, dead = world.app(), world.app()
     task = holding(world, dead, 2)
     copies = [copy.key for copy in app.broker.held_by(dead.ledger.identity)]
-    first = recovery.recover_events(app.ledger, dead.ledger.identity, copies)
-    second = recovery.recover_events(app.ledger, dead.ledger.identity, copies)
+    first = processes.recover_events(app.ledger, dead.ledger.identity, copies)
+    second = processes.recover_events(app.ledger, dead.ledger.identity, copies)
     assert [each.turn is not None for each in (*first, *second)] == [True, True, False, False]
     assert task.progress()["control"]["in_flight"] == 0
     assert app.doctor() == []

@@ -12,11 +12,11 @@ import pytest
 from support.world import SUPPORT, World
 
 from asynctask import AsyncTask
-from asynctask.bulk import split
-from asynctask.bulk.dry_run import DryRun
 from asynctask.errors import ConfigError, InputError
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.tasks import NewItem, SplitLost
+from asynctask.lists import split
+from asynctask.lists.dry_run import DryRun
 from asynctask.testing.waits import wait_for
 
 pytestmark = pytest.mark.databases("sqlite", reason="what is looked at is which rows are taken")

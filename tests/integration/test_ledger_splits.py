@@ -10,10 +10,10 @@ import pytest
 from support.world import World
 
 from asynctask import AsyncTask
-from asynctask.bulk import split
 from asynctask.errors import Conflict, InputError, LedgerUnavailable
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.tasks import NewItem, NewTask, SplitLost
+from asynctask.lists import split
 from asynctask.testing.waits import wait_for
 
 

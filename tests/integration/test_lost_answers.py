@@ -17,7 +17,7 @@ from support.proxy import AFTER, BEFORE, Proxy
 from support.world import World
 
 from asynctask import AsyncTask
-from asynctask.bulk import split
+from asynctask.lists import split
 
 pytestmark = pytest.mark.databases("postgresql", "mariadb", reason="a file has no connection to lose")
 ITEMS = 40

@@ -15,13 +15,13 @@ import pytest
 from support.databases import Store
 
 from asynctask import AsyncTask, NormalException, current_job
-from asynctask.bookkeeping import stop
 from asynctask.clock import micros
+from asynctask.core.transitions import stop
 from asynctask.errors import ConfigError, InputError, NotFound, TransitionRefused
 from asynctask.job import CurrentJob
-from asynctask.ledger.transitions import Change, apply
+from asynctask.ledger.events import Change, apply
 from asynctask.messages import CATALOGUE
-from asynctask.runtime import interrupt
+from asynctask.runtime import timeouts
 from asynctask.runtime.launcher import Launcher
 from asynctask.testing.waits import wait_for
 
@@ -252,7 +252,7 @@ def test_a_job_over_its_timeout_is_an_error_and_retried_like_any(runtime: Runtim
 def test_a_thread_that_does_not_come_back_is_replaced_and_does_not_hold_the_process(
     runtime: Runtime, app: AsyncTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interrupt, "GRACE_S", 0.1)
+    monkeypatch.setattr(timeouts, "GRACE_S", 0.1)
     reading, writing = os.pipe()
 
     @app.worker(retry=0, timeout=0.1)

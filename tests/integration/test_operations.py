@@ -13,9 +13,9 @@ from support.databases import Databases
 from asynctask import AsyncTask
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
 from asynctask.clock import SECOND
+from asynctask.database.tables import processes, tasks
 from asynctask.errors import Conflict, InputError, NotFound
-from asynctask.ledger import recovery
-from asynctask.ledger.models import processes, tasks
+from asynctask.ledger import processes as recovery
 from asynctask.testing.operations_suite import untracked
 from asynctask.testing.waits import wait_for
 

@@ -11,9 +11,9 @@ from structlog.testing import capture_logs
 from support.databases import Databases
 from support.world import World
 
+from asynctask.database.batches import sendable
 from asynctask.errors import TooLarge
-from asynctask.ledger import dispatch
-from asynctask.ledger.batches import sendable
+from asynctask.ledger import reservations
 from asynctask.ledger.recorder import Recorder
 from asynctask.middleware.tracker import Arrival, Tracker
 from asynctask.testing.waits import wait_for
@@ -45,8 +45,8 @@ def test_a_flush_larger_than_a_packet_is_written_in_several_statements_and_said(
     recorder = Recorder(app.ledger)
     tracker = Tracker(app.ledger, recorder)
     task = app.submit("note", [{"n": n} for n in range(30)])
-    jobs = dispatch.reserve(app.ledger, task.id, 30, lease_s=60)
-    dispatch.confirm(app.ledger, [task.id])
+    jobs = reservations.reserve(app.ledger, task.id, 30, lease_s=60)
+    reservations.confirm(app.ledger, [task.id])
     for number, ticket in enumerate(tracker.begin([Arrival(job.job_id, job.attempt, "note", "default") for job in jobs])):
         tracker.start(ticket)
         ticket.finish(QUOTES if number else "x" * PACKET, limit=10 * PACKET)

@@ -11,8 +11,8 @@ from sqlalchemy.engine import make_url
 from support.databases import Databases, missing
 from support.world import World
 
-from asynctask.ledger import schema
-from asynctask.ledger.database import Database
+from asynctask.database import schema
+from asynctask.database.engine import Database
 from asynctask.testing.servers import MissingServer, PgBouncer, PostgresServer
 from asynctask.testing.waits import wait_for
 

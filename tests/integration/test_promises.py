@@ -23,11 +23,11 @@ from support.world import World
 
 from asynctask import AsyncTask
 from asynctask.brokers.base import Broker, Copy, Key
-from asynctask.bulk import sweep
+from asynctask.database.tables import events
+from asynctask.ledger import processes
 from asynctask.ledger import progress as progresses
-from asynctask.ledger import recovery
 from asynctask.ledger.base import dumps
-from asynctask.ledger.models import events
+from asynctask.maintenance import sweep
 from asynctask.testing.waits import wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -106,7 +106,7 @@ def test_promise_3_the_outcome_of_a_process_that_was_declared_dead_loses_against
         task = late.submit("gated", numbers(1))
         wait_for(lambda: world.shop.performed("began"), "the job runs")
         wait_for(lambda: world.one("SELECT status FROM events") == "working", "it is known to run")
-        recovery.recover_events(next_one.ledger, late.ledger.identity, [])  # as if its lease had ended
+        processes.recover_events(next_one.ledger, late.ledger.identity, [])  # as if its lease had ended
         late.dispatcher.attach(None)
         world.sql("UPDATE processes SET quiet = 1")  # it is given nothing more
         world.open_gate()

@@ -10,12 +10,12 @@ import pytest
 from support.world import World
 
 from asynctask import AsyncTask
-from asynctask.ledger import dispatch
+from asynctask.core.states import Reason, Status
+from asynctask.ledger import reservations
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.closing import try_close
 from asynctask.ledger.recorder import LINGER_S, LONGEST_LINGER_S, Outcome, Recorder
 from asynctask.middleware.tracker import Arrival, Ticket, Tracker
-from asynctask.states import Reason, Status
 from asynctask.testing.waits import wait_for
 
 pytestmark = pytest.mark.databases("sqlite", reason="what it waits for is no database's matter")
@@ -36,8 +36,8 @@ def one_job_each(app: AsyncTask, recorder: Recorder, count: int) -> list[tuple[i
     found = []
     for _ in range(count):
         task = app.submit("note", [{"n": 1}])
-        (job,) = dispatch.reserve(app.ledger, task.id, 1, lease_s=60)
-        dispatch.confirm(app.ledger, [task.id])
+        (job,) = reservations.reserve(app.ledger, task.id, 1, lease_s=60)
+        reservations.confirm(app.ledger, [task.id])
         (ticket,) = tracker.begin([Arrival(job.job_id, job.attempt, "note", "default")])
         tracker.start(ticket)
         ticket.finish(None)
@@ -153,8 +153,8 @@ def test_the_jobs_of_a_task_with_a_parallel_are_awaited_and_those_of_others_are_
     tracker = Tracker(app.ledger, recorder)
     for options, expected in (({"parallel": 2}, True), ({}, False)):
         task = app.submit("note", [{"n": 1}, {"n": 2}], **options)
-        jobs = dispatch.reserve(app.ledger, task.id, 2, lease_s=60)
-        dispatch.confirm(app.ledger, [task.id])
+        jobs = reservations.reserve(app.ledger, task.id, 2, lease_s=60)
+        reservations.confirm(app.ledger, [task.id])
         world.sql("UPDATE events SET deaths = 1 WHERE job_id = ?", jobs[1].job_id)  # this one is read as a whole
         tickets = tracker.begin([Arrival(job.job_id, job.attempt, "note", "default") for job in jobs])
         for ticket in tickets:
@@ -171,8 +171,8 @@ def test_a_job_that_may_not_begin_before_it_is_recorded_is_awaited(world: World)
     recorder = Recorder(app.ledger)
     tracker = Tracker(app.ledger, recorder)
     task = app.submit("note", [{"n": 1}])
-    (job,) = dispatch.reserve(app.ledger, task.id, 1, lease_s=60)
-    dispatch.confirm(app.ledger, [task.id])
+    (job,) = reservations.reserve(app.ledger, task.id, 1, lease_s=60)
+    reservations.confirm(app.ledger, [task.id])
     world.sql("UPDATE events SET watched = 1")
     (ticket,) = tracker.begin([Arrival(job.job_id, job.attempt, "note", "default")])
     starting = threading.Thread(target=tracker.start, args=(ticket,), daemon=True)

@@ -11,12 +11,12 @@ from support.world import World
 
 from asynctask import AsyncTask
 from asynctask.clock import SECOND
+from asynctask.database.retrying import OutcomeUnknown
 from asynctask.errors import LedgerUnavailable
-from asynctask.handle import TaskHandle
-from asynctask.ledger import closer, dispatch
-from asynctask.ledger.conflicts import OutcomeUnknown
+from asynctask.ledger import closer, reservations
 from asynctask.ledger.recorder import Recorder
 from asynctask.middleware.tracker import Arrival, Ticket, Tracker
+from asynctask.task import TaskHandle
 from asynctask.testing.waits import wait_for
 
 pytestmark = pytest.mark.one_database("what is flushed again is the same on each")
@@ -51,8 +51,8 @@ def failing(app: AsyncTask, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def begun(app: AsyncTask, tracker: Tracker, count: int) -> tuple[TaskHandle, list[Ticket]]:
     """A Task of so many jobs, all of them begun here."""
     task = app.submit("note", [{"n": n} for n in range(count)])
-    jobs = dispatch.reserve(app.ledger, task.id, count, lease_s=60)
-    dispatch.confirm(app.ledger, [task.id])
+    jobs = reservations.reserve(app.ledger, task.id, count, lease_s=60)
+    reservations.confirm(app.ledger, [task.id])
     return task, tracker.begin([Arrival(job.job_id, job.attempt, "note", "default") for job in jobs])
 
 

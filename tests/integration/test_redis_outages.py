@@ -26,11 +26,13 @@ from asynctask import AsyncTask
 from asynctask.brokers.base import RETRY, SCHEDULE, Copy, Held
 from asynctask.brokers.presence import About
 from asynctask.brokers.redis.broker import RedisBroker
-from asynctask.bulk import dispatcher, rota, sweep
-from asynctask.bulk.sweep import Sweep
 from asynctask.clock import SystemClock
+from asynctask.dispatch import dispatcher
 from asynctask.errors import BrokerUnavailable
-from asynctask.runtime import manager, mine, poller
+from asynctask.maintenance import leadership, sweep
+from asynctask.maintenance.sweep import Sweep
+from asynctask.runtime import held as mine
+from asynctask.runtime import manager, poller
 from asynctask.runtime.launcher import Launcher
 from asynctask.runtime.patience import LONGEST_S, pause_s
 from asynctask.testing.waits import wait_for
@@ -54,7 +56,7 @@ def numbers(count: int, first: int = 0) -> list[dict[str, int]]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is looked for every few seconds is looked for at once."""
     monkeypatch.setattr(sweep, "LOOK_S", 0.3)
-    monkeypatch.setattr(rota, "STRAYS_S", 0.3)
+    monkeypatch.setattr(leadership, "STRAYS_S", 0.3)
     monkeypatch.setattr(dispatcher, "LEASE_S", 1.0)
     monkeypatch.setattr(poller, "JITTER_S", 0.0)
 
@@ -607,7 +609,7 @@ def test_the_list_of_a_process_that_nobody_knows_is_taken_back(
 
     So it is after a server was put back to what it held a while ago, when a process lived that has long ended.
     """
-    monkeypatch.setattr(rota, "STRAYS_S", 0.2)
+    monkeypatch.setattr(leadership, "STRAYS_S", 0.2)
     app = on_redis.app()
     app.workers["plain"].perform_bulk(numbers(5))
     ghost = RedisBroker(own.url)

@@ -15,10 +15,10 @@ from support.servers import RedisServer
 
 from asynctask import AsyncTask, current_job
 from asynctask.brokers.base import Copy
-from asynctask.bulk.sweep import POISON_COPIES, Sweep
 from asynctask.clock import SECOND
 from asynctask.errors import BrokerUnavailable, JobInterrupted
 from asynctask.job import CurrentJob
+from asynctask.maintenance.sweep import POISON_COPIES, Sweep
 from asynctask.runtime.retry import Decision, Follow
 from asynctask.runtime.untracked import after_failure, decide_untracked
 from asynctask.testing.waits import wait_for

@@ -15,7 +15,7 @@ from support.servers import RedisServer
 
 from asynctask import AsyncTask
 from asynctask.brokers.base import Copy
-from asynctask.ledger import models
+from asynctask.database import tables
 from asynctask.runtime.strangers import FIRST_REST_S, LONGEST_PASS, LONGEST_REST_S, Stranger, Strangers
 from asynctask.testing.waits import wait_for
 from asynctask.wire.activejob import OLD_WRAPPER, WRAPPER
@@ -42,7 +42,7 @@ def world(tmp_path: Path, redis_server: RedisServer) -> Iterator[RedisWorld]:
 def events(app: AsyncTask) -> list[str]:
     """The status of every Event."""
     with app.ledger.database.read() as connection:
-        return [status for (status,) in connection.execute(sa.select(models.events.c.status))]
+        return [status for (status,) in connection.execute(sa.select(tables.events.c.status))]
 
 
 @pytest.mark.parametrize("theirs", THEIRS)

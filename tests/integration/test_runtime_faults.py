@@ -15,13 +15,13 @@ from support.databases import Store
 
 from asynctask import AsyncTask, NormalException, current_job
 from asynctask.brokers.base import Copy
-from asynctask.bulk import sweep
 from asynctask.errors import BrokerUnavailable, ConfigError, InputError, JobInterrupted
 from asynctask.job import CurrentJob
 from asynctask.ledger.base import dumps
+from asynctask.maintenance import sweep
 from asynctask.middleware.task_event import TICKET
 from asynctask.middleware.tracker import Ticket, Tracker
-from asynctask.runtime import interrupt, missing
+from asynctask.runtime import deferral, timeouts
 from asynctask.runtime.launcher import Launcher
 from asynctask.runtime.manager import AHEAD_S, MAX_FETCH
 from asynctask.runtime.retry import MAX_PAUSE_S, Follow, decide
@@ -102,7 +102,7 @@ def test_jobs_that_were_held_by_a_dead_process_run_one_at_a_time(place: Place) -
 def test_an_item_whose_worker_is_not_known_here_waits_without_a_retry(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(missing, "MISSING_S", 1)
+    monkeypatch.setattr(deferral, "MISSING_S", 1)
     app, old = place.app(), place.app()
     worker = app.worker(name="new", retry=0)(lambda item: 1)
     ran: list[int] = []
@@ -126,7 +126,7 @@ def test_a_job_of_an_unknown_worker_comes_by_when_it_is_due_and_says_so_once(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Taken out: that the dispatcher is told. The job came by at the sweep's next look for what nobody was told of."""
-    monkeypatch.setattr(missing, "MISSING_S", 0)
+    monkeypatch.setattr(deferral, "MISSING_S", 0)
     monkeypatch.setattr(sweep, "LOOK_S", 3_600.0)
     app, old = place.app(), place.app()
     task = app.submit(app.worker(name="new")(lambda item: 1), [{"n": 1}])
@@ -156,7 +156,7 @@ def test_a_coroutine_that_is_cancelled_by_itself_ends_in_error(place: Place) -> 
 def test_a_coroutine_that_swallows_its_timeout_or_blocks_the_loop_ends_by_it(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interrupt, "GRACE_S", 0.1)
+    monkeypatch.setattr(timeouts, "GRACE_S", 0.1)
     app, over, gate = place.app(), threading.Event(), threading.Event()
 
     @app.worker(retry=0, timeout=0.1)
@@ -217,7 +217,7 @@ def test_an_untracked_job_around_which_the_runtime_fails_lies_in_the_dead_set(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("a fault of the runtime")
 
-    monkeypatch.setattr("asynctask.runtime.performer.decide_untracked", broken)
+    monkeypatch.setattr("asynctask.runtime.execution.decide_untracked", broken)
     worker.perform_async()
     with place.working(app):
         wait_for(lambda: place.sql("SELECT 1 FROM jobs WHERE held_in = 'dead'"), "it lies there")

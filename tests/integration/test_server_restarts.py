@@ -15,9 +15,9 @@ from support.proxy import Proxy
 from support.world import World
 
 from asynctask import AsyncTask
-from asynctask.bulk import split
 from asynctask.errors import Unavailable
 from asynctask.ledger import control
+from asynctask.lists import split
 from asynctask.testing.waits import wait_for
 
 pytestmark = pytest.mark.databases("postgresql", "mariadb", reason="a file has no server that could end")

@@ -9,15 +9,15 @@ import pytest
 from support.world import World
 
 from asynctask import AsyncTask
-from asynctask.bulk import sweep
-from asynctask.bulk.sweep import Sweep
+from asynctask.core.states import Reason, Status
 from asynctask.errors import InputError
-from asynctask.handle import TaskHandle
-from asynctask.ledger import control, dispatch, ready, sessions
+from asynctask.ledger import control, dispatchable, reservations, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.closing import try_close
 from asynctask.ledger.recorder import Outcome, Recorder
-from asynctask.states import Reason, Status
+from asynctask.maintenance import sweep
+from asynctask.maintenance.sweep import Sweep
+from asynctask.task import TaskHandle
 from asynctask.testing.waits import wait_for
 
 
@@ -37,9 +37,9 @@ def reason(task: TaskHandle) -> Any:
 def finish(app: AsyncTask, task: TaskHandle, **more: Any) -> None:
     """All jobs of a Task go out and end."""
     recorder = Recorder(app.ledger)
-    for job in dispatch.reserve(app.ledger, task.id, 100, lease_s=5):
+    for job in reservations.reserve(app.ledger, task.id, 100, lease_s=5):
         recorder.flush([Outcome(job.event_id, job.attempt, Status.FINISH, Reason.RETURNED, **more)])
-    dispatch.confirm(app.ledger, [task.id])
+    reservations.confirm(app.ledger, [task.id])
 
 
 def test_tasks_of_a_session_run_one_after_the_other_and_others_meanwhile(world: World) -> None:
@@ -97,14 +97,14 @@ def test_a_session_passes_on_when_only_retries_are_left_and_the_retried_one_join
     first, second, third = (app.submit("note", numbers(0, 1), session="s") for _ in range(3))
     due = app.clock.now() + 3_600_000_000
     recorder = Recorder(app.ledger)
-    (job,) = dispatch.reserve(app.ledger, first.id, 9, lease_s=5)
+    (job,) = reservations.reserve(app.ledger, first.id, 9, lease_s=5)
     recorder.flush([Outcome(job.event_id, job.attempt, Status.ERROR, Reason.RAISED, retry_at=due)])
     assert holder(world) == second.id
     assert reason(first) is None
     assert first.progress()["retrying"] == 1
     world.sql("UPDATE events SET due_at = 1 WHERE task_id = ?", first.id)
     world.sql("UPDATE tasks SET due_next = 1 WHERE id = ?", first.id)
-    ready.wake_due(app.ledger, [first.id])
+    dispatchable.wake_due(app.ledger, [first.id])
     assert reason(first) == "waiting_for_session"
     finish(app, second)
     assert holder(world) == third.id, "it joined at the end"
@@ -119,7 +119,7 @@ def test_an_explicit_retry_joins_the_line_at_the_end(world: World) -> None:
     app = world.app()
     first, second = (app.submit("note", [{"n": 0, "refuse": True}], session="s") for _ in range(2))
     recorder = Recorder(app.ledger)
-    (job,) = dispatch.reserve(app.ledger, first.id, 9, lease_s=5)
+    (job,) = reservations.reserve(app.ledger, first.id, 9, lease_s=5)
     recorder.flush([Outcome(job.event_id, job.attempt, Status.FAILED, Reason.REFUSED)])
     assert holder(world) == second.id
     third = app.submit("note", numbers(0, 1), session="s")
@@ -148,7 +148,7 @@ def test_cancelled_and_rejected_tasks_pass_on(world: World) -> None:
 def test_a_cancelled_task_passes_on_when_the_last_of_its_jobs_has_ended(world: World) -> None:
     app = world.app()
     first, second = (app.submit("note", numbers(0, 1), session="s") for _ in range(2))
-    (job,) = dispatch.reserve(app.ledger, first.id, 9, lease_s=5)
+    (job,) = reservations.reserve(app.ledger, first.id, 9, lease_s=5)
     control.cancel_task(app.ledger, first.id)
     while control.turn_some(app.ledger, first.id):
         pass

@@ -11,9 +11,9 @@ from sqlalchemy.engine import make_url
 from support.databases import Databases, missing
 from support.world import World
 
-from asynctask.bulk.split import FIRST_SLICE
-from asynctask.ledger.database import Database
-from asynctask.ledger.signals import JOBS, LEDGER, Signals, Waker, notify
+from asynctask.database.engine import Database
+from asynctask.database.notify import JOBS, LEDGER, Signals, Waker, notify
+from asynctask.lists.split import FIRST_SLICE
 from asynctask.testing.servers import MissingServer, PgBouncer, PostgresServer
 from asynctask.testing.waits import wait_for
 

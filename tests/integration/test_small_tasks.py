@@ -13,17 +13,17 @@ import pytest
 from support.world import World
 
 from asynctask import AsyncTask, submission
-from asynctask.bulk import split
-from asynctask.bulk.dispatcher import Load
-from asynctask.bulk.split import MAX_WHOLE_BYTES
-from asynctask.bulk.sweep import Sweep
+from asynctask.core.states import Reason, Status
+from asynctask.database.engine import Database
+from asynctask.dispatch.dispatcher import Load
 from asynctask.errors import InputError, LedgerUnavailable
 from asynctask.ledger import small_tasks, whole_tasks
 from asynctask.ledger.closer import Closer
-from asynctask.ledger.database import Database
 from asynctask.ledger.tasks import NewItem, NewTask, Reject
 from asynctask.ledger.whole_tasks import GroupSubmit, NewWhole
-from asynctask.states import Reason, Status
+from asynctask.lists import split
+from asynctask.lists.split import MAX_WHOLE_BYTES
+from asynctask.maintenance.sweep import Sweep
 from asynctask.testing.waits import wait_for
 
 

@@ -15,9 +15,9 @@ from threading import Thread
 import pytest
 from support.databases import Store
 
-from asynctask.bulk.original import _alone
-from asynctask.ledger.database import Database
-from asynctask.ledger.sqlite import WriteLock
+from asynctask.database.engine import Database
+from asynctask.database.sqlite import WriteLock
+from asynctask.reports.original import _alone
 from asynctask.testing.waits import wait_for
 
 pytestmark = [
@@ -27,7 +27,7 @@ pytestmark = [
 
 _WRITER = """
 import multiprocessing, os, signal, sys
-from asynctask.ledger.database import Database
+from asynctask.database.engine import Database
 
 def outlive():
     os.write(1, b"%d\\n" % os.getpid())

@@ -9,10 +9,10 @@ import pytest
 from support.world import World
 
 from asynctask import AsyncTask
-from asynctask.ledger import dispatch
+from asynctask.core.states import Status
+from asynctask.ledger import reservations
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.middleware.tracker import Arrival, Ticket, Tracker
-from asynctask.states import Status
 from asynctask.testing.waits import wait_for
 
 pytestmark = pytest.mark.one_database("nothing of it is the database's")
@@ -44,7 +44,7 @@ def app(world: World) -> AsyncTask:
 
 def started(app: AsyncTask, tracker: Tracker, count: int) -> list[Ticket]:
     task = app.submit("note", [{"n": n} for n in range(count)])
-    jobs = dispatch.reserve(app.ledger, task.id, count, lease_s=60)
+    jobs = reservations.reserve(app.ledger, task.id, count, lease_s=60)
     tickets = tracker.begin([Arrival(job.job_id, job.attempt, "note", "default") for job in jobs])
     for ticket in tickets:
         tracker.start(ticket)

@@ -12,14 +12,14 @@ from support.costs import statements
 from support.world import World
 
 from asynctask import AsyncTask
-from asynctask.bookkeeping import Begin
-from asynctask.ledger import dispatch, doctor, recovery
-from asynctask.ledger.models import events
+from asynctask.core.states import Status
+from asynctask.core.transitions import Begin
+from asynctask.database.tables import events
+from asynctask.ledger import doctor, processes, reservations
+from asynctask.ledger.events import EventRecord, read_events, untouched
+from asynctask.ledger.fast_path import read_untouched
 from asynctask.ledger.recorder import Outcome, Recorder
-from asynctask.ledger.transitions import EventRecord, read_events, untouched
-from asynctask.ledger.unread import read_untouched
 from asynctask.middleware.tracker import Arrival, Ticket, Tracker
-from asynctask.states import Status
 from asynctask.testing.waits import wait_for
 
 
@@ -41,8 +41,8 @@ class Held(Recorder):
 def begun(app: AsyncTask, count: int) -> tuple[int, Held, Tracker, list[Ticket]]:
     """A Task of so many jobs, all of them begun here."""
     task = app.submit("note", [{"n": n} for n in range(count)])
-    jobs = dispatch.reserve(app.ledger, task.id, count, lease_s=60)
-    dispatch.confirm(app.ledger, [task.id])
+    jobs = reservations.reserve(app.ledger, task.id, count, lease_s=60)
+    reservations.confirm(app.ledger, [task.id])
     recorder = Held(app)
     tracker = Tracker(app.ledger, recorder)
     tickets = tracker.begin([Arrival(job.job_id, job.attempt, "note", "default") for job in jobs])
@@ -111,7 +111,7 @@ def ended_by_hand(app: AsyncTask, ticket: Ticket) -> None:
 
 
 def taken_back(app: AsyncTask, ticket: Ticket) -> None:
-    recovery.recover_events(app.ledger, app.ledger.identity, [(ticket.job_id, ticket.attempt)])
+    processes.recover_events(app.ledger, app.ledger.identity, [(ticket.job_id, ticket.attempt)])
 
 
 @pytest.mark.parametrize(
@@ -279,8 +279,8 @@ def test_an_outcome_is_written_beside_the_row_that_it_replaces(world: World) -> 
 def test_a_fetched_job_of_a_cancelled_task_says_so_once(world: World) -> None:
     app = world.app()
     task = app.submit("note", [{"n": 1}])
-    (job,) = dispatch.reserve(app.ledger, task.id, 1, lease_s=60)
-    dispatch.confirm(app.ledger, [task.id])
+    (job,) = reservations.reserve(app.ledger, task.id, 1, lease_s=60)
+    reservations.confirm(app.ledger, [task.id])
     task.cancel()
     recorder = Held(app)
     tracker = Tracker(app.ledger, recorder)

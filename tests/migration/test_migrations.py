@@ -17,10 +17,10 @@ from support.databases import Databases, Store
 from support.schemas import described
 
 from asynctask import AsyncTask
+from asynctask.database import schema
+from asynctask.database.engine import Database
+from asynctask.database.tables import full_metadata, metadata
 from asynctask.errors import SchemaOutdated
-from asynctask.ledger import schema
-from asynctask.ledger.database import Database
-from asynctask.ledger.models import full_metadata, metadata
 
 
 @pytest.fixture

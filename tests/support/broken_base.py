@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+from asynctask.brokers.admin import Entry, Found, Operations, Page, QueueFacts, RemoteProcess, Removed
 from asynctask.brokers.base import Broker, Copy, Held, Key
-from asynctask.brokers.operations import Entry, Found, Operations, Page, QueueFacts, RemoteProcess, Removed
 from asynctask.brokers.presence import About, Presence
 
 

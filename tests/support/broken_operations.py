@@ -1,4 +1,4 @@
-"""Brokers whose operations each break one promise of ``asynctask.brokers.operations``, and which test says so."""
+"""Brokers whose operations each break one promise of ``asynctask.brokers.admin``, and which test says so."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from support.broken_base import WholeOperations
 
+from asynctask.brokers.admin import MAX_PAGE, Entry, Found, Page, QueueFacts, Removed
 from asynctask.brokers.base import DEAD, Copy, Held, Key
-from asynctask.brokers.operations import MAX_PAGE, Entry, Found, Page, QueueFacts, Removed
 from asynctask.brokers.presence import About, Presence, Running
 
 FAR = 1_000

@@ -10,8 +10,8 @@ import sys
 import threading
 from contextlib import closing
 
-from asynctask.brokers.sql import SqlBroker
-from asynctask.ledger.database import Database
+from asynctask.brokers.sql.broker import SqlBroker
+from asynctask.database.engine import Database
 
 
 def main() -> None:

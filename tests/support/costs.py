@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from asynctask.ledger.database import Database
+from asynctask.database.engine import Database
 
 _BOUNDARIES = ("BEGIN", "START", "COMMIT", "ROLLBACK", "SET ")
 

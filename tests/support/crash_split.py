@@ -15,8 +15,8 @@ from pathlib import Path
 from support.crash_worker import Trap
 from support.world import DATABASE, MARK, make_app
 
-from asynctask.bulk import split
 from asynctask.ledger import tasks as task_rows
+from asynctask.lists import split
 
 
 def main() -> int:

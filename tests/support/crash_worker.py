@@ -20,10 +20,12 @@ from typing import Any
 from support.world import MARK, make_app
 
 from asynctask.brokers.base import Broker
-from asynctask.bulk import dispatcher, split, sweep
-from asynctask.ledger import closer, dispatch, outcomes, recorder, whole_tasks
+from asynctask.dispatch import dispatcher
+from asynctask.ledger import closer, outcomes, recorder, reservations, whole_tasks
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.lists import split
+from asynctask.maintenance import sweep
 from asynctask.middleware.tracker import Tracker
 from asynctask.runtime import manager
 
@@ -78,7 +80,7 @@ def set_trap(trap: Trap, app: Any) -> None:
     elif point == "seal":
         task_rows.seal = trap.around(task_rows.seal)
     elif point == "reserve":
-        dispatch.reserve = trap.around(dispatch.reserve)
+        reservations.reserve = trap.around(reservations.reserve)
     elif point == "create_whole":
         whole_tasks._insert = trap.around(whole_tasks._insert)
     elif point == "reserve_small":
@@ -88,7 +90,7 @@ def set_trap(trap: Trap, app: Any) -> None:
     elif point == "push_again":
         broker.push = trap.around(broker.push, lambda broker, copies: any(copy.attempt > 1 for copy in copies))
     elif point == "confirm":
-        dispatch.confirm = trap.around(dispatch.confirm)
+        reservations.confirm = trap.around(reservations.confirm)
     elif point == "fetch":
         broker.exchange = trap.around(broker.exchange, _will_fetch)
     elif point == "begin":

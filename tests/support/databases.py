@@ -24,8 +24,8 @@ import pymysql
 import pytest
 from pymysql.constants import CLIENT
 
-from asynctask.ledger import schema
-from asynctask.ledger.database import Database
+from asynctask.database import schema
+from asynctask.database.engine import Database
 from asynctask.testing.servers import SERVERS, MissingServer, SqlServer
 
 KINDS = ("sqlite", *SERVERS)

@@ -13,9 +13,9 @@ from support.servers import RedisServer
 
 from asynctask.brokers.base import Broker
 from asynctask.brokers.redis.broker import RedisBroker
-from asynctask.brokers.sql import SqlBroker
-from asynctask.ledger import schema
-from asynctask.ledger.database import Database
+from asynctask.brokers.sql.broker import SqlBroker
+from asynctask.database import schema
+from asynctask.database.engine import Database
 
 
 class Killed(Exception):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from asynctask.ledger.database import Database
+from asynctask.database.engine import Database
 
 
 def described(database: Database) -> dict[str, Sequence[str]]:

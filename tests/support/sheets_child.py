@@ -13,8 +13,8 @@ import sys
 import traceback
 from pathlib import Path
 
-from asynctask.bulk.readers import Limits, open_source
 from asynctask.errors import InputError
+from asynctask.lists.readers import Limits, open_source
 
 SECONDS = 30
 LIMITS = Limits(max_unzipped_bytes=100_000_000)

@@ -9,9 +9,9 @@ from typing import Any, assert_type
 from pydantic import BaseModel
 
 from asynctask import AsyncTask, CurrentJob, NormalException, current_job
-from asynctask.bulk.dry_run import DryRun
-from asynctask.handle import TaskHandle
 from asynctask.job import CurrentJob as Job
+from asynctask.lists.dry_run import DryRun
+from asynctask.task import TaskHandle
 
 app = AsyncTask(environ={}, database_url="sqlite:///typed.db")
 

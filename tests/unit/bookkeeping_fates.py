@@ -5,9 +5,9 @@ from __future__ import annotations
 from bookkeeping_model import Copy, Life, Look, Process, Sweep, Task, World
 from bookkeeping_steps import MAX_GENERATIONS, STARTING, step
 
-from asynctask import bookkeeping as core
-from asynctask.bookkeeping import Turn
-from asynctask.states import OPEN, PROBLEM, TERMINAL, Reason, State, Status
+from asynctask.core import transitions as core
+from asynctask.core.states import OPEN, PROBLEM, TERMINAL, Reason, State, Status
+from asynctask.core.transitions import Turn
 
 # -- Deaths and recovery -------------------------------------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ from bookkeeping_fates import lost
 from bookkeeping_model import Copy, Life, Process, Task, World
 from bookkeeping_steps import STEPS, can, do
 
-from asynctask.bookkeeping import Delta, Row
-from asynctask.states import OPEN, TERMINAL, State, Status
+from asynctask.core.states import OPEN, TERMINAL, State, Status
+from asynctask.core.transitions import Delta, Row
 
 
 def advance(world: World, name: str, pick: int = 0, k: int = 0) -> bool:

@@ -1,7 +1,7 @@
 """A small world around the bookkeeping core: a ledger, a broker, processes and dispatchers as plain values.
 
-All decisions are those of `asynctask.bookkeeping`; the world only does what the code around it does: read, write in one
-transaction, push, fetch, acknowledge, die.
+All decisions are those of `asynctask.core.transitions`; the world only does what the code around it does: read, write in
+one transaction, push, fetch, acknowledge, die.
 
 The steps are in `bookkeeping_steps`, the promises that hold after each of them in `bookkeeping_invariants`.
 """
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from asynctask import bookkeeping as core
-from asynctask.bookkeeping import Delta, Row, Turn
-from asynctask.states import TERMINAL, Reason, State, Status, check_task
+from asynctask.core import transitions as core
+from asynctask.core.states import TERMINAL, Reason, State, Status, check_task
+from asynctask.core.transitions import Delta, Row, Turn
 
 
 class Copy(NamedTuple):

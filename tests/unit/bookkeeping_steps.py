@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from bookkeeping_model import Batch, Copy, Dispatcher, Life, Process, Task, World
 
-from asynctask import bookkeeping as core
-from asynctask.bookkeeping import Begin, Delta, Row, Turn
-from asynctask.states import TERMINAL, Reason, State, Status
+from asynctask.core import transitions as core
+from asynctask.core.states import TERMINAL, Reason, State, Status
+from asynctask.core.transitions import Begin, Delta, Row, Turn
 
 LEASE, BACKOFF = 3, 2
 MAX_TASKS, MAX_ROWS, MAX_PROCESSES, MAX_GENERATIONS, MAX_RETRIES = 3, 4, 3, 4, 2

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from asynctask.bookkeeping import POISON_DEATHS, Row, recover
-from asynctask.states import Reason, Status
+from asynctask.core.states import Reason, Status
+from asynctask.core.transitions import POISON_DEATHS, Row, recover
 
 FRESH = Row(Status.WORKING, reserved=True, process="p")
 WATCHED = FRESH._replace(watched=True)

@@ -17,9 +17,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from asynctask import bookkeeping as core
-from asynctask.bookkeeping import Delta
-from asynctask.states import State, Status
+from asynctask.core import transitions as core
+from asynctask.core.states import State, Status
+from asynctask.core.transitions import Delta
 
 # -- Interleavings -------------------------------------------------------------------------------------------------------
 

@@ -12,9 +12,9 @@ from bookkeeping_model import Broker, Copy
 from bookkeeping_steps import STEPS
 from test_bookkeeping_model import TALES
 
-from asynctask import bookkeeping as core
-from asynctask.bookkeeping import Begin, Delta, Row, Turn
-from asynctask.states import OPEN, TERMINAL, State, Status
+from asynctask.core import transitions as core
+from asynctask.core.states import OPEN, TERMINAL, State, Status
+from asynctask.core.transitions import Begin, Delta, Row, Turn
 
 REAL: dict[str, Any] = {name: getattr(core, name) for name in core.__all__}
 

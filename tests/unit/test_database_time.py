@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.clocks import SettableClock
 
 from asynctask.clock import SECOND, micros
-from asynctask.ledger.database_time import DatabaseTime
+from asynctask.database.server_clock import DatabaseTime
 
 LEASE_S = 20.0
 EVERY_S = 5.0

@@ -7,9 +7,10 @@ from pathlib import Path
 from support.clocks import SettableClock
 
 from asynctask.clock import micros
-from asynctask.ledger import recovery, schema
+from asynctask.database import schema
+from asynctask.database.engine import Database
+from asynctask.ledger import processes
 from asynctask.ledger.base import Ledger
-from asynctask.ledger.database import Database
 from asynctask.runtime.heartbeat import Heartbeat
 
 LEASE_S = 20.0
@@ -29,7 +30,7 @@ def test_after_a_suspension_nothing_may_start_before_a_beat(tmp_path: Path) -> N
     database = Database(f"sqlite:///{tmp_path}/a.db")
     schema.upgrade(database)
     ledger = Ledger(database, clock=clock, identity="sleeper")
-    recovery.register(ledger, recovery.Host("h", ""), kind="worker", pid=1, lease_s=LEASE_S)
+    processes.register(ledger, processes.Host("h", ""), kind="worker", pid=1, lease_s=LEASE_S)
     heartbeat = Heartbeat(ledger, clock, every_s=5.0, lease_s=LEASE_S)
     heartbeat.beat()
     assert heartbeat.fresh()

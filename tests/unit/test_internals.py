@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from asynctask.ledger.models import metadata
+from asynctask.database.tables import metadata
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/internals.md").read_text()

@@ -11,8 +11,8 @@ import pytest
 
 from asynctask.clock import SystemClock
 from asynctask.errors import JobInterrupted, JobTimeout
-from asynctask.runtime import interrupt
-from asynctask.runtime.interrupt import Watch, Watchdog
+from asynctask.runtime import timeouts
+from asynctask.runtime.timeouts import Watch, Watchdog
 from asynctask.testing.waits import wait_for
 
 
@@ -88,7 +88,7 @@ def test_a_thread_that_leaves_waits_for_whoever_is_about_to_raise_and_takes_it_b
 ) -> None:
     taken_back: list[int] = []
     monkeypatch.setattr(
-        interrupt, "_raise_in", lambda thread_id, kind: taken_back.append(thread_id) if kind is None else None
+        timeouts, "_raise_in", lambda thread_id, kind: taken_back.append(thread_id) if kind is None else None
     )
     watch, came = Watch(0), []
 
@@ -174,7 +174,7 @@ def test_one_inside_its_function_is_interrupted_and_one_that_is_to_begin_too(wat
 def test_a_watchdog_goes_on_after_what_is_done_about_a_hung_thread_failed(
     watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interrupt, "GRACE_S", 0.02)
+    monkeypatch.setattr(timeouts, "GRACE_S", 0.02)
     gate, told = threading.Event(), threading.Event()
 
     def deaf() -> str:
@@ -228,7 +228,7 @@ def test_a_timeout_beyond_what_a_thread_can_wait_for_leaves_the_others_theirs(wa
 
 
 def test_a_fault_of_the_watchdog_does_not_end_it(watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interrupt, "_AFTER_FAULT_S", 0.01)
+    monkeypatch.setattr(timeouts, "_AFTER_FAULT_S", 0.01)
     look, faults = watchdog._look, iter([OSError("a fault"), MemoryError()])
 
     def sometimes() -> list[Watch]:

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field
 
-from asynctask.bulk.coerce import Unclear, coercer_for
-from asynctask.bulk.items import Accepted, Binding, ItemShape, Refused
-from asynctask.bulk.problems import describe
-from asynctask.bulk.readers import CellError, RawRow
 from asynctask.errors import InputError, Problem
+from asynctask.lists.coerce import Unclear, coercer_for
+from asynctask.lists.items import Accepted, Binding, ItemShape, Refused
+from asynctask.lists.problems import describe
+from asynctask.lists.readers import CellError, RawRow
 
 
 class Campaign(BaseModel):

@@ -9,12 +9,22 @@ from typing import Any
 import pytest
 
 from asynctask import AsyncTask
-from asynctask.bookkeeping import Begin, Row, give_back, held_elsewhere, in_flight, outcome, recover, take_over, working
+from asynctask.core.states import Reason, Status
+from asynctask.core.transitions import (
+    Begin,
+    Row,
+    give_back,
+    held_elsewhere,
+    in_flight,
+    outcome,
+    recover,
+    take_over,
+    working,
+)
 from asynctask.errors import JobInterrupted
+from asynctask.ledger.processes import engine_identity, is_engine, recover_events
 from asynctask.ledger.recorder import Recorder
-from asynctask.ledger.recovery import engine_identity, is_engine, recover_events
 from asynctask.middleware.tracker import Arrival, Ticket, Tracker
-from asynctask.states import Reason, Status
 
 RUNNING = Row(Status.WORKING, reserved=True, process="dramatiq@host:1:ab")
 

@@ -89,7 +89,7 @@ def test_a_worker_of_plain_items_holds_neither_pydantic_nor_what_reads_and_write
 
 def test_what_is_looked_for_would_be_found() -> None:
     assert {"sqlalchemy", "structlog"} <= imported("from asynctask import AsyncTask")
-    assert {"pydantic"} <= imported("import asynctask.submission_options")
+    assert {"pydantic"} <= imported("import asynctask.lists.options")
 
 
 def test_every_runtime_dependency_is_used() -> None:

@@ -9,9 +9,9 @@ from contextlib import closing
 
 import pytest
 
+from asynctask.database import engine
+from asynctask.database.engine import Database
 from asynctask.errors import LedgerUnavailable
-from asynctask.ledger import database
-from asynctask.ledger.database import Database
 
 pytest.importorskip("pymysql")
 
@@ -47,8 +47,8 @@ def chatting() -> Iterator[int]:
 def test_what_does_not_greet_as_mariadb_is_asked_about(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, port: str
 ) -> None:
-    assert database._CONNECT_ARGS["mariadb"]["read_timeout"] <= database._CONNECT_ARGS["mariadb"]["connect_timeout"]
-    monkeypatch.setitem(database._CONNECT_ARGS["mariadb"], "read_timeout", 1)
+    assert engine._CONNECT_ARGS["mariadb"]["read_timeout"] <= engine._CONNECT_ARGS["mariadb"]["connect_timeout"]
+    monkeypatch.setitem(engine._CONNECT_ARGS["mariadb"], "read_timeout", 1)
     number = request.getfixturevalue(port)
     url = f"mysql://shop:secret@127.0.0.1:{number}/shop"
     asked = pytest.raises(LedgerUnavailable, match="is this a MariaDB port")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.clocks import SettableClock
 
-from asynctask.bookkeeping import target
+from asynctask.core.transitions import target
 from asynctask.runtime.rate import LEAST_S, LOOK_S, Rate
 
 

@@ -20,10 +20,10 @@ import xlsxwriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynctask.bulk.problems import CODES
-from asynctask.bulk.readers import FORMATS, CellError, Limits, RawRow, open_source
 from asynctask.config import Config
 from asynctask.errors import InputError, TooLarge, UnsupportedFormat
+from asynctask.lists.problems import CODES
+from asynctask.lists.readers import FORMATS, CellError, Limits, RawRow, open_source
 
 LIMITS = Limits()
 SHEET = "xl/worksheets/sheet1.xml"
@@ -383,8 +383,8 @@ class TestFormats:
     def test_every_format_and_code_stands_in_the_docs(self) -> None:
         root = Path(__file__).parents[2]
         text = (root / "docs/sheets.md").read_text(encoding="utf-8")
-        sources = [*(root / "asynctask/bulk/readers").glob("*.py")]
-        sources += [root / "asynctask/bulk" / f"{name}.py" for name in ("items", "coerce", "problems")]
+        sources = [*(root / "asynctask/lists/readers").glob("*.py")]
+        sources += [root / "asynctask/lists" / f"{name}.py" for name in ("items", "coerce", "problems")]
         code = "\n".join(path.read_text(encoding="utf-8") for path in sources)
         codes = set(re.findall(r'code="(\w+)"', code)) | set(re.findall(r'Unclear\(\s*"(\w+)"', code))
         codes |= set(re.findall(r'(?:Problem|fault)\(\s*[\w.]+,\s*[^,]+,\s*"(\w+)"', code)) | set(CODES.values())

@@ -13,10 +13,10 @@ import pytest
 from pydantic import BaseModel
 from support.sheets import ods, read, rows_xml, saved, sheet_xml, table, table_rows, xls, xls_cells, xlsx
 
-from asynctask.bulk.items import Accepted, ItemShape, Refused
-from asynctask.bulk.readers import Limits, RawRow
 from asynctask.config import Config
 from asynctask.errors import InputError, TooLarge
+from asynctask.lists.items import Accepted, ItemShape, Refused
+from asynctask.lists.readers import Limits, RawRow
 
 Rows = list[list[Any]]
 

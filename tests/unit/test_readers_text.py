@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.sheets import read, saved
 
-from asynctask.bulk.items import ItemShape, Refused
-from asynctask.bulk.readers import Limits, RawRow, open_source
-from asynctask.bulk.readers.base import OpenOptions
-from asynctask.bulk.readers.encodings import known_encoding, prove_encoding
-from asynctask.bulk.readers.json import open_json
-from asynctask.bulk.readers.json_scan import items_of
 from asynctask.errors import InputError
+from asynctask.lists.items import ItemShape, Refused
+from asynctask.lists.readers import Limits, RawRow, open_source
+from asynctask.lists.readers.base import OpenOptions
+from asynctask.lists.readers.encodings import known_encoding, prove_encoding
+from asynctask.lists.readers.json import open_json
+from asynctask.lists.readers.json_scan import items_of
 
 CHINESE = "商品编号,商品名称\nA1,红色连衣裙\nA2,无线蓝牙耳机\n"
 JAPANESE = "商品コード,商品名\n1,赤いワンピース\n2,青いジーンズ\n"

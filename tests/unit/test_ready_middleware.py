@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from asynctask.job import CurrentJob
 from asynctask.middleware.chain import Chain
-from asynctask.middleware.ready import LogContext, flask_context, sqlalchemy_cleanup
+from asynctask.middleware.contrib import LogContext, flask_context, sqlalchemy_cleanup
 from asynctask.worker import Worker
 
 

@@ -19,13 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
-from asynctask.bulk.items import Accepted, ItemShape
-from asynctask.bulk.readers import CellError, Limits, RawRow, normalise, open_source
-from asynctask.bulk.report_cells import Percent, csv_cell
-from asynctask.bulk.report_columns import COLUMNS, SUFFIX
-from asynctask.bulk.report_files import ReportRow, iter_csv, report_headers, write_csv, write_xlsx
 from asynctask.errors import Unavailable
+from asynctask.lists.items import Accepted, ItemShape
+from asynctask.lists.readers import CellError, Limits, RawRow, normalise, open_source
+from asynctask.lists.report_cells import Percent, csv_cell
+from asynctask.lists.report_columns import COLUMNS, SUFFIX
 from asynctask.messages import CATALOGUE
+from asynctask.reports.files import ReportRow, iter_csv, report_headers, write_csv, write_xlsx
 
 HEADERS = ("code", "day", "budget", "note")
 VALUES = {"code": "=1+1", "day": dt.date(2026, 3, 5), "budget": 12.5, "note": None}

@@ -16,14 +16,14 @@ import xlsxwriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynctask.bulk import workbooks
-from asynctask.bulk.original import Original, open_original
-from asynctask.bulk.original_formats import Percents, percents_of
-from asynctask.bulk.original_rows import KeptRows, keep_rows
-from asynctask.bulk.readers import CellError, Limits, RawRow
-from asynctask.bulk.report_cells import Percent
-from asynctask.bulk.uploads import StoredFile, Uploads
 from asynctask.clock import SystemClock, SystemIds
+from asynctask.lists import workbooks
+from asynctask.lists.original_formats import Percents, percents_of
+from asynctask.lists.original_rows import KeptRows, keep_rows
+from asynctask.lists.readers import CellError, Limits, RawRow
+from asynctask.lists.report_cells import Percent
+from asynctask.lists.uploads import StoredFile, Uploads
+from asynctask.reports.original import Original, open_original
 
 
 class Gone(Exception):

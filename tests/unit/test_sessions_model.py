@@ -14,16 +14,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from asynctask.clock import SECOND
+from asynctask.core.states import Reason, Status
+from asynctask.database import schema
+from asynctask.database.engine import Database
 from asynctask.errors import Conflict
-from asynctask.ledger import control, dispatch, ready, schema, sessions
+from asynctask.ledger import control, dispatchable, reservations, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.closing import try_close
-from asynctask.ledger.database import Database
-from asynctask.ledger.dispatch import Ready
 from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.ledger.reservations import Ready
 from asynctask.ledger.tasks import NewItem, NewTask
-from asynctask.states import Reason, Status
 
 SESSIONS = ("a", "b", "c", None)
 PICK = st.integers(0, 7)
@@ -152,15 +153,15 @@ class Lines(RuleBasedStateMachine):
     def dispatch(self, count: int) -> None:
         ledger = self.ledger
         with ledger.database.read() as connection:
-            due = ready.due_tasks(connection, ledger.now())
+            due = dispatchable.due_tasks(connection, ledger.now())
         if due:
-            ready.wake_due(ledger, due)
+            dispatchable.wake_due(ledger, due)
         with ledger.database.read() as connection:
-            found = dispatch.runnable(connection, ledger, ["default"])
+            found = reservations.runnable(connection, ledger, ["default"])
         assert [(each.priority, each.task_id) for each in found] == sorted((each.priority, each.task_id) for each in found)
         for each in found:
-            self.flying += dispatch.reserve(ledger, each.task_id, count, lease_s=5)
-            dispatch.confirm(ledger, [each.task_id])
+            self.flying += reservations.reserve(ledger, each.task_id, count, lease_s=5)
+            reservations.confirm(ledger, [each.task_id])
 
     @rule(fate=st.sampled_from(("finish", "error", "again")))
     def all_end(self, fate: str) -> None:

@@ -14,7 +14,7 @@ from asynctask.clock import SystemClock
 from asynctask.errors import BrokerUnavailable
 from asynctask.job import CurrentJob
 from asynctask.runtime.assignment import Assignment
-from asynctask.runtime.showing import Showing, resident_kib
+from asynctask.runtime.presence import Showing, resident_kib
 from asynctask.testing.waits import wait_for
 
 

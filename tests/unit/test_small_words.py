@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, Field, TypeAdapter
 
-from asynctask.bulk.coerce import Unclear, coercer_for, span_text
-from asynctask.bulk.items import ItemShape, Refused
-from asynctask.bulk.problems import say
-from asynctask.bulk.readers import RawRow
-from asynctask.bulk.report_cells import csv_cell
 from asynctask.cli.tasks import _knob
 from asynctask.errors import InputError
+from asynctask.lists.coerce import Unclear, coercer_for, span_text
+from asynctask.lists.items import ItemShape, Refused
+from asynctask.lists.problems import say
+from asynctask.lists.readers import RawRow
+from asynctask.lists.report_cells import csv_cell
 
 
 @pytest.mark.parametrize(

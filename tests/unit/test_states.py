@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from asynctask import states
-from asynctask.errors import TransitionRefused
-from asynctask.states import (
+from asynctask.core import states
+from asynctask.core.states import (
     EVENT_EDGES,
     OPEN,
     PROBLEM,
@@ -24,6 +23,7 @@ from asynctask.states import (
     check_event,
     check_task,
 )
+from asynctask.errors import TransitionRefused
 
 PAGE = Path(__file__).parents[2] / "docs" / "states.md"
 Check = Callable[[str | None, str, Reason], Edge]
@@ -101,5 +101,5 @@ def test_the_docs_show_the_diagram_and_the_table_between_their_markers(name: str
 
 
 def test_the_page_of_states_is_the_generated_one() -> None:
-    again = "docs/states.md is not what the table says; run: python -m asynctask.states > docs/states.md"
+    again = "docs/states.md is not what the table says; run: python -m asynctask.core.states > docs/states.md"
     assert PAGE.read_text(encoding="utf-8") == states.page(), again

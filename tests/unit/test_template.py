@@ -16,12 +16,12 @@ import pytest
 from pydantic import AliasChoices, BaseModel, Field
 
 from asynctask import AsyncTask
-from asynctask.bulk.items import Accepted
-from asynctask.bulk.readers import Limits, open_source
-from asynctask.bulk.template import NoTemplate, Template, make_template
-from asynctask.bulk.template_files import template_csv, template_xlsx
-from asynctask.bulk.template_texts import TEXTS
+from asynctask.lists.items import Accepted
+from asynctask.lists.readers import Limits, open_source
 from asynctask.messages import CATALOGUE
+from asynctask.reports.template import NoTemplate, Template, make_template
+from asynctask.reports.template_files import template_csv, template_xlsx
+from asynctask.reports.template_texts import TEXTS
 
 
 class Channel(Enum):

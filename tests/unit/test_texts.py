@@ -12,14 +12,14 @@ from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_core.core_schema import ErrorType
 
-from asynctask.bulk.items import ItemShape, Refused
-from asynctask.bulk.problems import CODES, from_pydantic, localised, render, render_whole, revived, stored
-from asynctask.bulk.readers import CellError, RawRow
-from asynctask.bulk.texts import TEXTS
 from asynctask.errors import InputError, Problem
+from asynctask.lists.items import ItemShape, Refused
+from asynctask.lists.problems import CODES, from_pydantic, localised, render, render_whole, revived, stored
+from asynctask.lists.readers import CellError, RawRow
+from asynctask.lists.texts import TEXTS
 from asynctask.messages import CATALOGUE
 
-BULK = Path(__file__).resolve().parents[2] / "asynctask/bulk"
+BULK = Path(__file__).resolve().parents[2] / "asynctask/lists"
 
 OTHERS = {
     "arguments of calls": (

@@ -8,9 +8,9 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from asynctask.bulk.payload import options_of, tracked_copy
-from asynctask.ledger.batches import given
-from asynctask.ledger.dispatch import Ready
+from asynctask.database.batches import given
+from asynctask.dispatch.payload import options_of, tracked_copy
+from asynctask.ledger.reservations import Ready
 from asynctask.wire.payload import parse
 
 NOW = 1_763_800_001_250_000

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import pytest
 from support.clocks import SettableClock
 
-from asynctask.bookkeeping import Begin
 from asynctask.brokers.base import Copy
+from asynctask.core.transitions import Begin
 from asynctask.job import CurrentJob
 from asynctask.middleware.tracker import Ticket
 from asynctask.runtime.assignment import Assignment
-from asynctask.runtime.turns import ALONE_S, Turns
+from asynctask.runtime.isolation import ALONE_S, Turns
 from asynctask.testing.waits import wait_for
 
 

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
-from asynctask.bulk.items import Accepted, ItemShape, Refused
-from asynctask.bulk.problems import render
-from asynctask.bulk.readers import RawRow
-from asynctask.bulk.rows import checked
-from asynctask.bulk.unique import FirstRows, refuse_absent
 from asynctask.errors import InputError
+from asynctask.lists.items import Accepted, ItemShape, Refused
+from asynctask.lists.problems import render
+from asynctask.lists.readers import RawRow
+from asynctask.lists.rows import checked
+from asynctask.lists.unique import FirstRows, refuse_absent
 
 
 class Item(BaseModel):

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.ruby_floats import newer, older
 
+from asynctask.brokers.admin import Entry, pushed_again
 from asynctask.brokers.base import Copy, Held
-from asynctask.brokers.operations import Entry, pushed_again
 from asynctask.brokers.redis.envelope import sealed_for_set
-from asynctask.bulk.payload import buried
 from asynctask.clock import SECOND, micros
+from asynctask.dispatch.payload import buried
 from asynctask.runtime.untracked import after_failure
 from asynctask.wire.payload import dump, parse, write_time
 

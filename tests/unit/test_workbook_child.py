@@ -30,10 +30,10 @@ from support.sheets import (
     zipped,
 )
 
-from asynctask.bulk import workbooks
-from asynctask.bulk.readers import Limits, RawRow, Source, open_source
-from asynctask.bulk.workbooks import Workbook, list_file
 from asynctask.errors import InputError, Unavailable
+from asynctask.lists import workbooks
+from asynctask.lists.readers import Limits, RawRow, Source, open_source
+from asynctask.lists.workbooks import Workbook, list_file
 from asynctask.testing.waits import wait_for
 
 WORKBOOKS = Path(__file__).parents[1] / "data" / "workbooks"
@@ -141,7 +141,7 @@ def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
     path = long_sheet(tmp_path / "f", 50_000)
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from asynctask.bulk.readers import Limits; from asynctask.bulk.workbooks import Workbook\n"
+        "from asynctask.lists.readers import Limits; from asynctask.lists.workbooks import Workbook\n"
         "book = Workbook(Path(sys.argv[1]), 'f', Limits()); rows = book.open(None, ()).rows(); next(rows)\n"
         "print(book._child.pid, flush=True); time.sleep(600)\n"
     )

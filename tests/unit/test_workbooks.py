@@ -38,9 +38,9 @@ from support.sheets import (
     zipped,
 )
 
-from asynctask.bulk.readers import CellError, Limits, RawRow, open_source
-from asynctask.bulk.readers.number_formats import classify, from_serial
 from asynctask.errors import InputError
+from asynctask.lists.readers import CellError, Limits, RawRow, open_source
+from asynctask.lists.readers.number_formats import classify, from_serial
 
 NO_VALUE = CellError("(a formula without a saved value)")
 HEAD = f'<row r="1">{inline("A1", "a")}{inline("B1", "b")}</row>'

@@ -12,13 +12,13 @@ import pytest
 import python_calamine
 from support.sheets import read
 
-from asynctask.bulk.readers import CellError, Limits, open_source
-from asynctask.bulk.readers.base import OpenOptions
-from asynctask.bulk.readers.ods import ods_table
-from asynctask.bulk.readers.table import Table
-from asynctask.bulk.readers.xls import xls_table
-from asynctask.bulk.readers.xlsx import xlsx_table
 from asynctask.errors import InputError, UnsupportedFormat
+from asynctask.lists.readers import CellError, Limits, open_source
+from asynctask.lists.readers.base import OpenOptions
+from asynctask.lists.readers.ods import ods_table
+from asynctask.lists.readers.table import Table
+from asynctask.lists.readers.xls import xls_table
+from asynctask.lists.readers.xlsx import xlsx_table
 
 FOLDER = Path(__file__).parents[1] / "data/workbooks"
 TABLES: dict[str, Callable[[Path, OpenOptions], Table]] = {".xlsx": xlsx_table, ".xls": xls_table, ".ods": ods_table}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-from asynctask.bulk.writing import Writing
+from asynctask.lists.writing import Writing
 from asynctask.testing.waits import wait_for
 
 

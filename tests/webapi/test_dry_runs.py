@@ -11,8 +11,8 @@ from flask.testing import FlaskClient
 from support.webshop import client_of
 
 from asynctask import AsyncTask
-from asynctask.bulk import dry_run
 from asynctask.errors import Unavailable
+from asynctask.lists import dry_run
 
 Form = Callable[..., dict[str, Any]]
 SHEET = "sku,Quantity\nA,1\nB,many\nA,3\n,4\n"

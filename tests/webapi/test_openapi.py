@@ -16,7 +16,7 @@ from support.webshop import build_app, client_of, form_of
 
 from asynctask import AsyncTask
 from asynctask.errors import InputError
-from asynctask.submission_options import check_options
+from asynctask.lists.options import check_options
 from webapi import create_app
 from webapi.incoming import NOT_BLANK
 

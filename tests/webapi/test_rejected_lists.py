@@ -13,12 +13,12 @@ from flask.testing import FlaskClient
 from support.webshop import build_app
 
 from asynctask import AsyncTask
-from asynctask.bulk.readers import FORMATS
 from asynctask.cli.options import Session
 from asynctask.cli.output import Output
 from asynctask.cli.root import run
 from asynctask.cli.submit import _taken
 from asynctask.errors import InputError
+from asynctask.lists.readers import FORMATS
 
 Form = Callable[..., dict[str, Any]]
 

@@ -17,11 +17,11 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
+from asynctask.brokers.admin import Operations
 from asynctask.brokers.base import Capabilities, Copy, Held, Key
-from asynctask.brokers.operations import Operations
 from asynctask.brokers.presence import About, Presence
+from asynctask.brokers.redis.admin import RedisOperations
 from asynctask.brokers.redis.envelope import MALFORMED, held_key, key_of, keys_in, opened, sealed
-from asynctask.brokers.redis.inspect import RedisOperations
 from asynctask.brokers.redis.presence import RedisPresence
 from asynctask.brokers.redis.server import Server
 from asynctask.brokers.redis.sets import Sets

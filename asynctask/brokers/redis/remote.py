@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from asynctask.brokers.operations import peeked
+from asynctask.brokers.admin import peeked
 from asynctask.clock import micros
 
 __all__ = ["process_facts"]

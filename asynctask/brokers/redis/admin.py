@@ -1,0 +1,293 @@
+"""Looking into the queues and sets of one Redis server, and tidying them up, as Ruby's own tools do it.
+
+An entry of a set is ``SCORE-JID``, as Ruby's tools print it in their addresses. Where they take everything of one score
+out and put the neighbours back, a script here removes the one member by its text: nothing else moves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+from asynctask.brokers.admin import (
+    LOOKED_THROUGH,
+    Entry,
+    Found,
+    Page,
+    QueueFacts,
+    RemoteProcess,
+    Removed,
+    checked_text,
+    checked_window,
+    class_of,
+    distinct,
+    enqueued_at,
+    job_key,
+    pushed_again,
+)
+from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy
+from asynctask.brokers.redis.envelope import MALFORMED, held_key, key_of, opened, sealed_for_set, shown
+from asynctask.brokers.redis.remote import process_facts
+from asynctask.brokers.redis.server import Server
+from asynctask.brokers.redis.sets import score, time_of
+from asynctask.clock import SECOND, Clock
+from asynctask.errors import InputError
+
+__all__ = ["RedisOperations"]
+
+_SETS: Final = (SCHEDULE, RETRY, DEAD)
+_MOST_NAMES: Final = 1_000
+_AT_A_LOOK: Final = 500
+_PART: Final = 50
+_PAGE_BYTES: Final = 33_554_432
+_SAME_SCORE: Final = 10_000
+_SIGNAL_S: Final = 60
+_MAX_KEY: Final = 255
+# Whatever a score can be, as Python writes it: 1700000000.5, 5e-07, -inf.
+_KEY: Final = re.compile(r"(-?(?:[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?|inf))-(.+)", re.DOTALL)
+_GLOB: Final = str.maketrans({c: f"\\{c}" for c in "*?[]\\^-"})
+
+
+T = TypeVar("T")
+
+
+class RedisOperations:
+    """Operations on one server. ``dead_max``, ``dead_timeout_s``: how many dead jobs are kept, and for how many seconds."""
+
+    def __init__(self, server: Server, clock: Clock, *, dead_max: int, dead_timeout_s: int) -> None:
+        self._server = server
+        self._keys = server.keys
+        self._clock = clock
+        self._dead_max = dead_max
+        self._dead_timeout_s = dead_timeout_s
+
+    # -- queues
+
+    def queues(self) -> list[QueueFacts]:
+        found, paused_names = self._server.ask(("SMEMBERS", self._keys.queues), ("SMEMBERS", self._keys.paused))
+        paused = {_text(name) for name in paused_names}
+        names = sorted({_text(name) for name in found} | paused)[:_MOST_NAMES]
+        looks = [look for name in names for look in self._look(name)]
+        answers = iter(self._server.ask(*looks)) if looks else iter(())
+        facts = []
+        for name in names:
+            length, oldest = next(answers), next(answers)
+            text = opened(oldest, name).payload if oldest else ""
+            at, next_class = (enqueued_at(text), class_of(text)) if text else (None, None)
+            facts.append(QueueFacts(name, int(length), at, name in paused, next_class))
+        return facts
+
+    def _look(self, name: str) -> tuple[tuple[str, str], tuple[str, str, int]]:
+        key = self._keys.queue(name)
+        return ("LLEN", key), ("LINDEX", key, -1)
+
+    def jobs(self, queue: str, *, offset: int = 0, limit: int = 100, newest: bool = False) -> Page:
+        checked_window(offset, limit)
+        key = self._keys.queue(queue)
+        (length,) = self._server.ask(("LLEN", key))
+
+        def part(first: int, size: int) -> list[bytes]:
+            bounds = (first, first + size - 1) if newest else (-first - size, -first - 1)
+            (texts,) = self._server.ask(("LRANGE", key, *bounds))
+            return list(texts if newest else texts[::-1])  # the right end runs next
+
+        return Page([_job(raw, queue) for raw in _bounded(part, len, offset, limit)], int(length))
+
+    def delete_job(self, queue: str, key: str) -> Copy | None:
+        """The queue is looked through from the newest to the oldest, up to 100,000: what others fetch meanwhile does not
+        move what was not looked at yet."""
+        name = self._keys.queue(queue)
+        for first in range(0, LOOKED_THROUGH, _AT_A_LOOK):
+            (texts,) = self._server.ask(("LRANGE", name, first, first + _AT_A_LOOK - 1))
+            for raw in texts:
+                job = _job(raw, queue)
+                if job.key == key:
+                    held = held_key(job.copy.key) if job.copy.attempt else ""
+                    taken = self._server.run("take_out", (name, self._keys.held), (raw, held))
+                    return job.copy if taken else None
+            if len(texts) < _AT_A_LOOK:
+                return None
+        return None
+
+    def clear_some(self, queue: str, limit: int) -> Removed:
+        keys = (self._keys.queue(queue), self._keys.held, self._keys.queues)
+        count, *tracked = self._server.run("clear", keys, (max(1, limit), queue))
+        return Removed(int(count), [key_of(_text(key)) for key in tracked])
+
+    def pause(self, queue: str) -> bool:
+        _check_queue(queue)
+        (added,) = self._server.ask(("SADD", self._keys.paused, queue))
+        return bool(added)
+
+    def unpause(self, queue: str) -> bool:
+        _check_queue(queue)
+        (removed,) = self._server.ask(("SREM", self._keys.paused, queue))
+        return bool(removed)
+
+    # -- sets
+
+    def _key(self, set_name: str) -> str:
+        if set_name not in _SETS:
+            raise InputError(f"there is no set {set_name!r}; there are {', '.join(_SETS)}")
+        return self._keys(set_name)
+
+    def entries(self, set_name: str, *, offset: int = 0, limit: int = 100, newest: bool = False) -> Page:
+        checked_window(offset, limit)
+        key = self._key(set_name)
+        (total,) = self._server.ask(("ZCARD", key))
+        found = _bounded(
+            lambda first, size: self._members(key, first, first + size - 1, newest=newest),
+            lambda each: len(each[0]), offset, limit,
+        )  # fmt: skip
+        return Page([_entry(raw, at) for raw, at in found], int(total))
+
+    def _members(self, key: str, first: int, last: int, *, newest: bool = False) -> list[tuple[bytes, float]]:
+        redis = self._server.redis
+        found: list[tuple[bytes, float]] = self._server.guarded(
+            lambda: redis.zrange(key, first, last, desc=newest, withscores=True), (key,), repeat=True
+        )
+        return [(raw, float(at)) for raw, at in found]
+
+    def find(self, set_name: str, text: str, *, limit: int = 100) -> Found:
+        checked_window(0, limit)
+        pattern = f"*{checked_text(text).translate(_GLOB)}*"
+        key = self._key(set_name)
+        found: dict[bytes, float] = {}
+        cursor, looks = 0, 0
+        while True:
+            cursor, part = self._scan(key, cursor, pattern)
+            found.update(part)
+            looks += 1
+            if cursor == 0 or len(found) > limit or looks * _AT_A_LOOK >= LOOKED_THROUGH:
+                break
+        ordered = sorted(found.items(), key=lambda each: (each[1], each[0]))
+        return Found([_entry(raw, at) for raw, at in ordered[:limit]], cursor == 0 and len(found) <= limit)
+
+    def _scan(self, key: str, cursor: int, pattern: str) -> tuple[int, dict[bytes, float]]:
+        redis = self._server.redis
+        at, part = self._server.guarded(lambda: redis.zscan(key, cursor, pattern, _AT_A_LOOK), (key,), repeat=True)
+        return int(at), {raw: float(member_score) for raw, member_score in part}
+
+    def entry(self, set_name: str, key: str) -> Entry | None:
+        name = self._key(set_name)
+        at, _ = _split(key)
+        redis = self._server.redis
+        there = self._server.guarded(
+            lambda: redis.zrangebyscore(name, repr(at), repr(at), start=0, num=_SAME_SCORE), (name,), repeat=True
+        )
+        return next((found for raw in there if (found := _entry(raw, at)).key == key), None)
+
+    def restart(self, set_name: str, entries: Sequence[Entry]) -> int:
+        name, now = self._key(set_name), self._clock.now()
+        numbers: dict[str, int] = {}
+        moves: list[Any] = []
+        for each in distinct(entries):
+            copy = pushed_again(set_name, each, now)
+            moves += (numbers.setdefault(copy.queue, len(numbers) + 1), _raw(each), sealed_for_set(copy))
+        if not moves:
+            return 0
+        keys = (name, self._keys.queues, self._keys.dead, *map(self._keys.queue, numbers))
+        return int(self._server.run("release", keys, (score(now), len(numbers), *numbers, *moves)))
+
+    def kill(self, set_name: str, entries: Sequence[Entry]) -> int:
+        name, now = self._key(set_name), self._clock.now()
+        if set_name == DEAD:
+            raise InputError("what is dead cannot be killed; delete it, or start it again", code="bad_action")
+        moves = [text for each in distinct(entries) for text in (_raw(each), _as_dead(each))]
+        if not moves:
+            return 0
+        oldest = score(now - self._dead_timeout_s * SECOND)
+        args = (score(now), oldest, self._dead_max - 1, *moves)  # one less than the limit, as Ruby trims it
+        return int(self._server.run("bury", (name, self._keys.dead), args))
+
+    def delete(self, set_name: str, entries: Sequence[Entry]) -> int:
+        name = self._key(set_name)
+        members = [_raw(each) for each in distinct(entries)]
+        if not members:
+            return 0
+        (gone,) = self._server.ask(("ZREM", name, *members), repeat=False)
+        return int(gone)
+
+    def reschedule(self, set_name: str, entry: Entry, at: int) -> bool:
+        name, member = self._key(set_name), _raw(entry)
+        if at <= 0:
+            raise InputError("a time before 1970 is none to wait for", code="bad_time")
+        there, _ = self._server.ask(("ZSCORE", name, member), ("ZADD", name, "XX", score(at), member))
+        return there is not None
+
+    def clear(self, set_name: str) -> int:
+        (gone,) = self._server.ask(("ZREMRANGEBYRANK", self._key(set_name), 0, -1), repeat=False)
+        return int(gone)
+
+    # -- processes
+
+    def processes(self) -> list[RemoteProcess]:
+        """Those of the set ``processes`` whose own key has not run out."""
+        (names,) = self._server.ask(("SMEMBERS", self._keys("processes")))
+        identities = sorted(_text(name) for name in names)[:_MOST_NAMES]
+        asked = [("HMGET", self._keys(name), "info", "busy", "beat", "quiet", "rss", "concurrency") for name in identities]
+        answers = self._server.ask(*asked) if asked else []
+        return [
+            RemoteProcess(identity, process_facts(identity, answer))
+            for identity, answer in zip(identities, answers, strict=True)
+            if answer[0] is not None
+        ]
+
+    def signal(self, identity: str, name: str) -> bool:
+        (known,) = self._server.ask(("SISMEMBER", self._keys("processes"), identity))
+        if not known:
+            return False
+        key = self._keys(f"{identity}-signals")
+        self._server.ask(("LPUSH", key, name), ("EXPIRE", key, _SIGNAL_S), repeat=False)
+        return True
+
+
+def _bounded(part: Callable[[int, int], list[T]], size_of: Callable[[T], int], offset: int, limit: int) -> list[T]:
+    """A page in small parts, ended early where its texts are huge: anybody can push what no memory holds a page of."""
+    found: list[T] = []
+    size = 0
+    while len(found) < limit and size < _PAGE_BYTES:
+        wanted = min(_PART, limit - len(found))
+        some = part(offset + len(found), wanted)
+        found += some
+        size += sum(map(size_of, some))
+        if len(some) < wanted:
+            break
+    return found
+
+
+def _check_queue(queue: str) -> None:
+    if not 1 <= len(queue) <= 255 or not queue.isprintable():
+        raise InputError("a queue's name has 1 to 255 printable characters", code="bad_name")
+
+
+def _job(raw: bytes, queue: str) -> Entry:
+    copy = opened(raw, queue)
+    return Entry(job_key(copy), copy, None, _text(raw), not copy.jid.startswith(MALFORMED))
+
+
+def _entry(raw: bytes, at: float) -> Entry:
+    copy = opened(raw, None)
+    return Entry(f"{at!r}-{copy.jid}", copy, time_of(at), _text(raw), not copy.jid.startswith(MALFORMED))
+
+
+def _split(key: str) -> tuple[float, str]:
+    """(score, jid) of a key. Raises :class:`InputError`."""
+    found = _KEY.fullmatch(key) if len(key) <= _MAX_KEY else None
+    if found is None:
+        raise InputError(f"{key[:100]!r} is no entry: write SCORE-JID as the list shows it", code="bad_key")
+    return float(found[1]), found[2]
+
+
+def _raw(entry: Entry) -> bytes:
+    return entry.raw.encode("utf-8", "surrogateescape")
+
+
+def _as_dead(entry: Entry) -> bytes:
+    """As it lies in its set, unless the pages of the dead could not show that."""
+    return shown(entry.raw, entry.copy.queue).encode("utf-8", "surrogateescape")
+
+
+def _text(raw: bytes | str) -> str:
+    return raw.decode("utf-8", "surrogateescape") if isinstance(raw, bytes) else raw

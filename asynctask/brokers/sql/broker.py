@@ -1,0 +1,330 @@
+"""The broker that is a table of the ledger's database: nothing else to install.
+
+The table, ``jobs``:
+
+====================  ==================================================================================================
+row                   meaning
+====================  ==================================================================================================
+waits set             it waits in its ``queue``; the index (queue, waits, id) is the queue
+process set           it is in that process's list
+held_in set           it is in the set ``schedule``, ``retry`` or ``dead``; ``run_at`` is when it is due (or died)
+====================  ==================================================================================================
+
+What the databases are told, each in its own way, is in :mod:`asynctask.brokers.sql.tables`. A process uses the connections
+of its :class:`~asynctask.database.engine.Database`, one for each call and for no longer; and one more that
+:class:`~asynctask.database.notify.Signals` listen on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from asynctask.brokers.admin import Operations
+from asynctask.brokers.base import Capabilities, Copy, Held, Key
+from asynctask.brokers.presence import About
+from asynctask.brokers.sql.admin import SqlOperations
+from asynctask.brokers.sql.heads import Heads
+from asynctask.brokers.sql.mariadb import MariadbJobs
+from asynctask.brokers.sql.postgresql import PostgresqlJobs
+from asynctask.brokers.sql.rows import COPY, Row, copy_of, parts, put_back, row_of
+from asynctask.brokers.sql.tables import JobsTable, SqliteJobs
+from asynctask.clock import Clock, SystemClock
+from asynctask.database.batches import among, fetch
+from asynctask.database.engine import Database
+from asynctask.database.notify import JOBS, Signals, notify
+from asynctask.database.retrying import repeatable
+from asynctask.database.tables import jobs
+from asynctask.errors import BrokerUnavailable, LedgerUnavailable
+
+__all__ = ["SqlBroker"]
+
+_j = jobs.c
+_COPY: Final = tuple(_j[name] for name in COPY)
+_TABLES: Final[Mapping[str, Callable[[Database], JobsTable]]] = {
+    "sqlite": SqliteJobs,
+    "postgresql": PostgresqlJobs,
+    "mariadb": MariadbJobs,
+}
+
+COUNTED: Final = 100_000
+"""Of one queue no more are counted, those of the smallest priorities first: a look at a long queue stays a look."""
+
+_PUSHED_AT_ONCE: Final = 1_000
+_LOST_S: Final = 0.01
+_LOST_MOST_S: Final = 0.15
+
+_FIRST_ONES: Final = (
+    sa.select(_j.waits)
+    .where(_j.queue == sa.bindparam("of"), _j.waits.is_not(None))
+    .order_by(_j.waits)
+    .limit(sa.bindparam("most"))
+    .subquery()
+)
+_WAITING: Final = sa.select(_FIRST_ONES.c.waits, sa.func.count()).group_by(_FIRST_ONES.c.waits)
+"""Made once: it is asked in each round of a dispatcher."""
+
+
+class SqlBroker:
+    """Jobs in a table.
+
+    Arguments: the ``database`` that holds it; ``signals`` of the process, if others wait for them too, and then whoever
+    made them closes them; ``clock``.
+    """
+
+    capabilities = Capabilities(priority=True, blocking=False, survives_restart=True)
+
+    def __init__(self, database: Database, *, signals: Signals | None = None, clock: Clock | None = None) -> None:
+        self._database = database
+        self._clock = clock or SystemClock()
+        self._table = _TABLES[database.dialect](database)
+        self._heads = Heads(self._clock.monotonic)
+        self._operations = SqlOperations(database, self._clock, self._add)
+        self._own_signals = Signals(database) if signals is None else None
+        heard = signals or self._own_signals
+        assert heard is not None
+        self._waker = heard.waker(JOBS)
+        self._woken = threading.Event()
+        self._heard = False
+        self._more = False
+        self._lost = 0
+        self._not_before = 0.0
+
+    # -- the way of a job
+
+    def push(self, copies: Sequence[Copy]) -> None:
+        rows = [row_of(copy) for copy in copies]
+        if rows:
+            with self._translated():
+                self._insert(rows)
+
+    @repeatable
+    def _insert(self, rows: Sequence[Row]) -> None:
+        with self._database.write() as connection:
+            self._add(connection, rows)
+
+    def _add(self, connection: Connection, rows: Sequence[Row]) -> None:
+        for part in parts(rows, _PUSHED_AT_ONCE):
+            self._table.insert(connection, part)
+        if any(row["waits"] is not None for row in rows):
+            notify(connection, JOBS)
+
+    def exchange(self, process: str, done: Sequence[Copy], queues: Sequence[str], limit: int) -> list[Copy]:
+        if limit > 0 and not queues:
+            limit = 0
+        began = self._clock.monotonic()
+        ranges, whole = self._heads.ranges(queues)
+        with self._translated():
+            spread = self._heads.spread
+            taken = self._table.exchange(process, done, ranges, limit, spread)
+        if limit > 0:
+            self._heads.met(taken.spread, limit)
+            dry = queues if len(taken.copies) < limit else ()
+            self._heads.told(whole, taken.places, dry=dry, cost_s=self._clock.monotonic() - began)
+            self._note_luck(bool(taken.copies))
+            self._more = bool(taken.copies) and taken.spread > spread
+        return taken.copies
+
+    def put_back(self, process: str, copies: Sequence[Copy]) -> None:
+        if copies:
+            with self._translated():
+                self._put_back(process, copies)
+
+    @repeatable
+    def _put_back(self, process: str, copies: Sequence[Copy]) -> None:
+        groups: dict[tuple[int, int], list[Copy]] = {}
+        for copy in copies:
+            groups.setdefault((copy.deaths, copy.priority), []).append(copy)
+        with self._database.write() as connection:
+            for (deaths, priority), group in groups.items():
+                for part in parts([copy.handle for copy in group]):
+                    mine = jobs.update().where(_j.id.in_(part), _j.process == process)
+                    connection.execute(mine.values(process=None, deaths=deaths, waits=put_back(priority)))
+            notify(connection, JOBS)
+
+    def defer(self, process: str, copies: Sequence[Copy]) -> None:
+        if copies:
+            with self._translated():
+                self._defer(process, copies)
+
+    @repeatable
+    def _defer(self, process: str, copies: Sequence[Copy]) -> None:
+        with self._database.write() as connection:
+            moved = self._taken_out(connection, process, copies)
+            last = {queue: self._last_of(connection, queue) for queue in {copy.queue for copy in moved}}
+            rows = [row_of(copy) for copy in moved]
+            for row in rows:
+                row["waits"] = max(row["waits"], last[row["queue"]])
+            if rows:  # as new rows, which come behind all of the same place
+                self._add(connection, rows)
+
+    def _taken_out(self, connection: Connection, process: str, copies: Sequence[Copy]) -> list[Copy]:
+        """Those of the copies that were in the process's list; they are not any more."""
+        mine = {
+            (handle, jid)
+            for part in parts([copy.handle for copy in copies])
+            for handle, jid in connection.execute(
+                sa.select(_j.id, _j.jid).where(_j.id.in_(part), _j.process == process).with_for_update()
+            )
+        }
+        moved = [copy for copy in copies if (copy.handle, copy.jid) in mine]
+        self._table.remove(connection, process, moved)
+        return moved
+
+    @staticmethod
+    def _last_of(connection: Connection, queue: str) -> int:
+        """The place of what is fetched last from a queue: of any priority."""
+        waiting = sa.select(_j.waits).where(_j.queue == queue, _j.waits.is_not(None))
+        return int(connection.scalar(waiting.order_by(_j.waits.desc()).limit(1)) or 0)
+
+    def withdraw(self, task_id: int, limit: int) -> list[Key]:
+        with self._translated():
+            return self._table.withdraw(task_id, limit)
+
+    # -- what is where
+
+    def holds(self, keys: Collection[Key]) -> set[Key]:
+        wanted = set(keys)
+        held: set[Key] = set()
+        with self._read() as connection:
+            for part in parts(sorted({jid for jid, _ in wanted})):
+                found = sa.select(_j.jid, _j.attempt).where(among(connection, _j.jid, part), _j.held_in.is_(None))
+                held.update((jid, attempt) for jid, attempt in fetch(connection, found))
+        return held & wanted
+
+    def waiting(self, queues: Collection[str]) -> Mapping[str, Mapping[int, int]]:
+        counts: dict[str, dict[int, int]] = {}
+        with self._read() as connection:
+            for name in queues:
+                for waits, count in connection.execute(_WAITING, {"of": name, "most": COUNTED}):
+                    found = counts.setdefault(name, {})
+                    found[int(waits) // 2] = found.get(int(waits) // 2, 0) + int(count)
+        return counts
+
+    def queues(self) -> Mapping[str, int]:
+        with self._read() as connection:
+            waiting = sa.select(_j.queue, sa.func.count()).where(_j.waits.is_not(None)).group_by(_j.queue)
+            return {name: int(count) for name, count in connection.execute(waiting)}
+
+    # -- processes
+
+    def held_by(self, process: str) -> list[Copy]:
+        with self._read() as connection:
+            held = sa.select(*_COPY).where(_j.process == process).order_by(_j.id)
+            return [copy_of(row) for row in connection.execute(held)]
+
+    def holders(self) -> set[str]:
+        with self._read() as connection:
+            found = connection.execute(sa.select(_j.process).where(_j.process.is_not(None)).distinct())
+            return {str(process) for (process,) in found}
+
+    def presence(self, about: About) -> None:
+        """Its processes are seen in the ledger."""
+
+    def drop(self, process: str, copies: Sequence[Copy]) -> None:
+        if copies:
+            with self._translated():
+                self._drop(process, copies)
+
+    @repeatable
+    def _drop(self, process: str, copies: Sequence[Copy]) -> None:
+        with self._database.write() as connection:
+            self._table.remove(connection, process, copies)
+
+    # -- the sets of untracked jobs
+
+    def hold(self, set_name: str, copies: Sequence[Held], *, process: str | None = None) -> None:
+        rows = {held.copy.key: row_of(held.copy, held_in=set_name, run_at=held.at) for held in copies}
+        if rows:
+            with self._translated():
+                self._hold(rows, [held.copy for held in copies], process)
+
+    @repeatable
+    def _hold(self, rows: Mapping[Key, Row], copies: Sequence[Copy], process: str | None) -> None:
+        with self._database.write() as connection:
+            if process is not None:
+                copies = self._taken_out(connection, process, copies)
+            self._add(connection, [rows[copy.key] for copy in copies])
+
+    def release_due(self, set_name: str, now: int, limit: int) -> int:
+        due = sa.select(*_COPY).where(_j.held_in == set_name, _j.run_at <= now).order_by(_j.run_at, _j.id).limit(limit)
+        with self._read() as connection:
+            if connection.execute(due.limit(1)).first() is None:
+                return 0
+        with self._translated():
+            return self._release(due)
+
+    @repeatable
+    def _release(self, due: Any) -> int:
+        with self._database.write() as connection:
+            copies = [copy_of(row) for row in connection.execute(_passing_over(connection, due))]
+            for part in parts([copy.handle for copy in copies]):
+                connection.execute(jobs.delete().where(_j.id.in_(part)))
+            if copies:  # as new rows: they come to the end of their queue
+                self._add(connection, [row_of(copy) for copy in copies])
+        return len(copies)
+
+    def members(self, set_name: str, limit: int) -> list[Held]:
+        statement = sa.select(*_COPY, _j.run_at).where(_j.held_in == set_name).order_by(_j.run_at, _j.id).limit(limit)
+        with self._read() as connection:
+            return [Held(copy_of(row[:-1]), int(row[-1] or 0)) for row in connection.execute(statement)]
+
+    @property
+    def operations(self) -> Operations:
+        return self._operations
+
+    # -- waiting
+
+    def wait(self, timeout: float) -> bool:
+        """Whoever came too late the last times hangs back a little: a hundred idle processes must not run for each job."""
+        if self._more:  # there was more, in the hands of others for a moment
+            self._more = False
+            return True
+        if not self._waker.wait(timeout):
+            return False
+        # Whoever looks because he may have missed something did not come too late if there is nothing.
+        self._heard = self._waker.rung and not self._woken.is_set()
+        rest = self._not_before - self._clock.monotonic()
+        if self._heard and rest > 0:
+            self._woken.wait(rest)
+        self._woken.clear()
+        return True
+
+    def _note_luck(self, found: bool) -> None:
+        if found:
+            self._lost, self._not_before = 0, 0.0
+        elif self._heard:
+            self._lost += 1
+            pause = min(_LOST_S * 2 ** min(self._lost, 8), _LOST_MOST_S)
+            self._not_before = self._clock.monotonic() + pause
+        self._heard = False
+
+    def wake(self) -> None:
+        self._woken.set()
+        self._waker.wake()
+
+    def close(self) -> None:
+        if self._own_signals is not None:
+            self._own_signals.close()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except LedgerUnavailable as error:
+            raise BrokerUnavailable(str(error)) from error
+
+    @contextmanager
+    def _read(self) -> Iterator[Connection]:
+        with self._translated(), self._database.read() as connection:
+            yield connection
+
+
+def _passing_over(connection: Connection, statement: Any) -> Any:
+    """Others' rows are passed over, not waited for; on SQLite the write transaction excludes other writers anyway."""
+    return statement if connection.dialect.name == "sqlite" else statement.with_for_update(skip_locked=True)

@@ -1,0 +1,295 @@
+"""The state machine of Event and Task: one table. The guard, the diagram in the docs and the tests are made from it.
+
+An edge is (from, to, reason) with who may take it. ``None`` as *from* means that the row is new. Nothing in the project
+writes ``events.status`` or ``tasks.state`` except by an edge of these tables, as a compare-and-set on *from*.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from asynctask.errors import TransitionRefused
+
+__all__ = [
+    "EVENT_EDGES",
+    "OPEN",
+    "PROBLEM",
+    "TASK_EDGES",
+    "TASK_OPEN",
+    "TERMINAL",
+    "Edge",
+    "Reason",
+    "State",
+    "Status",
+    "Who",
+    "check_event",
+    "check_task",
+    "diagram",
+    "page",
+    "table",
+]
+
+
+class Status(StrEnum):
+    """The status of an Event."""
+
+    ENQUEUE = "enqueue"
+    WORKING = "working"
+    STOPPED = "stopped"
+    FINISH = "finish"
+    FAILED = "failed"
+    ERROR = "error"
+    CANCELLED = "cancelled"
+
+
+class State(StrEnum):
+    """The state of a Task."""
+
+    SPLITTING = "splitting"
+    RUNNING = "running"
+    PAUSED = "paused"
+    FINALIZING = "finalizing"
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    REJECTED = "rejected"
+
+
+OPEN: Final = frozenset({Status.ENQUEUE, Status.WORKING, Status.STOPPED})
+TERMINAL: Final = frozenset({Status.FINISH, Status.FAILED, Status.ERROR, Status.CANCELLED})
+PROBLEM: Final = frozenset({Status.FAILED, Status.ERROR})
+TASK_OPEN: Final = frozenset({State.SPLITTING, State.RUNNING, State.PAUSED, State.FINALIZING})
+
+
+class Who(StrEnum):
+    """Who may take an edge."""
+
+    SUBMITTER = "submitter"  # whoever hands in the list, and the splitter working for them
+    WORKER = "worker"  # the middleware and the runtime around one job
+    SWEEP = "sweep"  # recovery, closing and other upkeep, in any process
+    PERSON = "person"  # a person or program through the API, the command line or the handle
+
+
+class Reason(StrEnum):
+    """Why an edge is taken; stands in logs and, where it tells more than the status, beside it."""
+
+    SUBMITTED = "submitted"
+    STARTED = "started"
+    RETURNED = "returned"
+    REFUSED = "refused"  # NormalException, or one of the worker's failed_on
+    RAISED = "raised"
+    TIMEOUT = "timeout"
+    INTERRUPTED = "interrupted"
+    RETRY = "retry"  # the retry policy gives it another attempt
+    WORKER_LOST = "worker_lost"
+    POISON = "poison"
+    GIVEN_BACK = "given_back"  # fetched, lent or waiting in the broker, and taken back unrun
+    LENT = "lent"  # a process performs it in the place of another job of its Task, once that one has ended
+    REDISPATCHED = "redispatched"  # the broker does not hold it any more
+    CANCELLED = "cancelled"
+    STOPPED = "stopped"
+    RESUMED = "resumed"
+    RETRIED = "retried"  # a person's explicit retry: a new generation
+    RECORDED = "recorded"  # written through the public seam, app.record
+    DISCARDED = "discarded"  # the runtime gave it up outside the middleware (undecodable, killed, no such worker)
+    SEALED = "sealed"
+    SPLIT_FAILED = "split_failed"
+    PAUSED = "paused"
+    CLOSED = "closed"
+    CALLED_BACK = "called_back"
+    CALLBACK_FAILED = "callback_failed"
+    NOTHING_ACCEPTED = "nothing_accepted"
+    ROWS_REJECTED = "rows_rejected"  # strict: a refused row refuses the list
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One legal step: ``source`` None is a new row; ``why`` is a sentence for the docs."""
+
+    source: str | None
+    target: str
+    reason: Reason
+    who: frozenset[Who]
+    why: str
+
+
+def _edges(rows: Iterable[tuple[Iterable[str | None], str, Reason, Iterable[Who], str]]) -> tuple[Edge, ...]:
+    return tuple(
+        Edge(source, target, reason, frozenset(who), why)
+        for sources, target, reason, who, why in rows
+        for source in sources
+    )
+
+
+_S, _R, _W = Status, Reason, Who
+_RUNNABLE = (_S.ENQUEUE, _S.WORKING)
+
+EVENT_EDGES: Final[tuple[Edge, ...]] = _edges(
+    [
+        (
+            (None,),
+            _S.ENQUEUE,
+            _R.SUBMITTED,
+            (_W.SUBMITTER, _W.WORKER),
+            "an item was accepted, or a job came from elsewhere",
+        ),
+        ((_S.ENQUEUE,), _S.WORKING, _R.STARTED, (_W.WORKER,), "a worker began and outlasted a flush"),
+        (_RUNNABLE, _S.FINISH, _R.RETURNED, (_W.WORKER,), "the worker returned"),
+        (_RUNNABLE, _S.FAILED, _R.REFUSED, (_W.WORKER,), "the business said no"),
+        (_RUNNABLE, _S.ERROR, _R.RAISED, (_W.WORKER,), "the worker raised and no retry is left"),
+        (_RUNNABLE, _S.ERROR, _R.TIMEOUT, (_W.WORKER,), "over its timeout and no retry is left"),
+        (_RUNNABLE, _S.ERROR, _R.DISCARDED, (_W.WORKER, _W.SWEEP), "the runtime gave it up outside the middleware"),
+        (_RUNNABLE, _S.ENQUEUE, _R.RETRY, (_W.WORKER,), "it raised; another attempt follows at due_at"),
+        (_RUNNABLE, _S.ENQUEUE, _R.INTERRUPTED, (_W.WORKER,), "the runtime shut down under it; it waits again"),
+        (_RUNNABLE, _S.ENQUEUE, _R.GIVEN_BACK, (_W.WORKER, _W.SWEEP), "taken back from the broker or a process unrun"),
+        ((_S.ENQUEUE,), _S.ENQUEUE, _R.LENT, (_W.WORKER,), "a process has it wait behind a job of the same Task"),
+        (_RUNNABLE, _S.ENQUEUE, _R.WORKER_LOST, (_W.SWEEP,), "its process died; it waits again"),
+        (_RUNNABLE, _S.ENQUEUE, _R.REDISPATCHED, (_W.SWEEP,), "the broker lost it; it is dispatched again"),
+        (
+            _RUNNABLE,
+            _S.ERROR,
+            _R.POISON,
+            (_W.SWEEP,),
+            "three processes died under it, six if others were at work there",
+        ),
+        (_RUNNABLE, _S.STOPPED, _R.STOPPED, (_W.WORKER, _W.PERSON), "a person stopped it; its checkpoint is kept"),
+        ((_S.STOPPED,), _S.ENQUEUE, _R.RESUMED, (_W.PERSON,), "a person started it again"),
+        (
+            (*_RUNNABLE, _S.STOPPED),
+            _S.CANCELLED,
+            _R.CANCELLED,
+            (_W.WORKER, _W.SWEEP, _W.PERSON),
+            "the Task or job was cancelled",
+        ),
+        (
+            (_S.FAILED, _S.ERROR, _S.CANCELLED),
+            _S.ENQUEUE,
+            _R.RETRIED,
+            (_W.PERSON,),
+            "an explicit retry opened a new generation",
+        ),
+        ((_S.ENQUEUE,), _S.WORKING, _R.RECORDED, (_W.PERSON,), "recorded from outside: it runs"),
+        (_RUNNABLE, _S.FINISH, _R.RECORDED, (_W.PERSON,), "recorded from outside: done"),
+        (_RUNNABLE, _S.FAILED, _R.RECORDED, (_W.PERSON,), "recorded from outside: refused"),
+        (_RUNNABLE, _S.ERROR, _R.RECORDED, (_W.PERSON,), "recorded from outside: a bug"),
+        ((_S.WORKING,), _S.ENQUEUE, _R.RECORDED, (_W.PERSON,), "recorded from outside: it waits again"),
+    ]
+)
+
+_T = State
+_ACTIVE = (_T.SPLITTING, _T.RUNNING, _T.PAUSED)
+
+TASK_EDGES: Final[tuple[Edge, ...]] = _edges(
+    [
+        ((None,), _T.SPLITTING, _R.SUBMITTED, (_W.SUBMITTER,), "a list was handed in"),
+        ((_T.SPLITTING,), _T.RUNNING, _R.SEALED, (_W.SUBMITTER, _W.SWEEP), "every item is in the ledger"),
+        (
+            (_T.SPLITTING,),
+            _T.RUNNING,
+            _R.SPLIT_FAILED,
+            (_W.SUBMITTER, _W.SWEEP),
+            "the split broke off; what was created runs on",
+        ),
+        ((_T.SPLITTING,), _T.REJECTED, _R.NOTHING_ACCEPTED, (_W.SUBMITTER, _W.SWEEP), "no item was accepted"),
+        ((_T.PAUSED,), _T.REJECTED, _R.NOTHING_ACCEPTED, (_W.SUBMITTER, _W.SWEEP), "no item was accepted"),
+        (
+            (_T.SPLITTING, _T.PAUSED),
+            _T.REJECTED,
+            _R.ROWS_REJECTED,
+            (_W.SUBMITTER, _W.SWEEP),
+            "a row of a strict list was refused, so nothing of it was taken",
+        ),
+        ((_T.SPLITTING, _T.RUNNING), _T.PAUSED, _R.PAUSED, (_W.PERSON,), "no new start until resumed"),
+        ((_T.PAUSED,), _T.SPLITTING, _R.RESUMED, (_W.PERSON,), "resumed while its split goes on"),
+        ((_T.PAUSED,), _T.RUNNING, _R.RESUMED, (_W.PERSON,), "resumed"),
+        (_ACTIVE, _T.CANCELLED, _R.CANCELLED, (_W.PERSON,), "no new start; open rows are turned to cancelled"),
+        (
+            (_T.RUNNING, _T.PAUSED),
+            _T.FINALIZING,
+            _R.CLOSED,
+            (_W.WORKER, _W.SWEEP),
+            "every row is terminal; callbacks are queued",
+        ),
+        (
+            (_T.FINALIZING,),
+            _T.FINISHED,
+            _R.CALLED_BACK,
+            (_W.WORKER, _W.SWEEP),
+            "the callbacks have run, or there are none",
+        ),
+        ((_T.FINALIZING,), _T.FINISHED, _R.CALLBACK_FAILED, (_W.WORKER, _W.SWEEP), "the callback failed five times"),
+        (
+            (_T.RUNNING, _T.FINISHED, _T.CANCELLED),
+            _T.RUNNING,
+            _R.RETRIED,
+            (_W.PERSON,),
+            "an explicit retry opened a new generation",
+        ),
+    ]
+)
+
+_EVENT_INDEX: Final = {(e.source, e.target, e.reason): e for e in EVENT_EDGES}
+_TASK_INDEX: Final = {(e.source, e.target, e.reason): e for e in TASK_EDGES}
+
+
+def check_event(source: str | None, target: str, reason: Reason) -> Edge:
+    """The edge of an Event, or :class:`TransitionRefused` where the table has none."""
+    try:
+        return _EVENT_INDEX[source, target, reason]
+    except KeyError:
+        raise TransitionRefused(f"an Event cannot go from {source or 'nothing'} to {target} ({reason})") from None
+
+
+def check_task(source: str | None, target: str, reason: Reason) -> Edge:
+    """The edge of a Task, or :class:`TransitionRefused` where the table has none."""
+    try:
+        return _TASK_INDEX[source, target, reason]
+    except KeyError:
+        raise TransitionRefused(f"a Task cannot go from {source or 'nothing'} to {target} ({reason})") from None
+
+
+def diagram(edges: Iterable[Edge]) -> str:
+    """A Mermaid state diagram of the edges, one arrow per (from, to) with its reasons."""
+    arrows: dict[tuple[str, str], list[str]] = {}
+    targets = set()
+    sources = set()
+    for edge in edges:
+        arrows.setdefault((edge.source or "[*]", edge.target), []).append(edge.reason)
+        sources.add(edge.source)
+        targets.add(edge.target)
+    lines = ["stateDiagram-v2"]
+    lines += [f"    {a} --> {b}: {', '.join(dict.fromkeys(reasons))}" for (a, b), reasons in arrows.items()]
+    lines += [f"    {end} --> [*]" for end in sorted(targets - sources)]
+    return "\n".join(lines)
+
+
+def table(edges: Iterable[Edge]) -> str:
+    """A Markdown table of the edges, one row each: from, to, reason, who may take it, why."""
+    lines = ["| from | to | reason | who | why |", "|---|---|---|---|---|"]
+    for edge in edges:
+        who = ", ".join(sorted(edge.who))
+        lines.append(f"| {edge.source or '(new)'} | {edge.target} | {edge.reason} | {who} | {edge.why} |")
+    return "\n".join(lines)
+
+
+def page() -> str:
+    """The text of `docs/states.md`: diagram and table of Event and Task, each between its markers."""
+    parts = [
+        "# States",
+        "Made from the table in `asynctask/core/states.py`; do not edit. Every step that is not listed here is refused.",
+        "To make it again: `python -m asynctask.core.states > docs/states.md`.",
+    ]
+    for name, edges, what in (
+        ("event", EVENT_EDGES, "The status of an Event, the record of one job."),
+        ("task", TASK_EDGES, "The state of a Task, all jobs of one submission."),
+    ):
+        shown = f"```mermaid\n{diagram(edges)}\n```\n\n{table(edges)}"
+        parts.append(f"## {name.capitalize()}\n\n{what}\n\n<!-- {name}: begin -->\n{shown}\n<!-- {name}: end -->")
+    return "\n\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

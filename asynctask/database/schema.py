@@ -1,0 +1,241 @@
+"""The schema's version: look at it, bring it up to date, refuse to work on another, or on a server that cannot hold it.
+
+Alembic is loaded when the schema is changed, not by every process that only asks whether it is the right one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+from sqlalchemy.engine import Connection
+
+from asynctask.database.engine import Database
+from asynctask.database.tables import metadata
+from asynctask.errors import ConfigError, LedgerUnavailable, SchemaOutdated
+
+if TYPE_CHECKING:
+    from alembic.config import Config as AlembicConfig
+
+__all__ = ["check", "check_server", "current", "downgrade", "ensure", "head", "migrations_folder", "upgrade"]
+
+OLDEST: Final = {"postgresql": (12,), "mariadb": (10, 6)}
+"""The oldest servers that have what the ledger needs: SKIP LOCKED, and on MariaDB atomic DDL and RETURNING."""
+
+_HEAD: Final = "0003"
+_VERSION_TABLE: Final = "alembic_version"
+_VERSION: Final[sa.Select[Any]] = sa.select(sa.column("version_num")).select_from(sa.table(_VERSION_TABLE))
+_LOCK_KEY: Final = 7_276_410_358_002_177
+"""The advisory lock under which a PostgreSQL schema is changed: any number, as long as every version has the same."""
+
+_LOCK_S: Final = 60
+
+
+def migrations_folder() -> Path:
+    """Where the migrations are: inside the installed package, or beside it in a checkout."""
+    package = Path(str(resources.files("asynctask")))
+    for folder in (package / "_migrations", package.parent / "migrations"):
+        if (folder / "env.py").is_file():
+            return folder
+    raise SchemaOutdated("the migrations are not installed with the package; install asynctask from its wheel")
+
+
+def _config() -> AlembicConfig:
+    from alembic.config import Config as AlembicConfig
+
+    config = AlembicConfig()
+    config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
+    return config
+
+
+def head() -> str:
+    """The revision that this version of the program needs: the newest of the migrations."""
+    return _HEAD
+
+
+def current(database: Database) -> str | None:
+    """The revision that the database is at, None where it has none. Raises :class:`ConfigError` for a server too old."""
+    check_server(database)
+    with database.read() as connection:
+        if not sa.inspect(connection).has_table(_VERSION_TABLE):
+            return None
+        return connection.execute(_VERSION).scalar()
+
+
+def check_server(database: Database) -> None:
+    """Raises :class:`ConfigError` where the server is none that the ledger can live on."""
+    if database.is_sqlite:
+        return
+    try:
+        with database.read() as connection:
+            found, encoding = _version(connection), _encoding(connection)
+    except exc.InvalidRequestError as error:  # the dialect's own look at the first connection
+        if "MariaDB" not in str(error):
+            raise
+        raise ConfigError(
+            "the server behind mysql:// is MySQL, which is not supported; use MariaDB 10.6 or later, or PostgreSQL"
+        ) from error
+    oldest = OLDEST[database.dialect]
+    if found < oldest:
+        name = {"postgresql": "PostgreSQL", "mariadb": "MariaDB"}[database.dialect]
+        said, needed = ".".join(map(str, found)), ".".join(map(str, oldest))
+        raise ConfigError(f"the server is {name} {said}, and {name} {needed} or later is needed: upgrade the server")
+    if encoding != "UTF8":
+        raise ConfigError(f"the encoding of the database is {encoding}: make one with CREATE DATABASE ... ENCODING 'UTF8'")
+
+
+def _encoding(connection: Connection) -> str:
+    """What text the database can hold; on MariaDB the tables say so themselves."""
+    if connection.dialect.name != "postgresql":
+        return "UTF8"
+    return str(connection.exec_driver_sql("SHOW server_encoding").scalar())
+
+
+def _version(connection: Connection) -> tuple[int, ...]:
+    return tuple(part for part in connection.dialect.server_version_info or () if isinstance(part, int))
+
+
+def upgrade(database: Database, revision: str = "head") -> str | None:
+    """Brings the database to ``revision`` and returns the revision it is at then.
+
+    Of several processes that do so at once one works and the others wait. On MariaDB, where a change of the schema cannot
+    be taken back, one that broke off goes on where it was when it is run again.
+    Raises :class:`LedgerUnavailable`, :class:`ConfigError` (server too old) and :class:`SchemaOutdated` (strange tables).
+    """
+    from alembic import command
+
+    return _migrate(database, command.upgrade, revision)
+
+
+def downgrade(database: Database, revision: str) -> str | None:
+    """Takes the database back to ``revision`` (``base``: nothing left) and returns the revision it is at then."""
+    from alembic import command
+
+    return _migrate(database, command.downgrade, revision)
+
+
+def _migrate(database: Database, move: Callable[[AlembicConfig, str], None], revision: str) -> str | None:
+    check_server(database)
+    config = _config()
+    with database.write(marked=False) as connection, _alone(connection):
+        _refuse_strangers(connection, database)
+        config.attributes["connection"] = connection
+        move(config, revision)
+    return current(database)
+
+
+@contextmanager
+def _alone(connection: Connection) -> Iterator[None]:
+    """Nobody else changes the schema while the block runs. On SQLite the write transaction is enough."""
+    if connection.dialect.name == "postgresql":
+        # Of the transaction, not of the session: it works behind a pooler, and goes however the process goes.
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK_KEY})")
+        yield
+    elif connection.dialect.name == "mariadb":
+        with _named_lock(connection), _again_and_again(connection):
+            yield
+    else:
+        yield
+
+
+@contextmanager
+def _named_lock(connection: Connection) -> Iterator[None]:
+    # Changing a large table takes its time, and the table must be free of others first: that is waited for, not for ever.
+    driver: Any = connection.connection.driver_connection
+    patience, driver._read_timeout = driver._read_timeout, None
+    connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {_LOCK_S}")
+    name = "CONCAT('asynctask.', MD5(DATABASE()))"
+    if connection.exec_driver_sql(f"SELECT GET_LOCK({name}, {_LOCK_S})").scalar() != 1:
+        raise LedgerUnavailable(f"another process has been changing the schema for {_LOCK_S} s; try again when it is done")
+    try:
+        yield
+    finally:
+        if not connection.invalidated:
+            driver._read_timeout = patience
+            connection.exec_driver_sql("SET SESSION lock_wait_timeout = DEFAULT")
+            connection.exec_driver_sql(f"SELECT RELEASE_LOCK({name})")
+
+
+_REPEATABLE: Final = (
+    ("CREATE TABLE ", "CREATE TABLE IF NOT EXISTS "),
+    ("CREATE INDEX ", "CREATE INDEX IF NOT EXISTS "),
+    ("CREATE UNIQUE INDEX ", "CREATE UNIQUE INDEX IF NOT EXISTS "),
+    ("DROP TABLE ", "DROP TABLE IF EXISTS "),
+    ("DROP INDEX ", "DROP INDEX IF EXISTS "),
+    (" ADD COLUMN ", " ADD COLUMN IF NOT EXISTS "),
+    (" DROP COLUMN ", " DROP COLUMN IF EXISTS "),
+)
+
+
+@contextmanager
+def _again_and_again(connection: Connection) -> Iterator[None]:
+    """MariaDB commits each change of the schema at once: what broke off halfway has to bear being run once more."""
+
+    def bear(_c: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, _many: bool) -> tuple[str, Any]:
+        return _bearable(statement), parameters
+
+    sa.event.listen(connection, "before_cursor_execute", bear, retval=True)
+    try:
+        yield
+    finally:
+        sa.event.remove(connection, "before_cursor_execute", bear)
+
+
+def _bearable(statement: str) -> str:
+    text = statement.lstrip()
+    if not text.startswith(("CREATE ", "DROP ", "ALTER TABLE ")):
+        return statement
+    for plain, bearing in _REPEATABLE:
+        if bearing not in text and (text.startswith(plain) or (text.startswith("ALTER TABLE ") and plain[0] == " ")):
+            text = text.replace(plain, bearing)
+    return text
+
+
+def _refuse_strangers(connection: Connection, database: Database) -> None:
+    """Tables of our names without a version are not ours: those of a schema that broke off stand beside a version table."""
+    names = set(sa.inspect(connection).get_table_names())
+    strange = sorted(names & set(metadata.tables))
+    if strange and _VERSION_TABLE not in names:
+        raise SchemaOutdated(
+            f"the database {_shown(database)} has tables of its own named {', '.join(strange)}:"
+            " give asynctask a database of its own"
+        )
+
+
+def _shown(database: Database) -> str:
+    return database.url.render_as_string(hide_password=True)
+
+
+def check(database: Database) -> None:
+    """Raises :class:`SchemaOutdated`, with the command to run, unless the schema is the one that is needed."""
+    at, needed = current(database), head()
+    if at == needed:
+        return
+    from alembic.script import ScriptDirectory
+
+    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
+    shown = _shown(database)
+    if at is not None and at not in known:
+        raise SchemaOutdated(
+            f"the database {shown} is at schema {at}, which this version does not know: install the newer asynctask"
+            " (or, if that is another program's schema, give asynctask a database of its own)"
+        )
+    raise SchemaOutdated(
+        f"the database {shown} is at schema {at or 'none'}, this version needs {needed}: run `asynctask db upgrade`"
+        " (with the same ASYNCTASK_DATABASE_URL or --database-url)"
+    )
+
+
+def ensure(database: Database) -> None:
+    """Like :func:`check`, but an empty SQLite file is given the schema: the first start needs no command."""
+    if database.is_sqlite and current(database) is None:
+        with database.read() as connection:
+            empty = not sa.inspect(connection).get_table_names()
+        if empty:
+            upgrade(database)
+    check(database)

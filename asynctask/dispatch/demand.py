@@ -1,0 +1,165 @@
+"""How many jobs are wanted in each queue: what its workers can use soon, less what waits there already."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from asynctask.clock import Clock
+from asynctask.core.transitions import target
+
+__all__ = ["Load", "Pace", "Room", "Used"]
+
+_STALE_S: Final = 1.0
+_WINDOW_S: Final = 0.1
+_FASTEST: Final = 100_000.0
+_MANY: Final = 1_000
+"""So many jobs of a queue in one round are much; they are one full reservation."""
+
+_FEW: Final = _MANY // 8
+"""Fewer than so many are a small rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one worker process can use: its queues, its idle threads, and how many jobs it finishes in a second.
+
+    ``mine``: it is this very process, and these are no old news.
+    """
+
+    identity: str
+    queues: Sequence[str]
+    free: int
+    rate: float
+    mine: bool = False
+
+
+class Used:
+    """What the worker processes that live can use."""
+
+    def __init__(self, loads: Sequence[Load]) -> None:
+        self.free: dict[str, int] = defaultdict(int)
+        self._rates: dict[str, float] = defaultdict(float)
+        self._watched = {queue for load in loads if not load.mine for queue in load.queues}
+        for load in loads:
+            for queue in set(load.queues):
+                self.free[queue] += max(0, load.free)
+                self._rates[queue] += max(0.0, load.rate)
+
+    @property
+    def queues(self) -> set[str]:
+        """Every queue that somebody works."""
+        return set(self.free)
+
+    @property
+    def wanting(self) -> set[str]:
+        """Those in which somebody said that he has room."""
+        return {queue for queue in self.free if self.free[queue] or self._rates[queue]}
+
+    def soon(self, waiting: Mapping[str, Mapping[int, int]], pace: Pace, ahead_s: float) -> dict[str, int]:
+        """How many jobs of each queue its workers can use soon, in ``ahead_s`` seconds."""
+        rates = dict(self._rates)
+        for queue in self._watched:
+            rates[queue] = max(rates[queue], pace.rate(queue, sum(waiting.get(queue, {}).values())))
+        return {queue: target(self.free[queue], rate, ahead_s) for queue, rate in rates.items()}
+
+
+class Room:
+    """How many jobs are still wanted.
+
+    What waits at a larger priority does not count, for it would be passed: a pile of upkeep must not keep an urgent job in
+    the ledger. In a broker that is not ``ordered`` by priority, everything goes first.
+
+    Once much was dispatched, and something for each of the ``free`` threads, a small rest is left to the next round, which
+    is soon enough for it: to reserve a few costs nearly as much as to reserve many.
+    """
+
+    def __init__(
+        self,
+        soon: Mapping[str, int],
+        waiting: Mapping[str, Mapping[int, int]],
+        free: Mapping[str, int],
+        *,
+        ordered: bool,
+    ) -> None:
+        self._soon = soon
+        self._free = free
+        self._taken: dict[str, int] = defaultdict(int)
+        self._waiting = {queue: dict(counts) for queue, counts in waiting.items()}
+        self._ordered = ordered
+
+    def at(self, queue: str, priority: int) -> int:
+        """How many more jobs of this priority are wanted in a queue."""
+        counts = self._waiting.get(queue, {})
+        first = sum(count for other, count in counts.items() if other <= priority or not self._ordered)
+        return self._unless_few(queue, max(0, self._soon.get(queue, 0) - first))
+
+    def left(self, queue: str) -> int:
+        """How many more jobs are wanted in a queue, of whatever priority."""
+        rest = max(0, self._soon.get(queue, 0) - sum(self._waiting.get(queue, {}).values()))
+        return self._unless_few(queue, rest)
+
+    def _unless_few(self, queue: str, rest: int) -> int:
+        return 0 if rest < _FEW and self._taken[queue] >= max(_MANY, self._free.get(queue, 0)) else rest
+
+    def take(self, queue: str, priority: int, count: int) -> None:
+        """So many were dispatched."""
+        counts = self._waiting.setdefault(queue, {})
+        counts[priority] = counts.get(priority, 0) + count
+        self._taken[queue] += count
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A queue since a moment: what waited and how many threads were idle then, what was pushed and wanted since."""
+
+    since: float
+    latest: float
+    waited: int
+    free: int
+    pushed: int = 0
+    wanted: int = 0
+
+
+class Pace:
+    """How fast jobs leave each queue, seen in the queue itself.
+
+    What processes say of themselves is as old as their last heartbeat. Who dispatches for all of them sees more: how much
+    was put into a queue, and how much is left a moment later. Where nothing is left, more could have gone.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last: dict[str, _Watched] = {}
+        self._rates: dict[str, float] = {}
+
+    def rate(self, queue: str, waits: int) -> float:
+        """Jobs a second that leave a queue in which ``waits`` are now; 0 where it was not watched just before."""
+        last = self._last.get(queue)
+        if last is None:
+            return 0.0
+        now = self._clock.monotonic()
+        if now - last.latest > _STALE_S:
+            del self._last[queue]
+            self._rates.pop(queue, None)
+            return 0.0
+        known = self._rates.get(queue, 0.0)
+        if now - last.since < _WINDOW_S:
+            return known
+        # What idle threads took at once says nothing of how long they need for it.
+        seen = max(0, last.waited + last.pushed - waits - last.free) / (now - last.since)
+        if waits == 0 and last.pushed >= last.wanted > 0:
+            seen *= 2
+        self._rates[queue] = min(_FASTEST, seen if seen > known else 0.7 * known + 0.3 * seen)
+        del self._last[queue]
+        return self._rates[queue]
+
+    def note(self, queue: str, waits: int, pushed: int, wanted: int, free: int) -> None:
+        """``waits`` were in the queue when ``pushed`` of ``wanted`` jobs were added; ``free`` threads were idle then."""
+        now = self._clock.monotonic()
+        last = self._last.setdefault(queue, _Watched(now, now, waits, free))
+        last.latest = now
+        last.pushed += pushed
+        last.wanted += wanted

@@ -1,0 +1,418 @@
+"""The dispatcher: moves jobs from the ledger to the broker, little by little, under each Task's knobs.
+
+It pushes only as many jobs as will be used soon. So a knob acts within a second, the broker stays small, and losing the
+broker loses nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from asynctask.brokers.base import Broker, Copy
+from asynctask.clock import SECOND, micros
+from asynctask.dispatch.control import Control
+from asynctask.dispatch.demand import Load, Pace, Room, Used
+from asynctask.dispatch.leadership import ACTIVE_S, Shift
+from asynctask.dispatch.outbox import Outbox, PushFilter
+from asynctask.errors import Unavailable
+from asynctask.ledger import dispatchable, reservations
+from asynctask.ledger.base import Ledger, loads
+from asynctask.ledger.processes import living
+from asynctask.ledger.reservations import Alone, Ready, Runnable
+from asynctask.ledger.small_tasks import reserve_small
+from asynctask.logs import get_logger
+
+__all__ = ["Dispatcher", "Load"]
+
+LEASE_S = 5.0
+"""How long a reservation is held for its push. Longer than any push that works; a crashed one is taken over after it."""
+
+HELP_S = 0.5
+"""While another is on duty, a process that finds its queues empty runs a round of its own at most this often.
+
+While nobody is, it does so sooner, and the less often the more of them found nothing: of one short list after the other
+each should begin at once, and one untracked job after the other should not cost a round each.
+"""
+
+LOOK_AGAIN_S = 15.0
+"""A single job that was dispatched so long ago and is not known to have begun may have been lost: the broker is asked."""
+
+AROUND_S = 0.4
+"""While it goes on from round to round it looks so often what others are about: they say it once a second."""
+
+QUIET_S = 60.0
+IDLE_S = 1.0
+FRUITLESS_S = 0.2
+"""Between two rounds of which the first found nothing to push."""
+
+HELD_S = 0.5
+"""What could not be told to a Task whose row somebody held is tried again after so long."""
+
+SHORTEST_S = 0.05
+"""Between two rounds, however few seconds of work are to lie in the queues."""
+
+TOGETHER_S = 0.05
+"""Small Tasks that are submitted within so long after a round wait for the next one together."""
+
+ALONE_S = 0.1
+"""A process without a thread for it makes a round for a small Task at most this often."""
+
+_BATCH = 1_000
+
+
+_Send = Callable[[int], int]
+"""Dispatches up to so many jobs of one source; returns how many it did."""
+
+
+class Dispatcher:
+    """One dispatcher; any number may run, in any process, and any one suffices.
+
+    Whoever has caused something to become ready runs a round for it. What is left after it, because there is more than the
+    workers can use, is the duty of one process at a time, which goes on with rounds until nothing is left; when it dies,
+    another takes over within a second.
+
+    Arguments: ``ahead_s`` is how many seconds of consumption wait in the queue; ``outgoing`` is the client side's last word
+    on what is pushed. What this very process can use is asked of whoever was attached; of others the last heartbeat counts.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        broker: Broker,
+        *,
+        ahead_s: float = 0.25,
+        outgoing: PushFilter | None = None,
+    ) -> None:
+        self._ledger = ledger
+        self._broker = broker
+        self._ahead_s = ahead_s
+        self._pause_s = min(ACTIVE_S, max(SHORTEST_S, 0.8 * ahead_s))
+        self._local: Callable[[], Load] | None = None
+        self._outbox = Outbox(ledger, broker, outgoing, self._pushed, Control(ledger, broker, ledger.clock).recall)
+        self._lent = Outbox(ledger, broker, outgoing)
+        self._round_lock = threading.Lock()
+        self._around: Sequence[Mapping[str, object]] = []  # the worker processes, as they said when it was last looked
+        self._around_until = 0.0
+        self._alone_first = False
+        self._pace = Pace(ledger.clock)
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._more = True
+        self._nudged = True
+        self._submitted = False
+        self._began = -1e9  # the last round
+        self._hungry = False
+        self._hungry_at = 0.0  # not before then does this process help itself again
+        self._next_at = 0.0  # when what the last round pushed will be nearly used up
+        self._fruitless = 0  # rounds of its own, one after the other, that found nothing
+        self._due: int | None = None
+        self._shift = Shift(ledger)
+        self._log = get_logger("asynctask.dispatcher")
+
+    # -- the thread
+
+    def start(self) -> None:
+        """Runs rounds in a thread of its own until :meth:`stop`."""
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(10)
+
+    def attach(self, local: Callable[[], Load] | None) -> None:
+        """Tells what performs jobs in this very process, or (None) that nothing does any more."""
+        self._local = local
+
+    def nudge(self) -> None:
+        """Something changed: a round at once."""
+        self._nudged = True
+        self._wake.set()
+
+    @property
+    def soon(self) -> bool:
+        """Whether this process should dispatch a small Task that is submitted now: its thread does it, with all that come
+        together, or its last round is a while ago. Else whoever is on duty is told of the Task, which costs less."""
+        return self._has_thread or self._ledger.clock.monotonic() - self._began >= ALONE_S
+
+    def submitted(self) -> None:
+        """A small Task was written: a round, by this process's thread soon, or here and now where it has none."""
+        if not self._has_thread:
+            self._round(anew=False)
+            return
+        self._submitted = True
+        self._wake.set()
+
+    @property
+    def _has_thread(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def expect(self, at: int) -> None:
+        """Something is due then (microseconds; the past: now): a round at that time."""
+        if at <= self._ledger.now():
+            self.nudge()
+        elif self._due is None or at < self._due:
+            self._due = at
+            self._wake.set()
+
+    def dry(self, worked: bool) -> None:
+        """This process found less in its queues than it could use; ``worked``: it had jobs since it last said so.
+
+        A round at once where there may be more; an idle process that looks again and again costs nothing.
+        """
+        if worked or self._more:
+            self._hungry = True
+            self._wake.set()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            pause = IDLE_S
+            try:
+                pause = self._step()
+            except Unavailable as error:
+                self._nudged = True
+                self._log.warning("dispatch_put_off", error=str(error))
+            except Exception:
+                self._nudged = True
+                self._log.exception("dispatch_failed")
+            self._wake.wait(pause)
+            self._wake.clear()
+        self._shift.end()
+
+    def _step(self) -> float:
+        """A round, if there is a reason for one. Returns for how many seconds there will be none, as far as is known."""
+        clock = self._ledger.clock
+        due = self._due is not None and self._due <= self._ledger.now()
+        nudged, self._nudged = self._nudged, False
+        helps_itself = self._hungry and clock.monotonic() >= self._hungry_at
+        together = self._began + TOGETHER_S - clock.monotonic()
+        submitted = self._submitted and together <= 0
+        if nudged or submitted or due or helps_itself or self._shift.mine:
+            self._submitted = False
+            if due:
+                self._due = None
+            if helps_itself:  # a round for another reason is none why this process should go without
+                self._hungry_at = clock.monotonic() + HELP_S
+            self._hungry = False
+            began = clock.monotonic()
+            pushed = self._round(anew=nudged or due)
+            if helps_itself and not self._shift.others:
+                self._fruitless = 0 if pushed else self._fruitless + 1
+                self._hungry_at = clock.monotonic() + min(HELP_S, SHORTEST_S * 2 ** min(self._fruitless, 9))
+            if due:
+                with self._ledger.database.read() as connection:
+                    next_due = dispatchable.next_due(connection, self._ledger.now())
+                if next_due is not None:
+                    self.expect(next_due)
+            if pushed:  # from beginning to beginning: what is pushed lasts no longer because a round takes its time
+                self._next_at = began + self._pause_s
+            rest = self._next_at - clock.monotonic()
+            pause = max(SHORTEST_S, rest) if pushed or rest > 0 else FRUITLESS_S
+        else:
+            pause = max(0.0, self._hungry_at - clock.monotonic()) if self._hungry else IDLE_S
+        waits = max(0.0, self._began + TOGETHER_S - clock.monotonic()) if self._submitted else QUIET_S
+        return min(self._go_on(pause), self._until_due(), waits)
+
+    def _go_on(self, pause: float) -> float:
+        """Takes, keeps or ends the duty to go on dispatching. Returns how long to wait for the next round."""
+        if not self._more:
+            self._shift.end()
+            return pause if self._hungry else QUIET_S
+        others_s = self._shift.take()
+        if others_s is None:
+            return pause
+        return min(others_s, pause if self._hungry else IDLE_S)
+
+    def _until_due(self) -> float:
+        return QUIET_S if self._due is None else max(0.0, (self._due - self._ledger.now()) / SECOND)
+
+    # -- loans
+
+    def lend(self, task_id: int, count: int, places: int) -> Sequence[tuple[Copy, Ready]]:
+        """Up to ``count`` jobs of a Task, lent to this process to follow its jobs in ``places`` of the Task's ``parallel``.
+
+        Each comes with what the ledger has of it; see :func:`asynctask.ledger.reservations.lend_jobs`. Raises
+        :class:`Unavailable`.
+        """
+        jobs = reservations.lend_jobs(self._ledger, task_id, count, places)
+        by_id = {job.job_id: job for job in jobs}
+        return [(copy, by_id[copy.jid]) for copy in self._lent.taken(jobs)]
+
+    # -- one round
+
+    def round(self) -> int:
+        """Looks once at what may go and what is wanted, and pushes it. Returns how many jobs were pushed.
+
+        Raises :class:`Unavailable` where the ledger or the broker does not answer; any other fault is told and costs only
+        the part of the round that it is in.
+        """
+        return self._round(anew=True)
+
+    def _round(self, *, anew: bool) -> int:
+        with self._round_lock:
+            self._began = self._ledger.clock.monotonic()
+            again = self._look_around() if anew or self._ledger.clock.monotonic() >= self._around_until else []
+            pushed = self._part(self._outbox.settle)
+            for task_id in again:
+                pushed += self._part(partial(self._take_again, task_id))
+            pushed += self._part(partial(self._dispatch, self._loads(self._around)))
+            if self._ledger.held.keeps:
+                self.expect(self._ledger.now() + micros(HELD_S))
+            if self._more and threading.current_thread() is not self._thread:
+                self._wake.set()  # somebody has to go on with it
+            return pushed
+
+    def _look_around(self) -> list[int]:
+        """What other processes are about, and what is due. Returns the Tasks of which somebody left a reservation."""
+        now, until = self._ledger.now(), self._ledger.clock.monotonic() + AROUND_S
+        if self._ledger.held.keeps:
+            dispatchable.catch_up(self._ledger)
+        with self._ledger.database.read() as connection:
+            again = reservations.unconfirmed(connection, now)
+            self._around = living(connection, now)
+            due = dispatchable.due_tasks(connection, now)
+        self._around_until = until
+        if due and dispatchable.wake_due(self._ledger, due):
+            self.expect(now + micros(HELD_S))
+        return again
+
+    def _part(self, act: Callable[[], int]) -> int:
+        try:
+            return act()
+        except Unavailable:
+            raise
+        except Exception:
+            self._log.exception("dispatch_failed")
+            return 0
+
+    def _loads(self, workers: Iterable[Mapping[str, object]]) -> list[Load]:
+        loads_ = [
+            Load(
+                str(w["identity"]),
+                loads(str(w["queues"])),
+                int(str(w["concurrency"])) - int(str(w["busy"])),
+                float(str(w["rate"])),
+            )
+            for w in workers
+            if not w["quiet"]
+        ]
+        if self._local is not None:
+            mine = self._local()
+            loads_ = [load for load in loads_ if load.identity != mine.identity] + [replace(mine, mine=True)]
+        return loads_
+
+    def _dispatch(self, loads_: Sequence[Load]) -> int:
+        used = Used(loads_)
+        with self._ledger.database.read() as connection:
+            tasks = reservations.runnable(connection, self._ledger, used.queues)
+            # What waits for a queue that nobody works stays in the ledger, and nothing else waits behind it.
+            alone = reservations.alone_due(connection, self._ledger.now(), used.wanting)
+        self._more = bool(tasks or alone)
+        if not self._more:
+            return 0
+        waiting = self._broker.waiting(used.queues)
+        soon = used.soon(waiting, self._pace, self._ahead_s)
+        room = Room(soon, waiting, used.free, ordered=self._broker.capabilities.priority)
+        sources = self._sources(tasks, alone)
+        sent: dict[str, int] = defaultdict(int)
+        for key in sorted(sources):
+            sent[key[0]] += self._share(room, *key, sources[key])
+        for queue in soon:
+            waits = sum(waiting.get(queue, {}).values())
+            # A rest that is left on purpose is wanted no more: the pace goes by whether all went that was to go.
+            self._pace.note(queue, waits, sent[queue], sent[queue] + room.left(queue), used.free[queue])
+        return sum(sent.values())
+
+    def _sources(self, tasks: Sequence[Runnable], alone: Sequence[Alone]) -> dict[tuple[str, int], list[_Send]]:
+        sources: dict[tuple[str, int], list[_Send]] = defaultdict(list)
+        small: dict[tuple[str, int], list[int]] = {}
+        for task in tasks:
+            key = task.queue, task.priority
+            if not task.small:
+                sources[key].append(partial(self._reserve_task, task.task_id))
+            elif key in small:
+                small[key].append(task.task_id)
+            else:
+                small[key] = [task.task_id]
+                sources[key].append(partial(self._reserve_small, small[key]))
+        single: dict[tuple[str, int], list[int]] = defaultdict(list)
+        for job in alone:
+            single[job.queue, job.priority].append(job.event_id)
+        # Where there is room for one only, neither the single jobs nor the Tasks of a priority may always come first.
+        self._alone_first = not self._alone_first
+        for key, ids in single.items():
+            sources[key].insert(0 if self._alone_first else len(sources[key]), partial(self._reserve_alone, ids))
+        return sources
+
+    def _share(self, room: Room, queue: str, priority: int, sources: list[_Send]) -> int:
+        """Tasks of one priority share alike; all single jobs of that priority count as one of them, all small Tasks too."""
+        reserved = 0
+        while sources and (wanted := room.at(queue, priority)) > 0:
+            share = max(1, wanted // len(sources))
+            for send in list(sources):
+                count = min(share, room.at(queue, priority), _BATCH)
+                sent = self._part(partial(send, count)) if count > 0 else 0
+                room.take(queue, priority, sent)
+                reserved += sent
+                if sent < count or sent == 0:
+                    sources.remove(send)
+            self._part(self._outbox.settle)
+        return reserved
+
+    def _reserve_task(self, task_id: int, count: int) -> int:
+        found = reservations.reserve(self._ledger, task_id, count, lease_s=LEASE_S)
+        if found:
+            self._outbox.add(found, task_id)
+        return len(found)
+
+    def _reserve_small(self, task_ids: list[int], count: int) -> int:
+        """Takes what it looked at out of ``task_ids``."""
+        sent = 0
+        while task_ids and sent < count:
+            some = task_ids[: count - sent]
+            del task_ids[: len(some)]
+            found = self._reserve_together(some, count - sent)
+            for task_id, jobs in found.items():
+                self._outbox.add(jobs, task_id)
+                sent += len(jobs)
+            for task_id in some:
+                if task_id not in found and sent < count:
+                    sent += self._part(partial(self._reserve_task, task_id, count - sent))
+        return sent
+
+    def _reserve_together(self, task_ids: list[int], count: int) -> dict[int, list[Ready]]:
+        try:
+            return reserve_small(self._ledger, task_ids, count, lease_s=LEASE_S)
+        except Unavailable:
+            raise
+        except Exception:  # one of them cannot be reserved: each by itself, so that the others have their turn
+            self._log.exception("dispatch_failed", tasks=len(task_ids))
+            return {}
+
+    def _reserve_alone(self, ids: list[int], count: int) -> int:
+        """Takes what it reserves out of ``ids``; those that another dispatcher took meanwhile are passed over."""
+        sent = 0
+        while ids and sent < count:
+            part = ids[: count - sent]
+            del ids[: len(part)]
+            found = reservations.reserve_alone(self._ledger, part, look_again_s=LOOK_AGAIN_S)
+            self._outbox.add(found)
+            sent += len(found)
+        return sent
+
+    def _take_again(self, task_id: int) -> int:
+        found = reservations.take_again(self._ledger, task_id, lease_s=LEASE_S)
+        self._outbox.add(found, task_id)
+        return self._outbox.settle()
+
+    def _pushed(self) -> None:
+        self._hungry = False  # whoever found nothing until now finds what was pushed

@@ -1,0 +1,187 @@
+"""Which Tasks have something to dispatch, kept so that nobody has to ask all of them.
+
+``tasks.ready`` is a Task's priority while it may have something to dispatch, and NULL otherwise: its index holds, for each
+queue, what may go, in the order in which it goes. ``tasks.due_next`` is when somebody should look again. Both are hints,
+and too many of them do no harm: a reservation asks the rows and puts the hints right under the lock of the Task. A hint
+that was lost with its process is found by :func:`repair`.
+
+Writers of Events do not lock Tasks. They give their hint after their commit, in :func:`announce`: whoever reserved before
+saw the rows as they were, or the hint comes after his. A Task whose row somebody holds gets its hint later, by the next
+round of this process's dispatcher (:func:`catch_up`): outcomes of other Tasks must not wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from asynctask.core.transitions import Turn, in_flight
+from asynctask.database.tables import events, tasks
+from asynctask.errors import LedgerUnavailable
+from asynctask.ledger import sessions
+from asynctask.ledger.base import Ledger, chunks
+from asynctask.ledger.events import Applied, End
+from asynctask.ledger.task_locks import each_free
+from asynctask.logs import get_logger
+
+__all__ = ["MAY", "announce", "catch_up", "due_tasks", "next_due", "repair", "settled", "wake_due"]
+
+_t, _e = tasks.c, events.c
+_DISPATCHED = ("splitting", "running")
+_NEVER = 2**63 - 1
+_ANNOUNCED = sa.select(
+    _t.id, _t.parallel, _t.ready, _t.session_holder, _t.next_seq, _t.created_jobs, _t.generation_sealed
+).where(_t.id.in_(sa.bindparam("ids", expanding=True)))
+_DUE = sa.select(_t.id).where(_t.due_next <= sa.bindparam("now")).order_by(_t.due_next).limit(sa.bindparam("count"))
+MAY = _t.state.in_(_DISPATCHED) & (_t.session_key.is_(None) | _t.session_holder.is_not(None))
+
+
+def announce(ledger: Ledger, applied: Iterable[Applied], ends: Iterable[End] = ()) -> int | None:
+    """What the committed changes and ``ends`` leave to dispatch: call it after their transaction.
+
+    Returns when the next of it is due (microseconds; the past: now), None where there is nothing. Does not wait for a
+    Task's row that somebody holds.
+    """
+    due: dict[int, int | None] = {}
+    landed: dict[int, int] = {}
+    for end in ends:
+        if (task_id := end.record.task_id) is not None:
+            landed[task_id] = landed.get(task_id, 0) + _landed(end.turn)
+    for each in applied:
+        if each.turn is None or each.record is None or each.record.task_id is None:
+            continue
+        task_id, at = each.record.task_id, each.turn.after.due_at
+        landed[task_id] = landed.get(task_id, 0) + _landed(each.turn)
+        if at is not None and ((known := due.setdefault(task_id, None)) is None or at < known):
+            due[task_id] = at
+    for task_id, count in landed.items():
+        if count > 0:  # else others of the Task took the places of those that ended: nothing came free
+            due.setdefault(task_id, None)
+    try:
+        found = [_announce_some(ledger, dict(part)) for part in chunks(sorted(due.items()), 1_000)]
+    except LedgerUnavailable as error:  # what was committed stands; the sweep finds what lacks its hint
+        get_logger("asynctask.ready").warning("announce_put_off", error=str(error))
+        return None
+    return min((at for at in found if at is not None), default=None)
+
+
+def _landed(turn: Turn) -> int:
+    """How many fewer jobs are in flight after this turn; 1 where it changed nothing: that may have been done before."""
+    if turn.before is None or turn.before == turn.after:
+        return 1
+    return int(in_flight(turn.before)) - int(in_flight(turn.after))
+
+
+def _announce_some(ledger: Ledger, due: dict[int, int | None]) -> int | None:
+    with ledger.database.read() as connection:
+        found = connection.execute(_ANNOUNCED, {"ids": sorted(due)}).all()
+    freed = [int(row.id) for row in found if row.parallel is not None and row.ready is None]
+    waits = {task_id: at for task_id, at in due.items() if at is not None}
+    if freed or waits:
+        for task_id in _hint(ledger, freed, waits):
+            ledger.held.keep_hint(task_id, due[task_id])
+    for row in found:
+        over = row.ready is None and row.generation_sealed and row.next_seq >= row.created_jobs
+        if row.session_holder is not None and over:
+            sessions.step_aside(ledger, int(row.id))
+    times = [*waits.values(), *([0] if freed else [])]
+    return min(times, default=None)
+
+
+def _hint(ledger: Ledger, freed: list[int], waits: dict[int, int]) -> list[int]:
+    """Returns the Tasks that could not be given their hint, for somebody holds them."""
+
+    def act(connection: Connection, free: list[int]) -> None:
+        if some := [task_id for task_id in free if task_id in freed]:
+            connection.execute(tasks.update().where(_t.id.in_(some), MAY).values(ready=_t.priority))
+        for task_id in free:
+            if (at := waits.get(task_id)) is not None:
+                # Without a condition on what it was: a reservation that is under way ends first, and then this one counts.
+                earlier = sa.case((_t.due_next <= at, _t.due_next), else_=at)
+                connection.execute(tasks.update().where(_t.id == task_id).values(due_next=earlier))
+
+    return each_free(ledger, {*freed, *waits}, act)
+
+
+def catch_up(ledger: Ledger) -> None:
+    """Gives the hints, and passes on the sessions, that this process kept because somebody held a Task's row."""
+    hints, keys = ledger.held.take()
+    try:
+        for part in chunks(sorted(hints.items()), 1_000):
+            _announce_some(ledger, dict(part))
+        for key in keys:
+            sessions.promote_alone(ledger, key)
+    except LedgerUnavailable:
+        for task_id, due in hints.items():
+            ledger.held.keep_hint(task_id, due)
+        for key in keys:
+            ledger.held.keep_session(key)
+        raise
+
+
+def next_due(connection: Connection, now: int) -> int | None:
+    """When after ``now`` the next of all that waits in the ledger is due: jobs of Tasks, and those without one."""
+    of_tasks = sa.select(_t.due_next).where(_t.due_next > now).order_by(_t.due_next).limit(1)
+    alone = sa.select(_e.due_at).where(_e.task_id.is_(None), _e.due_at > now).order_by(_e.due_at).limit(1)
+    times = connection.execute(sa.select(of_tasks.scalar_subquery(), alone.scalar_subquery())).one()
+    return min((int(at) for at in times if at is not None), default=None)
+
+
+def due_tasks(connection: Connection, now: int, limit: int = 1_000) -> list[int]:
+    """Tasks of which somebody should look now whether they have something to dispatch."""
+    return [int(i) for (i,) in connection.execute(_DUE, {"now": now, "count": limit})]
+
+
+def wake_due(ledger: Ledger, task_ids: list[int]) -> list[int]:
+    """Makes these Tasks ready, as far as they may; those that stood aside join the line of their session again.
+
+    Returns those whose rows somebody holds: they are due still.
+    """
+
+    def act(connection: Connection, free: list[int]) -> None:
+        now = ledger.now()
+        due = _t.id.in_(free) & (_t.due_next <= now)
+        connection.execute(tasks.update().where(due, MAY).values(ready=_t.priority))
+        sessions.join_again(connection, ledger, free, now)
+        connection.execute(tasks.update().where(due).values(due_next=None))
+
+    return each_free(ledger, task_ids, act)
+
+
+def repair(ledger: Ledger, limit: int = 1_000) -> int:
+    """Finds Tasks that have something to dispatch and no hint that says so, or not so early. Returns how many of them have
+    it now: of a Task whose row somebody holds it is found again."""
+    now = ledger.now()
+    due = sa.exists().where(_e.task_id == _t.id, _e.due_at < sa.func.coalesce(_t.due_next, _NEVER))
+    lost = (
+        sa.select(_t.id)
+        .where(
+            _t.finished_at.is_(None),
+            _t.state.in_(_DISPATCHED),
+            _t.ready.is_(None),
+            _t.session_waits.is_(None),
+            sa.or_(_t.due_next.is_(None) & (_t.created_jobs > _t.next_seq), due),
+        )
+        .limit(limit)
+    )
+    with ledger.database.read() as connection:
+        found = [int(i) for (i,) in connection.execute(lost)]
+
+    def act(connection: Connection, free: list[int]) -> None:
+        later = _t.due_next.is_(None) | (_t.due_next > now)
+        connection.execute(tasks.update().where(_t.id.in_(free), later).values(due_next=now))
+
+    return len(found) - len(each_free(ledger, found, act))
+
+
+def settled(task: dict[str, Any], *, left: bool, full: bool, due: int | None, now: int) -> dict[str, Any]:
+    """The hints of a Task (its columns) after a reservation: ``left``: rows before its pointer; ``due``: when its next
+    waiting job is due; ``full``: as many run as its ``parallel`` allows."""
+    some = left or (due is not None and due <= now)
+    return {
+        "ready": sessions.readiness(task) if some and not full else None,
+        "due_next": due if due is not None and due > now else None,
+    }

@@ -1,0 +1,367 @@
+"""Processes and their leases; what happens to the jobs of one that died."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+from sqlalchemy.engine import Connection
+
+from asynctask.clock import micros
+from asynctask.core.states import Reason, Status
+from asynctask.core.transitions import Row, Turn, held_elsewhere, is_foreign, recover
+from asynctask.database.batches import for_update
+from asynctask.database.engine import Database
+from asynctask.database.notify import LEDGER, notify
+from asynctask.database.retrying import repeatable
+from asynctask.database.server_clock import database_now
+from asynctask.database.tables import as_dict, events, processes, tasks
+from asynctask.errors import ConfigError
+from asynctask.ledger import dispatchable
+from asynctask.ledger.base import Ledger, dumps
+from asynctask.ledger.events import Applied, Change, EventRecord, Failure, Note, apply, read_events
+from asynctask.ledger.standalone import is_job_id
+from asynctask.ledger.task_locks import each_free
+
+__all__ = [
+    "Host",
+    "beat",
+    "dead_processes",
+    "engine_identity",
+    "engine_of",
+    "forget",
+    "give_up",
+    "is_dead",
+    "is_engine",
+    "list_processes",
+    "living",
+    "recover_events",
+    "register",
+    "renew",
+    "signal",
+    "unknown_workers",
+]
+
+_p, _e, _t = processes.c, events.c, tasks.c
+
+LOST = "LOST"
+"""What a process is told that others have declared dead."""
+
+
+def engine_identity(engine: str, host: str, pid: int, nonce: str) -> str:
+    """The identity of a process of an attached engine: its name says whose queue holds the jobs that it had."""
+    return f"{engine[:8]}@{host[:30].replace('@', '_')}:{pid}:{nonce}"
+
+
+def is_engine(identity: str) -> bool:
+    """Whether a process is one of an attached engine. Read from its name, which outlives its registration."""
+    return "@" in identity
+
+
+def engine_of(identity: str) -> str | None:
+    """The name of the engine that an identity is of a process of, see :func:`engine_identity`."""
+    return identity.partition("@")[0] if is_engine(identity) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The machine that this process runs on: enough to tell whether another process of the same machine still lives."""
+
+    name: str
+    boot_id: str  # of the boot and of the pid namespace: only within both does a pid say anything
+
+    @classmethod
+    def local(cls, name: str) -> Host:
+        """This machine; ``name`` is its host name."""
+        try:
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            boot = f"{boot[:36]}/{Path('/proc/self/ns/pid').readlink().name.strip('pid:[]')}"
+        except OSError:
+            boot = ""
+        return cls(name, boot)
+
+    def started(self, pid: int) -> int | None:
+        """When process ``pid`` of this machine started, in the kernel's ticks; None where there is none (or a zombie)."""
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return None
+        fields = stat.rpartition(")")[2].split()
+        return None if fields[0] in ("Z", "X") else int(fields[19])
+
+    def knows_dead(self, process: Mapping[str, Any]) -> bool:
+        """Whether a registered process ran on this machine, where its pid can be seen, and is certainly gone."""
+        return self._sees(process) and self.started(int(process["pid"])) != int(process["pid_started"])
+
+    def knows_alive(self, process: Mapping[str, Any]) -> bool:
+        """Whether a registered process runs on this machine, where its pid can be seen: then its lease tells nothing."""
+        return self._sees(process) and self.started(int(process["pid"])) == int(process["pid_started"])
+
+    def _sees(self, process: Mapping[str, Any]) -> bool:
+        """Whether its pid says anything here; containers share a host's name and boot without seeing each other."""
+        return bool(self.boot_id) and process["hostname"] == self.name and process["boot_id"] == self.boot_id
+
+
+@repeatable
+def register(
+    ledger: Ledger,
+    host: Host,
+    *,
+    kind: str,
+    pid: int,
+    lease_s: float,
+    concurrency: int = 0,
+    queues: Sequence[str] = (),
+    info: Mapping[str, Any] | None = None,
+) -> None:
+    """Makes a process known under the ledger's identity, with a lease of ``lease_s`` seconds.
+
+    Raises :class:`ConfigError` where it is known already.
+    """
+    now = database_now(ledger.database.dialect)
+    values = {
+        "identity": ledger.identity, "kind": kind, "hostname": host.name, "boot_id": host.boot_id, "pid": pid,
+        "pid_started": host.started(pid) or 0, "started_at": now, "beat_at": now, "lease_until": now + micros(lease_s),
+        "concurrency": concurrency, "queues": dumps(list(queues)), "info": dumps(dict(info or {})),
+    }  # fmt: skip
+    try:
+        with ledger.database.write() as connection:
+            connection.execute(processes.insert().values(values))
+            ledger.time.answered(_now_if_due(connection, ledger), lease_s=lease_s)
+            ledger.database.forget_marks(connection)
+            notify(connection, LEDGER)  # who watches over the others should know of it before it can die
+    except exc.IntegrityError:
+        raise ConfigError(
+            "this application already runs a worker or services in this process; give the other an AsyncTask of its own"
+        ) from None
+
+
+@repeatable
+def beat(ledger: Ledger, *, lease_s: float, **values: Any) -> str | None:
+    """Renews this process's lease, updates what it says of itself, and learns the database's time.
+
+    Returns the signal that somebody left for it (``TSTP``, ``TERM``), or :data:`LOST` where another process has already
+    declared it dead: then it must begin nothing more under this identity.
+    """
+    # Unmarked: if the answer to the commit of a renewal is lost, the same again is right.
+    with ledger.database.write(marked=False) as connection:
+        if renewed := _beat(connection, ledger, lease_s, values, _p.signal.is_(None)):
+            left, now = None, _now_if_due(connection, ledger)
+    if not renewed:
+        # Marked: a signal is taken once, and the same again after a lost answer would not find it any more.
+        with ledger.database.write() as connection:
+            mine = for_update(connection, sa.select(_p.signal).where(_p.identity == ledger.identity))
+            found = connection.execute(mine).one_or_none()
+            if found is None or found[0] == LOST:
+                return LOST
+            _beat(connection, ledger, lease_s, {**values, "signal": None}, sa.true())
+            left, now = found[0], _now_if_due(connection, ledger)
+    ledger.time.answered(now, lease_s=lease_s)
+    return left
+
+
+def _beat(connection: Connection, ledger: Ledger, lease_s: float, values: Mapping[str, Any], where: Any) -> bool:
+    """Stamped by the database once every lock is had: a renewal that waited must not be old when it is written."""
+    now = database_now(ledger.database.dialect)
+    renewed = {**values, "beat_at": now, "lease_until": now + micros(lease_s)}
+    mine = processes.update().where(_p.identity == ledger.identity, where)
+    return connection.execute(mine.values(renewed)).rowcount == 1
+
+
+def _now_if_due(connection: Connection, ledger: Ledger) -> int | None:
+    """What time the database has it, if this process should ask again."""
+    if not ledger.time.is_old():
+        return None
+    return int(connection.execute(sa.select(database_now(ledger.database.dialect))).scalar_one())
+
+
+@repeatable
+def renew(database: Database, identities: Sequence[str], *, lease_s: float) -> None:
+    """Renews the leases of processes that live but cannot do so by themselves, in the name of whoever watches over them.
+
+    One that was declared dead already stays so. Raises LedgerUnavailable.
+    """
+    living = _p.identity.in_(list(identities)) & sa.or_(_p.signal.is_(None), _p.signal != LOST)
+    with database.write(marked=False) as connection:
+        until = database_now(database.dialect) + micros(lease_s)
+        connection.execute(processes.update().where(living).values(lease_until=until))
+
+
+@repeatable
+def signal(ledger: Ledger, identity: str, name: str) -> bool:
+    """Leaves a signal (``TSTP`` quiet, ``TERM`` stop) for a process; it obeys at its next beat. False if there is none."""
+    with ledger.database.write() as connection:
+        there = (_p.identity == identity) & sa.or_(_p.signal.is_(None), _p.signal != LOST)  # that one must arrive
+        return connection.execute(processes.update().where(there).values(signal=name)).rowcount == 1
+
+
+@repeatable
+def condemn(ledger: Ledger, host: Host, identity: str) -> bool:
+    """Declares a process dead that :func:`is_dead`: from now on it cannot renew. False where it lives after all.
+
+    Only then may its jobs be turned: a process that came back between the turning and the forgetting would otherwise go
+    on under a name that nobody looks for any more.
+    """
+    with ledger.database.write() as connection:
+        found = connection.execute(
+            for_update(connection, sa.select(processes).where(_p.identity == identity))
+        ).one_or_none()
+        if found is None:
+            return True  # its registration is gone already, what it held may not be
+        if not is_dead(ledger, host, as_dict(found)):
+            return False
+        connection.execute(processes.update().where(_p.identity == identity).values(lease_until=0, signal=LOST))
+    return True
+
+
+@repeatable
+def give_up(ledger: Ledger) -> None:
+    """This process works no more under its identity, though it may hold jobs still: others take them back at once."""
+    with ledger.database.write() as connection:
+        mine = processes.update().where(_p.identity == ledger.identity)
+        connection.execute(mine.values(lease_until=0, signal=LOST))
+        notify(connection, LEDGER)
+
+
+def unknown_workers(connection: Connection) -> set[str]:
+    """Processes named by Events that are being worked on, but registered nowhere."""
+    named = sa.select(_e.process).where(_e.process.is_not(None)).distinct()
+    return {str(i) for (i,) in connection.execute(named.where(~sa.exists().where(_p.identity == _e.process)))}
+
+
+def forget(ledger: Ledger, identity: str, *, dead: bool = False) -> None:
+    """Removes a process that ended in order, or (``dead``) one whose jobs have been recovered.
+
+    With a dead one its other leases end: a split or a reservation of its is taken up at once. One that ended in order
+    may live on in part: a program that runs a worker inside goes on handing in its items.
+    """
+    if dead:
+        _end_leases(ledger, identity)
+    _remove(ledger, identity)
+
+
+@repeatable
+def _remove(ledger: Ledger, identity: str) -> None:
+    with ledger.database.write() as connection:
+        connection.execute(processes.delete().where(_p.identity == identity))
+
+
+def _end_leases(ledger: Ledger, identity: str) -> None:
+    """A Task whose row somebody holds is left: its leases run out by themselves, before that most often."""
+    splits, dispatches = (_t.split_by == identity) & _t.finished_at.is_(None), _t.dispatch_by == identity
+    with ledger.database.read() as connection:
+        found = [int(i) for (i,) in connection.execute(sa.select(_t.id).where(splits | dispatches))]
+
+    def act(connection: Connection, free: list[int]) -> None:
+        connection.execute(tasks.update().where(_t.id.in_(free), splits).values(split_until=0))
+        connection.execute(tasks.update().where(_t.id.in_(free), dispatches).values(dispatch_until=0))
+
+    each_free(ledger, found, act)
+
+
+def list_processes(connection: Connection) -> list[dict[str, Any]]:
+    """Every registered process, as dicts of the columns."""
+    return [as_dict(row) for row in connection.execute(sa.select(processes).order_by(_p.started_at, _p.identity))]
+
+
+_LIVING = sa.select(processes).where(_p.kind == sa.bindparam("of"), _p.lease_until > sa.bindparam("now"))
+
+
+def living(connection: Connection, now: int, kind: str = "worker") -> list[dict[str, Any]]:
+    """Processes of a kind whose lease runs."""
+    return [as_dict(row) for row in connection.execute(_LIVING, {"of": kind, "now": now})]
+
+
+def is_dead(ledger: Ledger, host: Host, process: Mapping[str, Any]) -> bool:
+    """Whether a registered process is gone, as far as this one can tell.
+
+    On the same machine its pid tells, at once. Of one elsewhere its lease alone tells, and only while this process may
+    judge: see :meth:`~asynctask.database.server_clock.DatabaseTime.may_judge`.
+    """
+    if process["signal"] == LOST:
+        return True  # it was declared so, or said so itself: whoever did may not have come to the end of it
+    if host.knows_alive(process):
+        return False
+    return host.knows_dead(process) or (process["lease_until"] <= ledger.now() and ledger.time.may_judge())
+
+
+def dead_processes(connection: Connection, ledger: Ledger, host: Host) -> list[str]:
+    """Identities of registered processes that :func:`is_dead`."""
+    return [str(process["identity"]) for process in list_processes(connection) if is_dead(ledger, host, process)]
+
+
+def recover_events(ledger: Ledger, identity: str, copies: Sequence[tuple[str, int]]) -> list[Applied]:
+    """Turns the Events of a dead process: those whose copies it held, and those it was known to be working on.
+
+    ``copies`` are (job id, attempt) as the broker lists them; attempt 0 is a job of another program, which may have an
+    Event since it was fetched. Doing it twice changes nothing: the attempt has moved on.
+    """
+    applied: list[Applied] = []
+    attempts = dict(sorted(copies))  # of two copies of a job the later attempt counts
+    for ids in _events_of(ledger, identity, [jid for jid in attempts if is_job_id(jid)]):
+        applied += _recover_part(ledger, identity, ids, attempts)
+    dispatchable.announce(ledger, applied)
+    return applied
+
+
+@repeatable
+def _recover_part(ledger: Ledger, identity: str, ids: Sequence[int], attempts: Mapping[str, int]) -> list[Applied]:
+    with ledger.database.write() as connection:
+        now = ledger.now()
+        begun = (_e.process == identity) & (_e.status == str(Status.WORKING))
+        at_work = {record.id: record.row for record in read_events(connection, begun)}
+        changes = [_change(ledger, event_id, identity, attempts, at_work, now) for event_id in ids]
+        return apply(connection, ledger, changes)
+
+
+def _events_of(ledger: Ledger, identity: str, jids: Sequence[str]) -> list[list[int]]:
+    """Ids, a transaction each. Those at work first and together: which of them may be the cause depends on the others."""
+    held: set[int] = set()
+    with ledger.database.read() as connection:
+        for start in range(0, len(jids), 1000):
+            part = jids[start : start + 1000]
+            held.update(int(i) for (i,) in connection.execute(sa.select(_e.id).where(_e.job_id.in_(part))))
+        at_work = {int(i) for (i,) in connection.execute(sa.select(_e.id).where(_e.process == identity))}
+    rest = sorted(held - at_work)
+    parts = [sorted(at_work), *(rest[i : i + 1000] for i in range(0, len(rest), 1000))]
+    return [part for part in parts if part]
+
+
+def _change(
+    ledger: Ledger, event_id: int, identity: str, attempts: Mapping[str, int], at_work: Mapping[int, Row], now: int
+) -> Change:
+    def decide(record: EventRecord) -> Turn | None:
+        row = record.row
+        attempt = attempts.get(record.job_id)
+        own = attempt == row.attempt or is_foreign(row, attempt, record.task_id)
+        held = own and row.process in (None, identity)
+        if not held and row.process != identity:
+            return None
+        beside = [other for id_, other in at_work.items() if id_ != event_id]
+        turn = recover(row, record.task_state, now=now, beside=beside)
+        if turn is not None and is_engine(identity):
+            turn = held_elsewhere(turn)  # the engine delivers what its dead process held once more
+        if turn is not None:
+            change.notes = _notes(ledger, turn)
+            if turn.reason is Reason.POISON:
+                change.failure = Failure("poison", ledger.catalogue("poison", str(turn.after.deaths)))
+        return turn
+
+    change = Change(event_id, decide)
+    return change
+
+
+def _notes(ledger: Ledger, turn: Turn) -> list[Note]:
+    say = ledger.catalogue
+    if turn.reason is Reason.CANCELLED:
+        return [Note("cancelled", say("cancelled"))]
+    if turn.before is None or turn.before.status is not Status.WORKING:
+        return []  # it may never have begun: saying that it was lost would be a guess
+    lost = [Note("error", say("worker_lost"))]
+    if turn.reason is Reason.POISON:
+        return [*lost, Note("error", say("poison", str(turn.after.deaths)))]
+    return [*lost, Note("enqueue", say("retry"))]

@@ -1,0 +1,486 @@
+"""Reservations: which jobs of a Task go to the broker next. The pushing itself is the dispatcher's.
+
+Reserve, commit, push, confirm: no lock is held while the broker is talked to. A reservation is held under a lease; when
+the dispatcher dies between reserve and confirm, the next one pushes the same range again, which is harmless, for a
+broker holds at most one copy of the same (job id, attempt).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from asynctask.clock import micros
+from asynctask.core.states import Reason, State, Status
+from asynctask.core.transitions import (
+    Delta,
+    Row,
+    Turn,
+    cancel,
+    give_back,
+    in_flight,
+    is_lent,
+    is_suspect,
+    lend,
+    may_dispatch,
+    release_due,
+    room,
+)
+from asynctask.database import batches
+from asynctask.database.retrying import TransactionConflict, repeatable
+from asynctask.database.tables import events, tasks
+from asynctask.ledger import counters, dispatchable, sessions
+from asynctask.ledger import tasks as task_rows
+from asynctask.ledger.base import Ledger, loads
+from asynctask.ledger.events import Applied, Change, EventRecord, Note, apply, read_events
+from asynctask.ledger.task_locks import each_free, try_lock
+
+__all__ = [
+    "MOST_SMALL",
+    "Alone",
+    "Confirmed",
+    "Ready",
+    "Runnable",
+    "alone_due",
+    "confirm",
+    "lend_jobs",
+    "reserve",
+    "reserve_alone",
+    "runnable",
+    "take_again",
+    "take_back_loans",
+    "unconfirmed",
+]
+
+MOST_SMALL = 20
+"""A Task of more jobs is not small: what it costs beside its jobs is lost in what they cost."""
+
+_t, _e = tasks.c, events.c
+
+_FLYING = frozenset(str(status) for status in Status if in_flight(Row(status, reserved=True)))
+_AT_POINTER = (
+    sa.select(
+        _e.id,
+        _e.job_id,
+        _e.attempt,
+        _e.retries,
+        _e.worker_name,
+        _e.queue,
+        _e.params,
+        _e.options,
+        _e.created_at,
+        _e.first_row,
+        _e.status,
+    )
+    .where(_e.task_id == sa.bindparam("of"), _e.due_at.is_(None))
+    .where(_e.process.is_(None) | (_e.status != str(Status.ENQUEUE)))  # what is lent needs no copy
+    .where(_e.seq >= sa.bindparam("low"), _e.seq < sa.bindparam("high"))
+    .order_by(_e.seq, _e.id)
+)
+
+
+# Statements of every round are made once: to make one costs as much as to run it.
+_FREE = _t.dispatch_by.is_(None) | (_t.dispatch_by == sa.bindparam("me")) | (_t.dispatch_until <= sa.bindparam("now"))
+_IS_SMALL = (_t.next_seq == 0) & (_t.created_jobs <= MOST_SMALL) & _t.parallel.is_(None) & _t.session_key.is_(None)
+_RUNNABLE = (
+    sa.select(_t.id, _t.queue, _t.ready, _IS_SMALL)
+    .with_hint(tasks, "FORCE INDEX (ix_tasks_ready)", "mariadb")  # it would read all those that wait, too
+    .where(_t.queue == sa.bindparam("of"), _t.ready.is_not(None), _FREE)
+    .order_by(_t.ready, _t.id)
+    .limit(sa.bindparam("count"))
+)
+_UNCONFIRMED = sa.select(_t.id).where(_t.dispatch_until <= sa.bindparam("now"), _t.dispatch_by.is_not(None)).limit(1_000)
+_DUE_OF_TASK = (
+    sa.select(_e.id)
+    .where(_e.task_id == sa.bindparam("of"), _e.due_at <= sa.bindparam("now"))
+    .order_by(_e.due_at, _e.id)
+    .limit(sa.bindparam("count"))
+)
+_QUEUE = sa.func.coalesce(_e.queue, "default")
+# Options that are longer are those of a job that another program pushed, without a priority: they are not read for it.
+_ALONE = (
+    sa.select(_e.id, _QUEUE, sa.func.substr(_e.options, 1, 255))
+    .where(_e.due_at <= sa.bindparam("now"), _e.task_id.is_(None))
+    .where(_QUEUE.in_(sa.bindparam("queues", expanding=True)))
+    .limit(sa.bindparam("count"))
+)
+_ALONE_DUE = _ALONE.order_by(_e.due_at, _e.id)
+_ALONE_DUE_LAST = _ALONE.order_by(_e.due_at.desc(), _e.id.desc())
+_CONFIRMED = (
+    tasks.update()
+    .where(_t.id.in_(sa.bindparam("ids", expanding=True)), _t.dispatch_by == sa.bindparam("me"))
+    .values(reserved_from=None, dispatch_by=None, dispatch_until=None)
+)
+_STATES = sa.select(_t.id, _t.state).where(_t.id.in_(sa.bindparam("ids", expanding=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Runnable:
+    """A Task that may start jobs now: what the dispatcher needs to share out the room in a queue.
+
+    ``small``: it may be one for :func:`asynctask.ledger.small_tasks.reserve_small`.
+    """
+
+    task_id: int
+    queue: str
+    priority: int
+    small: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A job reserved for the broker: ``params`` and ``options`` are JSON text as the ledger holds them; ``row`` is its row
+    in the list, ``slots`` how many rows its Task's counts have."""
+
+    event_id: int
+    job_id: str
+    task_id: int | None
+    attempt: int
+    retries: int
+    worker_name: str
+    queue: str
+    priority: int | None
+    params: str | None
+    options: str | None
+    created_at: int
+    row: int | None
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A job without a Task that is due."""
+
+    event_id: int
+    queue: str
+    priority: int
+
+
+def runnable(connection: Connection, ledger: Ledger, queues: Collection[str], limit: int = 100) -> list[Runnable]:
+    """The first Tasks with something to dispatch in each of these queues, in the order in which they may go: priority, then
+    the order submitted.
+
+    At most ``limit`` of each queue are read, however many wait: what cannot go now (its ``parallel`` is used up, its
+    session is another's, it is paused) is not in the index, and what another dispatcher has reserved is passed over.
+    """
+    found: list[Runnable] = []
+    given = {"me": ledger.identity, "now": ledger.now(), "count": limit}
+    for queue in sorted(queues):
+        ready_there = connection.execute(_RUNNABLE, {**given, "of": queue})
+        found += [Runnable(int(i), name, int(priority), bool(small)) for i, name, priority, small in ready_there]
+    return sorted(found, key=lambda each: (each.priority, each.task_id))
+
+
+def reserve(ledger: Ledger, task_id: int, wanted: int, *, lease_s: float) -> list[Ready]:
+    """Reserves up to ``wanted`` jobs of a Task under its ``parallel``, jobs that are due again first.
+
+    Nothing while another dispatcher's reservation is unconfirmed under its lease, or while somebody holds the Task's row.
+    """
+    reserved = _reserve(ledger, task_id, wanted, lease_s)
+    if reserved.full:
+        _look_again(ledger, task_id)  # a place that came free while the Task was locked may have been told to nobody
+    if reserved.idle:
+        sessions.step_aside(ledger, task_id)
+    return reserved.jobs
+
+
+@dataclass(slots=True)
+class _Reserved:
+    jobs: list[Ready]
+    full: bool = False  # as many run as its ``parallel`` allows
+    idle: bool = False  # it holds its session, and there was nothing to reserve
+
+
+@repeatable
+def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Reserved:
+    with ledger.database.write() as connection:
+        task = try_lock(connection, ledger, task_id)
+        now = ledger.now()
+        if task is None or _held_by_another(ledger, task, now):
+            return _Reserved([])
+        if not may_dispatch(task["state"]) or not sessions.may(task):
+            connection.execute(tasks.update().where(_t.id == task_id).values(ready=None))
+            return _Reserved([])
+        flying = _flying(connection, task)
+        count = room(task["state"], task["parallel"], flying, wanted)
+        due = sessions.next_due(connection, task_id)
+        ids = []
+        if count > 0 and due is not None and due <= now:
+            ids = _release(connection, ledger, task_id, count, now)
+            due = sessions.next_due(connection, task_id)
+        low, high = task["next_seq"], min(task["created_jobs"], task["next_seq"] + max(0, count) - len(ids))
+        found = _read_ready(connection, batches.among(connection, _e.id, ids)) if ids else []
+        reserved = len(found)
+        if high > low:
+            fresh, begun = _at_pointer(connection, task, low, high)
+            counters.move(connection, {(task_id, ledger.slot(task["slots"])): Delta(dispatched=begun)}, now)
+            found += fresh
+            reserved += begun
+        full = task["parallel"] is not None and flying + reserved >= task["parallel"]
+        values = dispatchable.settled(task, left=high < task["created_jobs"], full=full, due=due, now=now)
+        if found or high > low:
+            values |= _advanced(ledger, task, low, high, now + micros(lease_s))
+        connection.execute(tasks.update().where(_t.id == task_id).values(values))
+    idle = task["session_holder"] is not None and not found and high == low and high >= task["created_jobs"]
+    return _Reserved(found, full, idle)
+
+
+@repeatable
+def lend_jobs(ledger: Ledger, task_id: int, wanted: int, places: int) -> list[Ready]:
+    """Lends this process up to ``wanted`` jobs of a Task with a ``parallel``, those that are due again first.
+
+    The process performs them one after the other in ``places`` of its jobs of that Task that are in flight, so its share of
+    what may go is no larger than theirs of ``parallel``. Nothing while more jobs are in flight than ``parallel`` allows, or
+    while somebody holds the Task's row. A suspect that is due is not lent: it runs alone.
+    """
+    with ledger.database.write() as connection:
+        task = try_lock(connection, ledger, task_id)
+        if task is None or not task["parallel"] or not may_dispatch(task["state"]) or not sessions.may(task):
+            return []
+        flying = _flying(connection, task)
+        if flying > task["parallel"]:
+            return []
+        now, low = ledger.now(), task["next_seq"]
+        waiting = connection.execute(_DUE_OF_TASK, {"of": task_id, "now": now, "count": wanted}).scalars().all()
+        count = min(wanted, (len(waiting) + task["created_jobs"] - low) * places // task["parallel"])
+        lent = _lend_due(connection, ledger, waiting[:count])
+        found = _read_ready(connection, batches.among(connection, _e.id, lent)) if lent else []
+        high = min(task["created_jobs"], low + count - len(lent))
+        if high > low:
+            fresh, begun = _at_pointer(connection, task, low, high)
+            _lend_fresh(connection, ledger, fresh)
+            counters.move(connection, {(task_id, ledger.slot(task["slots"])): Delta(dispatched=begun - len(fresh))}, now)
+            found += fresh
+        values: dict[str, Any] = {"next_seq": high}
+        due = sessions.next_due(connection, task_id)
+        if high == task["created_jobs"] and (due is None or due > now):
+            # Else the hint stays as it is: a place that came free just now may have been told while there was one.
+            values |= dispatchable.settled(task, left=False, full=False, due=due, now=now)
+        connection.execute(tasks.update().where(_t.id == task_id).values(values))
+    return found
+
+
+def _lend_due(connection: Connection, ledger: Ledger, event_ids: Sequence[int]) -> list[int]:
+    def decide(record: EventRecord) -> Turn | None:
+        row = record.row
+        may = row.status is Status.ENQUEUE and row.process is None and not is_suspect(row)
+        return lend(row, ledger.identity) if may else None
+
+    applied = apply(connection, ledger, [Change(event_id, decide) for event_id in event_ids])
+    return [each.change.event_id for each in applied if each.turn is not None]
+
+
+def _lend_fresh(connection: Connection, ledger: Ledger, fresh: Sequence[Ready]) -> None:
+    """What :func:`~asynctask.core.transitions.lend` says of rows at the pointer, which are locked and wait for nothing:
+    their process alone changes, and no count."""
+    rows = [
+        {"b_id": each.event_id, "b_attempt": each.attempt, "b_status": str(Status.ENQUEUE), "v_process": ledger.identity}
+        for each in fresh
+    ]
+    if batches.update(connection, events, ("id", "attempt", "status"), ("process",), rows) != len(rows):
+        raise TransactionConflict("rows changed under their lock; the transaction is rolled back and tried again")
+
+
+def take_back_loans(ledger: Ledger, known: Collection[int]) -> int:
+    """Jobs that are lent to this process and not ``known`` to it (Event ids) wait in the ledger again; returns how many.
+
+    A loan is unknown where the answer to its transaction was lost.
+    """
+    with ledger.database.read() as connection:
+        lent = read_events(connection, (_e.process == ledger.identity) & (_e.status == str(Status.ENQUEUE)))
+    applied = _take_back(ledger, [record.id for record in lent if record.id not in known])
+    dispatchable.announce(ledger, applied)
+    return len(applied)
+
+
+@repeatable
+def _take_back(ledger: Ledger, event_ids: Sequence[int]) -> list[Applied]:
+    def decide(record: EventRecord) -> Turn | None:
+        if not is_lent(record.row) or record.row.process != ledger.identity:
+            return None
+        return cancel(record.row) if record.task_state == State.CANCELLED else give_back(record.row, now=ledger.now())
+
+    told = {Reason.CANCELLED: Note("cancelled", ledger.catalogue("cancelled"))}
+    with ledger.database.write() as connection:
+        return apply(connection, ledger, [Change(event_id, decide, told=told) for event_id in event_ids])
+
+
+@repeatable
+def _look_again(ledger: Ledger, task_id: int) -> None:
+    with ledger.database.read() as connection:
+        task = task_rows.get(connection, task_id)
+        flying = _flying(connection, task)
+    if task["ready"] is None and room(task["state"], task["parallel"], flying, 1):
+        with ledger.database.write() as connection:
+            if try_lock(connection, ledger, task_id) is None:
+                ledger.held.keep_hint(task_id, None)
+            else:
+                connection.execute(tasks.update().where(_t.id == task_id, dispatchable.MAY).values(ready=_t.priority))
+
+
+def _flying(connection: Connection, task: Mapping[str, Any]) -> int:
+    """How many jobs of a Task are in flight, where it matters: under a ``parallel``."""
+    if task["parallel"] is None:
+        return 0
+    counts = counters.total(connection, task["id"])
+    return counts.dispatched - counts.returned
+
+
+def _held_by_another(ledger: Ledger, task: Mapping[str, Any], now: int) -> bool:
+    return task["dispatch_by"] not in (None, ledger.identity) and (task["dispatch_until"] or 0) > now
+
+
+def _release(connection: Connection, ledger: Ledger, task_id: int, count: int, now: int) -> list[int]:
+    found = connection.execute(_DUE_OF_TASK, {"of": task_id, "now": now, "count": count})
+    changes = [Change(int(event_id), _release_if_due(now)) for (event_id,) in found]
+    return [each.change.event_id for each in apply(connection, ledger, changes) if each.turn is not None]
+
+
+def _release_if_due(now: int) -> Any:
+    def decide(record: EventRecord) -> Any:
+        row = record.row
+        return release_due(row) if row.status is Status.ENQUEUE and row.due_at is not None and row.due_at <= now else None
+
+    return decide
+
+
+def _at_pointer(connection: Connection, task: Mapping[str, Any], low: int, high: int) -> tuple[list[Ready], int]:
+    """The jobs of a range that must be pushed, and how many rows of it are in flight once the pointer is past them.
+
+    The latter may be more: a row that was recorded as ``working`` before needs no copy, but it runs. The Task is locked;
+    one statement locks the rows and reads them, and leaves the Task out of it.
+    """
+    found = batches.fetch_small(connection, _AT_POINTER, {"of": task["id"], "low": low, "high": high}, lock=True)
+    # A Task's Events are numbered in the order of their places.
+    flying = [each for each in sorted(found, key=itemgetter(0)) if each[-1] in _FLYING]
+    fresh = [
+        Ready(
+            i, job_id, task["id"], attempt, retries, worker or task["worker_name"], queue or task["queue"] or "default",
+            task["priority"], params, task["options"] if options is None else options, created_at, row, task["slots"],
+        )
+        for i, job_id, attempt, retries, worker, queue, params, options, created_at, row, status in flying
+        if status == Status.ENQUEUE
+    ]  # fmt: skip
+    return fresh, len(flying)
+
+
+def _advanced(ledger: Ledger, task: Mapping[str, Any], low: int, high: int, until: int) -> dict[str, Any]:
+    reserved_from = task["reserved_from"]
+    values: dict[str, Any] = {
+        "next_seq": high,
+        "reserved_from": low if reserved_from is None else min(low, reserved_from),
+        "dispatch_by": ledger.identity,
+        "dispatch_until": until,
+    }
+    if task["started_at"] is None:
+        values["started_at"] = ledger.now()
+    return values
+
+
+def _read_ready(connection: Connection, condition: Any) -> list[Ready]:
+    return [Ready(*each[:-1]) for each in _select_ready(connection, condition)]
+
+
+def _select_ready(connection: Connection, condition: Any) -> Sequence[Any]:
+    """The columns of :class:`Ready`, and the status."""
+    statement = (
+        sa.select(
+            _e.id, _e.job_id, _e.task_id, _e.attempt, _e.retries, sa.func.coalesce(_e.worker_name, _t.worker_name),
+            sa.func.coalesce(_e.queue, _t.queue, "default"), _t.priority, _e.params,
+            sa.func.coalesce(_e.options, _t.options), _e.created_at, _e.first_row, sa.func.coalesce(_t.slots, 1), _e.status,
+        )
+        .select_from(events.outerjoin(tasks, _t.id == _e.task_id))
+        .where(condition)
+        .order_by(_e.seq, _e.id)
+    )  # fmt: skip
+    return batches.fetch(connection, statement)
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """``held``: Tasks whose rows somebody holds, which are to be confirmed again. ``stopped``: those that may not dispatch
+    any more, paused or cancelled between the reservation and now: what was pushed of them is to be taken back."""
+
+    held: list[int]
+    stopped: list[int]
+
+
+def confirm(ledger: Ledger, task_ids: Sequence[int]) -> Confirmed:
+    """What this process reserved of these Tasks is in the broker."""
+    states: dict[int, str] = {}
+
+    def act(connection: Connection, free: list[int]) -> None:
+        states.update((int(i), state) for i, state in connection.execute(_STATES, {"ids": free}))
+        connection.execute(_CONFIRMED, {"ids": free, "me": ledger.identity})
+
+    held = each_free(ledger, task_ids, act)
+    return Confirmed(held, [task_id for task_id, state in states.items() if not may_dispatch(state)])
+
+
+def unconfirmed(connection: Connection, now: int) -> list[int]:
+    """Tasks whose dispatcher's lease ended between reserve and confirm."""
+    return [int(i) for (i,) in connection.execute(_UNCONFIRMED, {"now": now})]
+
+
+@repeatable
+def take_again(ledger: Ledger, task_id: int, *, lease_s: float, limit: int = 10_000) -> list[Ready]:
+    """Takes over an unconfirmed reservation whose lease ended: the jobs of its range that must be pushed again.
+
+    None of them where somebody holds the Task's row: its time comes with a later round.
+    """
+    with ledger.database.write() as connection:
+        task = try_lock(connection, ledger, task_id)
+        now = ledger.now()
+        if task is None or task["dispatch_by"] is None or _held_by_another(ledger, task, now):
+            return []
+        connection.execute(
+            tasks.update().where(_t.id == task_id).values(dispatch_by=ledger.identity, dispatch_until=now + micros(lease_s))
+        )
+        if task["reserved_from"] is None:
+            return []
+        high = min(task["next_seq"], task["reserved_from"] + limit)
+        return _at_pointer(connection, task, task["reserved_from"], high)[0]
+
+
+def alone_due(connection: Connection, now: int, queues: Collection[str], limit: int = 1_000) -> list[Alone]:
+    """Jobs without a Task that are due in these queues, in the order in which they came due.
+
+    Where there are more than ``limit``, the first so many and the last so many: an urgent job that came just now is seen
+    behind any number of others, and no look reads them all.
+    """
+    if not queues:
+        return []
+    given = {"now": now, "queues": sorted(queues), "count": limit}
+    found = connection.execute(_ALONE_DUE, given).all()
+    if len(found) == limit:
+        last = connection.execute(_ALONE_DUE_LAST, given).all()
+        found = list(dict.fromkeys([*found, *reversed(last)]))
+    return [Alone(int(i), name, _priority(options)) for i, name, options in found]
+
+
+def _priority(options: str | None) -> int:
+    """What orders a job among others; a value that cannot be is found and told when its copy is made."""
+    try:
+        return int((loads(options) or {}).get("priority") or 0)
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        return 0
+
+
+@repeatable
+def reserve_alone(ledger: Ledger, event_ids: Sequence[int], *, look_again_s: float) -> list[Ready]:
+    """Reserves these jobs without a Task, as far as they are still due.
+
+    An Event without a Task has no pointer to be behind: ``look_at`` is what finds it again if its copy is lost before it
+    begins. Every turn it takes clears it.
+    """
+    with ledger.database.write() as connection:
+        now = ledger.now()
+        look_at = {"look_at": now + micros(look_again_s)}
+        changes = [Change(event_id, _release_if_due(now), values=dict(look_at)) for event_id in event_ids]
+        ids = [each.change.event_id for each in apply(connection, ledger, changes) if each.turn is not None]
+        return _read_ready(connection, batches.among(connection, _e.id, ids)) if ids else []

@@ -1,0 +1,238 @@
+"""Events that are made or moved from outside the runtimes: jobs without a Task, and the public seam ``app.record``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+from sqlalchemy.engine import Connection
+
+from asynctask.core.states import PROBLEM, TERMINAL, Reason, Status, check_event
+from asynctask.core.transitions import Turn, outcome, recorded
+from asynctask.database.batches import MAX_BYTES, among
+from asynctask.database.notify import LEDGER, notify
+from asynctask.database.retrying import repeatable
+from asynctask.database.tables import events
+from asynctask.errors import InputError
+from asynctask.ledger import dispatchable
+from asynctask.ledger.base import Ledger, chunks, dumps
+from asynctask.ledger.closing import try_close
+from asynctask.ledger.counters import insert_new
+from asynctask.ledger.events import Change, EventRecord, Failure, Note, apply
+from asynctask.messages import clean
+
+__all__ = [
+    "ENGINE",
+    "MAX_JOB_ID",
+    "MAX_OPTIONS",
+    "MAX_PARAMS",
+    "NewJob",
+    "discard",
+    "enqueue",
+    "fitted",
+    "is_job_id",
+    "record",
+]
+
+ENGINE: Final = "engine"
+"""The one option of an Event whose job another engine keeps: that engine's name."""
+
+MAX_JOB_ID: Final = 64
+"""Characters of a job id."""
+
+MAX_PARAMS: Final = MAX_BYTES
+"""Bytes of the parameters of one Event."""
+
+MAX_OPTIONS: Final = 1_000_000
+"""Bytes of what else travels with the job of one Event."""
+
+_MAX_NAME: Final = 255
+_AT_ONCE: Final = 1_000
+_SHOWN: Final = 500
+
+_RECORDABLE = (Status.ENQUEUE, Status.WORKING, Status.FINISH, Status.FAILED, Status.ERROR)
+_e = events.c
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job without a Task.
+
+    ``params`` are its arguments, JSON-ready; ``attempt`` is the one that its copy carries; ``options``, JSON text, what
+    else travels with it.
+    """
+
+    job_id: str
+    worker_name: str
+    queue: str
+    params: Any = None
+    attempt: int = 1
+    options: str | None = None
+
+
+def is_job_id(text: str) -> bool:
+    """Whether an Event can have this id on every database."""
+    return 0 < len(text) <= MAX_JOB_ID and clean(text) == text
+
+
+def fitted(job: NewJob) -> tuple[NewJob, str | None]:
+    """A job of another program as an Event can hold it, and what of it had to be changed for that; None: nothing.
+
+    Names are cut and cleaned; arguments that the ledger cannot keep are left out, and the reason shows how they begin.
+    """
+    worker_name, queue = clean(job.worker_name)[:_MAX_NAME], clean(job.queue)[:_MAX_NAME]
+    params, reasons = job.params, []
+    if worker_name != job.worker_name:
+        reasons.append(f"the name of its worker {_unfit_name(job.worker_name)}")
+    if queue != job.queue:
+        reasons.append(f"the name of its queue {_unfit_name(job.queue)}")
+    unfit = _unfit_params(params)
+    if unfit is not None:
+        params = None
+        reasons.append(unfit)
+    if job.options is not None and (size := len(job.options.encode())) > MAX_OPTIONS:
+        job, params = replace(job, options=None), None  # without them it would be another job
+        reasons.append(f"the members beside its arguments have {size:,} bytes, the most is {MAX_OPTIONS:,}")
+    if not reasons:
+        return job, None
+    return replace(job, worker_name=worker_name, queue=queue, params=params), "; ".join(reasons)
+
+
+def _unfit_name(name: str) -> str:
+    if len(name) > _MAX_NAME:
+        return f"has {len(name):,} characters, the most is {_MAX_NAME}"
+    return "holds a character that a database cannot keep"
+
+
+def _unfit_params(params: Any) -> str | None:
+    try:
+        size = len(dumps(params).encode())
+    except TypeError as error:  # the encoder's error for everything: long integers, depth, half characters
+        return f"the ledger cannot keep its arguments ({error}): {repr(params)[:_SHOWN]}"
+    if size > MAX_PARAMS:
+        return f"its arguments have {size:,} bytes, the most is {MAX_PARAMS:,}: put the data somewhere and send where it is"
+    return None
+
+
+def enqueue(
+    ledger: Ledger, jobs: Sequence[NewJob], *, due_at: int | None = None, options: Mapping[str, Any] | None = None
+) -> None:
+    """Makes stand-alone Events; ids that are known already are left as they are.
+
+    ``due_at`` (microseconds): the dispatcher pushes them then; None: they are in somebody's queue already. ``options``
+    travel in their payload (``retry``, ``priority``). Raises :class:`InputError` for what the database cannot hold.
+    """
+    check_event(None, Status.ENQUEUE, Reason.SUBMITTED)
+    unique = {job.job_id: job for job in jobs}
+    rest = dumps(dict(options)) if options else None
+    try:
+        for part in _slices([_row(job, rest) for job in unique.values()]):
+            _enqueue(ledger, part, due_at)
+    except (TypeError, UnicodeError, exc.DataError) as error:
+        said = getattr(error, "orig", None) or error
+        raise InputError(f"no Event can be made: {clean(str(said))[:_SHOWN]}", code="not_recordable") from error
+
+
+def _row(job: NewJob, options: str | None) -> dict[str, Any]:
+    return {
+        "job_id": job.job_id, "worker_name": job.worker_name, "queue": job.queue, "status": Status.ENQUEUE,
+        "attempt": job.attempt, "params": None if job.params is None else dumps(job.params),
+        "options": job.options or options,
+    }  # fmt: skip
+
+
+def _slices(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Rows of which each database takes as many in one statement."""
+    part: list[dict[str, Any]] = []
+    size = 0
+    for row in rows:
+        length = len(row["params"] or "") + len(row["options"] or "")
+        if part and (len(part) == _AT_ONCE or size + length > MAX_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(row)
+        size += length
+    if part:
+        yield part
+
+
+@repeatable
+def _enqueue(ledger: Ledger, part: Sequence[dict[str, Any]], due_at: int | None) -> None:
+    with ledger.database.write() as connection:
+        _insert(connection, part, due_at, ledger.now())
+        if due_at is not None and due_at > ledger.now():
+            notify(connection, LEDGER)  # its pusher may be gone by then
+
+
+def _insert(connection: Connection, rows: Sequence[dict[str, Any]], due_at: int | None, now: int) -> None:
+    asked = among(connection, _e.job_id, [row["job_id"] for row in rows])
+    known = set(connection.execute(sa.select(_e.job_id).where(asked)).scalars())
+    new = [{**row, "due_at": due_at, "created_at": now} for row in rows if row["job_id"] not in known]
+    if new:
+        connection.execute(insert_new(connection, events, ("job_id",)), new)
+
+
+@repeatable
+def record(ledger: Ledger, job_id: str, status: str, message: str) -> bool:
+    """Notes a status and a message; see ``AsyncTask.record``."""
+    if status not in _RECORDABLE:
+        raise InputError(f"no status to record: {status!r}; there are {', '.join(_RECORDABLE)}")
+    if not is_job_id(job_id):
+        raise InputError(f"a job id has 1 to {MAX_JOB_ID} characters, and no NUL or half a character among them")
+    wanted = Status(status)
+    with ledger.database.write() as connection:
+        event_id = _find(connection, ledger, job_id)
+        change = _change(ledger, event_id, wanted, message)
+        applied = apply(connection, ledger, [change])[0]
+    dispatchable.announce(ledger, [applied])
+    if applied.turn is not None and wanted in TERMINAL and applied.record and applied.record.task_id is not None:
+        try_close(ledger, applied.record.task_id)
+    return applied.turn is not None
+
+
+def _find(connection: Connection, ledger: Ledger, job_id: str) -> int:
+    found = connection.execute(sa.select(_e.id).where(_e.job_id == job_id)).scalar()
+    if found is None:
+        _insert(connection, [_row(NewJob(job_id, "", "default"), None)], None, ledger.now())
+        found = connection.execute(sa.select(_e.id).where(_e.job_id == job_id)).scalar_one()
+    return int(found)
+
+
+def _change(ledger: Ledger, event_id: int, wanted: Status, message: str) -> Change:
+    text = clean(message) or ledger.catalogue(_key(wanted), "")
+
+    def decide(seen: EventRecord) -> Turn | None:
+        return None if seen.row.status in TERMINAL else recorded(seen.row, wanted)
+
+    failure = Failure("recorded", text) if wanted in PROBLEM else None
+    return Change(event_id, decide, notes=[Note(str(wanted), text)], failure=failure)
+
+
+def _key(status: Status) -> str:
+    return "retry" if status is Status.ENQUEUE else str(status)
+
+
+@repeatable
+def discard(ledger: Ledger, reasons: Mapping[tuple[str, int], str]) -> None:
+    """(job id, attempt) -> why: jobs that are given up outside the middleware end in ``error`` with that reason."""
+    for part in chunks(sorted(reasons), 1_000):
+        with ledger.database.write() as connection:
+            found = connection.execute(sa.select(_e.id, _e.job_id).where(_e.job_id.in_([jid for jid, _ in part]))).all()
+            attempts = dict(part)
+            changes = [_discarded(ledger, int(i), attempts[jid], reasons[jid, attempts[jid]]) for i, jid in found]
+            applied = apply(connection, ledger, changes)
+        dispatchable.announce(ledger, applied)
+
+
+def _discarded(ledger: Ledger, event_id: int, attempt: int, reason: str) -> Change:
+    text = ledger.catalogue("discarded", reason)
+
+    def decide(seen: EventRecord) -> Turn | None:
+        if seen.row.attempt != attempt or seen.row.status not in (Status.ENQUEUE, Status.WORKING):
+            return None
+        return outcome(seen.row, Status.ERROR, Reason.DISCARDED)
+
+    return Change(event_id, decide, notes=[Note("error", text)], failure=Failure("discarded", text))

@@ -1,0 +1,180 @@
+"""A dry run: everything that a submission would check, and nothing written.
+
+A large list is checked in a child process, as it would be split there: its memory does not stay with the server, and a
+check that takes too long can be ended wherever it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import orjson
+
+from asynctask.clock import Clock
+from asynctask.errors import InputError, Problem, Unavailable
+from asynctask.lists.items import Accepted, ItemShape, Refused
+from asynctask.lists.problems import render, revived, say, stored
+from asynctask.lists.readers import Limits
+from asynctask.lists.rows import open_list, too_many_items
+from asynctask.lists.uploads import Uploads
+
+__all__ = ["Checker", "DryRun", "DryRunTimeout", "Elsewhere", "check_rows"]
+
+KEPT_PROBLEMS: Final = 1_000
+FIRST_ITEMS: Final = 5
+
+
+class DryRunTimeout(Unavailable):
+    """A dry run took longer than ``dry_run_s``."""
+
+    code = "dry_run_timeout"
+    status = 504
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(
+            f"the list could not be checked within {seconds:g} s (dry_run_s); check a part of it, hand it in without"
+            " dry_run, or have the operator raise ASYNCTASK_DRY_RUN_S"
+        )
+
+
+class Elsewhere(Protocol):
+    """Has a child process check: the order is one JSON object, and so is the answer; None where no child can be had."""
+
+    def __call__(self, order: bytes, seconds: float) -> bytes | None: ...
+
+
+@dataclass(slots=True)
+class DryRun:
+    """What a list would have come to; nothing was written.
+
+    ``accepted`` and ``rejected`` count rows; ``problems`` are the first 1,000, ``truncated`` says that there are more;
+    ``first_items`` are up to five items as the worker would be given them (of a model, a dict by field name).
+    ``strict``: one refused row refuses the others too.
+    """
+
+    accepted: int = 0
+    rejected: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    truncated: bool = False
+    first_items: list[Any] = field(default_factory=list)
+    strict: bool = False
+
+    def add(self, row: Accepted | Refused) -> None:
+        """Counts a row."""
+        if isinstance(row, Accepted):
+            self.accepted += 1
+            if len(self.first_items) < FIRST_ITEMS:
+                self.first_items.append(row.item)
+            return
+        self.rejected += 1
+        room = KEPT_PROBLEMS - len(self.problems)
+        self.problems += row.problems[:room]
+        self.truncated = self.truncated or len(row.problems) > room
+
+    @property
+    def taken(self) -> int:
+        """How many rows would have become items of a Task."""
+        return 0 if self.strict and self.rejected else self.accepted
+
+    def as_dict(self, locale: str = "en") -> dict[str, Any]:
+        """As JSON, with the problems in a language."""
+        return {
+            "dry_run": True,
+            "accepted": self.taken,
+            "rejected": self.rejected,
+            "errors": [{**problem.as_dict(), "message": render(problem, locale)} for problem in self.problems],
+            "errors_truncated": self.truncated,
+            "first_items": self.first_items,
+        }
+
+
+def check_rows(rows: Iterable[Accepted | Refused], max_rows: int, go_on: Callable[[], None] = lambda: None) -> DryRun:
+    """Goes through a list and writes nothing. ``go_on`` is called for each row and may raise.
+
+    Raises :class:`InputError` where the list as a whole could not be taken.
+    """
+    found = DryRun()
+    for row in rows:
+        go_on()
+        found.add(row)
+        if found.accepted + found.rejected > max_rows:
+            raise too_many_items(max_rows)
+    if not found.accepted and not found.rejected:
+        raise InputError(str(say("list.no_items", {}, "en")), code="no_items", text="list.no_items")
+    return found
+
+
+class Checker:
+    """Checks stored lists. ``seconds`` is the most that one may take."""
+
+    def __init__(self, uploads: Uploads, limits: Limits, clock: Clock, *, seconds: float, elsewhere: Elsewhere) -> None:
+        self._uploads, self._limits, self._clock = uploads, limits, clock
+        self._seconds = seconds
+        self._elsewhere = elsewhere
+
+    def check(self, source: Mapping[str, Any], worker_name: str, shape: ItemShape, *, large: bool) -> DryRun:
+        """Checks a stored list; ``source`` as its submission would have kept it.
+
+        Raises :class:`InputError` where the list as a whole could not be taken, :class:`DryRunTimeout`, and
+        :class:`Unavailable` where the child that checked it ended without an answer.
+        """
+        if large:
+            answer = self._elsewhere(orjson.dumps({"worker": worker_name, "source": source}), self._seconds)
+            if answer is not None:
+                return _from_json(answer)
+        return self.check_here(source, shape)
+
+    def check_here(self, source: Mapping[str, Any], shape: ItemShape) -> DryRun:
+        """Checks a stored list in this process. Raises as :meth:`check`; it looks at the time between two rows."""
+        until = self._clock.monotonic() + self._seconds
+
+        def go_on() -> None:
+            if self._clock.monotonic() > until:
+                raise DryRunTimeout(self._seconds)
+
+        with open_list(self._uploads, self._limits, source, shape, go_on) as opened:
+            return check_rows(opened.checked(unique=source.get("unique") or ()), self._limits.max_rows, go_on)
+
+    def answer(self, source: Mapping[str, Any], shape: ItemShape) -> bytes:
+        """What the child answers: :meth:`check_here`, or what that raised, as JSON."""
+        try:
+            found = self.check_here(source, shape)
+        except InputError as error:
+            return orjson.dumps(
+                {
+                    "message": str(error), "code": error.code, "status": error.status, "text": error.text,
+                    "params": error.params, "errors": [_as_kept(problem) for problem in error.errors],
+                }
+            )  # fmt: skip
+        except DryRunTimeout:
+            return orjson.dumps({"seconds": self._seconds})
+        return orjson.dumps(
+            {
+                "accepted": found.accepted, "rejected": found.rejected, "truncated": found.truncated,
+                "problems": [_as_kept(problem) for problem in found.problems], "first_items": found.first_items,
+            }
+        )  # fmt: skip
+
+
+def _from_json(answer: bytes) -> DryRun:
+    try:
+        said = orjson.loads(answer)
+    except orjson.JSONDecodeError:
+        raise Unavailable(
+            "the process that checked the list ended without an answer; is the list too large for this machine's memory?"
+        ) from None
+    if "seconds" in said:
+        raise DryRunTimeout(said["seconds"])
+    if "code" in said:
+        raise InputError(
+            said["message"], code=said["code"], status=said["status"], text=said["text"], params=said["params"],
+            errors=[revived(each["row"], each, "en") for each in said["errors"]],
+        )  # fmt: skip
+    problems = [revived(each["row"], each, "en") for each in said["problems"]]
+    return DryRun(said["accepted"], said["rejected"], problems, said["truncated"], said["first_items"])
+
+
+def _as_kept(problem: Problem) -> dict[str, Any]:
+    return {"row": problem.row, **stored(problem)}

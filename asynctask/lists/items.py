@@ -1,0 +1,397 @@
+"""From a row to an item: headers to fields, cells to values, and everything that is wrong with a row at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from asynctask.errors import InputError, Problem
+from asynctask.lists.coerce import Coercer, Unclear, allows_none, coercer_for, kind_of
+from asynctask.lists.fields import aliases, either, has_nul, listed, names_of
+from asynctask.lists.problems import fault, from_pydantic, in_order, jsonable
+from asynctask.lists.readers.base import CellError, RawRow, normalise, report_block, shorten
+from asynctask.worker import is_model
+
+if TYPE_CHECKING:
+    import pydantic
+    from pydantic.fields import FieldInfo
+
+__all__ = ["Accepted", "Binding", "ItemShape", "Refused"]
+
+_SHOWN: Final = 20
+"""Columns in a message, where fewer are required."""
+_SCALARS: Final = frozenset((str, int, bool, type(None)))  # JSON as they are, and all that most items hold
+_TAKES_BLANK: Final = (None, coercer_for(str, sheet=False))
+"""Of JSON an empty text is a text, and none of our business where the model alone judges; elsewhere it is nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A row that became an item: ``item`` is JSON-ready; of a model, a dict by field name."""
+
+    row: int
+    item: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A row that did not: all its problems, and its original cells, JSON-ready."""
+
+    row: int
+    problems: tuple[Problem, ...]
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    header: str
+    field: str
+    coerce: Coercer | None
+    keeps_none: bool
+    """Whether an empty cell is given to the model as None: the field is required, but may be None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """Which header stands for which field; made by :meth:`ItemShape.bind` once for a sheet.
+
+    ``columns`` is empty for a worker without a model: every header but ``ignored`` is then a key of the item.
+    """
+
+    columns: tuple[_Column, ...]
+    ignored: frozenset[str]
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Header -> field, of the bound ones."""
+        return {column.header: column.field for column in self.columns}
+
+
+class ItemShape:
+    """What the items of a worker look like. Built once per worker.
+
+    Arguments: ``model``, the worker's pydantic model, None if it takes any dict; ``columns``, header -> field name, for
+    sheets whose headers are none of the model's names; ``max_item_bytes``, the largest item as JSON.
+    Raises :class:`InputError` ``unknown_column`` if ``columns`` names a field that the model does not have.
+    """
+
+    def __init__(
+        self,
+        model: type[pydantic.BaseModel] | None,
+        columns: Mapping[str, str] | None = None,
+        max_item_bytes: int = 65_536,
+    ) -> None:
+        self.model, self._max_bytes = model, max_item_bytes
+        self._columns = dict(columns or {})
+        self._fields: dict[str, FieldInfo] = dict(model.model_fields) if model else {}
+        unknown = sorted(set(self._columns.values()) - set(self._fields)) if model else []
+        if unknown:
+            raise InputError(
+                f"columns: {', '.join(unknown)} is no field of the item; its fields: {', '.join(self._fields)}",
+                code="unknown_column",
+            )
+        self._names = {name: names_of(name, info) for name, info in self._fields.items()}
+        self.expected: frozenset[str] = frozenset(
+            [*self._columns, *(each for names in self._names.values() for each in names)]
+        )
+        self._json_columns = self._plan_json()
+
+    @property
+    def mapped(self) -> tuple[str, ...]:
+        """The headers that the sender said of what they stand for."""
+        return tuple(self._columns)
+
+    def wanted(self) -> str:
+        """The columns that a sheet should have, for a message: one name each, every required one, then some others."""
+        needed = [self._title(field) for field, info in self._fields.items() if info.is_required()]
+        others = [self._title(field) for field, info in self._fields.items() if not info.is_required()]
+        room = max(0, _SHOWN - len(needed))
+        return ", ".join(needed + others[:room]) + (", …" if len(others) > room else "")
+
+    def bind(self, headers: Sequence[str]) -> Binding:
+        """Match the headers of a sheet with the fields; names are compared normalised, unknown headers are ignored.
+
+        Raises :class:`InputError`: ``missing_columns`` if a required field has no column, ``unknown_column`` if
+        ``columns`` names a header that is not there, ``duplicate_column`` if two columns stand for one field.
+        """
+        ignored = report_block(headers)
+        usable = [header for header in headers if header not in ignored]
+        present = {normalise(header): header for header in usable}
+        absent = sorted(header for header in self._columns if normalise(header) not in present)
+        if absent:
+            raise InputError(
+                f"columns: the sheet has no column {', '.join(map(repr, absent))}; it has: {listed(usable)}",
+                code="unknown_column",
+            )
+        if self.model is None:
+            renamed = {normalise(header): field for header, field in self._columns.items()}
+            columns = [_Column(h, renamed[normalise(h)], None, True) for h in usable if normalise(h) in renamed]
+            return Binding(tuple(columns), ignored)
+        by_field = self._match(present)
+        self._refuse_missing(by_field, usable)
+        made = (self._column(header, field, sheet=True) for field, header in by_field.items())
+        return Binding(tuple(made), ignored)
+
+    def validate(self, row: RawRow, binding: Binding | None) -> Accepted | Refused:
+        """Make an item of a row, or say everything that is wrong with it. ``binding`` is None for JSON."""
+        values = self.values(row)
+        if self.model is None and binding is None and not isinstance(values, Mapping) and not row.problems:
+            return self._scalar(row.number, values)
+        if not isinstance(values, Mapping):
+            problem = fault(row.number, None, "not_an_object", "not_an_object", value=shorten(jsonable(values)))
+            return Refused(row.number, (problem,), {"value": jsonable(values)})
+        if row.problems:
+            return Refused(row.number, row.problems, jsonable(values))
+        if self.model is None:
+            return self._plain(row.number, values, binding)
+        if binding is not None:
+            data, problems = _take_cells(row.number, values, binding.columns)
+        else:
+            data, problems = self._take_json(row.number, values)
+        return self._by_model(row.number, values, data, problems, binding)
+
+    @property
+    def field_names(self) -> tuple[str, ...]:
+        """The fields of the model, none without one."""
+        return tuple(self._fields)
+
+    def field_of(self, name: str) -> str | None:
+        """The field that a name means: its own, else a title or alias however it is written; None for none.
+
+        Without a model every name is a key of its own.
+        """
+        if self.model is None or name in self._fields:
+            return name
+        wanted = normalise(name)
+        return next((field for field, names in self._names.items() if wanted in map(normalise, names)), None)
+
+    def values(self, row: RawRow) -> Any:
+        """What a row says, before anything is made of it."""
+        values = row.values
+        return values.model_dump(round_trip=True) if type(values) is not dict and is_model(type(values)) else values
+
+    def kind(self, field: str) -> Any:
+        """What a field holds, as :func:`~asynctask.lists.coerce.kind_of` says; None without a model."""
+        info = self._fields.get(field)
+        return None if info is None else kind_of(info.annotation)
+
+    def is_given(self, row: RawRow, field: str, value: Any, binding: Binding | None) -> bool:
+        """Whether a row itself said something of a field, which came to ``value``: a default says nothing of its row."""
+        if self.model is None:
+            return True
+        if is_model(type(row.values)):
+            return field in row.values.model_fields_set
+        if binding is not None:
+            return any(row.values.get(column.header) is not None for column in binding.columns if column.field == field)
+        said = [
+            row.values[key] for key, column in self._json_columns.items() if column.field == field and key in row.values
+        ]
+        return any(isinstance(value, str) or not isinstance(each, str) or each.strip() for each in said if each is not None)
+
+    def revive(self, params: dict[str, Any]) -> Any:
+        """What the worker's function is given: the model made of an accepted item, or the dict itself without a model.
+
+        Raises :class:`pydantic.ValidationError` if the model has changed since and refuses the item now.
+        """
+        if self.model is None:
+            return params
+        return self.model.model_validate_json(orjson.dumps(params), by_alias=True, by_name=True)
+
+    def _by_model(
+        self,
+        number: int,
+        values: Mapping[str, Any],
+        data: dict[str, Any],
+        problems: list[Problem],
+        binding: Binding | None,
+    ) -> Accepted | Refused:
+        from pydantic import ValidationError  # the model is there, so pydantic is
+
+        assert self.model is not None
+        try:
+            item = self.model.model_validate(data, by_alias=True, by_name=True).model_dump(mode="json", round_trip=True)
+        except ValidationError as error:
+            found = self._problems(number, error, values, binding, {problem.column for problem in problems})
+            problems.extend(found)
+        except Exception as error:
+            # A validator of the model that stumbles over a value refuses this row, never the other 9,999.
+            words = shorten(jsonable(f"{type(error).__name__}: {error}"))
+            problems.append(fault(number, None, "invalid", "unchecked", {"words": words}))
+        if not problems:
+            problems.extend(self._unstorable(number, item))
+        if not problems:
+            return Accepted(number, item)
+        return Refused(number, in_order(problems, values), jsonable(values))
+
+    def _scalar(self, number: int, value: Any) -> Accepted | Refused:
+        """A worker without a model takes any JSON value as its item: a number, a text, a list."""
+        item = jsonable(value)
+        problems = tuple(self._unstorable(number, item))
+        return Refused(number, problems, {"value": item}) if problems else Accepted(number, item)
+
+    def _plain(self, number: int, values: Mapping[str, Any], binding: Binding | None) -> Accepted | Refused:
+        if binding is None and _SCALARS.issuperset(map(type, values.values())) and {str}.issuperset(map(type, values)):
+            found = tuple(self._unstorable(number, values))
+            return Refused(number, found, jsonable(values)) if found else Accepted(number, dict(values))
+        ignored = binding.ignored if binding else frozenset()
+        renamed = binding.fields if binding else {}
+        kept = {key: value for key, value in values.items() if key not in ignored}
+        problems = [_cell_error(number, key, value) for key, value in kept.items() if isinstance(value, CellError)]
+        item = {renamed.get(key, str(key)): jsonable(value) for key, value in kept.items()}
+        if not problems:
+            problems.extend(self._unstorable(number, {renamed.get(key, key): value for key, value in kept.items()}))
+        return Refused(number, tuple(problems), jsonable(values)) if problems else Accepted(number, item)
+
+    def _unstorable(self, number: int, item: Any) -> Iterable[Problem]:
+        try:
+            body = orjson.dumps(item, default=jsonable)
+        except TypeError as error:
+            return [fault(number, None, "invalid", "not_json", {"words": shorten(str(error))})]
+        if len(body) > self._max_bytes:
+            params = {"size": len(body), "limit": self._max_bytes}
+            return [fault(number, None, "item_too_large", "item_too_large", params)]
+        if b"\\u0000" in body and has_nul(item):
+            return [fault(number, None, "invalid", "nul")]
+        return ()
+
+    def _problems(
+        self,
+        number: int,
+        error: pydantic.ValidationError,
+        values: Mapping[str, Any],
+        binding: Binding | None,
+        known: set[str | None],
+    ) -> Iterable[Problem]:
+        headers = {column.field: column.header for column in binding.columns} if binding else None
+        for each in error.errors(include_url=False):
+            loc = [str(part) for part in each["loc"]]
+            first = self._written(loc[0], values, headers) if loc else None
+            if first is not None and first in known:
+                continue
+            column = ".".join([first, *loc[1:]]) if first is not None else None
+            given = values.get(first, each["input"]) if first is not None and len(loc) == 1 else each["input"]
+            problem = from_pydantic(number, column, each, _small(jsonable(given)) if loc else None)
+            yield replace(problem, value=None) if problem.code == "missing" else problem
+
+    def _take_json(self, number: int, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+        data: dict[str, Any] = {}
+        problems: list[Problem] = []
+        for key, value in values.items():
+            column = self._json_columns.get(key)
+            if column is None:
+                data[str(key)] = value
+                continue
+            blank = isinstance(value, str) and not value.strip() and column.coerce not in _TAKES_BLANK
+            if value is None or (blank and column.keeps_none):
+                data[key] = None
+            if value is None or blank:
+                continue
+            try:
+                data[key] = column.coerce(value) if column.coerce else value
+            except Unclear as error:
+                problems.append(fault(number, str(key), error.code, error.text, None, _small(jsonable(value))))
+        return data, problems
+
+    def _plan_json(self) -> dict[str, _Column]:
+        plan = {}
+        for field, info in self._fields.items():
+            column = self._column("", field, sheet=False)
+            plan.update(dict.fromkeys([field, *aliases(info)], column))
+        return plan
+
+    def _column(self, header: str, field: str, *, sheet: bool) -> _Column:
+        info = self._fields[field]
+        nullable = info.is_required() and allows_none(info.annotation)
+        return _Column(header, field, coercer_for(info.annotation, sheet=sheet), nullable)
+
+    def _match(self, present: Mapping[str, str]) -> dict[str, str]:
+        """Field -> header. ``columns`` goes before everything that a model says."""
+        mapped = {field: present[normalise(header)] for header, field in self._columns.items()}
+        taken = set(mapped.values())
+        by_field: dict[str, str] = {}
+        problems = []
+        for field, names in self._names.items():
+            if field in mapped:
+                by_field[field] = mapped[field]
+                continue
+            keys = dict.fromkeys(normalise(name) for name in names)
+            found = [present[key] for key in keys if key in present and present[key] not in taken]
+            if len(found) > 1:
+                names_found = " and ".join(repr(shorten(each, 80)) for each in found)
+                params = {"headers": names_found, "field": field}
+                problems.append(fault(None, found[1], "duplicate_column", "column.twice", params))
+            if found:
+                by_field[field] = found[0]
+                taken.add(found[0])
+        if problems:
+            first = problems[0]
+            raise InputError(
+                "; ".join(p.message for p in problems), code="duplicate_column", errors=problems,
+                text=first.text, params=first.params,
+            )  # fmt: skip
+        return by_field
+
+    def _refuse_missing(self, by_field: Mapping[str, str], headers: Sequence[str]) -> None:
+        missing = [f for f, info in self._fields.items() if info.is_required() and f not in by_field]
+        if not missing:
+            return
+        problems = [
+            fault(None, self._title(f), "missing_columns", "column.missing", {"field": f, "names": either(self._names[f])})
+            for f in missing
+        ]
+        params = {"columns": ", ".join(self._title(f) for f in missing), "headers": listed(headers)}
+        raise InputError(
+            f"the sheet has no column for {params['columns']}; its columns are: {params['headers']}."
+            " Add the columns, or map yours with the option columns",
+            code="missing_columns", errors=problems, text="list.missing_columns_named", params=params,
+        )  # fmt: skip
+
+    def _title(self, field: str) -> str:
+        info = self._fields[field]
+        return info.title or next(iter(aliases(info)), field)
+
+    def _written(self, key: str, values: Mapping[str, Any], headers: Mapping[str, str] | None) -> str:
+        """What the user calls the field that the model reports as ``key``."""
+        column = self._json_columns.get(key)
+        if column is None:
+            return key
+        if headers is not None:
+            return headers.get(column.field) or self._title(column.field)
+        return next((str(each) for each in values if self._json_columns.get(each) is column), key)
+
+
+def _take_cells(
+    number: int, values: Mapping[str, Any], columns: tuple[_Column, ...]
+) -> tuple[dict[str, Any], list[Problem]]:
+    data: dict[str, Any] = {}
+    problems: list[Problem] = []
+    for column in columns:
+        value = values.get(column.header)
+        if value is None:
+            if column.keeps_none:
+                data[column.field] = None
+        elif isinstance(value, CellError):
+            problems.append(_cell_error(number, column.header, value))
+        elif column.coerce is None:
+            data[column.field] = value
+        else:
+            try:
+                data[column.field] = column.coerce(value)
+            except Unclear as error:
+                problems.append(fault(number, column.header, error.code, error.text, None, _small(jsonable(value))))
+    return data, problems
+
+
+def _cell_error(number: int, header: str, value: CellError) -> Problem:
+    shown = shorten(value.text)
+    return fault(number, header, "cell_error", "cell_error", {"shown": shown}, shown)
+
+
+def _small(value: Any) -> Any:
+    """A value for a message: short, whatever it is."""
+    if isinstance(value, Mapping | list):
+        return shorten(orjson.dumps(value).decode())
+    return shorten(value)

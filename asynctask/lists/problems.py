@@ -1,0 +1,250 @@
+"""What is wrong with a row, as stable codes and sentences in the reader's language; and cells as JSON.
+
+A problem is kept without words: its code, the key of its text (``asynctask.lists.texts``) and the parameters of that text.
+The codes are listed in docs/sheets.md. An error type of pydantic that is not in the table keeps its own type and text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import Any, Final
+
+from asynctask.errors import InputError, Problem
+from asynctask.lists.coerce import span_text
+from asynctask.lists.readers.base import CellError, shorten
+from asynctask.lists.texts import TEXTS
+
+__all__ = [
+    "CODES",
+    "describe",
+    "fault",
+    "from_pydantic",
+    "in_order",
+    "jsonable",
+    "localised",
+    "render",
+    "render_whole",
+    "revived",
+    "say",
+    "stored",
+]
+
+CODES: Final[Mapping[str, str]] = {
+    kind: code
+    for code, kinds in {
+        "missing": "missing none_required union_tag_not_found",
+        "wrong_type": (
+            "string_type string_unicode int_type int_parsing int_parsing_size int_from_float float_type float_parsing"
+            " finite_number decimal_type decimal_parsing fraction_type fraction_parsing complex_type complex_str_parsing"
+            " bool_type bool_parsing bytes_type list_type tuple_type set_type frozen_set_type deque_type iterable_type"
+            " set_item_not_hashable dict_type frozen_dict_type ordered_dict_type counter_type mapping_type model_type"
+            " model_attributes_type dataclass_type named_tuple_type date_type date_parsing date_from_datetime_parsing"
+            " date_from_datetime_inexact datetime_type datetime_parsing datetime_object_invalid datetime_from_date_parsing"
+            " time_type time_parsing time_delta_type time_delta_parsing timezone_naive timezone_aware timezone_offset"
+            " json_type url_type uuid_type is_instance_of"
+        ),
+        "too_long": (
+            "decimal_max_digits decimal_max_places decimal_whole_digits string_too_long bytes_too_long too_long"
+            " url_too_long"
+        ),
+        "too_short": "string_too_short bytes_too_short too_short",
+        "too_small": "greater_than greater_than_equal",
+        "too_large": "less_than less_than_equal",
+        "not_allowed": (
+            "date_past date_future datetime_past datetime_future multiple_of literal_error enum union_tag_invalid"
+        ),
+        "bad_format": (
+            "string_pattern_mismatch string_not_ascii bytes_invalid_encoding url_parsing url_syntax_violation url_scheme"
+            " uuid_parsing uuid_version json_invalid"
+        ),
+        "unknown_field": "extra_forbidden",
+        "invalid": "value_error assertion_error invalid_key recursion_loop default_factory_not_called",
+    }.items()
+    for kind in kinds.split()
+}
+"""pydantic's error types, with the codes that they have here."""
+
+_OWN_WORDS: Final = frozenset({"value_error", "assertion_error"})
+_LISTS: Final = frozenset(
+    {"expected", "expected_tags", "expected_schemes", "names", "headers", "columns", "fields", "near"}
+)
+_PLURAL: Final = re.compile(
+    r"\{(\w+)(:,)?\} (?:of \{\w+:,\} (?=rows are))?(rows are|rows|characters|entries|bytes|digits|decimals|items)\b"
+)
+_OR: Final = re.compile(r"(?<=') or (?=')|(?<=\d) or (?=-?\d)")
+_AND: Final = re.compile(r"(?<=') and (?=')")
+_COMMA: Final = re.compile(r"(?<=['\d]), (?=['\d-])")
+_LONGEST_PARAM: Final = 1_000
+_SHOWN_FAULTS: Final = 3
+
+
+def describe(error: Mapping[str, Any]) -> tuple[str, str]:
+    """Code and English message of one of pydantic's errors (an entry of ``ValidationError.errors()``)."""
+    problem = from_pydantic(None, None, error)
+    return problem.code, problem.message
+
+
+def from_pydantic(row: int | None, column: str | None, error: Mapping[str, Any], value: Any = None) -> Problem:
+    """One of pydantic's errors as a problem of a row.
+
+    A type without a text, or with other parameters than this version knows, keeps pydantic's own English words.
+    """
+    kind, context = str(error["type"]), error.get("ctx") or {}
+    if kind in _OWN_WORDS:
+        words = shorten(_storable(str(context.get("error") or "")), _LONGEST_PARAM)
+        return fault(row, column, "invalid", kind if words else "not_valid", {"words": words} if words else {}, value)
+    params = {str(name): _param(each) for name, each in context.items() if each is not None}
+    message = say(kind, params, "en") if kind in CODES else None
+    if message is None:
+        return Problem(row, column, CODES.get(kind, kind), str(error["msg"]), value)
+    return Problem(row, column, CODES[kind], message, value, kind, params)
+
+
+def _param(value: Any) -> Any:
+    small = jsonable(value)
+    return small if isinstance(small, bool | int | float) else shorten(str(small), _LONGEST_PARAM)
+
+
+def fault(
+    row: int | None, column: str | None, code: str, text: str, params: Mapping[str, Any] | None = None, value: Any = None
+) -> Problem:
+    """A problem that can be said in every language: ``text`` is a key of the catalogue, ``params`` are JSON-ready."""
+    message = say(text, params or {}, "en")
+    if message is None:
+        raise KeyError(f"the catalogue has no text {text!r} for these parameters: {sorted(params or {})}")
+    return Problem(row, column, code, message, value, text, params or {})
+
+
+def say(text: str, params: Mapping[str, Any], locale: str) -> str | None:
+    """The text of a key in a language; None where there is none, or its parameters are not all there."""
+    template = TEXTS.get(locale, TEXTS["en"]).get(text)
+    if template is None:
+        return None
+    try:
+        template = _PLURAL.sub(lambda found: _counted(found, params), template) if locale == "en" else template
+        return template.format_map(params if locale == "en" else {name: _listed(name, params[name]) for name in params})
+    except (KeyError, ValueError, IndexError, TypeError, AttributeError):
+        return None
+
+
+def _counted(found: re.Match[str], params: Mapping[str, Any]) -> str:
+    """Of one thing English speaks in the singular."""
+    if params.get(found[1]) != 1:
+        return found[0]
+    noun = {"entries": "entry", "rows are": "rows is"}.get(found[3], found[3].removesuffix("s"))
+    return found[0].removesuffix(found[3]) + noun
+
+
+def _listed(name: str, value: Any) -> Any:
+    """pydantic enumerates in English: 'a', 'b' or 'c'."""
+    if name not in _LISTS or not isinstance(value, str):
+        return value
+    return _COMMA.sub("、", _AND.sub("、", _OR.sub("、", value)))
+
+
+def render(problem: Problem | Mapping[str, Any], locale: str) -> str:
+    """The message of a problem in a language.
+
+    Arguments: ``problem``, as it is kept (``{column, code, value, text, params}``, or ``message`` where it has no text, as
+    in rows of an earlier version), or a :class:`Problem`; ``locale``: en, zh_CN or ja. Never raises.
+    """
+    if isinstance(problem, Problem):
+        problem = {**stored(problem), "message": problem.message}
+    params = problem.get("params")
+    found = say(str(problem.get("text") or ""), params if isinstance(params, Mapping) else {}, locale)
+    if found is not None:
+        return found
+    code, message = str(problem.get("code") or ""), str(problem.get("message") or "")
+    if locale == "en" and message:
+        return message
+    # A reader's finding, or an old row: the text of its code says the same with fewer details.
+    return (
+        say(code, {"shown": problem.get("value")}, locale)
+        or (say(f"list.{code}", {"detail": message}, locale) if message else None)
+        or message
+        or code
+    )
+
+
+def render_whole(error: InputError, locale: str) -> str:
+    """The message of a refusal as a whole in a language; its English one where there is no text for its code."""
+    message = str(error)
+    found = say(error.text, error.params, locale) if error.text else None
+    if found is not None or locale == "en":
+        return found or message
+    # What the single faults say can be said in the language, what the message says cannot.
+    faults = [
+        f"{each.column}: {render(each, locale)}" for each in error.errors[:_SHOWN_FAULTS] if each.text and each.column
+    ]
+    return say(f"list.{error.code}", {"detail": "; ".join(faults) or message}, locale) or message
+
+
+def localised(error: InputError, locale: str) -> InputError:
+    """The same refusal with its message, and those of its single faults, in a language."""
+    faults = [replace(each, message=render(each, locale)) for each in error.errors]
+    return InputError(
+        render_whole(error, locale), code=error.code, status=error.status, errors=faults, text=error.text,
+        params=error.params,
+    )  # fmt: skip
+
+
+def stored(problem: Problem) -> dict[str, Any]:
+    """A problem as the ledger keeps it beside its row: without words where the catalogue has them."""
+    kept = {"column": problem.column, "code": problem.code, "value": problem.value}
+    if problem.text:
+        return {**kept, "text": problem.text, "params": dict(problem.params)}
+    return {**kept, "message": problem.message}
+
+
+def revived(row: int | None, kept: Mapping[str, Any], locale: str) -> Problem:
+    """A problem from what :func:`stored` made of it, with its message in a language."""
+    return Problem(
+        row, kept.get("column"), str(kept.get("code") or ""), render(kept, locale), kept.get("value"),
+        str(kept.get("text") or ""), kept.get("params") or {},
+    )  # fmt: skip
+
+
+def jsonable(value: Any) -> Any:
+    """A cell or JSON value as JSON can carry it and a database can store it: dates as ISO text, errors as they show."""
+    if value is None or isinstance(value, bool | int):
+        return value if not isinstance(value, int) or -(2**63) <= value < 2**64 else str(value)
+    if isinstance(value, str):
+        return _storable(value)
+    if isinstance(value, float):
+        return value if value - value == 0 else str(value)
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        return {_storable(str(key)): jsonable(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [jsonable(each) for each in value]
+    if isinstance(value, Enum):
+        return jsonable(value.value)
+    if isinstance(value, timedelta):
+        return span_text(value)
+    if isinstance(value, CellError | Decimal):
+        return _storable(str(value))
+    return shorten(_storable(str(value)))
+
+
+def _storable(text: str) -> str:
+    """Without NUL, which PostgreSQL has no place for, and without halves of characters, which UTF-8 has none for."""
+    if "\0" in text:
+        text = text.replace("\0", "\ufffd")
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def in_order(problems: Sequence[Problem], values: Mapping[str, Any]) -> tuple[Problem, ...]:
+    """A row's problems as the columns stand in the row; what is about no column of it comes last."""
+    places = {str(key): place for place, key in enumerate(values)}
+
+    def place(problem: Problem) -> int:
+        column = problem.column or ""
+        return places.get(column, places.get(column.partition(".")[0], len(places)))
+
+    return tuple(sorted(problems, key=place))

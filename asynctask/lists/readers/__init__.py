@@ -1,0 +1,96 @@
+"""Reading lists: the formats that there are, and one way to open a file of any of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from asynctask.lists.readers.base import CellError, Limits, OpenOptions, RawRow, Source, normalise, over_limit
+
+__all__ = [
+    "FORMATS",
+    "CellError",
+    "Format",
+    "Limits",
+    "RawRow",
+    "Source",
+    "normalise",
+    "open_source",
+    "readable",
+    "sheet_names",
+]
+
+
+_CHARSET: Final = re.compile(r";\s*charset\s*=\s*\"?([^\s;\"]+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A format that can be read: ``title`` for people, ``suffixes`` for file dialogs."""
+
+    title: str
+    suffixes: tuple[str, ...]
+
+
+FORMATS: Final[dict[str, Format]] = {
+    "xlsx": Format("Excel workbooks", (".xlsx", ".xlsm")),
+    "xls": Format("old Excel workbooks", (".xls",)),
+    "ods": Format("OpenDocument spreadsheets", (".ods",)),
+    "csv": Format("CSV text", (".csv", ".txt")),
+    "tsv": Format("tab-separated text", (".tsv", ".tab")),
+    "json": Format("JSON lists", (".json",)),
+    "ndjson": Format("JSON lines", (".ndjson", ".jsonl")),
+}
+"""The formats; how each is opened is in :mod:`asynctask.lists.readers.opening`."""
+
+
+def readable() -> str:
+    """What can be read, as the end of a message."""
+    each = (f"{known.title} ({', '.join(known.suffixes)})" for known in FORMATS.values())
+    return "what can be read: " + ", ".join(each)
+
+
+def open_source(
+    path: Path,
+    filename: str,
+    *,
+    sheet: str | None = None,
+    limits: Limits,
+    expect: Collection[str] = (),
+    media_type: str | None = None,
+    encoding: str | None = None,
+) -> Source:
+    """Open a list. Close what is returned, or use it in a ``with``.
+
+    Arguments: ``path``, the file; ``filename``, the name it was sent under (a tie-breaker, never a path); ``sheet``, the
+    sheet of a workbook, by default the first visible one with rows; ``limits``, bytes and counts that are taken at most;
+    ``expect``, names that a header of this list may have, which tell the header row from titles over it; ``media_type``,
+    the type it was sent as, ``text/csv; charset=gbk`` for instance, a tie-breaker that goes before the name; ``encoding``,
+    that of a text, by default the charset of the type, else found out.
+
+    Raises :class:`UnsupportedFormat` (415) for what cannot be read, :class:`TooLarge` (413) for what is over a limit,
+    :class:`InputError` (422) for what is not in order. docs/sheets.md lists the codes.
+    """
+    from asynctask.lists.readers.opening import OPENERS, sniff  # a process that reads no list need not load all of that
+
+    size = path.stat().st_size
+    if size > limits.max_file_bytes:
+        raise over_limit(f"the file has {size:,} bytes", "max_file_bytes", limits.max_file_bytes)
+    name = sniff(path, filename, limits, readable(), media_type)
+    if encoding is None and (charset := _CHARSET.search(media_type or "")):
+        encoding = charset[1]
+    return OPENERS[name](path, OpenOptions(sheet, limits, frozenset(expect), encoding))
+
+
+def sheet_names(path: Path, filename: str, limits: Limits) -> list[str]:
+    """The sheets of a workbook that can be seen, in its order; none of a file that has no sheets.
+
+    Arguments and errors are those of :func:`open_source`.
+    """
+    from asynctask.lists.readers.opening import SHEETS, sniff
+
+    sheets = SHEETS.get(sniff(path, filename, limits, readable()))
+    return sheets(path, limits) if sheets is not None else []

@@ -1,0 +1,189 @@
+"""What every reader promises: the values it hands on, the limits it keeps, the names of columns."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Protocol, Self
+
+from asynctask.errors import InputError, Problem, TooLarge
+from asynctask.lists.report_columns import COLUMNS, SUFFIX
+
+__all__ = [
+    "REPORT_COLUMNS",
+    "CellError",
+    "Limits",
+    "OpenOptions",
+    "RawRow",
+    "Source",
+    "column_letters",
+    "normalise",
+    "over_limit",
+    "report_block",
+    "shorten",
+    "too_costly",
+]
+
+REPORT_COLUMNS: Final = COLUMNS["en"]
+_BLOCKS: Final = frozenset(COLUMNS.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a reader takes. The fields have the names, meanings and defaults of the configuration.
+
+    ``split_cpu_s`` and ``split_memory`` are kept by the process that reads a workbook. ``max_empty_rows``: after so many
+    empty rows in a row a text counts as ended. No spreadsheet has more.
+    """
+
+    max_file_bytes: int = 209_715_200
+    max_unzipped_bytes: int = 1_073_741_824
+    max_unzip_ratio: int = 200
+    max_rows: int = 1_000_000
+    max_columns: int = 1_000
+    max_cell_chars: int = 32_767
+    max_item_bytes: int = 65_536
+    max_json_depth: int = 32
+    split_cpu_s: int = 300
+    split_memory: int = 536_870_912
+    max_empty_rows: int = 1_048_576
+
+
+@dataclass(frozen=True, slots=True)
+class CellError:
+    """A cell that shows an error instead of a value; ``text`` is what the spreadsheet shows, ``#N/A`` for instance."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class RawRow:
+    """One row before validation.
+
+    ``number``: the row as the spreadsheet numbers it, 1 is the first; for JSON the 1-based position.
+    ``values``: of a sheet, header -> cell (None is an empty one); of JSON, the element as parsed, whatever it is.
+    ``problems``: what is wrong with the row's form already, before any model looks at it.
+    """
+
+    number: int
+    values: Any
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenOptions:
+    """What the opener of a format gets beside the path.
+
+    ``expect``: names that a header may have; empty where the worker says nothing about its items. ``encoding``: that of a
+    text, as its sender names it.
+    """
+
+    sheet: str | None
+    limits: Limits
+    expect: frozenset[str]
+    encoding: str | None = None
+
+
+class Source(Protocol):
+    """An open list: a context manager; ``rows`` may be called again and again.
+
+    ``format``: the registry's name of the format. ``headers``: the names of the columns in order, None for JSON;
+    ``places``: the column of the sheet that each stands over, 0 is A. ``sheet_name``: None where a file has no sheets.
+    ``planned``: the number of rows that ``rows`` will give where it is known without reading them, else None.
+    """
+
+    format: str
+    headers: tuple[str, ...] | None
+    places: tuple[int, ...] | None
+    sheet_name: str | None
+    planned: int | None
+
+    def rows(self, after: int = 0) -> Iterator[RawRow]:
+        """The rows whose number is greater than ``after``, in order.
+
+        Raises :class:`InputError` (:class:`TooLarge` for a limit) where the rest of the list cannot be taken.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the file; again is harmless."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def normalise(name: str) -> str:
+    """A header as it is compared: NFKC, case folded, spaces collapsed and stripped."""
+    return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+
+
+def column_letters(index: int) -> str:
+    """The letters over a column; ``index`` 0 is A, 26 is AA."""
+    letters = ""
+    index += 1
+    while index:
+        index, rest = divmod(index - 1, 26)
+        letters = chr(65 + rest) + letters
+    return letters
+
+
+def over_limit(what: str, setting: str, value: int) -> TooLarge:
+    """The error for a limit: says what is over it, its value, and the setting that moves it."""
+    return TooLarge(
+        f"{what}, over the limit of {value:,} ({setting});"
+        f" send less at once, or have the operator raise ASYNCTASK_{setting.upper()}"
+    )
+
+
+_COSTS: Final = {
+    "split_cpu_s": "{:,} s of processor time",
+    "split_memory": "{:,} bytes of memory",
+}
+
+
+def too_costly(setting: str, limits: Limits) -> InputError:
+    """The error for a workbook whose reading takes more than ``split_cpu_s`` or ``split_memory``."""
+    most = _COSTS[setting].format(getattr(limits, setting))
+    return InputError(
+        f"reading the workbook takes more than {most} ({setting}); save it as CSV or split it into several, or have the"
+        f" operator raise ASYNCTASK_{setting.upper()}",
+        code="too_costly",
+    )
+
+
+def shorten(value: Any, length: int = 200) -> Any:
+    """``value``, cut with an ellipsis where it is a text longer than ``length`` characters."""
+    if isinstance(value, str) and len(value) > length:
+        return value[: length - 1] + "…"
+    return value
+
+
+def report_block(headers: Collection[str]) -> frozenset[str]:
+    """The columns that a report added to these headers, so that a corrected report can be uploaded as it is.
+
+    They are the five of :data:`~asynctask.lists.report_columns.COLUMNS` side by side and in order, in any language; a
+    suffix is allowed for.
+    """
+    names = list(headers)
+    plain = [_without_suffix(normalise(name)) for name in names]
+    size = len(REPORT_COLUMNS)
+    found: set[str] = set()
+    for start in range(len(names) - size + 1):
+        if tuple(plain[start : start + size]) in _BLOCKS:
+            found.update(names[start : start + size])
+    return frozenset(found)
+
+
+def _without_suffix(name: str) -> str:
+    for suffix in SUFFIX.values():
+        name = name.removesuffix(suffix)
+    return name

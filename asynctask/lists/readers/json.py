@@ -1,0 +1,231 @@
+"""JSON: an array of items or an object with that array under ``items``, and JSON lines: streamed, in constant memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import orjson
+
+from asynctask.errors import InputError, Problem
+from asynctask.lists.readers.base import Limits, OpenOptions, RawRow, over_limit
+from asynctask.lists.readers.encodings import BOM, decoded, prove_encoding
+from asynctask.lists.readers.json_scan import Piece, items_of, too_deep
+
+__all__ = ["JsonSource", "check_depth", "items_in", "open_json", "open_ndjson"]
+
+_CHUNK: Final = 1 << 18
+_SHOWN: Final = 200
+_STRINGS: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+_ONE_KIND: Final = bytes.maketrans(b"{}", b"[]")
+_DIGITS: Final = re.compile(rb"[0-9]{19}")
+_LONG: Final = re.compile(rb"(?<![\d.eE+])-?\d{19,}(?![\d.eE])")
+_NOT_FINITE: Final = re.compile(rb"-?\b(?:NaN|Infinity)\b")
+_INT64, _UINT64 = -(2**63), 2**64 - 1
+
+
+class JsonSource:
+    """Items of a JSON text; see :class:`~asynctask.lists.readers.base.Source`."""
+
+    headers: tuple[str, ...] | None = None
+    places: tuple[int, ...] | None = None
+    sheet_name: str | None = None
+
+    def __init__(self, name: str, items: Callable[[], Iterator[RawRow]], planned: int) -> None:
+        self.format = name
+        self._items: Callable[[], Iterator[RawRow]] | None = items
+        self.planned: int | None = planned
+
+    def rows(self, after: int = 0) -> Iterator[RawRow]:
+        """See :meth:`Source.rows`."""
+        if self._items is None:
+            raise ValueError("the source is closed")
+        for row in self._items():
+            if row.number > after:
+                yield row
+
+    def close(self) -> None:
+        """See :meth:`Source.close`. The file is open only while rows are read."""
+        self._items = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def open_json(path: Path, options: OpenOptions) -> JsonSource:
+    """Open a JSON file. It is gone through once, so that a broken one is refused before an item is taken from it.
+
+    Raises :class:`InputError`: ``invalid_json``, ``too_deep``, ``encoding``, ``nul_byte``, ``too_large``.
+    """
+    limits, codec = options.limits, prove_encoding(path, options.encoding, options.expect)
+
+    def items() -> Iterator[RawRow]:
+        return _items(_utf8(path, codec), limits)
+
+    count = 0
+    for count, _ in enumerate(items(), 1):
+        if count > limits.max_rows:
+            raise over_limit("the list has more items", "max_rows", limits.max_rows)
+    return JsonSource("json", items, count)
+
+
+def items_in(body: bytes, limits: Limits) -> Iterator[RawRow]:
+    """The items of a JSON list in memory, one by one, as :func:`open_json` gives those of a file; raises as it does."""
+    return _items(iter([body]), limits)
+
+
+def _items(chunks: Iterator[bytes], limits: Limits) -> Iterator[RawRow]:
+    for number, piece in enumerate(items_of(chunks, limits), 1):
+        yield _item(number, piece, limits)
+
+
+def open_ndjson(path: Path, options: OpenOptions) -> JsonSource:
+    """Open JSON lines: an item is a line, and its number that of the line. A broken line is a refused row.
+
+    Raises :class:`InputError`: ``encoding``, ``nul_byte``, ``too_large``.
+    """
+    limits, codec = options.limits, prove_encoding(path, options.encoding, options.expect)
+    count = 0
+    for count, _ in enumerate(_lines(path, codec, limits), 1):
+        if count > limits.max_rows:
+            raise over_limit("the file has more lines", "max_rows", limits.max_rows)
+
+    def items() -> Iterator[RawRow]:
+        for number, line, size in _lines(path, codec, limits):
+            yield _line_item(number, line, size, limits)
+
+    return JsonSource("ndjson", items, count)
+
+
+def check_depth(bare: bytes, max_depth: int) -> None:
+    """Raise :class:`InputError` ``too_deep`` if a JSON text, its strings taken out, nests deeper than ``max_depth``.
+
+    Every round takes away the innermost pairs: as many rounds as levels, no recursion.
+    """
+    brackets = bare.translate(_ONE_KIND, _NO_BRACKETS)
+    for _ in range(max_depth):
+        if not brackets:
+            return
+        fewer = brackets.replace(b"[]", b"")
+        if len(fewer) == len(brackets):
+            break
+        brackets = fewer
+    # What is left is too deep, or its pairs do not match and then opens more than it closes somewhere.
+    depth = deepest = 0
+    for bracket in brackets[: 4 * max_depth + 4]:
+        depth += 1 if bracket == 0x5B else -1
+        deepest = max(deepest, depth)
+    if deepest > max_depth or b"[]" in brackets:
+        raise too_deep(max_depth)
+
+
+def _utf8(path: Path, codec: str) -> Iterator[bytes]:
+    """The text as UTF-8, in pieces, without a byte order mark."""
+    if codec != "utf-8-sig":
+        for number, piece in enumerate(decoded(path, codec)):
+            yield (piece if number else piece.removeprefix("\ufeff")).encode() or b" "
+        return
+    with path.open("rb") as file:
+        yield file.read(_CHUNK).removeprefix(BOM) or b" "
+        while chunk := file.read(_CHUNK):
+            yield chunk
+
+
+def _lines(path: Path, codec: str, limits: Limits) -> Iterator[tuple[int, bytes, int]]:
+    """Number, text in UTF-8 and size of each line that is not blank. Of one that is too large only the beginning comes."""
+    most = 16 * limits.max_item_bytes
+    number, rest, size = 1, b"", 0
+    for chunk in _utf8(path, codec):
+        *whole, last = chunk.split(b"\n")
+        for line in whole:
+            size += len(line)
+            text = (rest + line).strip() if size <= most else rest or line[:most]
+            if text:
+                yield number, text, size
+            number, rest, size = number + 1, b"", 0
+        size += len(last)
+        rest = rest + last if size <= most else (rest + last)[:_SHOWN]
+    if text := rest.strip():
+        yield number, text, size
+
+
+class _LongInteger(InputError):
+    """An item is JSON, and cannot be kept as it is."""
+
+
+def _item(number: int, piece: Piece, limits: Limits) -> RawRow:
+    if piece.raw is None:
+        return _refused(number, b"", _item_too_large(number, piece.size, limits))
+    try:
+        return RawRow(number, _parsed(piece.raw, piece.line, piece.column))
+    except _LongInteger as error:
+        return _refused(number, piece.raw, Problem(number, None, error.code, str(error), _beginning(piece.raw)))
+
+
+def _line_item(number: int, line: bytes, size: int, limits: Limits) -> RawRow:
+    if size > 16 * limits.max_item_bytes:
+        return _refused(number, line, _item_too_large(number, size, limits))
+    try:
+        if line.count(b"[") + line.count(b"{") > limits.max_json_depth:
+            check_depth(_STRINGS.sub(b"", line), limits.max_json_depth)
+        return RawRow(number, _parsed(line, number, 1))
+    except InputError as error:
+        return _refused(number, line, Problem(number, None, error.code, str(error), _beginning(line)))
+
+
+def _item_too_large(number: int, size: int, limits: Limits) -> Problem:
+    limit = limits.max_item_bytes
+    text = (
+        f"the item has {size:,} bytes as JSON, over the limit of {limit:,} (max_item_bytes); shorten it, or have the"
+        " operator raise ASYNCTASK_MAX_ITEM_BYTES"
+    )
+    return Problem(number, None, "item_too_large", text, None, "item_too_large", {"size": size, "limit": limit})
+
+
+def _refused(number: int, raw: bytes, problem: Problem) -> RawRow:
+    return RawRow(number, {"value": _beginning(raw)} if raw else {}, (problem,))
+
+
+def _beginning(raw: bytes) -> str:
+    text = raw[:_SHOWN].decode("utf-8", "ignore")
+    return text if len(raw) <= _SHOWN else text + "…"
+
+
+def _parsed(raw: bytes, line: int, column: int) -> Any:
+    """The value of a JSON text that begins at this line and column of a larger one."""
+    if _DIGITS.search(raw):
+        _refuse_long_integers(_STRINGS.sub(b"", raw))
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise _invalid(raw, error, line, column) from None
+
+
+def _refuse_long_integers(bare: bytes) -> None:
+    for match in _LONG.finditer(bare):
+        text = match.group().decode()
+        if len(text) > 21 or not _INT64 <= int(text) <= _UINT64:
+            raise _LongInteger(
+                f"the number {text[:40]} is too long to be kept exactly; write it in double quotes", code="invalid_json"
+            )
+
+
+def _invalid(raw: bytes, error: orjson.JSONDecodeError, line: int, column: int) -> InputError:
+    where = f"line {line + error.lineno - 1}, column {error.colno + (column - 1 if error.lineno == 1 else 0)}"
+    if _NOT_FINITE.search(_STRINGS.sub(b"", raw)):
+        return InputError(f"NaN and Infinity are no JSON ({where}); write null instead", code="invalid_json")
+    if error.pos >= len(raw.decode().rstrip()):
+        return InputError(f"the JSON ends in the middle ({where}): it was cut off; send it whole", code="invalid_json")
+    if raw.lstrip().startswith(b"{") and error.colno == 1:
+        return InputError(
+            f"after the first object comes another ({where}); put them in one list: [{{...}}, {{...}}]",
+            code="invalid_json",
+        )
+    return InputError(f"the JSON is broken at {where}: {error.msg}; mend it and send it again", code="invalid_json")

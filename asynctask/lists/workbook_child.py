@@ -1,0 +1,203 @@
+"""The process that reads a workbook for another one, under limits of time and memory that the kernel keeps.
+
+It is told what to do by lines of JSON on its standard input, and answers with lines of JSON. It needs no application, and
+it ends with whoever started it. :mod:`asynctask.lists.workbooks` is the other side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import resource
+import select
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from asynctask._version import __version__
+from asynctask.errors import InputError
+from asynctask.lists.cells import dump
+from asynctask.lists.readers.base import Limits, OpenOptions, RawRow, Source, too_costly
+from asynctask.lists.readers.opening import OPENERS, SHEETS, sniff
+
+__all__ = ["ANOTHER_VERSION", "main"]
+
+ANOTHER_VERSION: Final = 3
+"""The exit code of a child whose code is not that of its parent: it was replaced since the parent started."""
+_BATCH_BYTES: Final = 262_144
+_FIRST, _MOST = 100, 1_000
+_PARENT_S: Final = 5.0
+_SPARE: Final = 16_777_216
+"""Memory beyond the limit for the answer that says so."""
+
+
+def main() -> int:
+    """Obeys one line of standard input after the other; returns the exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # who stops a server stops its processes too: this one ends with its parent
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(lines,), name="lifeline", daemon=True).start()
+    order = orjson.loads(lines.get())
+    if order["version"] != __version__:
+        return ANOTHER_VERSION
+    limits = Limits(**order["limits"])
+    _keep_to(limits)
+    child = _Child(Path(order["path"]), order["filename"], limits)
+    _say({"ready": True})
+    while True:
+        said = orjson.loads(lines.get())
+        try:
+            child.obey(said)
+        except InputError as error:
+            _say({"error": _as_json(error)})
+        except MemoryError:
+            child.forget()
+            _say({"error": _as_json(too_costly("split_memory", limits))})
+
+
+class _Child:
+    """What it is asked for. The list that was opened last stays open."""
+
+    def __init__(self, path: Path, filename: str, limits: Limits) -> None:
+        self._path, self._filename, self._limits = path, filename, limits
+        self._opened: tuple[Any, Source] | None = None
+
+    def obey(self, said: Mapping[str, Any]) -> None:
+        """Carries out one order. Raises :class:`InputError`."""
+        if said["do"] == "sheets":
+            _say({"sheets": SHEETS[self._format(self._limits)](self._path, self._limits)})
+            return
+        source = self._open(said["sheet"], said["expect"], said["unzipped"])
+        if said["do"] == "rows":
+            _say_rows(source, said["after"])
+        elif said["do"] == "keep":
+            self._keep(source, Path(said["target"]))
+        _say({
+            "format": source.format, "headers": source.headers, "places": source.places, "sheet": source.sheet_name,
+            "planned": source.planned,
+        })  # fmt: skip
+
+    def forget(self) -> None:
+        """Lets go of the list that is open."""
+        if self._opened is not None:
+            self._opened[1].close()
+            self._opened = None
+
+    def _open(self, sheet: str | None, expect: list[str], unzipped: int | None) -> Source:
+        key = (sheet, expect, unzipped)
+        if self._opened is not None and self._opened[0] == key:
+            return self._opened[1]
+        self.forget()
+        limits = self._limits
+        if unzipped is not None:
+            limits = replace(limits, max_unzipped_bytes=min(limits.max_unzipped_bytes, unzipped))
+        source = OPENERS[self._format(limits)](self._path, OpenOptions(sheet, limits, frozenset(expect)))
+        self._opened = (key, source)
+        return source
+
+    def _format(self, limits: Limits) -> str:
+        from asynctask.lists.readers import readable
+
+        return sniff(self._path, self._filename, limits, readable())
+
+    def _keep(self, source: Source, target: Path) -> None:
+        from asynctask.lists.original_formats import percents_of  # most workbooks are read for no report
+        from asynctask.lists.original_rows import keep_rows
+
+        keep_rows(source, percents_of(self._path, self._limits, source.format, source.sheet_name), target)
+
+
+def _say_rows(source: Source, after: int) -> None:
+    """Rows as ``[number, cells in the order of the headers, those in columns without one by name]``, some in a line."""
+    width = len(source.headers or ())
+    batch: list[bytes] = []
+    size, most = 0, _FIRST
+    for row in source.rows(after):
+        batch.append(dump(_as_list(row, width)))
+        size += len(batch[-1])
+        if len(batch) >= most or size >= _BATCH_BYTES:
+            _write(b'{"rows":[' + b",".join(batch) + b"]}\n")
+            batch.clear()
+            size, most = 0, _MOST
+    _write(b'{"rows":[' + b",".join(batch) + b"]}\n")
+
+
+def _as_list(row: RawRow, width: int) -> list[Any]:
+    cells: dict[str, Any] = row.values
+    if len(cells) == width:
+        return [row.number, list(cells.values())]
+    every: Iterator[tuple[str, Any]] = iter(cells.items())
+    return [row.number, [value for _, value in islice(every, width)], dict(every)]
+
+
+def _as_json(error: InputError) -> dict[str, Any]:
+    return {
+        "message": str(error), "code": error.code, "status": error.status, "text": error.text, "params": error.params,
+        "errors": [
+            {"row": e.row, "column": e.column, "code": e.code, "message": e.message, "value": e.value} for e in error.errors
+        ],
+    }  # fmt: skip
+
+
+def _say(what: Mapping[str, Any]) -> None:
+    _write(dump(what) + b"\n")
+
+
+def _write(line: bytes) -> None:
+    view = memoryview(line)
+    while view:
+        view = view[os.write(1, view) :]
+
+
+def _keep_to(limits: Limits) -> None:
+    """Puts this process under its limits. A system that does not know one of them goes without."""
+    _set(resource.RLIMIT_CORE, 0, 0)
+    _set(resource.RLIMIT_CPU, limits.split_cpu_s, limits.split_cpu_s + 1)
+    most = _address_space() + limits.split_memory
+    _set(resource.RLIMIT_AS, most, most + _SPARE)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123 - no path of ours
+        file.write("1000")  # where the machine itself has no memory left, this process goes first
+
+
+def _set(kind: int, soft: int, hard: int) -> None:
+    most = resource.getrlimit(kind)[1]
+    if most != resource.RLIM_INFINITY:
+        soft, hard = min(soft, most), min(hard, most)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(kind, (soft, hard))
+
+
+def _address_space() -> int:
+    """What the interpreter takes by itself, in bytes."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except OSError:
+        return 0
+
+
+def _listen(lines: queue.SimpleQueue[bytes]) -> None:
+    """Takes the orders; ends this process with the one that started it."""
+    parent, rest = os.getppid(), b""
+    while True:
+        if not select.select([0], [], [], _PARENT_S)[0]:
+            if os.getppid() != parent:
+                os._exit(1)  # another process has inherited the other end of the pipe
+            continue
+        piece = os.read(0, 65_536)
+        if not piece:
+            os._exit(1)
+        *whole, rest = (rest + piece).split(b"\n")
+        for line in whole:
+            lines.put(line)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What waits where, what runs, and what people do about it."""

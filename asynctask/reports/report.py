@@ -1,0 +1,253 @@
+"""Reports: the rows of a Task with what they came to, in the user's own columns, ready to correct and hand in again."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from asynctask.core.states import Status
+from asynctask.database.engine import Database
+from asynctask.errors import InputError
+from asynctask.ledger import queries
+from asynctask.ledger import tasks as task_rows
+from asynctask.ledger.base import Ledger, loads
+from asynctask.lists.items import ItemShape
+from asynctask.lists.problems import render
+from asynctask.lists.readers import Limits
+from asynctask.lists.readers.base import normalise
+from asynctask.lists.uploads import Uploads
+from asynctask.logs import get_logger
+from asynctask.reports.files import ReportRow
+from asynctask.reports.original import Original, open_original
+
+__all__ = ["KINDS", "Report", "make_report"]
+
+KINDS: Mapping[str, frozenset[str]] = {
+    "failed": frozenset({Status.FAILED, Status.ERROR}),
+    "succeeded": frozenset({Status.FINISH}),
+    "unprocessed": frozenset({Status.ENQUEUE, Status.WORKING, Status.STOPPED, Status.CANCELLED}),
+    "rejected": frozenset(),
+    "all": frozenset(str(status) for status in Status),
+}
+"""``rows=`` of a report, with the statuses it shows; ``failed``, ``rejected`` and ``all`` show the refused rows too."""
+
+_FAILED = (Status.FAILED, Status.ERROR)
+_WITH_REJECTS = frozenset({"failed", "rejected", "all"})
+_PAGE = 500
+_EVERY = 500
+_MAX_NAMES = 16_384
+_NO_MORE = 2**63
+
+
+@dataclass(slots=True)
+class Report:
+    """A report: ``headers`` are the user's own columns; ``rows`` may be gone through once, in the order of the list.
+
+    ``locale``: the language of what it says, for the report's own headers. Close ``rows`` where they are not read to
+    their end.
+    """
+
+    headers: list[str]
+    rows: Generator[ReportRow, None, None]
+    locale: str = "en"
+
+
+def make_report(
+    ledger: Ledger,
+    uploads: Uploads,
+    limits: Limits,
+    shape: ItemShape | None,
+    task_id: int,
+    kind: str = "failed",
+    *,
+    locale: str = "en",
+    alive: Callable[[], None] = lambda: None,
+) -> Report:
+    """The report of a Task as it is now.
+
+    Arguments: ``kind``, one of :data:`KINDS`; ``locale``, the language of its texts; ``alive``, which is called now and
+    then, here and while the rows are gone through: what it raises ends the work. Memory is constant. Rows are read in
+    pages, each as it is at that moment. Where the original list is gone, the columns are the items' fields.
+
+    Raises :class:`InputError` for a ``kind`` that is none, NotFound, and :class:`Unavailable` where a workbook has to be
+    read again and no process can be started for it.
+    """
+    if kind not in KINDS:
+        raise InputError(f"rows={kind!r} is none; choose of {', '.join(KINDS)}", code="unknown_rows")
+    with ledger.database.read() as connection:
+        task = task_rows.get(connection, task_id)
+    source = loads(task["split_source"])
+    original = None
+    if source:
+        expect = (shape.expected if shape else frozenset()) | frozenset(source.get("columns") or {})
+        original = open_original(uploads, source, limits, expect, alive)
+    known = _Known(ledger.database, task_id, kind, locale)
+    if original is None:
+        headers = known.fields(shape)
+        return Report(headers, _alone(known, headers, alive), locale)
+    headers = list(original.headers)
+    return Report(headers, _beside(original, known, headers, _columns(shape, headers), alive), locale)
+
+
+def _columns(shape: ItemShape | None, headers: list[str]) -> dict[str, str]:
+    """Field -> header, for the rows whose cells have to be taken from the item."""
+    if shape is None or shape.model is None:
+        return {}
+    try:
+        return {field: header for header, field in shape.bind(headers).fields.items()}
+    except InputError:
+        return {}
+
+
+def _alone(known: _Known, headers: list[str], alive: Callable[[], None]) -> Generator[ReportRow, None, None]:
+    for count, (row, _) in enumerate(known.rows(headers, values=True)):
+        if count % _EVERY == 0:
+            alive()
+        yield row
+
+
+def _beside(
+    original: Original, known: _Known, headers: list[str], columns: Mapping[str, str], alive: Callable[[], None]
+) -> Generator[ReportRow, None, None]:
+    """What the ledger says of each row, with the cells of the original list, which is read once, in step."""
+    with closing(_Cells(original, alive)) as cells:
+        for count, (row, event_id) in enumerate(known.rows(headers, values=False)):
+            if count % _EVERY == 0:
+                alive()
+            values = cells.at(row.number)
+            if values is None:  # the list cannot be read that far again: the item has the values
+                kept = known.values(row.number, event_id)
+                values = {columns.get(name, name): value for name, value in kept.items()}
+            yield row.with_values(values)
+
+
+class _Cells:
+    """The rows of the original, asked for by rising numbers."""
+
+    def __init__(self, original: Original, alive: Callable[[], None]) -> None:
+        self._rows, self._alive = original.rows(), alive
+        self._number, self._count = 0, 0
+        self._values: Mapping[str, Any] | None = None
+
+    def at(self, number: int | None) -> Mapping[str, Any] | None:
+        """The cells of a row; None where the list has no such row, or cannot be read so far."""
+        while number is not None and self._number < number:
+            self._next()
+        return self._values if self._number == number else None
+
+    def _next(self) -> None:
+        self._count += 1
+        if self._count % _EVERY == 0:
+            self._alive()
+        try:
+            self._number, self._values = next(self._rows, (_NO_MORE, None))
+        except (InputError, OSError) as error:
+            get_logger("asynctask.report").warning("original_unreadable", after=self._number, error=str(error))
+            self._number, self._values = _NO_MORE, None
+
+    def close(self) -> None:
+        self._rows.close()
+
+
+class _Known:
+    """What the ledger knows of the rows that a report shows."""
+
+    def __init__(self, database: Database, task_id: int, kind: str, locale: str) -> None:
+        self._database, self._task_id, self._locale = database, task_id, locale
+        self._statuses, self._with_rejects = KINDS[kind], kind in _WITH_REJECTS
+
+    def fields(self, shape: ItemShape | None) -> list[str]:
+        """The columns where there is no original list: the model's fields, or the items'; and the refused rows'."""
+        names: dict[str, None] = {}
+        if shape is not None and shape.model is not None:
+            names.update(dict.fromkeys(shape.model.model_fields))
+        else:
+            for event in self._events(params=True):
+                names.update(dict.fromkeys(_item(event["params"])))
+                if len(names) > _MAX_NAMES:
+                    break
+        for reject in self._rejects(cells=True):
+            if len(names) > _MAX_NAMES:
+                break
+            names.update(dict.fromkeys(_cells(reject["cells"])))
+        return list(names)
+
+    def rows(self, headers: Sequence[str], *, values: bool) -> Iterator[tuple[ReportRow, int | None]]:
+        """The rows in the order of the list, each with the id of its Event; ``values`` are read only where asked for."""
+        ended = self._ended(values)
+        refused = ((self._refused(reject, _by_name(headers)), None) for reject in self._rejects(cells=values))
+        return heapq.merge(ended, refused, key=lambda found: found[0].number or 0)
+
+    def values(self, number: int | None, event_id: int | None) -> Mapping[str, Any]:
+        """The values of one row, as far as they are kept."""
+        if event_id is None:
+            found = next(queries.rejects(self._database, self._task_id, after=(number or 1) - 1, limit=1), None)
+            return _cells(found["cells"]) if found is not None else {}
+        with self._database.read() as connection:
+            events = queries.event_page(connection, self._task_id, after=event_id - 1, limit=1)
+        return _cells(events[0]["params"]) if events else {}
+
+    def _events(self, *, params: bool) -> Iterator[dict[str, Any]]:
+        if not self._statuses:
+            return iter(())
+        return queries.rows_by_status(self._database, self._task_id, self._statuses, params=params)
+
+    def _rejects(self, *, cells: bool) -> Iterator[dict[str, Any]]:
+        return queries.rejects(self._database, self._task_id, cells=cells) if self._with_rejects else iter(())
+
+    def _ended(self, values: bool) -> Iterator[tuple[ReportRow, int | None]]:
+        events = self._events(params=values)
+        while page := list(islice(events, _PAGE)):
+            failed = [event["id"] for event in page if event["status"] in _FAILED]
+            messages = {}
+            if failed:
+                with self._database.read() as connection:
+                    messages = queries.failures_by_row(connection, failed)
+            for event in page:
+                error = messages.get(event["id"])
+                item = _item(event["params"]) if values else {}
+                tries, result = _tries(event), loads(event["result"])
+                yield ReportRow(item, event["first_row"], event["status"], error, tries, result), event["id"]
+
+    def _refused(self, reject: Mapping[str, Any], names: Mapping[str, str]) -> ReportRow:
+        bad: dict[str, str] = {}
+        whole, said = [], []
+        for problem in reject["errors"]:
+            column, text = problem["column"], render(problem, self._locale)
+            header = _header(column, names) if column else None
+            if header is None:
+                whole.append(text if not column else f"{column}: {text}")
+            else:
+                bad[header] = f"{bad[header]}\n{text}" if header in bad else text
+            said.append(f"{column}: {text}" if column else text)
+        return ReportRow(
+            _cells(reject["cells"]), reject["row"], "rejected", "; ".join(said), 0, None, bad, "\n".join(whole) or None
+        )
+
+
+def _by_name(headers: Sequence[str]) -> dict[str, str]:
+    return {normalise(header): header for header in headers}
+
+
+def _header(column: str, names: Mapping[str, str]) -> str | None:
+    """The header of a column as a problem calls it, which may be a path into a cell: address.city is in address."""
+    return names.get(normalise(column)) or names.get(normalise(column.partition(".")[0]))
+
+
+def _tries(row: Mapping[str, Any]) -> int:
+    """How often it was performed by the retry policy's count; that it was handed out anew for other reasons is not its."""
+    return int(row["retries"]) + (row["started_at"] is not None)
+
+
+def _item(params: str) -> dict[str, Any]:
+    return _cells(loads(params))
+
+
+def _cells(value: Any) -> dict[str, Any]:
+    if value is None:
+        return {}
+    return value if isinstance(value, dict) else {"value": value}

@@ -1,0 +1,200 @@
+"""The handle of a Task: what the program that submitted it, the web API and the command line hold."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from asynctask.clock import Clock
+from asynctask.core.states import State, Status
+from asynctask.dispatch.control import Control
+from asynctask.dispatch.dispatcher import Dispatcher
+from asynctask.errors import InputError, NotFound, Unavailable
+from asynctask.ledger import progress as progress_rows
+from asynctask.ledger import queries
+from asynctask.ledger import tasks as task_rows
+from asynctask.ledger.base import Ledger
+from asynctask.lists.items import ItemShape
+from asynctask.lists.problems import localised, revived
+from asynctask.lists.readers import Limits
+from asynctask.lists.refusal import refusal
+from asynctask.lists.uploads import Uploads
+from asynctask.logs import get_logger
+
+if TYPE_CHECKING:
+    from asynctask.reports.report import Report
+
+__all__ = ["Services", "TaskHandle"]
+
+_PROBLEMS = (str(Status.FAILED), str(Status.ERROR))
+MAX_PAGE = 1_000
+
+
+@dataclass(frozen=True)
+class Services:
+    """What a handle works with; made by the application."""
+
+    ledger: Ledger
+    clock: Clock
+    control: Control
+    dispatcher: Dispatcher
+    uploads: Uploads
+    limits: Limits
+
+    def dispatch_now(self) -> None:
+        """One round of the dispatcher; if it fails, the next round of any process does it.
+
+        What it is called after has been accepted: no fault of the dispatch may look like a refusal.
+        """
+        self._dispatch(self.dispatcher.round)
+
+    def dispatch_soon(self) -> None:
+        """The same for a small Task, which need not have a round of its own."""
+        self._dispatch(self.dispatcher.submitted)
+
+    @staticmethod
+    def _dispatch(how: Callable[[], object]) -> None:
+        try:
+            how()
+        except Unavailable as error:
+            get_logger("asynctask.submit").warning("dispatch_put_off", error=str(error))
+        except Exception:
+            get_logger("asynctask.submit").exception("dispatch_failed")
+
+
+class TaskHandle:
+    """One Task. Every method may raise :class:`NotFound` and LedgerUnavailable."""
+
+    def __init__(self, services: Services, task_id: int, shape: ItemShape | None = None) -> None:
+        self._s = services
+        self._shape = shape
+        self.id = task_id
+
+    def __repr__(self) -> str:
+        return f"<Task {self.id}>"
+
+    def progress(self, errors: bool = False) -> dict[str, Any]:
+        """The progress object (docs/http.md).
+
+        ``errors`` adds the first 20 failures as ``errors``, and why a rejected list was refused as ``refusal``
+        (:meth:`refusal_object`).
+        """
+        with self._s.ledger.database.read() as connection:
+            found = progress_rows.progress(connection, [self.id], self._s.ledger.now())
+            if not found:
+                raise NotFound(f"there is no Task {self.id}")
+            if errors:
+                found[0]["errors"] = queries.event_page(connection, self.id, _PROBLEMS, limit=20)
+        if errors:
+            found[0]["refusal"] = self.refusal_object() if found[0]["state"] == State.REJECTED else None
+        return found[0]
+
+    def wait(self, timeout: float | None = None, poll_s: float = 0.1) -> dict[str, Any]:
+        """Waits until it is done, for at most ``timeout`` seconds; returns the progress either way.
+
+        It is asked for every ``poll_s`` seconds. Raises :class:`InputError` for a ``timeout`` or a pause that is no number.
+        """
+        clock = self._s.clock
+        if poll_s != poll_s or (timeout is not None and timeout != timeout):
+            raise InputError("NaN is no time: give seconds")
+        until = None if timeout is None else clock.monotonic() + timeout
+        pause = threading.Event()
+        while True:
+            progress = self.progress()
+            if progress["done"] or (until is not None and clock.monotonic() >= until):
+                return progress
+            left = threading.TIMEOUT_MAX if until is None else until - clock.monotonic()
+            pause.wait(max(0.0, min(poll_s, left, threading.TIMEOUT_MAX)))
+
+    def events(
+        self, status: str | Collection[str] = (), after: int | None = None, limit: int = 100
+    ) -> list[dict[str, Any]]:
+        """Events in the order they were made: those after the id ``after``, of the given statuses only."""
+        statuses = (status,) if isinstance(status, str) else tuple(status)
+        if wrong := set(statuses) - {str(s) for s in Status}:
+            raise InputError(f"no such status: {', '.join(sorted(wrong))}; there are {', '.join(Status)}")
+        with self._s.ledger.database.read() as connection:
+            task_rows.get(connection, self.id)
+            return queries.event_page(connection, self.id, statuses, after=after, limit=max(1, min(limit, MAX_PAGE)))
+
+    def error_groups(self) -> list[dict[str, Any]]:
+        """Failures grouped by message, the most frequent first, with sample rows."""
+        with self._s.ledger.database.read() as connection:
+            task_rows.get(connection, self.id)
+            return queries.error_groups(connection, self.id)
+
+    def rejects(self, after: int = 0, limit: int = 100, locale: str | None = None) -> list[dict[str, Any]]:
+        """Rows that were refused before queueing: ``row``, ``errors`` ([{column, code, message, value}]), ``cells``.
+
+        The messages are in the language ``locale``, by default the application's.
+        """
+        with self._s.ledger.database.read() as connection:
+            task_rows.get(connection, self.id)
+        found = queries.rejects(self._s.ledger.database, self.id, after=after, limit=max(1, min(limit, MAX_PAGE)))
+        return [{**row, "errors": [self._said(each, locale) for each in row["errors"]]} for row in found]
+
+    def _said(self, kept: Mapping[str, Any], locale: str | None) -> dict[str, Any]:
+        problem = revived(None, kept, locale or self._s.ledger.catalogue.locale).as_dict()
+        return {name: problem[name] for name in ("column", "code", "message", "value")}
+
+    def refusal(self) -> InputError | None:
+        """The error that a rejected Task stands for, with what is wrong with its rows; None where it is not rejected."""
+        return refusal(self._s.ledger, self.id)
+
+    def refusal_object(self, locale: str | None = None) -> dict[str, Any] | None:
+        """Why a rejected list was refused: ``code``, ``message`` and the first 20 ``errors`` ([{row, column, code, message,
+        value}]), in the language ``locale``, by default the application's; None where the Task is not rejected."""
+        error = self.refusal()
+        if error is None:
+            return None
+        said = localised(error, locale or self._s.ledger.catalogue.locale)
+        return {"code": said.code, "message": str(said), "errors": [each.as_dict() for each in said.errors[:20]]}
+
+    def log(self) -> list[dict[str, Any]]:
+        """Who did what to it, the latest first."""
+        with self._s.ledger.database.read() as connection:
+            task_rows.get(connection, self.id)
+            return queries.log(connection, self.id)
+
+    def report(self, rows: str = "failed", locale: str | None = None, alive: Callable[[], None] = lambda: None) -> Report:
+        """The rows ``failed``, ``succeeded``, ``unprocessed``, ``rejected`` or ``all``, in the user's own columns.
+
+        The texts are in the language ``locale``, by default the application's. ``alive`` is called now and then; what it
+        raises ends the work.
+        """
+        from asynctask.reports.report import make_report  # brings what writes workbooks: few processes do
+
+        said = locale or self._s.ledger.catalogue.locale
+        return make_report(
+            self._s.ledger, self._s.uploads, self._s.limits, self._shape, self.id, rows, locale=said, alive=alive
+        )
+
+    # -- control: each returns whether it changed anything, and raises Conflict where the state forbids it
+
+    def pause(self, who: str = "") -> bool:
+        """No new start until resumed."""
+        return self._s.control.pause(self.id, who)
+
+    def resume(self, who: str = "") -> bool:
+        """Starts jobs again."""
+        changed = self._s.control.resume(self.id, who)
+        self._s.dispatch_now()
+        return changed
+
+    def cancel(self, who: str = "") -> bool:
+        """No new start, and what has not begun is cancelled."""
+        return self._s.control.cancel(self.id, who)
+
+    def retry(self, status: Collection[str] = (), who: str = "") -> bool:
+        """Runs the items again that are ``failed`` or ``error`` (or of the given statuses), as a new generation."""
+        changed = self._s.control.retry(self.id, (status,) if isinstance(status, str) else status, who)
+        self._s.dispatch_now()
+        return changed
+
+    def update(self, who: str = "", **knobs: Any) -> dict[str, Any]:
+        """Turns ``parallel``, ``priority``, ``title``; returns the progress."""
+        self._s.control.update(self.id, knobs, who)
+        self._s.dispatch_now()
+        return self.progress()
