@@ -29,6 +29,7 @@ from asynctask.logs import get_logger
 from asynctask.operations.lists import Operations
 from asynctask.parts import OnDemand
 from asynctask.priority import Priority
+from asynctask.pushing import Pushing
 from asynctask.runtime.launcher import Launcher, Queues
 from asynctask.runtime.lifeline import Pulse
 from asynctask.submission import Submission, check_unique
@@ -89,6 +90,12 @@ class AsyncTask(OnDemand):
         super().__init__(config, own_clock, ids or SystemIds(own_clock))
         self._hooks: dict[str, list[Callable[..., Any]]] = {name: [] for name in EVENTS}
         self._log = get_logger("asynctask")
+        self._pushing = Pushing(config, self.clock, self.ids, self.client_middleware, self._made)
+
+    def close(self) -> None:
+        """Stops services and closes connections; what is used afterwards is made anew."""
+        self._pushing.close()
+        super().close()
 
     # -- workers and hooks
 

@@ -20,7 +20,6 @@ from asynctask.ledger.base import Ledger
 from asynctask.lists.readers import Limits
 from asynctask.lists.uploads import Uploads
 from asynctask.middleware.chain import Chain
-from asynctask.pushing import Pushing
 from asynctask.wiring import Core, WebServices
 from asynctask.worker import Worker
 
@@ -40,7 +39,6 @@ class OnDemand(ABC):
         self._lock = threading.RLock()
         self._core: Core | None = None
         self._web: WebServices | None = None
-        self._pushing = Pushing(config, clock, ids, self.client_middleware, self._made)
 
     @abstractmethod
     def take_up_split(self, task_id: int) -> None:
@@ -124,9 +122,8 @@ class OnDemand(ABC):
             self._web = None
 
     def close(self) -> None:
-        """Stops services and closes connections; what is used afterwards is made anew."""
+        """Stops services and closes connections."""
         self.stop_services()
-        self._pushing.close()
         with self._lock:
             if self._core is not None and self._core.pid == os.getpid():
                 self._core.close()

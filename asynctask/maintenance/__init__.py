@@ -1,1 +1,0 @@
-"""What must happen although nobody asks: recovery, lost copies, closing, samples."""

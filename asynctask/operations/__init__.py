@@ -1,1 +1,0 @@
-"""What waits where, what runs, and what people do about it."""
