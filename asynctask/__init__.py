@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from asynctask.app import AsyncTask
     from asynctask.errors import AsyncTaskError, InputError, NormalException
     from asynctask.job import CurrentJob, current_job
-    from asynctask.priority import Priority
+    from asynctask.worker import Priority
 
 __all__ = [
     "AsyncTask",
@@ -41,7 +41,7 @@ def __getattr__(name: str) -> Any:
 
             return getattr(job, name)
         case "Priority":
-            from asynctask import priority
+            from asynctask import worker
 
-            return getattr(priority, name)
+            return getattr(worker, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

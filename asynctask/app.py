@@ -26,19 +26,18 @@ from asynctask.lists.dry_run import DryRun
 from asynctask.lists.items import ItemShape
 from asynctask.lists.uploads import StoredFile
 from asynctask.logs import get_logger
-from asynctask.operations.lists import Operations
-from asynctask.parts import OnDemand
-from asynctask.priority import Priority
+from asynctask.operations import Operations
 from asynctask.pushing import Pushing
 from asynctask.runtime.launcher import Launcher, Queues
-from asynctask.runtime.lifeline import Pulse
+from asynctask.runtime.supervisor import Pulse
 from asynctask.submission import Submission, check_unique
 from asynctask.task import TaskHandle
-from asynctask.wire.options import UNTRACKED, check_names
-from asynctask.wire.times import When
-from asynctask.worker import (
+from asynctask.wire.payload import UNTRACKED, When, check_names
+from asynctask.wiring import OnDemand
+from asynctask.worker import (  # fmt: skip
     TRACKED_RETRIES,
     Performs,
+    Priority,
     Register,
     RetryIn,
     Takes,
@@ -46,7 +45,7 @@ from asynctask.worker import (
     WorkerOptions,
     describe,
     is_span,
-)  # fmt: skip
+)
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -137,7 +136,7 @@ class AsyncTask(OnDemand):
         said no"; ``use_task_event=False`` leaves its jobs untracked; ``unique``, the default of the option of that name;
         ``retry_in(count, error, job)`` gives the seconds before a retry, or ``"kill"`` or ``"discard"``;
         ``retries_exhausted(job, error)`` is called when none is left. ``options`` of an untracked worker: ``tags``,
-        ``backtrace``, ``dead``, ``retry_for``, ``retry_queue``, ``members`` (:mod:`asynctask.wire.options`). Raises
+        ``backtrace``, ``dead``, ``retry_for``, ``retry_queue``, ``members`` (:mod:`asynctask.wire.payload`). Raises
         :class:`ConfigError`.
         """
         if retry is None:

@@ -17,6 +17,6 @@ from __future__ import annotations
 
 from asynctask.brokers.redis.client import RedisClient, RemoteWorker
 from asynctask.wire.activejob import GlobalId, ModuleName, RubyRange, Symbol
-from asynctask.wire.times import When
+from asynctask.wire.payload import When
 
 __all__ = ["GlobalId", "ModuleName", "RedisClient", "RemoteWorker", "RubyRange", "Symbol", "When"]

@@ -62,7 +62,7 @@ class Problem:
     """One thing wrong with one cell, row or field.
 
     ``row`` is the row as the user's spreadsheet numbers it (1 is the first); for JSON items it is the 1-based position.
-    ``message`` is for people. Where ``text`` names a text of the catalogue (``asynctask.lists.texts``), it can be said in
+    ``message`` is for people. Where ``text`` names a text of the catalogue (``asynctask/lists/texts``), it can be said in
     every language that ships, with ``params`` (JSON-ready) in its places; else the message is all there is.
     """
 

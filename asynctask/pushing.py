@@ -16,16 +16,13 @@ import orjson
 from asynctask.brokers.base import SCHEDULE, Broker, Copy, Held
 from asynctask.clock import SECOND, Clock, Ids
 from asynctask.config import Config
-from asynctask.dispatch.client_middleware import encoded, passes
-from asynctask.dispatch.payload import build
+from asynctask.dispatch.outbox import build, encoded, passes
 from asynctask.errors import ConfigError, InputError
 from asynctask.job import CurrentJob
 from asynctask.ledger import standalone
 from asynctask.ledger.base import dumps
 from asynctask.middleware.chain import Chain
-from asynctask.wire.options import flat
-from asynctask.wire.payload import check, dump, normalise, write_time
-from asynctask.wire.times import When, due_at
+from asynctask.wire.payload import When, check, due_at, dump, flat, normalise, write_time
 from asynctask.wiring import Core
 from asynctask.worker import Worker
 

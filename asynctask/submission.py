@@ -15,18 +15,14 @@ from asynctask.errors import AsyncTaskError, Conflict, InputError, Problem
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import dumps, loads
 from asynctask.ledger.progress import first_progress
-from asynctask.ledger.tasks import NewTask, SplitLost
-from asynctask.ledger.whole_tasks import GroupSubmit, NewWhole, Whole
+from asynctask.ledger.tasks import GroupSubmit, NewTask, NewWhole, SplitLost, Whole
 from asynctask.lists.dry_run import Checker, DryRun, check_rows
 from asynctask.lists.items import Accepted, ItemShape, Refused
-from asynctask.lists.problems import fault
+from asynctask.lists.problems import fault, kept_problems, refusal
 from asynctask.lists.readers import RawRow
-from asynctask.lists.refusal import kept_problems, refusal
-from asynctask.lists.rows import checked, encoding_option, open_list
+from asynctask.lists.rows import all_good, checked, encoding_option, open_list
 from asynctask.lists.split import WHOLE_S, Splitter, Tally, WholeList
-from asynctask.lists.strict import all_good
-from asynctask.lists.uploads import ITEMS, StoredFile, items_body
-from asynctask.lists.workbooks import is_workbook
+from asynctask.lists.uploads import ITEMS, StoredFile, is_workbook, items_body
 from asynctask.logs import get_logger
 from asynctask.messages import is_storable
 from asynctask.task import Services, TaskHandle

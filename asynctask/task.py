@@ -17,9 +17,8 @@ from asynctask.ledger import queries
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
 from asynctask.lists.items import ItemShape
-from asynctask.lists.problems import localised, revived
+from asynctask.lists.problems import localised, refusal, revived
 from asynctask.lists.readers import Limits
-from asynctask.lists.refusal import refusal
 from asynctask.lists.uploads import Uploads
 from asynctask.logs import get_logger
 

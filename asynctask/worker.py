@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -20,13 +21,52 @@ from typing import (
     Unpack,
     get_type_hints,
     overload,
-)  # fmt: skip
+)
 
 from asynctask.errors import ConfigError, NormalException
 from asynctask.job import CurrentJob
-from asynctask.priority import Priority
-from asynctask.wire.options import RULES, UNTRACKED, Rule, check_names, check_values
-from asynctask.wire.times import When, due_at
+from asynctask.wire.payload import RULES, UNTRACKED, Rule, When, check_names, check_values, due_at
+
+__all__ = [
+    "DEFAULT_RETRIES",
+    "TRACKED_RETRIES",
+    "JobOptions",
+    "Performs",
+    "Priority",
+    "Pusher",
+    "Register",
+    "RetryIn",
+    "Shape",
+    "Takes",
+    "Worker",
+    "WorkerOptions",
+    "check_job_options",
+    "describe",
+    "is_model",
+    "is_span",
+]
+
+# -- Priorities: which Task's jobs go first. Smaller runs first; any integer is legal.
+
+
+class Priority(IntEnum):
+    """Names for the usual cases.
+
+    ``ADMIN_*``: someone acts and waits for it. ``USER_*``: crowds of end users. ``SYSTEM_*``: upkeep, when idle.
+    """
+
+    ADMIN_HIGH = 120
+    USER_HIGH = 140
+    SYSTEM_HIGH = 160
+    ADMIN_MID = 220
+    USER_MID = 240
+    SYSTEM_MID = 260
+    ADMIN_LOW = 320
+    USER_LOW = 340
+    SYSTEM_LOW = 360
+
+
+# -- Workers: functions and classes that perform an item, known by name.
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -41,23 +81,6 @@ else:
     P = ParamSpec("P")
     R_co = TypeVar("R_co", covariant=True)
 
-__all__ = [
-    "DEFAULT_RETRIES",
-    "TRACKED_RETRIES",
-    "JobOptions",
-    "Performs",
-    "Pusher",
-    "Register",
-    "RetryIn",
-    "Shape",
-    "Takes",
-    "Worker",
-    "WorkerOptions",
-    "check_job_options",
-    "describe",
-    "is_model",
-    "is_span",
-]
 
 TRACKED_RETRIES = 3
 """Retries of a tracked job that names none: Sidekiq's 25 would hold a Task open for three weeks."""
@@ -113,7 +136,7 @@ class Takes(Protocol[T_contra]):
 
 
 class UntrackedOptions(TypedDict, total=False):
-    """What else the payload of an untracked worker's job may say (:mod:`asynctask.wire.options`)."""
+    """What else the payload of an untracked worker's job may say (:mod:`asynctask.wire.payload`)."""
 
     tags: Sequence[str]
     backtrace: bool | int
@@ -165,7 +188,7 @@ class Worker(Generic[P, R_co]):
     ``retry``: True for the default count, False or 0 for none, or how many. ``timeout`` in seconds. ``failed_on``:
     exceptions that mean "the business said no". ``use_task_event``: whether its jobs are tracked. ``unique``: fields in
     which no two rows of one list may be the same, where a submission says nothing else. ``options``: what else the payload
-    of an untracked job says (:mod:`asynctask.wire.options`). ``overrides`` and ``wait`` are those of :meth:`set`. Calling a
+    of an untracked job says (:mod:`asynctask.wire.payload`). ``overrides`` and ``wait`` are those of :meth:`set`. Calling a
     worker calls the function itself, in this thread. Type checkers see the parameters and the result of the function.
     """
 
@@ -218,7 +241,7 @@ class Worker(Generic[P, R_co]):
 
         ``queue``, ``retry``, ``priority``; ``wait`` and ``wait_until``, what :meth:`perform_in` takes first. Where jobs are
         not tracked also ``retry_for``, ``retry_queue``, ``dead``, ``backtrace``, ``tags`` and ``members``
-        (:mod:`asynctask.wire.options` says what each must be). Raises :class:`ConfigError` for an option that is none or
+        (:mod:`asynctask.wire.payload` says what each must be). Raises :class:`ConfigError` for an option that is none or
         means nothing for this worker, :class:`InputError` for a value that cannot be.
         """
         wait, given = self.wait, dict(options)

@@ -33,7 +33,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from asynctask.brokers.sql.rows import ordinary
+from asynctask.brokers.sql.copies import ordinary
 from asynctask.database.engine import Database
 from benchmarks import common
 from benchmarks.claimers import QUEUE

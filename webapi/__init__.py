@@ -6,20 +6,7 @@ from apiflask import APIFlask
 
 from asynctask._version import __version__
 from asynctask.app import AsyncTask
-from webapi import (
-    downloads,
-    health,
-    hosts,
-    openapi,
-    operations,
-    pages,
-    problems,
-    reading,
-    reports,
-    security,
-    tasks,
-    workers,
-)
+from webapi import health, openapi, operations, pages, problems, reading, reports, security, tasks, workers
 from webapi.context import EXTENSION
 
 __all__ = ["create_app"]
@@ -29,7 +16,7 @@ def create_app(app: AsyncTask, *, host: str | None = None) -> APIFlask:
     """A Flask application that serves ``app``. Several can live in one process.
 
     ``host`` is the address or name that it is served at, by default ``app.config.host``. It answers to that, to the names
-    of ``app.config.allowed_hosts`` and to this machine's loopback names (:class:`webapi.hosts.AllowedHosts`).
+    of ``app.config.allowed_hosts`` and to this machine's loopback names (:class:`webapi.security.AllowedHosts`).
 
     Nothing is started: whoever serves it calls ``app.start_services()`` in the process that answers, see
     :mod:`webapi.server`.
@@ -38,10 +25,10 @@ def create_app(app: AsyncTask, *, host: str | None = None) -> APIFlask:
     flask_app.extensions[EXTENSION] = app
     reading.register(flask_app, app)
     problems.register(flask_app)
-    hosts.register(flask_app, app.config, app.config.host if host is None else host)
+    security.register_hosts(flask_app, app.config, app.config.host if host is None else host)
     security.register(flask_app)
     openapi.register(flask_app, app)
-    downloads.register(flask_app, app.config.web_threads)
+    reports.register(flask_app, app.config.web_threads)
     for each in (tasks, reports, workers, operations, health, pages):
         flask_app.register_blueprint(each.blueprint)
     return flask_app

@@ -9,11 +9,10 @@ from apiflask import APIBlueprint
 from flask import Response
 
 from asynctask.errors import BrokerUnavailable, SchemaOutdated, Unavailable
-from webapi.answers import Health
 from webapi.context import asynctask_app
-from webapi.incoming import NoQuery
 from webapi.json_body import json_response
 from webapi.problems import problem_response, said_to_strangers
+from webapi.shapes import Health, NoQuery
 
 __all__ = ["blueprint"]
 

@@ -7,22 +7,41 @@ send a byte a second, take no thread and no time of the others'.
 from __future__ import annotations
 
 import errno
+import io
 import logging
 import queue
 import resource
 import select
 import socket
+import sys
 import threading
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from email.utils import formatdate
+from enum import Enum
+from functools import lru_cache
+from http import HTTPStatus
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple, Protocol
 
-from asynctask.clock import Clock
-from asynctask.runtime.lifeline import Wakeup
-from webapi.connection import Connection, Phase, Storage
-from webapi.http_request import IN_MEMORY, IncomingRequest
-from webapi.respond import Site, respond
+from waitress.buffers import OverflowableBuffer
+from waitress.parser import HTTPRequestParser
 
-__all__ = ["HttpLoop"]
+from asynctask.clock import SECOND, Clock
+from asynctask.runtime.supervisor import Wakeup
+from webapi.problems import server_problem
+
+__all__ = [
+    "ClientGone",
+    "Connection",
+    "HttpLoop",
+    "IncomingRequest",
+    "Loop",
+    "Phase",
+    "Refusal",
+    "Site",
+    "Storage",
+    "respond",
+]
 
 MAX_CONNECTIONS: Final = 2_000
 """Beyond it, the one whose request has been awaited longest makes room."""
@@ -175,3 +194,585 @@ def _most_connections() -> int:
     if soft == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS
     return max(16, min(MAX_CONNECTIONS, (soft - SPARE_DESCRIPTORS) // 2))
+
+
+# -- One connection of a client: its requests are read whole, its answers are sent as fast as it takes them.
+#
+# At each moment either the loop or one thread has the connection. The loop has it while a request comes in; it reads
+# without ever waiting, and hands over a request when all of it is there. The thread that answers sends what the client
+# takes at once, leaves the rest to the loop, and is free again.
+
+_RECEIVE: Final = 65_536
+_SEND: Final = 262_144
+
+IDLE_S: Final = 60.0
+"""What a client gets for one request or one answer, beside the time that :data:`BYTES_PER_S` gives for its bytes."""
+
+BYTES_PER_S: Final = 1_000
+"""A client slower than that over its whole request, or answer, loses its connection."""
+
+LINGER_S: Final = 10.0
+LINGER_BYTES: Final = 1_073_741_824
+"""So much that a refused client still sends is read and dropped, or it would not get to read the answer."""
+
+
+class ClientGone(OSError):
+    """The connection is closed: nobody takes the rest of the answer."""
+
+
+class Phase(Enum):
+    """What a connection is for at the moment."""
+
+    READING = "reading"
+    ANSWERING = "answering"
+    LINGERING = "lingering"
+    CLOSED = "closed"
+
+
+class Storage:
+    """Bytes of requests and answers that are kept for slow clients, of all connections together."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._kept = 0
+        self._changed = threading.Condition()
+
+    @property
+    def full(self) -> bool:
+        """Whether no more should be kept."""
+        return self._kept > self._limit
+
+    def add(self, count: int) -> None:
+        """So many bytes more, or fewer."""
+        with self._changed:
+            self._kept += count
+            if count < 0:
+                self._changed.notify_all()
+
+    def wait(self, given_up: Callable[[], bool]) -> None:
+        """Waits while it is full, and until ``given_up()``."""
+        with self._changed:
+            while self.full and not given_up():
+                self._changed.wait(1.0)
+
+
+class Loop(Protocol):
+    """What a connection needs of the loop."""
+
+    poll: select.epoll
+    storage: Storage
+    stopping: bool
+
+    def now(self) -> float: ...
+    def body_limit(self, method: str, path: str, content_type: str) -> int: ...
+    def submit(self, connection: Connection, request: IncomingRequest) -> None: ...
+    def forget(self, connection: Connection) -> None: ...
+
+
+class Connection:
+    """One client. Methods that begin with ``on_`` are the loop's; ``write`` and ``answered`` are the thread's."""
+
+    def __init__(self, loop: Loop, sock: socket.socket, address: tuple[str, int]) -> None:
+        self.socket, self.address = sock, address
+        self.phase = Phase.READING
+        self.since = loop.now()
+        """When this phase began."""
+        self.moved = 0
+        """Bytes that came or went since then."""
+        self._loop = loop
+        self._lock = threading.RLock()
+        self._request: IncomingRequest | None = None
+        self._early = b""  # what came after the request at hand
+        self._out: OverflowableBuffer | None = None
+        self._done = self._close_after = False
+        loop.poll.register(sock.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing has come of a next request."""
+        return self.phase is Phase.READING and self._request is None
+
+    @property
+    def deadline(self) -> float:
+        """When the client loses its connection unless something moves."""
+        if self.phase is Phase.ANSWERING and self._out is None:
+            return float("inf")
+        if self.phase is Phase.LINGERING:
+            return self.since + (1.0 if self._loop.stopping else LINGER_S)
+        return self.since + IDLE_S + self.moved / BYTES_PER_S
+
+    # -- the loop's
+
+    def on_ready(self) -> None:
+        """The client sent something, or takes something."""
+        with self._lock:
+            try:
+                if self.phase is Phase.READING:
+                    self._read()
+                elif self.phase is Phase.ANSWERING:
+                    self._flush()
+                elif self.phase is Phase.LINGERING:
+                    self._drop()
+            except OSError:
+                self.close()
+
+    def on_late(self) -> None:
+        """The deadline has passed: a request under way is refused, anything else is closed."""
+        with self._lock:
+            if self.phase is Phase.READING and self._request is not None:
+                said = f"the request took over {IDLE_S:g} s and one second for each {BYTES_PER_S:,} bytes; send it faster"
+                self._refuse(Refusal(408, "request_timeout", said))
+            else:
+                self.close()
+
+    def close(self) -> None:
+        """Closes the connection, whatever is under way. May be called again."""
+        with self._lock:
+            if self.phase is Phase.CLOSED:
+                return
+            self.phase = Phase.CLOSED
+            if self._request is not None:
+                self.release(self._request)
+                self._request = None
+            if self._out is not None:
+                self._loop.storage.add(-len(self._out))
+                self._out.close()
+                self._out = None
+            self._loop.forget(self)
+            self.socket.close()
+
+    def release(self, request: IncomingRequest) -> None:
+        """Gives back what the body of a request takes."""
+        self._loop.storage.add(-request.body_bytes_received)
+        request.close()
+
+    def _read(self) -> None:
+        try:
+            data = self.socket.recv(_RECEIVE)
+        except BlockingIOError:
+            self._arm(select.EPOLLIN)
+            return
+        if data:
+            self._take(data)
+            return
+        refusal = self._request.cut_off() if self._request is not None else None
+        if refusal is None:
+            self.close()
+        else:
+            self._refuse(refusal)
+
+    def _take(self, data: bytes) -> None:
+        """Gives the bytes to the request that they belong to; hands it over when it is whole."""
+        while data:
+            if self._request is None:
+                self._request = IncomingRequest(self._loop.body_limit)
+                self.since, self.moved = self._loop.now(), 0
+            request = self._request
+            before = request.body_bytes_received
+            data = data[request.received(data) :]
+            came = request.body_bytes_received - before
+            self.moved += came
+            self._loop.storage.add(came)
+            if request.completed:
+                if request.empty:
+                    self._request = None
+                    continue
+                self._early = data
+                self._hand_over(request)
+                return
+            if came and self._loop.storage.full and request.body_bytes_received > IN_MEMORY:
+                self._refuse(Refusal(503, "busy", "too many large bodies are coming in at once; try again in a moment"))
+                return
+            if request.expect_continue and request.headers_finished:
+                request.expect_continue = False
+                self.socket.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._arm(select.EPOLLIN)
+
+    def _refuse(self, refusal: Refusal) -> None:
+        assert self._request is not None
+        self._request.refusal = refusal
+        self._hand_over(self._request)
+
+    def _hand_over(self, request: IncomingRequest) -> None:
+        self._request, self.phase = None, Phase.ANSWERING
+        self._done, self._close_after = False, False
+        self._loop.submit(self, request)
+
+    def _flush(self) -> None:
+        """Sends what the client takes of what waits."""
+        if self._out is None:
+            return
+        try:
+            while self._out:
+                piece = self._out.get(_SEND)
+                sent = self.socket.send(piece)
+                self._out.skip(sent, True)
+                self.moved += sent
+                self._loop.storage.add(-sent)
+        except BlockingIOError:
+            self._arm(select.EPOLLOUT)
+            return
+        self._out.close()
+        self._out = None
+        if self._done:
+            self._go_on()
+
+    def _drop(self) -> None:
+        for _ in range(8):
+            try:
+                data = self.socket.recv(_RECEIVE)
+            except BlockingIOError:
+                break
+            self.moved += len(data)
+            if not data or self.moved > LINGER_BYTES:
+                self.close()
+                return
+        self._arm(select.EPOLLIN)
+
+    def _arm(self, events: int) -> None:
+        self._loop.poll.modify(self.socket.fileno(), events | select.EPOLLONESHOT)
+
+    # -- the thread's
+
+    def write(self, data: bytes) -> None:
+        """Sends what the client takes at once; the rest is kept for it. Raises :class:`ClientGone`."""
+        with self._lock:
+            if self.phase is Phase.CLOSED:
+                raise ClientGone
+            if self._out is None:
+                sent = self._send(data)
+                if sent == len(data):
+                    return
+                data = data[sent:]
+                self._out = OverflowableBuffer(IN_MEMORY)
+                self.since, self.moved = self._loop.now(), 0
+                self._arm(select.EPOLLOUT)
+            self._out.append(data)
+            self._loop.storage.add(len(data))
+        if self._loop.storage.full:
+            self._loop.storage.wait(lambda: self.phase is Phase.CLOSED or self._out is None)
+
+    def _send(self, data: bytes) -> int:
+        try:
+            return self.socket.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            self.close()
+            raise ClientGone from error
+
+    def answered(self, *, keep_alive: bool) -> None:
+        """The whole answer was written; without ``keep_alive`` it was the last one."""
+        with self._lock:
+            if self.phase is Phase.CLOSED:
+                return
+            self._done, self._close_after = True, not keep_alive
+            try:
+                if self._out is None:
+                    self._go_on()
+            except OSError:
+                self.close()
+
+    def _go_on(self) -> None:
+        self.since, self.moved = self._loop.now(), 0
+        if self._close_after:
+            self.phase = Phase.LINGERING
+            self._early = b""
+            self.socket.shutdown(socket.SHUT_WR)
+            self._arm(select.EPOLLIN)
+            return
+        self.phase = Phase.READING
+        early, self._early = self._early, b""
+        if early:
+            self._take(early)
+        elif self._loop.stopping:
+            self.close()
+        else:
+            self._arm(select.EPOLLIN)
+
+
+# -- One request as it comes over a connection: parsed by waitress, with limits and refusals of our own.
+
+MAX_HEADER_BYTES: Final = 65_536
+MAX_LINE_BYTES: Final = 32_768
+"""Of the first line. The options of a raw body stand there: ``columns`` alone may have 10,000 characters."""
+
+MAX_CHUNK_LINE: Final = 8_192
+"""Of the size line of a chunk, and of the trailer of a chunked body: the parser keeps them in memory."""
+
+IN_MEMORY: Final = 65_536
+"""Bytes of a body that are kept in memory; a longer one is in a temporary file."""
+
+_PARSER: Final = SimpleNamespace(
+    max_request_header_size=MAX_HEADER_BYTES, max_request_body_size=2**62, inbuf_overflow=IN_MEMORY, url_scheme="http"
+)
+_CODES: Final = {400: "malformed_request", 431: "headers_too_large", 501: "transfer_encoding_not_supported"}
+
+
+class Refusal(NamedTuple):
+    """Why the server itself answers, and what: a status, a code for programs, a sentence for people."""
+
+    status: int
+    code: str
+    detail: str
+
+
+class IncomingRequest(HTTPRequestParser):  # type: ignore[misc]
+    """A request that comes in pieces. It is ``completed`` when all of it is there, or when ``refusal`` says why not.
+
+    ``body_limit`` gives the longest body of a request, in bytes, by its method, path and Content-Type. Of a longer one only
+    the head is kept, with the length that was announced or came: ``cut`` is set, and the application answers from the head.
+    """
+
+    def __init__(self, body_limit: Callable[[str, str, str], int]) -> None:
+        super().__init__(_PARSER)
+        self._body_limit = body_limit
+        self._limit: int | None = None
+        self.refusal: Refusal | None = None
+        self.cut = False
+
+    def received(self, data: bytes) -> int:
+        """Takes the next bytes; returns how many of them belong to this request."""
+        if not self.headers_finished:
+            begun = self.header_plus + data[: MAX_LINE_BYTES + 1]
+            if len(begun) > MAX_LINE_BYTES and b"\r\n" not in begun[: MAX_LINE_BYTES + 1]:
+                self._refuse(Refusal(414, "uri_too_long", _TOO_LONG))
+                return len(data)
+        consumed = int(super().received(data))
+        if self.error is not None:
+            said = str(self.error.body)
+            if self.error.code == 431:
+                said = f"the headers are over the limit of {MAX_HEADER_BYTES:,} bytes; send fewer or shorter ones"
+            self._refuse(Refusal(self.error.code, _CODES.get(self.error.code, "malformed_request"), said))
+        elif self.headers_finished and not self.empty:
+            self._check()
+        return consumed
+
+    def cut_off(self) -> Refusal | None:
+        """What to answer to a client that ended its side now; None where no body was under way."""
+        if not self.headers_finished or self.completed:
+            return None
+        of = f" of {self.content_length:,}" if self.content_length else ""
+        said = f"the body was cut off after {self.body_bytes_received:,}{of} bytes; send it again, whole"
+        return Refusal(400, "malformed_body", said)
+
+    @property
+    def body(self) -> Any:
+        """The whole body, a file at its beginning; empty where it was too long to be kept."""
+        return io.BytesIO() if self.cut else self.get_body_stream()
+
+    @property
+    def keep_alive(self) -> bool:
+        """Whether the connection may serve another request after this one."""
+        return not (self.connection_close or self.cut or self.refusal is not None)
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self.refusal, self.completed, self.headers_finished = refusal, True, True
+
+    def _check(self) -> None:
+        if self._limit is None:
+            refusal = self._head_refused()
+            if refusal is not None:
+                self._refuse(refusal)
+                return
+            self._limit = self._body_limit(self.command, self.path, self.headers.get("CONTENT_TYPE", ""))
+        receiver = self.body_rcv
+        if self.chunked and max(len(receiver.control_line), len(receiver.trailer)) > MAX_CHUNK_LINE:
+            self._refuse(Refusal(400, "malformed_request", "a size line or the trailer of the chunked body is too long"))
+        elif max(self.content_length, self.body_bytes_received if self.chunked else 0) > self._limit:
+            self.headers["CONTENT_LENGTH"] = str(max(self.content_length, self.body_bytes_received))
+            self.cut = self.completed = True
+            self.expect_continue = False
+
+    def _head_refused(self) -> Refusal | None:
+        if self.version not in ("1.0", "1.1"):
+            return Refusal(505, "http_version_not_supported", "HTTP/1.1 and HTTP/1.0 are spoken here")
+        if "TRANSFER_ENCODING" in self.headers or (self.chunked and "CONTENT_LENGTH" in self.headers):
+            # Whoever reads the length in another way than a proxy before him takes a body for the next request.
+            return Refusal(
+                400, "malformed_request", "send either Content-Length, or with HTTP/1.1 Transfer-Encoding: chunked"
+            )
+        if not self.request_uri.startswith("/") and not self.proxy_netloc:
+            return Refusal(400, "malformed_request", "the first line must name a path, /api/tasks for instance")
+        host = self.proxy_netloc or self.headers.get("HOST", "")
+        if "," in host or (not host and self.version == "1.1"):
+            return Refusal(400, "malformed_request", "send exactly one Host")
+        self.headers["HOST"] = host
+        return None
+
+
+_TOO_LONG: Final = f"the first line of the request is over the limit of {MAX_LINE_BYTES:,} bytes; ask for less at once"
+
+
+# -- Calls the application for one request, as WSGI says, and writes its answer as HTTP/1.1 says.
+
+_BUG: Final = Refusal(500, "internal_error", "something went wrong here, and it is in the server's log")
+_OF_ITS_OWN: Final = {"CONTENT_TYPE", "CONTENT_LENGTH"}
+
+
+class Site(NamedTuple):
+    """What answers: a WSGI application, and where it listens."""
+
+    application: Any
+    host: str
+    port: int
+    clock: Clock
+
+
+def respond(site: Site, connection: Connection, request: IncomingRequest, *, last: bool) -> None:
+    """Answers ``request``; ``last`` says that the connection is to end after it."""
+    answer = _Answer(connection, request, site.clock, last=last)
+    try:
+        if request.refusal is not None:
+            answer.refuse(request.refusal)
+        else:
+            _call(site.application, _environ(connection, request, site), answer)
+    except ClientGone:
+        pass
+    except Exception:
+        _log.exception("%s %s failed", request.command, request.path)
+        answer.fail()
+    finally:
+        connection.release(request)
+    connection.answered(keep_alive=answer.keep_alive)
+
+
+def _call(application: Any, environ: dict[str, Any], answer: _Answer) -> None:
+    chunks: Iterable[bytes] = application(environ, answer.start)
+    try:
+        for chunk in chunks:
+            if chunk:
+                answer.write(chunk)
+        answer.end()
+    finally:
+        close = getattr(chunks, "close", None)
+        if close is not None:
+            close()
+
+
+def _environ(connection: Connection, request: IncomingRequest, site: Site) -> dict[str, Any]:
+    environ: dict[str, Any] = {
+        "REQUEST_METHOD": request.command,
+        "SCRIPT_NAME": "",
+        "PATH_INFO": request.path,
+        "QUERY_STRING": request.query,
+        "REQUEST_URI": request.request_uri,
+        "SERVER_NAME": site.host,
+        "SERVER_PORT": str(site.port),
+        "SERVER_PROTOCOL": f"HTTP/{request.version}",
+        "SERVER_SOFTWARE": "asynctask",
+        "REMOTE_ADDR": connection.address[0],
+        "REMOTE_PORT": str(connection.address[1]),
+        "wsgi.version": (1, 0),
+        "wsgi.url_scheme": "http",
+        "wsgi.input": request.body,
+        "wsgi.errors": sys.stderr,
+        "wsgi.multithread": True,
+        "wsgi.multiprocess": False,
+        "wsgi.run_once": False,
+        "asynctask.socket": connection.socket,
+    }
+    for name, value in request.headers.items():
+        environ[name if name in _OF_ITS_OWN else f"HTTP_{name}"] = value
+    return environ
+
+
+class _Answer:
+    """The status, the headers and the body of one answer, on their way to the client."""
+
+    def __init__(self, connection: Connection, request: IncomingRequest, clock: Clock, *, last: bool) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._head_only = getattr(request, "command", "") == "HEAD"
+        self._modern = request.version == "1.1"
+        self.keep_alive = request.keep_alive and not last
+        self._status = ""
+        self._headers: list[tuple[str, str]] = []
+        self._sent_head = self._chunked = False
+        self._left: int | None = None
+
+    def start(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], None]:
+        """WSGI's ``start_response``."""
+        if exc_info and self._sent_head:
+            raise exc_info[1]
+        if self._status and not exc_info:
+            raise AssertionError("start_response was called twice")
+        if any("\r" in text or "\n" in text for header in (*headers, (status, "")) for text in header):
+            raise ValueError("a line break in a header")
+        self._status, self._headers = status, list(headers)
+        return self.write
+
+    def refuse(self, refusal: Refusal) -> None:
+        """The server's own answer."""
+        headers, body = server_problem(refusal.status, refusal.code, refusal.detail)
+        self.keep_alive = False
+        self.start(f"{refusal.status} {HTTPStatus(refusal.status).phrase}", headers)
+        self.write(body)
+        self.end()
+
+    def fail(self) -> None:
+        """After a bug: the rest of the answer is not there, or none of it."""
+        self.keep_alive = False
+        if not self._sent_head:
+            self._status = ""
+            try:
+                self.refuse(_BUG)
+            except ClientGone:
+                pass
+
+    def write(self, data: bytes) -> None:
+        """A piece of the body."""
+        if not self._status:
+            raise AssertionError("start_response was not called before the body")
+        head = b"" if self._sent_head else self._head()
+        if self._has_no_body:
+            data = b""
+        elif self._chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        elif self._left is not None:
+            data = data[: self._left]
+            self._left -= len(data)
+        if head or data:
+            self._connection.write(head + data)
+
+    def end(self) -> None:
+        """The body is complete."""
+        if not self._status:
+            raise AssertionError("start_response was not called")
+        if not self._sent_head:
+            self._connection.write(self._head(empty=True))
+        elif self._chunked:
+            self._connection.write(b"0\r\n\r\n")
+        if self._left and not self._has_no_body:
+            self.keep_alive = False  # fewer bytes than were announced: only the end of the connection says so
+
+    @property
+    def _has_no_body(self) -> bool:
+        return self._head_only or self._status[:3] in ("204", "304") or self._status[:1] == "1"
+
+    def _head(self, *, empty: bool = False) -> bytes:
+        self._sent_head = True
+        names = {name.lower(): value for name, value in self._headers}
+        lines = [f"HTTP/1.1 {self._status}", *(f"{name}: {value}" for name, value in self._headers)]
+        if "content-length" in names:
+            self._left = int(names["content-length"])
+        elif not self._has_no_body:
+            if empty:
+                lines.append("Content-Length: 0")
+            elif self._modern:
+                self._chunked = True
+                lines.append("Transfer-Encoding: chunked")
+            else:
+                self.keep_alive = False
+        if "date" not in names:
+            lines.append(f"Date: {_date(self._clock.now() // SECOND)}")
+        if not self.keep_alive:
+            lines.append("Connection: close")
+        elif not self._modern:
+            lines.append("Connection: keep-alive")
+        return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+
+@lru_cache(maxsize=2)
+def _date(second: int) -> str:
+    return formatdate(second, usegmt=True)

@@ -10,10 +10,9 @@ from apiflask import APIFlask
 
 from asynctask.app import AsyncTask
 from asynctask.lists.readers import FORMATS
-from webapi.answers import DryRunResult, ProblemDetails
-from webapi.incoming import LATER, NOT_BLANK, FileSubmission, JsonSubmission
 from webapi.problems import MEDIA_TYPE
-from webapi.submissions import KEY_PATTERN, RAW
+from webapi.shapes import LATER, NOT_BLANK, DryRunResult, FileSubmission, JsonSubmission, ProblemDetails
+from webapi.tasks import KEY_PATTERN, RAW
 
 __all__ = ["register"]
 

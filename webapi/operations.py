@@ -3,34 +3,196 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from apiflask import APIBlueprint
 from flask import Response
+from pydantic import Field, JsonValue, StringConstraints
 
 from asynctask.errors import NotFound
-from asynctask.operations.lists import Operations, Result
-from asynctask.operations.names import ACTIONS, LISTS
-from webapi.context import asynctask_app, who
-from webapi.incoming import NoQuery
+from asynctask.operations import ACTIONS, LISTS, Operations, Result
+from webapi.context import asynctask_app, page_links, who
 from webapi.json_body import json_response
-from webapi.links import page_links
-from webapi.operations_shapes import (
-    EntryPage,
-    Found,
-    JobPage,
-    JobQuery,
-    Keys,
-    ListQuery,
-    Outcome,
-    PauseState,
-    Processes,
-    Queues,
-    SearchQuery,
-    Signalled,
-)
+from webapi.shapes import Name, NoQuery, PageLinks, Time, _In, _Out, _Query
 
-__all__ = ["blueprint"]
+__all__ = [
+    "EntryPage",
+    "Found",
+    "JobPage",
+    "JobQuery",
+    "Keys",
+    "ListQuery",
+    "Outcome",
+    "PauseState",
+    "Processes",
+    "Queues",
+    "SearchQuery",
+    "Signalled",
+    "blueprint",
+]
+
+# -- The shapes of what operations are asked and answer, for the OpenAPI document and the checks of what comes in.
+
+Key = Annotated[str, StringConstraints(min_length=1, max_length=255)]
+
+
+class ListQuery(_Query):
+    """Which page."""
+
+    after: int = Field(0, ge=0, le=9_000, description="Go on after so many entries; `links.next` says it.")
+    limit: int = Field(100, ge=1, le=1000, description="Entries on a page.")
+
+
+class SearchQuery(_Query):
+    """What to look for."""
+
+    text: Name = Field(description="What the entry must hold, letter by letter.")
+    limit: int = Field(100, ge=1, le=1000, description="Most entries to find.")
+
+
+class JobQuery(_Query):
+    """Which jobs of a queue."""
+
+    after: int = Field(0, ge=0, le=1_000_000, description="Go on after so many jobs; `links.next` says it.")
+    limit: int = Field(100, ge=1, le=1000, description="Jobs on a page.")
+    newest: bool = Field(False, description="Begin with the last one pushed.")
+
+
+class Keys(_In):
+    """Which entries."""
+
+    keys: list[Key] = Field(min_length=1, max_length=1000, description="Their keys, as the list has them.")
+
+
+class QueueInfo(_Out):
+    """A queue of the broker."""
+
+    name: str
+    length: int
+    latency_s: float | None = Field(description="Seconds since the job that waits longest was pushed, where it says so.")
+    paused: bool
+    processes: int = Field(description="Live processes that work it.")
+    unattended: bool = Field(description="No live process works it.")
+    next_worker: str | None = Field(description="The worker of the next job.")
+
+
+class Queues(_Out):
+    """Every queue in which something waits, or that is paused."""
+
+    queues: list[QueueInfo]
+
+
+class QueuedJob(_Out):
+    """A job in a queue."""
+
+    key: str
+    tracked: bool
+    job_id: str
+    task_id: int | None
+    worker: str | None
+    priority: int
+    args: JsonValue
+    args_cut: bool = Field(description="They are too long to be shown.")
+    enqueued_at: Time | None
+    raw: str | None = Field(description="The beginning of what is no job.")
+
+
+class JobPage(_Out):
+    """Jobs of a queue."""
+
+    jobs: list[QueuedJob]
+    total: int
+    links: PageLinks
+
+
+class WaitingEntry(_Out):
+    """A job that waits for a retry or its time, or that is dead."""
+
+    key: str
+    tracked: bool
+    job_id: str
+    task_id: int | None
+    row: int | None
+    worker: str | None
+    queue: str | None
+    at: Time | None = Field(description="When it is due, or died.")
+    retries: int
+    args: JsonValue
+    args_cut: bool = Field(description="They are too long to be shown.")
+    error: str | None
+    error_class: str | None
+    created_at: Time | None
+    raw: str | None = Field(description="The beginning of what is no job.")
+
+
+class EntryPage(_Out):
+    """A page of a list."""
+
+    entries: list[WaitingEntry]
+    total: int
+    links: PageLinks
+
+
+class Found(_Out):
+    """What a search found."""
+
+    entries: list[WaitingEntry]
+    complete: bool = Field(description="False where there may be more.")
+
+
+class Skipped(_Out):
+    """One to which it was not done."""
+
+    key: str
+    reason: str
+
+
+class Outcome(_Out):
+    """What came of an action."""
+
+    done: int
+    skipped: list[Skipped] = Field(description="At most 100.")
+
+
+class PauseState(_Out):
+    """A queue after it was paused or unpaused."""
+
+    queue: str
+    paused: bool
+    changed: bool
+
+
+class ProcessInfo(_Out):
+    """A process."""
+
+    identity: str
+    kind: str = Field(description="worker, web, an engine's name; sidekiq: of another program.")
+    hostname: str | None
+    pid: int | None
+    concurrency: int
+    busy: int
+    rss: int | None = Field(description="Bytes.")
+    quiet: bool
+    alive: bool
+    queues: list[str]
+    started_at: Time | None
+    beat_at: Time | None
+
+
+class Processes(_Out):
+    """What runs."""
+
+    processes: list[ProcessInfo]
+
+
+class Signalled(_Out):
+    """What a process was told."""
+
+    identity: str
+    signal: str
+
+
+# -- /api/queues, /retries, /scheduled, /dead and /processes: what waits where, what runs, and what people do about it.
 
 blueprint: Final = APIBlueprint("operations", __name__, url_prefix="/api", tag="Operations")
 
@@ -58,7 +220,7 @@ def _operations() -> Operations:
     return asynctask_app().operations
 
 
-def _fresh(value: Any) -> Response:
+def _uncached(value: Any) -> Response:
     response = json_response(value)
     response.headers["Cache-Control"] = "no-cache"
     return response
@@ -86,7 +248,7 @@ def queues(query: NoQuery) -> Response:
 
     `unattended` marks one that no live process works.
     """
-    return _fresh({"queues": _operations().queues()})
+    return _uncached({"queues": _operations().queues()})
 
 
 @blueprint.get("/queues/<name>/jobs")
@@ -97,7 +259,7 @@ def queue_jobs(name: str, query: JobQuery) -> Response:
     """The jobs of a queue, those next to run first"""
     queue = _known(name, "queue")
     found = _operations().jobs(queue, after=query.after, limit=query.limit, newest=query.newest)
-    return _fresh({"jobs": found["jobs"], "total": found["total"], "links": page_links(found["next"])})
+    return _uncached({"jobs": found["jobs"], "total": found["total"], "links": page_links(found["next"])})
 
 
 @blueprint.post("/queues/<name>/delete")
@@ -169,14 +331,14 @@ def _page_of(list_name: str) -> Callable[..., Response]:
     def view(given: ListQuery) -> Response:
         found = _operations().listed(list_name, after=given.after, limit=given.limit)
         following = found["next"] if found["next"] is not None and found["next"] <= _LAST_PAGE else None
-        return _fresh({"entries": found["entries"], "total": found["total"], "links": page_links(following)})
+        return _uncached({"entries": found["entries"], "total": found["total"], "links": page_links(following)})
 
     return view
 
 
 def _search_in(list_name: str) -> Callable[..., Response]:
     def view(given: SearchQuery) -> Response:
-        return _fresh(_operations().search(list_name, given.text, limit=given.limit))
+        return _uncached(_operations().search(list_name, given.text, limit=given.limit))
 
     return view
 
@@ -236,7 +398,7 @@ for _each in LISTS:
 @blueprint.doc(operation_id="listProcesses", responses=[503])
 def processes(query: NoQuery) -> Response:
     """What runs: our processes, and at Redis also those of Sidekiq"""
-    return _fresh({"processes": _operations().processes()})
+    return _uncached({"processes": _operations().processes()})
 
 
 @blueprint.post("/processes/<name>/quiet")

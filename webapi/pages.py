@@ -10,8 +10,7 @@ from flask.typing import ResponseReturnValue
 
 from asynctask.errors import NotFound
 from asynctask.lists.readers import FORMATS
-from webapi.context import asynctask_app, find_task
-from webapi.links import TASK_PAGES
+from webapi.context import TASK_PAGES, asynctask_app, find_task
 from webapi.workers import describe
 
 __all__ = ["blueprint"]

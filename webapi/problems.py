@@ -25,8 +25,8 @@ from asynctask.errors import (
     SchemaOutdated,
 )
 from asynctask.lists.problems import fault, from_pydantic, render, render_whole
+from webapi.context import reader_locale, say_language
 from webapi.json_body import json_text
-from webapi.language import reader_locale, say_language
 
 __all__ = [
     "CrossSite",

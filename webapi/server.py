@@ -14,7 +14,7 @@ from typing import Final
 
 from asynctask.app import AsyncTask
 from asynctask.errors import Unavailable
-from asynctask.runtime.lifeline import Wakeup
+from asynctask.runtime.supervisor import Wakeup
 from webapi import create_app
 from webapi.http_loop import GRACE_S, HttpLoop
 from webapi.reading import longest_body, longest_upload

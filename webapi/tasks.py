@@ -2,23 +2,58 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any, Final
 
 from apiflask import APIBlueprint
 from flask import Response
+from werkzeug.datastructures import FileStorage
 
+from asynctask.app import AsyncTask
 from asynctask.errors import InputError, NotBuilt, Problem
-from webapi.answers import ErrorGroups, EventPage, LogEntries, Progress, Submitted, TaskPage
-from webapi.caching import progress_response
-from webapi.context import asynctask_app, find_progress, find_task, who
-from webapi.incoming import EventQuery, Knobs, NoQuery, OneTaskQuery, RawQuery, RetryQuery, TaskQuery
-from webapi.json_body import json_response
-from webapi.language import reader_locale
-from webapi.links import TASKS, page_links, with_links
-from webapi.reading import current_request
-from webapi.submissions import answer, submit
+from asynctask.lists.dry_run import DryRun
+from asynctask.lists.problems import fault
+from asynctask.lists.rows import encoding_option, too_many_items
+from asynctask.lists.uploads import StoredFile
+from asynctask.submission import Submission
+from webapi.context import (
+    TASKS,
+    asynctask_app,
+    find_progress,
+    find_task,
+    page_links,
+    progress_response,
+    reader_locale,
+    retry_after,
+    say_language,
+    task_url,
+    who,
+    with_links,
+)
+from webapi.json_body import json_response, parse_json
+from webapi.problems import MAX_ERRORS, MalformedBody, did_you_mean, told
+from webapi.reading import FORM, JSON, ApiRequest, current_request
+from webapi.shapes import (
+    ErrorGroups,
+    EventPage,
+    EventQuery,
+    FileSubmission,
+    JsonSubmission,
+    Knobs,
+    LogEntries,
+    NoQuery,
+    OneTaskQuery,
+    Options,
+    Progress,
+    RawQuery,
+    RetryQuery,
+    Submitted,
+    TaskPage,
+    TaskQuery,
+)
 
-__all__ = ["blueprint"]
+__all__ = ["KEY_PATTERN", "RAW", "answer", "blueprint", "submit"]
 
 blueprint: Final = APIBlueprint("tasks", __name__, url_prefix=TASKS, tag="Tasks")
 
@@ -182,3 +217,192 @@ def _controlled(task_id: int, verb: str, **how: Any) -> Response:
 
 def _statuses(text: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text.split(","))) if text else ()
+
+
+# -- POST /api/tasks: from a JSON body, a form with a file or a raw body to a Submission, and what is answered.
+
+RAW: Final = {
+    "application/x-ndjson": "body.ndjson",
+    "application/ndjson": "body.ndjson",
+    "application/jsonl": "body.ndjson",
+    "text/csv": "body.csv",
+    "text/tab-separated-values": "body.tsv",
+}
+"""Media types of bodies that are a list as they stand, with the names that say so to the readers."""
+
+WAIT_S: Final = 1.0
+"""How long an answer waits for the validation of an upload, so that its bad rows are in it."""
+
+KEY_PATTERN: Final = "^[!-~]([ -~]{0,253}[!-~])?$"
+"""What an Idempotency-Key may be."""
+
+
+def submit(app: AsyncTask, incoming: ApiRequest, query: RawQuery) -> Submission | DryRun:
+    """Takes the list of the request. Raises :class:`InputError` (4xx) that names the field, row or column."""
+    incoming.require(JSON, FORM, *RAW)
+    key = _idempotency_key(incoming)
+    if incoming.mimetype in RAW:
+        return _submit_raw(app, incoming, query, key)
+    if incoming.args:
+        # Their options are in the body: one that stands elsewhere must not be overlooked.
+        NoQuery.model_validate(incoming.args.to_dict())
+    if incoming.mimetype == JSON:
+        return _submit_json(app, incoming, key)
+    return _submit_file(app, incoming, key)
+
+
+def answer(found: Submission | DryRun) -> Response:
+    """202 with the progress object and the rows refused so far; 422 with all of them where nothing was accepted; of a
+    dry run 200 with what the list would come to."""
+    locale = reader_locale()
+    if isinstance(found, DryRun):
+        response = json_response(found.as_dict(locale))
+        response.headers["Cache-Control"] = "no-store"
+        say_language(response, locale)
+        return response
+    if found.progress is None and (error := found.task.refusal()) is not None:
+        # The first answer to this key was an error, and so is this one.
+        raise error
+    progress = with_links(found.progress or found.task.progress())
+    url = task_url(found.task.id)
+    if found.problems:
+        progress["errors"] = told(found.problems[:MAX_ERRORS], locale)
+    response = json_response(progress, 202)
+    if found.problems:
+        say_language(response, locale)
+    response.headers["Location"] = url
+    response.headers["Retry-After"] = retry_after(progress)
+    response.headers["Cache-Control"] = "no-store"
+    if not found.created:
+        response.headers["Idempotency-Replayed"] = "true"
+    return response
+
+
+def _submit_json(app: AsyncTask, incoming: ApiRequest, key: str | None) -> Submission | DryRun:
+    body = incoming.get_json()
+    if not isinstance(body, dict):
+        raise InputError('the body must be a JSON object: {"worker": ..., "items": [...]}', code="wrong_type")
+    options = _given(JsonSubmission.model_validate(body))
+    worker, items = options.pop("worker"), options.pop("items")
+    _refuse_unknown(app, worker)
+    if len(items) > app.config.max_rows:
+        raise too_many_items(app.config.max_rows)
+    if options.get("dry_run"):
+        return _hand_in(app, worker, app.uploads.store_items(items), key, options)
+    options.pop("dry_run", None)
+    return app.submit_items(worker, items, wait_s=WAIT_S, idempotency_key=key, **options)
+
+
+def _submit_file(app: AsyncTask, incoming: ApiRequest, key: str | None) -> Submission | DryRun:
+    incoming.load_form()
+    file = _the_file(incoming)
+    options = _form_options(incoming, app.config.max_json_depth)
+    worker = options.pop("worker")
+    # Before the file is stored: it may be large, and it would be for nothing.
+    _refuse_unknown(app, worker)
+    stored = app.uploads.store(file.stream, _name_of(file), limit=app.config.max_file_bytes)
+    return _hand_in(app, worker, stored, key, options)
+
+
+def _submit_raw(app: AsyncTask, incoming: ApiRequest, query: RawQuery, key: str | None) -> Submission | DryRun:
+    for name, values in incoming.args.lists():
+        if len(values) > 1:
+            problem = fault(None, name, "duplicate", "option.twice")
+            raise InputError(
+                f"query parameter {name!r} {problem.message}", code="invalid_query_parameter", errors=[problem]
+            )
+    options = _given(query)
+    if (worker := options.pop("worker", None)) is None:
+        problem = fault(None, "worker", "missing", "missing")
+        raise InputError("query parameter 'worker' is required", code="invalid_query_parameter", errors=[problem])
+    if "columns" in options:
+        columns = _columns(options["columns"], app.config.max_json_depth)
+        options["columns"] = FileSubmission.model_validate({"worker": worker, "columns": columns}).columns
+    _refuse_unknown(app, worker)
+    body = incoming.raw_body(*RAW)
+    if (charset := incoming.mimetype_params.get("charset")) is not None:
+        # The body is made UTF-8 while it is read, so that is what it is named as: nothing is guessed at.
+        _refuse_contradiction(charset, options.get("encoding"))
+        options["encoding"] = "utf-8"
+    stored = app.uploads.store(body, RAW[incoming.mimetype], limit=app.config.max_file_bytes, named=False)
+    return _hand_in(app, worker, stored, key, options)
+
+
+def _refuse_contradiction(charset: str, encoding: str | None) -> None:
+    if encoding is not None and encoding_option(encoding) != encoding_option(charset):
+        problem = fault(None, "encoding", "invalid_option", "option.charset", {"charset": charset[:40]}, encoding[:200])
+        raise InputError(f"option 'encoding' {problem.message}", code="invalid_options", errors=[problem])
+
+
+def _hand_in(
+    app: AsyncTask, worker: str, stored: StoredFile, key: str | None, options: dict[str, Any]
+) -> Submission | DryRun:
+    if options.pop("dry_run", False):
+        return app.check_file(worker, stored, **options)
+    return app.submit_file(worker, stored, wait_s=WAIT_S, idempotency_key=key, **options)
+
+
+def _refuse_unknown(app: AsyncTask, worker: str) -> None:
+    if worker not in app.workers:
+        raise InputError(
+            f"no worker is registered as {worker!r}{did_you_mean(worker, app.workers)}",
+            code="unknown_worker",
+            errors=[fault(None, "worker", "unknown_worker", "option.worker", None, worker)],
+        )
+
+
+def _the_file(incoming: ApiRequest) -> FileStorage:
+    names = [name for name, _ in incoming.files.items(multi=True)]
+    if names != ["file"]:
+        if "file" in incoming.form:
+            found = "a field `file` without a filename"
+        else:
+            found = ", ".join(repr(name) for name in names) or "none"
+        raise InputError(
+            f"send exactly one file, in the field `file`; found: {found}",
+            code="missing_file",
+            errors=[fault(None, "file", "missing", "option.file")],
+        )
+    return incoming.files["file"]
+
+
+def _name_of(file: FileStorage) -> str:
+    """The name of an uploaded file; one without an extension gets that of its Content-Type, for the readers go by it."""
+    name = file.filename or ""
+    return name if "." in name or file.mimetype not in RAW else name + Path(RAW[file.mimetype]).suffix
+
+
+def _form_options(incoming: ApiRequest, max_depth: int) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for name, values in incoming.form.lists():
+        if len(values) > 1:
+            problem = fault(None, name, "duplicate", "option.twice")
+            raise InputError(f"option {name!r} {problem.message}", code="invalid_option", errors=[problem])
+        # An empty field of a form is one that nobody filled in.
+        if values[0] != "" or name == "worker":
+            fields[name] = values[0]
+    if "columns" in fields:
+        fields["columns"] = _columns(fields["columns"], max_depth)
+    return _given(FileSubmission.model_validate(fields))
+
+
+def _given(options: Options) -> dict[str, Any]:
+    """The options that were sent; null says "the default" for all but ``parallel``, where it says "no limit"."""
+    return {k: v for k, v in options.model_dump(exclude_unset=True).items() if v is not None or k == "parallel"}
+
+
+def _columns(text: str, max_depth: int) -> Any:
+    try:
+        return parse_json(text.encode(), max_depth=max_depth)
+    except InputError as error:
+        problem = fault(None, "columns", "invalid_json", "option.columns", {"words": str(error)}, text[:200])
+        raise InputError(f"option 'columns' {problem.message}", code="invalid_option", errors=[problem]) from None
+
+
+def _idempotency_key(incoming: ApiRequest) -> str | None:
+    key = incoming.headers.get("Idempotency-Key")
+    if key is None:
+        return None
+    if not re.fullmatch(KEY_PATTERN, key):
+        raise MalformedBody("Idempotency-Key must be 1 to 255 characters of ASCII, a UUID for instance", code="invalid_key")
+    return key

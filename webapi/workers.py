@@ -9,14 +9,11 @@ from flask import Response
 
 from asynctask.app import AsyncTask
 from asynctask.errors import NotFound
-from asynctask.reports.template import Template, make_template
-from asynctask.reports.template_files import template_csv, template_xlsx
-from webapi.answers import Event, Workers
-from webapi.context import asynctask_app
-from webapi.downloads import CSV, XLSX, attachment
-from webapi.incoming import NoQuery
+from asynctask.reports.templates import Template, make_template, template_csv, template_xlsx
+from webapi.context import asynctask_app, reader_locale, say_language
 from webapi.json_body import json_response
-from webapi.language import reader_locale, say_language
+from webapi.reports import CSV, XLSX, attachment
+from webapi.shapes import Event, NoQuery, Workers
 
 __all__ = ["blueprint", "describe"]
 

@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
+import posixpath
+import re
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+import zipfile
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
+from xml.etree import ElementTree
 
 import click
 
-from asynctask.cli.audit import Finding, ReportRows, audit_campaigns, audit_products, read_report, sheet_codes
-from asynctask.cli.http import Api
-from asynctask.cli.live import Bars, summary
-from asynctask.cli.loading import examples_folder, load_file
-from asynctask.cli.options import Command, Session, environment, pass_session
-from asynctask.cli.output import FAILURES, OK, Output, count, number
+from asynctask.cli.options import Command, Session, environment, examples_folder, load_file, pass_session
+from asynctask.cli.output import FAILURES, OK, Bars, Output, count, number, summary
 from asynctask.cli.serve import address, child_argv, free_port, served_at, warn_if_open
 from asynctask.clock import SystemClock
 from asynctask.config import ENV_PREFIX
-from asynctask.errors import ConfigError, Unavailable
+from asynctask.errors import AsyncTaskError, ConfigError, InputError, Unavailable
 
-__all__ = ["COMMANDS"]
+__all__ = [
+    "COMMANDS",
+    "Answer",
+    "Api",
+    "Finding",
+    "ReportRows",
+    "audit_campaigns",
+    "audit_products",
+    "read_report",
+    "sheet_codes",
+]
 
 _MARK: Final = ".asynctask-demo"
 _SHOP: Final = "PROMOTIONS_DATABASE_URL"
@@ -113,7 +128,7 @@ class _Run:
     @contextmanager
     def services(self) -> Iterator[None]:
         """The web server and the workers, started and ready; at the end of the block no process is left."""
-        from asynctask.runtime.lifeline import LIFELINE
+        from asynctask.runtime.supervisor import LIFELINE
 
         log = self._folder / "services.log"
         argv = child_argv(f"{self._shop_file}:app", "up", {})
@@ -346,3 +361,258 @@ def _stop(up: subprocess.Popen[bytes]) -> None:
 
 
 COMMANDS: Final = (demo,)
+
+
+# -- The demo's audit: what the ledger says, against what the shop holds and what the sheet's author expected.
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at: what holds, and what contradicts it (nothing, if all is well)."""
+
+    claim: str
+    contradictions: tuple[str, ...] = ()
+
+    @property
+    def holds(self) -> bool:
+        return not self.contradictions
+
+
+@dataclass(frozen=True, slots=True)
+class ReportRows:
+    """A report that was downloaded: row number -> status, row number -> the text of its first column, rows that stand in
+    it more than once, and how often each error stands at a rejected row."""
+
+    statuses: Mapping[int, str]
+    codes: Mapping[int, str]
+    repeated: tuple[int, ...]
+    rejections: Mapping[str, int] = field(default_factory=dict)
+
+
+_MAIN: Final = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
+_ID: Final = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}id"
+
+
+def _sheets(path: Path) -> Iterator[dict[int, dict[str, str]]]:
+    """The sheets of a workbook that this demo has made, each as row number -> letters of the column -> text; read with the
+    standard library and none of the readers that are audited."""
+    with zipfile.ZipFile(path) as book:
+
+        def part(name: str) -> ElementTree.Element:
+            return ElementTree.fromstring(book.read(name))  # noqa: S314 - a file of our own
+
+        texts = ["".join(each.itertext()) for each in part("xl/sharedStrings.xml")] if _has_texts(book) else []
+        targets = {each.get("Id"): each.get("Target", "") for each in part("xl/_rels/workbook.xml.rels")}
+        for sheet in part("xl/workbook.xml").iter(f"{_MAIN}sheet"):
+            rows: dict[int, dict[str, str]] = {}
+            for row in part(posixpath.join("xl", targets[sheet.get(_ID)])).iter(f"{_MAIN}row"):
+                found = {re.sub("[0-9]", "", cell.get("r", "")): _text(cell, texts) for cell in row}
+                rows[int(row.get("r", "0"))] = {letters: text for letters, text in found.items() if text}
+            yield rows
+
+
+def _has_texts(book: zipfile.ZipFile) -> bool:
+    return "xl/sharedStrings.xml" in book.namelist()
+
+
+def _text(cell: ElementTree.Element, texts: Sequence[str]) -> str:
+    """A cell as the shop would see a code: no spaces around, a whole number without its point."""
+    kind, value = cell.get("t"), cell.findtext(f"{_MAIN}v", "")
+    if kind == "inlineStr":
+        return "".join(cell.itertext()).strip()
+    if kind == "s":
+        return texts[int(value)].strip()
+    if kind is None and value and float(value).is_integer():
+        return str(int(float(value)))
+    return value.strip()
+
+
+def sheet_codes(path: Path, header_row: int) -> dict[int, str]:
+    """Row number -> campaign code, for the rows of the sheet that are not blank; read by none of the readers."""
+    rows = next(_sheets(path))
+    return {number: cells.get("A", "") for number, cells in rows.items() if number > header_row and cells}
+
+
+def read_report(path: Path) -> ReportRows:
+    """A report, as somebody who opens it sees it. The first column is the sheet's first."""
+    statuses: dict[int, str] = {}
+    codes: dict[int, str] = {}
+    repeated: list[int] = []
+    rejections: Counter[str] = Counter()
+    for sheet in _sheets(path):
+        head, *rows = sheet.values() or [{}]
+        at = {header: column for column, header in head.items()}
+        for row in rows:
+            number = int(row[at["row"]])
+            if number in statuses:
+                repeated.append(number)
+            statuses[number], codes[number] = row.get(at["status"], ""), row.get("A", "")
+            if statuses[number] == "rejected":
+                rejections[row.get(at["error"], "")] += 1
+    return ReportRows(statuses, codes, tuple(repeated), rejections)
+
+
+def _equal(what: str, found: Any, wanted: Any) -> list[str]:
+    return [] if found == wanted else [f"{what}: {found}, not {wanted}"]
+
+
+def _several(sentences: Iterable[str]) -> tuple[str, ...]:
+    found = list(sentences)
+    return (*found[:10], f"... and {len(found) - 10} more") if len(found) > 10 else tuple(found)
+
+
+def audit_products(
+    progress: Mapping[str, Any], products: Sequence[Mapping[str, Any]], planned: Collection[str], enrolled: Sequence[str]
+) -> list[Finding]:
+    """Arguments: the Task's progress; what was sent; the skus that the shop should refuse; the shop's enrolments."""
+    counts = progress["counts"]
+    wanted = {product["sku"] for product in products} - set(planned)
+    wrong = [f"{sku} is enrolled though it was refused" for sku in sorted(set(enrolled) - wanted)]
+    wrong += [f"{sku} is not enrolled" for sku in sorted(wanted - set(enrolled))]
+    return [
+        Finding(
+            f"`finish` of the products, {counts['finish']:,}, is what the shop has enrolled",
+            _several(_equal("enrolments", len(enrolled), counts["finish"])),
+        ),
+        Finding(
+            f"every product is accounted for; the {counts['failed']:,} that were refused have no enrolment",
+            _several(
+                [
+                    *_equal("finish + failed", counts["finish"] + counts["failed"], len(products)),
+                    *_equal("failed", counts["failed"], len(planned)),
+                    *wrong,
+                ]
+            ),
+        ),
+    ]
+
+
+def audit_campaigns(
+    progress: Mapping[str, Any], sheet: Mapping[int, str], report: ReportRows, codes: Sequence[str], expected: Any
+) -> list[Finding]:
+    """Arguments: the Task's progress; the codes by row of the sheet; the report of what did not succeed; the shop's
+    campaigns; what the sheet's author expects (``Expected`` of the example)."""
+    counts, rejected = progress["counts"], progress["split"]["rejected"]
+    missing = Counter(sheet.values()) - Counter(codes)
+    reported = Counter(sheet.get(row, "") for row in report.statuses)
+    by_status = Counter(report.statuses.values())
+    disagreements = expected.disagreements(
+        rejected=[row for row, status in report.statuses.items() if status == "rejected"],
+        refused=[row for row, status in report.statuses.items() if status != "rejected"],
+        codes=codes,
+    )
+    return [
+        Finding(
+            f"`finish` of the campaigns, {counts['finish']:,}, is what the shop has created",
+            _several(_equal("campaigns", len(codes), counts["finish"])),
+        ),
+        Finding(
+            f"every row of the sheet, {expected.rows:,}, is accounted for",
+            _several(
+                [
+                    *_equal("rows of the sheet", len(sheet), expected.rows),
+                    *_equal("total + rejected", counts["total"] + rejected, expected.rows),
+                    *_equal("finish + failed", counts["finish"] + counts["failed"], counts["total"]),
+                ]
+            ),
+        ),
+        Finding(
+            f"the report, {len(report.statuses):,} rows, is the sheet less what the shop has",
+            _several(
+                [
+                    *(f"row {row} stands in the report twice" for row in report.repeated),
+                    *_differences(reported, missing),
+                    *_equal("failed rows of the report", by_status["failed"], counts["failed"]),
+                    *_equal("rejected rows of the report", by_status["rejected"], rejected),
+                    *(
+                        f"row {row} of the report has code {code!r}, the sheet {sheet.get(row)!r}"
+                        for row, code in report.codes.items()
+                        if code != sheet.get(row)
+                    ),
+                ]
+            ),
+        ),
+        Finding("all of it is as the sheet's author expected, row by row", _several(disagreements)),
+    ]
+
+
+def _differences(reported: Counter[str], missing: Counter[str]) -> list[str]:
+    said = [
+        f"code {code!r} is not in the shop, and {n} row(s) of it not in the report"
+        for code, n in (missing - reported).items()
+    ]
+    return said + [f"code {code!r} is in the report {n} time(s) too often" for code, n in (reported - missing).items()]
+
+
+# -- A small HTTP client for our own API, on the standard library.
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the server said: ``status``, ``headers`` (names in lower case) and the ``body`` as bytes."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        """The body, parsed."""
+        return json.loads(self.body)
+
+
+class Api:
+    """Calls to one server, a connection for each.
+
+    Arguments: ``base``, e.g. ``http://127.0.0.1:8000/``; ``timeout`` in seconds. A server that does not answer raises
+    :class:`Unavailable`, an answer of 400 and more :class:`InputError` (500 and more :class:`Unavailable`) with its detail.
+    Proxies of the environment are not asked: it is our own server.
+    """
+
+    def __init__(self, base: str, *, timeout: float = 60.0) -> None:
+        parts = urlsplit(base)
+        self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
+        self._timeout = timeout
+
+    def get(self, path: str, **headers: str) -> Answer:
+        """GET; give headers with _ for -."""
+        return self._call("GET", path, None, {name.replace("_", "-"): value for name, value in headers.items()})
+
+    def post_json(self, path: str, value: Any) -> Answer:
+        """POST a JSON document."""
+        return self._call("POST", path, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+    def post_file(self, path: str, file: Path, fields: Mapping[str, str]) -> Answer:
+        """POST a file with form fields as a browser's form does. The file is held in memory."""
+        boundary = secrets.token_hex(16)
+        parts = [_part(boundary, f'name="{name}"', value.encode()) for name, value in fields.items()]
+        parts.append(_part(boundary, f'name="file"; filename="{file.name}"', file.read_bytes()))
+        body = b"".join(parts) + f"--{boundary}--\r\n".encode()
+        return self._call("POST", path, body, {"Content-Type": f"multipart/form-data; boundary={boundary}"})
+
+    def _call(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout)
+        try:
+            connection.request(method, path, body, dict(headers))
+            response = connection.getresponse()
+            answer = Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+        except (OSError, http.client.HTTPException) as error:
+            raise Unavailable(f"http://{self._host}:{self._port} does not answer: {error}") from error
+        finally:
+            connection.close()
+        if answer.status >= 400:
+            raise _refusal(method, path, answer)
+        return answer
+
+
+def _part(boundary: str, disposition: str, content: bytes) -> bytes:
+    return f"--{boundary}\r\nContent-Disposition: form-data; {disposition}\r\n\r\n".encode() + content + b"\r\n"
+
+
+def _refusal(method: str, path: str, answer: Answer) -> AsyncTaskError:
+    try:
+        problem = answer.json()
+        detail = str(problem.get("detail") or problem.get("title"))
+    except (ValueError, AttributeError):
+        detail = answer.body[:200].decode("utf-8", "replace")
+    kind = Unavailable if answer.status >= 500 else InputError
+    return kind(f"{method} {path}: {answer.status}: {detail}")

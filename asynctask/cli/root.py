@@ -29,10 +29,8 @@ _MODULES: Final = {
     "demo": ("demo",),
     "serve": ("up", "web", "worker", "split-task"),
     "submit": ("submit", "watch", "check-list"),
-    "tasks": ("tasks", "show", "set", "pause", "resume", "cancel", "retry"),
-    "operations": ("queues", "retries", "scheduled", "dead", "processes"),
-    "files": ("report", "template"),
-    "database": ("db", "doctor", "config", "middleware"),
+    "tasks": ("tasks", "show", "set", "pause", "resume", "cancel", "retry", "report", "template"),
+    "operations": ("queues", "retries", "scheduled", "dead", "processes", "db", "doctor", "config", "middleware"),
 }
 _MODULE_OF: Final = {command: module for module, commands in _MODULES.items() for command in commands}
 
@@ -67,18 +65,10 @@ def _loaded(module: str) -> Sequence[click.Command]:
             from asynctask.cli import tasks
 
             return tasks.COMMANDS
-        case "operations":
+        case _:
             from asynctask.cli import operations
 
             return operations.COMMANDS
-        case "files":
-            from asynctask.cli import files
-
-            return files.COMMANDS
-        case _:
-            from asynctask.cli import database
-
-            return database.COMMANDS
 
 
 def build() -> Root:

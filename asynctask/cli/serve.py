@@ -21,8 +21,7 @@ from asynctask.config import Config
 from asynctask.database import schema
 from asynctask.database.engine import Database
 from asynctask.errors import ConfigError
-from asynctask.runtime.lifeline import LIFELINE, Pulse, watch_parent
-from asynctask.runtime.supervisor import Announcement, ChildSpec, become
+from asynctask.runtime.supervisor import LIFELINE, Announcement, ChildSpec, Pulse, become, watch_parent
 
 __all__ = ["COMMANDS", "address", "child_argv", "free_port", "served_at", "warn_if_open"]
 

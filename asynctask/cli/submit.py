@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from asynctask.cli.live import Bars, headline
 from asynctask.cli.options import TASK_ID, Command, Session, pass_session
-from asynctask.cli.output import DETACHED, FAILURES, OK, USAGE, clean, count, number
+from asynctask.cli.output import DETACHED, FAILURES, OK, USAGE, Bars, clean, count, headline, number
 from asynctask.clock import SystemClock
 from asynctask.errors import InputError, Problem, Unavailable
-from asynctask.priority import Priority
+from asynctask.worker import Priority
 
 if TYPE_CHECKING:
     from asynctask.lists.dry_run import DryRun

@@ -27,7 +27,7 @@ from typing import Any, Final
 from asynctask.cli.output import clean
 from asynctask.config import Config, check_setting, setting_types
 from asynctask.errors import ConfigError, TooLarge
-from asynctask.wire.options import nearest
+from asynctask.wire.payload import nearest
 
 __all__ = ["MAX_FILE_BYTES", "WorkerFile", "read_worker_file"]
 

@@ -7,8 +7,11 @@ tells. So a write either stands when :meth:`Database.write` ends, or it raises a
 
 from __future__ import annotations
 
+import fcntl
+import os
 import select
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,7 +23,7 @@ from sqlalchemy import event, exc
 from sqlalchemy.engine import Connection, Engine, ExceptionContext
 from sqlalchemy.engine.url import URL, make_url
 
-from asynctask.clock import Ids, SystemIds
+from asynctask.clock import SECOND, Clock, Ids, SystemIds, micros
 from asynctask.database.retrying import (
     LOCKED,
     OutcomeUnknown,
@@ -30,10 +33,9 @@ from asynctask.database.retrying import (
     is_read_only,
     translated,
 )
-from asynctask.database.sqlite import WriteLock, connect_sqlite
 from asynctask.errors import ConfigError, LedgerUnavailable, not_installed
 
-__all__ = ["Database", "missing_file"]
+__all__ = ["Database", "DatabaseTime", "WriteLock", "connect_sqlite", "database_now", "missing_file", "read_now"]
 
 _DRIVERS: Final = {"postgresql": "postgresql+psycopg", "mysql": "mariadb+pymysql", "mariadb": "mariadb+pymysql"}
 _EXTRAS: Final = {"postgresql": "postgresql", "mariadb": "mysql"}
@@ -413,3 +415,157 @@ def _normal(url: str) -> URL:
 def _sqlite_begin(connection: Connection) -> None:
     write = connection.get_execution_options().get("asynctask_write", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+
+# -- What a connection to SQLite needs, and the lock that its writers queue at.
+
+
+class WriteLock:
+    """A blocking lock between all threads of all processes that write one SQLite file.
+
+    SQLite's own ``busy_timeout`` polls with growing pauses: under load a writer can starve for seconds while others
+    come and go. A blocking lock on a side file queues writers instead, first come, first served.
+
+    The lock belongs to the open file, of which a forked child has a descriptor too: it would outlive a process that is
+    killed while it writes. So a child closes its descriptor as soon as it is forked, and opens the file anew if it writes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._thread = threading.Lock()
+        self._fd: int | None = None
+        me = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _leave_to_parent(me()))
+
+    def acquire(self) -> None:
+        self._thread.acquire()
+        try:
+            if self._fd is None:
+                self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+        except BaseException:
+            self._thread.release()
+            raise
+
+    def release(self) -> None:
+        assert self._fd is not None
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+        self._thread.release()
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+        self._fd = None
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: the lock stays the parent's alone, whichever of its threads holds it."""
+        self._thread = threading.Lock()
+        self.close()
+
+
+def _leave_to_parent(lock: WriteLock | None) -> None:
+    if lock is not None:
+        lock.leave_to_parent()
+
+
+def connect_sqlite(lock: WriteLock, dbapi_connection: Any) -> None:
+    """Sets up a new connection of the driver; ``lock`` is the one of its file."""
+    # The driver's own transaction handling is off: BEGIN is emitted below, IMMEDIATE for writers.
+    dbapi_connection.isolation_level = None
+    cursor = dbapi_connection.cursor()
+    cursor.execute("PRAGMA busy_timeout=30000")
+    if cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        # The switch does not wait for others: of two that make it at once, one would fail with "locked".
+        lock.acquire()
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+        finally:
+            lock.release()
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.execute("PRAGMA cache_size=-65536")
+    cursor.execute("PRAGMA temp_store=MEMORY")
+    cursor.close()
+
+
+# -- The database's clock: the one clock that all processes of a ledger share.
+
+_JUMP: Final = SECOND
+"""Microseconds by which the database's clock and ours may come apart between two answers before that counts as a step."""
+
+_ASK: Final = 15 * SECOND
+"""Microseconds between two questions for the time: good clocks come apart by less than a millisecond in them."""
+
+_NOW: Final = {
+    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)",
+    # Not now(): that is when the transaction began, however long it has waited for a lock since.
+    "postgresql": "CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)",
+    # Not NOW(6), for the same reason. Each connection is in UTC: another time zone may have an hour twice.
+    "mariadb": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6))",
+}
+
+
+def database_now(dialect: str) -> sa.ColumnElement[Any]:
+    """The database's clock as an expression of SQL: microseconds since 1970-01-01 UTC, once its statement has its locks."""
+    return sa.literal_column(_NOW[dialect], sa.BigInteger())
+
+
+def read_now(database: Database) -> int:
+    """What time the database has it: microseconds since 1970-01-01 UTC. Raises LedgerUnavailable."""
+    with database.read() as connection:
+        return int(connection.execute(sa.select(database_now(database.dialect))).scalar_one())
+
+
+class DatabaseTime:
+    """The database's clock as one process reads it.
+
+    Leases and due times are written by one host and judged by another, and hosts disagree about the time. So the database
+    is asked with each heartbeat; between two answers the machine's boot clock carries the time on, which neither a step of
+    the wall clock nor a suspension stops. Before the first answer it is the machine's wall clock.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._offset: int | None = None
+        self._asked_at = -_ASK
+        self._answered_at: int | None = None  # the last heartbeat, on the boot clock
+        self._steady_since = 0
+        self._lease = 0
+
+    def now(self) -> int:
+        """Microseconds since 1970-01-01 UTC."""
+        return self._clock.now() if self._offset is None else self._offset + self._clock.boottime()
+
+    def set(self, now: int) -> None:
+        """The database says that it is ``now`` (microseconds)."""
+        self._asked_at = self._clock.boottime()
+        self._offset = now - self._asked_at
+
+    def is_old(self) -> bool:
+        """Whether it is time to ask the database again."""
+        return self._clock.boottime() - self._asked_at >= _ASK
+
+    def answered(self, now: int | None, *, lease_s: float) -> None:
+        """The database took a heartbeat of this process, for a lease of ``lease_s`` seconds; ``now`` (microseconds): and
+        said what time it is.
+
+        A gap of more than half a lease since the heartbeat before, or a step of the database's clock, is an interruption.
+        """
+        at = self._clock.boottime()
+        before = self._offset
+        if now is not None:
+            self.set(now)
+        stepped = before is not None and self._offset is not None and abs(self._offset - before) > _JUMP
+        if self._answered_at is None or at - self._answered_at > micros(lease_s / 2) or stepped:
+            self._steady_since = at
+        self._answered_at, self._lease = at, micros(lease_s)
+
+    def may_judge(self) -> bool:
+        """Whether this process may take the end of another's lease for its death.
+
+        Only if it has itself had answers for a full lease without an interruption: a database that was away, or a machine
+        that was suspended, kept the others from renewing theirs as well.
+        """
+        at = self._clock.boottime()
+        if self._answered_at is None or at - self._answered_at > self._lease // 2:
+            return False
+        return at - self._steady_since >= self._lease

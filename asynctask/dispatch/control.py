@@ -10,7 +10,7 @@ from asynctask.clock import Clock
 from asynctask.errors import BrokerUnavailable, NotBuilt
 from asynctask.ledger import control
 from asynctask.ledger.base import Ledger
-from asynctask.ledger.closing import try_close
+from asynctask.ledger.tasks import try_close
 from asynctask.logs import get_logger
 
 __all__ = ["Control"]

@@ -11,22 +11,21 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from asynctask.brokers.base import Broker, Copy
 from asynctask.clock import SECOND, micros
 from asynctask.dispatch.control import Control
 from asynctask.dispatch.demand import Load, Pace, Room, Used
-from asynctask.dispatch.leadership import ACTIVE_S, Shift
 from asynctask.dispatch.outbox import Outbox, PushFilter
 from asynctask.errors import Unavailable
-from asynctask.ledger import dispatchable, reservations
+from asynctask.ledger import dispatchable, leases, reservations
 from asynctask.ledger.base import Ledger, loads
 from asynctask.ledger.processes import living
-from asynctask.ledger.reservations import Alone, Ready, Runnable
-from asynctask.ledger.small_tasks import reserve_small
+from asynctask.ledger.reservations import Alone, Ready, Runnable, reserve_small
 from asynctask.logs import get_logger
 
-__all__ = ["Dispatcher", "Load"]
+__all__ = ["ACTIVE_S", "DUTY_S", "Dispatcher", "Load", "Shift"]
 
 LEASE_S = 5.0
 """How long a reservation is held for its push. Longer than any push that works; a crashed one is taken over after it."""
@@ -416,3 +415,58 @@ class Dispatcher:
 
     def _pushed(self) -> None:
         self._hungry = False  # whoever found nothing until now finds what was pushed
+
+
+# -- The turns that dispatchers take: what is left after a round is the duty of one process at a time.
+
+DUTY_S: Final = 1.0
+"""For how long a process holds the duty of dispatching what is left; it renews it when half of that is over."""
+
+ACTIVE_S: Final = 0.2
+"""The pause between two rounds of who is on duty, at most: what each round puts into the queues has to last longer."""
+
+
+class Shift:
+    """The duty to go on dispatching, as one process sees it. Every method but :meth:`end` may raise LedgerUnavailable."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._mine_until = 0.0
+        self._others_until = 0.0
+        self._log = get_logger("asynctask.dispatcher")
+
+    @property
+    def mine(self) -> bool:
+        """Whether this process is on duty."""
+        return self._mine_until > 0
+
+    @property
+    def others(self) -> bool:
+        """Whether another process is on duty, as far as this one knows."""
+        return self._ledger.clock.monotonic() < self._others_until
+
+    def take(self) -> float | None:
+        """Takes or keeps the duty. Returns None where it is this process's, or for how many seconds it is another's."""
+        now = self._ledger.clock.monotonic()
+        if now < self._mine_until - DUTY_S / 2:
+            return None
+        if now < self._others_until:
+            return self._others_until - now
+        other = leases.take(self._ledger, leases.DISPATCH, DUTY_S)
+        if other is None:
+            self._mine_until = now + DUTY_S
+            return None
+        self._mine_until = 0.0
+        left = max(ACTIVE_S, (other - self._ledger.now()) / SECOND)
+        self._others_until = now + left
+        return left
+
+    def end(self) -> None:
+        """Nothing is left: whoever finds something next need not wait."""
+        if not self.mine:
+            return
+        self._mine_until = 0.0
+        try:
+            leases.give_up(self._ledger, leases.DISPATCH)
+        except Unavailable as error:  # it ends by itself
+            self._log.warning("duty_not_given_up", error=str(error))

@@ -28,8 +28,7 @@ from asynctask.job import CurrentJob, reset_current_job, set_current_job
 from asynctask.ledger.base import dumps
 from asynctask.ledger.standalone import ENGINE, NewJob, enqueue
 from asynctask.logs import get_logger
-from asynctask.middleware.task_event import TICKET
-from asynctask.middleware.tracker import Arrival, Ticket
+from asynctask.middleware.tracker import TICKET, Arrival, Ticket
 from asynctask.runtime.launcher import Tracked
 from asynctask.worker import Worker
 

@@ -17,10 +17,9 @@ from asynctask.errors import Unavailable
 from asynctask.ledger import processes
 from asynctask.ledger.recorder import Recorder
 from asynctask.logs import get_logger
-from asynctask.maintenance.sweep import Sweep
+from asynctask.maintenance import Sweep
 from asynctask.middleware.chain import Chain
-from asynctask.middleware.task_event import TaskEventMiddleware
-from asynctask.middleware.tracker import Arrival, Ticket, Tracker
+from asynctask.middleware.tracker import Arrival, TaskEventMiddleware, Ticket, Tracker
 from asynctask.runtime.heartbeat import Heartbeat
 from asynctask.runtime.launcher import Tracked
 

@@ -15,9 +15,8 @@ from asynctask.database.tables import events, tasks
 from asynctask.errors import Conflict, InputError
 from asynctask.ledger import dispatchable, sessions
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger, chunks
+from asynctask.ledger.base import Ledger, chunks, try_lock
 from asynctask.ledger.events import Applied, Change, EventRecord, Note, apply, read_events
-from asynctask.ledger.task_locks import try_lock
 from asynctask.messages import is_storable
 
 __all__ = ["cancel_task", "give_back_copies", "pause", "resume", "retry", "turn_some", "turning_tasks", "update"]

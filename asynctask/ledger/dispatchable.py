@@ -22,9 +22,8 @@ from asynctask.core.transitions import Turn, in_flight
 from asynctask.database.tables import events, tasks
 from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import sessions
-from asynctask.ledger.base import Ledger, chunks
+from asynctask.ledger.base import Ledger, chunks, each_free
 from asynctask.ledger.events import Applied, End
-from asynctask.ledger.task_locks import each_free
 from asynctask.logs import get_logger
 
 __all__ = ["MAY", "announce", "catch_up", "due_tasks", "next_due", "repair", "settled", "wake_due"]

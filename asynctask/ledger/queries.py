@@ -3,20 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.clock import rfc3339
-from asynctask.core.states import Status
+from asynctask.core.states import Reason, State, Status
+from asynctask.core.transitions import Turn, cancel, explicit_retry, hurry, in_flight, recorded
+from asynctask.database.batches import among
 from asynctask.database.engine import Database
+from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events, item_errors, task_errors, task_log, task_rejects, tasks
-from asynctask.errors import NotFound
-from asynctask.ledger.base import in_range, loads
+from asynctask.errors import Conflict, NotFound, OtherEngine
+from asynctask.ledger import dispatchable, sessions
+from asynctask.ledger import tasks as task_rows
+from asynctask.ledger.base import Ledger, chunks, in_range, loads
+from asynctask.ledger.events import Applied, Change, EventRecord, Failure, Note, apply, read_events
+from asynctask.ledger.standalone import ENGINE
+from asynctask.ledger.tasks import try_close
 from asynctask.messages import is_storable
 
-__all__ = ["error_groups", "event", "event_page", "failures_by_row", "log", "rejects", "rows_by_status"]
+__all__ = [
+    "COUNTED",
+    "DEAD",
+    "RETRY",
+    "SCHEDULE",
+    "alone_dead",
+    "cancel_removed",
+    "count",
+    "dead_tasks",
+    "engines",
+    "error_groups",
+    "event",
+    "event_page",
+    "failures_by_row",
+    "find",
+    "ids",
+    "log",
+    "page",
+    "rejects",
+    "retry_one",
+    "rows_by_status",
+    "turn_waiting",
+]
 
 _t, _e, _x = tasks.c, events.c, task_errors.c
 
@@ -194,3 +224,244 @@ def rejects(
         after = page[-1]["row"]
         left = None if left is None else left - len(page)
         size = _page_size(page)
+
+
+# -- Tracked jobs as tools list them: what waits for a retry or for its time, and what ended in an error; and what people do
+# to one of them. It is the ledger's counterpart of a broker's sets, which hold untracked jobs only.
+#
+# =============  ====================================================================================================
+# ``retry``      ``enqueue`` with ``due_at``, after at least one retry
+# ``schedule``   ``enqueue`` with ``due_at`` in the future, without a retry
+# ``dead``       ``error``
+# =============  ====================================================================================================
+
+RETRY: Final = "retry"
+SCHEDULE: Final = "schedule"
+DEAD: Final = "dead"
+
+COUNTED: Final = 100_000
+"""No more are counted: a look at a long list stays a look."""
+
+_AT_ONCE: Final = 500  # as long as SQLite's one writer should be held
+
+_NAME = sa.func.coalesce(_e.worker_name, _t.worker_name)
+_LISTED = sa.select(
+    _e.id, _e.job_id, _e.task_id, _e.attempt, _e.retries, _e.params, _e.added_messages, _e.problem, _e.due_at,
+    _e.created_at, _e.finished_at, _e.first_row, _NAME.label("worker"),
+    sa.func.coalesce(_e.queue, _t.queue).label("in_queue"),
+).select_from(events.outerjoin(tasks, _t.id == _e.task_id))  # fmt: skip
+
+
+def _condition(set_name: str, now: int) -> Any:
+    if set_name == DEAD:
+        return _e.problem.is_not(None) & (_e.status == str(Status.ERROR))
+    waits = (_e.status == str(Status.ENQUEUE)) & _e.due_at.is_not(None)
+    return waits & (_e.retries > 0 if set_name == RETRY else (_e.retries == 0) & (_e.due_at > now))
+
+
+def _order(set_name: str) -> tuple[Any, Any]:
+    return (_e.finished_at.desc(), _e.id.desc()) if set_name == DEAD else (_e.due_at, _e.id)
+
+
+def page(
+    connection: Connection, set_name: str, now: int, *, offset: int = 0, limit: int = 100, text: str | None = None
+) -> list[dict[str, Any]]:
+    """Jobs of a list, those due first or those dead last first; with ``text`` those that have it, letter by letter, in
+    their id, worker or parameters, among the first 100,000."""
+    listed = _LISTED.where(_condition(set_name, now)).order_by(*_order(set_name))
+    if text is not None:
+        position = sa.func.strpos if connection.dialect.name == "postgresql" else sa.func.instr
+        first = listed.limit(COUNTED).subquery()
+        c = first.c
+        holds = [position(sa.func.coalesce(column, ""), text) > 0 for column in (c.job_id, c.worker, c.params)]
+        at = (c.finished_at.desc(), c.id.desc()) if set_name == DEAD else (c.due_at, c.id)
+        listed = sa.select(first).where(sa.or_(*holds)).order_by(*at)
+    return [dict(row) for row in connection.execute(listed.offset(offset).limit(limit)).mappings()]
+
+
+def count(connection: Connection, set_name: str, now: int) -> int:
+    """How many a list has; 100,000 may mean more."""
+    first = sa.select(_e.id).where(_condition(set_name, now)).limit(COUNTED).subquery()
+    return int(connection.execute(sa.select(sa.func.count()).select_from(first)).scalar_one())
+
+
+def find(connection: Connection, set_name: str, now: int, job_ids: Sequence[str]) -> dict[str, int]:
+    """job id -> id of the Event, of those of these jobs that stand in a list."""
+    named = among(connection, _e.job_id, list(job_ids))
+    found = connection.execute(sa.select(_e.job_id, _e.id).where(named, _condition(set_name, now)))
+    return {str(job_id): int(i) for job_id, i in found}
+
+
+def ids(connection: Connection, set_name: str, now: int, *, after: int, limit: int) -> list[int]:
+    """Event ids of a list in their own order, after ``after``: for going through all of it once."""
+    found = sa.select(_e.id).where(_condition(set_name, now), _e.id > after).order_by(_e.id).limit(limit)
+    return [int(i) for (i,) in connection.execute(found)]
+
+
+def engines(connection: Connection, event_ids: Collection[int]) -> dict[int, str]:
+    """Event id -> the other engine that keeps its job, of those of these Events that one does."""
+    kept = _e.options.like(f'{{"{ENGINE}":%')
+    found = connection.execute(sa.select(_e.id, _e.options).where(among(connection, _e.id, list(event_ids)), kept))
+    return {int(i): str(loads(options)[ENGINE]) for i, options in found}
+
+
+# -- what waits
+
+
+def turn_waiting(ledger: Ledger, action: str, event_ids: Sequence[int], *, who: str = "") -> int:
+    """Has waiting jobs run now (``restart``), be cancelled (``delete``) or end in error (``kill``); returns how many.
+
+    One that does not wait any more is left as it is, and so is another engine's.
+    """
+    done = 0
+    for part in chunks(list(dict.fromkeys(event_ids)), _AT_ONCE):
+        applied = _turn_part(ledger, action, part, who)
+        done += _after(ledger, applied)
+    return done
+
+
+@repeatable
+def _turn_part(ledger: Ledger, action: str, event_ids: Sequence[int], who: str) -> list[Applied]:
+    make = {"restart": _hurried, "delete": _cancelled, "kill": _killed}[action]
+    with ledger.database.write() as connection:
+        elsewhere = engines(connection, event_ids)
+        applied = apply(connection, ledger, [make(ledger, event_id) for event_id in event_ids if event_id not in elsewhere])
+        _log(connection, ledger, applied, {"restart": "restarted", "delete": "cancelled", "kill": "killed"}[action], who)
+    return applied
+
+
+def _waits(record: EventRecord) -> bool:
+    return record.row.status is Status.ENQUEUE and record.row.due_at is not None
+
+
+def _hurried(ledger: Ledger, event_id: int) -> Change:
+    now = ledger.now()
+    return Change(event_id, lambda seen: hurry(seen.row, now=now) if _waits(seen) else None)
+
+
+def _cancelled(ledger: Ledger, event_id: int) -> Change:
+    notes = [Note("cancelled", ledger.catalogue("cancelled"))]
+    return Change(event_id, lambda seen: cancel(seen.row) if _waits(seen) else None, notes=notes)
+
+
+def _killed(ledger: Ledger, event_id: int) -> Change:
+    text = ledger.catalogue("discarded", "killed")
+    return Change(
+        event_id, lambda seen: recorded(seen.row, Status.ERROR) if _waits(seen) else None,
+        notes=[Note("error", text)], failure=Failure("killed", text),
+    )  # fmt: skip
+
+
+def cancel_removed(ledger: Ledger, keys: Sequence[tuple[str, int]], *, who: str = "") -> int:
+    """Cancels the items of copies, (job id, attempt), that a person took out of a queue; returns how many.
+
+    Call it after they are out: nobody can be running them then. What the ledger knows to be elsewhere by now stays.
+    """
+    attempts = dict(keys)
+    done = 0
+    for part in chunks(sorted(attempts), _AT_ONCE):
+        done += _after(ledger, _cancel_removed(ledger, part, attempts, who))
+    return done
+
+
+@repeatable
+def _cancel_removed(ledger: Ledger, job_ids: Sequence[str], attempts: dict[str, int], who: str) -> list[Applied]:
+    def decide(seen: EventRecord) -> Turn | None:
+        ours = seen.row.attempt == attempts[seen.job_id] and seen.row.status is Status.ENQUEUE
+        return cancel(seen.row) if ours and in_flight(seen.row) else None
+
+    notes = [Note("cancelled", ledger.catalogue("cancelled"))]
+    with ledger.database.write() as connection:
+        records = read_events(connection, among(connection, _e.job_id, list(job_ids)))
+        applied = apply(connection, ledger, [Change(record.id, decide, notes=notes) for record in records])
+        _log(connection, ledger, applied, "cancelled", who)
+    return applied
+
+
+def _log(connection: Connection, ledger: Ledger, applied: Sequence[Applied], action: str, who: str) -> None:
+    """One line for each Task: who did it to how many jobs, and to which first."""
+    changed: dict[int, list[str]] = {}
+    for each in applied:
+        if each.turn is not None and each.record is not None and each.record.task_id is not None:
+            changed.setdefault(each.record.task_id, []).append(each.record.job_id)
+    for task_id, job_ids in sorted(changed.items()):
+        task_rows.log(connection, ledger, task_id, f"jobs {action}", {"jobs": len(job_ids), "first": job_ids[0]}, who)
+
+
+def _after(ledger: Ledger, applied: Sequence[Applied]) -> int:
+    """What follows a committed change: the dispatcher's hints, and the close of a Task that this ended."""
+    dispatchable.announce(ledger, applied)
+    won = [each for each in applied if each.turn is not None and each.record is not None]
+    over = {each.record.task_id for each in won if each.record and each.turn and each.turn.after.status != Status.ENQUEUE}
+    for task_id in sorted(task_id for task_id in over if task_id is not None):
+        try_close(ledger, task_id)
+    return len(won)
+
+
+# -- what ended in error
+
+
+def dead_tasks(connection: Connection, now: int, *, limit: int = 1_000) -> list[tuple[int, int]]:
+    """(Task, how many of its jobs ended in error), of Tasks that have any."""
+    found = sa.select(_e.task_id, sa.func.count()).where(_condition(DEAD, now), _e.task_id.is_not(None))
+    return [(int(i), int(n)) for i, n in connection.execute(found.group_by(_e.task_id).order_by(_e.task_id).limit(limit))]
+
+
+def alone_dead(connection: Connection, now: int, *, after: int, limit: int) -> list[int]:
+    """Event ids of jobs without a Task that ended in error, after ``after``."""
+    found = sa.select(_e.id).where(_condition(DEAD, now), _e.task_id.is_(None), _e.id > after).order_by(_e.id).limit(limit)
+    return [int(i) for (i,) in connection.execute(found)]
+
+
+def retry_one(ledger: Ledger, event_id: int, *, who: str = "") -> bool:
+    """An explicit retry of one job that ended in error: its Task opens a new generation in which it runs again.
+
+    False where it did not end so, or not any more. Raises :class:`Conflict` where the Task's state forbids it, where the
+    ledger does not have what the job would be called with, and as :class:`OtherEngine` for a job of another engine.
+    """
+    applied = _retry_one(ledger, event_id, who)
+    dispatchable.announce(ledger, applied)
+    return any(each.turn is not None for each in applied)
+
+
+@repeatable
+def _retry_one(ledger: Ledger, event_id: int, who: str) -> list[Applied]:
+    now = ledger.now()
+
+    def again(seen: EventRecord) -> Turn | None:
+        return explicit_retry(seen.row, now=now) if seen.row.status is Status.ERROR else None
+
+    change = Change(event_id, again, notes=[Note("enqueue", ledger.catalogue("retried"))])
+    with ledger.database.write() as connection:
+        found = sa.select(_e.task_id, _e.params.is_(None)).where(_e.id == event_id)
+        task_id, is_bare = connection.execute(found).one_or_none() or (None, False)
+        if task_id is None:
+            if (engine := engines(connection, [event_id]).get(event_id)) is not None:
+                raise OtherEngine(engine)
+            if is_bare:
+                raise Conflict("its arguments were not kept, so it cannot run again: push it anew")
+            return apply(connection, ledger, [change])
+        task = task_rows.lock(connection, int(task_id))
+        # Only an explicit retry leaves an error, and it holds the Task's row: what is read now stays so.
+        status = connection.execute(sa.select(_e.status).where(_e.id == event_id)).scalar()
+        if status != Status.ERROR:
+            return []
+        _open_generation(connection, ledger, task)
+        applied = apply(connection, ledger, [change])
+        _log(connection, ledger, applied, "retried", who)
+    return applied
+
+
+def _open_generation(connection: Connection, ledger: Ledger, task: dict[str, Any]) -> None:
+    """Sealed at once: its one row is turned in the same transaction."""
+    if task["turning"] is not None:
+        raise Conflict(f"Task {task['id']} is still turning rows ({task['turning']}); try again in a moment")
+    over = task["state"] == State.CANCELLED and task["closed_at"] is not None
+    if task["state"] not in (State.RUNNING, State.FINISHED) and not over:
+        raise Conflict(f"Task {task['id']} is {task['state']}; its items can be retried once it runs or is finished")
+    task_rows.turn(
+        connection, ledger, task, State.RUNNING, Reason.RETRIED,
+        generation=task["generation"] + 1, generation_sealed=1, low_seq=0, closed_at=None, finished_at=None,
+        state_reason=None,
+    )  # fmt: skip
+    connection.execute(tasks.update().where(_t.id == task["id"]).values(ready=sessions.readiness(task)))

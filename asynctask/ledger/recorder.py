@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from threading import Thread
+from typing import Any
 
-from asynctask.core.states import OPEN, Reason, Status
-from asynctask.core.transitions import Turn
-from asynctask.database.retrying import OutcomeUnknown, TransactionConflict
-from asynctask.errors import TooLarge, Unavailable
+from asynctask.core.states import OPEN, Reason, State, Status
+from asynctask.core.transitions import Row, Turn, cancel, ending, give_back, held_elsewhere, outcome, take_over, working
+from asynctask.database.retrying import OutcomeUnknown, TransactionConflict, repeatable
+from asynctask.errors import LedgerUnavailable, TooLarge, Unavailable
 from asynctask.ledger import dispatchable
 from asynctask.ledger.base import Ledger
-from asynctask.ledger.closer import Closer
-from asynctask.ledger.events import Applied, End, EventRecord, Failure, Note, SeenNoMore
-from asynctask.ledger.outcomes import Outcome, forget_seen, is_mine, with_followers, write, write_once
+from asynctask.ledger.events import Applied, Change, End, EventRecord, Failure, Note, SeenNoMore, apply
+from asynctask.ledger.reservations import close_small
+from asynctask.ledger.tasks import candidates, try_close
 from asynctask.logs import get_logger
 
-__all__ = ["Outcome", "Recorder"]
+__all__ = ["Closer", "Follower", "Outcome", "Recorder", "forget_seen", "is_mine", "with_followers", "write", "write_once"]
 
 LINGER_S = 0.005
 """While other jobs run, an outcome waits so long for theirs. A commit costs about a fifth of it, and holds the lock."""
@@ -336,3 +338,229 @@ def _as_it_stands(applied: Applied) -> Applied:
 
 def _brief(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:500]
+
+
+# -- What is to be recorded of one attempt of one Event, and the change of its row that this means.
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What is to be recorded of one attempt of one Event.
+
+    ``status`` and ``reason`` name the edge; ``retry_at`` (microseconds) turns an error into another attempt.
+    ``then`` is called once the transaction is committed, with whether the compare-and-set was won: only then may the
+    job's copy be acknowledged. ``elsewhere``: another engine keeps the job's copies. They carry no fence, so whatever
+    attempt the open Event is at is the one meant, and a next attempt waits in that engine's queue, not in the ledger.
+    ``seen``: the Event as it stood at Begin, if it was untouched: the first try to record the end of it goes by that.
+    ``awaited``: something may wait for it to be recorded: the job itself, before it begins, or its Task, which starts no
+    more jobs than a number at a time. ``done``: it is committed or given up, and is never flushed again.
+    ``doubtful``: the answer to its commit was lost and it may stand, so it counts for the attempt it names alone.
+    ``follower``: the job that has begun in this one's place under their Task's ``parallel``.
+    """
+
+    event_id: int
+    attempt: int
+    status: Status
+    reason: Reason
+    notes: list[Note] = field(default_factory=list)
+    retry_at: int | None = None
+    failure: Failure | None = None
+    result: str | None = None
+    started_at: int | None = None
+    then: Callable[[bool], None] | None = None
+    elsewhere: bool = False
+    seen: EventRecord | None = None
+    awaited: bool = False
+    done: bool = False
+    doubtful: bool = False
+    follower: Follower | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """A lent job that took the place of another. It counts in flight from the transaction that ends the other: either it is
+    over by then, too, or its ``working`` is recorded there, as ``begun`` says."""
+
+    event_id: int
+    begun: Callable[[], Outcome]
+
+
+def with_followers(batch: Sequence[Outcome]) -> list[Outcome]:
+    """These outcomes, and ``working`` of each job that runs in the place of one of them."""
+    ids = {each.event_id for each in batch}
+    begun = [each.follower.begun() for each in batch if each.follower is not None and each.follower.event_id not in ids]
+    for each in batch:
+        each.follower = None  # what is flushed again goes with it in the batch
+    return [*batch, *begun]
+
+
+def write_once(ledger: Ledger, wave: Sequence[Outcome]) -> tuple[list[End], list[Applied]]:
+    """Commits outcomes of different Events: the ends that were taken as they had been seen, and what came of the others.
+    Raises :class:`~asynctask.ledger.events.SeenNoMore` where an Event is not as it was seen, and LedgerUnavailable."""
+    ends = [
+        End(seen, ending(seen.row, each.status, each.reason), each.notes, each.failure, each.result, each.started_at)
+        for each in wave
+        if (seen := each.seen) is not None
+    ]
+    changes = [_change(ledger, each) for each in wave if each.seen is None] if len(ends) < len(wave) else []
+    forget_seen(wave)  # whatever comes of this try, another one reads them: it may have been written and not answered
+    with ledger.database.write() as connection:
+        return ends, apply(connection, ledger, changes, ends)
+
+
+write = repeatable(write_once)
+
+
+def forget_seen(wave: Sequence[Outcome]) -> None:
+    """Has the Events of these outcomes read before they are written."""
+    for each in wave:
+        each.seen = None
+
+
+def is_mine(ledger: Ledger, each: Outcome, record: EventRecord | None) -> bool:
+    """Whether an outcome that changed nothing stands already: the answer to its first commit was lost.
+
+    It matters for ``working`` alone. Every other outcome is the last of its attempt, whose copy is acknowledged anyway.
+    """
+    if each.status is not Status.WORKING or record is None or record.row.status is not Status.WORKING:
+        return False
+    return record.row.process == ledger.identity and (each.elsewhere or record.row.attempt == each.attempt)
+
+
+def _change(ledger: Ledger, each: Outcome) -> Change:
+    values: dict[str, Any] = {}
+    if each.result is not None:
+        values["result"] = each.result
+    if each.started_at is not None:
+        values["started_at"] = each.started_at
+    told = {Reason.CANCELLED: Note("cancelled", ledger.catalogue("cancelled"))} if _may_cancel(each) else None
+    is_fenced = each.doubtful or not each.elsewhere
+
+    def decide(record: EventRecord) -> Turn | None:
+        row = record.row
+        if row.status not in (Status.ENQUEUE, Status.WORKING) or (is_fenced and row.attempt != each.attempt):
+            return None
+        if record.started_at is not None:
+            values.pop("started_at", None)
+        turn = _turn(ledger, row, record.task_state, each)
+        return held_elsewhere(turn) if turn is not None and each.elsewhere else turn
+
+    return Change(each.event_id, decide, each.notes, each.failure, values, told)
+
+
+def _may_cancel(each: Outcome) -> bool:
+    """Whether its Task's cancel may be what comes of it: of what would run again, or did not run."""
+    return (
+        each.status in (Status.ENQUEUE, Status.CANCELLED) or each.retry_at is not None or each.reason is Reason.INTERRUPTED
+    )
+
+
+def _turn(ledger: Ledger, row: Row, state: str | None, each: Outcome) -> Turn | None:
+    if each.status is Status.WORKING:
+        if each.elsewhere and row.status is Status.WORKING and row.process != ledger.identity:
+            return take_over(row, ledger.identity)
+        if row.status is Status.ENQUEUE:
+            return working(row, ledger.identity)
+        if row.process == ledger.identity and not each.doubtful and not each.elsewhere:
+            return Turn(row, row, Reason.RECORDED)  # it was recorded with the end of the job before it: adds the messages
+        return None
+    if each.status is Status.CANCELLED:
+        return cancel(row)
+    if each.reason is Reason.GIVEN_BACK:
+        return cancel(row) if state == State.CANCELLED else give_back(row, now=ledger.now())
+    waits_again = each.retry_at is not None or each.reason is Reason.INTERRUPTED
+    if waits_again and state == State.CANCELLED:
+        return cancel(row)  # nothing of a cancelled Task starts again; what happened stands in the messages
+    return outcome(row, each.status, each.reason, retry_at=each.retry_at, now=ledger.now())
+
+
+# -- When the process that records outcomes looks whether Tasks are over.
+
+_LATEST_S = 0.1  # while other jobs run, it is looked at least so often
+_LOOKS = 30  # and no sooner than so many times as long as the last look took
+_AT_ONCE = 20_000  # larger Tasks are closed beside: their rows are asked first, and outcomes must not wait for that
+
+
+class Closer:
+    """Closes Tasks of which the last job was recorded here. What it misses the sweep finds.
+
+    ``on_due`` is told when something may be dispatched that waited for it. Not for several threads at once.
+    """
+
+    def __init__(self, ledger: Ledger, on_due: Callable[[int], None]) -> None:
+        self._ledger = ledger
+        self._on_due = on_due
+        self._ended: set[int] = set()  # not looked at yet
+        self._look_at = 0.0  # on the monotonic clock; not before then, while other jobs run
+        self._log = get_logger("asynctask.recorder")
+
+    def ended(self, task_ids: Iterable[int | None]) -> None:
+        """Jobs of these Tasks ended; None stands for jobs of none."""
+        self._ended.update(task_id for task_id in task_ids if task_id is not None)
+
+    def until_look(self) -> float | None:
+        """Seconds until it is time to look; None where there is nothing to look for."""
+        return max(0.0, self._look_at - self._ledger.clock.monotonic()) if self._ended else None
+
+    def look_in_time(self) -> None:
+        """Looks, if it is time to."""
+        if self.until_look() == 0.0:
+            self.look()
+
+    def look(self) -> None:
+        """Looks now."""
+        begun = self._ledger.clock.monotonic()
+        ended, self._ended = self._ended, set()
+        if ended:
+            self._close(ended)
+        now = self._ledger.clock.monotonic()
+        self._look_at = now + min(_LATEST_S, _LOOKS * (now - begun))
+
+    def _close(self, task_ids: set[int]) -> None:
+        try:
+            over, small = self._over(task_ids)
+        except LedgerUnavailable as error:
+            self._log.warning("close_put_off", error=str(error))
+        except Exception:
+            self._log.exception("close_failed", tasks=len(task_ids))
+        else:
+            for task_id in over:
+                if task_id in small:
+                    self._close_one(task_id)
+                else:
+                    self._close_beside(task_id)
+
+    def _over(self, task_ids: set[int]) -> tuple[list[int], list[int]]:
+        """Those that are over and not closed by this call, and which of them are closed here: most Tasks are so small that
+        many are closed together."""
+        with self._ledger.database.read() as connection:
+            over = candidates(connection, task_ids)
+        over = sorted(set(over).difference(self._close_together(over)))
+        if not over:
+            return [], []
+        with self._ledger.database.read() as connection:
+            return over, candidates(connection, over, at_most_jobs=_AT_ONCE)
+
+    def _close_together(self, over: list[int]) -> list[int]:
+        try:
+            return close_small(self._ledger, over) if over else []
+        except LedgerUnavailable:
+            raise
+        except Exception:  # one of them cannot be closed: each by itself
+            self._log.exception("close_failed", tasks=len(over))
+            return []
+
+    def _close_beside(self, task_id: int) -> None:
+        try:
+            Thread(target=self._close_one, args=(task_id,), name=f"close-{task_id}", daemon=True).start()
+        except RuntimeError as error:  # the system gives this process no further thread; the sweep closes the Task
+            self._log.warning("close_put_off", task_id=task_id, error=str(error))
+
+    def _close_one(self, task_id: int) -> None:
+        try:
+            if try_close(self._ledger, task_id):
+                self._on_due(0)  # the next one of its session may go now
+        except LedgerUnavailable as error:
+            self._log.warning("close_put_off", task_id=task_id, error=str(error))
+        except Exception:
+            self._log.exception("close_failed", task_id=task_id)

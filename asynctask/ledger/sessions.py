@@ -21,8 +21,7 @@ from asynctask.core.states import Reason, State
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events, task_tallies, tasks
 from asynctask.ledger import counters
-from asynctask.ledger.base import Ledger
-from asynctask.ledger.task_locks import try_lock
+from asynctask.ledger.base import Ledger, try_lock
 
 __all__ = [
     "key_of",

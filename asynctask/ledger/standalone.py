@@ -19,9 +19,9 @@ from asynctask.database.tables import events
 from asynctask.errors import InputError
 from asynctask.ledger import dispatchable
 from asynctask.ledger.base import Ledger, chunks, dumps
-from asynctask.ledger.closing import try_close
 from asynctask.ledger.counters import insert_new
 from asynctask.ledger.events import Change, EventRecord, Failure, Note, apply
+from asynctask.ledger.tasks import try_close
 from asynctask.messages import clean
 
 __all__ = [

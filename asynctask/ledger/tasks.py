@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
 from asynctask.clock import micros
-from asynctask.core.states import Reason, State, check_task
-from asynctask.core.transitions import Delta
+from asynctask.core.states import OPEN, Reason, State, check_task
+from asynctask.core.transitions import Delta, may_close
 from asynctask.database import batches
 from asynctask.database.notify import LEDGER, notify
 from asynctask.database.retrying import repeatable
-from asynctask.database.tables import as_dict, events, task_log, task_rejects, tasks
-from asynctask.errors import Conflict, InputError, NotFound
+from asynctask.database.tables import as_dict, events, task_log, task_rejects, task_tallies, tasks
+from asynctask.errors import Conflict, InputError, NotFound, Unavailable
 from asynctask.ledger import counters, sessions
-from asynctask.ledger.base import MAX_SLOTS, SLOTS_FROM, Ledger, dumps, in_range, loads
-from asynctask.ledger.task_locks import try_lock
+from asynctask.ledger.base import MAX_SLOTS, SLOTS_FROM, Ledger, dumps, in_range, loads, try_lock
 from asynctask.messages import clean
 
 __all__ = [
     "NEW_EVENT",
+    "GroupSubmit",
     "NewItem",
     "NewTask",
+    "NewWhole",
     "Reject",
     "SplitLost",
+    "Whole",
     "add_slice",
     "by_idempotency_key",
+    "candidates",
     "claim_split",
     "create",
     "described",
@@ -48,11 +53,12 @@ __all__ = [
     "seal",
     "split_sources",
     "stalled_splits",
+    "try_close",
     "turn",
     "write_rejects",
 ]
 
-_t = tasks.c
+_t, _n = tasks.c, task_tallies.c
 _ONE = sa.select(tasks).where(_t.id == sa.bindparam("task_id"))
 _LOCKED = _ONE.with_for_update()  # on SQLite the transaction itself keeps others out
 
@@ -195,7 +201,7 @@ def get(connection: Connection, task_id: int) -> dict[str, Any]:
 
 def lock(connection: Connection, task_id: int) -> dict[str, Any]:
     """Like :func:`get`, with the row locked until the transaction ends. Waits for whoever holds it: see
-    :mod:`asynctask.ledger.task_locks` for those who must not."""
+    :mod:`asynctask.ledger.base` for those who must not."""
     return _found(connection.execute(_LOCKED, {"task_id": in_range(task_id)}), task_id)
 
 
@@ -453,3 +459,270 @@ def forget_sources(ledger: Ledger, task_ids: Sequence[int]) -> None:
     with ledger.database.write() as connection:
         over = _t.id.in_(task_ids) & (_t.split_state != "splitting")
         connection.execute(tasks.update().where(over).values(split_source=None))
+
+
+# -- Tasks that are made with all their items: lists that fit one slice, those that come together in one transaction.
+#
+# Whoever sees such a Task sees a list that is sealed: there is no split, no lease and nothing to take up.
+
+MOST_ROWS: Final = 1_000
+"""Rows of one transaction: a list of so many is written alone."""
+
+_INSERT: Final = tasks.insert().returning(_t.id, sort_by_parameter_order=True)
+_LOGGED: Final = ("task_id", "at", "who", "action", "detail")
+
+
+@dataclass(frozen=True, slots=True)
+class NewWhole:
+    """A Task with all its items.
+
+    ``planned``: how many rows the list has; ``cursor``: the last of them; ``refused``: the list is strict, and its
+    ``rejects`` refuse it. Of one with no items nothing was accepted: it is ``rejected``, and keeps no idempotency key, for
+    a corrected list may use it. ``tell``: whoever is on duty is woken to dispatch it.
+    """
+
+    new: NewTask
+    items: Sequence[NewItem]
+    rejects: Sequence[Reject]
+    planned: int
+    cursor: int
+    refused: bool = False
+    tell: bool = False
+
+    @property
+    def rows(self) -> int:
+        """How many rows it writes."""
+        return len(self.items) + len(self.rejects)
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A Task that was made with all its items. ``row``: its columns as they were written; None where it was ``created``
+    before, under the same idempotency key."""
+
+    task_id: int
+    created: bool
+    row: dict[str, Any] | None
+
+
+@dataclass(slots=True)
+class _Waiting:
+    whole: NewWhole
+    made: Whole | None = None
+    error: BaseException | None = None
+
+
+@dataclass
+class GroupSubmit:
+    """The group commit of submissions: what comes while a transaction is being committed is written with the next one.
+
+    Each caller waits until its own Task stands, and is told what became of that one alone.
+    """
+
+    ledger: Ledger
+    _waiting: list[_Waiting] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _turn: threading.Lock = field(default_factory=threading.Lock)
+
+    def create(self, whole: NewWhole) -> Whole:
+        """Makes a Task with its items.
+
+        Returns the first submission's Task, not ``created``, where the owner's idempotency key was used before with the
+        same body. Raises :class:`InputError` (422) where it was used with another body, and LedgerUnavailable.
+        """
+        mine = _Waiting(whole)
+        with self._lock:
+            self._waiting.append(mine)
+        with self._turn:
+            if mine.made is None and mine.error is None:
+                self._write(self._take())
+        if mine.error is not None:
+            raise mine.error
+        assert mine.made is not None
+        return mine.made
+
+    def _take(self) -> list[_Waiting]:
+        """Those that came first, the caller's own at the latest with the last of them: it holds the turn until then."""
+        with self._lock:
+            taken, self._waiting = self._waiting, []
+        return taken
+
+    def _write(self, taken: list[_Waiting]) -> None:
+        while taken:
+            count = rows = 0
+            for each in taken:
+                rows += each.whole.rows
+                if count and rows > MOST_ROWS:
+                    break
+                count += 1
+            self._write_some(taken[:count])
+            del taken[:count]
+
+    def _write_some(self, some: list[_Waiting]) -> None:
+        try:
+            for each, made in zip(some, _create(self.ledger, [each.whole for each in some]), strict=True):
+                each.made = made
+        except BaseException as error:
+            if len(some) == 1 or isinstance(error, Unavailable):
+                for each in some:
+                    each.error = error
+                return
+            for each in some:  # one of them is at fault, and the others must not hear of it
+                self._write_some([each])
+
+
+def _create(ledger: Ledger, wholes: Sequence[NewWhole]) -> list[Whole]:
+    try:
+        return _insert(ledger, wholes)
+    except exc.IntegrityError:
+        new = wholes[0].new
+        if len(wholes) > 1 or new.idempotency_key is None:
+            raise
+        return [Whole(first_answer(ledger, new), False, None)]
+
+
+@repeatable
+def _insert(ledger: Ledger, wholes: Sequence[NewWhole]) -> list[Whole]:
+    now = ledger.now()
+    rows = [_row(each, now) for each in wholes]
+    jids = iter(ledger.ids.jids(sum(len(each.items) for each in wholes)))
+    with ledger.database.write() as connection:
+        ids = [int(i) for (i,) in connection.execute(_INSERT, rows)]
+        made = list(zip(ids, wholes, rows, strict=True))
+        entries = [entry for task_id, each, _ in made for entry in _logged(each.new, task_id, now)]
+        batches.insert(connection, task_log, _LOGGED, entries)
+        new_events = [
+            (next(jids), task_id, seq, "enqueue", one.params, one.row, one.row, now)
+            for task_id, each, _ in made
+            for seq, one in enumerate(each.items)
+        ]
+        batches.insert(connection, events, NEW_EVENT, new_events)
+        moved = {
+            (task_id, ledger.slot(row["slots"])): Delta(enqueue=len(each.items), jobs=len(each.items))
+            for task_id, each, row in made
+        }
+        counters.move(connection, moved, now)
+        for task_id, each, row in made:
+            _write_rest(connection, ledger, task_id, each, row)
+        if any(each.tell and each.items for each in wholes):
+            notify(connection, LEDGER)
+    return [Whole(task_id, True, {**row, "id": task_id}) for task_id, _, row in made]
+
+
+def _row(whole: NewWhole, now: int) -> dict[str, Any]:
+    new, count = whole.new, len(whole.items)
+    refused = Reason.ROWS_REJECTED if whole.refused else Reason.NOTHING_ACCEPTED
+    state, reason = (State.RUNNING, Reason.SEALED) if count else (State.REJECTED, refused)
+    # Nobody sees the Task between the two steps, so one statement takes both.
+    check_task(None, State.SPLITTING, Reason.SUBMITTED)
+    check_task(State.SPLITTING, state, reason)
+    row = {
+        **described(new, now), "state": state, "split_state": "sealed", "generation_sealed": 1, "created": count,
+        "created_jobs": count, "rejected": len(whole.rejects), "planned": whole.planned, "split_cursor": whole.cursor,
+        "ready": None, "closed_at": None, "finished_at": None, "state_reason": None,
+    }  # fmt: skip
+    if not count:
+        said = nothing_taken(reason, len(whole.rejects))
+        row |= {"state_reason": said, "closed_at": now, "finished_at": now, "session_waits": None}
+    elif row["session_key"] is None:
+        row["ready"] = new.priority
+    return row
+
+
+def _logged(new: NewTask, task_id: int, now: int) -> list[tuple[Any, ...]]:
+    """Rows of the columns :data:`_LOGGED`."""
+    submitted = (task_id, now, clean(new.owner)[:255], "submitted", dumps(said_at_submit(new)))
+    return [submitted, (task_id, now, "", "split sealed", None)]
+
+
+def _write_rest(connection: Connection, ledger: Ledger, task_id: int, whole: NewWhole, row: dict[str, Any]) -> None:
+    """What few Tasks have."""
+    write_rejects(connection, task_id, whole.rejects)
+    if not whole.items and whole.new.idempotency_key is not None:  # not before: another Task may have had the key
+        connection.execute(tasks.update().where(_t.id == task_id).values(idempotency_key=None))
+    if whole.items and row["session_key"] is not None:
+        sessions.promote(connection, ledger, row["session_key"])
+
+
+# -- Closing: a Task ends exactly once per generation, found out after the flush and again by the sweep.
+#
+# The test runs in a transaction of its own after the outcomes were committed. Inside that one, racing processes would each
+# see the other's job still open and nobody would close.
+
+
+def candidates(
+    connection: Connection, task_ids: Iterable[int] | None = None, *, at_most_jobs: int | None = None
+) -> list[int]:
+    """Sealed, unclosed Tasks that have no open item by their counts; of ``task_ids``, or of all.
+
+    ``at_most_jobs`` leaves out larger ones: asking their rows takes long enough to be somebody else's work.
+    """
+    given: dict[str, Any] = {}
+    if task_ids is not None:
+        given["ids"] = list(task_ids)
+    if at_most_jobs is not None:
+        given["at_most"] = at_most_jobs
+    return [int(row[0]) for row in connection.execute(_candidates(frozenset(given)), given)]
+
+
+@cache
+def _candidates(given: frozenset[str]) -> Any:
+    """Made once: it is asked after a flush."""
+    # A Task that was cancelled before its first slice has no counts at all.
+    open_items = sa.func.coalesce(sa.func.sum(_n.enqueue + _n.working + _n.stopped), 0)
+    statement = (
+        sa.select(_t.id)
+        .outerjoin(task_tallies, _n.task_id == _t.id)
+        .where(_t.finished_at.is_(None), _t.closed_at.is_(None), _t.generation_sealed == 1, _t.turning.is_(None))
+        .group_by(_t.id)
+        .having(open_items == 0)
+    )
+    if "ids" in given:
+        statement = statement.where(_t.id.in_(sa.bindparam("ids", expanding=True)))
+    if "at_most" in given:
+        statement = statement.where(_t.created_jobs <= sa.bindparam("at_most"))
+    return statement
+
+
+@repeatable
+def try_close(ledger: Ledger, task_id: int) -> bool:
+    """Closes the Task's generation if counts and rows both say that nothing is open. Returns whether this caller did.
+
+    While somebody holds the Task's row it is left to the sweep.
+    """
+    with ledger.database.read() as connection:
+        task = get(connection, task_id)
+        if task["closed_at"] is not None or not _ready(connection, task) or _open_rows(connection, task_id):
+            return False
+    # Between the look and the compare-and-set nothing can open a row but an explicit retry, which raises the generation.
+    with ledger.database.write() as connection:
+        again = try_lock(connection, ledger, task_id)
+        if again is None or again["generation"] != task["generation"] or again["closed_at"] is not None:
+            return False
+        if not _ready(connection, again):
+            return False
+        now = ledger.now()
+        if again["state"] == State.CANCELLED:
+            connection.execute(
+                tasks.update()
+                .where(_t.id == task_id)
+                .values(closed_at=now, finished_at=now, updated_at=now, version=_t.version + 1)
+            )
+            sessions.release(connection, ledger, again)
+        else:
+            # No callback is queued with it, so the step through finalizing ends in the same transaction.
+            turn(connection, ledger, again, State.FINALIZING, Reason.CLOSED, closed_at=now)
+            turn(connection, ledger, again, State.FINISHED, Reason.CALLED_BACK, finished_at=now)
+        log(connection, ledger, task_id, "closed", {"generation": again["generation"]})
+    return True
+
+
+def _ready(connection: Connection, task: dict[str, object]) -> bool:
+    counts = counters.total(connection, int(str(task["id"])))
+    return may_close(str(task["state"]), bool(task["generation_sealed"]), task["turning"] is not None, counts)
+
+
+def _open_rows(connection: Connection, task_id: int) -> bool:
+    statuses = [str(status) for status in OPEN]
+    found = sa.select(sa.literal(1)).where(events.c.task_id == task_id, events.c.status.in_(statuses)).limit(1)
+    return connection.execute(found).first() is not None

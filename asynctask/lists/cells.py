@@ -1,16 +1,29 @@
-"""Cells as JSON, with their types: what JSON has no word for is an object of one key, ``{"d": "2026-03-05"}``."""
+"""Cells of a list, with their types: as JSON between processes and on disk, and as a file of a report holds them.
+
+What JSON has no word for is an object of one key, ``{"d": "2026-03-05"}``. In a report's file a value is of the same kind
+where the file has it, and text where it would be changed; no text becomes a formula, a link, a number or markup.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+import re
+from collections.abc import Iterable, Mapping
 from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from html import escape
 from typing import Any, Final
 
 import orjson
 
+from asynctask.lists.coerce import span_text
+from asynctask.lists.problems import jsonable
 from asynctask.lists.readers.base import CellError
+from asynctask.lists.readers.csv import FORMULA_STARTS
 
-__all__ = ["dump", "packed", "unpacked"]
+__all__ = ["ERROR_CELLS", "Percent", "csv_cell", "cut", "dump", "packed", "sheet_text", "sheet_value", "unpacked"]
+
+# -- as JSON
 
 _OPTIONS: Final = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_SUBCLASS
 
@@ -48,3 +61,106 @@ def unpacked(value: dict[str, Any]) -> Any:
     if kind == "s":
         return timedelta(*said)
     return CellError(str(said))
+
+
+# -- as a file of a report holds them
+
+ERROR_CELLS: Final = frozenset({"#DIV/0!", "#N/A", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!"})
+"""The errors that every spreadsheet has: a cell that showed one shows it again. Others become text."""
+_MAX_TEXT: Final = 32_767
+_EXACT_DIGITS: Final = 15
+_FIRST_DAY: Final = date(1900, 3, 1)
+"""Excel's days before it are off by one."""
+_NO_CHARACTERS: Final = re.compile("[\x00\ud800-\udfff\ufffe\uffff]")
+_GUARDED: Final = (*FORMULA_STARTS, "'")
+_NEGATIVE: Final = re.compile(r"-(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,15})?")
+"""Text that a spreadsheet takes for just the number that it is."""
+
+
+class Percent(float):
+    """A number that its sheet shows as a percentage; ``pattern`` is the number format that does so."""
+
+    pattern: str
+
+    def __new__(cls, value: float, pattern: str) -> Percent:
+        made = super().__new__(cls, value)
+        made.pattern = pattern
+        return made
+
+
+def csv_cell(value: Any) -> str | float | None:
+    """A value for the csv module. Text that a spreadsheet might take for a formula gets a ``'`` in front."""
+    if value is None:
+        return None
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return str(value)
+        return int(value) if isinstance(value, Percent) and value.is_integer() else float(value)
+    if isinstance(value, bool):
+        return "TRUE" if value else "FALSE"
+    if isinstance(value, int | Decimal):
+        return str(value)
+    if isinstance(value, datetime):
+        return value.isoformat(" ")
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return span_text(value)
+    text = _shown(value)
+    return f"'{text}" if text.startswith(_GUARDED) and not _NEGATIVE.fullmatch(text) else text
+
+
+def sheet_value(value: Any) -> Any:
+    """A value of a kind that a workbook has: None, bool, int, float, Decimal, date, datetime, time, timedelta or text.
+
+    Also :class:`CellError`, of :data:`ERROR_CELLS` only. A text still has to pass :func:`sheet_text`.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, Decimal):
+        return value if value.is_finite() and len(value.as_tuple().digits) <= _EXACT_DIGITS else str(value)
+    if isinstance(value, int):
+        return value if len(str(abs(value))) <= _EXACT_DIGITS else str(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, datetime):
+        return value if value.tzinfo is None and value.date() >= _FIRST_DAY else value.isoformat(" ")
+    if isinstance(value, date):
+        return value if value >= _FIRST_DAY else value.isoformat()
+    if isinstance(value, time):
+        return value if value.tzinfo is None else value.isoformat()
+    if isinstance(value, timedelta):
+        return value if value >= timedelta(0) else span_text(value)
+    if isinstance(value, CellError) and value.text in ERROR_CELLS:
+        return value
+    return _shown(value)
+
+
+def sheet_text(text: str) -> str:
+    """A text for XlsxWriter, which would write one between ``<r>`` and ``</r>`` as markup of its own."""
+    text = cut(text)
+    if text.startswith("<r>") and text.endswith("</r>"):
+        marked = f'<r><t xml:space="preserve">{escape(text, quote=False)}</t></r>'
+        return marked if len(marked) <= _MAX_TEXT else text[:-1] + "…"
+    return text
+
+
+def _shown(value: Any) -> str:
+    """A value as text: itself, or JSON for lists and objects; cut to what a cell may hold."""
+    if isinstance(value, Mapping | list | tuple):
+        text = orjson.dumps(jsonable(value)).decode()
+    else:
+        text = value if isinstance(value, str) else str(jsonable(value))
+    return cut(text)
+
+
+def cut(text: str) -> str:
+    """``text`` without what is no character, and with an ellipsis after 32,767 characters as a spreadsheet counts them.
+
+    One beyond the basic plane counts as two.
+    """
+    if not text.isprintable():
+        text = _NO_CHARACTERS.sub("\ufffd", text)
+    if len(text) * 2 <= _MAX_TEXT or len(text.encode("utf-16-le")) // 2 <= _MAX_TEXT:
+        return text
+    return text.encode("utf-16-le")[: (_MAX_TEXT - 1) * 2].decode("utf-16-le", "ignore") + "…"

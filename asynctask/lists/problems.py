@@ -1,23 +1,30 @@
 """What is wrong with a row, as stable codes and sentences in the reader's language; and cells as JSON.
 
-A problem is kept without words: its code, the key of its text (``asynctask.lists.texts``) and the parameters of that text.
+A problem is kept without words: its code, the key of its text (the files in ``texts/``) and the parameters of that text.
 The codes are listed in docs/sheets.md. An error type of pydantic that is not in the table keeps its own type and text.
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from functools import cache
+from importlib.resources import files
 from typing import Any, Final
 
+from asynctask.core.states import State
 from asynctask.errors import InputError, Problem
+from asynctask.ledger import queries
+from asynctask.ledger import tasks as task_rows
+from asynctask.ledger.base import Ledger
 from asynctask.lists.coerce import span_text
 from asynctask.lists.readers.base import CellError, shorten
-from asynctask.lists.texts import TEXTS
+from asynctask.messages import CATALOGUE
 
 __all__ = [
     "CODES",
@@ -26,12 +33,16 @@ __all__ = [
     "from_pydantic",
     "in_order",
     "jsonable",
+    "kept_problems",
     "localised",
+    "refusal",
     "render",
     "render_whole",
     "revived",
+    "rows_rejected",
     "say",
     "stored",
+    "texts",
 ]
 
 CODES: Final[Mapping[str, str]] = {
@@ -120,9 +131,20 @@ def fault(
     return Problem(row, column, code, message, value, text, params or {})
 
 
+def texts(locale: str) -> Mapping[str, str]:
+    """What a refusal says in a language, by key; in English where no texts of that language ship."""
+    return _texts(locale if locale in CATALOGUE else "en")
+
+
+@cache
+def _texts(locale: str) -> Mapping[str, str]:
+    said: dict[str, str] = tomllib.loads((files("asynctask.lists") / "texts" / f"{locale}.toml").read_text("utf-8"))
+    return said
+
+
 def say(text: str, params: Mapping[str, Any], locale: str) -> str | None:
     """The text of a key in a language; None where there is none, or its parameters are not all there."""
-    template = TEXTS.get(locale, TEXTS["en"]).get(text)
+    template = texts(locale).get(text)
     if template is None:
         return None
     try:
@@ -248,3 +270,56 @@ def in_order(problems: Sequence[Problem], values: Mapping[str, Any]) -> tuple[Pr
         return places.get(column, places.get(column.partition(".")[0], len(places)))
 
     return tuple(sorted(problems, key=place))
+
+
+# -- Why a Task was rejected, said from what the ledger keeps: the same as an error to whoever sent the list.
+
+MAX_ROWS: Final = 10_000
+"""Refused rows whose problems one error carries; GET /api/tasks/ID/rejected has all."""
+
+# A reason came through the ledger, which keeps its code: these answer with more than "422, wrong".
+_STATUS: Final[Mapping[str, int]] = {
+    "unsupported_format": 415, "empty_file": 415, "encrypted": 415, "damaged_file": 415,
+    "too_large": 413, "too_many_rows": 413, "zip_bomb": 413,
+}  # fmt: skip
+
+
+def kept_problems(ledger: Ledger, task_id: int, limit: int) -> tuple[Problem, ...]:
+    """The problems of the first ``limit`` refused rows of a Task, in the application's language."""
+    rejects = queries.rejects(ledger.database, task_id, limit=limit)
+    locale = ledger.catalogue.locale
+    return tuple(revived(row["row"], each, locale) for row in rejects for each in row["errors"])
+
+
+def refusal(ledger: Ledger, task_id: int) -> InputError | None:
+    """The error that a rejected Task stands for; None where it is not rejected. Raises :class:`NotFound`."""
+    with ledger.database.read() as connection:
+        task = task_rows.get(connection, task_id)
+        log = queries.log(connection, task_id, limit=10)
+    if task["state"] != State.REJECTED:
+        return None
+    problems = kept_problems(ledger, task_id, MAX_ROWS)
+    code, _, text = str(task["split_reason"] or "").partition(": ")
+    if text:
+        said: dict[str, Any] = next(
+            (entry["detail"] for entry in log if entry["action"] == "split failed" and entry["detail"]), {}
+        )
+        locale = ledger.catalogue.locale
+        faults = tuple(revived(each.get("row"), each, locale) for each in said.get("errors") or ())
+        return InputError(
+            text, code=code, status=_STATUS.get(code), errors=faults or problems, text=str(said.get("text") or ""),
+            params=said.get("params"),
+        )  # fmt: skip
+    if task["state_reason"] == "rows_rejected":
+        return rows_rejected(task["rejected"], task["planned"] or task["rejected"], problems)
+    return _whole("all_rejected" if task["rejected"] else "no_items", {}, problems)
+
+
+def rows_rejected(rejected: int, total: int, problems: tuple[Problem, ...]) -> InputError:
+    """The error for a strict list of ``total`` rows of which ``rejected`` were refused."""
+    return _whole("rows_rejected", {"rejected": rejected, "total": total}, problems)
+
+
+def _whole(code: str, params: dict[str, Any], problems: tuple[Problem, ...]) -> InputError:
+    text = f"list.{code}"
+    return InputError(str(say(text, params, "en")), code=code, errors=problems, text=text, params=params)

@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import hashlib
+import struct
+import tempfile
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final
 
-from asynctask.errors import InputError, TooLarge
-from asynctask.lists.items import Accepted, Binding, ItemShape, Refused
-from asynctask.lists.problems import fault, say
+import orjson
+
+from asynctask.errors import InputError, Problem, TooLarge
+from asynctask.ledger.base import dumps, loads
+from asynctask.lists.items import Accepted, Binding, ItemShape, Refused, listed
+from asynctask.lists.problems import MAX_ROWS, fault, jsonable, rows_rejected, say
 from asynctask.lists.readers import Limits, RawRow, Source
-from asynctask.lists.refused_sheet import SMALL_FILE, explained
-from asynctask.lists.unique import Twins, refuse_absent
-from asynctask.lists.uploads import Uploads
-from asynctask.lists.workbooks import list_file
+from asynctask.lists.readers.base import normalise, shorten
+from asynctask.lists.readers.table import HEADER_ROWS
+from asynctask.lists.uploads import ListFile, Uploads, list_file
 
-__all__ = ["OpenList", "checked", "encoding_option", "open_list", "too_many_items"]
+__all__ = [
+    "SMALL_FILE",
+    "FirstRows",
+    "OpenList",
+    "Twins",
+    "all_good",
+    "checked",
+    "encoding_option",
+    "explained",
+    "open_list",
+    "refuse_absent",
+    "too_many_items",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +67,7 @@ def open_list(
     alive: Callable[[], None] = lambda: None,
 ) -> Iterator[OpenList]:
     """Opens a stored list. ``source`` is what its submission kept: ``name``, ``filename``, ``sheet``,
-    ``encoding``. ``alive`` as of :func:`~asynctask.lists.workbooks.list_file`.
+    ``encoding``. ``alive`` as of :func:`~asynctask.lists.uploads.list_file`.
 
     Raises :class:`InputError` where the list as a whole cannot be taken.
     """
@@ -107,3 +127,232 @@ def too_many_items(limit: int) -> TooLarge:
     """The error for a list of more than ``limit`` rows."""
     message = say("list.too_many_items", {"limit": limit}, "en")
     return TooLarge(str(message), code="too_many_rows", text="list.too_many_items", params={"limit": limit})
+
+
+# -- A sheet whose columns are not those of the worker: which one was read, which ones there are, and which one would do.
+
+_ABOUT_COLUMNS: Final = frozenset({"no_header", "missing_columns", "unknown_column"})
+_NAMED: Final = 20
+# Looking into the other sheets must not cost more than the list itself would have.
+_LOOKED_INTO: Final = 10
+SMALL_FILE: Final = 5_000_000
+"""Into the other sheets of a larger one nobody looks."""
+_SMALL_UNZIPPED: Final = 16_000_000
+
+
+def explained(error: InputError, sheet: str | None, file: ListFile, shape: ItemShape, *, small: bool) -> InputError:
+    """The same refusal, said by the worker's columns and, of a workbook with several sheets, with their names.
+
+    Arguments: ``sheet``, the one that was read, None where a file has none; ``small``, whether the file is no larger than
+    :data:`SMALL_FILE`. The sheet that has the columns is named first.
+    """
+    if error.code not in _ABOUT_COLUMNS:
+        return error
+    message = _without_header(error, shape) if error.code == "no_header" else str(error)
+    code = "unknown_column" if error.code == "no_header" and shape.mapped else error.code
+    others = _others(sheet, file, shape, small=small) if sheet is not None else []
+    if not others:
+        return InputError(message, code=code, errors=error.errors, text=error.text, params=error.params)
+    more = {"sheet": repr(sheet), "sheets": ", ".join(map(repr, others[:_NAMED])) + (", …" if len(others) > _NAMED else "")}
+    hint = say("list.other_sheets", more, "en")
+    text = "list.missing_columns_in_sheet" if error.text == "list.missing_columns_named" else ""
+    return InputError(
+        f"{message.rstrip('.')}. {hint}", code=code, errors=error.errors, text=text, params={**error.params, **more}
+    )
+
+
+def _without_header(error: InputError, shape: ItemShape) -> str:
+    found = error.params.get("found", "")
+    if shape.mapped:
+        return f"columns: the sheet has no column {listed(sorted(map(repr, shape.mapped)))}; {found}"
+    if not (wanted := shape.wanted()):
+        return str(error)
+    return (
+        f"the sheet has no header: none of these columns is in the first {HEADER_ROWS} rows: {wanted}; {found}. Put one row"
+        " with the names of the columns over the data"
+    )
+
+
+def _others(sheet: str, file: ListFile, shape: ItemShape, *, small: bool) -> list[str]:
+    try:
+        others = [name for name in file.sheets() if name != sheet]
+    except InputError:
+        return []
+    if small:
+        fits = next((name for name in others[:_LOOKED_INTO] if _fits(name, file, shape)), None)
+        others.sort(key=lambda name: name != fits)
+    return others
+
+
+def _fits(name: str, file: ListFile, shape: ItemShape) -> bool:
+    try:
+        shape.bind(file.open(name, shape.expected, unzipped=_SMALL_UNZIPPED).headers or ())
+    except InputError:
+        return False
+    return True
+
+
+# -- Strict lists of a program: every row is found good before anything is written, and waits on disk meanwhile.
+
+
+@contextmanager
+def all_good(rows: Iterable[Accepted | Refused], max_rows: int) -> Iterator[tuple[int, Iterator[Accepted]]]:
+    """How many rows there are, and the rows again: from a temporary file, so that memory stays the same for any number.
+
+    Raises :class:`InputError` ``rows_rejected`` with what is wrong where one is refused, ``too_many_rows``.
+    """
+    with tempfile.TemporaryFile(prefix="asynctask-strict-") as spool:
+        total = rejected = 0
+        problems: list[Problem] = []
+        for row in rows:
+            total += 1
+            if total > max_rows:
+                raise too_many_items(max_rows)
+            if isinstance(row, Accepted):
+                spool.write(dumps([row.row, row.item]).encode() + b"\n")
+                continue
+            rejected += 1
+            if rejected <= MAX_ROWS:
+                problems += row.problems
+        if rejected:
+            raise rows_rejected(rejected, total, tuple(problems))
+        spool.seek(0)
+        yield total, (Accepted(*loads(line)) for line in spool)
+
+
+# -- Rows that say what an earlier row of the same list said already, in the fields that the submission calls unique.
+
+_SMALLEST: Final = 1_024
+_LAST_ROW: Final = 2**32 - 1
+
+
+class Twins:
+    """The values of the unique fields of every row of a list that was accepted so far."""
+
+    def __init__(self, unique: Sequence[str], shape: ItemShape, binding: Binding | None) -> None:
+        self._unique = tuple(unique)
+        self._shape = shape
+        self._binding = binding
+        headers = {field: header for header, field in binding.fields.items()} if binding else {}
+        self._names = {field: headers.get(field, field) for field in self._unique}
+        self._plain = {field: _PLAIN.get(shape.kind(field)) for field in self._unique}
+        self._first = FirstRows()
+
+    def refuse_second(self, raw: RawRow, row: Accepted) -> Accepted | Refused:
+        """The row itself, or its refusal, which names the first row with these values."""
+        key = self._key(raw, row.item)
+        first = row.row if key is None else self._first.put(key, row.row)
+        if first == row.row:
+            return row
+        values = self._shape.values(raw)
+        column = self._names[self._unique[0]]
+        text, params = "duplicate_in_upload", dict[str, Any](first=first)
+        if len(self._unique) > 1:
+            text, params["columns"] = "duplicates_in_upload", ", ".join(map(self._shown, self._unique))
+        value = shorten(jsonable(values.get(column))) if isinstance(values, Mapping) else None
+        problem = fault(row.row, column, "duplicate_in_upload", text, params, value)
+        return Refused(
+            row.row, (problem,), jsonable(values) if isinstance(values, Mapping) else {"value": jsonable(values)}
+        )
+
+    def _shown(self, field: str) -> str:
+        return repr(shorten(self._names[field], 80))
+
+    def _key(self, raw: RawRow, item: Any) -> bytes | None:
+        """What is compared; None where a value is missing, for nothing can be said of such a row."""
+        if not isinstance(item, Mapping):
+            return None
+        values = []
+        for field in self._unique:
+            value = item.get(field)
+            if value is None or not self._shape.is_given(raw, field, value, self._binding):
+                return None
+            plain = self._plain[field]
+            values.append(value if plain is None else plain(value))
+        return orjson.dumps(values, option=orjson.OPT_SORT_KEYS)
+
+
+def refuse_absent(unique: Sequence[str], headers: Sequence[str], binding: Binding, shape: ItemShape) -> None:
+    """A worker without a model takes every header for a key: one that unique names and no column has is a mistake.
+
+    Raises :class:`InputError` ``unknown_column``.
+    """
+    if shape.model is not None:
+        return
+    keys = {binding.fields.get(header, header) for header in headers if header not in binding.ignored}
+    for name in unique:
+        if name not in keys:
+            near = {normalise(key): key for key in keys}.get(normalise(name))
+            params = {"name": repr(name), "headers": ", ".join(shorten(each, 40) for each in headers[:50])}
+            problem = fault(None, near, "unknown_column", "column.unique", params)
+            raise InputError(
+                problem.message, code="unknown_column", errors=[problem], text=problem.text, params=problem.params
+            )
+
+
+class FirstRows:
+    """Which row a key came from first: 20 bytes a slot, 30 to 60 for each key, where a dict would need 150.
+
+    Keys are known by a digest of 128 bits, rows are numbers from 1; open addressing, at most two thirds full.
+    """
+
+    __slots__ = ("_count", "_high", "_low", "_rows")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._low, self._high, self._rows = _slots(_SMALLEST)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def put(self, key: bytes, row: int) -> int:
+        """The row under which ``key`` is known; ``row`` itself where it was not known until now."""
+        low, high = struct.unpack("<QQ", hashlib.blake2b(key, digest_size=16).digest())
+        at = self._find(low, high)
+        if known := self._rows[at]:
+            return known
+        self._low[at], self._high[at], self._rows[at] = low, high, min(row, _LAST_ROW)
+        self._count += 1
+        if self._count * 3 > len(self._rows) * 2:
+            self._grow()
+        return row
+
+    def _find(self, low: int, high: int) -> int:
+        lows, highs, rows = self._low, self._high, self._rows
+        mask = len(rows) - 1
+        at = low & mask
+        while rows[at] and (lows[at] != low or highs[at] != high):
+            at = (at + 1) & mask
+        return at
+
+    def _grow(self) -> None:
+        lows, highs, rows = self._low, self._high, self._rows
+        self._low, self._high, self._rows = _slots(len(rows) * 2)
+        for old in range(len(rows)):
+            if row := rows[old]:
+                at = self._find(lows[old], highs[old])
+                self._low[at], self._high[at], self._rows[at] = lows[old], highs[old], row
+
+
+def _slots(count: int) -> tuple[array[int], array[int], array[int]]:
+    return array("Q", bytes(8 * count)), array("Q", bytes(8 * count)), array("I", bytes(4 * count))
+
+
+def _plain_decimal(value: Any) -> Any:
+    """1.0 and 1.00 are one number."""
+    try:
+        return str(Decimal(value).normalize()) if isinstance(value, str) else value
+    except InvalidOperation:
+        return value
+
+
+def _plain_moment(value: Any) -> Any:
+    """14:30 in one zone may be 6:30 in another."""
+    try:
+        moment = datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        return value
+    return moment.astimezone(UTC).isoformat() if moment.tzinfo is not None else value
+
+
+_PLAIN: Final[Mapping[Any, Callable[[Any], Any]]] = {Decimal: _plain_decimal, datetime: _plain_moment}

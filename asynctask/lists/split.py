@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
-from typing import Any
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
 
 from asynctask.clock import Clock
 from asynctask.errors import InputError, LedgerUnavailable, Problem
@@ -20,11 +22,10 @@ from asynctask.lists.problems import stored
 from asynctask.lists.readers import Limits
 from asynctask.lists.rows import open_list, too_many_items
 from asynctask.lists.uploads import Uploads, is_for_split_only
-from asynctask.lists.writing import Writing
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 
-__all__ = ["WHOLE_S", "Splitter", "Tally", "WholeList"]
+__all__ = ["WHOLE_S", "Splitter", "Tally", "WholeList", "Writing"]
 
 FIRST_SLICE = 100
 SLICE = 1_000
@@ -320,3 +321,57 @@ def _add(current: _Slice, row: Accepted | Refused, tally: Tally) -> None:
     tally.rejected += 1
     if len(tally.problems) < KEPT_PROBLEMS:
         tally.problems += row.problems
+
+
+# -- Writes slices one after the other, each while the next is gathered.
+
+T = TypeVar("T")
+
+
+class Writing(Generic[T]):
+    """Calls ``write`` for each thing that is added, in their order; at most one is being written, and none waits.
+
+    The first is written by :meth:`add` itself, for most lists have no second. With ``ahead`` a thread writes the others:
+    what ``write`` raises is raised by the next :meth:`add`, or by the end of the block, and nothing is written after it.
+
+    .. code-block:: python
+
+        with Writing(commit, ahead=True) as writing:
+            for each in slices:
+                writing.add(each)
+    """
+
+    def __init__(self, write: Callable[[T], None], *, ahead: bool) -> None:
+        self._write = write
+        self._ahead = ahead
+        self._first = True
+        self._pool: ThreadPoolExecutor | None = None
+        self._begun: Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def add(self, thing: T) -> None:
+        """Waits for the one before, then writes this one or has it written."""
+        self._wait()
+        if self._first or not self._ahead:
+            self._first = False
+            self._write(thing)
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="split-writer")
+        self._begun = self._pool.submit(self._write, thing)
+
+    def _wait(self) -> None:
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun.result()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None) -> None:
+        try:
+            # What could not be written says more than what ended the gathering, unless that is the end of the program.
+            if error is None or isinstance(error, Exception):
+                self._wait()
+        finally:
+            if self._pool is not None:
+                self._pool.shutdown()

@@ -10,18 +10,38 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from types import TracebackType
+from typing import IO, Any, Final, Protocol, Self
 
 import orjson
 
+from asynctask._version import __version__
 from asynctask.clock import Ids
-from asynctask.errors import InputError, TooLarge, Unavailable
+from asynctask.errors import InputError, Problem, TooLarge, Unavailable
+from asynctask.lists.cells import unpacked
+from asynctask.lists.readers import Limits, RawRow, Source, open_source
+from asynctask.lists.readers.base import over_limit, too_costly
 from asynctask.messages import clean
 
-__all__ = ["ITEMS", "KEPT_ROWS", "StoredFile", "Uploads", "is_for_split_only", "items_body"]
+__all__ = [
+    "ITEMS",
+    "KEPT_ROWS",
+    "ListFile",
+    "StoredFile",
+    "Uploads",
+    "Workbook",
+    "is_for_split_only",
+    "is_workbook",
+    "items_body",
+    "list_file",
+]
 
 ITEMS = "items.json"
 """What a list of JSON items is called."""
@@ -170,3 +190,282 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# -- Lists as they were uploaded: a text is read here, streaming; a workbook by a child process, which its limits end.
+#
+# What a text costs is bounded by its size. What a workbook costs is not: it is unpacked, points from one part into another,
+# and says how often things repeat. No byte of one is parsed by the process that took it.
+
+_MAGIC: Final = (b"PK\x03\x04", b"PK\x05\x06", b"\xd0\xcf\x11\xe0")
+_POLL_MS: Final = 50
+_PIPE_CHUNK: Final = 1 << 18
+_ANOTHER_VERSION: Final = 3  # as in workbook_child, which loads every reader
+_START: Final = "import sys; sys.path[:] = sys.argv[1:]; from asynctask.lists.workbook_child import main; sys.exit(main())"
+"""The child imports from where this process does, wherever it stands and whatever its environment says."""
+
+
+class ListFile(Protocol):
+    """An uploaded list: a context manager that hands out its rows."""
+
+    def open(self, sheet: str | None, expect: Collection[str], *, unzipped: int | None = None) -> Source:
+        """The asked sheet, else the first visible one with rows; arguments and errors as of
+        :func:`~asynctask.lists.readers.open_source`. ``unzipped``: the most bytes that the workbook may unzip to, where
+        that is less than its limit."""
+        ...
+
+    def sheets(self) -> list[str]:
+        """The sheets that can be seen, in the workbook's order; none of a text."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def list_file(
+    path: Path, filename: str, limits: Limits, *, encoding: str | None = None, alive: Callable[[], None] = lambda: None
+) -> ListFile:
+    """The list in a file, whatever its format. Arguments as of :func:`~asynctask.lists.readers.open_source`; ``alive`` is
+    called again and again while a child works, and what it raises ends the child."""
+    if is_workbook(path):
+        return Workbook(path, filename, limits, alive=alive)
+    return _Text(path, filename, limits, encoding)
+
+
+def is_workbook(path: Path) -> bool:
+    """Whether a file begins as workbooks do; what it really is, its child says."""
+    with path.open("rb") as file:
+        return file.read(4) in _MAGIC
+
+
+class _Text:
+    """A text: see :class:`ListFile`."""
+
+    def __init__(self, path: Path, filename: str, limits: Limits, encoding: str | None) -> None:
+        self._path, self._filename, self._limits, self._encoding = path, filename, limits, encoding
+
+    def open(self, sheet: str | None, expect: Collection[str], *, unzipped: int | None = None) -> Source:
+        return open_source(
+            self._path, self._filename, sheet=sheet, encoding=self._encoding, limits=self._limits, expect=expect
+        )
+
+    def sheets(self) -> list[str]:
+        return []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class _Died(Exception):
+    """The child ended in the middle, for no reason that lies in a limit."""
+
+
+class Workbook:
+    """A workbook, read by a child process under ``split_cpu_s`` and ``split_memory``: see :class:`ListFile`.
+
+    The limits hold for all that is asked of one child. A child that was killed by somebody else is started once more.
+    Raises :class:`InputError` ``too_costly`` for a workbook that is over a limit, :class:`Unavailable` where no child can
+    be started.
+    """
+
+    def __init__(self, path: Path, filename: str, limits: Limits, *, alive: Callable[[], None] = lambda: None) -> None:
+        size = path.stat().st_size
+        if size > limits.max_file_bytes:
+            raise over_limit(f"the file has {size:,} bytes", "max_file_bytes", limits.max_file_bytes)
+        self._path, self._filename, self._limits, self._alive = path, filename, limits, alive
+        self._child: subprocess.Popen[bytes] | None = None
+        self._rest = bytearray()
+        self._asked: object = None
+        """What the child still answers."""
+        self._deaths = 0
+
+    def open(self, sheet: str | None, expect: Collection[str], *, unzipped: int | None = None) -> Source:
+        """See :class:`ListFile`."""
+        order = {"sheet": sheet, "expect": sorted(expect), "unzipped": unzipped}
+        return _Sheet(self, order, self._answer({**order, "do": "open"}))
+
+    def sheets(self) -> list[str]:
+        """See :class:`ListFile`."""
+        return list(self._answer({"do": "sheets"})["sheets"])
+
+    def keep(self, target: Path, sheet: str | None, expect: Collection[str]) -> None:
+        """Writes the rows of a sheet to ``target``, for :class:`~asynctask.lists.original_rows.KeptRows`."""
+        self._answer({"do": "keep", "target": str(target), "sheet": sheet, "expect": sorted(expect), "unzipped": None})
+
+    def close(self) -> None:
+        """Ends the child; again is harmless."""
+        child, self._child = self._child, None
+        self._asked = None
+        self._rest.clear()
+        if child is not None:
+            child.kill()
+            child.wait()
+            for stream in (child.stdin, child.stdout):
+                _close(stream)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def stream(self, order: Mapping[str, Any], after: int) -> Iterator[list[Any]]:
+        """The rows after the row ``after``, as the child says them."""
+        while True:
+            try:
+                for answer in self._answers({**order, "do": "rows", "after": after}):
+                    for row in answer.get("rows", ()):
+                        yield row
+                        after = row[0]
+                return
+            except _Died:
+                continue
+
+    def _answer(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        while True:
+            try:
+                (answer,) = self._answers(order)
+                return answer
+            except _Died:
+                continue
+
+    def _answers(self, order: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """What the child says to an order, to the end. Raises :class:`_Died` where it may be asked again."""
+        if self._asked is not None:  # somebody left the rows of an earlier order where they were
+            self.close()
+        if self._child is None:
+            self._start()
+        asked = self._asked = object()
+        self._tell(order)
+        while True:
+            if self._asked is not asked:
+                raise RuntimeError("the rows were asked for anew; these end here")
+            line = self._line()
+            if not line:
+                self._bury()
+                raise _Died
+            answer: dict[str, Any] = orjson.loads(line)
+            if "rows" not in answer:
+                self._asked = None
+            if "error" in answer:
+                raise _error(answer["error"])
+            yield answer
+            if "rows" not in answer:
+                return
+
+    # -- the child
+
+    def _start(self) -> None:
+        argv = [sys.executable, "-I", "-c", _START, *map(os.path.abspath, sys.path)]
+        environ = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # its few threads need no memory of their own
+        try:
+            child = self._child = subprocess.Popen(
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, start_new_session=True
+            )
+        except OSError as error:
+            raise Unavailable(f"no process can be started to read the workbook: {error.strerror}") from error
+        said = {
+            "version": __version__, "path": str(self._path.absolute()), "filename": self._filename,
+            "limits": asdict(self._limits),
+        }  # fmt: skip
+        self._tell(said)
+        if not self._line():
+            code = child.wait()
+            self.close()
+            why = "AsyncTask was replaced since this process started" if code == _ANOTHER_VERSION else f"exit code {code}"
+            raise Unavailable(f"the process that reads the workbook did not start ({why}); restart this one")
+
+    def _tell(self, order: Mapping[str, Any]) -> None:
+        assert self._child is not None
+        assert self._child.stdin is not None
+        try:
+            self._child.stdin.write(orjson.dumps(order) + b"\n")
+            self._child.stdin.flush()
+        except BrokenPipeError:
+            pass  # it is gone already, which is read where its answer would be
+
+    def _line(self) -> bytes:
+        """The next line of the child; empty where it ended."""
+        assert self._child is not None
+        assert self._child.stdout is not None
+        output, searched = self._child.stdout.fileno(), 0
+        poll = select.poll()
+        poll.register(output, select.POLLIN)
+        while (end := self._rest.find(b"\n", searched)) < 0:
+            searched = len(self._rest)
+            while not poll.poll(_POLL_MS):
+                self._alive()
+            piece = os.read(output, _PIPE_CHUNK)
+            if not piece:
+                return b""
+            self._rest += piece
+        line = bytes(self._rest[:end])
+        del self._rest[: end + 1]
+        return line
+
+    def _bury(self) -> None:
+        """Says why a child ended, if that is certain: a second death is the workbook's, a first may be anybody's."""
+        assert self._child is not None
+        code = self._child.wait()
+        self.close()
+        if code == -signal.SIGXCPU:
+            raise too_costly("split_cpu_s", self._limits)
+        self._deaths += 1
+        if self._deaths > 1:
+            raise InputError(
+                f"the process that read the workbook was ended twice (exit code {code}), by the system for lack of memory"
+                " perhaps; split the workbook into several, or save it as CSV",
+                code="reader_died",
+            )
+
+
+class _Sheet:
+    """A sheet of a workbook: see :class:`~asynctask.lists.readers.base.Source`."""
+
+    def __init__(self, workbook: Workbook, order: Mapping[str, Any], said: Mapping[str, Any]) -> None:
+        self._workbook, self._order = workbook, order
+        self.format: str = said["format"]
+        self.headers: tuple[str, ...] | None = tuple(said["headers"])
+        self.places: tuple[int, ...] | None = tuple(said["places"])
+        self.sheet_name: str | None = said["sheet"]
+        self.planned: int | None = said["planned"]
+
+    def rows(self, after: int = 0) -> Iterator[RawRow]:
+        """See :meth:`Source.rows`."""
+        headers = self.headers or ()
+        for number, cells, *others in self._workbook.stream(self._order, after):
+            values: dict[str, Any] = dict(zip(headers, cells, strict=True))
+            if others:
+                values.update(others[0])
+            if dict in map(type, values.values()):
+                values = {name: unpacked(cell) if type(cell) is dict else cell for name, cell in values.items()}
+            yield RawRow(number, values)
+
+    def close(self) -> None:
+        """See :meth:`Source.close`."""
+        self._workbook.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _error(said: dict[str, Any]) -> InputError:
+    problems = [Problem(**each) for each in said.pop("errors")]
+    return InputError(said.pop("message"), errors=problems, **said)
+
+
+def _close(stream: IO[bytes] | None) -> None:
+    if stream is not None:
+        try:
+            stream.close()
+        except BrokenPipeError:
+            pass  # an order that the child did not live to read

@@ -1,7 +1,7 @@
 """The process that reads a workbook for another one, under limits of time and memory that the kernel keeps.
 
 It is told what to do by lines of JSON on its standard input, and answers with lines of JSON. It needs no application, and
-it ends with whoever started it. :mod:`asynctask.lists.workbooks` is the other side.
+it ends with whoever started it. :mod:`asynctask.lists.uploads` is the other side.
 """
 
 from __future__ import annotations
@@ -109,8 +109,10 @@ class _Child:
         return sniff(self._path, self._filename, limits, readable())
 
     def _keep(self, source: Source, target: Path) -> None:
-        from asynctask.lists.original_formats import percents_of  # most workbooks are read for no report
-        from asynctask.lists.original_rows import keep_rows
+        from asynctask.lists.original_rows import (
+            keep_rows,
+            percents_of,  # most workbooks are read for no report
+        )
 
         keep_rows(source, percents_of(self._path, self._limits, source.format, source.sheet_name), target)
 

@@ -25,18 +25,27 @@ from asynctask.database.batches import among
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events
 from asynctask.errors import AsyncTaskError, JobInterrupted, JobTimeout
-from asynctask.job import CurrentJob
+from asynctask.job import CurrentJob, interrupted
 from asynctask.ledger.base import Ledger
-from asynctask.ledger.events import Applied, Change, EventRecord, Failure, Note, apply, read_events, untouched
-from asynctask.ledger.fast_path import read_untouched
-from asynctask.ledger.outcomes import Follower
+from asynctask.ledger.events import (
+    Applied,
+    Change,
+    EventRecord,
+    Failure,
+    Note,
+    apply,
+    read_events,
+    read_untouched,
+    untouched,
+)
 from asynctask.ledger.processes import engine_of
-from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.ledger.recorder import Follower, Outcome, Recorder
 from asynctask.ledger.reservations import Ready
 from asynctask.ledger.standalone import ENGINE, NewJob, enqueue
 from asynctask.messages import clean
+from asynctask.worker import Worker
 
-__all__ = ["Arrival", "AttemptLost", "Ticket", "Tracker"]
+__all__ = ["TICKET", "Arrival", "AttemptLost", "TaskEventMiddleware", "Ticket", "Tracker"]
 
 
 class AttemptLost(AsyncTaskError):
@@ -453,3 +462,38 @@ def _plain(value: Any) -> Any:
     if isinstance(value, set | frozenset | bytes):
         raise TypeError(f"{type(value).__name__} is no JSON")
     return str(value)
+
+
+# -- The middleware that leaves the record of a tracked job; the table of what it records is in docs/middleware.md.
+
+TICKET = "asynctask.ticket"
+"""Where the runtime leaves the ticket of a tracked job, in the job's ``state``."""
+
+
+class TaskEventMiddleware:
+    """Notes when the job starts and what it came to; a business refusal ends here, anything else is raised on.
+
+    It writes nothing itself: the runtime around it decides first whether a retry follows, and then settles the ticket.
+    """
+
+    def __init__(self, tracker: Tracker, max_result_bytes: int = 65_536) -> None:
+        self._tracker = tracker
+        self._limit = max_result_bytes
+
+    def __call__(self, worker: Worker, job: CurrentJob, queue: str, call_next: Callable[[], Any]) -> Any:
+        ticket: Ticket | None = job.state.get(TICKET)
+        if ticket is None:  # not tracked
+            return call_next()
+        self._tracker.start(ticket)
+        try:
+            result = call_next()
+        except AttemptLost:  # the ticket is not this thread's to write on
+            raise
+        except BaseException as error:
+            if worker.refuses(error) and not interrupted(job, error):
+                ticket.fail(error)
+                return None
+            ticket.raised(error)
+            raise
+        ticket.finish(result, self._limit)
+        return result

@@ -20,9 +20,8 @@ import xlsxwriter
 from xlsxwriter.exceptions import XlsxFileError
 
 from asynctask.errors import Unavailable
-from asynctask.lists.readers.base import CellError, normalise, report_block
-from asynctask.lists.report_cells import Percent, csv_cell, cut, sheet_text, sheet_value
-from asynctask.lists.report_columns import COLUMNS, SUFFIX, of_locale
+from asynctask.lists.cells import Percent, csv_cell, cut, sheet_text, sheet_value
+from asynctask.lists.readers.base import COLUMNS, SUFFIX, CellError, normalise, of_locale, report_block
 
 __all__ = ["MAX_COMMENTS", "SHEET_ROWS", "ReportRow", "iter_csv", "report_headers", "write_csv", "write_xlsx"]
 

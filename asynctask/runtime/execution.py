@@ -9,37 +9,48 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import contextvars
 import threading
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asynctask.brokers.base import DEAD, RETRY, Broker, Copy, Held
 from asynctask.clock import Clock, Ids
 from asynctask.core.transitions import Begin
-from asynctask.dispatch.payload import arguments_of
-from asynctask.errors import AsyncTaskError, JobInterrupted, JobTimeout, Unavailable
+from asynctask.dispatch.outbox import arguments_of, worker_name
+from asynctask.errors import AsyncTaskError, JobInterrupted, JobTimeout, Unavailable, carries
 from asynctask.job import CurrentJob, interrupted, set_current_job
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.chain import Chain
-from asynctask.middleware.task_event import TaskEventMiddleware
-from asynctask.middleware.tracker import AttemptLost, Ticket, Tracker
-from asynctask.runtime.assignment import Assignment
-from asynctask.runtime.event_loop import LoopThread
+from asynctask.middleware.tracker import AttemptLost, TaskEventMiddleware, Ticket, Tracker
+from asynctask.runtime import timeouts
 from asynctask.runtime.interpreter import QUICK_S
-from asynctask.runtime.patience import pause_s
-from asynctask.runtime.retry import Decision, Follow, decide, retries_of
+from asynctask.runtime.retry import (
+    Decision,
+    Follow,
+    after_failure,
+    decide,
+    decide_foreign,
+    decide_untracked,
+    limit_of,
+    pause_s,
+    retries_of,
+    text_of,
+)
 from asynctask.runtime.timeouts import Watch, Watchdog
-from asynctask.runtime.untracked import after_failure, decide_foreign, decide_untracked, limit_of, text_of
 from asynctask.wire.payload import parse
 from asynctask.worker import Worker
 
-__all__ = ["Assignment", "Hooks", "Performer", "WorkerMissing"]
+if TYPE_CHECKING:
+    from asynctask.runtime.lanes import Lane
 
+__all__ = ["Assignment", "Hooks", "LoopThread", "Performer", "WorkerMissing"]
 
 MAX_STACK = 20_000
 """Characters logged of the stack of a job that raised; the end of it, where the error is."""
@@ -369,3 +380,183 @@ def _without_ours(chain: Chain) -> Chain:
 def _stack(error: BaseException) -> str:
     text = "".join(traceback.format_exception(error))[-MAX_STACK:].rstrip()
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+# -- One job in the hands of a process, from its fetch to its acknowledgement, and who says what it came to.
+
+
+@dataclass(slots=True)
+class Assignment:
+    """A job that this process holds: its copy, what it is, and the ticket if it is tracked.
+
+    ``abandoned``: its thread is given up, and what that thread still comes to counts no more. ``is_lent``: it never was in
+    the broker, see :mod:`asynctask.runtime.lanes`; ``follower`` is the job that has taken its place.
+    """
+
+    copy: Copy
+    payload: Mapping[str, Any]
+    job: CurrentJob
+    worker: Worker | None
+    ticket: Ticket | None
+    thread_id: int = 0
+    began: float = 0.0  # on the monotonic clock
+    abandoned: bool = False
+    watch: Watch | None = None
+    asked: float = 0.0  # when Begin was asked what its ticket says, on the monotonic clock
+    is_lent: bool = False
+    lane: Lane | None = None
+    follower: Assignment | None = None
+    _claims: dict[str, threading.Thread] = field(default_factory=dict)
+
+    def claim(self) -> bool:
+        """Whether this thread says what the job came to. One thread does: the first to claim it, and it may ask again.
+
+        Whoever claims does so before it writes on the ticket. One step that needs no lock.
+        """
+        me = threading.current_thread()
+        return self._claims.setdefault("by", me) is me
+
+    def waive(self) -> None:
+        """The thread that performs it goes (back) into the function: until it returns, others may give that thread up."""
+        if self._claims.get("by") is threading.current_thread():
+            del self._claims["by"]
+
+    @property
+    def name(self) -> str:
+        """What its worker is called."""
+        return worker_name(self.payload) if self.worker is None else self.worker.name
+
+    @property
+    def begins(self) -> bool:
+        """Whether Begin said that it may run; of an untracked one nobody says otherwise."""
+        return self.ticket is None or self.ticket.verdict is Begin.RUN
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether a process died that held it: it may be the one that kills."""
+        return self.ticket is not None and self.ticket.watched
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether another program pushed it: the copies of our own jobs say in their payload which attempt they are for."""
+        copy = self.copy
+        return copy.attempt == 0 or (copy.task_id is None and self.payload.get("attempt") != copy.attempt)
+
+    @property
+    def is_tracked(self) -> bool:
+        """Whether an Event is kept of it: it has one, it says so itself, or its worker does."""
+        if self.copy.attempt > 0:
+            return True
+        opted = self.payload.get("use_task_event")
+        if isinstance(opted, bool):
+            return opted
+        return self.worker is not None and self.worker.use_task_event
+
+
+# -- ``async def`` workers: one event loop per process, in a thread of its own.
+
+_ANSWER_S = 0.5
+"""A loop that takes a call no sooner than this counts as blocked."""
+
+
+class LoopThread:
+    """The event loop of a process, started when the first coroutine comes.
+
+    A job's middleware and bookkeeping stay in the processor thread, which waits here for the coroutine; so ``-c`` bounds
+    coroutines as it bounds threads.
+    """
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._running: set[asyncio.Task[Any]] = set()
+        self._interrupted: set[asyncio.Task[Any]] = set()
+        self._left: list[tuple[asyncio.AbstractEventLoop, threading.Thread]] = []
+        self._log = get_logger("asynctask.loop")
+
+    def run(self, make: Callable[[], Coroutine[Any, Any, Any]], timeout: float | None) -> Any:
+        """Runs a coroutine in the caller's context and waits for it. Raises what it raises.
+
+        :class:`JobTimeout` where it is over its time, even if it swallows its cancellation or blocks the loop;
+        :class:`JobInterrupted` where :meth:`interrupt` ended it.
+        """
+        loop = self._started()
+        context = contextvars.copy_context()
+        answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        guarded = self._guarded
+        loop.call_soon_threadsafe(lambda: loop.create_task(guarded(make, timeout, answer), context=context))
+        if timeout is None:
+            return answer.result()
+        if not concurrent.futures.wait([answer], min(timeout + timeouts.GRACE_S, threading.TIMEOUT_MAX)).done:
+            self._replace_if_blocked(loop)
+            if not answer.done():
+                raise JobTimeout(timeout)
+        return answer.result()
+
+    async def _guarded(
+        self, make: Callable[[], Coroutine[Any, Any, Any]], timeout: float | None, answer: concurrent.futures.Future[Any]
+    ) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        try:
+            async with asyncio.timeout(timeout) as limit:
+                result = await make()
+        except BaseException as error:
+            if isinstance(error, TimeoutError) and limit.expired():
+                answer.set_exception(JobTimeout(timeout or 0.0))
+            elif task in self._interrupted and carries(error, asyncio.CancelledError):
+                answer.set_exception(JobInterrupted("the runtime is shutting down"))
+            else:
+                # Cancelled by code of its own too: run again without limit it would never end.
+                answer.set_exception(error)
+        else:
+            answer.set_result(result)
+        finally:
+            self._running.discard(task)
+            self._interrupted.discard(task)
+
+    def _replace_if_blocked(self, loop: asyncio.AbstractEventLoop) -> None:
+        """A loop that does not answer is left to whatever holds it; coroutines to come get another."""
+        answers = threading.Event()
+        loop.call_soon_threadsafe(answers.set)
+        if answers.wait(_ANSWER_S):
+            return
+        with self._lock:
+            if self._loop is loop and self._thread is not None:
+                self._left.append((loop, self._thread))
+                self._log.error("event_loop_blocked", hint="call what blocks with asyncio.to_thread, or in a plain worker")
+                self._loop = self._thread = None
+
+    def interrupt(self) -> None:
+        """Cancels every running coroutine."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        for task in list(self._running):
+            self._interrupted.add(task)
+            task.cancel()
+
+    def stop(self) -> None:
+        """Ends the loop."""
+        with self._lock:
+            loops, self._left = self._left, []
+            if self._loop is not None and self._thread is not None:
+                loops.append((self._loop, self._thread))
+            for loop, _ in loops:
+                loop.call_soon_threadsafe(loop.stop)
+            for loop, thread in loops:
+                thread.join(5)
+                if not thread.is_alive():
+                    loop.close()
+            self._loop = self._thread = None
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._loop.run_forever, name="event-loop", daemon=True)
+                self._thread.start()
+            return self._loop

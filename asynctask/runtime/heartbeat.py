@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
 
+from asynctask.brokers.base import Presence, Running
 from asynctask.clock import Clock, micros
 from asynctask.errors import Unavailable
 from asynctask.ledger import processes
 from asynctask.ledger.base import Ledger
 from asynctask.logs import get_logger
+from asynctask.runtime.execution import Assignment
 
-__all__ = ["Heartbeat"]
+__all__ = ["Heartbeat", "Showing"]
 
 LATE = 0.75
 """Share of the lease after which a process that could not renew it starts nothing more."""
@@ -103,3 +107,120 @@ def memory_bytes() -> int:
     """The most memory this process has used, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+# -- Shows a worker process to the tools of its broker, in a thread of its own: neither the lease nor a job waits for it.
+
+BEAT_S: Final = 10.0
+"""Seconds between two beats; who is silent for a minute is seen no more."""
+
+SIGNALS: Final = frozenset({"TSTP", "TERM", "TTIN"})
+"""What a tool may tell a process: start nothing more, stop, and say what its threads do."""
+
+
+class Showing:
+    """Beats every ``every_s`` seconds. ``running`` gives the jobs that run; ``on_signal`` is told what a tool left."""
+
+    def __init__(
+        self,
+        presence: Presence,
+        clock: Clock,
+        *,
+        running: Callable[[], Sequence[Assignment]],
+        is_quiet: Callable[[], bool],
+        on_signal: Callable[[str], None],
+        every_s: float = BEAT_S,
+    ) -> None:
+        self._presence = presence
+        self._clock = clock
+        self._running = running
+        self._is_quiet = is_quiet
+        self._on_signal = on_signal
+        self._every_s = every_s
+        self._soon = threading.Event()
+        self._stopping = False
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._log = get_logger("asynctask.showing")
+
+    def start(self) -> None:
+        """Starts beating, the first time at once."""
+        self._thread = threading.Thread(target=self._run, name="showing", daemon=True)
+        self._thread.start()
+
+    def soon(self) -> None:
+        """Something changed that a tool is waiting to see: the next beat comes at once."""
+        self._soon.set()
+
+    def stop(self) -> None:
+        """Sends the last counts and is seen no more. What cannot be sent then, because the broker is away, is lost."""
+        self._stopping = True
+        self._soon.set()
+        if self._thread is not None:
+            self._thread.join(10)
+        if not self._lock.acquire(timeout=1):
+            return  # it is still waiting for an answer: there is nobody to tell
+        try:
+            self._presence.leave()
+        except Unavailable as error:
+            self._log.warning("leave_put_off", error=str(error))
+        finally:
+            self._lock.release()
+
+    def ended(self, assignment: Assignment, failed: bool) -> None:
+        """Counts a job that ended."""
+        payload = assignment.payload
+        wrapped = payload.get("wrapped")
+        name = wrapped if isinstance(wrapped, str) else str(payload["class"])
+        self._presence.ended(name, self._clock.monotonic() - assignment.began, failed)
+
+    def beat(self) -> None:
+        """One beat now. Raises Unavailable."""
+        with self._lock:
+            running = self._now_running()
+            signal = self._presence.beat(running, quiet=self._is_quiet(), rss_kib=resident_kib())
+        if signal is None:
+            return
+        if signal in SIGNALS:
+            self._log.info("told", signal=signal)
+            self._on_signal(signal)
+        else:
+            self._log.warning("unknown_signal", signal=signal)
+
+    def _now_running(self) -> list[Running]:
+        now, ticks = self._clock.now(), self._clock.monotonic()
+        return [
+            Running(
+                thread=f"{each.thread_id:x}",
+                name=str(each.payload["class"]),
+                jid=each.copy.jid,
+                queue=each.copy.queue,
+                payload=each.copy.payload,
+                began_at=now - micros(ticks - each.began),
+            )
+            for each in self._running()
+            if each.thread_id
+        ]
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._soon.clear()
+            try:
+                self.beat()
+            except Unavailable as error:
+                self._log.warning("beat_put_off", error=str(error))
+            except Exception:
+                self._log.exception("beat_failed")
+            if not self._stopping:
+                self._soon.wait(self._every_s)
+
+
+def resident_kib() -> int:
+    """The memory that this process uses now, in KiB; where the system does not tell, the most that it has used."""
+    if sys.platform == "linux":
+        try:
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            return pages * os.sysconf("SC_PAGE_SIZE") // 1024
+        except (OSError, ValueError, IndexError):
+            pass
+    return memory_bytes() // 1024

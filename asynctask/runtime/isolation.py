@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from asynctask.clock import Clock
-from asynctask.runtime.assignment import Assignment
+from asynctask.runtime.execution import Assignment
 
 __all__ = ["ALONE_S", "Turns"]
 

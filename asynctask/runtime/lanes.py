@@ -21,7 +21,7 @@ from asynctask.clock import Clock
 from asynctask.errors import Unavailable
 from asynctask.ledger.reservations import Ready
 from asynctask.logs import get_logger
-from asynctask.runtime.assignment import Assignment
+from asynctask.runtime.execution import Assignment
 
 __all__ = ["MOST", "SPAN_S", "Lane", "Lanes"]
 

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from asynctask.brokers.base import Broker
-from asynctask.brokers.presence import About, Presence
+from asynctask.brokers.base import About, Broker, Presence
 from asynctask.clock import Clock, Ids
 from asynctask.config import Config
 from asynctask.database.notify import LEDGER, Signals
@@ -32,18 +31,15 @@ from asynctask.ledger.recorder import Recorder
 from asynctask.ledger.reservations import take_back_loans
 from asynctask.lists.uploads import Uploads
 from asynctask.logs import get_logger
-from asynctask.maintenance.sweep import Sweep
+from asynctask.maintenance import Sweep
 from asynctask.middleware.chain import Chain
-from asynctask.middleware.task_event import TaskEventMiddleware
-from asynctask.middleware.tracker import Tracker
-from asynctask.runtime.assignment import Assignment
-from asynctask.runtime.execution import Hooks, Performer
-from asynctask.runtime.heartbeat import Heartbeat
+from asynctask.middleware.tracker import TaskEventMiddleware, Tracker
+from asynctask.runtime.execution import Assignment, Hooks, Performer
+from asynctask.runtime.heartbeat import Heartbeat, Showing
 from asynctask.runtime.interpreter import Switching, collect_seldom
-from asynctask.runtime.lifeline import Pulse, Wakeup
 from asynctask.runtime.manager import Manager
 from asynctask.runtime.poller import Poller
-from asynctask.runtime.presence import Showing
+from asynctask.runtime.supervisor import Pulse, Wakeup
 from asynctask.worker import Worker
 
 __all__ = ["Launcher", "Parts", "Queues", "Tracked"]

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
+from typing import Any, Final
 
-from asynctask.clock import micros
+from asynctask.brokers.base import Copy
+from asynctask.clock import SECOND, micros
 from asynctask.job import CurrentJob, interrupted
 from asynctask.logs import get_logger
+from asynctask.messages import clean
+from asynctask.wire.payload import dump, encode_backtrace, parse, read_time, retries, write_time
 from asynctask.worker import TRACKED_RETRIES, Worker
 
-__all__ = ["MAX_PAUSE_S", "Decision", "Follow", "backoff", "decide", "retries_of"]
+__all__ = [
+    "LONGEST_S",
+    "MAX_PAUSE_S",
+    "MAX_RETRY_COUNT",
+    "Decision",
+    "Follow",
+    "after_failure",
+    "backoff",
+    "decide",
+    "decide_foreign",
+    "decide_untracked",
+    "limit_of",
+    "pause_s",
+    "retries_of",
+    "text_of",
+]
 
 MAX_PAUSE_S = 366 * 24 * 3600
 """No pause before a retry is longer, whoever says so: it must fit a column, and somebody should live to see it."""
@@ -95,3 +117,123 @@ def _ask(worker: Worker, retries: int, error: BaseException, job: CurrentJob) ->
     except Exception:  # a broken policy must not lose the retry
         get_logger("asynctask.retry").exception("retry_in_failed", worker=worker.name)
         return None
+
+
+# -- What follows a job that nobody tracks and that raised: its retry or its death, as Ruby's workers write them.
+#
+# The text that came is parsed anew, so that what middleware changed does not last and what we do not know is kept. Sources:
+# sidekiq 8, job_retry.rb, and for the forms of the members the readers of all versions.
+
+MAX_RETRY_COUNT: Final = 10_000
+"""What a payload says of its retries is believed up to here."""
+
+MAX_BACKTRACE: Final = 1_000
+"""Lines kept of a backtrace."""
+
+_MAX_QUEUE: Final = 255
+
+
+def limit_of(job: Mapping[str, Any], worker: Worker | None) -> int | None:
+    """How often a job is retried; None: never, and it is not kept either. One that does not say is as its worker says."""
+    said = job.get("retry")
+    return retries(worker.retry if said is None and worker is not None else said)
+
+
+def decide_untracked(
+    error: BaseException, job: Mapping[str, Any], current: CurrentJob, worker: Worker | None, *, now: int, noise: float
+) -> Decision:
+    """What follows ``error`` in the parsed ``job``; ``now`` in microseconds, ``noise`` in [0, 1)."""
+    if interrupted(current, error):
+        return Decision(Follow.AGAIN)
+    limit = limit_of(job, worker)
+    if limit is None:
+        return Decision(Follow.DEAD)
+    count = _count(job)
+    most = count if _is_over(job, count, limit, now) else count + 1
+    return decide(error, current, worker, retries=count, limit=most, noise=noise, always_spread=True)
+
+
+def decide_foreign(
+    error: BaseException, job: Mapping[str, Any], current: CurrentJob, worker: Worker | None, *, now: int, noise: float
+) -> Decision:
+    """What follows ``error`` in a tracked job that another program pushed: as many retries as the job and its worker both
+    allow, those that the job had elsewhere counted. ``now`` in microseconds, ``noise`` in [0, 1)."""
+    count, limit = _count(job), limit_of(job, worker)
+    own = TRACKED_RETRIES if worker is None else worker.max_retries
+    over = limit is None or count >= own or _is_over(job, count, limit, now)
+    return decide(error, current, worker, retries=count, limit=count if over else count + 1, noise=noise)
+
+
+def _is_over(job: Mapping[str, Any], count: int, limit: int, now: int) -> bool:
+    """Whether a job that was retried ``count`` times is retried no more."""
+    retry_for = job.get("retry_for")
+    if isinstance(retry_for, int | float) and not isinstance(retry_for, bool):  # it stands in the place of the count
+        failed_at = read_time(job.get("failed_at"))
+        return failed_at is not None and failed_at + retry_for * SECOND < now
+    return count >= limit
+
+
+def after_failure(copy: Copy, error: BaseException, now: int) -> Copy:
+    """The copy as it lies in a set after ``error``, at ``now`` (microseconds): the same members in the same order, and
+    those that a failure adds. Raises :class:`~asynctask.wire.payload.Malformed` for a payload that is no job."""
+    job = parse(copy.payload, keep_numbers=True)
+    queue = job.get("retry_queue")
+    if not (isinstance(queue, str) and 0 < len(queue) <= _MAX_QUEUE):
+        queue = copy.queue
+    job["queue"] = queue
+    if not (isinstance(job.get("jid"), str) and job["jid"]):  # tools name an entry by it
+        job["jid"] = copy.jid
+    job["error_message"] = text_of(error)
+    job["error_class"] = clean(type(error).__name__)
+    again = _is_count(job.get("retry_count"))
+    job["retry_count"] = _count(job)
+    if again:
+        job["retried_at"] = write_time(now)
+    if not again or read_time(job.get("failed_at")) is None:  # tools cannot show an entry without it
+        job["failed_at"] = write_time(now)
+    lines = _backtrace(error, job.get("backtrace"))
+    if lines is not None:
+        job["error_backtrace"] = encode_backtrace(lines)
+    return Copy(copy.jid, copy.attempt, queue, dump(job), copy.priority, None, 0, copy.handle)
+
+
+def text_of(error: BaseException) -> str:
+    """What an error says, as far as it is kept."""
+    try:
+        return clean(str(error))
+    except Exception:  # an error of the job's own that cannot say what it is
+        return f"({clean(type(error).__name__)} without a readable text)"
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _count(job: Mapping[str, Any]) -> int:
+    """Which retry comes next: 0 is the first. What is written there comes from outside, whatever it is."""
+    count = job.get("retry_count")
+    return max(0, min(count, MAX_RETRY_COUNT) + 1) if isinstance(count, int) and _is_count(count) else 0
+
+
+def _backtrace(error: BaseException, wanted: Any) -> list[str] | None:
+    """The lines of an error, the innermost first, as many as ``wanted`` says; None where none are wanted."""
+    if wanted is None or wanted is False:
+        return None
+    most = max(0, min(wanted, MAX_BACKTRACE)) if _is_count(wanted) else MAX_BACKTRACE
+    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    lines = (f"{code.co_filename}:{line}:in `{code.co_qualname}'" for code, line in reversed(frames))
+    return [line.encode("utf-8", "replace").decode() for line in islice(lines, most)]
+
+
+# -- How long a thread waits before it asks a server again that did not answer.
+
+LONGEST_S: Final = 5.0
+"""Seconds, at most: so long after a server is back, everybody has noticed."""
+
+_FIRST_S: Final = 0.2
+_DOUBLINGS: Final = 10  # a day without an answer is some twenty thousand tries: 2 to that power is no float
+
+
+def pause_s(tries: int) -> float:
+    """Seconds before the next try when ``tries``, at least one, have failed: twice as many each time, and not for ever."""
+    return min(_FIRST_S * (1 << min(tries - 1, _DOUBLINGS)), LONGEST_S)

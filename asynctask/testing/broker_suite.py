@@ -7,17 +7,514 @@
             return MyBroker(...)
 
 The methods are collected by pytest, and need nothing of it. What brokers may differ in is asked of their capabilities.
-:class:`~asynctask.testing.broker_base.BrokerSuite` says what else a class can tell of its broker, and what that is for.
+:class:`~asynctask.testing.broker_suite.BrokerSuite` says what else a class can tell of its broker, and what that is for.
 """
 
 from __future__ import annotations
 
-from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
-from asynctask.testing.broker_base import a_copy, keys_of, waiting_in
-from asynctask.testing.broker_crashes import BrokerCrashes
-from asynctask.testing.broker_races import BrokerRaces
+import itertools
+import json
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
 
-__all__ = ["BrokerConformance", "a_copy"]
+from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker, Copy, Held, Key
+from asynctask.clock import SECOND, SystemClock
+
+__all__ = [
+    "BrokerConformance",
+    "BrokerCrashes",
+    "BrokerRaces",
+    "BrokerSuite",
+    "OperationsCrashes",
+    "a_copy",
+    "at_once",
+    "keys_of",
+    "refused",
+    "untracked",
+    "waiting_in",
+    "where",
+]
+
+# -- What the suites of brokers share: how one is made, jobs to put into it, and where these are.
+
+LISTED = "a process's list"
+QUEUED = "a queue"
+
+_MOST = 1_000
+_MOST_STEPS = 500
+
+
+def a_copy(n: int = 0, *, attempt: int = 1, queue: str = "default", priority: int = 0, task_id: int | None = None) -> Copy:
+    """The ``n``-th job, as it is pushed."""
+    jid = f"{n:024x}"
+    payload = json.dumps({"class": "w", "args": [{"n": n, "text": "ä\u2028</script>\\"}], "jid": jid}, ensure_ascii=False)
+    return Copy(jid, attempt, queue, payload, priority, task_id)
+
+
+def untracked(n: int, *, queue: str = "default", **members: Any) -> Copy:
+    """The ``n``-th job that nobody tracks, with further members in its payload."""
+    jid = f"{n:024x}"
+    job = {"retry": True, "queue": queue, "class": "Hard", "args": [n], "jid": jid, **members}
+    return Copy(jid, 0, queue, json.dumps(job, separators=(",", ":"), ensure_ascii=False))
+
+
+def keys_of(copies: Sequence[Copy]) -> list[Key]:
+    """By what a broker knows them."""
+    return [copy.key for copy in copies]
+
+
+def waiting_in(broker: Broker, *queues: str) -> dict[str, int]:
+    """How many copies wait in each of these queues, whatever their priority."""
+    counts = {queue: sum(found.values()) for queue, found in broker.waiting(queues).items()}
+    return {queue: count for queue, count in counts.items() if count}
+
+
+def refused(kind: type[Exception], call: Callable[[], object]) -> str:
+    """The message of the error that a call must raise."""
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"{kind.__name__} was expected")
+
+
+def at_once(*acts: Callable[[], object]) -> None:
+    """Has threads begin these at the same moment, and waits for all. Raises the first error that one of them raised."""
+    start = threading.Barrier(len(acts))
+    failed: list[Exception] = []
+
+    def run(act: Callable[[], object]) -> None:
+        start.wait()
+        try:
+            act()
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(act,), name="act") for act in acts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+def where(
+    broker: Broker, *, queues: Collection[str] = (), processes: Collection[str] = (), sets: Collection[str] = ()
+) -> Mapping[str, list[str]]:
+    """Where each job is, by its jid: names of the sets, :data:`LISTED` and :data:`QUEUED`, once for each copy.
+
+    What waits in the ``queues`` is fetched for a look and put back.
+    """
+    found: dict[str, list[str]] = defaultdict(list)
+    for name in sets:
+        for held in broker.members(name, _MOST):
+            found[held.copy.jid].append(name)
+    for process in processes:
+        for copy in broker.held_by(process):
+            found[copy.jid].append(LISTED)
+    waiting = broker.exchange("who looks", [], list(queues), _MOST)
+    for copy in waiting:
+        found[copy.jid].append(QUEUED)
+    broker.put_back("who looks", waiting)
+    return found
+
+
+class BrokerSuite:
+    """How brokers are made for a suite. :meth:`make_broker` must be overridden; the more of the others are, the more is
+    tested."""
+
+    def make_broker(self) -> Broker:
+        """A new, empty broker."""
+        raise NotImplementedError("make_broker: return a new, empty broker")
+
+    def same_server(self, broker: Broker) -> Broker | None:
+        """Another connection to the same server, as another process has it; None where a test cannot have one."""
+        return None
+
+    def dying(self, broker: Broker, steps: int) -> Broker | None:
+        """A connection to the same server as of a process that is killed after it has sent ``steps`` messages: the next one
+        raises an error of any kind and does not arrive, nor does any after it. None where a test cannot have one."""
+        return None
+
+    @contextmanager
+    def broker(self) -> Iterator[Broker]:
+        """A broker for one test."""
+        made = self.make_broker()
+        try:
+            yield made
+        finally:
+            made.close()
+
+    @contextmanager
+    def another(self, broker: Broker) -> Iterator[Broker]:
+        """Another process's connection to the same server, or else the same one."""
+        made = self.same_server(broker)
+        try:
+            yield made or broker
+        finally:
+            if made is not None:
+                made.close()
+
+    def killed_at_every_step(
+        self, fill: Callable[[Broker, int], Any], act: Callable[[Broker, int, Any], object],
+        check: Callable[[Broker, int, bool], None],
+    ) -> None:  # fmt: skip
+        """Runs ``act`` in a process that is killed before its first message, then in one that is before its second, and so
+        on, until one comes to its end.
+
+        Arguments: ``fill(broker, n)`` prepares the ``n``-th time, in names and numbers that belong to ``n``;
+        ``act(dying, n, filled)`` is what is killed; ``check(broker, n, ended)`` asserts what is left of it.
+        """
+        with self.broker() as broker:
+            for n in range(_MOST_STEPS):
+                filled = fill(broker, n)
+                dying = self.dying(broker, n)
+                if dying is None:
+                    return
+                ended = _comes_to_its_end(dying, partial(act, dying, n, filled))
+                check(broker, n, ended)
+                if ended:
+                    return
+        raise AssertionError(f"it was not done after {_MOST_STEPS} messages: does dying() count those of a connection?")
+
+
+def _comes_to_its_end(dying: Broker, act: Callable[[], object]) -> bool:
+    try:
+        act()
+    except Exception:  # of whatever kind: that process is dead
+        return False
+    finally:
+        with suppress(Exception):
+            dying.close()
+    return True
+
+
+# -- The part of the suites of brokers in which processes are killed in the middle of each call, at every message that they
+# send: :mod:`asynctask.testing.broker_suite` and :mod:`asynctask.testing.operations_suite` are the whole.
+#
+# It needs :meth:`~asynctask.testing.broker_suite.BrokerSuite.dying`; without it, these tests see nothing.
+
+_DUE = 2_000_000_000 * SECOND
+
+
+def _jobs(n: int, count: int = 3, *, tracked: bool = True) -> list[Copy]:
+    """Jobs of the ``n``-th time, for the two queues of it in turn, every other one tracked."""
+    return [a_copy(10 * n + i, attempt=(1 + i) % 2 if tracked else 0, queue=f"q{n}.{i % 2}") for i in range(count)]
+
+
+def _queues(n: int) -> list[str]:
+    return [f"q{n}.0", f"q{n}.1"]
+
+
+def _look(broker: Broker, n: int, *sets: str) -> Mapping[str, list[str]]:
+    return where(broker, queues=_queues(n), processes=[f"p{n}"], sets=sets)
+
+
+def _fetched(broker: Broker, n: int) -> list[Copy]:
+    broker.push(_jobs(n))
+    return broker.exchange(f"p{n}", [], _queues(n), 10)
+
+
+def _each_once(found: Mapping[str, list[str]], n: int, places: Collection[str], count: int = 3) -> None:
+    for copy in _jobs(n, count):
+        assert len(found[copy.jid]) == 1, f"killed before message {n + 1}, a job is in {found[copy.jid] or 'thin air'}"
+        assert found[copy.jid][0] in places
+
+
+def _honest(broker: Broker, n: int, found: Mapping[str, list[str]], count: int = 3) -> None:
+    tracked = [copy.key for copy in _jobs(n, count) if copy.attempt]
+    there = {key for key in tracked if found[key[0]]}
+    assert broker.holds(tracked) == there, f"killed before message {n + 1}, it does not know what it holds"
+
+
+class BrokerCrashes(BrokerSuite):
+    """A process that is killed in the middle of a call loses nothing and doubles nothing."""
+
+    def test_killed_in_a_push_it_has_pushed_all_of_a_call_or_nothing(self) -> None:
+        def check(broker: Broker, n: int, ended: bool) -> None:
+            found = _look(broker, n)
+            there = [found[copy.jid] for copy in _jobs(n)]
+            assert there in ([[QUEUED]] * 3, [[]] * 3), f"killed before message {n + 1}, it pushed a part"
+            assert not ended or there[0]
+            _honest(broker, n, found)
+
+        self.killed_at_every_step(lambda broker, n: _jobs(n), lambda dying, n, jobs: dying.push(jobs), check)
+
+    def test_killed_in_an_exchange_it_loses_nothing_that_was_not_acknowledged(self) -> None:
+        def fill(broker: Broker, n: int) -> list[Copy]:
+            broker.push(_jobs(n, 4))
+            return broker.exchange(f"p{n}", [], _queues(n)[:1], 2)
+
+        def check(broker: Broker, n: int, ended: bool) -> None:
+            found = _look(broker, n)
+            acknowledged, *others = _jobs(n, 4)
+            assert found[acknowledged.jid] in ([], [LISTED])
+            for copy in others:
+                assert found[copy.jid] in ([LISTED], [QUEUED]), f"killed before message {n + 1}: {found[copy.jid]}"
+                assert not ended or found[copy.jid] == [LISTED]
+
+        def act(dying: Broker, n: int, held: list[Copy]) -> None:
+            dying.exchange(f"p{n}", held[:1], _queues(n), 10)
+
+        self.killed_at_every_step(fill, act, check)
+
+    def test_killed_in_a_give_back_each_copy_is_in_the_list_or_in_its_queue(self) -> None:
+        def check(broker: Broker, n: int, ended: bool) -> None:
+            found = _look(broker, n)
+            _each_once(found, n, [QUEUED] if ended else [QUEUED, LISTED])
+            _honest(broker, n, found)
+
+        self.killed_at_every_step(_fetched, lambda dying, n, held: dying.put_back(f"p{n}", held), check)
+
+    def test_killed_while_it_defers_each_copy_is_in_the_list_or_in_its_queue(self) -> None:
+        def check(broker: Broker, n: int, ended: bool) -> None:
+            found = _look(broker, n)
+            _each_once(found, n, [QUEUED] if ended else [QUEUED, LISTED])
+            _honest(broker, n, found)
+
+        self.killed_at_every_step(_fetched, lambda dying, n, held: dying.defer(f"p{n}", held), check)
+
+    def test_killed_while_it_puts_into_a_set_each_copy_is_in_the_list_or_in_the_set(self) -> None:
+        def act(dying: Broker, n: int, held: list[Copy]) -> None:
+            dying.hold(RETRY, [Held(copy, _DUE + n) for copy in held], process=f"p{n}")
+
+        def fill(broker: Broker, n: int) -> list[Copy]:
+            broker.push(_jobs(n, tracked=False))
+            return broker.exchange(f"p{n}", [], _queues(n), 10)
+
+        def check(broker: Broker, n: int, ended: bool) -> None:
+            _each_once(_look(broker, n, RETRY), n, [RETRY] if ended else [RETRY, LISTED])
+
+        self.killed_at_every_step(fill, act, check)
+
+    def test_killed_while_it_releases_each_due_job_is_in_its_set_or_in_its_queue(self) -> None:
+        def fill(broker: Broker, n: int) -> None:
+            broker.hold(SCHEDULE, [Held(copy, 100 + i) for i, copy in enumerate(_jobs(n, tracked=False))])
+
+        def check(broker: Broker, n: int, ended: bool) -> None:
+            _each_once(_look(broker, n, SCHEDULE), n, [QUEUED] if ended else [QUEUED, SCHEDULE])
+
+        self.killed_at_every_step(fill, lambda dying, n, _: dying.release_due(SCHEDULE, _DUE, 100), check)
+
+    def test_killed_while_it_withdraws_the_broker_still_knows_what_it_holds(self) -> None:
+        def fill(broker: Broker, n: int) -> None:  # always the same queues: some brokers look through each that they know
+            broker.push([a_copy(10 * n + i, queue=f"q{i}", task_id=n + 1) for i in range(2)])
+
+        def check(broker: Broker, n: int, ended: bool) -> None:
+            found = where(broker, queues=["q0", "q1"])
+            keys = [a_copy(10 * n + i).key for i in range(2)]
+            assert broker.holds(keys) == {key for key in keys if found[key[0]]}, f"killed before message {n + 1}, it lies"
+            assert not ended or not any(found[jid] for jid, _ in keys)
+
+        self.killed_at_every_step(fill, lambda dying, n, _: dying.withdraw(n + 1, 10), check)
+
+    # -- and without :meth:`dying`
+
+    def test_what_a_dead_process_held_is_found_and_given_back_by_another(self) -> None:
+        with self.broker() as broker, self.another(broker) as other:
+            copies = [a_copy(n, attempt=n % 2) for n in range(4)]
+            broker.push(copies)
+            broker.exchange("dead", [], ["default"], 3)
+            assert other.holders() == {"dead"}
+            found = other.held_by("dead")
+            assert [(copy.key, copy.payload) for copy in found] == [(copy.key, copy.payload) for copy in copies[:3]]
+            other.put_back("dead", found)
+            assert other.holders() == set()
+            assert keys_of(other.exchange("q", [], ["default"], 10)) == keys_of(copies)
+
+
+class OperationsCrashes(BrokerSuite):
+    """A tool that is killed in the middle of an action has done it to a member or has not."""
+
+    def _killed(self, act: Any, places: Collection[str], after: Collection[str]) -> None:
+        def fill(broker: Broker, n: int) -> Any:
+            jobs = [untracked(10 * n + i, queue=f"q{n}.{i % 2}") for i in range(3)]
+            broker.hold(RETRY, [Held(copy, _DUE + i) for i, copy in enumerate(jobs)])
+            mine = {copy.jid for copy in jobs}
+            return [entry for entry in broker.operations.entries(RETRY, limit=1_000).entries if entry.copy.jid in mine]
+
+        def check(broker: Broker, n: int, ended: bool) -> None:
+            _each_once(_look(broker, n, RETRY, DEAD), n, after if ended else places)
+
+        self.killed_at_every_step(fill, act, check)
+
+    def test_a_tool_killed_while_it_restarts_leaves_each_in_its_set_or_in_its_queue(self) -> None:
+        def act(dying: Broker, n: int, entries: Any) -> None:
+            dying.operations.restart(RETRY, entries)
+
+        self._killed(act, [RETRY, QUEUED], [QUEUED])
+
+    def test_a_tool_killed_while_it_kills_leaves_each_in_its_set_or_among_the_dead(self) -> None:
+        def act(dying: Broker, n: int, entries: Any) -> None:
+            dying.operations.kill(RETRY, entries)
+
+        self._killed(act, [RETRY, DEAD], [DEAD])
+
+    def test_a_tool_killed_while_it_reschedules_loses_and_doubles_nothing(self) -> None:
+        def act(dying: Broker, n: int, entries: Any) -> None:
+            for entry in entries:
+                dying.operations.reschedule(RETRY, entry, _DUE + SECOND)
+
+        self._killed(act, [RETRY], [RETRY])
+
+    def test_a_tool_killed_while_it_clears_a_queue_leaves_the_broker_honest(self) -> None:
+        def act(dying: Broker, n: int, _: Any) -> None:
+            for queue in _queues(n):
+                dying.operations.clear_some(queue, 10)
+
+        def check(broker: Broker, n: int, ended: bool) -> None:
+            found = _look(broker, n)
+            _honest(broker, n, found)
+            assert not ended or not any(found.values())
+
+        self.killed_at_every_step(lambda broker, n: broker.push(_jobs(n)), act, check)
+
+
+# -- The part of the suite of brokers that several threads run at once; :mod:`asynctask.testing.broker_suite` is the whole.
+
+_MOST_NEWS = 50
+
+
+class BrokerRaces(BrokerSuite):
+    """What a broker promises where several act at the same time."""
+
+    patience_s = 30.0
+    """Seconds after which what should happen at once counts as not happening."""
+
+    def test_a_copy_is_fetched_by_one_process_only(self) -> None:
+        with self.broker() as broker, self.another(broker) as other:
+            broker.push([a_copy(n) for n in range(60)])
+            fetched: dict[str, list[Copy]] = {}
+
+            def fetch(process: str, through: Broker) -> None:
+                mine: list[Copy] = []
+                while copies := through.exchange(process, [], ["default"], 7):
+                    mine += copies
+                fetched[process] = mine
+
+            at_once(*(partial(fetch, f"p{i}", each) for i, each in enumerate((broker, other, broker))))
+            everything = [key for copies in fetched.values() for key in keys_of(copies)]
+            assert sorted(everything) == sorted(keys_of([a_copy(n) for n in range(60)]))
+            for process, copies in fetched.items():
+                assert sorted(keys_of(broker.held_by(process))) == sorted(keys_of(copies))
+
+    def test_pushes_at_the_same_time_make_one_copy_of_each_key_and_keep_their_own_order(self) -> None:
+        with self.broker() as broker, self.another(broker) as other:
+            shared = [a_copy(n) for n in range(1_000, 1_060)]
+
+            def push(through: Broker, number: int) -> None:
+                for turn in range(5):
+                    first = number * 100 + turn * 10
+                    through.push([a_copy(n, queue=f"q{number}") for n in range(first, first + 10)])
+                    through.push(shared if number % 2 else shared[::-1])
+
+            at_once(*(partial(push, each, i) for i, each in enumerate((broker, other, broker))))
+            assert dict(broker.queues()) == {"q0": 50, "q1": 50, "q2": 50, "default": 60}
+            for number in range(3):
+                mine = keys_of(broker.exchange("p", [], [f"q{number}"], 100))
+                assert mine == keys_of([a_copy(n) for n in range(number * 100, number * 100 + 50)])
+
+    def test_a_copy_is_either_withdrawn_or_fetched(self) -> None:
+        with self.broker() as broker, self.another(broker) as other:
+            keys = [a_copy(n).key for n in range(120)]
+            broker.push([a_copy(n, task_id=7) for n in range(120)])
+            fetched: list[Key] = []
+            withdrawn: list[Key] = []
+
+            def fetch() -> None:
+                while copies := broker.exchange("p", [], ["default"], 5):
+                    fetched.extend(keys_of(copies))
+
+            def withdraw() -> None:
+                while found := other.withdraw(7, 5):
+                    withdrawn.extend(found)
+
+            at_once(fetch, withdraw)
+            while found := broker.withdraw(7, 100):  # what the other looked at when it was withdrawn
+                withdrawn.extend(found)
+            left = keys_of(broker.exchange("q", [], ["default"], 200))
+            assert sorted([*fetched, *withdrawn, *left]) == sorted(keys)
+            assert sorted(keys_of(broker.held_by("p"))) == sorted(fetched)
+
+    def test_due_jobs_are_released_once_by_several_that_look_at_the_same_time(self) -> None:
+        with self.broker() as broker, self.another(broker) as other:
+            copies = [a_copy(n, attempt=0) for n in range(60)]
+            broker.hold(SCHEDULE, [Held(copy, 100 + n) for n, copy in enumerate(copies)])
+
+            def look(through: Broker) -> None:
+                while through.release_due(SCHEDULE, 1_000, 7):
+                    pass
+
+            at_once(*(partial(look, each) for each in (broker, other, broker)))
+            look(broker)  # what each passed over, for another had its hand on it
+            assert sorted(keys_of(broker.exchange("p", [], ["default"], 200))) == sorted(keys_of(copies))
+            assert broker.members(SCHEDULE, 10) == []
+
+    def test_what_a_dead_process_held_is_given_back_once_by_two_that_recover_it(self) -> None:
+        with self.broker() as broker, self.another(broker) as other:
+            copies = [a_copy(n, attempt=n % 2) for n in range(40)]
+            broker.push(copies)
+            broker.exchange("dead", [], ["default"], 40)
+            seen, found = broker.held_by("dead"), other.held_by("dead")
+            at_once(partial(broker.put_back, "dead", seen), partial(other.put_back, "dead", found))
+            fetched = keys_of(broker.exchange("q", [], ["default"], 200))
+            assert sorted(fetched) == sorted(keys_of(copies))
+            other.put_back("dead", found)  # it comes late: they are another's by now
+            assert sorted(keys_of(broker.held_by("q"))) == sorted(keys_of(copies))
+            assert waiting_in(broker, "default") == {}
+
+    # -- waiting
+
+    def test_a_wait_ends_when_something_is_pushed(self) -> None:
+        with self.broker() as broker, self.another(broker) as other:
+            self._drained(broker)
+            numbers = itertools.count()  # each push is of another job: the same one again would be no news
+            assert self._woken_by(broker, lambda: other.push([a_copy(next(numbers))]))
+
+    def test_a_wait_ends_when_its_process_is_woken(self) -> None:
+        with self.broker() as broker:
+            self._drained(broker)
+            assert self._woken_by(broker, broker.wake)
+
+    def test_a_wait_for_nothing_ends_with_its_time(self) -> None:
+        with self.broker() as broker:
+            assert self._drained(broker) < self.patience_s
+
+    def _drained(self, broker: Broker) -> float:
+        """What happened before is told once, and may come late: afterwards a wait is for news. Returns for how many seconds
+        the last one waited, which brought none."""
+        clock = SystemClock()
+        for _ in range(_MOST_NEWS):
+            began = clock.monotonic()
+            if not broker.wait(0.2):
+                return clock.monotonic() - began
+        raise AssertionError(f"there was news {_MOST_NEWS} times although nothing happened")
+
+    def _woken_by(self, broker: Broker, act: Callable[[], None]) -> bool:
+        """Whether a wait, begun in another thread, ends long before its time; ``act`` is repeated until it does."""
+        ended = threading.Event()
+
+        def wait() -> None:
+            broker.wait(10 * self.patience_s)
+            ended.set()
+
+        threading.Thread(target=wait, daemon=True).start()
+        clock = SystemClock()
+        until = clock.monotonic() + self.patience_s
+        while clock.monotonic() < until:
+            act()
+            if ended.wait(0.05):
+                return True
+        broker.wake()
+        return False
+
+
+# -- The suite that every broker passes: inherit it in a test class and say how to make one.
 
 
 class BrokerConformance(BrokerRaces, BrokerCrashes):

@@ -10,12 +10,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from asynctask.brokers.admin import Entry
-from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker, Copy, Held
-from asynctask.brokers.presence import About
+from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, About, Broker, Copy, Held
 from asynctask.clock import SECOND, SystemClock
 from asynctask.errors import Conflict, InputError
-from asynctask.testing.broker_base import a_copy, at_once, keys_of, refused, untracked, waiting_in
-from asynctask.testing.broker_crashes import OperationsCrashes
+from asynctask.testing.broker_suite import OperationsCrashes, a_copy, at_once, keys_of, refused, untracked, waiting_in
 
 __all__ = ["OperationsConformance", "untracked"]
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Self
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 __all__ = ["SERVERS", "MariaServer", "MissingServer", "PgBouncer", "PostgresServer", "SqlServer", "free_port"]
 

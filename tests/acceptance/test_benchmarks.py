@@ -21,8 +21,8 @@ from support.databases import Databases
 from support.servers import missing
 
 from asynctask import AsyncTask
+from asynctask.testing import wait_for
 from asynctask.testing.servers import SERVERS, MissingServer
-from asynctask.testing.waits import wait_for
 from benchmarks import children, common, sheet, sheet_files, submit
 from benchmarks.databases import PREFIX, shown
 from benchmarks.original_design import PACKAGES, installed

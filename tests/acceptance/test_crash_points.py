@@ -9,9 +9,9 @@ from support.broker_looks import RedisLook
 from support.crash_worker import items
 from support.world import SUPPORT, World
 
+from asynctask import maintenance
 from asynctask.dispatch import dispatcher
-from asynctask.maintenance import sweep
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
 
@@ -50,7 +50,7 @@ def unsaid(world: World) -> list[str]:
 def test_a_process_that_dies_at_this_point_loses_nothing_and_records_nothing_twice(
     world: World, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    monkeypatch.setattr(sweep, "LOOK_S", 0.3)
+    monkeypatch.setattr(maintenance, "LOOK_S", 0.3)
     monkeypatch.setattr(dispatcher, "LEASE_S", 1.0)
     app = world.app(lease_s=1.0, heartbeat_s=0.3)
     assert world.run(str(SUPPORT / "crash_worker.py"), CRASH_AT=point) == -signal.SIGKILL, world.said()
@@ -75,7 +75,7 @@ def test_a_process_that_dies_at_this_point_loses_nothing_and_records_nothing_twi
 def test_of_small_tasks_those_that_stand_when_the_process_dies_are_whole_and_end(
     world: World, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    monkeypatch.setattr(sweep, "LOOK_S", 0.3)
+    monkeypatch.setattr(maintenance, "LOOK_S", 0.3)
     monkeypatch.setattr(dispatcher, "LEASE_S", 1.0)
     app = world.app(lease_s=1.0, heartbeat_s=0.3)
     assert world.run(str(SUPPORT / "crash_worker.py"), CRASH_AT=point, CRASH_SMALL="1") == -signal.SIGKILL, world.said()
@@ -92,7 +92,7 @@ def test_of_small_tasks_those_that_stand_when_the_process_dies_are_whole_and_end
 def test_a_dispatcher_that_dies_with_a_retry_reserved_leaves_it_to_the_search_for_lost_copies(
     world: World, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    monkeypatch.setattr(sweep, "LOOK_S", 0.3)
+    monkeypatch.setattr(maintenance, "LOOK_S", 0.3)
     monkeypatch.setattr(dispatcher, "LEASE_S", 1.0)
     app = world.app(lease_s=1.0, heartbeat_s=0.3)
     assert world.run(str(SUPPORT / "crash_worker.py"), CRASH_AT=point, CRASH_WORKER="shaky") == -signal.SIGKILL, (

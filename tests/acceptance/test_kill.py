@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from support.world import World
 
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 ITEMS = 10_000
 KINDS = ("ok", "ok", "refuse", "ok", "ok", "bug", "ok")

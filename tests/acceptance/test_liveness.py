@@ -19,7 +19,7 @@ from support.databases import Databases
 from support.world import World
 
 from asynctask.clock import micros
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 LEASE_S = 2.0
 LONG_S = 6.0

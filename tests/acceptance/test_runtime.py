@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from support.world import World
 
-from asynctask.runtime.assignment import Assignment
-from asynctask.runtime.execution import Performer
-from asynctask.testing.waits import wait_for
+from asynctask.runtime.execution import Assignment, Performer
+from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.databases("sqlite", reason="about processes, signals and threads")
 

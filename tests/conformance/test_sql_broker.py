@@ -11,7 +11,7 @@ from support.real_brokers import OwningBroker, SqlBrokers
 
 from asynctask.brokers.base import SCHEDULE, Copy, Held
 from asynctask.brokers.sql.broker import SqlBroker
-from asynctask.brokers.sql.rows import MAX_PAYLOAD_BYTES
+from asynctask.brokers.sql.copies import MAX_PAYLOAD_BYTES
 from asynctask.errors import BrokerUnavailable, InputError, TooLarge
 from asynctask.testing.broker_suite import BrokerConformance, a_copy
 from asynctask.testing.operations_suite import OperationsConformance

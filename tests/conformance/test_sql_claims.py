@@ -16,18 +16,17 @@ from support.clocks import SettableClock
 from support.databases import Databases, Store, missing
 
 from asynctask.brokers.base import Copy
-from asynctask.brokers.sql import mariadb
+from asynctask.brokers.sql import dialects
 from asynctask.brokers.sql.broker import SqlBroker
-from asynctask.brokers.sql.heads import FIRST, LAST, Heads, Range
-from asynctask.brokers.sql.mariadb import look_statement
-from asynctask.brokers.sql.rows import ordinary
+from asynctask.brokers.sql.copies import FIRST, LAST, Heads, Range, ordinary
+from asynctask.brokers.sql.dialects import look_statement
 from asynctask.database import schema
 from asynctask.database.engine import Database
 from asynctask.database.tables import jobs
 from asynctask.errors import BrokerUnavailable
+from asynctask.testing import wait_for
 from asynctask.testing.broker_suite import a_copy
 from asynctask.testing.servers import MariaServer, MissingServer, PgBouncer, PostgresServer
-from asynctask.testing.waits import wait_for
 
 CLAIMER = Path(__file__).resolve().parents[1] / "support" / "claimer.py"
 
@@ -328,17 +327,17 @@ def test_who_looks_because_a_ring_may_have_been_lost_did_not_come_too_late(broke
 @pytest.mark.databases("mariadb", reason="the others give the rows themselves")
 def test_copies_that_are_large_come_one_by_one(broker: SqlBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
-    real = mariadb._results
+    real = dialects._results
 
     def counted(*args: Any) -> list[list[Any]]:
         found = real(*args)
         rows.append(len(found[0]))
         return found
 
-    monkeypatch.setattr(mariadb, "_results", counted)
+    monkeypatch.setattr(dialects, "_results", counted)
     broker.push([a_copy(n) for n in range(12)])
     taken = broker.exchange("p", [], ["default"], 6)
-    monkeypatch.setattr(mariadb, "_TOGETHER", 10)
+    monkeypatch.setattr(dialects, "_TOGETHER", 10)
     taken += broker.exchange("p", [], ["default"], 6)
     assert [copy.key for copy in taken] == [a_copy(n).key for n in range(12)]
     assert rows == [1, 6]

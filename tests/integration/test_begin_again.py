@@ -19,7 +19,7 @@ from asynctask.runtime import isolation, manager
 from asynctask.runtime.launcher import Launcher
 from asynctask.runtime.manager import Manager
 from asynctask.task import TaskHandle
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
 

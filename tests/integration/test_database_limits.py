@@ -26,11 +26,11 @@ from asynctask.database.engine import Database
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events
 from asynctask.errors import ConfigError, LedgerUnavailable, Unavailable
-from asynctask.ledger import readiness, reservations
+from asynctask.ledger import doctor, reservations
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.events import Change, apply
+from asynctask.testing import wait_for
 from asynctask.testing.servers import SERVERS, MariaServer, SqlServer
-from asynctask.testing.waits import wait_for
 
 SERVERS_ONLY = pytest.mark.databases("postgresql", "mariadb", reason="a file refuses nothing of the kind")
 
@@ -378,7 +378,7 @@ def test_sessions_that_began_read_only_are_given_up_and_the_program_heals(
     world: World, server: SqlServer, store: Store, ordinary: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Taken out: `handle_error`. Connections of the pool kept the setting, and with them the program."""
-    monkeypatch.setattr(readiness, "FRESH_S", 0.0)
+    monkeypatch.setattr(doctor, "FRESH_S", 0.0)
     app = world.app(database_url=as_user(store, ordinary))
     database = app.ledger.database
     if store.kind == "postgresql":

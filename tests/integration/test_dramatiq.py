@@ -19,7 +19,7 @@ from support.world import World
 
 from asynctask.cli.root import run
 from asynctask.errors import NotFound, OtherEngine
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 pytestmark = [
     pytest.mark.needs_redis,

@@ -25,7 +25,7 @@ from asynctask.integrations import dramatiq as integration
 from asynctask.integrations.dramatiq import TrackingUnavailable, attach
 from asynctask.job import CurrentJob
 from asynctask.ledger import processes
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 OVER = ("finish", "failed", "error", "cancelled")
 

@@ -17,13 +17,12 @@ from asynctask import AsyncTask
 from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, SystemClock
 from asynctask.database.tables import tasks
-from asynctask.dispatch.dispatcher import FRUITLESS_S, Load
-from asynctask.dispatch.leadership import ACTIVE_S, Shift
+from asynctask.dispatch.dispatcher import ACTIVE_S, FRUITLESS_S, Load, Shift
 from asynctask.ledger import dispatchable, leases, processes, reservations
 from asynctask.ledger.base import Ledger
-from asynctask.maintenance.leadership import Rota
-from asynctask.priority import Priority
-from asynctask.testing.waits import wait_for
+from asynctask.maintenance import Rota
+from asynctask.testing import wait_for
+from asynctask.worker import Priority
 
 
 class Still(SystemClock):

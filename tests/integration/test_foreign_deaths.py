@@ -10,7 +10,7 @@ from support.world import World
 
 from asynctask.brokers.base import DEAD, Copy
 from asynctask.core.transitions import POISON_DEATHS
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database("what recovery does with a copy is the same on each database")
 JID = "f" * 24

@@ -14,7 +14,7 @@ from support.servers import RedisServer
 
 from asynctask import AsyncTask, current_job
 from asynctask.errors import NotFound
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 from asynctask.wire.activejob import is_wrapped
 
 OURS = {"enqueued_at", "retry_count", "failed_at"}

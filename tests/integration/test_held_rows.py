@@ -14,14 +14,14 @@ from asynctask import AsyncTask
 from asynctask.core.states import Reason, Status
 from asynctask.database.retrying import LockTimeout
 from asynctask.dispatch.dispatcher import Load
-from asynctask.dispatch.payload import tracked_copy
-from asynctask.ledger import dispatchable, processes, reservations, task_locks
+from asynctask.dispatch.outbox import tracked_copy
+from asynctask.ledger import base, dispatchable, processes, reservations
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
-from asynctask.ledger.closing import try_close
 from asynctask.ledger.recorder import Outcome, Recorder
-from asynctask.maintenance.sweep import Sweep
-from asynctask.testing.waits import wait_for
+from asynctask.ledger.tasks import try_close
+from asynctask.maintenance import Sweep
+from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.databases("postgresql", "mariadb", reason="on SQLite the file is locked, not a row")
 
@@ -114,15 +114,15 @@ def test_what_was_on_its_way_when_the_row_was_taken_is_recorded_and_told_when_it
 def test_who_waited_in_vain_does_not_wait_again_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     app = world.app()
     tasks = [app.submit("note", numbers(2)) for _ in range(2)]
-    monkeypatch.setattr(task_locks, "AGAIN_S", 3600.0)
+    monkeypatch.setattr(base, "AGAIN_S", 3600.0)
     waits: list[int] = []
-    wait = task_locks._wait
+    wait = base._wait
 
     def counting(connection: Any, task_id: int) -> Any:
         waits.append(task_id)
         return wait(connection, task_id)
 
-    monkeypatch.setattr(task_locks, "_wait", counting)
+    monkeypatch.setattr(base, "_wait", counting)
     with holding(world, tasks[0].id):
         for _ in range(3):
             assert reservations.reserve(app.ledger, tasks[0].id, 1, lease_s=5) == []
@@ -146,11 +146,11 @@ def test_who_holds_a_row_for_a_moment_is_waited_for(world: World) -> None:
     thread = threading.Thread(target=briefly)
     thread.start()
     assert locked.wait(120)
-    wait = task_locks._wait
+    wait = base._wait
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(task_locks, "PATIENCE_S", 20.0)
-        patch.setattr(task_locks, "_wait", lambda *args: (asked.set(), wait(*args))[1])
-        patch.setattr(task_locks, "_PATIENT_MARIADB", task_locks._ONE.with_for_update())
+        patch.setattr(base, "PATIENCE_S", 20.0)
+        patch.setattr(base, "_wait", lambda *args: (asked.set(), wait(*args))[1])
+        patch.setattr(base, "_PATIENT_MARIADB", base._ONE.with_for_update())
         assert len(reservations.reserve(app.ledger, task.id, 2, lease_s=5)) == 2
     thread.join(120)
 
@@ -229,8 +229,8 @@ def test_the_sweep_leaves_held_tasks_and_does_the_others(world: World) -> None:
         jobs = reservations.reserve(app.ledger, task.id, 1, lease_s=60)
         reservations.confirm(app.ledger, [task.id])
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("asynctask.ledger.closer.try_close", lambda *args: False)
-            patch.setattr("asynctask.ledger.closer.close_small", lambda *args: [])
+            patch.setattr("asynctask.ledger.recorder.try_close", lambda *args: False)
+            patch.setattr("asynctask.ledger.recorder.close_small", lambda *args: [])
             records(app.ledger, jobs)
     sweep = Sweep(app.ledger, app.broker, app.host, app.controls)
     with holding(world, both[0].id):

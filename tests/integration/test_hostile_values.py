@@ -16,7 +16,7 @@ from support.world import World
 
 from asynctask import AsyncTask
 from asynctask.errors import AsyncTaskError, InputError, NotFound, Unavailable
-from asynctask.operations.names import ACTIONS, LISTS
+from asynctask.operations import ACTIONS, LISTS
 from webapi import create_app
 
 HALF = "\ud800"

@@ -22,7 +22,7 @@ from asynctask.brokers.redis.broker import RedisBroker
 from asynctask.brokers.redis.client import RedisClient
 from asynctask.clock import SECOND
 from asynctask.errors import NotFound
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 from asynctask.wire.activejob import GlobalId, ModuleName, Symbol, decode_arguments, wrap
 from asynctask.wire.payload import build, decode_backtrace, dump, parse
 

@@ -25,9 +25,9 @@ from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
 from asynctask.brokers.redis.broker import RedisBroker
 from asynctask.brokers.redis.client import RedisClient, RemoteWorker
 from asynctask.clock import SECOND, SystemClock
-from asynctask.dispatch.payload import poisoned
-from asynctask.runtime.untracked import after_failure
-from asynctask.testing.waits import wait_for
+from asynctask.dispatch.outbox import poisoned
+from asynctask.runtime.retry import after_failure
+from asynctask.testing import wait_for
 from asynctask.wire.payload import dump, parse
 
 NOW = SystemClock().now() - 3_600 * SECOND  # the dead are kept for half a year

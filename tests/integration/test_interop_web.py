@@ -20,13 +20,12 @@ from support.redis_interop import PACKAGES, Desk
 from support.redis_world import RedisWorld
 from support.servers import RedisServer, missing
 
-from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
-from asynctask.brokers.presence import About, Running
+from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, About, Copy, Held, Running
 from asynctask.brokers.redis.broker import RedisBroker
 from asynctask.brokers.redis.presence import MAX_SHOWN
 from asynctask.clock import SECOND, SystemClock
-from asynctask.dispatch.payload import poisoned
-from asynctask.runtime.untracked import after_failure
+from asynctask.dispatch.outbox import poisoned
+from asynctask.runtime.retry import after_failure
 from asynctask.wire.activejob import Symbol, wrap
 from asynctask.wire.payload import build, dump, parse
 

@@ -15,7 +15,7 @@ from asynctask import AsyncTask
 from asynctask.errors import LedgerUnavailable
 from asynctask.job import CurrentJob
 from asynctask.ledger import reservations
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 LENT = "SELECT COUNT(*) FROM events WHERE status = 'enqueue' AND process IS NOT NULL"
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")

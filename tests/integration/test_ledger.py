@@ -15,9 +15,9 @@ from asynctask.core.transitions import POISON_DEATHS, cancel, give_back, outcome
 from asynctask.errors import Conflict, InputError, TransitionRefused
 from asynctask.ledger import doctor, processes, reservations
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.closing import try_close
 from asynctask.ledger.events import Applied, Change, EventRecord, Failure, Note, apply
 from asynctask.ledger.progress import progress
+from asynctask.ledger.tasks import try_close
 from asynctask.messages import KEEP_FIRST, KEEP_LAST
 from asynctask.task import TaskHandle
 

@@ -18,7 +18,7 @@ from asynctask.errors import ConfigError, Conflict
 from asynctask.ledger import doctor, processes
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.recorder import Outcome, Recorder
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 
 @pytest.fixture

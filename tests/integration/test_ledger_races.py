@@ -16,12 +16,12 @@ from asynctask.core.states import Reason, State, Status
 from asynctask.database.engine import Database
 from asynctask.database.retrying import TransactionConflict
 from asynctask.errors import BrokerUnavailable
-from asynctask.ledger import dispatchable, doctor, outcomes, processes, reservations, sessions, task_locks
+from asynctask.ledger import base, dispatchable, doctor, processes, recorder, reservations, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.recorder import Outcome
 from asynctask.ledger.tasks import NewItem, NewTask
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.databases("postgresql", "mariadb", reason="on SQLite a write transaction excludes all others")
 
@@ -62,7 +62,7 @@ def waiting(ledger: Ledger, count: int, session: str | None = None) -> int:
 
 def records(ledger: Ledger, job: reservations.Ready, retry_at: int | None = None) -> list[Any]:
     end = (Status.ERROR, Reason.RAISED) if retry_at else (Status.FINISH, Reason.RETURNED)
-    _, applied = outcomes.write(ledger, [Outcome(job.event_id, job.attempt, *end, retry_at=retry_at)])
+    _, applied = recorder.write(ledger, [Outcome(job.event_id, job.attempt, *end, retry_at=retry_at)])
     return applied
 
 
@@ -138,7 +138,7 @@ def test_a_retry_whose_recorder_died_before_it_told_anybody_is_found_before_a_la
 def test_a_task_that_is_paused_while_it_joins_its_session_again_does_not_take_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(task_locks, "PATIENCE_S", 20.0)
+    monkeypatch.setattr(base, "PATIENCE_S", 20.0)
     clock = Later()
     ledger = Ledger(world.app().ledger.database, clock=clock)
     task_id, (job,) = flying(ledger, 1, "s")
@@ -156,7 +156,7 @@ def test_a_task_that_is_paused_while_it_joins_its_session_again_does_not_take_it
 
 
 def test_a_deadlock_while_a_session_passes_on_is_told_as_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_locks, "PATIENCE_S", 20.0)
+    monkeypatch.setattr(base, "PATIENCE_S", 20.0)
     ledger = world.app().ledger
     first, second, large = waiting(ledger, 1, "s"), waiting(ledger, 1, "s"), waiting(ledger, 500)
     locked, mine = threading.Event(), threading.Event()

@@ -14,15 +14,14 @@ import pytest
 from support.clocks import SettableClock
 from support.world import World
 
-from asynctask.database.engine import Database
-from asynctask.database.server_clock import read_now
+from asynctask import maintenance
+from asynctask.database.engine import Database, read_now
 from asynctask.dispatch.dispatcher import Load
 from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import control, processes
-from asynctask.maintenance import sweep
-from asynctask.maintenance.sweep import Sweep
+from asynctask.maintenance import Sweep
 from asynctask.middleware.tracker import Tracker
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 
 def numbers(count: int) -> list[dict[str, int]]:
@@ -147,7 +146,7 @@ def test_lost_copies_are_looked_for_after_the_clock_was_put_back(world: World) -
     clock = SettableClock()
     look = Sweep(replace(app.ledger, clock=clock), app.broker, app.host, app.controls)
     assert look.find_lost() == 0
-    clock.seconds += sweep.LOOK_S
+    clock.seconds += maintenance.LOOK_S
     look._ledger.time.set(clock.now() - 3_600 * 1_000_000)
     assert look.find_lost() == 1
     assert task.progress()["control"]["in_flight"] == 0
@@ -218,7 +217,7 @@ def test_a_job_under_which_three_processes_died_ends_as_poison_and_its_neighbour
 def test_a_copy_that_the_broker_lost_is_dispatched_again_after_two_looks(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweep, "LOOK_S", 0.0)
+    monkeypatch.setattr(maintenance, "LOOK_S", 0.0)
     app = world.app()
     task = app.submit("note", numbers(4))
     registered(app, concurrency=4, queues=("default",))
@@ -240,7 +239,7 @@ def test_a_copy_that_the_broker_lost_is_dispatched_again_after_two_looks(
 def test_a_job_at_work_is_left_alone_though_the_broker_forgot_its_copy(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweep, "LOOK_S", 0.05)
+    monkeypatch.setattr(maintenance, "LOOK_S", 0.05)
     app = world.app()
     with world.working(app):
         task = app.submit("gated", numbers(1))

@@ -17,7 +17,7 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.tasks import NewItem, SplitLost
 from asynctask.lists import split
 from asynctask.lists.dry_run import DryRun
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.databases("sqlite", reason="what is looked at is which rows are taken")
 

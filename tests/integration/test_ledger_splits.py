@@ -14,7 +14,7 @@ from asynctask.errors import Conflict, InputError, LedgerUnavailable
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.tasks import NewItem, NewTask, SplitLost
 from asynctask.lists import split
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 
 def numbers(count: int) -> list[dict[str, int]]:

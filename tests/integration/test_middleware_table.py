@@ -23,7 +23,7 @@ from asynctask.ledger.events import Change, apply
 from asynctask.messages import CATALOGUE
 from asynctask.runtime import timeouts
 from asynctask.runtime.launcher import Launcher
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
 

@@ -16,8 +16,8 @@ from asynctask.clock import SECOND
 from asynctask.database.tables import processes, tasks
 from asynctask.errors import Conflict, InputError, NotFound
 from asynctask.ledger import processes as recovery
+from asynctask.testing import wait_for
 from asynctask.testing.operations_suite import untracked
-from asynctask.testing.waits import wait_for
 
 LATER = 3_600
 

@@ -16,7 +16,7 @@ from asynctask.errors import TooLarge
 from asynctask.ledger import reservations
 from asynctask.ledger.recorder import Recorder
 from asynctask.middleware.tracker import Arrival, Tracker
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 PACKET = 1 << 20
 QUOTES = "'" * 40_000

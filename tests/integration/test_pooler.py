@@ -13,8 +13,8 @@ from support.world import World
 
 from asynctask.database import schema
 from asynctask.database.engine import Database
+from asynctask.testing import wait_for
 from asynctask.testing.servers import MissingServer, PgBouncer, PostgresServer
-from asynctask.testing.waits import wait_for
 
 pytestmark = pytest.mark.databases("postgresql", reason="PgBouncer stands before no other")
 

@@ -21,14 +21,13 @@ import sqlalchemy as sa
 from support.costs import analyze, cost, plan, scans, statements
 from support.world import World
 
-from asynctask import AsyncTask
+from asynctask import AsyncTask, maintenance
 from asynctask.brokers.base import Broker, Copy, Key
 from asynctask.database.tables import events
 from asynctask.ledger import processes
 from asynctask.ledger import progress as progresses
 from asynctask.ledger.base import dumps
-from asynctask.maintenance import sweep
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,7 +48,7 @@ def test_promise_1_an_accepted_item_is_never_lost_when_the_broker_loses_all_it_h
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Taken out: `Sweep.find_lost` (it returned at once). The Task stayed open for ever."""
-    monkeypatch.setattr(sweep, "LOOK_S", 0.2)
+    monkeypatch.setattr(maintenance, "LOOK_S", 0.2)
     app = world.app()
     with world.working(app):
         task = app.submit("gated", numbers(40))
@@ -380,7 +379,7 @@ def test_promise_8_control_is_accepted_though_no_worker_lives(world: World) -> N
 
 
 FORBIDDEN = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "imp", "yaml"}
-IMPORTERS = {"asynctask/cli/loading.py", "webapi/wsgi.py"}
+IMPORTERS = {"asynctask/cli/options.py", "webapi/wsgi.py"}
 """They import what the operator names, with -A or ASYNCTASK_APP; nothing that came from a list, a queue or a request."""
 
 PLAIN_YAML = {"yaml.parse", "yaml.safe_load", "yaml.SafeLoader", "yaml.MarkedYAMLError", "yaml.YAMLError"}

@@ -13,10 +13,10 @@ from asynctask import AsyncTask
 from asynctask.core.states import Reason, Status
 from asynctask.ledger import reservations
 from asynctask.ledger.base import Ledger
-from asynctask.ledger.closing import try_close
 from asynctask.ledger.recorder import LINGER_S, LONGEST_LINGER_S, Outcome, Recorder
+from asynctask.ledger.tasks import try_close
 from asynctask.middleware.tracker import Arrival, Ticket, Tracker
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.databases("sqlite", reason="what it waits for is no database's matter")
 
@@ -89,8 +89,8 @@ def test_a_task_whose_last_outcome_comes_just_before_the_end_of_the_process_is_c
 def test_a_large_task_is_closed_beside_the_outcomes_of_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows are asked whether they are over, all of them: what ends meanwhile is recorded all the same."""
     app = world.app()
-    monkeypatch.setattr("asynctask.ledger.closer._AT_ONCE", 0)
-    monkeypatch.setattr("asynctask.ledger.closer.close_small", lambda ledger, task_ids: [])
+    monkeypatch.setattr("asynctask.ledger.recorder._AT_ONCE", 0)
+    monkeypatch.setattr("asynctask.ledger.recorder.close_small", lambda ledger, task_ids: [])
     asked, go_on = threading.Event(), threading.Event()
 
     def slow(ledger: Ledger, task_id: int) -> bool:
@@ -101,7 +101,7 @@ def test_a_large_task_is_closed_beside_the_outcomes_of_others(world: World, monk
     with recording(Recorder(app.ledger)) as recorder:
         (large, tracker, first), (_, _, second) = one_job_each(app, recorder, 2)
         with monkeypatch.context() as patch:
-            patch.setattr("asynctask.ledger.closer.try_close", slow)
+            patch.setattr("asynctask.ledger.recorder.try_close", slow)
             tracker.settle(first)
             assert asked.wait(120)
             recorded = threading.Event()
@@ -122,7 +122,7 @@ def test_a_look_that_fails_ends_no_thread(world: World, monkeypatch: pytest.Monk
     with recording(Recorder(app.ledger)) as recorder:
         (_, tracker, first), (last, _, second) = one_job_each(app, recorder, 2)
         with monkeypatch.context() as patch:
-            patch.setattr("asynctask.ledger.closer.candidates", broken)
+            patch.setattr("asynctask.ledger.recorder.candidates", broken)
             tracker.settle(first)
             assert failing.wait(120)
             assert recorder.drain(10)

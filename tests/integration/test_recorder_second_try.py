@@ -13,11 +13,12 @@ from asynctask import AsyncTask
 from asynctask.clock import SECOND
 from asynctask.database.retrying import OutcomeUnknown
 from asynctask.errors import LedgerUnavailable
-from asynctask.ledger import closer, reservations
+from asynctask.ledger import recorder as closer
+from asynctask.ledger import reservations
 from asynctask.ledger.recorder import Recorder
 from asynctask.middleware.tracker import Arrival, Ticket, Tracker
 from asynctask.task import TaskHandle
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database("what is flushed again is the same on each")
 

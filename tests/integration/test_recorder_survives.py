@@ -9,7 +9,7 @@ from support.databases import Store
 from asynctask import AsyncTask
 from asynctask.ledger.recorder import Recorder
 from asynctask.middleware.tracker import Arrival, Tracker
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 
 def test_an_outcome_that_cannot_be_written_at_all_is_left_out_and_those_after_it_are_recorded(

@@ -22,7 +22,7 @@ from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker, Copy, Held
 from asynctask.brokers.redis.broker import RedisBroker
 from asynctask.brokers.redis.client import RedisClient
 from asynctask.errors import BrokerUnavailable, ConfigError
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.redis_releases
 

@@ -21,7 +21,7 @@ from asynctask.brokers.redis.client import RedisClient
 from asynctask.brokers.redis.envelope import MALFORMED, key_of, keys_in, opened, sealed
 from asynctask.clock import SECOND, SystemClock
 from asynctask.errors import BrokerUnavailable, ConfigError, InputError, TooLarge
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.redis_releases
 

@@ -22,20 +22,18 @@ from support.proxy import Proxy
 from support.redis_servers import OwnRedis
 from support.world import World
 
-from asynctask import AsyncTask
-from asynctask.brokers.base import RETRY, SCHEDULE, Copy, Held
-from asynctask.brokers.presence import About
+from asynctask import AsyncTask, maintenance
+from asynctask.brokers.base import RETRY, SCHEDULE, About, Copy, Held
 from asynctask.brokers.redis.broker import RedisBroker
 from asynctask.clock import SystemClock
 from asynctask.dispatch import dispatcher
 from asynctask.errors import BrokerUnavailable
-from asynctask.maintenance import leadership, sweep
-from asynctask.maintenance.sweep import Sweep
-from asynctask.runtime import held as mine
+from asynctask.maintenance import Sweep
+from asynctask.runtime import fetcher as mine
 from asynctask.runtime import manager, poller
 from asynctask.runtime.launcher import Launcher
-from asynctask.runtime.patience import LONGEST_S, pause_s
-from asynctask.testing.waits import wait_for
+from asynctask.runtime.retry import LONGEST_S, pause_s
+from asynctask.testing import wait_for
 
 pytestmark = [
     pytest.mark.one_redis("what the broker does on each is proved by the tests of the broker"),
@@ -55,8 +53,8 @@ def numbers(count: int, first: int = 0) -> list[dict[str, int]]:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is looked for every few seconds is looked for at once."""
-    monkeypatch.setattr(sweep, "LOOK_S", 0.3)
-    monkeypatch.setattr(leadership, "STRAYS_S", 0.3)
+    monkeypatch.setattr(maintenance, "LOOK_S", 0.3)
+    monkeypatch.setattr(maintenance, "STRAYS_S", 0.3)
     monkeypatch.setattr(dispatcher, "LEASE_S", 1.0)
     monkeypatch.setattr(poller, "JITTER_S", 0.0)
 
@@ -449,15 +447,15 @@ def test_a_silence_is_no_work_that_a_look_has_to_rest_from(on_redis: World, monk
         made._do(["find_lost"])
         made._do(["find_lost"])
         assert len(looked) == 1, "it is not asked without a pause"
-        clock.passed += sweep.LOOK_S + 0.1
+        clock.passed += maintenance.LOOK_S + 0.1
         made._do(["find_lost"])
     assert len(looked) == 2
 
 
 def test_what_redis_lost_is_dispatched_again_within_half_a_minute() -> None:
     """Of a Task after two looks, of a single job at the first one after its time; the looks have a pause between them."""
-    assert 2 * sweep.LOOK_S + 2 <= 30
-    assert dispatcher.LOOK_AGAIN_S + sweep.LOOK_S + 2 <= 30
+    assert 2 * maintenance.LOOK_S + 2 <= 30
+    assert dispatcher.LOOK_AGAIN_S + maintenance.LOOK_S + 2 <= 30
 
 
 @pytest.mark.usefixtures("quick")
@@ -609,7 +607,7 @@ def test_the_list_of_a_process_that_nobody_knows_is_taken_back(
 
     So it is after a server was put back to what it held a while ago, when a process lived that has long ended.
     """
-    monkeypatch.setattr(leadership, "STRAYS_S", 0.2)
+    monkeypatch.setattr(maintenance, "STRAYS_S", 0.2)
     app = on_redis.app()
     app.workers["plain"].perform_bulk(numbers(5))
     ghost = RedisBroker(own.url)

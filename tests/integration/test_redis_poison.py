@@ -11,7 +11,7 @@ from support.redis_dead import buried
 from support.redis_world import RedisWorld
 from support.servers import RedisServer
 
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_redis("what the broker does on each is proved by the tests of the broker")
 

@@ -14,11 +14,11 @@ from support.servers import RedisServer
 from support.world import World
 
 from asynctask import AsyncTask
-from asynctask.brokers.presence import About
+from asynctask.brokers.base import About
 from asynctask.brokers.redis.broker import RedisBroker
 from asynctask.clock import SystemClock, SystemIds
 from asynctask.runtime.poller import Poller
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 NOW = 1_763_700_000_123_456
 

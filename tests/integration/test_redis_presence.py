@@ -18,15 +18,14 @@ from support.servers import RedisServer
 from support.world import World
 
 from asynctask import AsyncTask
-from asynctask.brokers.base import Copy
-from asynctask.brokers.presence import About, Running
+from asynctask.brokers.base import About, Copy, Running
 from asynctask.brokers.redis.broker import RedisBroker
 from asynctask.brokers.redis.presence import MAX_SHOWN, RedisPresence
 from asynctask.clock import SECOND
 from asynctask.errors import BrokerUnavailable
 from asynctask.job import CurrentJob
-from asynctask.runtime.assignment import Assignment
-from asynctask.testing.waits import wait_for
+from asynctask.runtime.execution import Assignment
+from asynctask.testing import wait_for
 
 ME = "box:17:0123456789ab"
 

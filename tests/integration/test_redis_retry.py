@@ -18,10 +18,9 @@ from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND
 from asynctask.errors import BrokerUnavailable, JobInterrupted
 from asynctask.job import CurrentJob
-from asynctask.maintenance.sweep import POISON_COPIES, Sweep
-from asynctask.runtime.retry import Decision, Follow
-from asynctask.runtime.untracked import after_failure, decide_untracked
-from asynctask.testing.waits import wait_for
+from asynctask.maintenance import POISON_COPIES, Sweep
+from asynctask.runtime.retry import Decision, Follow, after_failure, decide_untracked
+from asynctask.testing import wait_for
 from asynctask.wire.activejob import OLD_WRAPPER, WRAPPER, GlobalId, Symbol, wrap
 from asynctask.wire.payload import decode_backtrace, dump, parse
 from asynctask.worker import Worker

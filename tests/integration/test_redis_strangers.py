@@ -16,8 +16,8 @@ from support.servers import RedisServer
 from asynctask import AsyncTask
 from asynctask.brokers.base import Copy
 from asynctask.database import tables
-from asynctask.runtime.strangers import FIRST_REST_S, LONGEST_PASS, LONGEST_REST_S, Stranger, Strangers
-from asynctask.testing.waits import wait_for
+from asynctask.runtime.deferral import FIRST_REST_S, LONGEST_PASS, LONGEST_REST_S, Stranger, Strangers
+from asynctask.testing import wait_for
 from asynctask.wire.activejob import OLD_WRAPPER, WRAPPER
 
 THEIRS: dict[str, tuple[str, list[Any], dict[str, Any]]] = {

@@ -21,7 +21,7 @@ from asynctask import AsyncTask, CurrentJob, current_job
 from asynctask.client import RemoteWorker, Symbol
 from asynctask.errors import ConfigError, InputError
 from asynctask.pushing import BATCH
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 from asynctask.wire.activejob import OLD_WRAPPER, unwrap
 from asynctask.worker import Worker
 

@@ -19,13 +19,12 @@ from support.redis_watch import Monitor
 from support.redis_world import RedisWorld
 from support.servers import RedisServer
 
-from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker, Held
-from asynctask.brokers.presence import About, Running
+from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, About, Broker, Held, Running
 from asynctask.brokers.redis.broker import RedisBroker
 from asynctask.brokers.redis.client import RedisClient
 from asynctask.clock import SystemClock, SystemIds
-from asynctask.testing.broker_base import a_copy, untracked
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
+from asynctask.testing.broker_suite import a_copy, untracked
 
 SOURCES = Path(__file__).resolve().parents[2] / "asynctask" / "brokers" / "redis"
 

@@ -13,19 +13,17 @@ from typing import Any
 import pytest
 from support.databases import Store
 
-from asynctask import AsyncTask, NormalException, current_job
+from asynctask import AsyncTask, NormalException, current_job, maintenance
 from asynctask.brokers.base import Copy
 from asynctask.errors import BrokerUnavailable, ConfigError, InputError, JobInterrupted
 from asynctask.job import CurrentJob
 from asynctask.ledger.base import dumps
-from asynctask.maintenance import sweep
-from asynctask.middleware.task_event import TICKET
-from asynctask.middleware.tracker import Ticket, Tracker
+from asynctask.middleware.tracker import TICKET, Ticket, Tracker
 from asynctask.runtime import deferral, timeouts
 from asynctask.runtime.launcher import Launcher
 from asynctask.runtime.manager import AHEAD_S, MAX_FETCH
 from asynctask.runtime.retry import MAX_PAUSE_S, Follow, decide
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
 
@@ -127,7 +125,7 @@ def test_a_job_of_an_unknown_worker_comes_by_when_it_is_due_and_says_so_once(
 ) -> None:
     """Taken out: that the dispatcher is told. The job came by at the sweep's next look for what nobody was told of."""
     monkeypatch.setattr(deferral, "MISSING_S", 0)
-    monkeypatch.setattr(sweep, "LOOK_S", 3_600.0)
+    monkeypatch.setattr(maintenance, "LOOK_S", 3_600.0)
     app, old = place.app(), place.app()
     task = app.submit(app.worker(name="new")(lambda item: 1), [{"n": 1}])
     with place.working(old):

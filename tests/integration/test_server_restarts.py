@@ -18,7 +18,7 @@ from asynctask import AsyncTask
 from asynctask.errors import Unavailable
 from asynctask.ledger import control
 from asynctask.lists import split
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.databases("postgresql", "mariadb", reason="a file has no server that could end")
 ITEMS = 40

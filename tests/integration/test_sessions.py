@@ -8,17 +8,16 @@ from typing import Any
 import pytest
 from support.world import World
 
-from asynctask import AsyncTask
+from asynctask import AsyncTask, maintenance
 from asynctask.core.states import Reason, Status
 from asynctask.errors import InputError
 from asynctask.ledger import control, dispatchable, reservations, sessions
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.closing import try_close
 from asynctask.ledger.recorder import Outcome, Recorder
-from asynctask.maintenance import sweep
-from asynctask.maintenance.sweep import Sweep
+from asynctask.ledger.tasks import try_close
+from asynctask.maintenance import Sweep
 from asynctask.task import TaskHandle
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 
 def numbers(first: int, count: int) -> list[dict[str, int]]:
@@ -183,7 +182,7 @@ def test_the_sweep_finds_a_session_without_a_holder_and_a_task_without_its_hint(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is left when a process dies between a commit and what should follow it."""
-    monkeypatch.setattr(sweep, "LOOK_S", 0.0)
+    monkeypatch.setattr(maintenance, "LOOK_S", 0.0)
     app = world.app()
     first, second = (app.submit("note", numbers(0, 2), session="s") for _ in range(2))
     alone = app.submit("note", numbers(0, 2))

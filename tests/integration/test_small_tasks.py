@@ -17,14 +17,13 @@ from asynctask.core.states import Reason, Status
 from asynctask.database.engine import Database
 from asynctask.dispatch.dispatcher import Load
 from asynctask.errors import InputError, LedgerUnavailable
-from asynctask.ledger import small_tasks, whole_tasks
-from asynctask.ledger.closer import Closer
-from asynctask.ledger.tasks import NewItem, NewTask, Reject
-from asynctask.ledger.whole_tasks import GroupSubmit, NewWhole
+from asynctask.ledger import reservations, tasks
+from asynctask.ledger.recorder import Closer
+from asynctask.ledger.tasks import GroupSubmit, NewItem, NewTask, NewWhole, Reject
 from asynctask.lists import split
 from asynctask.lists.split import MAX_WHOLE_BYTES
-from asynctask.maintenance.sweep import Sweep
-from asynctask.testing.waits import wait_for
+from asynctask.maintenance import Sweep
+from asynctask.testing import wait_for
 
 
 def numbers(count: int) -> list[dict[str, int]]:
@@ -233,7 +232,7 @@ def test_a_ledger_that_is_away_is_told_to_each(world: World, monkeypatch: pytest
     def away(*args: Any) -> Any:
         raise LedgerUnavailable("away")
 
-    monkeypatch.setattr(whole_tasks, "_insert", away)
+    monkeypatch.setattr(tasks, "_insert", away)
     found = together(GroupSubmit(app.ledger), [new_whole(1), new_whole(2)])
     assert [type(each) for each in found] == [LedgerUnavailable] * 2
     assert world.one("SELECT COUNT(*) FROM tasks") == 0
@@ -265,10 +264,10 @@ def test_only_an_untouched_small_task_is_reserved_with_others(world: World) -> N
     world.sql("UPDATE tasks SET dispatch_by = 'another', dispatch_until = ? WHERE id = ?", 2**62, held)
     app.task(paused).pause()
     world.sql("UPDATE events SET due_at = 1 WHERE task_id = ? AND seq = 0", waits)
-    found = small_tasks.reserve_small(app.ledger, [plain, held, paused, waits], 100, lease_s=5.0)
+    found = reservations.reserve_small(app.ledger, [plain, held, paused, waits], 100, lease_s=5.0)
     assert {task_id: len(jobs) for task_id, jobs in found.items()} == {plain: 2}
     assert app.task(plain).progress()["control"]["in_flight"] == 2
-    assert small_tasks.reserve_small(app.ledger, [plain], 100, lease_s=5.0) == {}
+    assert reservations.reserve_small(app.ledger, [plain], 100, lease_s=5.0) == {}
     assert world.sql("SELECT next_seq FROM tasks WHERE id IN (?, ?, ?)", held, paused, waits) == [(0,)] * 3
 
 
@@ -290,7 +289,7 @@ def test_small_tasks_that_are_over_are_closed_together_and_no_other(world: World
     assert len(seen) <= 2, "one for all that are small, one for the one that holds a session"
     states = dict(world.sql("SELECT id, state FROM tasks"))
     assert states == {**dict.fromkeys(over, "finished"), open_: "running", in_session: "finished"}
-    assert small_tasks.close_small(app.ledger, [*over, open_]) == []
+    assert reservations.close_small(app.ledger, [*over, open_]) == []
     assert Reason.CLOSED in [Reason(entry["action"]) for entry in app.task(over[0]).log() if entry["action"] == "closed"]
 
 
@@ -298,7 +297,7 @@ def test_one_that_cannot_be_closed_leaves_the_others_their_turn(world: World, mo
     def failing(*args: Any) -> Any:
         raise RuntimeError("a row that cannot be read")
 
-    monkeypatch.setattr("asynctask.ledger.closer.close_small", failing)
+    monkeypatch.setattr("asynctask.ledger.recorder.close_small", failing)
     app = world.app()
     task_id = GroupSubmit(app.ledger).create(new_whole(1)).task_id
     with world.working(app):

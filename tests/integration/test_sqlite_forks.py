@@ -15,10 +15,9 @@ from threading import Thread
 import pytest
 from support.databases import Store
 
-from asynctask.database.engine import Database
-from asynctask.database.sqlite import WriteLock
-from asynctask.reports.original import _alone
-from asynctask.testing.waits import wait_for
+from asynctask.database.engine import Database, WriteLock
+from asynctask.reports.report import _one_process
+from asynctask.testing import wait_for
 
 pytestmark = [
     pytest.mark.databases("sqlite", reason="a server holds its locks itself"),
@@ -101,7 +100,7 @@ def test_a_forked_child_may_write_although_a_thread_of_its_parent_was_writing(tm
 
 
 def test_a_workbook_is_given_back_although_a_process_was_forked_while_it_was_read(tmp_path: Path) -> None:
-    with _alone(tmp_path / "lock", lambda: None):
+    with _one_process(tmp_path / "lock", lambda: None):
         ours, theirs = os.pipe()
         child = os.fork()
         if child == 0:
@@ -112,7 +111,7 @@ def test_a_workbook_is_given_back_although_a_process_was_forked_while_it_was_rea
     again = threading.Event()
 
     def take() -> None:
-        with _alone(tmp_path / "lock", lambda: None):
+        with _one_process(tmp_path / "lock", lambda: None):
             again.set()
 
     Thread(target=take, daemon=True).start()

@@ -13,7 +13,7 @@ from asynctask.core.states import Status
 from asynctask.ledger import reservations
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.middleware.tracker import Arrival, Ticket, Tracker
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database("nothing of it is the database's")
 

@@ -16,11 +16,10 @@ from asynctask.core.states import Status
 from asynctask.core.transitions import Begin
 from asynctask.database.tables import events
 from asynctask.ledger import doctor, processes, reservations
-from asynctask.ledger.events import EventRecord, read_events, untouched
-from asynctask.ledger.fast_path import read_untouched
+from asynctask.ledger.events import EventRecord, read_events, read_untouched, untouched
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.middleware.tracker import Arrival, Ticket, Tracker
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 
 class Held(Recorder):

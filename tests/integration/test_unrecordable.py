@@ -15,7 +15,7 @@ from support.servers import RedisServer
 from asynctask import AsyncTask
 from asynctask.errors import InputError, NotFound
 from asynctask.ledger.standalone import MAX_OPTIONS, MAX_PARAMS
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 # what is pushed, on top of a sound job -> what its Event says
 IN_AN_EVENT: dict[str, tuple[dict[str, Any], str]] = {

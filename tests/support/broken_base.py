@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from asynctask.brokers.admin import Entry, Found, Operations, Page, QueueFacts, RemoteProcess, Removed
-from asynctask.brokers.base import Broker, Copy, Held, Key
-from asynctask.brokers.presence import About, Presence
+from asynctask.brokers.base import About, Broker, Copy, Held, Key, Presence
 
 
 class Whole:

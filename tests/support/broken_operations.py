@@ -10,8 +10,7 @@ from typing import Any
 from support.broken_base import WholeOperations
 
 from asynctask.brokers.admin import MAX_PAGE, Entry, Found, Page, QueueFacts, Removed
-from asynctask.brokers.base import DEAD, Copy, Held, Key
-from asynctask.brokers.presence import About, Presence, Running
+from asynctask.brokers.base import DEAD, About, Copy, Held, Key, Presence, Running
 
 FAR = 1_000
 

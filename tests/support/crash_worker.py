@@ -19,13 +19,13 @@ from typing import Any
 
 from support.world import MARK, make_app
 
+from asynctask import maintenance
 from asynctask.brokers.base import Broker
 from asynctask.dispatch import dispatcher
-from asynctask.ledger import closer, outcomes, recorder, reservations, whole_tasks
+from asynctask.ledger import recorder, reservations, tasks
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.lists import split
-from asynctask.maintenance import sweep
 from asynctask.middleware.tracker import Tracker
 from asynctask.runtime import manager
 
@@ -82,7 +82,7 @@ def set_trap(trap: Trap, app: Any) -> None:
     elif point == "reserve":
         reservations.reserve = trap.around(reservations.reserve)
     elif point == "create_whole":
-        whole_tasks._insert = trap.around(whole_tasks._insert)
+        tasks._insert = trap.around(tasks._insert)
     elif point == "reserve_small":
         dispatcher.reserve_small = trap.around(dispatcher.reserve_small)
     elif point == "push":
@@ -105,8 +105,8 @@ def set_trap(trap: Trap, app: Any) -> None:
     elif point == "hold":
         broker.hold = trap.around(broker.hold)
     elif point == "close":
-        closer.try_close = sweep.try_close = trap.around(closer.try_close)
-        closer.close_small = trap.around(closer.close_small)
+        recorder.try_close = maintenance.try_close = trap.around(recorder.try_close)
+        recorder.close_small = trap.around(recorder.close_small)
     else:
         raise ValueError(point)
 
@@ -117,7 +117,7 @@ def _will_fetch(broker: Broker, process: str, done: Any, queues: Any, limit: int
 
 def _trap_commit(trap: Trap) -> None:
     """Before: everything is written and nothing committed. After: it is committed and nobody was told."""
-    apply, put = outcomes.apply, Recorder.put
+    apply, put = recorder.apply, Recorder.put
 
     def applied(*args: Any) -> Any:
         answer = apply(*args)
@@ -135,7 +135,7 @@ def _trap_commit(trap: Trap) -> None:
         each.then = spring_first
         return each
 
-    outcomes.apply = applied
+    recorder.apply = applied
     Recorder.put = lambda self, outcomes: put(self, [told(each) for each in outcomes])
 
 
@@ -146,7 +146,7 @@ def items() -> list[dict[str, Any]]:
 
 def main() -> int:
     """Works until the trap goes off; 3 if it never does."""
-    dispatcher.LEASE_S, sweep.LOOK_S = 1.0, 0.3
+    dispatcher.LEASE_S, maintenance.LOOK_S = 1.0, 0.3
     split.FIRST_SLICE = split.SLICE = 10
     dispatcher._BATCH = manager.MAX_FETCH = recorder._MAX_BATCH = AT_ONCE
     app = make_app(Path(os.environ[MARK]), lease_s=1.0, heartbeat_s=0.3)

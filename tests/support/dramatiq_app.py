@@ -13,7 +13,7 @@ from support.world import Shop, settings
 
 from asynctask import AsyncTask, NormalException, current_job
 from asynctask.integrations.dramatiq import attach
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 
 class SoldOutError(Exception):

@@ -15,8 +15,8 @@ from support.proxy import Proxy
 
 from asynctask import AsyncTask
 from asynctask.errors import Unavailable
+from asynctask.testing import PATIENCE_S, wait_for
 from asynctask.testing.servers import SqlServer
-from asynctask.testing.waits import PATIENCE_S, wait_for
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ __all__ = ["run_program"]
 
 _PRELOADED = [
     "asynctask.app", "asynctask.cli.root", "asynctask.cli.serve", "asynctask.cli.submit", "asynctask.cli.tasks",
-    "asynctask.cli.operations", "asynctask.cli.files", "asynctask.cli.database", "asynctask.lists.options",
+    "asynctask.cli.operations", "asynctask.cli.tasks", "asynctask.cli.operations", "asynctask.lists.options",
     "asynctask.lists.items", "sqlalchemy.dialects.sqlite", "pydantic", "alembic.command",
 ]  # fmt: skip
 

@@ -16,7 +16,7 @@ import redis
 from support.redis_ruby import ruby_program
 from support.servers import RedisServer, missing
 
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 RUBY = Path(__file__).parent / "ruby"
 PACKAGES = "ruby-sidekiq ruby-activejob"

@@ -13,7 +13,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from support.servers import free_port, missing, redis_program
 
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 CERTIFICATE = [
     "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",

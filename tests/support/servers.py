@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 
 def missing(program: str, package: str) -> None:

@@ -24,8 +24,8 @@ from support.forked import run_program
 
 from asynctask import AsyncTask, NormalException, current_job
 from asynctask.runtime.launcher import Launcher
-from asynctask.runtime.lifeline import LIFELINE
-from asynctask.testing.waits import wait_for
+from asynctask.runtime.supervisor import LIFELINE
+from asynctask.testing import wait_for
 
 SUPPORT = Path(__file__).parent
 MARK = "TEST_WORLD"

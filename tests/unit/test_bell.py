@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from asynctask.database.channels import Bell
+from asynctask.database.notify import Bell
 
 TOPICS = ("jobs", "ledger")
 

@@ -16,10 +16,9 @@ import pytest
 
 from asynctask import AsyncTask, cli
 from asynctask.cli import main
-from asynctask.cli.audit import ReportRows, audit_campaigns
-from asynctask.cli.live import Bars, duration, pace, summary
+from asynctask.cli.demo import ReportRows, audit_campaigns
 from asynctask.cli.options import environment
-from asynctask.cli.output import Output, clean, count, exit_code
+from asynctask.cli.output import Bars, Output, clean, count, duration, exit_code, pace, summary
 from asynctask.cli.root import build, run
 from asynctask.cli.serve import address, child_argv, free_port
 from asynctask.cli.submit import follow, outcome, priority_value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.clocks import SettableClock
 
 from asynctask.clock import SECOND, micros
-from asynctask.database.server_clock import DatabaseTime
+from asynctask.database.engine import DatabaseTime
 
 LEASE_S = 20.0
 EVERY_S = 5.0

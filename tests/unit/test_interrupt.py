@@ -13,7 +13,7 @@ from asynctask.clock import SystemClock
 from asynctask.errors import JobInterrupted, JobTimeout
 from asynctask.runtime import timeouts
 from asynctask.runtime.timeouts import Watch, Watchdog
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from asynctask.errors import BrokerUnavailable
 from asynctask.runtime.poller import AT_ONCE, MAX_PAUSE_S, Poller
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 
 class Machine:

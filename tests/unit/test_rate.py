@@ -6,7 +6,7 @@ import pytest
 from support.clocks import SettableClock
 
 from asynctask.core.transitions import target
-from asynctask.runtime.rate import LEAST_S, LOOK_S, Rate
+from asynctask.runtime.manager import LEAST_S, LOOK_S, Rate
 
 
 @pytest.fixture

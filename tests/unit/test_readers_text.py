@@ -17,8 +17,7 @@ from asynctask.lists.items import ItemShape, Refused
 from asynctask.lists.readers import Limits, RawRow, open_source
 from asynctask.lists.readers.base import OpenOptions
 from asynctask.lists.readers.encodings import known_encoding, prove_encoding
-from asynctask.lists.readers.json import open_json
-from asynctask.lists.readers.json_scan import items_of
+from asynctask.lists.readers.json import items_of, open_json
 
 CHINESE = "商品编号,商品名称\nA1,红色连衣裙\nA2,无线蓝牙耳机\n"
 JAPANESE = "商品コード,商品名\n1,赤いワンピース\n2,青いジーンズ\n"

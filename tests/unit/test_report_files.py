@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from asynctask.errors import Unavailable
+from asynctask.lists.cells import Percent, csv_cell
 from asynctask.lists.items import Accepted, ItemShape
 from asynctask.lists.readers import CellError, Limits, RawRow, normalise, open_source
-from asynctask.lists.report_cells import Percent, csv_cell
-from asynctask.lists.report_columns import COLUMNS, SUFFIX
+from asynctask.lists.readers.base import COLUMNS, SUFFIX
 from asynctask.messages import CATALOGUE
 from asynctask.reports.files import ReportRow, iter_csv, report_headers, write_csv, write_xlsx
 

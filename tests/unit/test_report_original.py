@@ -17,13 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asynctask.clock import SystemClock, SystemIds
-from asynctask.lists import workbooks
-from asynctask.lists.original_formats import Percents, percents_of
-from asynctask.lists.original_rows import KeptRows, keep_rows
+from asynctask.lists import uploads as workbooks
+from asynctask.lists.cells import Percent
+from asynctask.lists.original_rows import KeptRows, Percents, keep_rows, percents_of
 from asynctask.lists.readers import CellError, Limits, RawRow
-from asynctask.lists.report_cells import Percent
 from asynctask.lists.uploads import StoredFile, Uploads
-from asynctask.reports.original import Original, open_original
+from asynctask.reports.report import Original, open_original
 
 
 class Gone(Exception):

@@ -21,10 +21,9 @@ from asynctask.errors import Conflict
 from asynctask.ledger import control, dispatchable, reservations, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
-from asynctask.ledger.closing import try_close
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.ledger.reservations import Ready
-from asynctask.ledger.tasks import NewItem, NewTask
+from asynctask.ledger.tasks import NewItem, NewTask, try_close
 
 SESSIONS = ("a", "b", "c", None)
 PICK = st.integers(0, 7)

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from asynctask.brokers.base import Copy
-from asynctask.brokers.presence import Running
+from asynctask.brokers.base import Copy, Running
 from asynctask.clock import SystemClock
 from asynctask.errors import BrokerUnavailable
 from asynctask.job import CurrentJob
-from asynctask.runtime.assignment import Assignment
-from asynctask.runtime.presence import Showing, resident_kib
-from asynctask.testing.waits import wait_for
+from asynctask.runtime.execution import Assignment
+from asynctask.runtime.heartbeat import Showing, resident_kib
+from asynctask.testing import wait_for
 
 
 class Seen:

@@ -7,8 +7,7 @@ import threading
 
 import pytest
 
-from asynctask.brokers.redis.metrics import BOUNDS, MAX_FIGURES, Figures, Metrics, commands
-from asynctask.brokers.redis.statistics import Counters, Statistics
+from asynctask.brokers.redis.presence import BOUNDS, MAX_FIGURES, Counters, Figures, Metrics, Statistics, commands
 
 
 class Watch:

@@ -19,9 +19,7 @@ from asynctask import AsyncTask
 from asynctask.lists.items import Accepted
 from asynctask.lists.readers import Limits, open_source
 from asynctask.messages import CATALOGUE
-from asynctask.reports.template import NoTemplate, Template, make_template
-from asynctask.reports.template_files import template_csv, template_xlsx
-from asynctask.reports.template_texts import TEXTS
+from asynctask.reports.templates import TEXTS, NoTemplate, Template, make_template, template_csv, template_xlsx
 
 
 class Channel(Enum):

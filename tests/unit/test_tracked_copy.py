@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from asynctask.database.batches import given
-from asynctask.dispatch.payload import options_of, tracked_copy
+from asynctask.dispatch.outbox import options_of, tracked_copy
 from asynctask.ledger.reservations import Ready
 from asynctask.wire.payload import parse
 

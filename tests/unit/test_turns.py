@@ -13,9 +13,9 @@ from asynctask.brokers.base import Copy
 from asynctask.core.transitions import Begin
 from asynctask.job import CurrentJob
 from asynctask.middleware.tracker import Ticket
-from asynctask.runtime.assignment import Assignment
+from asynctask.runtime.execution import Assignment
 from asynctask.runtime.isolation import ALONE_S, Turns
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 
 def fresh(*, watched: bool = False) -> Assignment:

@@ -17,8 +17,7 @@ from asynctask.errors import InputError
 from asynctask.lists.items import Accepted, ItemShape, Refused
 from asynctask.lists.problems import render
 from asynctask.lists.readers import RawRow
-from asynctask.lists.rows import checked
-from asynctask.lists.unique import FirstRows, refuse_absent
+from asynctask.lists.rows import FirstRows, checked, refuse_absent
 
 
 class Item(BaseModel):

@@ -13,8 +13,8 @@ from asynctask.brokers.admin import Entry, pushed_again
 from asynctask.brokers.base import Copy, Held
 from asynctask.brokers.redis.envelope import sealed_for_set
 from asynctask.clock import SECOND, micros
-from asynctask.dispatch.payload import buried
-from asynctask.runtime.untracked import after_failure
+from asynctask.dispatch.outbox import buried
+from asynctask.runtime.retry import after_failure
 from asynctask.wire.payload import dump, parse, write_time
 
 OWN = [

@@ -31,10 +31,10 @@ from support.sheets import (
 )
 
 from asynctask.errors import InputError, Unavailable
-from asynctask.lists import workbooks
+from asynctask.lists import uploads
 from asynctask.lists.readers import Limits, RawRow, Source, open_source
-from asynctask.lists.workbooks import Workbook, list_file
-from asynctask.testing.waits import wait_for
+from asynctask.lists.uploads import Workbook, list_file
+from asynctask.testing import wait_for
 
 WORKBOOKS = Path(__file__).parents[1] / "data" / "workbooks"
 HEAD = table_rows([["a", "b"]])
@@ -98,7 +98,7 @@ def test_rows_can_be_asked_for_again_and_left_in_the_middle(tmp_path: Path) -> N
 
 
 def test_a_text_needs_no_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workbooks.subprocess, "Popen", lambda *_, **__: pytest.fail("a child was started"))
+    monkeypatch.setattr(uploads.subprocess, "Popen", lambda *_, **__: pytest.fail("a child was started"))
     (tmp_path / "f.csv").write_text("a,b\n1,2\n")
     assert [row.values for row in rows_of(tmp_path / "f.csv")] == [{"a": "1", "b": "2"}]
 
@@ -141,7 +141,7 @@ def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
     path = long_sheet(tmp_path / "f", 50_000)
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from asynctask.lists.readers import Limits; from asynctask.lists.workbooks import Workbook\n"
+        "from asynctask.lists.readers import Limits; from asynctask.lists.uploads import Workbook\n"
         "book = Workbook(Path(sys.argv[1]), 'f', Limits()); rows = book.open(None, ()).rows(); next(rows)\n"
         "print(book._child.pid, flush=True); time.sleep(600)\n"
     )
@@ -162,7 +162,7 @@ def alive(pid: int) -> bool:
 def test_a_child_of_another_version_is_not_believed_and_the_list_is_not_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workbooks, "__version__", "0.0.0")
+    monkeypatch.setattr(uploads, "__version__", "0.0.0")
     with pytest.raises(Unavailable, match="was replaced since this process started"):
         rows_of(long_sheet(tmp_path / "f", 1))
 

@@ -40,7 +40,7 @@ from support.sheets import (
 
 from asynctask.errors import InputError
 from asynctask.lists.readers import CellError, Limits, RawRow, open_source
-from asynctask.lists.readers.number_formats import classify, from_serial
+from asynctask.lists.readers.workbook import classify, from_serial
 
 NO_VALUE = CellError("(a formula without a saved value)")
 HEAD = f'<row r="1">{inline("A1", "a")}{inline("B1", "b")}</row>'

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from asynctask import CurrentJob
-from asynctask.wire.times import When
+from asynctask.wire.payload import When
 from asynctask.worker import Worker, describe
 
 

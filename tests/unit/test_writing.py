@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-from asynctask.lists.writing import Writing
-from asynctask.testing.waits import wait_for
+from asynctask.lists.split import Writing
+from asynctask.testing import wait_for
 
 
 class Gone(Exception):

@@ -19,7 +19,7 @@ from asynctask import AsyncTask
 from asynctask.cli.serve import served_at, warn_if_open
 from asynctask.config import Config
 from asynctask.errors import ConfigError
-from webapi.hosts import AllowedHosts
+from webapi.security import AllowedHosts
 
 MakeApp = Callable[..., AsyncTask]
 LOCAL = ["localhost", "localhost:8000", "LOCALHOST.", "shop.localhost", "127.0.0.1", "127.8.9.1:80", "[::1]:8000"]

@@ -10,7 +10,7 @@ from flask.testing import FlaskClient
 from support.webshop import client_of
 
 from asynctask import AsyncTask
-from webapi.language import choose
+from webapi.context import choose
 
 Form = Callable[..., dict[str, Any]]
 SHEET = "sku,Quantity\nA,0\n,1\nB,2\n"

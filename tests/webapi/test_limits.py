@@ -15,7 +15,7 @@ from support.webshop import client_of
 
 from asynctask import AsyncTask
 from asynctask.config import Config
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 Make = Callable[..., AsyncTask]
 

@@ -18,7 +18,7 @@ from asynctask import AsyncTask
 from asynctask.errors import InputError
 from asynctask.lists.options import check_options
 from webapi import create_app
-from webapi.incoming import NOT_BLANK
+from webapi.shapes import NOT_BLANK
 
 DOCS = Path(__file__).resolve().parents[2] / "docs/http.md"
 

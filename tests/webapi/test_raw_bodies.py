@@ -12,7 +12,7 @@ from flask.testing import FlaskClient
 from support.webshop import client_of
 
 from asynctask import AsyncTask
-from webapi.charsets import CHARSETS, Transcoded
+from webapi.reading import CHARSETS, Transcoded
 
 NDJSON = b'{"sku": "A", "quantity": 2}\n\n{"sku": "B"}\n{"sku": "C", "quantity": "many"}\n'
 

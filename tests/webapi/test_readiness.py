@@ -13,7 +13,7 @@ import pytest
 from support.webshop import build_app, client_of
 
 from asynctask import AsyncTask
-from asynctask.ledger import readiness
+from asynctask.ledger import doctor
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def app(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncTask]:
-    monkeypatch.setattr(readiness, "FRESH_S", 0.0)
+    monkeypatch.setattr(doctor, "FRESH_S", 0.0)
     found = build_app(small_disk)
     yield found
     found.close()
@@ -62,7 +62,7 @@ def test_a_file_system_without_its_reserve_is_not_ready(app: AsyncTask, small_di
 def test_a_write_that_fails_for_a_full_disk_is_not_ready(
     app: AsyncTask, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readiness, "RESERVE_BYTES", 0)
+    monkeypatch.setattr(doctor, "RESERVE_BYTES", 0)
     client = client_of(app)
     assert client.get("/readyz").status_code == 200
     with closing(sqlite3.connect(small_disk / "ledger.db")) as connection:  # what the log has already it need not ask for
@@ -76,10 +76,10 @@ def test_a_write_that_fails_for_a_full_disk_is_not_ready(
 
 
 def test_who_asks_all_the_time_does_not_write_all_the_time(app: AsyncTask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness, "FRESH_S", 3600.0)
+    monkeypatch.setattr(doctor, "FRESH_S", 3600.0)
     looks: list[int] = []
-    write = readiness.Readiness._write
-    monkeypatch.setattr(readiness.Readiness, "_write", lambda self: (looks.append(1), write(self))[1])
+    write = doctor.Readiness._write
+    monkeypatch.setattr(doctor.Readiness, "_write", lambda self: (looks.append(1), write(self))[1])
     client = client_of(app)
     assert {client.get("/readyz").status_code for _ in range(5)} == {200}
     assert len(looks) == 1

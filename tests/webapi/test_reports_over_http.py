@@ -21,7 +21,7 @@ from flask.testing import FlaskClient
 from support.webshop import client_of
 
 from asynctask import AsyncTask
-from asynctask.lists.report_columns import COLUMNS
+from asynctask.lists.readers.base import COLUMNS
 
 Form = Callable[..., dict[str, Any]]
 

@@ -126,7 +126,7 @@ def test_options_of_later_versions_are_refused_and_never_ignored(client: FlaskCl
 def test_a_list_whose_validation_goes_on_is_answered_at_once(
     app: AsyncTask, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("webapi.submissions.WAIT_S", 0.0)
+    monkeypatch.setattr("webapi.tasks.WAIT_S", 0.0)
     items = [{"sku": f"S{n}", "quantity": 0 if n % 50 else 1} for n in range(20_000)]
     answer = client.post("/api/tasks", json={"worker": "enroll", "items": items})
     assert answer.status_code == 202

@@ -11,7 +11,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from asynctask import AsyncTask
-from asynctask.testing.waits import wait_for
+from asynctask.testing import wait_for
 
 Working = Callable[[], AbstractContextManager[None]]
 

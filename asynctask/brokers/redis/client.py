@@ -27,9 +27,7 @@ from asynctask.brokers.redis.server import Command, Server
 from asynctask.clock import SECOND, Clock, Ids, SystemClock, SystemIds, micros, rfc3339
 from asynctask.errors import ConfigError, InputError, TooLarge
 from asynctask.wire.activejob import OLD_WRAPPER, wrap
-from asynctask.wire.options import REMOTE, check_names, check_values, flat
-from asynctask.wire.payload import check, dump, normalise, write_time
-from asynctask.wire.times import When, due_at
+from asynctask.wire.payload import REMOTE, When, check, check_names, check_values, due_at, dump, flat, normalise, write_time
 
 __all__ = ["BATCH", "Outgoing", "RedisClient", "RemoteWorker"]
 
@@ -234,7 +232,7 @@ class RemoteWorker:
     ``active_job``, whether it is a job of Rails' ActiveJob: arguments may be of any type that
     :mod:`asynctask.wire.activejob` knows then, and have keywords. ``options``: ``retry_for``, ``retry_queue``, ``dead``,
     ``backtrace``, ``tags``, ``log_level``, ``display_class``, and ``members``, a dict of whatever else the payload is to
-    hold (:mod:`asynctask.wire.options`). Raises ConfigError for another, :class:`InputError` for a value that cannot be.
+    hold (:mod:`asynctask.wire.payload`). Raises ConfigError for another, :class:`InputError` for a value that cannot be.
     The verbs raise as :meth:`RedisClient.push`.
     """
 

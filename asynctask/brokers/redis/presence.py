@@ -11,26 +11,29 @@ key                                   type    what
 ``stat:processed`` ``stat:failed``    string  jobs that ended, and those that raised; also with ``:YYYY-MM-DD``
 ====================================  ======  ======================================================================
 
-The metrics have keys of their own, see :mod:`asynctask.brokers.redis.metrics`.
+The metrics have keys of their own, see :mod:`asynctask.brokers.redis.presence`.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+import threading
+from bisect import bisect_right
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Final
 
-from asynctask.brokers.presence import About, Running
-from asynctask.brokers.redis.metrics import Figures, commands
+from asynctask.brokers.admin import peeked
+from asynctask.brokers.base import About, Running
 from asynctask.brokers.redis.server import Command, Server
-from asynctask.brokers.redis.statistics import Counters, Statistics
-from asynctask.clock import SECOND, Clock
+from asynctask.clock import SECOND, Clock, micros
 from asynctask.errors import BrokerUnavailable
 from asynctask.logs import get_logger
 from asynctask.wire.ruby_json import dump_any
 
-__all__ = ["RedisPresence"]
+__all__ = ["BOUNDS", "Counters", "Figures", "Metrics", "RedisPresence", "Statistics", "commands", "day", "process_facts"]
 
 SEEN_S: Final = 60
 """Seconds after the last beat for which a process is seen."""
@@ -60,7 +63,7 @@ class RedisPresence:
         self.ended = statistics.ended
 
     def beat(self, running: Sequence[Running], *, quiet: bool, rss_kib: int) -> str | None:
-        """One beat, see :class:`~asynctask.brokers.presence.Presence`."""
+        """One beat, see :class:`~asynctask.brokers.base.Presence`."""
         before = self._clock.monotonic()
         self._server.ask(("PING",))
         rtt_us = round((self._clock.monotonic() - before) * SECOND)
@@ -223,3 +226,261 @@ def _signal(popped: Any) -> str | None:
         return None
     name = popped.decode("ascii", "replace") if isinstance(popped, bytes) else str(popped)
     return name[:_MAX_SIGNAL]
+
+
+# -- What a process, in whatever language, says of itself in Redis: read with care, for anybody can write it.
+
+_MOST_QUEUES = 1_000
+
+
+def process_facts(identity: str, answer: Sequence[bytes | None]) -> dict[str, Any]:
+    """The facts of a process as the ledger's own are listed.
+
+    Arguments: its ``identity``; the values of ``info``, ``busy``, ``beat``, ``quiet``, ``rss`` (KiB) and ``concurrency``.
+    """
+    info_text, busy, beat, quiet, rss, concurrency = [
+        None if value is None else bytes(value).decode("utf-8", "replace") for value in answer
+    ]
+    info = peeked(info_text or "")
+    queues = info.get("queues")
+    kib = _number(rss)
+    return {
+        "identity": identity,
+        "hostname": _short(info.get("hostname")),
+        "pid": _number(info.get("pid")),
+        "started_at": _time(info.get("started_at")),
+        "beat_at": _time(beat),
+        "concurrency": _number(info.get("concurrency") if concurrency is None else concurrency) or 0,
+        "busy": _number(busy) or 0,
+        "quiet": quiet == "true",
+        "rss": None if kib is None else kib * 1024,
+        "queues": [str(name)[:255] for name in queues[:_MOST_QUEUES]] if isinstance(queues, list) else [],
+        "tag": _short(info.get("tag")),
+        "version": _short(info.get("version")),
+    }
+
+
+def _short(value: object) -> str:
+    return value[:255] if isinstance(value, str) else ""
+
+
+def _number(value: object) -> int | None:
+    seconds = _seconds(value)
+    return None if seconds is None else int(seconds)
+
+
+def _time(value: object) -> int | None:
+    seconds = _seconds(value)
+    return None if seconds is None else micros(seconds)
+
+
+def _seconds(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        found = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return found if 0 <= found < 1e12 else None
+
+
+# -- What a process counts until it is sent: totals and days with the next exchange, and everything with the next beat.
+
+STAT_S: Final = 157_680_000
+"""Seconds for which the counts of a day are kept: five years, as Sidekiq does."""
+
+_FOLD_S: Final = 1.0
+
+
+class Counters:
+    """Keys to be counted up, by how much and for how long they are kept. For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[tuple[str, int], int] = {}
+
+    def add(self, name: str, by: int, keep_s: int = 0) -> None:
+        """Adds to a counter; ``name`` is its key without the namespace, ``keep_s`` seconds, 0 for ever."""
+        with self._lock:
+            self._counts[name, keep_s] = self._counts.get((name, keep_s), 0) + by
+
+    def take(self) -> dict[tuple[str, int], int]:
+        """Everything, for whoever sends it: (name, keep_s) -> by how much."""
+        with self._lock:
+            taken, self._counts = self._counts, {}
+        return taken
+
+    def put_back(self, taken: Mapping[tuple[str, int], int]) -> None:
+        """It could not be sent."""
+        for (name, keep_s), by in taken.items():
+            self.add(name, by, keep_s)
+
+
+class Statistics:
+    """The jobs that ended. ``counters`` takes the totals and the days; the metrics stay here until :meth:`take`."""
+
+    def __init__(self, clock: Clock, counters: Counters) -> None:
+        self._clock = clock
+        self._counters = counters
+        self._ended: deque[tuple[str, float, bool]] = deque()
+        self._lock = threading.Lock()
+        self._metrics = Metrics()
+        self._folded: float | None = None
+
+    def ended(self, name: str, seconds: float, failed: bool) -> None:
+        """Notes a job that ended: no lock, for every job of every thread comes here."""
+        self._ended.append((name, seconds, failed))
+
+    def fold(self, *, at_once: bool = False) -> None:
+        """Adds up what was noted; not more often than once a second, unless ``at_once``."""
+        if not self._ended:
+            return
+        with self._lock:
+            now = self._clock.monotonic()
+            if not at_once and self._folded is not None and now - self._folded < _FOLD_S:
+                return
+            self._folded = now
+            second = self._clock.now() // SECOND
+            take = self._ended.popleft
+            ended = [take() for _ in range(len(self._ended))]  # what ends meanwhile comes the next time
+            self._metrics.add(second // 60, ended)
+        count, failures = len(ended), sum(failed for _, _, failed in ended)
+        today = day(second)
+        for name, by in (("processed", count), ("failed", failures)):
+            if by:
+                self._counters.add(f"stat:{name}", by)
+                self._counters.add(f"stat:{name}:{today}", by, STAT_S)
+
+    def take(self) -> dict[tuple[int, str], Figures]:
+        """The metrics, for whoever sends them."""
+        with self._lock:
+            return self._metrics.take()
+
+    def put_back(self, taken: Mapping[tuple[int, str], Figures]) -> None:
+        """They could not be sent."""
+        with self._lock:
+            self._metrics.put_back(taken)
+
+
+# -- How often each worker ran, failed, and how long it took, in the keys that Sidekiq's metrics page reads.
+#
+# The page of version 7 and the one of version 8 read different keys of the same facts, and neither the other's: both are
+# written.
+#
+# =====================  ========================  ======================  ==============================================
+# what                   version 7                 version 8               data
+# =====================  ========================  ======================  ==============================================
+# a minute, 8 h          ``j|YYYYMMDD|H:M``        ``j|YYMMDD|H:MM``       hash: ``NAME|p`` runs, ``NAME|f`` failures,
+#                                                                          ``NAME|ms`` milliseconds of the others
+# ten minutes, 3 days                              ``j|YYMMDD|H:M``        the same; the minute's key less its last digit
+# histogram, 8 h         ``NAME-DD-HH:M``          ``h|NAME-D-H:M``        26 counters of 16 bits
+# =====================  ========================  ======================  ==============================================
+
+BOUNDS: Final = (
+    20, 30, 45, 65, 100, 150, 225, 335, 500, 750, 1_100, 1_700, 2_500, 3_800, 5_750, 8_500, 13_000, 20_000, 30_000, 45_000,
+    65_000, 100_000, 150_000, 225_000, 335_000,
+)  # fmt: skip
+"""Milliseconds below which a job belongs into each counter of a histogram; there is one more for the rest."""
+
+MAX_FIGURES: Final = 5_000
+"""Pairs of worker and minute that are kept while they cannot be sent; the oldest are let go."""
+
+_SHORT_S: Final = 8 * 3600
+_LONG_S: Final = 3 * 24 * 3600
+_MAX_NAME: Final = 255
+
+Increment = tuple[str | int, ...]
+
+
+@dataclass(slots=True)
+class Figures:
+    """What jobs of one worker came to in one minute."""
+
+    runs: int = 0
+    failures: int = 0
+    ms: int = 0
+    histogram: dict[int, int] = field(default_factory=dict)
+
+    def add(self, seconds: float, failed: bool) -> None:
+        """Counts a job; how long a failed one took says nothing."""
+        self.runs += 1
+        if failed:
+            self.failures += 1
+            return
+        ms = int(seconds * 1000 + 0.5)
+        self.ms += ms
+        counter = bisect_right(BOUNDS, ms)
+        self.histogram[counter] = self.histogram.get(counter, 0) + 1
+
+    def merge(self, other: Figures) -> None:
+        """Adds another's counts."""
+        self.runs += other.runs
+        self.failures += other.failures
+        self.ms += other.ms
+        for counter, by in other.histogram.items():
+            self.histogram[counter] = self.histogram.get(counter, 0) + by
+
+
+class Metrics:
+    """Figures by minute (of the epoch) and worker, bounded. Not for several threads at once."""
+
+    def __init__(self) -> None:
+        self._figures: dict[tuple[int, str], Figures] = {}
+
+    def add(self, minute: int, ended: Iterable[tuple[str, float, bool]]) -> None:
+        """Counts jobs of a minute: name, seconds and whether it raised of each. A name that the page could not read is left
+        out."""
+        known: dict[str, Figures] = {}
+        for name, seconds, failed in ended:
+            figures = known.get(name)
+            if figures is None:
+                figures = known[name] = self._of(minute, name)
+            figures.add(seconds, failed)
+        self._bound()
+
+    def _of(self, minute: int, name: str) -> Figures:
+        """Figures that are kept, or some that are thrown away."""
+        if not name or len(name) > _MAX_NAME or "|" in name or not name.isprintable():
+            return Figures()
+        return self._figures.setdefault((minute, name), Figures())
+
+    def take(self) -> dict[tuple[int, str], Figures]:
+        """Everything, for whoever sends it."""
+        taken, self._figures = self._figures, {}
+        return taken
+
+    def put_back(self, taken: Mapping[tuple[int, str], Figures]) -> None:
+        """It could not be sent."""
+        since, self._figures = self._figures, dict(taken)
+        for key, figures in since.items():
+            self._figures.setdefault(key, Figures()).merge(figures)
+        self._bound()
+
+    def _bound(self) -> None:
+        while len(self._figures) > MAX_FIGURES:
+            del self._figures[next(iter(self._figures))]
+
+
+def day(seconds: int) -> str:
+    """The day in UTC, as the names of counters have it."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d")
+
+
+def commands(minute: int, figures: Mapping[str, Figures]) -> Iterator[Increment]:
+    """The commands that write the figures of a minute, by worker; keys are without the namespace."""
+    at = datetime.fromtimestamp(minute * 60, UTC)
+    eight = f"j|{at:%y%m%d}|{at.hour}:{at:%M}"
+    hashes = {f"j|{at:%Y%m%d}|{at.hour}:{at.minute}": _SHORT_S, eight: _SHORT_S, eight[:-1]: _LONG_S}
+    for key, keep_s in hashes.items():
+        for name, each in figures.items():
+            for field_name, by in (("p", each.runs), ("f", each.failures), ("ms", each.ms)):
+                if by:
+                    yield "HINCRBY", key, f"{name}|{field_name}", by
+        yield "EXPIRE", key, keep_s
+    for name, each in figures.items():
+        if each.histogram:
+            words = [word for n, by in sorted(each.histogram.items()) for word in ("INCRBY", "u16", f"#{n}", by)]
+            histograms = (f"{name}-{at:%d-%H}:{at.minute}", f"h|{name}-{at.day}-{at.hour}:{at.minute}")
+            for key in histograms:
+                yield ("BITFIELD", key, "OVERFLOW", "SAT", *words)
+                yield "EXPIRE", key, _SHORT_S

@@ -31,7 +31,7 @@ from asynctask.brokers.admin import (
     pushed_again,
 )
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy
-from asynctask.brokers.sql.rows import COPY, Row, copy_of, parts, row_of
+from asynctask.brokers.sql.copies import COPY, Row, copy_of, parts, row_of
 from asynctask.clock import Clock
 from asynctask.database.batches import for_update
 from asynctask.database.engine import Database

@@ -10,8 +10,8 @@ process set           it is in that process's list
 held_in set           it is in the set ``schedule``, ``retry`` or ``dead``; ``run_at`` is when it is due (or died)
 ====================  ==================================================================================================
 
-What the databases are told, each in its own way, is in :mod:`asynctask.brokers.sql.tables`. A process uses the connections
-of its :class:`~asynctask.database.engine.Database`, one for each call and for no longer; and one more that
+What the databases are told, each in its own way, is in :mod:`asynctask.brokers.sql.dialects`. A process uses the
+connections of its :class:`~asynctask.database.engine.Database`, one for each call and for no longer; and one more that
 :class:`~asynctask.database.notify.Signals` listen on.
 """
 
@@ -26,14 +26,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.brokers.admin import Operations
-from asynctask.brokers.base import Capabilities, Copy, Held, Key
-from asynctask.brokers.presence import About
+from asynctask.brokers.base import About, Capabilities, Copy, Held, Key
 from asynctask.brokers.sql.admin import SqlOperations
-from asynctask.brokers.sql.heads import Heads
-from asynctask.brokers.sql.mariadb import MariadbJobs
-from asynctask.brokers.sql.postgresql import PostgresqlJobs
-from asynctask.brokers.sql.rows import COPY, Row, copy_of, parts, put_back, row_of
-from asynctask.brokers.sql.tables import JobsTable, SqliteJobs
+from asynctask.brokers.sql.copies import COPY, Heads, Row, copy_of, parts, put_back, row_of
+from asynctask.brokers.sql.dialects import JobsTable, MariadbJobs, PostgresqlJobs, SqliteJobs
 from asynctask.clock import Clock, SystemClock
 from asynctask.database.batches import among, fetch
 from asynctask.database.engine import Database

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 from asynctask.errors import InputError, Problem, TooLarge
-from asynctask.lists.report_columns import COLUMNS, SUFFIX
 
 __all__ = [
+    "COLUMNS",
     "REPORT_COLUMNS",
+    "SUFFIX",
     "CellError",
     "Limits",
     "OpenOptions",
@@ -20,11 +21,32 @@ __all__ = [
     "Source",
     "column_letters",
     "normalise",
+    "of_locale",
     "over_limit",
     "report_block",
     "shorten",
     "too_costly",
 ]
+
+# -- The columns that a report adds to a list, by language: one table for writing them and for knowing them again.
+
+COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
+    "en": ("row", "status", "error", "attempts", "result"),
+    "zh_CN": ("行号", "状态", "错误", "尝试次数", "结果"),
+    "ja": ("行番号", "状態", "エラー", "試行回数", "結果"),
+}
+"""Row number, status, error, attempts and result, in this order, by locale."""
+
+SUFFIX: Final[Mapping[str, str]] = {"en": " (report)", "zh_CN": " (报告)", "ja": " (レポート)"}
+"""What stands behind a name that an original column has too. In NFKC and folded case: it is compared so."""
+
+
+def of_locale(locale: str) -> str:
+    """``locale`` if its names ship, else ``en``."""
+    return locale if locale in COLUMNS else "en"
+
+
+# -- What every reader promises: the values it hands on, the limits it keeps, the names of columns.
 
 REPORT_COLUMNS: Final = COLUMNS["en"]
 _BLOCKS: Final = frozenset(COLUMNS.values())
@@ -170,7 +192,7 @@ def shorten(value: Any, length: int = 200) -> Any:
 def report_block(headers: Collection[str]) -> frozenset[str]:
     """The columns that a report added to these headers, so that a corrected report can be uploaded as it is.
 
-    They are the five of :data:`~asynctask.lists.report_columns.COLUMNS` side by side and in order, in any language; a
+    They are the five of :data:`~asynctask.lists.readers.base.COLUMNS` side by side and in order, in any language; a
     suffix is allowed for.
     """
     names = list(headers)

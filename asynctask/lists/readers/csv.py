@@ -11,8 +11,7 @@ from typing import Any, Final, Self, TextIO
 from asynctask.errors import InputError
 from asynctask.lists.readers.base import Limits, OpenOptions, normalise, over_limit
 from asynctask.lists.readers.encodings import prove_encoding
-from asynctask.lists.readers.headers import HEADER_ROWS, matches
-from asynctask.lists.readers.table import TableSource
+from asynctask.lists.readers.table import HEADER_ROWS, TableSource, matches
 
 __all__ = ["DELIMITERS", "FORMULA_STARTS", "open_csv", "open_tsv"]
 

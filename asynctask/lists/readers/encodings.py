@@ -6,18 +6,19 @@ A wrong guess would fill a ledger with characters that nobody wrote, so what is 
 from __future__ import annotations
 
 import codecs
+import csv
 import difflib
 import re
 import unicodedata
 from collections.abc import Collection, Iterator
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from asynctask.errors import InputError
 from asynctask.lists.readers.base import normalise
-from asynctask.lists.readers.characters import COMMON_HAN
 
-__all__ = ["BOM", "decoded", "encoding_names", "head_text", "known_encoding", "prove_encoding"]
+__all__ = ["BOM", "COMMON_HAN", "decoded", "encoding_names", "head_text", "known_encoding", "prove_encoding", "suggestions"]
 
 BOM: Final = b"\xef\xbb\xbf"
 _CHUNK: Final = 1 << 20
@@ -215,8 +216,6 @@ def _undecodable(path: Path, place: int, name: str) -> InputError:
 
 def _doubtful(path: Path, place: int, why: str) -> InputError:
     """The refusal of a text whose encoding nobody can be certain of, with the likely ones."""
-    from asynctask.lists.readers.suggestions import suggestions  # hardly any list needs them
-
     found = suggestions(path, place)
     shown = ", ".join(each["encoding"] for each in found)
     return InputError(
@@ -395,3 +394,176 @@ def _korean(path: Path) -> bool:
         return False
     foreign = [character for character in _sample(path, "cp949") if not character.isascii()]
     return sum("가" <= character <= "힣" for character in foreign) >= _SYLLABLES * len(foreign)
+
+
+# -- Which encodings a text may be in that no one can be certain of: each with some of its cells as they would read.
+
+_CANDIDATES: Final = {
+    "windows-1252": ("cp1252", 0.0), "gb18030": ("gb18030", 0.0), "cp932": ("cp932", 0.0), "cp949": ("cp949", 0.0),
+    "big5": ("big5hkscs", 0.05), "windows-1251": ("cp1251", 0.05), "windows-1250": ("cp1250", 0.05),
+    "windows-1253": ("cp1253", 0.05), "euc-jp": ("euc_jp", 0.1), "windows-1254": ("cp1254", 0.1),
+    "windows-1255": ("cp1255", 0.1), "windows-1256": ("cp1256", 0.1), "windows-874": ("cp874", 0.1),
+    "windows-1257": ("cp1257", 0.15), "windows-1258": ("cp1258", 0.2), "koi8-r": ("koi8_r", 0.2),
+    "mac-roman": ("mac_roman", 0.3),
+}  # fmt: skip
+"""Names as the option takes them: the codec, and how much better than the common ones a rarer one has to read."""
+_SPAN: Final = 1 << 18
+_PIECES: Final = 16
+_CELLS: Final = 3
+_SCORED: Final = 2_000
+_OFFERED_AT_MOST: Final = 4
+_LONGEST: Final = 80
+_BAD: Final = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f\ue000-\uf8ff\ufffd]")
+_WORD: Final = re.compile(r"[^\W\d_]+")
+_SIGN: Final = re.compile(r"(?<=(.))([^\w\s\x00-\x7f])(?=(.))", re.DOTALL)
+_USUAL: Final = frozenset("‘’“”‚„–—…•€£¥§©®™°«»¿¡·×²³½¼¾ªº、。，！？（）：；「」『』【】・ー《》％\u00a0\u3000№")
+_SCRIPTS: Final = (
+    (0x0370, 0x0400, "greek"), (0x0400, 0x0530, "cyrillic"), (0x0590, 0x0600, "hebrew"), (0x0600, 0x0700, "arabic"),
+    (0x0E00, 0x0E80, "thai"), (0x3040, 0x3100, "kana"), (0xAC00, 0xD7B0, "hangul"), (0x3400, 0xA000, "han"),
+    (0x20000, 0x32000, "han"),
+)  # fmt: skip
+
+
+def suggestions(path: Path, place: int) -> list[dict[str, Any]]:
+    """The likely encodings of a text, the likeliest first: ``encoding``, a name that the option takes, and ``cells``, the
+    first three cells that are not plain ASCII as they would read. ``place`` is that of the first byte that is not UTF-8."""
+    data = _from_line(path, place)
+    ranked = []
+    for name, (codec, rare) in _CANDIDATES.items():
+        text = _decoded(data, codec)
+        if text is not None and not _BAD.search(text) and _reads(path, codec):
+            cells = list(islice(_cells(text), _CELLS))
+            ranked.append((rare - _sense(text), name, [cell[:_LONGEST] for cell in cells]))
+    found: list[dict[str, Any]] = []
+    for score, name, cells in sorted(ranked):
+        # Several encodings often read the same: the likeliest one stands for them.
+        if cells and (score < 0 or not found) and all(cells != each["cells"] for each in found):
+            found.append({"encoding": name, "cells": cells})
+    return found[:_OFFERED_AT_MOST]
+
+
+def _from_line(path: Path, place: int) -> bytes:
+    """The text from the line of a place on, as much as tells enough, in whole lines."""
+    begin = max(0, place - _SPAN)
+    with path.open("rb") as file:
+        file.seek(begin)
+        before = file.read(place - begin)
+        at = max(before.rfind(b"\n"), before.rfind(b"\r")) + 1
+        data = before[at:] + file.read(_SPAN)
+        whole = not file.read(1)
+    return data if whole else data[: data.rfind(b"\n") + 1] or data
+
+
+def _decoded(data: bytes, codec: str) -> str | None:
+    try:
+        return data.decode(codec)
+    except UnicodeDecodeError:
+        return None
+
+
+def _reads(path: Path, codec: str) -> bool:
+    """Whether a codec reads a text, or the first megabytes of a very long one."""
+    try:
+        return not any(map(_BAD.search, islice(decoded(path, codec), _PIECES)))
+    except UnicodeError:
+        return False
+
+
+def _cells(text: str) -> Iterator[str]:
+    """The cells that are not plain ASCII; of JSON, its texts and what else stands between its marks."""
+    if text.lstrip()[:1] in ("{", "["):
+        rows: Iterator[list[str]] = (re.split(r'[\[\]{},:"]', line) for line in text.splitlines())
+    else:
+        first = text[:65_536]
+        rows = csv.reader(text.splitlines(), delimiter=max(",;\t|", key=first.count))
+    try:
+        yield from (cell.strip() for row in rows for cell in row if not cell.isascii())
+    except csv.Error:
+        return
+
+
+def _sense(text: str) -> float:
+    """How much sense a reading makes: the mean over its words and signs that are not plain ASCII."""
+    foreign = "\n".join(islice((line for line in text.splitlines() if not line.isascii()), _SCORED))[: 10 * _SCORED]
+    scores = [_weigh_word(word) for word in _WORD.findall(foreign) if not word.isascii()]
+    scores += [_weigh_sign(*found) for found in _SIGN.findall(f"\n{foreign}\n")]
+    return sum(scores) / len(scores) if scores else 0.0
+
+
+def _weigh_sign(before: str, sign: str, after: str) -> float:
+    if unicodedata.category(sign) in {"Mn", "Mc", "Nd"}:
+        return 0.5
+    if sign not in _USUAL or (sign not in "’·・" and before.isalpha() and after.isalpha()):
+        return -0.7
+    return 1.0 if sign in "’“”–€…" else 0.7
+
+
+def _weigh_word(word: str) -> float:
+    scripts = {_script(ord(letter)) for letter in word}
+    foreign = [letter for letter in word if not letter.isascii()]
+    if scripts == {"latin"}:
+        return _weigh_latin(word, len(foreign))
+    if scripts <= {"han", "kana", "hangul"}:
+        return sum(map(_weigh_east_asian, word)) / len(word) - 0.3 * (len(word) == 1)
+    if len(scripts) == 1 and "other" not in scripts:
+        return -0.2 if not _steady(word) else 0.9 if len(word) > 1 else 0.4
+    if scripts <= {"latin", "han", "kana", "hangul"}:
+        # 白色T恤 is a word, It痴 is none.
+        within = len(foreign) == 1 and not (word[0].isupper() and word[-1] in foreign and len(word) == 2)
+        return -0.8 if within else 0.5
+    return -0.8
+
+
+def _weigh_latin(word: str, foreign: int) -> float:
+    if not _steady(word) or any(letter in "ªºĿŀʼŉ" for letter in word):
+        return -0.5
+    weights = [1.0 if letter in _WESTERN else 0.9 if letter in _OTHERS else 0.3 for letter in word if not letter.isascii()]
+    return sum(weights) / foreign - 1.2 * (foreign > 3 and 4 * foreign > 3 * len(word))
+
+
+def _weigh_east_asian(letter: str) -> float:
+    if letter in COMMON_HAN or "ぁ" <= letter <= "ヺ":
+        return 1.0
+    if "가" <= letter <= "힣":
+        return 0.9 if _in(letter, "euc_kr") else 0.2
+    return 0.6 if _in(letter, "gb2312") or _in(letter, "big5") or _in(letter, "euc_jp") else -0.3
+
+
+def _in(letter: str, codec: str) -> bool:
+    try:
+        letter.encode(codec)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _steady(word: str) -> bool:
+    """Whether no capital stands behind a small letter."""
+    return not any(a.islower() and b.isupper() for a, b in pairwise(word))
+
+
+def _script(code: int) -> str:
+    if code < 0x0250 or 0x1E00 <= code < 0x1F00:
+        return "latin"
+    return next((name for first, end, name in _SCRIPTS if first <= code < end), "other")
+
+
+_WESTERN: Final = frozenset("àáâãäåæçèéêëìíîïñòóôõöøùúûüßœÀÁÂÃÄÅÆÇÈÉÊËÌÍÎÏÑÒÓÔÕÖØÙÚÛÜŒ")
+_OTHERS: Final = frozenset("ąćęłńśźżĄĆĘŁŃŚŹŻěščřžýůďťňĚŠČŘŽÝŮĎŤŇőűŐŰğışĞİŞăţşĂŢđĐļķģņēīūāąųėįĒĪŪĀĖĮŲư")
+"""The accented letters of the languages of the west of Europe, and of its others, in which most Latin text is."""
+
+
+# -- Which characters are common: what tells a right guess at an encoding from characters that only happen to exist.
+
+COMMON_HAN: Final = frozenset(
+    "的一是不了在人有我他这个们中来上大为和国地到以说时要就出会可也你对生能而子那得于着下自之年过发后作里用道行所然家种事成方多经么去法"
+    "学如都同现当没动面起看定天分还进好小部其些主样理心她本前开但因只从想实日军者意无力它与长把机十民第公此已工使情明性知全三又关点正业外"
+    "将两高间由问很最重并物手应战向头文体政美相见被利什二等产或新己制身果加西斯月话合回特代内信表化老给世位次度门任常先海通教儿原东声提立及"
+    "比员解水名真论处走义各入几口认条平系气题活尔更别打女变四神总何电数安少报才结反受目太量再感建务做接必场件计管期市直德资命山金指克许统区保"
+    "至队形社便空决治展马科司五基眼书非则听白却界达光放强即像难且权思王象完设式色路记南品住告类求据程北边死张该交规万取拉格望觉术领共确传师观"
+    "清今切院让识候带导争运笔编号码称价型店铺订单客户址促销库存状态备注商购售货款费元退换质检验审核优惠券折扣店员姓男岁联邮箱省县村镇街楼室"
+    "李刘陈杨黄赵吴周徐孙朱胡郭林罗郑梁谢宋唐韩冯邓曹彭曾萧田董潘袁蔡蒋余杜叶魏苏吕丁沈姚卢姜崔钟谭陆汪范石廖贾夏韦方白邹孟熊秦邱江尹薛闫段雷侯"
+    "龙史陶黎贺顾毛郝龚邵钱严覃武戴莫孔伟芳娜敏静丽磊洋勇艳杰娟涛超秀霞刚桂英华玉兰红梅鹏辉京津沪渝广州深圳苏浙鲁豫鄂湘川贵云陕甘青宁藏新春夏秋冬"
+    "红黄蓝绿黑白灰粉紫橙衣裤裙鞋帽包手机电脑耳机充电器食米面油盐茶酒果菜肉蛋奶水杯碗床桌椅柜灯纸书本袋盒箱瓶件套双条张台只块公斤克升米尺寸"
+)
+"""The characters that Chinese lists are mostly made of; a wrong reading has no more than a tenth of its characters here."""

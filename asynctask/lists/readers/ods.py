@@ -15,10 +15,18 @@ from xml.parsers.expat import XMLParserType
 
 from asynctask.errors import TooLarge, UnsupportedFormat
 from asynctask.lists.readers.base import CellError, Limits, OpenOptions, column_letters, over_limit
-from asynctask.lists.readers.number_formats import MOMENT, from_iso, plain_number
-from asynctask.lists.readers.package import Package, damaged, feed
 from asynctask.lists.readers.table import Table, TableSource, sheet_source
-from asynctask.lists.readers.workbook import NO_VALUE, choose_sheet, empty_sheet
+from asynctask.lists.readers.workbook import (
+    MOMENT,
+    NO_VALUE,
+    Package,
+    choose_sheet,
+    damaged,
+    empty_sheet,
+    feed,
+    from_iso,
+    plain_number,
+)
 
 __all__ = ["MIMETYPE", "ods_table", "open_ods"]
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple, Self
 
-from asynctask.lists.readers.package import damaged
+from asynctask.lists.readers.workbook import damaged
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

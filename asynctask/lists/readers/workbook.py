@@ -2,27 +2,51 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import posixpath
 import re
-from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from datetime import date, datetime, time, timedelta
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, BinaryIO, Final, NamedTuple, Self
 from urllib.parse import unquote
+from xml.parsers import expat
 from xml.parsers.expat import XMLParserType
 
-from asynctask.errors import InputError, TooLarge
-from asynctask.lists.readers.number_formats import BUILT_IN, NUMBER, classify
-from asynctask.lists.readers.package import Package, damaged
+from asynctask.errors import InputError, TooLarge, UnsupportedFormat
+from asynctask.lists.readers.base import CellError, Limits, over_limit
 
 __all__ = [
+    "BUILT_IN",
+    "DATE",
+    "DURATION",
+    "MOMENT",
     "NO_VALUE",
+    "NUMBER",
+    "TIME",
+    "Package",
     "SheetPart",
     "Workbook",
     "choose_sheet",
+    "classify",
+    "damaged",
     "empty_sheet",
+    "feed",
+    "from_iso",
+    "from_serial",
     "office_document",
+    "parse_xml",
+    "plain_number",
     "read_workbook",
     "sheet_kinds",
     "sheet_parts",
+    "tidy",
 ]
 
 NO_VALUE: Final = "(a formula without a saved value)"
@@ -175,3 +199,387 @@ def empty_sheet(name: str | None) -> InputError:
     """The error for a workbook without a row in the sheet that is asked for, or in any that can be seen."""
     what = f"sheet {name!r} is empty" if name is not None else "no visible sheet of the workbook has a row"
     return InputError(f"{what}; put the data under a row with the names of the columns", code="empty_sheet")
+
+
+# -- The zip around a workbook, distrusted: sizes are proved by inflating, before anything else opens the file.
+
+_CHUNK: Final = 1 << 18
+_MAX_PARTS: Final = 10_000
+_ENTRY, _END, _LOCAL = b"PK\x01\x02", b"PK\x05\x06", b"PK\x03\x04"
+_END_REACH: Final = 22 + 0xFFFF
+_MAX_DEPTH: Final = 256
+_MAX_MARKUP: Final = 2_097_152
+_SMALL: Final = 1_048_576
+"""Up to this inflated size no ratio is looked at: a small sheet of equal rows is legitimately very compressible."""
+
+
+def damaged(why: str) -> UnsupportedFormat:
+    """The error for a workbook that is broken or cut off."""
+    return UnsupportedFormat(
+        f"the workbook is damaged: {why}; open it in a spreadsheet program, save it again and upload that",
+        code="damaged_file",
+    )
+
+
+class Package:
+    """The parts of a workbook: a context manager. Raises InputError for anything but a sound, bounded zip.
+
+    ``parts`` maps the lower-cased name of each part to its entry: part names do not differ by case alone.
+    """
+
+    def __init__(self, path: Path, limits: Limits) -> None:
+        self.limits = limits
+        self._file: BinaryIO = path.open("rb")
+        try:
+            _check_directory(self._file)
+            self.parts = self._entries()
+            self._check_totals(path.stat().st_size)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """The inflated bytes of a part, some KB at a time.
+
+        Raises InputError when the part is missing, encrypted, cut off, or not of the size that the directory claims.
+        """
+        info = self.parts.get(name.lower())
+        if info is None:
+            raise damaged(f"its part {name!r} is missing")
+        if info.flag_bits & 0x1:
+            raise UnsupportedFormat("the workbook is encrypted; remove the password and upload it again", code="encrypted")
+        size = check = 0
+        for chunk in _inflate(self._file, info):
+            size += len(chunk)
+            check = zlib.crc32(chunk, check)
+            if size > info.file_size:
+                raise TooLarge(
+                    f"part {name!r} is larger than the {info.file_size:,} bytes that the file claims", code="zip_bomb"
+                )
+            yield chunk
+        if size != info.file_size:
+            raise damaged(f"part {name!r} is cut off")
+        if check != info.CRC:
+            raise damaged(f"part {name!r} is not what was written")
+
+    def parse(self, name: str, attach: Callable[[expat.XMLParserType], None]) -> None:
+        """Send a part through an XML parser that ``attach`` has given its handlers. Raises InputError if it is no XML."""
+        parse_xml(self.chunks(name), attach, name)
+
+    def _entries(self) -> Mapping[str, zipfile.ZipInfo]:
+        try:
+            with zipfile.ZipFile(self._file) as archive:
+                infos = archive.infolist()
+        except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, OSError, struct.error) as error:
+            raise damaged(f"the zip cannot be read ({error})") from None
+        # Some programs for Windows write its separators.
+        parts = {info.filename.lower().replace("\\", "/"): info for info in infos}
+        if len(parts) != len(infos):
+            raise damaged("two parts have the same name")
+        return MappingProxyType(parts)
+
+    def _check_totals(self, file_bytes: int) -> None:
+        limits = self.limits
+        total = sum(info.file_size for info in self.parts.values())
+        if total > limits.max_unzipped_bytes:
+            raise over_limit(f"the workbook unzips to {total:,} bytes", "max_unzipped_bytes", limits.max_unzipped_bytes)
+        # Entries may share their bytes: what counts is the file, never the sum of the compressed sizes.
+        if total > _SMALL and total > limits.max_unzip_ratio * file_bytes:
+            what = f"the workbook unzips to {total // max(file_bytes, 1):,} times its size"
+            raise over_limit(what, "max_unzip_ratio", limits.max_unzip_ratio)
+
+
+def parse_xml(chunks: Iterator[bytes], attach: Callable[[expat.XMLParserType], None], name: str) -> None:
+    """Parse XML piece by piece; ``attach`` gives the parser its handlers. See :func:`feed` for what is refused."""
+    for _ in feed(chunks, attach, name):
+        pass
+
+
+def feed(chunks: Iterator[bytes], attach: Callable[[expat.XMLParserType], None], name: str) -> Iterator[None]:
+    """Parse XML piece by piece, and stop after each piece, so that what was found can be handed on.
+
+    A document type is refused (no part of a workbook has one, and entities hide there), and so is what would make the
+    parser keep everything: elements within elements without end, and one tag or comment of megabytes.
+    """
+    parser = expat.ParserCreate()
+    parser.buffer_text = True
+    parser.StartDoctypeDeclHandler = _refuse_doctype
+    attach(parser)
+    _limit_depth(parser)
+    fed = 0
+    try:
+        for chunk in chunks:
+            parser.Parse(chunk, False)
+            fed += len(chunk)
+            # Text is handed on as it comes; what stays with the parser is one unfinished piece of markup.
+            if fed - parser.CurrentByteIndex > _MAX_MARKUP:
+                raise damaged(f"part {name!r} has a tag or comment of more than {_MAX_MARKUP:,} bytes")
+            yield
+        parser.Parse(b"", True)
+        yield
+    except (expat.ExpatError, LookupError, ValueError) as error:
+        # The latter two: it says that it is in an encoding that the parser does not know.
+        raise damaged(f"part {name!r} is no sound XML ({error})") from None
+
+
+def _limit_depth(parser: expat.XMLParserType) -> None:
+    """Put a count of open elements around the handlers of a parser."""
+    start: Any = parser.StartElementHandler
+    end, depth = parser.EndElementHandler, 0
+
+    def opened(tag: str, attrs: dict[str, str]) -> None:
+        nonlocal depth
+        depth += 1
+        if depth > _MAX_DEPTH:
+            raise damaged(f"its XML nests deeper than {_MAX_DEPTH} levels")
+        if start is not None:
+            start(tag, attrs)
+
+    def closed(tag: str) -> None:
+        nonlocal depth
+        depth -= 1
+        if end is not None:
+            end(tag)
+
+    parser.StartElementHandler, parser.EndElementHandler = opened, closed
+
+
+def _refuse_doctype(*_: object) -> None:
+    raise damaged("a part declares a document type")
+
+
+def _check_directory(file: BinaryIO) -> None:
+    """Two readers must not see two different directories in one file, nor one of millions of entries."""
+    size = file.seek(0, 2)
+    file.seek(max(0, size - _END_REACH))
+    if (ends := file.read().count(_END)) != 1:
+        raise damaged("the end of the zip is missing, it was cut off" if not ends else "the zip has two ends")
+    file.seek(0)
+    entries, rest = 0, b""
+    while chunk := file.read(_CHUNK):
+        entries += (rest + chunk).count(_ENTRY)
+        rest = chunk[-3:]
+    if entries > _MAX_PARTS:
+        raise TooLarge(f"the workbook has {entries:,} parts; {_MAX_PARTS:,} are the most that is read", code="zip_bomb")
+
+
+def _inflate(file: BinaryIO, info: zipfile.ZipInfo) -> Iterator[bytes]:
+    """The bytes of an entry, to the end of its stream: zipfile would stop at the size that the entry claims."""
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise damaged(f"part {info.filename!r} is compressed in an unusual way")
+    if not 0 <= info.header_offset <= file.seek(0, 2):
+        raise damaged(f"part {info.filename!r} is not where the directory says")
+    file.seek(info.header_offset)
+    head = file.read(30)
+    if len(head) != 30 or head[:4] != _LOCAL:
+        raise damaged(f"part {info.filename!r} is not where the directory says")
+    place = info.header_offset + 30 + sum(struct.unpack("<HH", head[26:30]))
+    left = info.compress_size
+    engine = zlib.decompressobj(-15) if info.compress_type == zipfile.ZIP_DEFLATED else None
+    while left > 0:
+        # The file is shared by everyone who reads a part: no one relies on where it stands.
+        file.seek(place)
+        data = file.read(min(_CHUNK, left))
+        if not data:
+            raise damaged(f"part {info.filename!r} is cut off")
+        place, left = place + len(data), left - len(data)
+        yield from (_unpack(engine, data, info.filename) if engine else (data,))
+    if engine is not None and not engine.eof:
+        raise damaged(f"part {info.filename!r} is cut off")
+
+
+def _unpack(engine: zlib._Decompress, data: bytes, name: str) -> Iterator[bytes]:
+    while not engine.eof:
+        try:
+            piece = engine.decompress(data, _CHUNK)
+        except zlib.error as error:
+            raise damaged(f"part {name!r} cannot be inflated ({error})") from None
+        data = engine.unconsumed_tail
+        if piece:
+            yield piece
+        if not data and len(piece) < _CHUNK:
+            return
+
+
+# -- The sheets of an Excel workbook by name.
+
+
+# -- What a number in a cell stands for: spreadsheets keep dates and times as days, and only the cell's format says so.
+
+# ruff: noqa: DTZ901 - the times of a sheet have no zone
+
+
+NUMBER: Final = ""
+DATE: Final = "date"
+MOMENT: Final = "moment"
+TIME: Final = "time"
+DURATION: Final = "duration"
+
+BUILT_IN: Final[dict[int, str]] = {
+    **dict.fromkeys([14, 15, 16, 17], DATE),
+    **dict.fromkeys([18, 19, 20, 21, 45, 47], TIME),
+    22: MOMENT,
+    46: DURATION,
+    # Dates of East Asian Excels; 32 to 35, 55 and 56 are times there.
+    **dict.fromkeys([27, 28, 29, 30, 31, 36, 50, 51, 52, 53, 54, 57, 58], DATE),
+    **dict.fromkeys([32, 33, 34, 35, 55, 56], TIME),
+}
+"""The formats that have a number and no text of their own."""
+
+_LITERALS: Final = re.compile(r'"[^"]*"?|\\.|[_*].')
+_ELAPSED: Final = re.compile(r"\[(?:h+|m+|s+)\]", re.IGNORECASE)
+_BRACKETS: Final = re.compile(r"\[[^\[\]]*\]")
+_CONDITION: Final = re.compile(
+    r"\[ *(<=|>=|<>|<|>|=) *([+-]?[0-9]{1,15}(?:\.[0-9]{0,15})?(?:E[+-]?[0-9]{1,2})?) *\]", re.IGNORECASE
+)
+_COMPARE: Final[dict[str, Callable[[float, float], bool]]] = {
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "=": operator.eq, "<>": operator.ne,
+}  # fmt: skip
+_EXACT: Final = 2**53
+_INT64: Final = 2**63
+_DAY_MS: Final = 86_400_000
+_EPOCH_1900, _EPOCH_1904 = date(1899, 12, 30), date(1904, 1, 1)
+_LAST_DAY: Final = 2_958_465
+_LEAP_BUG: Final = 60
+"""Excel counts a 29 February 1900: that day does not exist, and those before it are off by one."""
+
+
+def classify(code: str) -> str:
+    """What a number format shows: :data:`NUMBER`, :data:`DATE`, :data:`MOMENT` (both), :data:`TIME` or :data:`DURATION`.
+
+    Where that depends on the number, ``[<1]h:mm;yyyy-mm-dd`` for instance, it is written the same way, as
+    ``[<1]time;[]date``; :func:`from_serial` takes that as well.
+    """
+    sections = _LITERALS.sub("", code[:1_000]).split(";")[:3]
+    if not any(map(_CONDITION.search, sections)):
+        return _shows(sections[0])
+    kinds = [_shows(section) for section in sections]
+    if len(set(kinds)) == 1:
+        return kinds[0]
+    tests = [f"[{found[1]}{found[2]}]" if (found := _CONDITION.search(section)) else "[]" for section in sections]
+    if len(tests) == 3 and tests[1] == "[]":
+        tests[1] = "[<0]"  # as spreadsheets have it where a third part is for the rest
+    return ";".join(map("".join, zip(tests, kinds, strict=True)))
+
+
+def _shows(code: str) -> str:
+    """What one part of a number format shows."""
+    if _ELAPSED.search(code):
+        return DURATION
+    letters = _BRACKETS.sub("", code).lower()
+    if letters.strip() in {"general", "standard", "@"}:
+        return NUMBER
+    days = any(letter in letters for letter in "dy") or ("g" in letters and "e" in letters and "general" not in letters)
+    hours = any(letter in letters for letter in "hs")
+    if days:
+        return MOMENT if hours else DATE
+    if hours:
+        return TIME
+    return DATE if "m" in letters else NUMBER
+
+
+def plain_number(text: bytes) -> Any:
+    """The number that a workbook has written: an int where it is whole, else a float.
+
+    Beyond 2**53 a spreadsheet keeps 15 digits and shows zeros for the rest, and so do we. What is beyond a double is the
+    error that a spreadsheet would show. Raises ValueError for what is no number.
+    """
+    if len(text) <= 15 and text.isdigit():
+        return int(text)
+    if b"_" in text:
+        raise ValueError("no number")
+    return tidy(float(text))
+
+
+def tidy(value: float) -> Any:
+    """A double as it is handed on; see :func:`plain_number`."""
+    if not math.isfinite(value):
+        return CellError("#NUM!")
+    if not value.is_integer():
+        return value
+    if -_EXACT < value < _EXACT:
+        return int(value)
+    digits = f"{value:.14e}"
+    if abs(value) >= _INT64:
+        return float(digits)
+    mantissa, _, exponent = digits.partition("e")
+    return int(mantissa.replace(".", "")) * 10 ** (int(exponent) - 14)
+
+
+def from_serial(value: Any, kind: str, *, epoch_1904: bool) -> Any:
+    """The date or time that a number of days stands for, under a format of ``kind``.
+
+    A whole number is a date (a datetime where the format shows a time), one with a fraction a datetime, one below 1 a
+    time; under a format of elapsed time it is a timedelta. A number that is no day of any calendar stays a number.
+    """
+    if kind[:1] == "[" and isinstance(value, int | float):
+        kind = _kind_of(value, kind)
+        if kind == NUMBER:
+            return value
+    if type(value) is int and kind == DATE and _LEAP_BUG < value <= _LAST_DAY and not epoch_1904:
+        return _EPOCH_1900 + timedelta(value)
+    if not isinstance(value, int | float):
+        return value
+    try:
+        milliseconds = round(value * _DAY_MS)
+        if kind == DURATION:
+            return timedelta(milliseconds=milliseconds)
+        days, rest = divmod(milliseconds, _DAY_MS)
+        if value < 0 or days > _LAST_DAY:
+            return value
+        clock = (datetime.min + timedelta(milliseconds=rest)).time()
+        if value < 1 and (kind != DATE or value > 0) and not (epoch_1904 and kind in (DATE, MOMENT)):
+            return clock
+        day = _day(days, epoch_1904)
+    except (OverflowError, ValueError):
+        return value
+    if day is None:
+        return value
+    return day if not rest and kind == DATE else datetime.combine(day, clock)
+
+
+def _kind_of(value: float, conditions: str) -> str:
+    """What a format with conditions shows of a number; one that meets none is shown by the first part."""
+    parts = _conditions(conditions)
+    return next((kind for compare, bound, kind in parts if compare is None or compare(value, bound)), parts[0][2])
+
+
+@lru_cache(maxsize=1_000)
+def _conditions(text: str) -> list[tuple[Callable[[float, float], bool] | None, float, str]]:
+    found: list[tuple[Callable[[float, float], bool] | None, float, str]] = []
+    for part in text.split(";"):
+        test, _, kind = part[1:].partition("]")
+        sign = test.rstrip("0123456789.eE+-")
+        found.append((_COMPARE.get(sign), float(test[len(sign) :] or 0), kind))
+    return found
+
+
+def _day(days: int, epoch_1904: bool) -> date | None:
+    if epoch_1904:
+        return _EPOCH_1904 + timedelta(days)
+    if days > _LEAP_BUG:
+        return _EPOCH_1900 + timedelta(days)
+    return _EPOCH_1900 + timedelta(days + 1) if 0 < days < _LEAP_BUG else None
+
+
+def from_iso(text: str, kind: str = DATE) -> Any:
+    """The date, datetime or time of an ISO 8601 text; the text itself where it is none.
+
+    A midnight under a format that shows no time is a date.
+    """
+    text = text.strip()
+    try:
+        if text[:1] == "T" or ":" in text[:6]:
+            return time.fromisoformat(text.removeprefix("T")).replace(tzinfo=None)
+        if len(text) <= 10:
+            return date.fromisoformat(text)
+        moment = datetime.fromisoformat(text).replace(tzinfo=None)
+    except ValueError:
+        return text or None
+    return moment.date() if kind == DATE and moment.time() == time() else moment

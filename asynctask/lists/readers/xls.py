@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+import struct
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from asynctask.lists.readers.base import Limits, OpenOptions, column_letters, over_limit
-from asynctask.lists.readers.biff import Globals, XlsSheet, read_globals
-from asynctask.lists.readers.biff_cells import sheet_cells
+from asynctask.errors import InputError, TooLarge, UnsupportedFormat
+from asynctask.lists.readers.base import CellError, Limits, OpenOptions, column_letters, over_limit
 from asynctask.lists.readers.ole import OleFile
-from asynctask.lists.readers.package import damaged
+from asynctask.lists.readers.shared_texts import Texts, escaped
 from asynctask.lists.readers.table import Table, TableSource, sheet_source
-from asynctask.lists.readers.workbook import choose_sheet, empty_sheet
+from asynctask.lists.readers.workbook import (
+    BUILT_IN,
+    NUMBER,
+    choose_sheet,
+    classify,
+    damaged,
+    empty_sheet,
+    from_serial,
+    tidy,
+)
 
-__all__ = ["STREAMS", "open_xls", "xls_table"]
+__all__ = [
+    "STREAMS",
+    "Globals",
+    "Record",
+    "XlsSheet",
+    "characters",
+    "open_xls",
+    "read_globals",
+    "records",
+    "sheet_cells",
+    "xls_table",
+]
 
 STREAMS: Final = ("workbook", "book")
 _MAX_UNORDERED: Final = 1_000_000
@@ -142,3 +163,433 @@ def _put(cells: list[Any], column: int, value: Any) -> None:
     else:
         cells.extend([None] * (column - len(cells)))
         cells.append(value)
+
+
+# -- The records of an old Excel workbook (.xls, Excel 5 to 2003): what stands in its globals and in its cells.
+
+BOF, EOF, CONTINUE = 0x0809, 0x000A, 0x003C
+_SHEET, _CODEPAGE, _DATES, _FORMAT, _STYLE, _SST, _PASSWORD = 0x0085, 0x0042, 0x0022, 0x041E, 0x00E0, 0x00FC, 0x002F
+_CODEPAGES: Final = {
+    367: "ascii", 932: "cp932", 936: "gbk", 949: "cp949", 950: "cp950", 1200: "utf-16-le", 1361: "johab",
+    10000: "mac_roman", 10001: "shift_jis", 10002: "big5", 10003: "euc_kr", 10006: "mac_greek", 10007: "mac_cyrillic",
+    10008: "gb2312", 10029: "mac_latin2", 10079: "mac_iceland", 10081: "mac_turkish", 32768: "mac_roman", 32769: "cp1252",
+    **{number: f"cp{number}" for number in (
+        437, 720, 737, 775, 850, 852, 855, 857, 858, 860, 861, 862, 863, 864, 865, 866, 869, 874, *range(1250, 1259)
+    )},
+}  # fmt: skip
+_VERSION_5, _VERSION_8 = 0x0500, 0x0600
+_MAX_SHEETS: Final = 1_000
+_MAX_STYLES: Final = 100_000
+
+
+class Record(NamedTuple):
+    """A record: its kind, and its data."""
+
+    kind: int
+    data: bytes
+
+
+class XlsSheet(NamedTuple):
+    """A table of the workbook: its name, where its records begin, whether it can be seen."""
+
+    name: str
+    at: int
+    visible: bool
+
+
+class Globals(NamedTuple):
+    """What the cells need: see the classes of the same names. ``old`` is Excel 5 or 95, whose texts have a code page."""
+
+    sheets: list[XlsSheet]
+    texts: Texts
+    kinds: list[str]
+    epoch_1904: bool
+    old: bool
+    codec: str
+
+
+def records(stream: io.BufferedReader, at: int = 0) -> Iterator[Record]:
+    """The records from a place on, to the end of the stream."""
+    stream.seek(at)
+    while len(head := stream.read(4)) == 4:
+        kind, size = struct.unpack("<HH", head)
+        data = stream.read(size)
+        if len(data) != size:
+            raise damaged("a record of it is cut off")
+        yield Record(kind, data)
+
+
+def read_globals(stream: io.BufferedReader) -> Globals:
+    """What stands before the sheets. Raises InputError for a workbook with a password, or one that is damaged."""
+    reader = _Globals()
+    try:
+        found = records(stream)
+        first = next(found, Record(0, b""))
+        if first.kind != BOF or len(first.data) < 4:
+            raise damaged("its first record is missing")
+        (version,) = struct.unpack_from("<H", first.data)
+        if version not in (_VERSION_5, _VERSION_8):
+            raise UnsupportedFormat(
+                "the workbook is older than Excel 5; open it in a spreadsheet program and save as .xlsx"
+            )
+        reader.old = version == _VERSION_5
+        for record in found:
+            if record.kind == EOF:
+                return reader.result()
+            reader.take(record)
+        raise damaged("the end of its globals is missing")
+    except (struct.error, IndexError, UnicodeDecodeError):
+        reader.texts.close()
+        raise damaged("a record of its globals is too short") from None
+    except BaseException:
+        reader.texts.close()
+        raise
+
+
+class _Globals:
+    def __init__(self) -> None:
+        self.texts = Texts()
+        self.old = False
+        self._codec = "cp1252"
+        self._epoch_1904 = False
+        self._formats: dict[int, str] = dict(BUILT_IN)
+        self._styles: list[int] = []
+        self._sheets: list[tuple[bytes, int, bool]] = []
+        self._shared: _SharedTexts | None = None
+        self._takers: dict[int, Callable[[bytes], None]] = {
+            _SHEET: self._sheet, _CODEPAGE: self._codepage, _DATES: self._dates, _FORMAT: self._format,
+            _STYLE: self._style, _PASSWORD: self._password, _SST: self._texts,
+        }  # fmt: skip
+
+    def take(self, record: Record) -> None:
+        if record.kind == CONTINUE:
+            if self._shared is not None:
+                self._shared.feed(record.data)
+            return
+        self._shared = None
+        taker = self._takers.get(record.kind)
+        if taker is not None:
+            taker(record.data)
+
+    def result(self) -> Globals:
+        sheets = [XlsSheet(self._name(name), at, visible) for name, at, visible in self._sheets]
+        kinds = [self._formats.get(number, NUMBER) for number in self._styles]
+        return Globals(sheets, self.texts, kinds, self._epoch_1904, self.old, self._codec)
+
+    def _name(self, data: bytes) -> str:
+        if self.old:
+            return data[1 : 1 + data[0]].decode(self._codec, "replace")
+        return characters(data, 2, data[0], data[1])
+
+    def _sheet(self, data: bytes) -> None:
+        at, state, kind = struct.unpack_from("<IBB", data)
+        if kind == 0:
+            if len(self._sheets) >= _MAX_SHEETS:
+                raise TooLarge(f"the workbook has more than {_MAX_SHEETS:,} sheets; split it into several")
+            self._sheets.append((data[6:], at, state & 3 == 0))
+
+    def _codepage(self, data: bytes) -> None:
+        number = struct.unpack_from("<H", data)[0]
+        if self.old and number not in _CODEPAGES:  # later workbooks have Unicode, and only claim one
+            raise InputError(
+                f"the texts of the workbook are in code page {number}, which is not known; open it in a spreadsheet program"
+                " and save as .xlsx",
+                code="encoding",
+            )
+        self._codec = _CODEPAGES.get(number, "cp1252")
+
+    def _dates(self, data: bytes) -> None:
+        self._epoch_1904 = struct.unpack_from("<H", data)[0] == 1
+
+    def _format(self, data: bytes) -> None:
+        if self.old:
+            number, size = struct.unpack_from("<HB", data)
+            code = data[3 : 3 + size].decode(self._codec, "replace")
+        else:
+            number, size, flags = struct.unpack_from("<HHB", data)
+            code = characters(data, 5, size, flags)
+        self._formats[number] = classify(code)
+
+    def _style(self, data: bytes) -> None:
+        if len(self._styles) < _MAX_STYLES:
+            self._styles.append(struct.unpack_from("<H", data, 2)[0])
+
+    def _password(self, _: bytes) -> None:
+        raise UnsupportedFormat(
+            "the workbook is protected with a password; remove the password in the spreadsheet program, save it and"
+            " upload it again",
+            code="encrypted",
+        )
+
+    def _texts(self, data: bytes) -> None:
+        self._shared = _SharedTexts(self.texts, struct.unpack_from("<I", data, 4)[0])
+        self._shared.feed(data[8:])
+
+
+class _SharedTexts:
+    """The table of shared texts, whose record goes on in others: a text may break off anywhere and go on there."""
+
+    def __init__(self, texts: Texts, count: int) -> None:
+        self._texts, self._left = texts, count
+        self._data, self._at = b"", 0
+        self._parts: list[str] = []
+        self._characters = self._skip = self._size = 0
+        self._wide = False
+
+    def feed(self, data: bytes) -> None:
+        """The next record."""
+        if self._characters:
+            # Characters that go on in the next record begin with a new flag: one byte or two for each.
+            self._wide, data = bool(data[0] & 1) if data else False, data[1:]
+        self._data, self._at = self._data[self._at :] + data, 0
+        while self._left and self._step():
+            pass
+        if self._left and len(self._data) - self._at > 64:
+            raise damaged("its table of texts cannot be read")
+
+    def _step(self) -> bool:
+        if self._characters:
+            return self._take_characters()
+        if self._skip:
+            taken = min(self._skip, len(self._data) - self._at)
+            self._at += taken
+            self._skip -= taken
+            if self._skip or not taken:
+                return False
+        if self._parts:
+            self._texts.add([_literal("".join(self._parts))])
+            self._parts.clear()
+            self._left -= 1
+            return True
+        self._take_whole()
+        return bool(self._left) and self._begin()
+
+    def _take_whole(self) -> None:
+        """The texts at this place that are plain and end within the record, in one pass: nearly all are."""
+        data, at, found = self._data, self._at, list[bytes]()
+        end, left = len(data), self._left
+        while len(found) < left and end - at >= 3:
+            flags = data[at + 2]
+            size = (data[at] | data[at + 1] << 8) << (flags & 1)
+            if flags & 0x0C or at + 3 + size > end:
+                break
+            piece = data[at + 3 : at + 3 + size]
+            found.append(_literal(piece.decode("utf-16-le", "replace") if flags & 1 else piece.decode("latin-1")))
+            at += 3 + size
+        self._at, self._left = at, left - len(found)
+        self._texts.add(found)
+
+    def _begin(self) -> bool:
+        if len(self._data) - self._at < 3:
+            return False
+        count, flags = struct.unpack_from("<HB", self._data, self._at)
+        runs, extra, size = 0, 0, 3
+        if len(self._data) - self._at < 3 + 2 * bool(flags & 8) + 4 * bool(flags & 4):
+            return False
+        if flags & 8:
+            (runs,) = struct.unpack_from("<H", self._data, self._at + size)
+            size += 2
+        if flags & 4:
+            (extra,) = struct.unpack_from("<I", self._data, self._at + size)
+            size += 4
+        self._at += size
+        self._characters, self._wide, self._skip = count, bool(flags & 1), 4 * runs + extra
+        self._parts.append("")
+        return True
+
+    def _take_characters(self) -> bool:
+        width = 2 if self._wide else 1
+        count = min(self._characters, (len(self._data) - self._at) // width)
+        piece = self._data[self._at : self._at + count * width]
+        self._parts.append(piece.decode("utf-16-le", "replace") if self._wide else piece.decode("latin-1"))
+        self._at += count * width
+        self._characters -= count
+        return not self._characters
+
+
+def _literal(text: str) -> bytes:
+    """A text of this table as :meth:`Texts.add` takes it: it knows no escapes, and what looks like one stands as it is."""
+    return escaped(text.replace("_x", "_x005F_x")) if text else b""
+
+
+def characters(data: bytes, at: int, count: int, flags: int) -> str:
+    """Characters of one byte or, as the first bit of their flags says, of two."""
+    if flags & 1:
+        return data[at : at + 2 * count].decode("utf-16-le", "replace")
+    return data[at : at + count].decode("latin-1")
+
+
+# -- The cells of a sheet of an old Excel workbook, record by record.
+
+_NUMBER, _RK, _MULRK, _SHARED, _LABEL, _RICH = 0x0203, 0x027E, 0x00BD, 0x00FD, 0x0204, 0x00D6
+_TRUTH, _STRING = 0x0205, 0x0207
+_FORMULAS: Final = frozenset({0x0006, 0x0206, 0x0406})
+"""Excel 5 and later write the first; other programs write those of Excel 3 and 4, whose values stand at the same places."""
+_ERRORS: Final = {
+    0x00: "#NULL!", 0x07: "#DIV/0!", 0x0F: "#VALUE!", 0x17: "#REF!", 0x1D: "#NAME?", 0x24: "#NUM!", 0x2A: "#N/A",
+    0x2B: "#GETTING_DATA",
+}  # fmt: skip
+_TABLE: Final = 0x0010
+
+
+def sheet_cells(stream: io.BufferedReader, sheet: XlsSheet, book: Globals) -> Iterator[tuple[int, int, Any]]:
+    """Row from 0, column from 0 and value of each cell of a sheet that has one, in the order of the file."""
+    try:
+        yield from _cells(stream, sheet, book)
+    except (struct.error, IndexError):
+        raise damaged(f"a record of sheet {sheet.name!r} is too short") from None
+
+
+def _cells(stream: io.BufferedReader, sheet: XlsSheet, book: Globals) -> Iterator[tuple[int, int, Any]]:
+    waiting = (-1, -1)
+    text: _LongText | None = None
+    for kind, data in _table_records(stream, sheet):
+        if text is not None and kind == CONTINUE:
+            text.feed(data)
+            continue
+        if text is not None:
+            if (value := text.value()) is not None:
+                yield *waiting, value
+            text = None
+        if kind == _STRING and waiting[0] >= 0:
+            text = _LongText(data, book)
+        elif kind in _FORMULAS:
+            row, column = struct.unpack_from("<HH", data)
+            value = _formula_value(data, book)
+            waiting = (row, column) if value is _FOLLOWS else (-1, -1)
+            if value is not _FOLLOWS and value is not None:
+                yield row, column, value
+        elif kind in _VALUES:
+            yield from _VALUES[kind](data, book)
+
+
+def _table_records(stream: io.BufferedReader, sheet: XlsSheet) -> Iterator[Record]:
+    """The records of a sheet to its end, without those of charts within it; none where it is no table."""
+    depth = 0
+    for record in records(stream, sheet.at):
+        if record.kind == BOF:
+            depth += 1
+            if depth == 1 and struct.unpack_from("<H", record.data, 2)[0] != _TABLE:
+                return
+        elif depth == 0:
+            raise damaged(f"sheet {sheet.name!r} is not where the workbook says")
+        elif record.kind == EOF:
+            depth -= 1
+        if depth <= 1:
+            yield record
+        if depth == 0:
+            return
+    raise damaged(f"the end of sheet {sheet.name!r} is missing")
+
+
+class _LongText:
+    """The text that a formula came to: it may go on in further records."""
+
+    def __init__(self, data: bytes, book: Globals) -> None:
+        (self._left,) = struct.unpack_from("<H", data)
+        self._old, self._codec, self._parts = book.old, book.codec, list[str]()
+        if self._old:
+            self._take(data[2:])
+        else:
+            self.feed(data[2:])
+
+    def feed(self, data: bytes) -> None:
+        """Another piece, with its own flag of one byte or two for a character."""
+        if self._old:
+            self._take(data)
+        elif data and self._left:
+            text = characters(data, 1, self._left, data[0])
+            self._left -= len(text)
+            self._parts.append(text)
+
+    def value(self) -> str | None:
+        """The whole of it."""
+        return "".join(self._parts).strip() or None
+
+    def _take(self, data: bytes) -> None:
+        piece = data[: self._left]
+        self._left -= len(piece)
+        self._parts.append(piece.decode(self._codec, "replace"))
+
+
+_FOLLOWS: Final = object()
+"""The value of a formula that is a text: it has a record of its own."""
+
+
+def _formula_value(data: bytes, book: Globals) -> Any:
+    (style,) = struct.unpack_from("<H", data, 4)
+    if data[12:14] != b"\xff\xff":
+        return _styled(struct.unpack_from("<d", data, 6)[0], style, book)
+    kind, value = data[6], data[8]
+    if kind == 0:
+        return _FOLLOWS
+    if kind == 1:
+        return bool(value)
+    return CellError(_ERRORS.get(value, "#ERROR")) if kind == 2 else None
+
+
+def _number(data: bytes, book: Globals) -> Iterator[tuple[int, int, Any]]:
+    row, column, style, value = struct.unpack_from("<HHHd", data)
+    yield row, column, _styled(value, style, book)
+
+
+def _rk(data: bytes, book: Globals) -> Iterator[tuple[int, int, Any]]:
+    row, column, style, value = struct.unpack_from("<HHHI", data)
+    yield row, column, _styled(_unpacked(value), style, book)
+
+
+def _many_rk(data: bytes, book: Globals) -> Iterator[tuple[int, int, Any]]:
+    row, column = struct.unpack_from("<HH", data)
+    for index in range((len(data) - 6) // 6):
+        style, value = struct.unpack_from("<HI", data, 4 + 6 * index)
+        yield row, column + index, _styled(_unpacked(value), style, book)
+
+
+def _shared(data: bytes, book: Globals) -> Iterator[tuple[int, int, Any]]:
+    row, column, _, number = struct.unpack_from("<HHHI", data)
+    text = book.texts.get(b"%d" % number)
+    if text is not None:
+        yield row, column, text
+
+
+def _label(data: bytes, book: Globals) -> Iterator[tuple[int, int, Any]]:
+    row, column = struct.unpack_from("<HH", data)
+    text = _text(data, 6, book)
+    if text is not None:
+        yield row, column, text
+
+
+def _truth(data: bytes, book: Globals) -> Iterator[tuple[int, int, Any]]:
+    row, column, _, value, error = struct.unpack_from("<HHHBB", data)
+    yield row, column, CellError(_ERRORS.get(value, "#ERROR")) if error else bool(value)
+
+
+_VALUES: Final[dict[int, Callable[[bytes, Globals], Iterator[tuple[int, int, Any]]]]] = {
+    _NUMBER: _number, _RK: _rk, _MULRK: _many_rk, _SHARED: _shared, _LABEL: _label, _RICH: _label, _TRUTH: _truth,
+}  # fmt: skip
+
+
+def _styled(value: float, style: int, book: Globals) -> Any:
+    found = tidy(value)
+    kind = book.kinds[style] if style < len(book.kinds) else NUMBER
+    return from_serial(found, kind, epoch_1904=book.epoch_1904) if kind else found
+
+
+def _unpacked(packed: int) -> float:
+    """A number in four bytes: an integer of 30 bits, or the upper half of a double; perhaps a hundred times too large."""
+    if packed & 2:
+        whole = packed >> 2
+        value = float(whole - (1 << 30) if whole & 0x20000000 else whole)
+    else:
+        value = struct.unpack("<d", struct.pack("<II", 0, packed & 0xFFFFFFFC))[0]
+    return value / 100 if packed & 1 else value
+
+
+def _text(data: bytes, at: int, book: Globals) -> str | None:
+    (size,) = struct.unpack_from("<H", data, at)
+    if book.old:
+        text = data[at + 2 : at + 2 + size].decode(book.codec, "replace")
+    else:
+        flags = data[at + 2] if size else 0
+        text = characters(data, at + 3 + 2 * bool(flags & 8) + 4 * bool(flags & 4), size, flags)
+    return text.strip() or None

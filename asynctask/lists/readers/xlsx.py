@@ -6,17 +6,33 @@ sheet claims is not believed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Final, NamedTuple
+from xml.parsers.expat import XMLParserType
 
-from asynctask.lists.readers.base import Limits, OpenOptions
-from asynctask.lists.readers.package import Package, damaged
-from asynctask.lists.readers.sheet_xml import Book, SheetXml
+from asynctask.errors import TooLarge
+from asynctask.lists.readers.base import CellError, Limits, OpenOptions, column_letters, over_limit
+from asynctask.lists.readers.shared_texts import TextParser, Texts, canonical, clean, escaped, load_texts
 from asynctask.lists.readers.table import Table, TableSource, sheet_source
-from asynctask.lists.readers.texts import load_texts
-from asynctask.lists.readers.workbook import SheetPart, choose_sheet, empty_sheet, read_workbook, sheet_kinds
+from asynctask.lists.readers.workbook import (
+    NO_VALUE,
+    Package,
+    SheetPart,
+    choose_sheet,
+    damaged,
+    empty_sheet,
+    feed,
+    from_iso,
+    from_serial,
+    parse_xml,
+    plain_number,
+    read_workbook,
+    sheet_kinds,
+)
 
-__all__ = ["open_xlsx", "xlsx_sheets", "xlsx_table"]
+__all__ = ["Book", "SheetXml", "open_xlsx", "xlsx_sheets", "xlsx_table"]
 
 
 def open_xlsx(path: Path, options: OpenOptions) -> TableSource:
@@ -62,3 +78,342 @@ def _wanted(sheets: Sequence[SheetPart], name: str | None) -> Sequence[SheetPart
     if name is None:
         return [sheet for sheet in sheets if sheet.visible]
     return [sheets[choose_sheet(name, [sheet.name for sheet in sheets])]]
+
+
+# -- The rows of a sheet of an Excel workbook, streamed from its XML.
+#
+# Nearly every program writes cells in one way, ``<c r="A1" s="2" t="s"><v>7</v></c>``. Those are read by a pattern that has
+# to explain every cell of a row; a row, or a sheet, that is written in another way goes through an XML parser.
+
+EXCEL_ROWS, EXCEL_COLUMNS = 1_048_576, 16_384
+_ROW_BYTES: Final = 8_388_608
+_ROW_END: Final = b"</row>"
+_ROW: Final = re.compile(rb'<row((?: [A-Za-z0-9:._-]+="[^"<>]*+")*+)>')
+_EMPTY_ROWS: Final = re.compile(rb'(?:\s*<row((?: [A-Za-z0-9:._-]+="[^"<>]*+")*+) ?/>)*+\s*')
+_TABLE: Final = re.compile(rb"<sheetData\s*(/?)>")
+_NUMBER: Final = re.compile(rb' r="([^"]*)"')
+_CELL: Final = re.compile(
+    rb'<c r="([A-Z]{1,3})([1-9][0-9]{0,6})"(?: s="([0-9]{1,6})")?(?: t="([a-zA-Z]+)")?'
+    rb"(?:/>|>(?:(<f)[^>]*?(?:/>|>[^<]*+</f>))?"
+    rb'(?:<v>([^<]*+)</v>|<v ?/>|<is><t(?: xml:space="preserve")?>([^<]*+)</t></is>)?</c>)'
+)
+_WORTH: Final = re.compile(rb"<(?:[\w.-]+:)?(?:v|is|f)\b")
+"""What a row has in it unless all of its cells have a format only."""
+_FILLED: Final = re.compile(rb"<v>[^<\s&_\x80-\xff]")
+"""A cell that is not empty for certain: what it begins with is neither a space nor something that may turn out as one."""
+
+Found = tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]
+"""Letters, digits, style, type, whether there is a formula, value, inline text."""
+
+
+class Book(NamedTuple):
+    """What the cells of a workbook need: shared texts, kind of each style by its number, epoch of dates, limits."""
+
+    texts: Texts
+    kinds: Mapping[bytes, str]
+    epoch_1904: bool
+    limits: Limits
+
+
+class _Unusual(Exception):
+    """The sheet is not written as programs usually write it."""
+
+
+class SheetXml:
+    """A sheet. ``prove`` looks through it once; then ``cells`` gives its rows, as often as wanted."""
+
+    def __init__(self, open_package: Callable[[], Package], part: str, book: Book) -> None:
+        self._open, self._part, self._book = open_package, part, book
+        self._usual, self._last = True, EXCEL_ROWS
+
+    def prove(self) -> int:
+        """How many rows are not empty. Raises InputError where the sheet is cut off, contradicts itself or is too wide."""
+        try:
+            count, self._last = self._count()
+        except _Unusual:
+            self._usual, count = False, 0
+            for count, (last, _) in enumerate(self.cells(), 1):  # noqa: B007 - the last one counts
+                pass
+            self._last = last if count else 0
+        return count
+
+    def cells(self) -> Iterator[tuple[int, list[Any]]]:
+        """The rows that are not empty, by number, each from column A to its last cell that has a value."""
+        with self._open() as package:
+            rows = self._usual_rows(package) if self._usual else self._any_rows(package)
+            for number, row in rows:
+                if row:
+                    yield number, row
+                if number >= self._last:
+                    return  # what follows has a format only
+
+    # -- by patterns
+
+    def _count(self) -> tuple[int, int]:
+        """How many rows are not empty, and the number of the last one."""
+        count, last, blank, width = 0, 0, self._book.texts.blank, self._book.limits.max_columns
+        with self._open() as package:
+            for number, content in self._contents(package):
+                certain = not blank and _FILLED.search(content) is not None
+                if (certain and _last_column(content) < width) or self._row(number, content):
+                    count, last = count + 1, number
+        return count, last
+
+    def _usual_rows(self, package: Package) -> Iterator[tuple[int, list[Any]]]:
+        for number, content in self._contents(package):
+            yield number, self._row(number, content)
+
+    def _row(self, number: int, content: bytes) -> list[Any]:
+        if not _WORTH.search(content):
+            return []
+        found: list[Found] = _CELL.findall(content)
+        if not found or len(found) != content.count(b"<c ") + content.count(b"<c>") + content.count(b"<c/"):
+            found = _parsed_row(number, content)
+        return row_values(number, found, self._book)
+
+    def _contents(self, package: Package) -> Iterator[tuple[int, bytes]]:
+        """The number of each row that has cells, and the XML between its tags. Raises _Unusual before the first."""
+        number = 0
+        for piece in self._pieces(package):
+            start = piece.rfind(b"<row")
+            match = _ROW.match(piece, start) if start >= 0 else None
+            if match is None or not _EMPTY_ROWS.fullmatch(piece, 0, start):
+                raise _Unusual
+            before = number + piece.count(b"<row", 0, start)
+            claimed = _NUMBER.search(match[1])
+            number = _row_number(claimed[1] if claimed else b"%d" % (before + 1), number)
+            yield number, piece[match.end() :]
+
+    def _pieces(self, package: Package) -> Iterator[bytes]:
+        """What stands before each end of a row, inside the table of the sheet."""
+        rest, inside, head = b"", False, True
+        chunks = package.chunks(self._part)
+        for chunk in chunks:
+            if head and not canonical(chunk):
+                raise _Unusual
+            head = False
+            rest += chunk
+            if b"<!" in rest:
+                raise _Unusual
+            if not inside:
+                start = _TABLE.search(rest)
+                if start is None:
+                    rest = rest[-64:]
+                    continue
+                inside, rest = True, b"</sheetData" if start[1] else rest[start.end() :]
+            pieces = rest.split(_ROW_END)
+            rest = pieces.pop()
+            yield from pieces
+            if (end := rest.find(b"</sheetData")) >= 0:
+                if not _EMPTY_ROWS.fullmatch(rest, 0, end):
+                    raise _Unusual
+                for _ in chunks:
+                    pass  # to the end, where its size and its checksum are known
+                return
+            if len(rest) > _ROW_BYTES:
+                raise over_limit(
+                    f"a row of the sheet has more than {_ROW_BYTES:,} bytes",
+                    "max_item_bytes",
+                    self._book.limits.max_item_bytes,
+                )
+        raise _Unusual
+
+    # -- by a parser
+
+    def _any_rows(self, package: Package) -> Iterator[tuple[int, list[Any]]]:
+        parser = _RowParser()
+        for _ in feed(package.chunks(self._part), parser.attach, self._part):
+            for number, found in parser.take():
+                yield number, row_values(number, found, self._book)
+
+
+class _RowParser:
+    """Handlers for an XML parser that collect the cells of finished rows."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, list[Found]]] = []
+        self._number = 0
+        self._cells: list[Found] = []
+        self._column, self._inside, self._size = -1, False, 0
+        self._attrs: Mapping[str, str] = {}
+        self._formula = self._has_text = False
+        self._value: list[str] | None = None
+        self._whole = ""
+        self._text = TextParser()
+
+    def attach(self, xml: XMLParserType) -> None:
+        """Listen to a parser."""
+        xml.StartElementHandler, xml.EndElementHandler, xml.CharacterDataHandler = self._start, self._end, self._characters
+
+    def take(self) -> list[tuple[int, list[Found]]]:
+        """The rows that were finished since the last call."""
+        rows, self._rows = self._rows, []
+        return rows
+
+    def _start(self, tag: str, attrs: Mapping[str, str]) -> None:
+        tag = tag.rpartition(":")[2]
+        if tag == "c" and self._inside:
+            self._attrs, self._formula, self._has_text, self._whole = attrs, False, False, ""
+        elif tag == "row" and not self._inside:
+            claimed = attrs.get("r")
+            self._number = _row_number(b"%d" % (self._number + 1) if claimed is None else claimed.encode(), self._number)
+            self._cells, self._column, self._inside, self._size = [], -1, True, 0
+        elif not self._inside:
+            return
+        elif tag == "v":
+            self._value = []
+        elif tag == "f":
+            self._formula = True
+        elif tag == "is":
+            self._has_text = True
+        else:
+            self._text.start(tag)
+
+    def _end(self, tag: str) -> None:
+        tag = tag.rpartition(":")[2]
+        if tag == "c" and self._inside:
+            self._add()
+        elif tag == "row":
+            self._rows.append((self._number, self._cells))
+            self._inside = False
+        elif tag == "v" and self._value is not None:
+            self._whole, self._value = "".join(self._value), None
+        else:
+            self._text.end(tag)
+
+    def _characters(self, data: str) -> None:
+        self._size += len(data) if self._inside else 0
+        if self._size > _ROW_BYTES:
+            raise TooLarge(f"row {self._number} of the sheet has more than {_ROW_BYTES:,} characters; shorten its texts")
+        if self._value is not None:
+            self._value.append(data)
+        else:
+            self._text.text(data)
+
+    def _add(self) -> None:
+        ref = self._attrs.get("r")
+        letters, digits = _split(ref) if ref is not None else (_letters(self._column + 1), b"%d" % self._number)
+        self._column = _index(letters)
+        text = escaped(self._text.take()) if self._has_text else b""
+        if len(self._cells) >= EXCEL_COLUMNS:
+            raise damaged("a row has more cells than a sheet has columns")
+        style, kind = (self._attrs.get(name, "").encode() for name in "st")
+        formula = b"<f" if self._formula else b""
+        self._cells.append((letters, digits, style, kind, formula, escaped(self._whole), text))
+
+
+def _parsed_row(number: int, content: bytes) -> list[Found]:
+    parser = _RowParser()
+    parse_xml(iter([b'<row r="%d">' % number, content, _ROW_END]), parser.attach, "the sheet")
+    rows = parser.take()
+    return rows[0][1] if rows else []
+
+
+def row_values(number: int, found: list[Found], book: Book) -> list[Any]:
+    """The values of a row's cells, from column A to the last one that has a value."""
+    texts, kinds, width, longest = book.texts, book.kinds, book.limits.max_columns, book.limits.max_cell_chars
+    known, row, this = texts.known, list[Any](), b"%d" % number
+    for letters, digits, style, kind, formula, raw, inline in found:
+        if digits != this:
+            raise damaged(f"a cell of row {number} says that it stands in another row")
+        if kind == b"s":
+            value: Any = known.get(raw) or (texts.get(raw) if raw else None)
+        elif not kind or kind == b"n":
+            if len(raw) < 16 and raw.isdigit():
+                value = int(raw)
+            elif raw:
+                value = _number_value(raw, number)
+            else:
+                value = CellError(NO_VALUE) if formula else None
+            if style in kinds:
+                value = from_serial(value, kinds[style], epoch_1904=book.epoch_1904)
+        else:
+            value = _other_value(kind, raw, inline, kinds.get(style, ""), number)
+        if value is None:
+            continue
+        if type(value) is str and len(value) > longest:
+            raise over_limit(f"a cell of row {number} has {len(value):,} characters", "max_cell_chars", longest)
+        column = _COLUMNS.get(letters, -1)
+        if column == len(row) and column < width:
+            row.append(value)
+        else:
+            _put(row, _index(letters), value, number, book.limits)
+    return row
+
+
+def _put(row: list[Any], column: int, value: Any, number: int, limits: Limits) -> None:
+    if column >= limits.max_columns:
+        what = f"row {number} has a cell in column {column_letters(column)}, which is column {column + 1:,}"
+        raise over_limit(what, "max_columns", limits.max_columns)
+    if column < len(row):
+        row[column] = value
+    else:
+        row.extend([None] * (column - len(row)))
+        row.append(value)
+
+
+def _number_value(raw: bytes, number: int) -> Any:
+    try:
+        return plain_number(raw)
+    except ValueError:
+        text = clean(raw)
+        if text is None:
+            return None
+        raise damaged(f"a cell of row {number} is said to be a number and is none") from None
+
+
+def _other_value(kind: bytes, raw: bytes, inline: bytes, style: str, number: int) -> Any:
+    if kind == b"str":
+        return clean(raw)
+    if kind == b"inlineStr":
+        return clean(inline or raw)
+    if kind == b"b":
+        if raw.strip() in _TRUTH:
+            return _TRUTH[raw.strip()]
+    elif kind == b"e":
+        return CellError((clean(raw) or "#ERROR")[:40])
+    elif kind == b"d":
+        text = clean(raw)
+        return None if text is None else from_iso(text, style)
+    raise damaged(f"a cell of row {number} is of a kind that does not exist")
+
+
+def _row_number(claimed: bytes, previous: int) -> int:
+    if not (claimed.isdigit() and len(claimed) <= 7 and 1 <= int(claimed) <= EXCEL_ROWS):
+        raise damaged("a row stands outside the sheet")
+    if int(claimed) <= previous:
+        raise damaged(f"row {int(claimed)} comes after row {previous}")
+    return int(claimed)
+
+
+def _split(ref: str) -> tuple[bytes, bytes]:
+    match = _REF.fullmatch(ref)
+    if match is None:
+        raise damaged("a cell stands outside the sheet")
+    return match[1].upper().encode(), match[2].encode()
+
+
+def _letters(column: int) -> bytes:
+    return column_letters(column).encode()
+
+
+def _index(letters: bytes) -> int:
+    column = 0
+    for letter in letters:
+        column = column * 26 + letter - 64
+    if column > EXCEL_COLUMNS:
+        raise damaged("a cell stands outside the sheet")
+    return column - 1
+
+
+def _last_column(content: bytes) -> int:
+    """The column of the last cell of a row; -1 where it is written in another way."""
+    start = content.rfind(b'<c r="') + 6
+    letters = content[start : start + 3].rstrip(b'0123456789"')
+    return _COLUMNS.get(letters, EXCEL_COLUMNS) if start >= 6 else -1
+
+
+_REF: Final = re.compile(r"([A-Za-z]{1,3})([1-9][0-9]{0,6})")
+_TRUTH: Final[Mapping[bytes, bool | None]] = {b"1": True, b"0": False, b"true": True, b"false": False, b"": None}
+_COLUMNS: Final[Mapping[bytes, int]] = {_letters(column): column for column in range(1_000)}
+"""The common ones, by their letters."""

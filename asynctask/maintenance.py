@@ -1,0 +1,480 @@
+"""The sweep: everything that must happen although nobody is there to do it.
+
+Any process can do it, and one at a time has the duty; doing anything of it twice is harmless. Where nothing happens, it
+asks the database one question every few seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker, Copy, Held, Key
+from asynctask.brokers.sql.broker import SqlBroker
+from asynctask.core.states import State
+from asynctask.database.notify import Waker
+from asynctask.dispatch.control import Control
+from asynctask.dispatch.dispatcher import LOOK_AGAIN_S
+from asynctask.dispatch.outbox import poisoned
+from asynctask.errors import Unavailable
+from asynctask.ledger import control, dispatchable, leases, processes, progress, sessions
+from asynctask.ledger import tasks as task_rows
+from asynctask.ledger.base import Ledger, is_held
+from asynctask.ledger.events import EventRecord
+from asynctask.ledger.tasks import candidates, try_close
+from asynctask.lists.uploads import Uploads, is_for_split_only
+from asynctask.logs import get_logger
+
+__all__ = ["PARTS", "STRAYS_S", "Rota", "Sweep"]
+
+LOOK_S = 10.0
+SAMPLE_S = 5.0
+POISON_COPIES = 3
+_DUE_AT_ONCE = 1_000
+_LOOKS = 10
+_LOOK_AT_ONCE = 1_000
+_REST = 20
+_SOURCES_AT_ONCE = 500
+_WORK = ("release_due", "turn_rows")  # each turn of these is a step towards an end that somebody waits for
+
+
+class Sweep:
+    """Recovers the dead, closes what is over, takes up stalled splits, turns rows, finds lost copies, takes samples, clears
+    stored lists.
+
+    ``take_up`` starts the split of a Task anew in a way that fits this process, ``uploads`` is where lists are stored; None
+    where it must not split.
+    ``every_s`` is the pause between two sweeps while there is a Task that is not over. ``nudge`` and ``expect`` tell the
+    dispatcher that there is something for it, now or at a time (microseconds); ``waker`` is where it hears of more.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        broker: Broker,
+        host: processes.Host,
+        controls: Control,
+        *,
+        take_up: Callable[[int], None] | None = None,
+        uploads: Uploads | None = None,
+        nudge: Callable[[], None] = lambda: None,
+        expect: Callable[[int], None] = lambda at: None,
+        waker: Waker | None = None,
+        every_s: float = 1.0,
+    ) -> None:
+        self._ledger = ledger
+        self._broker = broker
+        self._host = host
+        self._controls = controls
+        self._take_up = take_up
+        self._uploads = uploads
+        self._cleared = 0  # of the Tasks up to this id no stored list can become one that nobody needs
+        self._nudge = nudge
+        self._every_s = every_s
+        self._rota = Rota(
+            ledger, host, nudge, expect, waker, every_s=every_s, can_split=take_up is not None,
+            foreign=not (isinstance(broker, SqlBroker) or broker.capabilities.polled), apart=broker.capabilities.polled,
+        )  # fmt: skip
+        self._missed: dict[Key, tuple[int, int]] = {}
+        self._looked_at = -math.inf
+        self._unknown: set[str] = set()
+        self._rests: dict[str, float] = {}
+        self._thread: threading.Thread | None = None
+        self._log = get_logger("asynctask.sweep")
+
+    def start(self) -> None:
+        """Sweeps in a thread of its own until :meth:`stop`."""
+        self._thread = threading.Thread(target=self._run, name="sweep", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread; another process has the duty then."""
+        self._rota.stop()
+        if self._thread is not None:
+            self._thread.join(10)
+
+    def _run(self) -> None:
+        while not self._rota.stopped:
+            wanted: Sequence[str] = ()
+            try:
+                wanted = self._rota.wanted()
+            except Unavailable as error:
+                self._log.warning("sweep_put_off", part="look", error=str(error))
+            except Exception:
+                self._log.exception("sweep_failed", part="look")
+            self._do(wanted)
+            self._rota.pause()
+        self._rota.leave()
+
+    def sweep(self) -> None:
+        """Does each part once; a part that fails leaves the others their turn."""
+        self._rests.clear()
+        self._do(PARTS)
+
+    def _do(self, parts: Sequence[str]) -> None:
+        clock = self._ledger.clock
+        for name in parts:
+            begun, longest = clock.monotonic(), math.inf
+            if begun < self._rests.get(name, 0.0):
+                continue
+            try:
+                getattr(self, name)()
+            except Unavailable as error:
+                longest = LOOK_S  # it was no work to wait for an answer that did not come: look soon whether it does now
+                self._log.warning("sweep_put_off", part=name, error=str(error))
+            except Exception:
+                self._log.exception("sweep_failed", part=name)
+            if name in _WORK:
+                continue
+            # However many Tasks are open: no look takes more than a twentieth of the time.
+            ended = clock.monotonic()
+            self._rests[name] = ended + min(_REST * (ended - begun), longest)
+
+    # -- the dead
+
+    def recover_dead(self) -> int:
+        """Takes the jobs of dead processes back. Returns how many processes were recovered."""
+        with self._ledger.database.read() as connection:
+            dead = processes.dead_processes(connection, self._ledger, self._host)
+            known = {str(process["identity"]) for process in processes.list_processes(connection)}
+            unknown = processes.unknown_workers(connection)
+        unknown |= self._strays(known)
+        orphans = [identity for identity in unknown if identity in self._unknown and identity != self._ledger.identity]
+        self._unknown = unknown
+        for identity in {*dead, *orphans} - {self._ledger.identity}:
+            self.recover(identity)
+        return len(dead) + len(orphans)
+
+    def _strays(self, known: set[str]) -> set[str]:
+        """Owners of lists that are registered nowhere: one was recovered in part, or died before it registered, or the
+        broker was put back to what it held a while ago. Not one that its tools see alive: it is another application's."""
+        strays = self._broker.holders() - known
+        return strays - {each.identity for each in self._broker.operations.processes()} if strays else strays
+
+    def recover(self, identity: str) -> None:
+        """What a dead process held: tracked jobs wait in the ledger again, untracked ones in their queues."""
+        if not processes.condemn(self._ledger, self._host, identity):
+            return
+        held = self._broker.held_by(identity)
+        applied = processes.recover_events(self._ledger, identity, [copy.key for copy in held])
+        # What another program pushed is tracked from the moment at which it has an Event: that one runs again, or is over.
+        recovered = {each.record.job_id for each in applied if each.record is not None and each.turn is not None}
+        untracked = [copy for copy in held if copy.attempt == 0 and copy.jid not in recovered]
+        self._broker.drop(identity, [copy for copy in held if copy.attempt > 0 or copy.jid in recovered])
+        self._put_back(identity, untracked)
+        processes.forget(self._ledger, identity, dead=True)
+        turned = sum(each.turn is not None for each in applied)
+        self._log.warning("process_recovered", identity=identity, jobs=len(held), recovered=turned)
+        self._nudge()
+
+    def _put_back(self, identity: str, copies: Sequence[Copy]) -> None:
+        now = self._ledger.now()
+        for copy in copies:
+            copy.deaths += 1
+        poison = [copy for copy in copies if copy.deaths >= POISON_COPIES]
+        self._broker.hold(DEAD, [Held(poisoned(copy, now), now) for copy in poison], process=identity)
+        self._broker.put_back(identity, [copy for copy in copies if copy.deaths < POISON_COPIES])
+
+    # -- what is due
+
+    def release_due(self) -> None:
+        """Untracked jobs whose time has come go to their queues, where no process of its own looks after them."""
+        if self._broker.capabilities.polled:
+            return
+        now = self._ledger.now()
+        for name in (RETRY, SCHEDULE):
+            while self._broker.release_due(name, now, _DUE_AT_ONCE) == _DUE_AT_ONCE:
+                pass
+
+    def turn_rows(self) -> None:
+        """Goes on with cancels and retries that are turning rows."""
+        with self._ledger.database.read() as connection:
+            turning = control.turning_tasks(connection)
+        for task_id, end in turning:
+            if end != "cancel" or self._controls.withdrawn(task_id):
+                self._controls.turn(task_id)
+                self._nudge()
+
+    def take_up_splits(self) -> None:
+        """Splits whose lease ended are taken up again, or ended as broken where their source is gone with its process."""
+        with self._ledger.database.read() as connection:
+            stalled = task_rows.stalled_splits(connection, self._ledger.now())
+        for task_id, again in stalled:
+            if not again:
+                task_rows.fail_split(
+                    self._ledger,
+                    task_id,
+                    "the program that handed in the items ended before it had handed in all",
+                    anyone=True,
+                )
+            elif self._take_up is not None and not is_held(self._ledger, task_id):
+                self._take_up(task_id)
+
+    def close(self) -> None:
+        """Closes every Task that is over."""
+        with self._ledger.database.read() as connection:
+            over = candidates(connection)
+        for task_id in over:
+            try_close(self._ledger, task_id)
+
+    def clear_uploads(self) -> int:
+        """Removes stored lists that nobody needs: JSON items whose split is over. Returns how many.
+
+        Only what a Task of this ledger names: other applications may keep theirs in the same folder.
+        """
+        if self._uploads is None:
+            return 0
+        after, cleared, waits = self._cleared, 0, False
+        while True:
+            with self._ledger.database.read() as connection:
+                found = task_rows.split_sources(connection, after, _SOURCES_AT_ONCE)
+            over = {i: source for i, state, source in found if state != "splitting" and is_for_split_only(source)}
+            for source in over.values():
+                self._uploads.remove(str(source["name"]))
+            if over:
+                task_rows.forget_sources(self._ledger, list(over))
+            cleared += len(over)
+            for task_id, state, _ in found:
+                after = task_id
+                waits |= state == "splitting"
+                if not waits:
+                    self._cleared = task_id
+            if len(found) < _SOURCES_AT_ONCE:
+                return cleared
+
+    # -- lost copies
+
+    def find_lost(self) -> int:
+        """Dispatches again what the broker did not hold on two looks 10 s apart. Returns how many copies were lost."""
+        now = self._ledger.clock.monotonic()
+        if now - self._looked_at < LOOK_S:
+            return 0
+        self._looked_at = now
+        if dispatchable.repair(self._ledger) + sessions.repair(self._ledger):
+            self._nudge()
+        self._look_at_alone()
+        with self._ledger.database.read() as connection:
+            tasks = processes.flying_tasks(connection)
+        processes.advance_low(self._ledger, tasks)
+        with self._ledger.database.read() as connection:
+            flying = {
+                (record.job_id, record.row.attempt): record
+                for task_id in tasks
+                for record in processes.flying_rows(connection, task_id)
+            }
+        # A process may have died before it could take back what it pushed of a Task that was cancelled meanwhile.
+        for task_id in sorted({r.task_id for r in flying.values() if r.task_id and r.task_state == State.CANCELLED}):
+            self._controls.recall(task_id)
+        held = self._broker.holds(flying) if flying else set()
+        missing = {key: record for key, record in flying.items() if key not in held}
+        gone = [(record.id, key[1]) for key, record in missing.items() if key in self._missed]
+        self._missed = {key: (record.id, key[1]) for key, record in missing.items()}
+        if gone:
+            processes.lost_copies(self._ledger, gone)
+            self._log.warning("copies_lost", count=len(gone))
+            self._nudge()
+        return len(gone)
+
+    def _look_at_alone(self) -> None:
+        for _ in range(_LOOKS):  # every look ends for those that it saw; what is left has its turn with the next sweeps
+            if self._look_at_some() < _LOOK_AT_ONCE:
+                return
+
+    def _look_at_some(self) -> int:
+        with self._ledger.database.read() as connection:
+            records: list[EventRecord] = processes.to_look_at(connection, self._ledger.now(), _LOOK_AT_ONCE)
+        if not records:
+            return 0
+        held = self._broker.holds({(r.job_id, r.row.attempt) for r in records})
+        there = [r.id for r in records if (r.job_id, r.row.attempt) in held]
+        gone = [(r.id, r.row.attempt) for r in records if (r.job_id, r.row.attempt) not in held]
+        processes.look_later(self._ledger, there, look_again_s=LOOK_AGAIN_S)
+        processes.lost_copies(self._ledger, gone)
+        return len(records)
+
+    def sample(self) -> None:
+        """Notes how far each running Task is, for rate and chart."""
+        with self._ledger.database.read() as connection:
+            wanted = progress.unsampled(connection, self._ledger.now(), SAMPLE_S)
+        if wanted:
+            with self._ledger.database.write() as connection:
+                progress.sample(connection, self._ledger.now(), SAMPLE_S)
+
+
+# -- Who sweeps when: the duty of upkeep, and which parts of it are wanted, found out with few questions.
+
+PARTS: Final = (
+    "recover_dead", "release_due", "turn_rows", "take_up_splits", "close", "find_lost", "sample", "clear_uploads",
+)  # fmt: skip
+
+_QUIET: Final = 3
+"""While nothing happens, the one on duty looks after so many pauses; the others look who that is after twice as many."""
+
+STRAYS_S: Final = 10.0
+"""Where each process has a list in a server apart from the ledger: seconds between two looks for those of nobody."""
+
+CLEAR_S: Final = 3_600.0
+"""Seconds between two looks for stored lists that nobody needs any more; hardly ever is there one."""
+
+_OFTEN: Final = 0.25
+"""The one on duty looks no more often than after this part of a pause because of what it hears, but for a few looks."""
+
+_AT_ONCE: Final = 2
+"""So many looks come before their time."""
+
+
+class Rota:
+    """What one process knows of the upkeep: whether it is its duty, and what is wanted.
+
+    Between two looks at the database it watches, on its own machine, whether the processes that it knows still live: one
+    that died there is recovered at once, and if it was the one on duty, another takes over.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        host: processes.Host,
+        nudge: Callable[[], None],
+        expect: Callable[[int], None],
+        waker: Waker | None,
+        *,
+        every_s: float,
+        can_split: bool,
+        foreign: bool,
+        apart: bool = False,
+    ) -> None:
+        self._ledger = ledger
+        self._host = host
+        self._nudge = nudge
+        self._expect = expect
+        self._waker = waker
+        self._every_s = every_s
+        self._can_split = can_split
+        self._foreign = foreign  # the broker is not in the ledger's database: one look does not see it
+        self._apart = apart  # so are the lists of processes
+        self._strays_at = -1e9
+        self._cleared_at = -1e9
+        self._mine = False
+        self._holder = leases.Holder(None)
+        self._known: list[dict[str, object]] = []
+        self._looked = -1e9
+        self._due_at = -1e9  # when it would look next if it looked at even distances because it hears something
+        self._listed = -1e9
+        self._newest: int | None = None
+        self._active = True
+        self._scheduled_at: int | None = None
+        self._stop = threading.Event()
+        self._log = get_logger("asynctask.sweep")
+
+    # -- waiting
+
+    @property
+    def stopped(self) -> bool:
+        """Whether :meth:`stop` was called."""
+        return self._stop.is_set()
+
+    def stop(self) -> None:
+        """Ends the pause and whatever would follow."""
+        self._stop.set()
+        if self._waker is not None:
+            self._waker.wake()
+
+    def pause(self) -> None:
+        """Waits for the next look."""
+        if self._waker is None or not self._mine:
+            self._stop.wait(self._every_s)
+        elif not self._stop.is_set() and self._waker.wait(self._every_s):
+            # Something was left in the ledger for whoever is on duty. A few looks are made at once, for the ring before may
+            # have been about something else; where much happens, one does for all of it.
+            distance = self._every_s * _OFTEN
+            early = self._due_at - self._ledger.clock.monotonic()
+            self._stop.wait(max(0.0, min(early - _AT_ONCE * distance, distance)))
+            self._due_at = max(self._due_at, self._ledger.clock.monotonic()) + distance
+            self._looked = -1e9
+
+    def leave(self) -> None:
+        """Lets go of the duty."""
+        if self._mine:
+            self._mine = False
+            try:
+                leases.give_up(self._ledger, leases.UPKEEP)
+            except Unavailable as error:  # it ends with the lease of the process
+                self._log.warning("duty_not_given_up", error=str(error))
+
+    # -- what is wanted
+
+    def wanted(self) -> Sequence[str]:
+        """The parts of the upkeep that this process should do now. Raises LedgerUnavailable."""
+        if not self._on_duty():
+            return ()
+        now = self._ledger.clock.monotonic()
+        died = any(self._host.knows_dead(process) for process in self._known)
+        scheduled = self._scheduled_at is not None and self._scheduled_at <= self._ledger.now()
+        if not (died or scheduled or self._active) and now - self._looked < _QUIET * self._every_s:
+            return ()
+        found = self._look(now)
+        if not found.mine:
+            self._mine = False
+            return ()
+        return [part for part in PARTS if self._wants(part, found, died)]
+
+    def _wants(self, part: str, found: leases.Upkeep, died: bool) -> bool:
+        if part == "recover_dead":
+            return found.dead or found.lost or died or (self._foreign and found.open) or self._is_time_for_strays()
+        if part == "release_due":
+            return self._foreign or (found.scheduled_at is not None and found.scheduled_at <= self._ledger.now())
+        if part == "clear_uploads":
+            return self._can_split and self._is_time_to_clear()
+        return found.open or (part == "find_lost" and found.alone)
+
+    def _is_time_for_strays(self) -> bool:
+        now = self._ledger.clock.monotonic()
+        if not self._apart or now - self._strays_at < STRAYS_S:
+            return False
+        self._strays_at = now
+        return True
+
+    def _is_time_to_clear(self) -> bool:
+        now = self._ledger.clock.monotonic()
+        if now - self._cleared_at < CLEAR_S:
+            return False
+        self._cleared_at = now
+        return True
+
+    def _look(self, now: float) -> leases.Upkeep:
+        found = leases.look(self._ledger)
+        self._looked = now
+        self._active = self._foreign or not found.quiet
+        self._scheduled_at = found.scheduled_at
+        if found.ready:
+            self._nudge()
+        if found.due_at is not None:
+            self._expect(found.due_at)
+        rests = self._every_s if self._active else _QUIET * 3 * self._every_s
+        if found.newest != self._newest or now - self._listed >= rests:
+            self._newest = found.newest
+            with self._ledger.database.read() as connection:
+                self._known = processes.list_processes(connection)
+            self._listed = now
+        return found
+
+    def _gives_way(self, holder: leases.Holder) -> bool:
+        """Whether this process should take over: the holder is gone, or cannot take up splits as this one can."""
+        cannot_split = holder.identity is not None and processes.is_engine(holder.identity)
+        return holder.is_gone(self._host, self._ledger.now()) or (self._can_split and cannot_split)
+
+    def _on_duty(self) -> bool:
+        if self._mine:
+            return True
+        now = self._ledger.clock.monotonic()
+        if now - self._looked < 2 * _QUIET * self._every_s and not self._holder.is_dead(self._host):
+            return False
+        self._looked = now
+        self._holder = leases.holder_of(self._ledger, leases.UPKEEP)
+        mine = self._holder.identity == self._ledger.identity
+        if mine or self._gives_way(self._holder):
+            self._mine = mine or leases.take_over(self._ledger, leases.UPKEEP, self._holder.identity)
+            self._active = True
+        return self._mine

@@ -1,0 +1,540 @@
+"""What waits where, and what people do about it: one view over the broker's queues and sets and the ledger's own lists.
+
+The broker's sets hold jobs that nobody tracks; tracked ones wait, and are dead, in the ledger. Here they are one list. A
+tracked entry is named by its job id, another one by the key that the broker gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from asynctask.brokers.admin import (
+    ACTED_AT_ONCE,
+    MAX_PAGE,
+    Entry,
+    checked_text,
+    checked_window,
+    class_of,
+    enqueued_at,
+    peeked,
+    pushed_again,
+)
+from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker
+from asynctask.clock import SECOND, rfc3339
+from asynctask.errors import Conflict, InputError, NotFound, OtherEngine
+from asynctask.ledger import processes as recovery
+from asynctask.ledger import queries
+from asynctask.ledger.base import loads
+from asynctask.task import Services
+from asynctask.wire.payload import read_time
+
+__all__ = [
+    "ACTIONS",
+    "LISTS",
+    "SIGNALS",
+    "Action",
+    "ListName",
+    "Operations",
+    "Result",
+    "checked",
+    "job_ids",
+    "job_object",
+    "plain",
+    "process_object",
+    "queue_name",
+    "set_of",
+    "tracked_object",
+    "untracked_object",
+    "wanted_keys",
+]
+
+MAX_WINDOW: Final = 10_000
+"""A page of two lists that are merged ends at most so far from their beginning."""
+
+
+@dataclass(slots=True)
+class Result:
+    """What came of an action: how many it was ``done`` to; ``skipped``, of some of the others: key -> why not."""
+
+    done: int = 0
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def skip(self, key: str, reason: str) -> None:
+        """Notes one; of more than 100 the first."""
+        if len(self.skipped) < 100:
+            self.skipped[key] = reason
+
+    def as_dict(self) -> dict[str, Any]:
+        """As people and programs are told it."""
+        return {"done": self.done, "skipped": [{"key": key, "reason": why} for key, why in self.skipped.items()]}
+
+
+class Operations:
+    """The operations of one application.
+
+    Every method may raise :class:`Unavailable`, and :class:`InputError` for a name, a limit or a text that cannot be.
+    ``who`` stands in the log of the Tasks concerned.
+    """
+
+    def __init__(self, services: Services, broker: Broker) -> None:
+        self._s = services
+        self._ledger = services.ledger
+        self._broker = broker
+        self._b = broker.operations
+
+    # -- queues
+
+    def queues(self) -> list[dict[str, Any]]:
+        """Every queue: its length, how long the oldest job waits (seconds), whether it is paused, how many processes work
+        it (``unattended``: none does), and the worker of the next job."""
+        now = self._ledger.now()
+        works: dict[str, int] = {}
+        for process in self.processes():
+            if process["alive"]:
+                for name in set(process["queues"]):
+                    works[name] = works.get(name, 0) + 1
+        return [
+            {
+                "name": plain(facts.name),
+                "length": facts.length,
+                "latency_s": None if facts.oldest_at is None else max(0, now - facts.oldest_at) / SECOND,
+                "paused": facts.paused,
+                "processes": works.get(facts.name, 0),
+                "unattended": facts.name not in works,
+                "next_worker": facts.next_class,
+            }
+            for facts in self._b.queues()
+        ]
+
+    def jobs(self, queue: str, *, after: int = 0, limit: int = 100, newest: bool = False) -> dict[str, Any]:
+        """A page of the jobs that wait in a queue, those next to run first: ``jobs``, ``total``, ``next`` (``after`` of the
+        next page, None on the last)."""
+        found = self._b.jobs(queue_name(queue), offset=after, limit=limit, newest=newest)
+        end = after + len(found.entries)
+        more = bool(found.entries) and end < found.total
+        return {"jobs": [job_object(each) for each in found.entries], "total": found.total, "next": end if more else None}
+
+    def delete_jobs(self, queue: str, keys: Sequence[str], *, who: str = "") -> Result:
+        """Takes jobs out of a queue for good; the items of tracked ones are cancelled."""
+        result = Result()
+        for key in wanted_keys(keys):
+            copy = self._b.delete_job(queue_name(queue), key)
+            if copy is None:
+                result.skip(key, "it is not in the queue (any more)")
+                continue
+            result.done += 1
+            if copy.attempt:
+                queries.cancel_removed(self._ledger, [copy.key], who=who)
+        return result
+
+    def clear_queue(self, queue: str, *, who: str = "") -> Result:
+        """Takes every job out of a queue that is there when it begins; the items of tracked ones are cancelled."""
+        left = self._b.jobs(queue_name(queue), limit=1).total
+        result = Result()
+        while True:  # once at least: an empty queue is forgotten
+            removed = self._b.clear_some(queue, max(1, min(left, ACTED_AT_ONCE)))
+            queries.cancel_removed(self._ledger, removed.tracked, who=who)
+            result.done += removed.count
+            left -= removed.count
+            if left <= 0 or not removed.count:
+                return result
+
+    def pause(self, queue: str) -> bool:
+        """Nothing is taken from the queue until :meth:`unpause`. False where it was so already. Raises :class:`Conflict`
+        where the broker cannot."""
+        return self._b.pause(queue_name(queue))
+
+    def unpause(self, queue: str) -> bool:
+        """Undoes :meth:`pause`."""
+        return self._b.unpause(queue_name(queue))
+
+    # -- what waits for a retry or its time, and what is dead
+
+    def listed(self, list_name: str, *, after: int = 0, limit: int = 100) -> dict[str, Any]:
+        """A page of ``retries``, ``scheduled`` (those due first) or ``dead`` (the last first): ``entries``, ``total``,
+        ``next`` (``after`` of the next page, None on the last).
+
+        Two lists are merged, so a page ends at most 10,000 from the beginning; search for what lies further.
+        """
+        set_name = set_of(list_name)
+        checked_window(after, limit)
+        if after + limit > MAX_WINDOW:
+            raise InputError(f"a page ends at most {MAX_WINDOW:,} from the beginning: search instead", code="out_of_range")
+        untracked_total = self._b.entries(set_name, limit=1).total
+        now = self._ledger.now()
+        with self._ledger.database.read() as connection:
+            tracked_total = queries.count(connection, set_name, now)
+            first = 0 if untracked_total else after  # of what is merged, the beginning has to be known
+            found = queries.page(connection, set_name, now, offset=first, limit=after + limit - first)
+        tracked = [tracked_object(row) for row in found]
+        entries = self._merged(set_name, tracked, after, limit) if untracked_total else tracked
+        end, total = after + len(entries), tracked_total + untracked_total
+        more = bool(entries) and end < min(total, MAX_WINDOW)
+        return {"entries": entries, "total": total, "next": end if more else None}
+
+    def _merged(self, set_name: str, tracked: list[dict[str, Any]], after: int, limit: int) -> list[dict[str, Any]]:
+        newest = set_name == DEAD
+        if not tracked:
+            page = self._b.entries(set_name, offset=after, limit=limit, newest=newest)
+            return [untracked_object(each) for each in page.entries]
+        entries: list[Entry] = []
+        while len(entries) < after + limit:
+            size = min(MAX_PAGE, after + limit - len(entries))
+            page = self._b.entries(set_name, offset=len(entries), limit=size, newest=newest)
+            if not page.entries:
+                break
+            entries += page.entries
+        both = [*tracked, *map(untracked_object, entries)]
+        both.sort(key=lambda each: str(each["at"]), reverse=newest)
+        return both[after : after + limit]
+
+    def search(self, list_name: str, text: str, *, limit: int = 100) -> dict[str, Any]:
+        """Entries of a list that hold ``text``, letter by letter: ``entries``, and ``complete``, false where there may be
+        more."""
+        set_name = set_of(list_name)
+        found = self._b.find(set_name, checked_text(text), limit=limit)
+        with self._ledger.database.read() as connection:
+            now = self._ledger.now()
+            rows = queries.page(connection, set_name, now, limit=limit + 1, text=text)
+            complete = found.complete and len(rows) <= limit and queries.count(connection, set_name, now) < queries.COUNTED
+        entries = [*map(tracked_object, rows), *map(untracked_object, found.entries)]
+        entries.sort(key=lambda each: str(each["at"]), reverse=set_name == DEAD)
+        return {"entries": entries[:limit], "complete": complete and len(entries) <= limit}
+
+    def act(self, list_name: str, action: str, keys: Sequence[str], *, who: str = "") -> Result:
+        """Has entries of a list run now (``restart``), move to the dead (``kill``), or go for good (``delete``).
+
+        For a tracked one these are an explicit retry of this one job, the end in ``error``, and the cancelling of its item.
+        Jobs of another engine are skipped; raises :class:`OtherEngine` where no other is named.
+        """
+        set_name = checked(list_name, action)
+        result, wanted = Result(), wanted_keys(keys)
+        with self._ledger.database.read() as connection:
+            tracked = queries.find(connection, set_name, self._ledger.now(), job_ids(wanted))
+            elsewhere = queries.engines(connection, tracked.values())
+        if elsewhere and len(elsewhere) == len(wanted):
+            raise OtherEngine(min(elsewhere.values()))
+        for job_id in [job_id for job_id, event_id in tracked.items() if event_id in elsewhere]:
+            result.skip(job_id, str(OtherEngine(elsewhere[tracked[job_id]])))
+        ours = {job_id: event_id for job_id, event_id in tracked.items() if event_id not in elsewhere}
+        self._act_tracked(set_name, action, ours, result, who)
+        for key in wanted:
+            if key not in tracked:
+                self._act_untracked(set_name, action, key, result)
+        if action == "restart" and result.done:
+            self._s.dispatch_now()
+        return result
+
+    def _act_tracked(self, set_name: str, action: str, ids: dict[str, int], result: Result, who: str) -> None:
+        if set_name != DEAD:
+            turned = queries.turn_waiting(self._ledger, action, list(ids.values()), who=who)
+            result.done += turned
+            return
+        for job_id, event_id in ids.items():
+            if action == "delete":
+                result.skip(job_id, _RECORDED)
+                continue
+            self._retry_one(job_id, event_id, result, who)
+
+    def _retry_one(self, job_id: str, event_id: int, result: Result, who: str) -> None:
+        try:
+            result.done += queries.retry_one(self._ledger, event_id, who=who)
+        except Conflict as error:
+            result.skip(job_id, str(error))
+
+    def _act_untracked(self, set_name: str, action: str, key: str, result: Result) -> None:
+        try:
+            entry = self._b.entry(set_name, key)
+            done = 0 if entry is None else self._action(action)(set_name, [entry])
+        except InputError as error:
+            result.skip(key, str(error))
+            return
+        result.done += done
+        if not done:
+            result.skip(key, "it is not there (any more)")
+
+    def _action(self, action: str) -> Callable[[str, Sequence[Entry]], int]:
+        return {"restart": self._b.restart, "kill": self._b.kill, "delete": self._b.delete}[action]
+
+    def act_on_all(self, list_name: str, action: str, *, who: str = "") -> Result:
+        """The same for every entry that is there when it begins. What a tracked job ended in stays recorded: deleting the
+        dead removes those that nobody tracks."""
+        set_name = checked(list_name, action)
+        result = Result()
+        if set_name == DEAD:
+            if action == "restart":
+                self._retry_all_dead(result, who)
+        else:
+            for ids in self._slices_of(set_name):
+                result.done += queries.turn_waiting(self._ledger, action, ids, who=who)
+        if action == "delete":
+            result.done += self._b.clear(set_name)
+        else:
+            self._all_untracked(set_name, action, result)
+        if action == "restart" and result.done:
+            self._s.dispatch_now()
+        return result
+
+    def _slices_of(self, set_name: str) -> Iterator[list[int]]:
+        after, now = 0, self._ledger.now()
+        while True:
+            with self._ledger.database.read() as connection:
+                ids = queries.ids(connection, set_name, now, after=after, limit=ACTED_AT_ONCE)
+            if not ids:
+                return
+            yield ids
+            after = ids[-1]
+
+    def _retry_all_dead(self, result: Result, who: str) -> None:
+        now = self._ledger.now()
+        with self._ledger.database.read() as connection:
+            found = queries.dead_tasks(connection, now)
+        for task_id, jobs in found:
+            try:
+                if self._s.control.retry(task_id, ("error",), who):
+                    result.done += jobs
+            except Conflict as error:
+                result.skip(f"Task {task_id}", str(error))
+        after = 0
+        while True:
+            with self._ledger.database.read() as connection:
+                ids = queries.alone_dead(connection, now, after=after, limit=ACTED_AT_ONCE)
+            if not ids:
+                return
+            for event_id in ids:
+                self._retry_one(str(event_id), event_id, result, who)
+            after = ids[-1]
+
+    def _all_untracked(self, set_name: str, action: str, result: Result) -> None:
+        left, offset = self._b.entries(set_name, limit=1).total, 0
+        while left > 0:
+            entries = self._b.entries(set_name, offset=offset, limit=min(left, ACTED_AT_ONCE)).entries
+            if not entries:
+                return
+            sound = [each for each in entries if action != "restart" or self._restartable(set_name, each, result)]
+            result.done += self._action(action)(set_name, sound)
+            left -= len(entries)
+            offset += len(entries) - len(sound)
+
+    def _restartable(self, set_name: str, entry: Entry, result: Result) -> bool:
+        try:
+            pushed_again(set_name, entry, 0)
+        except InputError as error:
+            result.skip(entry.key, str(error))
+            return False
+        return True
+
+    def reschedule(self, list_name: str, key: str, at: int) -> bool:
+        """Moves an untracked entry to another time (microseconds). Raises :class:`NotFound`, :class:`Conflict` for a
+        tracked one, whose time is the ledger's."""
+        set_name = set_of(list_name)
+        (wanted,) = wanted_keys([key])
+        with self._ledger.database.read() as connection:
+            if queries.find(connection, set_name, self._ledger.now(), job_ids([wanted])):
+                raise Conflict(
+                    "a tracked job cannot be moved to another time; restart it, or delete it and submit it again"
+                )
+        entry = self._b.entry(set_name, wanted)
+        if entry is None:
+            raise NotFound(f"there is no entry {wanted[:100]!r} in {list_name}")
+        return self._b.reschedule(set_name, entry, at)
+
+    # -- processes
+
+    def processes(self) -> list[dict[str, Any]]:
+        """What runs: our registered processes, and those of other programs (``kind`` is ``sidekiq``) at the same broker."""
+        now = self._ledger.now()
+        with self._ledger.database.read() as connection:
+            ours = recovery.list_processes(connection)
+        found = [
+            process_object({**each, "queues": loads(each["queues"]), "alive": each["lease_until"] > now}) for each in ours
+        ]
+        known = {each["identity"] for each in ours}
+        others = [each for each in self._b.processes() if each.identity not in known]
+        return [*found, *(process_object({**each.facts, "kind": "sidekiq", "alive": True}) for each in others)]
+
+    def signal(self, identity: str, verb: str) -> None:
+        """Has a worker process finish what it runs and take nothing more (``quiet``), or end (``stop``), at its next beat.
+
+        Raises :class:`NotFound`; :class:`Conflict` for a process that works no queues.
+        """
+        if verb not in SIGNALS:
+            raise InputError(f"there is no {verb!r}; there are {', '.join(SIGNALS)}", code="bad_action")
+        found = next((each for each in self.processes() if each["identity"] == identity), None)
+        if found is None or not found["alive"]:
+            raise NotFound(f"there is no live process {identity[:100]!r}; `asynctask processes` lists them")
+        if found["kind"] not in ("worker", "sidekiq"):
+            raise Conflict(f"{identity[:100]} is a {found['kind']} process: it takes no jobs; end it where it was started")
+        name = SIGNALS[verb]
+        sent = (
+            self._b.signal(identity, name) if found["kind"] == "sidekiq" else recovery.signal(self._ledger, identity, name)
+        )
+        if not sent:
+            raise NotFound(f"the process {identity[:100]!r} has just ended")
+
+
+_RECORDED: Final = "a tracked job's outcome stays recorded until its Task is removed: restart it, or leave it"
+
+
+# -- What the operations show of jobs and processes: plain objects, bounded in size, whatever was written by whom.
+
+SHOWN: Final = 16_384
+"""Characters of arguments up to which they are shown; of longer ones it is said that they are (``args_cut``)."""
+
+_MESSAGE: Final = 2_000
+_RAW: Final = 1_000
+
+
+def tracked_object(row: Mapping[str, Any]) -> dict[str, Any]:
+    """An Event of one of the ledger's lists."""
+    params = row["params"] or "null"
+    whole = len(params) <= SHOWN
+    args = loads(params) if whole else None
+    messages = loads(row["added_messages"]) or []
+    errors = [str(each.get("message", "")) for each in messages if each.get("status") in ("error", "failed")]
+    return {
+        "key": row["job_id"],
+        "tracked": True,
+        "job_id": row["job_id"],
+        "task_id": row["task_id"],
+        "row": row["first_row"],
+        "worker": row["worker"],
+        "queue": row["in_queue"],
+        "at": rfc3339(row["due_at"] if row["finished_at"] is None else row["finished_at"]),
+        "retries": row["retries"],
+        "args": args if row["task_id"] is None or not whole else [args],
+        "args_cut": not whole,
+        "error": errors[-1][:_MESSAGE] if errors else None,
+        "error_class": row["problem"],
+        "created_at": rfc3339(row["created_at"]),
+        "raw": None,
+    }
+
+
+def untracked_object(entry: Entry) -> dict[str, Any]:
+    """A member of one of the broker's sets."""
+    job = peeked(entry.copy.payload)
+    count = job.get("retry_count")
+    message, name = job.get("error_message"), job.get("error_class")
+    return {
+        "key": plain(entry.key),
+        "tracked": False,
+        "job_id": plain(entry.copy.jid),
+        "task_id": None,
+        "row": None,
+        "worker": class_of(entry.copy.payload),
+        "queue": plain(entry.copy.queue),
+        "at": rfc3339(_shown_time(entry.at)),
+        "retries": count + 1 if isinstance(count, int) and not isinstance(count, bool) and -1 <= count < 2**31 else 0,
+        **_args(entry, job),
+        "error": message[:_MESSAGE] if isinstance(message, str) else None,
+        "error_class": name[:255] if isinstance(name, str) else None,
+        "created_at": rfc3339(_shown_time(read_time(job.get("created_at")))),
+        "raw": None if entry.sound else plain(entry.raw[:_RAW]),
+    }
+
+
+def job_object(entry: Entry) -> dict[str, Any]:
+    """A job that waits in a queue of the broker."""
+    copy = entry.copy
+    return {
+        "key": plain(entry.key),
+        "tracked": copy.attempt > 0,
+        "job_id": plain(copy.jid),
+        "task_id": copy.task_id,
+        "worker": class_of(copy.payload),
+        "priority": copy.priority,
+        **_args(entry, peeked(copy.payload)),
+        "enqueued_at": rfc3339(_shown_time(enqueued_at(copy.payload))),
+        "raw": None if entry.sound else plain(entry.raw[:_RAW]),
+    }
+
+
+def process_object(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """A process, ours or of another program."""
+    names = ("identity", "kind", "hostname", "pid", "concurrency", "busy", "rss")
+    return {
+        **{name: plain(value) if isinstance(value := facts.get(name), str) else value for name in names},
+        "quiet": bool(facts.get("quiet")),
+        "alive": bool(facts["alive"]),
+        "queues": [plain(str(name)) for name in facts.get("queues") or ()],
+        "started_at": rfc3339(_shown_time(facts.get("started_at"))),
+        "beat_at": rfc3339(_shown_time(facts.get("beat_at"))),
+    }
+
+
+def plain(text: str) -> str:
+    """Text that can be written as UTF-8, whatever bytes it was made of."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _args(entry: Entry, job: Mapping[str, Any]) -> dict[str, Any]:
+    whole = len(entry.raw) <= SHOWN
+    return {"args": job.get("args") if whole else None, "args_cut": not whole}
+
+
+def _shown_time(at: int | None) -> int | None:
+    """Times that RFC 3339 has words for; anybody can write others."""
+    return at if at is not None and 0 <= at < 253_402_300_800_000_000 else None
+
+
+# -- What operations may be called by: the names of lists, actions and signals, and what a name or a key may be.
+
+ListName = Literal["retries", "scheduled", "dead"]
+Action = Literal["restart", "kill", "delete"]
+
+LISTS: Final[dict[str, str]] = {"retries": RETRY, "scheduled": SCHEDULE, "dead": DEAD}
+ACTIONS: Final = ("restart", "kill", "delete")
+SIGNALS: Final = {"quiet": "TSTP", "stop": "TERM"}
+
+_MAX_KEYS: Final = 1_000
+_MAX_NAME: Final = 255
+
+
+def set_of(list_name: str) -> str:
+    """The broker's set of a list. Raises :class:`InputError`."""
+    if list_name not in LISTS:
+        raise InputError(f"there is no list {list_name!r}; there are {', '.join(LISTS)}", code="bad_list")
+    return LISTS[list_name]
+
+
+def checked(list_name: str, action: str) -> str:
+    """The broker's set of a list to which this may be done. Raises :class:`InputError`."""
+    set_name = set_of(list_name)
+    if action not in ACTIONS:
+        raise InputError(f"there is no {action!r}; there are {', '.join(ACTIONS)}", code="bad_action")
+    if action == "kill" and set_name == DEAD:
+        raise InputError("what is dead cannot be killed; delete it, or restart it", code="bad_action")
+    return set_name
+
+
+def queue_name(queue: str) -> str:
+    """A name that a queue can have. Raises :class:`InputError`."""
+    if "\0" in queue:
+        raise InputError("a queue's name holds no NUL character", code="bad_name")
+    return _plain(queue, "a queue's name")
+
+
+def wanted_keys(keys: Sequence[str]) -> list[str]:
+    """Each key once, 1 to 1,000 of them. Raises :class:`InputError`."""
+    if not 1 <= len(keys) <= _MAX_KEYS:
+        raise InputError(f"name 1 to {_MAX_KEYS:,} entries, not {len(keys):,}", code="out_of_range")
+    return [_plain(key, "a key") for key in dict.fromkeys(keys)]
+
+
+def job_ids(keys: Sequence[str]) -> list[str]:
+    """Those of the keys that can be job ids."""
+    return [key for key in keys if len(key) <= 64 and "\0" not in key]
+
+
+def _plain(text: str, what: str) -> str:
+    """Whatever lies in the broker must be nameable, so only what no server could look for is refused."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{what} holds half a character: mend its decoding", code="bad_name") from None
+    if not 1 <= len(text) <= _MAX_NAME:
+        raise InputError(f"{what} has 1 to {_MAX_NAME} characters", code="bad_name")
+    return text

@@ -1,0 +1,592 @@
+"""What an empty sheet for a worker has to have: its columns, what may stand in them, and an example."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date, datetime, time
+from decimal import Decimal
+from typing import Any, Final, get_args
+
+import pydantic
+import xlsxwriter
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
+from pydantic.fields import FieldInfo
+
+from asynctask.errors import Conflict, InputError
+from asynctask.lists.cells import csv_cell, cut, sheet_text, sheet_value
+from asynctask.lists.items import ItemShape
+from asynctask.reports.files import SHEET_ROWS
+from asynctask.worker import Worker
+
+__all__ = ["TEXTS", "Column", "NoTemplate", "Template", "make_template", "template_csv", "template_xlsx"]
+
+_MAX_COLUMNS: Final = 16_384
+_DAY: Final = date(2026, 3, 5)
+_CLOCK: Final = time(14, 30)
+_FORMATS: Final = {"date": "date", "date-time": "datetime", "time": "time", "duration": "duration"}
+_KINDS: Final = {"integer": "integer", "number": "number", "boolean": "boolean", "array": "list", "object": "object"}
+_LIMITS: Final = (
+    "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength", "pattern",
+)  # fmt: skip
+
+
+class NoTemplate(Conflict):
+    """The worker says nothing about its items, so nobody can say what an empty sheet would need."""
+
+    code = "no_template"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a template.
+
+    ``header``: its name in the sheet, which the reader knows; ``field``: that of the item. ``kind``: ``text``, ``integer``,
+    ``number``, ``boolean``, ``date``, ``datetime``, ``time``, ``duration``, ``choice``, ``list``, ``object`` or ``any``.
+    ``choices``: the values of a ``choice``. ``limits``: those of JSON Schema's words for limits that the field has.
+    ``default`` and ``example`` are None where there is none.
+    """
+
+    header: str
+    field: str
+    kind: str
+    required: bool
+    choices: tuple[Any, ...]
+    limits: Mapping[str, Any]
+    description: str
+    default: Any
+    example: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """An empty sheet for the worker of this name; ``doc`` is what the worker says of itself."""
+
+    worker: str
+    doc: str
+    columns: tuple[Column, ...]
+
+
+def make_template(worker: Worker) -> Template:
+    """The template of a worker. Raises :class:`NoTemplate` (409) where its items have no model."""
+    model = worker.model
+    if model is None or not model.model_fields:
+        raise NoTemplate(
+            f"worker {worker.name!r} takes any row, so there are no columns that a template could name;"
+            " upload a sheet with headers of your own, or have its items described by a pydantic model"
+        )
+    if len(model.model_fields) > _MAX_COLUMNS:
+        raise NoTemplate(f"the items of worker {worker.name!r} have more fields than a sheet can have columns")
+    headers = _headers(model, worker.shape if isinstance(worker.shape, ItemShape) else ItemShape(model))
+    schema = _schema(model)
+    example = _model_example(schema)
+    columns = tuple(_column(name, info, headers[name], schema, example) for name, info in model.model_fields.items())
+    return Template(worker.name, worker.doc, columns)
+
+
+def _headers(model: type[pydantic.BaseModel], shape: ItemShape) -> dict[str, str]:
+    """Field -> header: what people would call it, as long as the reader is not in doubt which field is meant."""
+    wanted = {name: _title(name, info) for name, info in model.model_fields.items()}
+    try:
+        if shape.bind(list(wanted.values())).fields == {header: name for name, header in wanted.items()}:
+            return wanted
+    except InputError:
+        pass
+    return {name: name for name in model.model_fields}
+
+
+def _title(name: str, info: FieldInfo) -> str:
+    choices = info.validation_alias
+    aliases = choices.choices if isinstance(choices, pydantic.AliasChoices) else [choices, info.alias]
+    found = [info.title, *(each for each in aliases if isinstance(each, str)), name]
+    return next(" ".join(each.split()) for each in found if each and each.strip())
+
+
+def _schema(model: type[pydantic.BaseModel]) -> dict[str, Any]:
+    try:
+        return model.model_json_schema(by_alias=False)
+    except (PydanticInvalidForJsonSchema, PydanticUserError):
+        return {}  # a type of the application's own: its column takes anything
+
+
+def _model_example(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An example of a whole item, by field name or alias."""
+    examples = schema.get("examples")
+    found = examples[0] if isinstance(examples, list) and examples else schema.get("example")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _column(name: str, info: FieldInfo, header: str, schema: Mapping[str, Any], example: Mapping[str, Any]) -> Column:
+    flat = _flat(schema.get("properties", {}).get(name, {}), schema.get("$defs", {}), decimal=_is_decimal(info.annotation))
+    kind, choices = _kind(flat)
+    limits = {key: _plain(flat[key]) for key in _LIMITS if flat.get(key) is not None}
+    given = example.get(name, example.get(header))
+    if given is None:
+        given = next((each for each in flat.get("examples") or () if each is not None), None)
+    default = flat.get("default")
+    if given is None:
+        given = default if default is not None else _made_up(kind, choices, limits)
+    description = " ".join(str(flat.get("description") or info.description or "").split())
+    return Column(
+        header, name, kind, info.is_required(), choices, limits, description, _typed(kind, default), _typed(kind, given)
+    )
+
+
+def _plain(limit: Any) -> Any:
+    """1000.0 as 1000."""
+    return int(limit) if isinstance(limit, float) and limit.is_integer() else limit
+
+
+def _is_decimal(annotation: Any) -> bool:
+    """Whether it is a Decimal, which JSON Schema takes for a number or a text."""
+    kinds = set(_leaves(annotation))
+    return any(issubclass(kind, Decimal) for kind in kinds) and str not in kinds
+
+
+def _leaves(annotation: Any) -> Iterator[type]:
+    if isinstance(annotation, type):
+        yield annotation
+    for each in get_args(annotation):
+        yield from _leaves(each)
+
+
+def _flat(schema: Mapping[str, Any], definitions: Mapping[str, Any], *, decimal: bool) -> dict[str, Any]:
+    """A field's schema with references followed and "or null" taken off; what stands outside goes before."""
+    flat = dict(schema)
+    for _ in range(8):
+        inner: Any = None
+        if "$ref" in flat:
+            inner = definitions.get(str(flat.pop("$ref")).rpartition("/")[2], {})
+        elif len(flat.get("allOf") or ()) == 1:
+            (inner,) = flat.pop("allOf")
+        elif "anyOf" in flat or "oneOf" in flat:
+            members = [each for each in flat.pop("anyOf", None) or flat.pop("oneOf") if each.get("type") != "null"]
+            inner = _one_of(members, decimal=decimal)
+        if inner is None:
+            return flat
+        flat = {**inner, **flat}
+    return flat
+
+
+def _one_of(members: list[Any], *, decimal: bool) -> Any:
+    """The one alternative that matters; an empty schema where several do."""
+    if decimal:
+        members = [each for each in members if each.get("type") == "number"] or members
+    return members[0] if len(members) == 1 else {}
+
+
+def _kind(flat: Mapping[str, Any]) -> tuple[str, tuple[Any, ...]]:
+    choices = [flat["const"]] if "const" in flat else list(flat.get("enum") or ())
+    plain = tuple(each for each in choices if isinstance(each, str | int | float) and not isinstance(each, bool))
+    if plain and len(plain) == len([each for each in choices if each is not None]):
+        return "choice", plain
+    kind = flat.get("type")
+    if kind == "string":
+        return _FORMATS.get(str(flat.get("format")), "text"), ()
+    return _KINDS.get(str(kind), "any"), ()
+
+
+def _made_up(kind: str, choices: tuple[Any, ...], limits: Mapping[str, Any]) -> Any:
+    """A value that fits as far as the limits tell; None where only the application knows one."""
+    if kind == "choice":
+        return choices[0]
+    if kind in ("integer", "number"):
+        return next(_numbers(limits), None)
+    if kind == "text":
+        if "pattern" in limits:
+            return None
+        return "text".ljust(int(limits.get("minLength", 0)), "x")[: int(limits.get("maxLength", 100))] or None
+    return {"boolean": True, "date": _DAY, "datetime": datetime.combine(_DAY, _CLOCK), "time": _CLOCK}.get(kind)
+
+
+def _numbers(limits: Mapping[str, Any]) -> Iterator[Any]:
+    low = limits.get("minimum", limits.get("exclusiveMinimum"))
+    high = limits.get("maximum", limits.get("exclusiveMaximum"))
+    step = limits.get("multipleOf") or 1
+    for value in (step, 1, low, high, None if low is None else low + step, None if high is None else high - step):
+        if value is None or value < limits.get("minimum", value) or value > limits.get("maximum", value):
+            continue
+        if value == limits.get("exclusiveMinimum") or value == limits.get("exclusiveMaximum"):
+            continue
+        if (low is None or value >= low) and (high is None or value <= high) and not value % step:
+            yield value
+
+
+def _typed(kind: str, value: Any) -> Any:
+    """A value of the schema, where dates are text, as one of its kind."""
+    if not isinstance(value, str):
+        return value
+    try:
+        if kind == "date":
+            return date.fromisoformat(value)
+        if kind == "datetime":
+            moment = datetime.fromisoformat(value)
+            return moment if moment.tzinfo is None else value
+        if kind == "time":
+            return time.fromisoformat(value)
+    except ValueError:
+        pass
+    return value
+
+
+# -- Templates as files: a workbook with formats, lists to choose from and a page of help, or the header row as CSV.
+
+_EXACT: Final = 10**15
+"""A spreadsheet keeps 15 digits of a number; what may have more is text."""
+_CELL_FORMATS: Final = {
+    "text": "@", "choice": "@", "integer": "0", "date": "yyyy-mm-dd", "datetime": "yyyy-mm-dd hh:mm", "time": "hh:mm:ss",
+    "duration": "[h]:mm:ss",
+}  # fmt: skip
+_LISTS: Final = "Lists"
+_MAX_INLINE: Final = 255
+_MAX_CHOICES: Final = 100_000
+_MAX_MESSAGE: Final = 255
+_MAX_COMMENT: Final = 2_000
+_SHOWN_CHOICES: Final = 20
+_OPTIONS: Final = {
+    "in_memory": True, "strings_to_formulas": False, "strings_to_urls": False, "strings_to_numbers": False,
+}  # fmt: skip
+
+
+def template_csv(template: Template) -> bytes:
+    """The header row as CSV in UTF-8 with a byte order mark."""
+    buffer = io.StringIO(newline="")
+    buffer.write("\ufeff")
+    csv.writer(buffer, lineterminator="\r\n").writerow([csv_cell(column.header) for column in template.columns])
+    return buffer.getvalue().encode()
+
+
+def template_xlsx(template: Template, locale: str = "en") -> bytes:
+    """The workbook, with its help in a language that ships: en, zh_CN or ja; in English for any other.
+
+    The first sheet has the header row only, so that nothing but what people fill in is uploaded.
+    """
+    buffer = io.BytesIO()
+    book = xlsxwriter.Workbook(buffer, dict(_OPTIONS))
+    words = TEXTS.get(locale, TEXTS["en"])
+    _Book(book, template, words).write()
+    book.close()
+    return buffer.getvalue()
+
+
+class _Book:
+    def __init__(self, book: Any, template: Template, words: Mapping[str, str]) -> None:
+        self._book, self._template, self._words = book, template, words
+        self._rows, self._help = book.add_worksheet(words["rows"]), book.add_worksheet(words["help"])
+        self._lists: Any = None
+        self._list_count = 0
+        header = {"bold": True, "border": 1, "text_wrap": True, "valign": "top"}
+        self._required = book.add_format({**header, "bg_color": "#1F4E79", "font_color": "#FFFFFF"})
+        self._optional = book.add_format({**header, "bg_color": "#DDEBF7"})
+        self._bold = book.add_format({"bold": True, "font_size": 14})
+        self._wrapped = book.add_format({"text_wrap": True, "valign": "top"})
+        self._formats = {pattern: book.add_format({"num_format": pattern}) for pattern in {*_CELL_FORMATS.values()}}
+        self._shown = {
+            kind: book.add_format({"num_format": pattern, "valign": "top", "align": "left"})
+            for kind, pattern in _CELL_FORMATS.items()
+        }
+
+    def write(self) -> None:
+        self._rows.freeze_panes(1, 0)
+        for index, column in enumerate(self._template.columns):
+            self._add_column(index, column)
+        self._write_help()
+        self._rows.activate()
+
+    def _add_column(self, index: int, column: Column) -> None:
+        sheet, width = self._rows, min(max(len(column.header) + 4, 14), 60)
+        pattern = _pattern(column)
+        sheet.set_column(index, index, width, self._formats.get(pattern))
+        sheet.write_string(0, index, sheet_text(column.header), self._required if column.required else self._optional)
+        sheet.write_comment(0, index, cut(self._comment(column))[:_MAX_COMMENT], {"x_scale": 2, "y_scale": 1.5})
+        rule = self._rule(column)
+        if rule:
+            text = f"{column.header}: {self._limits(column)}"
+            said = {"error_title": self._words["refused"][:32], "error_message": cut(text)[:_MAX_MESSAGE]}
+            rule = said | rule
+            sheet.data_validation(1, index, SHEET_ROWS, index, rule)
+
+    def _comment(self, column: Column) -> str:
+        must = self._words["required" if column.required else "optional"]
+        return "\n".join(part for part in (column.description, self._limits(column), must) if part)
+
+    def _limits(self, column: Column) -> str:
+        return ", ".join([self._words[column.kind], *_limits(column, self._words)])
+
+    def _rule(self, column: Column) -> dict[str, Any]:
+        """What Excel may refuse to take at once: only what the reader would refuse too."""
+        limits = column.limits
+        if column.kind == "boolean":
+            return {"validate": "list", "source": [self._words["yes"], self._words["no"]]}
+        if column.kind == "choice" and len(column.choices) <= _MAX_CHOICES:
+            return {"validate": "list", "source": self._source(column.choices)}
+        if column.kind in ("integer", "number") and _pattern(column) != "@":
+            return self._number_rule(column)
+        if column.kind == "text":
+            lengths = {"minimum": limits.get("minLength"), "maximum": limits.get("maxLength")}
+            return {"validate": "length", **bound} if (bound := _bound(lengths, whole=True)) else {}
+        return {}
+
+    def _number_rule(self, column: Column) -> dict[str, Any]:
+        whole = column.kind == "integer"
+        bound = _bound(column.limits, whole=whole)
+        if bound or not whole:
+            return {"validate": "integer" if whole else "decimal", **bound} if bound else {}
+        # Without limits it may be a long number such as an id, of which a cell that is no text would lose digits.
+        return {
+            "validate": "integer", "criteria": "between", "minimum": 1 - _EXACT, "maximum": _EXACT - 1,
+            "error_type": "warning", "error_message": self._words["too_long"][:_MAX_MESSAGE],
+        }  # fmt: skip
+
+    def _source(self, choices: tuple[Any, ...]) -> Any:
+        """The values themselves where they fit into the rule; else a range on a sheet that nobody sees."""
+        texts = [str(each) for each in choices]
+        plain = all(text == text.strip() and text and not set(text) & set(',"\n') for text in texts)
+        if plain and not texts[0].startswith("=") and len(",".join(texts)) <= _MAX_INLINE:
+            return texts
+        if self._lists is None:
+            self._lists = self._book.add_worksheet(_LISTS)
+            self._lists.hide()
+        column, self._list_count = self._list_count, self._list_count + 1
+        for row, choice in enumerate(choices):
+            _write(self._lists, row, column, choice)
+        return "=" + xlsxwriter.utility.xl_range_formula(_LISTS, 0, column, len(choices) - 1, column)
+
+    def _write_help(self) -> None:
+        sheet, words, template = self._help, self._words, self._template
+        sheet.set_column(0, 0, 28)
+        sheet.set_column(1, 6, 22)
+        _write(sheet, 0, 0, words["title"].format(worker=template.worker), self._bold)
+        _write(sheet, 1, 0, " ".join(template.doc.split()))
+        _write(sheet, 2, 0, words["hint"])
+        names = ("column", "required", "type", "allowed", "default", "example", "description")
+        for index, name in enumerate(names):
+            _write(sheet, 4, index, words[name], self._optional)
+        for row, column in enumerate(template.columns, 5):
+            self._help_line(row, column)
+        row = len(template.columns) + 6
+        _write(sheet, row, 0, words["examples"], self._bold)
+        for index, column in enumerate(template.columns):
+            _write(sheet, row + 1, index, column.header, self._required if column.required else self._optional)
+            _write(sheet, row + 2, index, self._said(column.example), self._shown.get(column.kind))
+
+    def _help_line(self, row: int, column: Column) -> None:
+        words, sheet = self._words, self._help
+        _write(sheet, row, 0, column.header, self._wrapped)
+        _write(sheet, row, 1, words["yes" if column.required else "no"], self._wrapped)
+        _write(sheet, row, 2, words[column.kind], self._wrapped)
+        _write(sheet, row, 3, ", ".join(_limits(column, words)), self._wrapped)
+        _write(sheet, row, 4, self._said(column.default), self._shown.get(column.kind))
+        _write(sheet, row, 5, self._said(column.example), self._shown.get(column.kind))
+        _write(sheet, row, 6, column.description, self._wrapped)
+
+    def _said(self, value: Any) -> Any:
+        return self._words["yes" if value else "no"] if isinstance(value, bool) else value
+
+
+def _pattern(column: Column) -> str:
+    """The number format of a column: text for all that would lose something as a number."""
+    if column.kind == "choice":
+        return "@" if all(isinstance(each, str) for each in column.choices) else ""
+    if column.kind == "integer":
+        ends = [column.limits.get(name, 0) for name in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")]
+        return "@" if any(abs(end) >= _EXACT for end in ends) else "0"
+    return _CELL_FORMATS.get(column.kind, "")
+
+
+def _bound(limits: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
+    """Limits as a rule of a spreadsheet; empty where there are none."""
+    low, high = limits.get("minimum"), limits.get("maximum")
+    over, under = limits.get("exclusiveMinimum"), limits.get("exclusiveMaximum")
+    if whole:
+        low, over = (over + 1, None) if over is not None and low is None else (low, None)
+        high, under = (under - 1, None) if under is not None and high is None else (high, None)
+    bottom, top = (over if low is None else low), (under if high is None else high)
+    if bottom is not None and top is not None:
+        return {"criteria": "between", "minimum": bottom, "maximum": top} if bottom <= top else {}
+    if bottom is not None:
+        return {"criteria": ">=" if low is not None else ">", "value": bottom}
+    if top is not None:
+        return {"criteria": "<=" if high is not None else "<", "value": top}
+    return {}
+
+
+def _limits(column: Column, words: Mapping[str, str]) -> Iterator[str]:
+    """What may stand in a column, in words."""
+    limits = column.limits
+    if column.choices:
+        more = len(column.choices) - _SHOWN_CHOICES
+        yield ", ".join(map(str, column.choices[:_SHOWN_CHOICES]))
+        if more > 0:
+            yield words["more"].format(count=more)
+    yield from _range(limits.get("minimum"), limits.get("maximum"), words, "")
+    if "exclusiveMinimum" in limits:
+        yield words["more_than"].format(low=limits["exclusiveMinimum"])
+    if "exclusiveMaximum" in limits:
+        yield words["less_than"].format(high=limits["exclusiveMaximum"])
+    yield from _range(limits.get("minLength"), limits.get("maxLength"), words, "length_")
+    if "multipleOf" in limits:
+        yield words["multiple"].format(step=limits["multipleOf"])
+    if "pattern" in limits:
+        yield words["pattern"].replace("{pattern}", str(limits["pattern"]))
+
+
+def _range(low: Any, high: Any, words: Mapping[str, str], prefix: str) -> Iterator[str]:
+    if low is not None and high is not None:
+        yield words[prefix + "between"].format(low=low, high=high)
+    elif low is not None:
+        yield words[prefix + "at_least"].format(low=low)
+    elif high is not None:
+        yield words[prefix + "at_most"].format(high=high)
+
+
+def _write(sheet: Any, row: int, column: int, value: Any, style: Any = None) -> None:
+    """A cell of whatever kind the value has; never a formula."""
+    value = sheet_value(value)
+    if value is None:
+        return
+    if isinstance(value, str):
+        sheet.write_string(row, column, sheet_text(value), style)
+    elif isinstance(value, bool):
+        sheet.write_boolean(row, column, value, style)
+    elif isinstance(value, int | float):
+        sheet.write_number(row, column, value, style)
+    else:
+        sheet.write_datetime(row, column, value, style)
+
+
+# -- The words of a template, by language.
+
+_EN: Final = {
+    "rows": "Rows",
+    "help": "Help",
+    "title": "Template for {worker}",
+    "hint": "Fill in the first sheet, one row for each item, and upload it. Keep the names in its first row; the order of"
+    " the columns does not matter, and those that are not required may be deleted.",
+    "column": "Column",
+    "required": "Required",
+    "type": "Type",
+    "allowed": "Allowed",
+    "default": "If empty",
+    "example": "Example",
+    "description": "Description",
+    "examples": "An example row",
+    "yes": "yes",
+    "no": "no",
+    "optional": "Optional",
+    "refused": "This does not fit",
+    "too_long": "A whole number of at most 15 digits is wanted here. Format the cell as text to enter a longer one.",
+    "text": "text",
+    "integer": "whole number",
+    "number": "number",
+    "boolean": "yes or no",
+    "date": "date",
+    "datetime": "date and time",
+    "time": "time",
+    "duration": "duration",
+    "choice": "one of a list",
+    "list": "list (as JSON items only)",
+    "object": "object (as JSON items only)",
+    "any": "any value",
+    "between": "{low} to {high}",
+    "at_least": "at least {low}",
+    "at_most": "at most {high}",
+    "more_than": "more than {low}",
+    "less_than": "less than {high}",
+    "length_between": "{low} to {high} characters",
+    "length_at_least": "at least {low} characters",
+    "length_at_most": "at most {high} characters",
+    "multiple": "a multiple of {step}",
+    "pattern": "of the form {pattern}",
+    "more": "and {count} more",
+}
+_ZH: Final = {
+    "rows": "数据",
+    "help": "说明",
+    "title": "{worker} 的模板",
+    "hint": "请在第一个工作表中填写，每行一条，然后上传。请保留第一行的列名；列的顺序不限，非必填的列可以删除。",
+    "column": "列",
+    "required": "必填",
+    "type": "类型",
+    "allowed": "允许的值",
+    "default": "留空时",
+    "example": "示例",
+    "description": "说明",
+    "examples": "示例行",
+    "yes": "是",
+    "no": "否",
+    "optional": "选填",
+    "refused": "此值不符合要求",
+    "too_long": "此处应为不超过 15 位的整数。要输入更长的数字，请先将单元格格式设为文本。",
+    "text": "文本",
+    "integer": "整数",
+    "number": "数字",
+    "boolean": "是或否",
+    "date": "日期",
+    "datetime": "日期和时间",
+    "time": "时间",
+    "duration": "时长",
+    "choice": "从列表中选择",
+    "list": "列表（仅限 JSON）",
+    "object": "对象（仅限 JSON）",
+    "any": "任意值",
+    "between": "{low} 到 {high}",
+    "at_least": "不小于 {low}",
+    "at_most": "不大于 {high}",
+    "more_than": "大于 {low}",
+    "less_than": "小于 {high}",
+    "length_between": "{low} 到 {high} 个字符",
+    "length_at_least": "至少 {low} 个字符",
+    "length_at_most": "最多 {high} 个字符",
+    "multiple": "{step} 的倍数",
+    "pattern": "格式为 {pattern}",
+    "more": "另有 {count} 个",
+}
+_JA: Final = {
+    "rows": "データ",
+    "help": "説明",
+    "title": "{worker} のテンプレート",
+    "hint": "最初のシートに1件1行で入力し、アップロードしてください。1行目の列名は変えないでください。"
+    "列の順序は自由で、必須でない列は削除できます。",
+    "column": "列",
+    "required": "必須",
+    "type": "種類",
+    "allowed": "使える値",
+    "default": "空欄のとき",
+    "example": "例",
+    "description": "説明",
+    "examples": "入力例",
+    "yes": "はい",
+    "no": "いいえ",
+    "optional": "任意",
+    "refused": "この値は使えません",
+    "too_long": "15桁以内の整数を入力してください。それより長い数字は、セルの書式を文字列にしてから入力してください。",
+    "text": "文字列",
+    "integer": "整数",
+    "number": "数値",
+    "boolean": "はい・いいえ",
+    "date": "日付",
+    "datetime": "日時",
+    "time": "時刻",
+    "duration": "時間の長さ",
+    "choice": "一覧から選択",
+    "list": "リスト（JSON のみ）",
+    "object": "オブジェクト（JSON のみ）",
+    "any": "任意の値",
+    "between": "{low} から {high} まで",
+    "at_least": "{low} 以上",
+    "at_most": "{high} 以下",
+    "more_than": "{low} より大きい",
+    "less_than": "{high} より小さい",
+    "length_between": "{low} 文字から {high} 文字まで",
+    "length_at_least": "{low} 文字以上",
+    "length_at_most": "{high} 文字以内",
+    "multiple": "{step} の倍数",
+    "pattern": "形式: {pattern}",
+    "more": "ほか {count} 件",
+}
+
+TEXTS: Final[Mapping[str, Mapping[str, str]]] = {"en": _EN, "zh_CN": _ZH, "ja": _JA}
+"""Locale -> key -> text."""

@@ -1,0 +1,545 @@
+"""The shapes of what comes in: queries, bodies, forms. Whatever does not fit is refused with what is wrong."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StringConstraints,
+    ValidationError,
+)
+
+from webapi.problems import from_validation
+
+__all__ = [
+    "LATER",
+    "NOT_BLANK",
+    "CellFault",
+    "Control",
+    "Counts",
+    "Done",
+    "DryRunResult",
+    "ErrorGroup",
+    "ErrorGroups",
+    "Event",
+    "EventPage",
+    "EventQuery",
+    "Fault",
+    "FileSubmission",
+    "Health",
+    "ItemField",
+    "JsonSubmission",
+    "Knobs",
+    "Links",
+    "LogEntries",
+    "LogEntry",
+    "NoQuery",
+    "OneTaskQuery",
+    "Options",
+    "PageLinks",
+    "ProblemDetails",
+    "Progress",
+    "RawQuery",
+    "Refusal",
+    "RejectedPage",
+    "RejectedQuery",
+    "RejectedRow",
+    "ReportQuery",
+    "RetryQuery",
+    "Split",
+    "Submitted",
+    "TaskPage",
+    "TaskQuery",
+    "TopError",
+    "WorkerInfo",
+    "Workers",
+]
+
+# PostgreSQL has no text with NUL in it, so none is taken anywhere.
+Title = Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00]*$")]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^\x00]*$")]
+# Blanks around it are taken off, so something else must be there. Named one by one: dialects differ in what \s is.
+NOT_BLANK = r"^[^\x00]*[^\x00\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000][^\x00]*$"
+NotBlank = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=NOT_BLANK)]
+QueueName = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_:.\-]+$")]
+Names = Annotated[str, StringConstraints(min_length=1, max_length=5_200, pattern=r"^[^\x00]*$")]
+LATER = "x-later"
+"""Marks what is left out of the document."""
+
+_ENCODING = "What a text is encoded in: utf-8, gb18030, cp932...; default: its charset, else found out."
+
+Id = Annotated[int, Field(ge=1, le=2**63 - 1)]
+StatusName = Literal["enqueue", "working", "stopped", "finish", "failed", "error", "cancelled"]
+StateName = Literal["splitting", "running", "paused", "finalizing", "finished", "cancelled", "rejected"]
+RowsName = Literal["failed", "succeeded", "unprocessed", "rejected", "all"]
+
+
+class _Listed:
+    """Text that holds some of ``names`` with commas between; its check says better than a pattern what is wrong."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def __call__(self, text: str) -> str:
+        chosen = text.split(",")
+        if wrong := [each for each in chosen if each not in self._names]:
+            raise ValueError(f"must be of {', '.join(self._names)}, with commas between; not {wrong[0]!r}")
+        if len(chosen) > len(self._names):
+            raise ValueError(f"must name at most {len(self._names)}, each once")
+        return text
+
+    def schema(self, schema: dict[str, Any]) -> None:
+        one = "|".join(self._names)
+        schema["pattern"] = f"^({one})(,({one})){{0,{len(self._names) - 1}}}$"
+
+
+class _Ids:
+    """Task ids with commas between."""
+
+    def __call__(self, text: str) -> str:
+        chosen = text.split(",")
+        if not all(each.isascii() and each.isdecimal() and len(each) < 19 for each in chosen):
+            raise ValueError("must be Task ids with commas between: 7,8,9")
+        if len(chosen) > 200:
+            raise ValueError(f"must name at most 200 Tasks, not {len(chosen)}; ask for them in several requests")
+        return text
+
+    def schema(self, schema: dict[str, Any]) -> None:
+        schema["pattern"] = "^[0-9]{1,18}(,[0-9]{1,18}){0,199}$"
+
+
+_IDS = _Ids()
+_ANY = _Listed("enqueue", "working", "stopped", "finish", "failed", "error", "cancelled")
+_OVER = _Listed("failed", "error", "cancelled")
+Ids = Annotated[str, AfterValidator(_IDS), Field(json_schema_extra=_IDS.schema)]
+Statuses = Annotated[str, AfterValidator(_ANY), Field(json_schema_extra=_ANY.schema)]
+RetryStatuses = Annotated[str, AfterValidator(_OVER), Field(json_schema_extra=_OVER.schema)]
+
+
+def _later(default: Any) -> Any:
+    """A field that this version knows only in order to refuse it; it stands in no document."""
+    return Field(default, json_schema_extra={LATER: True})
+
+
+def _whole(value: Any) -> Any:
+    # JSON knows one kind of number: 20.0 is 20.
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Parallel = Annotated[int, Field(ge=1, le=100_000), BeforeValidator(_whole)]
+Priority = Annotated[int, Field(ge=-1_000_000, le=1_000_000), BeforeValidator(_whole)]
+
+
+class _In(BaseModel):
+    """Unknown fields are refused with the nearest known one. ``what`` names a field in messages."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, str_max_length=10_000)
+    what: ClassVar[str] = "field"
+
+    @classmethod
+    def model_validate(cls, obj: Any, **how: Any) -> Self:
+        """As pydantic's; raises :class:`asynctask.errors.InputError` with every fault at once."""
+        try:
+            return super().model_validate(obj, **how)
+        except ValidationError as error:
+            raise from_validation(error, list(cls.model_fields), cls.what) from None
+
+
+class _Query(_In):
+    """Query parameters: text that is read as what the field says."""
+
+    model_config = ConfigDict(strict=False)
+    what: ClassVar[str] = "query parameter"
+
+
+class NoQuery(_Query):
+    """No parameters."""
+
+
+class TaskQuery(_Query):
+    """Which Tasks to list."""
+
+    ids: Ids | None = Field(None, description="Task ids with commas between, at most 200; the other filters apply too.")
+    state: StateName | None = Field(None, description="Only Tasks in this state.")
+    worker: Name | None = Field(None, description="Only Tasks of this worker.")
+    owner: Name | None = Field(None, description="Only Tasks of this owner.")
+    after: Id | None = Field(None, description="The last task_id of the page before.")
+    limit: int = Field(50, ge=1, le=200, description="Tasks on a page.")
+
+
+class OneTaskQuery(_Query):
+    """What to add to the progress object."""
+
+    include: Literal["errors"] | None = Field(None, description="`errors` adds the first 20 failures.")
+    wait: float | None = _later(None)
+    version: int | None = _later(None)
+
+
+class EventQuery(_Query):
+    """Which Events of a Task to list."""
+
+    status: Statuses | None = Field(None, description="Statuses with commas between; default: all.")
+    after: Id | None = Field(None, description="The last id of the page before.")
+    limit: int = Field(100, ge=1, le=1000, description="Events on a page.")
+
+
+class RetryQuery(_Query):
+    """Which items run again."""
+
+    status: RetryStatuses | None = Field(
+        None, description="Statuses with commas between, of failed, error, cancelled; default: failed,error."
+    )
+
+
+class ReportQuery(_Query):
+    """Which rows a report holds."""
+
+    rows: RowsName = Field("failed", description="`failed`: what to correct, that is failed, error and rejected rows.")
+
+
+class RejectedQuery(_Query):
+    """Which rejected rows to list."""
+
+    after: Id | None = Field(None, description="The last row of the page before.")
+    limit: int = Field(100, ge=1, le=1000, description="Rows on a page.")
+
+
+class Options(_In):
+    """What a submission may say beside its worker and its items. What is left out keeps the worker's default."""
+
+    what: ClassVar[str] = "option"
+
+    title: Title | None = Field(None, description="A name that people will read.")
+    parallel: Parallel | None = Field(None, description="Jobs that may run at once; null for no limit.")
+    priority: Priority | None = Field(None, description="Smaller runs first.")
+    queue: QueueName | None = Field(None, description="Another queue than the worker's own.")
+    owner: Title | None = Field(None, description="Whose Task it is; Idempotency-Key is unique per owner.")
+    session: NotBlank | None = Field(None, description="Tasks of one session, of one owner, run one after the other.")
+    interval: float | None = _later(None)
+    chunk_size: int | None = _later(None)
+    tolerated_failures: int | float | str | None = _later(None)
+    on_complete: JsonValue = _later(None)
+    resubmit_of: int | None = _later(None)
+    dry_run: bool | None = Field(None, description="Only tell what the list would come to; nothing is written.")
+    strict: bool | None = Field(None, description="One refused row refuses the list as a whole.")
+    unique: Names | list[NotBlank] | None = Field(
+        None, description="Fields in which no two rows may be the same; as text, with commas between."
+    )
+
+
+class JsonSubmission(Options):
+    """A list of items as JSON."""
+
+    worker: Name = Field(description="The worker's name; GET /api/workers lists them.")
+    items: list[Any] = Field(min_length=1, description="The items, each as the worker's JSON Schema says.")
+
+
+class FileSubmission(Options):
+    """A list of items as a file: the fields of the form beside the file."""
+
+    model_config = ConfigDict(strict=False)
+
+    worker: Name = Field(description="The worker's name; GET /api/workers lists them.")
+    sheet: Name | None = Field(None, description="The worksheet; default: the first visible one with rows.")
+    columns: dict[str, str] | None = Field(
+        None, description='Which header means which field, as JSON: {"Artikel-Nr.": "sku"}; the rest is found by name.'
+    )
+    encoding: Name | None = Field(None, description=_ENCODING)
+
+
+class RawQuery(Options):
+    """The options of a raw body; `worker` is required with one. Another body has its options within."""
+
+    model_config = ConfigDict(strict=False)
+    what: ClassVar[str] = "query parameter"
+
+    unique: Names | None = Field(None, description="Fields in which no two rows may be the same, with commas between.")
+    worker: Name | None = Field(None, description="The worker's name; GET /api/workers lists them.")
+    columns: Annotated[str, Field(max_length=10_000)] | None = Field(
+        None, description='Which header means which field, as JSON: {"Artikel-Nr.": "sku"}; the rest is found by name.'
+    )
+    encoding: Name | None = Field(None, description=_ENCODING)
+
+
+class Knobs(_In):
+    """The knobs of a running Task; at least one."""
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
+    what: ClassVar[str] = "knob"
+
+    title: Title = Field("", description="A name that people will read.")
+    parallel: Parallel | None = Field(None, description="Jobs that may run at once; null for no limit.")
+    priority: Priority = Field(0, description="Smaller runs first.")
+    interval: float = _later(0.0)
+    tolerated_failures: int | float | str | None = _later(None)
+
+
+# -- The shapes of what goes out, for the OpenAPI document; answers are not checked against them while they are given.
+
+
+class _Out(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+Time = Annotated[str, Field(description="RFC 3339, UTC", json_schema_extra={"format": "date-time"})]
+
+
+class Fault(_Out):
+    """One thing wrong with one cell, row or field."""
+
+    row: int | None
+    column: str | None
+    code: str
+    message: str
+    value: JsonValue
+
+
+class Suggestion(BaseModel):
+    """An encoding that a text may be in."""
+
+    encoding: str = Field(description="As the option `encoding` takes it.")
+    cells: list[str] = Field(description="The first three cells that are not plain ASCII, as they would read.")
+
+
+class ProblemDetails(BaseModel):
+    """RFC 9457."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    code: str
+    errors: list[Fault]
+    suggestions: list[Suggestion] = Field(
+        default_factory=list, description="Only with the code `encoding`: likely ones, the likeliest first."
+    )
+
+
+class Split(_Out):
+    state: str
+    reason: str | None
+    planned: int | None
+    created: int
+    rejected: int
+
+
+class Counts(_Out):
+    """Items by status; they sum to ``total``."""
+
+    total: int
+    enqueue: int
+    working: int
+    stopped: int
+    finish: int
+    failed: int
+    error: int
+    cancelled: int
+
+
+class Done(_Out):
+    done: int
+    remaining: int
+    percent: float | None
+    rate_per_s: float | None
+    eta_s: float | None
+
+
+class Control(_Out):
+    parallel: int | None
+    in_flight: int
+    interval: float
+    priority: int
+    session: str | None
+    tolerated_failures: int | float | str | None
+
+
+class TopError(_Out):
+    message: str
+    status: str
+    count: int
+    sample_job_id: str | None
+
+
+class Links(_Out):
+    self: str
+    events: str
+    errors: str
+    report: str
+    ui: str
+
+
+class Event(_Out):
+    """The record of one job."""
+
+    id: int
+    job_id: str
+    task_id: int | None
+    worker_name: str | None
+    worker: str | None = Field(description="The same as worker_name, by the name of earlier releases.")
+    queue: str | None
+    status: StatusName
+    attempt: int
+    retries: int
+    row: int | None
+    params: JsonValue
+    added_messages: list[dict[str, JsonValue]]
+    messages: list[dict[str, JsonValue]] = Field(description="The same as added_messages, by the name of earlier releases.")
+    result: JsonValue
+    problem: str | None
+    due_at: Time | None
+    created_at: Time | None
+    started_at: Time | None
+    finished_at: Time | None
+    process: str | None
+
+
+class Refusal(_Out):
+    """Why a list was refused as a whole, or every row of it."""
+
+    code: str
+    message: str
+    errors: list[Fault] = Field(description="The first 20.")
+
+
+class Progress(_Out):
+    """How far a Task is."""
+
+    task_id: int
+    title: str
+    worker: str
+    owner: str | None
+    state: StateName
+    state_reason: str | None
+    done: bool
+    split: Split
+    counts: Counts
+    retrying: int
+    next_retry_at: Time | None
+    jobs: int
+    progress: Done
+    control: Control
+    top_errors: list[TopError]
+    resubmit_of: int | None
+    generation: int
+    version: int
+    poll_after_ms: int
+    created_at: Time
+    started_at: Time | None
+    updated_at: Time
+    finished_at: Time | None
+    links: Links
+    errors: list[Event] | None = Field(None, description="With include=errors: the first 20 failures.")
+    refusal: Refusal | None = Field(None, description="With include=errors: why a rejected list was refused.")
+
+
+class Submitted(Progress):
+    """The progress object, with the rows that were refused where they are known already."""
+
+    errors: list[Fault] | None = None  # type: ignore[assignment]
+
+
+class DryRunResult(_Out):
+    """What a list would come to; nothing was written."""
+
+    dry_run: Literal[True]
+    accepted: int
+    rejected: int
+    errors: list[Fault] = Field(description="The first 1,000.")
+    errors_truncated: bool
+    first_items: list[JsonValue] = Field(description="Up to five items as the worker would be given them.")
+
+
+class PageLinks(_Out):
+    self: str
+    next: str | None
+
+
+class TaskPage(_Out):
+    tasks: list[Progress]
+    links: PageLinks
+
+
+class EventPage(_Out):
+    events: list[Event]
+    links: PageLinks
+
+
+class ErrorGroup(_Out):
+    message: str
+    status: str
+    count: int
+    sample_job_id: str | None
+    sample_rows: list[int]
+
+
+class ErrorGroups(_Out):
+    errors: list[ErrorGroup]
+
+
+class CellFault(_Out):
+    column: str | None
+    code: str
+    message: str
+    value: JsonValue
+
+
+class RejectedRow(_Out):
+    """A row that the validation refused."""
+
+    row: int
+    errors: list[CellFault]
+    cells: JsonValue
+
+
+class RejectedPage(_Out):
+    rejected: list[RejectedRow]
+    links: PageLinks
+
+
+class LogEntry(_Out):
+    at: Time
+    who: str
+    action: str
+    detail: JsonValue
+
+
+class LogEntries(_Out):
+    log: list[LogEntry]
+
+
+class ItemField(_Out):
+    """A field of a worker's item."""
+
+    name: str
+    title: str
+    required: bool
+    description: str | None
+
+
+class WorkerInfo(_Out):
+    name: str
+    doc: str
+    queue: str
+    retry: int | bool
+    priority: int
+    timeout: float | None
+    fields: list[ItemField]
+    headers: list[str] = Field(description="Every header that a sheet may use for them.")
+    item_schema: dict[str, JsonValue] | None = Field(description="JSON Schema of an item; null where any object will do.")
+
+
+class Workers(_Out):
+    workers: list[WorkerInfo]
+
+
+class Health(_Out):
+    status: Literal["ok"]
