@@ -10,7 +10,7 @@ from typing import Final
 from asynctask.clock import Clock
 from asynctask.core.transitions import target
 
-__all__ = ["Load", "Pace", "Room", "Used"]
+__all__ = ["LEAST_S", "MEASURE_S", "Load", "Pace", "Rate", "Room", "Used"]
 
 _STALE_S: Final = 1.0
 _WINDOW_S: Final = 0.1
@@ -163,3 +163,43 @@ class Pace:
         last.latest = now
         last.pushed += pushed
         last.wanted += wanted
+
+
+# -- how fast one process is
+
+MEASURE_S: Final = 0.05
+"""Seconds between two measurements, unless the process ran dry meanwhile."""
+
+LEAST_S: Final = MEASURE_S / 4
+"""However soon a few jobs were finished, they count as if they had taken so long: a handful that took no time at all says
+little about the next thousand. At most twenty times what was finished is asked for next."""
+
+
+class Rate:
+    """Jobs finished in a second in which at least one runs, smoothed.
+
+    Measured over busy time only: idle seconds would lower the estimate until the process starved itself. The estimate fades
+    while nothing runs.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._at = clock.monotonic()
+        self._count = 0
+        self._busy_s = 0.0
+        self.per_second = 0.0
+
+    def update(self, count: int, busy_s: float, *, dry: bool = False) -> float:
+        """The jobs finished in a second, after ``count`` jobs in all, with some job running for ``busy_s`` seconds in all.
+
+        ``dry``: nothing is left to do, so it is measured at once.
+        """
+        now = self._clock.monotonic()
+        passed, done = now - self._at, count - self._count
+        if passed >= MEASURE_S or (dry and done):
+            fresh = done / max(busy_s - self._busy_s, LEAST_S)
+            # Up at once, down slowly: a short pause must not make the next fetch a single job.
+            kept = 0.7 ** (passed / MEASURE_S)
+            self.per_second = fresh if fresh > self.per_second else self.per_second * kept + fresh * (1 - kept)
+            self._at, self._count, self._busy_s = now, count, busy_s
+        return self.per_second

@@ -1,39 +1,40 @@
-"""What a fetched copy is: a job for a worker of this process, a job of others, or no job at all."""
+"""The fetcher: takes jobs from the broker in batches, reads them, and acknowledges what is recorded."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
-import orjson
-
-from asynctask.brokers.base import DEAD, Broker, Copy, Held
+from asynctask.brokers.base import Broker, Copy
 from asynctask.clock import Clock
-from asynctask.core.transitions import Begin
-from asynctask.dispatch.outbox import buried, job_of, options_of, worker_name
-from asynctask.errors import InputError
-from asynctask.job import CurrentJob
-from asynctask.ledger.reservations import Ready
-from asynctask.ledger.standalone import NewJob, fitted, is_job_id
+from asynctask.errors import Unavailable
 from asynctask.logs import get_logger
-from asynctask.messages import clean
-from asynctask.middleware.tracker import TICKET, Arrival, Ticket, Tracker
-from asynctask.runtime.deferral import Stranger, Strangers, why_not_ours
-from asynctask.runtime.execution import Assignment
-from asynctask.wire.payload import parse
-from asynctask.wire.ruby_json import dump_any
-from asynctask.worker import Worker
+from asynctask.middleware.tracker import Tracker
+from asynctask.runtime.execution import Execution
+from asynctask.runtime.intake import MANY_DONE, HeldCopies, Intake, Missing, Strangers
+from asynctask.runtime.pool import AHEAD_S, Pool
+from asynctask.runtime.retry import pause_s
 
-__all__ = ["LOOKS_S", "Doubt", "Intake", "Mine"]
+__all__ = ["CHECKS_S", "MAX_FETCH", "Doubt", "Fetcher"]
+
+LATENCY_S: Final = 0.5
+"""A fetch that takes longer is an exception, and no reason to fetch more ahead."""
+
+HOARD: Final = 10
+"""With more jobs ready than so many times what a process would fetch now, it gives back what it cannot begin soon."""
+
+MAX_FETCH: Final = 1_000
+MAX_UNRECORDED: Final = 5_000
+_IDLE_WAIT_S: Final = 5.0  # a push ends the wait; this is for a notification that was lost
+_PACE_S: Final = 0.005
 
 
-class Intake:
-    """Makes assignments of fetched copies.
+class Fetcher:
+    """Fetches for one process, in a thread of its own.
 
-    Arguments: ``mine``, what the broker holds for this process; ``strangers``, who takes what is others'; ``stopping``,
-    whether the process is; ``acknowledge``, told of a copy whose outcome is recorded although it never was an assignment.
+    Arguments: ``order`` gives the queues in the order of the next fetch; ``on_dry`` is called when the queues gave nothing,
+    with whether they gave anything since the last call; ``unrecorded`` says how many outcomes wait for the ledger.
     """
 
     def __init__(
@@ -43,234 +44,194 @@ class Intake:
         broker: Broker,
         tracker: Tracker,
         clock: Clock,
-        workers: Mapping[str, Worker],
-        mine: Mine,
+        pool: Pool,
+        held: HeldCopies,
+        intake: Intake,
         strangers: Strangers,
-        stopping: Callable[[], bool],
-        acknowledge: Callable[[Copy], None],
+        quiet: threading.Event,
+        order: Callable[[], Sequence[str]],
+        on_dry: Callable[[bool], None],
+        unrecorded: Callable[[], int],
     ) -> None:
         self._identity = identity
         self._broker = broker
-        self._tracker = tracker
         self._clock = clock
-        self._workers = workers
-        self._mine = mine
+        self._pool = pool
+        self._held = held
+        self._intake = intake
         self._strangers = strangers
-        self._stopping = stopping
-        self._acknowledge = acknowledge
-        self._log = get_logger("asynctask.intake")
+        self._missing = Missing(tracker)
+        self._quiet = quiet
+        self._order = order
+        self._on_dry = on_dry
+        self._unrecorded = unrecorded
+        self._doubt = Doubt(clock)
+        self._asked = 0.0  # when the broker was asked last, on the monotonic clock
+        self._gave = False  # whether the queues gave anything since they ran dry
+        self._latency = 0.0  # seconds from asking for jobs until they can begin, smoothed
+        self._thread: threading.Thread | None = None
+        self._log = get_logger("asynctask.fetcher")
 
-    def take(self, copies: Sequence[Copy]) -> list[Assignment]:
-        """The jobs among a fetched batch, each with its ticket if it is tracked. Raises Unavailable."""
-        found = [self._assign(copy) for copy in copies]
-        assignments = [each for each in found if isinstance(each, Assignment)]
-        if len(assignments) < len(found):
-            strangers = [each for each in found if isinstance(each, Stranger)]
-            self._strangers.defer(strangers)
-            self._mine.forget([each.copy for each in strangers])
-            ours = {each.copy.queue for each in assignments}
-            self._strangers.gave(ours, strangers)
-        else:
-            self._strangers.gave({each.copy.queue for each in assignments}, ())
-        tracked = [each for each in assignments if each.is_tracked]
-        refused = self._begin(tracked) if tracked else ()
-        return [each for each in assignments if id(each) not in refused] if refused else assignments
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread = threading.Thread(target=self._run, name="fetcher", daemon=True)
+        self._thread.start()
 
-    def take_lent(self, lent: Sequence[tuple[Copy, Ready]], asked: float) -> list[Assignment]:
-        """Jobs that this process was lent, each with its ticket. ``asked``: when, on the monotonic clock."""
-        found = []
-        for copy, job in lent:
-            assignment = self._assign(copy)
-            if isinstance(assignment, Assignment):
-                _bind(assignment, self._tracker.lent(job), asked)
-                found.append(assignment)
-        return found
-
-    def _begin(self, tracked: Sequence[Assignment]) -> set[int]:
-        """Gives each its ticket; returns (by ``id``) those that no Event can hold, which have ended with that reason."""
-        asked = self._clock.monotonic()
-        refused: set[int] = set()
-        arrivals: list[tuple[Assignment, Arrival, str | None]] = []
-        for each in tracked:
-            if each.copy.attempt == 0 and not is_job_id(each.copy.jid):
-                self._bury(each, "it cannot be recorded: its jid is none that a database can keep")
-                refused.add(id(each))
-            else:
-                arrivals.append((each, *_arrival(each)))
-        for (each, _, unfit), ticket in zip(arrivals, self._tickets(arrivals), strict=True):
-            if ticket is not None:
-                _bind(each, ticket, asked)
-            if ticket is None or (unfit is not None and self._refuse(each.copy, ticket, f"it cannot be recorded: {unfit}")):
-                refused.add(id(each))
-        return refused
-
-    def _tickets(self, arrivals: Sequence[tuple[Assignment, Arrival, str | None]]) -> list[Ticket | None]:
-        """The tracker's answer; None for a job of which the database takes no Event: that one is buried."""
+    def stop(self) -> None:
+        """Ends the thread, once the process is quiet, and acknowledges what is recorded."""
+        self._broker.wake()
+        if self._thread is not None:
+            self._thread.join(5)
         try:
-            return list(self._tracker.begin([arrival for _, arrival, _ in arrivals]))
-        except InputError as error:
-            if len(arrivals) > 1:  # one by one: a job must not cost its neighbours
-                return [ticket for each in arrivals for ticket in self._tickets([each])]
-            ((assignment, _, _),) = arrivals
-            if assignment.copy.attempt > 0:
-                raise
-            self._bury(assignment, str(error))
-            return [None]
+            self._broker.drop(self._identity, self._held.take_done())
+        except Unavailable as error:  # recovery drops them: their outcomes are recorded
+            self._log.warning("acknowledge_put_off", error=str(error))
 
-    def ask_again(self, assignment: Assignment) -> None:
-        """A ticket that says what is so now, for a job that was not begun since it got its first. Raises Unavailable."""
-        asked = self._clock.monotonic()
-        arrival, _ = _arrival(assignment)
-        (ticket,) = self._tracker.begin([arrival])
-        _bind(assignment, ticket, asked)
+    def _run(self) -> None:
+        tries = 0
+        self._asked = self._clock.monotonic()
+        while not self._quiet.is_set():
+            try:
+                self._fetch()
+                tries = 0
+            except Unavailable as error:
+                tries += 1
+                self._log.warning("fetch_put_off", error=str(error), tries=tries)
+                self._doubt.rise()
+                self._quiet.wait(pause_s(tries))
+            except Exception:
+                self._log.exception("fetch_failed")
+                self._doubt.rise()
+                self._quiet.wait(1.0)
 
-    def _assign(self, copy: Copy) -> Assignment | Stranger | None:
-        try:
-            payload = job_of(copy)
-        except ValueError as error:
-            self._log.error("undecodable_job", jid=copy.jid, queue=copy.queue, error=str(error)[:500])
-            self._give_up(copy, error)
-            return None
-        name = worker_name(payload)
-        worker = self._workers.get(name)
-        if copy.attempt == 0:
-            why = why_not_ours(payload, worker)
-            if why is not None:
-                return Stranger(copy, name, why)
-
-        state: dict[str, Any] = {}
-        job = CurrentJob(
-            copy.jid,
-            task_id=copy.task_id,
-            attempt=max(1, copy.attempt),
-            queue=copy.queue,
-            payload=dict(payload),
-            should_stop=partial(self._must_stop, state),
-            state=state,
-        )
-        return Assignment(copy, payload, job, worker, None)
-
-    def _must_stop(self, state: Mapping[str, Any]) -> bool:
-        ticket: Ticket | None = state.get(TICKET)
-        return self._stopping() or (ticket is not None and ticket.lost)
-
-    def _give_up(self, copy: Copy, error: ValueError) -> None:
-        """A copy that is no job: where it is tracked its Event ends so, for nobody would ever look into ``dead`` for it."""
-        if copy.attempt == 0:
-            self._broker.hold(DEAD, [Held(copy, self._clock.now())], process=self._identity)
-            self._mine.forget([copy])
+    def _fetch(self) -> None:
+        """One round: checks what is in doubt, exchanges, begins what came, waits for news. Raises Unavailable."""
+        self._settle_doubt()
+        limit = self._room()
+        if limit <= 0 and self._can_wait():
+            self._pool.low.wait(AHEAD_S / 4)
             return
-        (ticket,) = self._tracker.begin([Arrival(copy.jid, copy.attempt, "", copy.queue)])
-        if ticket.verdict is Begin.DROP:
-            self._mine.done(copy)
-        elif not self._refuse(copy, ticket, f"it cannot be decoded: {error}"):
-            self._tracker.release(ticket, lambda won: self._acknowledge(copy))
+        copies = self._exchange(limit)
+        if copies:
+            self._begin(copies)
+            self._latency = 0.7 * self._latency + 0.3 * min(self._clock.monotonic() - self._asked, LATENCY_S)
+        elif limit > 0:
+            self._on_dry(self._gave)
+        self._gave = bool(copies) or (self._gave and limit <= 0)
+        if 0 < limit > len(copies):
+            self._wait_for_news()
 
-    def _refuse(self, copy: Copy, ticket: Ticket, reason: str) -> bool:
-        """Ends a job whose Event could run, in ``error`` with the reason; False for one that it would not run anyway."""
-        if ticket.verdict is not Begin.RUN:
-            return False
-        self._log.error("job_refused", jid=copy.jid, queue=clean(copy.queue), reason=reason[:500])
-        self._tracker.settle(ticket, discarded=reason, then=lambda won: self._acknowledge(copy))
-        return True
+    def _settle_doubt(self) -> None:
+        """Puts back what the broker or the ledger gave this process although it never arrived here."""
+        if self._doubt.is_due():
+            unarrived = [copy for copy in self._broker.held_by(self._identity) if copy not in self._held]
+            if unarrived:
+                self._log.warning("copies_unarrived", count=len(unarrived))
+                self._broker.put_back(self._identity, unarrived)
+            self._doubt.checked()
+        self._pool.lanes.look_after()
 
-    def _bury(self, assignment: Assignment, reason: str) -> None:
-        """A job that can have no Event: among the broker's dead it is seen, with the reason. Raises BrokerUnavailable."""
-        copy, now = assignment.copy, self._clock.now()
-        self._log.error("job_refused", jid=clean(copy.jid), queue=clean(copy.queue), reason=reason[:500])
-        self._broker.hold(DEAD, [Held(buried(copy, now, "NotRecordable", reason), now)], process=self._identity)
-        self._mine.forget([copy])
+    def _room(self) -> int:
+        """How many jobs to fetch now: none while enough lies ready, so that fetches stay few and large."""
+        pool = self._pool
+        pool.low.clear()
+        pool.shorten_line()
+        if pool.closed or not pool.may_start() or self._unrecorded() > MAX_UNRECORDED:
+            return 0
+        busy, ready = pool.busy, pool.ready
+        rate = pool.measured()
+        idle = pool.concurrency - busy
+        wanted = min(MAX_FETCH, max(0, idle) + int(rate * (AHEAD_S + 2 * self._latency)))
+        pool.mark = wanted // 2
+        if ready > HOARD * wanted + pool.concurrency:
+            pool.keep(wanted + pool.concurrency)
+        return wanted - ready if ready <= pool.mark else 0
+
+    def _can_wait(self) -> bool:
+        """Whether a few acknowledgements alone are not worth a round trip yet."""
+        return self._clock.monotonic() - self._asked < AHEAD_S and self._held.waiting < MANY_DONE
+
+    def _exchange(self, limit: int) -> Sequence[Copy]:
+        """Acknowledges what is recorded and fetches up to ``limit`` jobs, in one round trip. Raises BrokerUnavailable."""
+        self._asked = self._clock.monotonic()
+        done = self._held.take_done()
+        try:
+            copies = self._broker.exchange(self._identity, done, self._strangers.order(self._order()), limit)
+        except Exception:
+            self._held.keep_done(done)
+            raise
+        self._held.exchanged(done, copies)
+        return copies
+
+    def _wait_for_news(self) -> None:
+        # Every commit, our own too, ends the wait: a busy process must not answer each with a transaction.
+        self._quiet.wait(_PACE_S if self._pool.busy else 0)
+        # Not for long while jobs lie ready, for they may prove to be long.
+        seconds = AHEAD_S if self._pool.ready > self._pool.concurrency else _IDLE_WAIT_S
+        self._broker.wait(self._strangers.patience(seconds))
+
+    def _begin(self, copies: Sequence[Copy]) -> None:
+        """Asks the ledger about a fetched batch and hands it to the pool. Raises :class:`Unavailable`."""
+        try:
+            executions = self._intake.take(copies)
+        except Unavailable:
+            self._held.forget(copies)  # nothing of these may begin: they go back as soon as the broker answers
+            raise
+        except Exception:
+            self._log.exception("batch_not_begun", count=len(copies))
+            if len(copies) > 1:
+                self._begin_singly(copies)
+            return
+        for each in executions:
+            if not each.begins:
+                self._pool.release(each)
+        begin = [each for each in executions if each.begins]
+        self._pool.put([each for each in begin if not self._missing.takes(each)])
+        if missing := [each for each in begin if self._missing.takes(each)]:
+            self._put_off(missing)
+
+    def _put_off(self, missing: Sequence[Execution]) -> None:
+        try:
+            self._missing.put_off(missing)
+        except Unavailable:
+            self._held.forget([each.copy for each in missing])
+            raise
+        for each in missing:
+            self._held.done(each.copy)
+
+    def _begin_singly(self, copies: Sequence[Copy]) -> None:
+        """One job that cannot be asked about must not keep its neighbours; it stays in this process's list."""
+        for position, copy in enumerate(copies, 1):
+            try:
+                self._begin([copy])
+            except Unavailable:
+                self._held.forget(copies[position:])
+                raise
 
 
-def _arrival(assignment: Assignment) -> tuple[Arrival, str | None]:
-    """What the tracker is asked about it, and what of it an Event cannot hold. Only others push what it cannot."""
-    copy, name, args = assignment.copy, assignment.name, assignment.payload["args"]
-    if copy.attempt > 0:
-        return Arrival(copy.jid, copy.attempt, name, copy.queue, args), None
-    came = parse(copy.payload, keep_numbers=True)
-    job, unfit = fitted(NewJob(copy.jid, name, copy.queue, args, options=options_of(came)))
-    # The arguments as they came: what an Event can keep of them was seen by their values.
-    params = None if job.params is None else orjson.Fragment(dump_any(came["args"]))
-    return Arrival(job.job_id, copy.attempt, job.worker_name, job.queue, params, job.options), unfit
+# -- exchanges without an answer
 
-
-def _bind(assignment: Assignment, ticket: Ticket, asked: float) -> None:
-    assignment.ticket, assignment.asked = ticket, asked
-    ticket.job = assignment.job
-    assignment.job.task_id = ticket.task_id
-    assignment.job.attempt = ticket.attempt
-    assignment.job.state[TICKET] = ticket
-
-
-# -- What a process knows of the copies that the broker holds for it.
-
-LOOKS_S: Final = (0.0, 10.0, 60.0, 180.0)
-"""Seconds after a fetch broke off at which it is looked what it moved: the network may deliver it minutes later."""
+CHECKS_S: Final = (0.0, 10.0, 60.0, 180.0)
+"""Seconds after an exchange without an answer at which its effect is checked: the network may deliver it minutes later."""
 
 
 class Doubt:
-    """A fetch broke off: the broker may have given, or may yet give, what never arrives here. For the fetching thread."""
+    """An exchange without an answer: the broker may have given, or may yet give, what never arrives here."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._looks: list[float] = []  # when, the next one first
+        self._checks: list[float] = []  # on the monotonic clock, the next one first
 
     def rise(self) -> None:
-        """A fetch broke off just now."""
+        """An exchange broke off just now."""
         now = self._clock.monotonic()
-        self._looks = [now + seconds for seconds in LOOKS_S]
+        self._checks = [now + seconds for seconds in CHECKS_S]
 
     def is_due(self) -> bool:
-        """Whether it is time to look."""
-        return bool(self._looks) and self._looks[0] <= self._clock.monotonic()
+        """Whether it is time to ask the broker."""
+        return bool(self._checks) and self._checks[0] <= self._clock.monotonic()
 
-    def looked(self) -> None:
+    def checked(self) -> None:
         """The broker was asked just now."""
         now = self._clock.monotonic()
-        self._looks = [at for at in self._looks if at > now]
-
-
-class Mine:
-    """The copies that arrived here and are not given back, and those of them that may be acknowledged."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._done: list[Copy] = []
-        self._handles: set[Any] = set()  # of whatever kind the broker's are
-
-    def __contains__(self, copy: Copy) -> bool:
-        with self._lock:
-            return copy.handle in self._handles
-
-    @property
-    def waiting(self) -> int:
-        """How many may be acknowledged."""
-        return len(self._done)
-
-    def done(self, copy: Copy) -> int:
-        """It may be acknowledged; returns how many wait for that."""
-        with self._lock:
-            self._done.append(copy)
-            return len(self._done)
-
-    def take_done(self) -> list[Copy]:
-        """What may be acknowledged, for whoever does it now."""
-        with self._lock:
-            taken, self._done = self._done, []
-            return taken
-
-    def keep_done(self, copies: Sequence[Copy]) -> None:
-        """They could not be acknowledged; they come first the next time."""
-        with self._lock:
-            self._done[:0] = copies
-
-    def exchanged(self, done: Sequence[Copy], copies: Sequence[Copy]) -> None:
-        """``done`` were acknowledged and ``copies`` arrived."""
-        with self._lock:
-            self._handles.difference_update(copy.handle for copy in done)
-            self._handles.update(copy.handle for copy in copies)
-
-    def forget(self, copies: Sequence[Copy]) -> None:
-        """They went back or into a set, or count as never arrived."""
-        with self._lock:
-            self._handles.difference_update(copy.handle for copy in copies)
+        self._checks = [at for at in self._checks if at > now]

@@ -16,7 +16,7 @@ from asynctask.errors import Unavailable
 from asynctask.ledger import processes
 from asynctask.ledger.base import Ledger
 from asynctask.logs import get_logger
-from asynctask.runtime.execution import Assignment
+from asynctask.runtime.execution import Execution
 
 __all__ = ["Heartbeat", "Showing"]
 
@@ -126,7 +126,7 @@ class Showing:
         presence: Presence,
         clock: Clock,
         *,
-        running: Callable[[], Sequence[Assignment]],
+        running: Callable[[], Sequence[Execution]],
         is_quiet: Callable[[], bool],
         on_signal: Callable[[str], None],
         every_s: float = BEAT_S,
@@ -167,12 +167,12 @@ class Showing:
         finally:
             self._lock.release()
 
-    def ended(self, assignment: Assignment, failed: bool) -> None:
+    def ended(self, execution: Execution, failed: bool) -> None:
         """Counts a job that ended."""
-        payload = assignment.payload
+        payload = execution.payload
         wrapped = payload.get("wrapped")
         name = wrapped if isinstance(wrapped, str) else str(payload["class"])
-        self._presence.ended(name, self._clock.monotonic() - assignment.began, failed)
+        self._presence.ended(name, self._clock.monotonic() - execution.began, failed)
 
     def beat(self) -> None:
         """One beat now. Raises Unavailable."""
@@ -191,7 +191,7 @@ class Showing:
         now, ticks = self._clock.now(), self._clock.monotonic()
         return [
             Running(
-                thread=f"{each.thread_id:x}",
+                thread=f"{each.thread.ident:x}",
                 name=str(each.payload["class"]),
                 jid=each.copy.jid,
                 queue=each.copy.queue,
@@ -199,7 +199,7 @@ class Showing:
                 began_at=now - micros(ticks - each.began),
             )
             for each in self._running()
-            if each.thread_id
+            if each.began and each.thread is not None
         ]
 
     def _run(self) -> None:

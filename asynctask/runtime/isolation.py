@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Final
 
 from asynctask.clock import Clock
-from asynctask.runtime.execution import Assignment
+from asynctask.runtime.execution import Execution
 
-__all__ = ["ALONE_S", "Turns"]
+__all__ = ["ALONE_S", "Isolation"]
 
 ALONE_S: Final = 5.0
 """Seconds for which a suspect may close its process: while the jobs beside it end, and then while it runs alone. A job that
@@ -19,7 +19,7 @@ _LOOK_S: Final = 0.1
 """How often whoever waits asks whether it should give up."""
 
 
-class Turns:
+class Isolation:
     """The jobs that run now, at most ``limit`` of them.
 
     A suspect may be the job that kills, and its crash would count against those beside it. So:
@@ -43,7 +43,7 @@ class Turns:
         self._lock = threading.Lock()
         self._condition = threading.Condition(self._lock)
         self._waiting = 0  # threads that wait for the condition
-        self._running: dict[int, Assignment] = {}
+        self._running: dict[int, Execution] = {}
         self._closed_at: float | None = None  # when the suspect whose turn it is began it; None: it is nobody's
         self._suspect: int | None = None  # that one, while it runs
         self._kept = 0  # places kept for it while it does not run
@@ -51,24 +51,24 @@ class Turns:
         self._since: float | None = None  # when the first of those that run began
         self._busy_s = 0.0  # until then
 
-    def enter(self, assignment: Assignment, give_up: Callable[[], bool]) -> bool:
+    def enter(self, execution: Execution, give_up: Callable[[], bool]) -> bool:
         """Waits for its turn; False if ``give_up`` said so first."""
-        if not assignment.is_suspect:
-            self._add(assignment)
+        if not execution.is_suspect:
+            self._add(execution)
             if self._closed_at is None:
                 return True
-            self.leave(assignment)
+            self.leave(execution)
         with self._lock:  # the condition's own, without the detour
-            if assignment.is_suspect:
-                return self._enter_closed(assignment, give_up)
+            if execution.is_suspect:
+                return self._enter_closed(execution, give_up)
             while self._closed_at is not None and (self.closed or len(self._running) + self._kept >= self._limit):
                 if give_up():
                     return False
                 self._wait(self._closed_for())
-            self._add(assignment)
+            self._add(execution)
         return True
 
-    def _enter_closed(self, assignment: Assignment, give_up: Callable[[], bool]) -> bool:
+    def _enter_closed(self, execution: Execution, give_up: Callable[[], bool]) -> bool:
         while self._closed_at is not None or (left := self._stays_open_until - self._clock.monotonic()) > 0:
             if give_up():
                 return False
@@ -79,8 +79,8 @@ class Turns:
                 self._open()
                 return False
             self._wait(self._closed_for())
-        self._suspect, self._kept = id(assignment), 0
-        self._add(assignment)
+        self._suspect, self._kept = id(execution), 0
+        self._add(execution)
         return True
 
     def _wait(self, seconds: float) -> None:
@@ -103,32 +103,32 @@ class Turns:
         self._closed_at, self._suspect, self._kept = None, None, 0
         self._condition.notify_all()
 
-    def _add(self, assignment: Assignment) -> None:
-        self._running[id(assignment)] = assignment
+    def _add(self, execution: Execution) -> None:
+        self._running[id(execution)] = execution
         if self._since is None:
             self._since = self._clock.monotonic()
 
-    def leave(self, assignment: Assignment) -> None:
+    def leave(self, execution: Execution) -> None:
         """It runs no more, or counts as lost. Leaving twice does nothing."""
-        if self._running.pop(id(assignment), None) is None:
+        if self._running.pop(id(execution), None) is None:
             return
         if not self._running or self._waiting or self._closed_at is not None:
             with self._lock:
-                self._left(assignment)
+                self._left(execution)
 
-    def _left(self, assignment: Assignment) -> None:
+    def _left(self, execution: Execution) -> None:
         if not self._running and self._since is not None:
             self._busy_s += self._clock.monotonic() - self._since
             self._since = None
-        if self._suspect == id(assignment):
+        if self._suspect == id(execution):
             self._open()
         elif self._waiting:
             self._condition.notify_all()
 
-    def pass_on(self, assignment: Assignment, follower: Assignment) -> None:
+    def pass_on(self, execution: Execution, follower: Execution) -> None:
         """Another job begins on its thread, in its place."""
         self._add(follower)
-        self._running.pop(id(assignment), None)
+        self._running.pop(id(execution), None)
 
     @property
     def closed(self) -> bool:
@@ -136,7 +136,7 @@ class Turns:
         since = self._closed_at
         return since is not None and self._clock.monotonic() < since + ALONE_S
 
-    def running(self) -> list[Assignment]:
+    def running(self) -> list[Execution]:
         """The jobs that run now."""
         return list(self._running.copy().values())
 

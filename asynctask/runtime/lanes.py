@@ -21,7 +21,7 @@ from asynctask.clock import Clock
 from asynctask.errors import Unavailable
 from asynctask.ledger.reservations import Ready
 from asynctask.logs import get_logger
-from asynctask.runtime.execution import Assignment
+from asynctask.runtime.execution import Execution
 
 __all__ = ["MOST", "SPAN_S", "Lane", "Lanes"]
 
@@ -55,7 +55,7 @@ class Lane:
 
     def __init__(self, limited: _Limited) -> None:
         self.limited = limited
-        self.followers: deque[Assignment] = deque()
+        self.followers: deque[Execution] = deque()
         self.closed = False
         self.since = 0.0
 
@@ -75,7 +75,7 @@ class _Limited:
 class Lanes:
     """The lanes of one process.
 
-    Arguments: ``lend`` asks the ledger for jobs; ``take`` makes assignments of them, and is told when they were asked for
+    Arguments: ``lend`` asks the ledger for jobs; ``take`` makes executions of them, and is told when they were asked for
     (on the monotonic clock); ``release`` gives one back; ``fresh_s`` is for how many seconds after that they may begin;
     ``take_back`` has every loan of this process go back but those whose Event ids it is given.
     """
@@ -85,8 +85,8 @@ class Lanes:
         clock: Clock,
         *,
         lend: Lend,
-        take: Callable[[Sequence[tuple[Copy, Ready]], float], Sequence[Assignment]],
-        release: Callable[[Assignment], None],
+        take: Callable[[Sequence[tuple[Copy, Ready]], float], Sequence[Execution]],
+        release: Callable[[Execution], None],
         take_back: Callable[[set[int]], int],
         fresh_s: float,
     ) -> None:
@@ -120,35 +120,35 @@ class Lanes:
             self._take_back(set(self._lent))
             self._doubt = False
 
-    def follow(self, assignment: Assignment, goes_on: Callable[[], bool], may_ask: Callable[[], bool]) -> Assignment | None:
+    def follow(self, execution: Execution, goes_on: Callable[[], bool], may_ask: Callable[[], bool]) -> Execution | None:
         """The job that begins now in the place of one that is over; None where none does, and what was to follow goes back.
 
         ``goes_on``: whether this process may begin anything, on this thread; ``may_ask``: whether it may be lent more.
         """
-        ticket = assignment.ticket
+        ticket = execution.ticket
         if ticket is None or not ticket.awaited or ticket.task_id is None:
             return None
-        lane = assignment.lane
+        lane = execution.lane
         # From one beginning to the next, with all that the process does between: a full one takes longer than its jobs.
-        since = assignment.began if lane is None else lane.since
+        since = execution.began if lane is None else lane.since
         limited = self._noted(ticket.task_id, self._clock.monotonic() - since)
         if goes_on():
             if lane is None:
-                lane = self._open(assignment, limited)
+                lane = self._open(execution, limited)
             each = min(MOST, int(SPAN_S / max(limited.seconds, SPAN_S / MOST)))
             if len(lane.followers) <= LOW * each and each > 0 and may_ask():
                 self._refill(lane, each)
             if goes_on() and (follower := self._next(lane)) is not None:  # the answer may have taken its time
                 lane.since = self._clock.monotonic()
                 follower.lane = lane
-                assignment.follower = follower
+                execution.follower = follower
                 return follower
-        self.close(assignment)
+        self.close(execution)
         return None
 
-    def close(self, assignment: Assignment) -> None:
+    def close(self, execution: Execution) -> None:
         """Nothing follows this one: what was to goes back."""
-        lane = assignment.lane
+        lane = execution.lane
         if lane is None:
             return
         with self._lock:
@@ -160,18 +160,18 @@ class Lanes:
         for follower in left:
             self._release(follower)
 
-    def done(self, assignment: Assignment) -> None:
+    def done(self, execution: Execution) -> None:
         """The outcome of a lent job is recorded."""
-        if assignment.ticket is not None:
-            self._lent.pop(assignment.ticket.event_id, None)
+        if execution.ticket is not None:
+            self._lent.pop(execution.ticket.event_id, None)
 
-    def _open(self, assignment: Assignment, limited: _Limited) -> Lane:
-        lane = assignment.lane = Lane(limited)
+    def _open(self, execution: Execution, limited: _Limited) -> Lane:
+        lane = execution.lane = Lane(limited)
         with self._lock:
             limited.lanes.add(lane)
         return lane
 
-    def _next(self, lane: Lane) -> Assignment | None:
+    def _next(self, lane: Lane) -> Execution | None:
         """The first that is still fresh; those before it go back."""
         now = self._clock.monotonic()
         while True:
@@ -195,7 +195,7 @@ class Lanes:
         for follower in back:
             self._release(follower)
 
-    def _ask(self, limited: _Limited, lane: Lane, each: int) -> list[Assignment]:
+    def _ask(self, limited: _Limited, lane: Lane, each: int) -> list[Execution]:
         """Returns what was lent and cannot begin here."""
         with self._lock:
             if len(lane.followers) > LOW * each or self._clock.monotonic() < limited.ask_at:
@@ -220,9 +220,9 @@ class Lanes:
         unknown = [follower for follower in followers if follower.worker is None]
         return unknown + self._share([follower for follower in followers if follower.worker is not None], wanted)
 
-    def _share(self, followers: list[Assignment], wanted: Mapping[Lane, int]) -> list[Assignment]:
+    def _share(self, followers: list[Execution], wanted: Mapping[Lane, int]) -> list[Execution]:
         """Gives each lane what it wants, or its share of it; returns what was for lanes that closed meanwhile."""
-        back: list[Assignment] = []
+        back: list[Execution] = []
         left = len(wanted)
         with self._lock:
             for lane, most in sorted(wanted.items(), key=lambda item: -item[1]):

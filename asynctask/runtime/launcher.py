@@ -34,11 +34,14 @@ from asynctask.logs import get_logger
 from asynctask.maintenance import Sweep
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import TaskEventMiddleware, Tracker
-from asynctask.runtime.execution import Assignment, Hooks, Performer
+from asynctask.runtime.execution import Execution, Observers
+from asynctask.runtime.fetcher import Fetcher
 from asynctask.runtime.heartbeat import Heartbeat, Showing
+from asynctask.runtime.intake import HeldCopies, Intake, Strangers
 from asynctask.runtime.interpreter import Switching, collect_seldom
-from asynctask.runtime.manager import Manager
+from asynctask.runtime.isolation import Isolation
 from asynctask.runtime.poller import Poller
+from asynctask.runtime.pool import Pool
 from asynctask.runtime.supervisor import Pulse, Wakeup
 from asynctask.worker import Worker
 
@@ -142,33 +145,44 @@ class Launcher:
         self._ticker_stop = threading.Event()
         self._ticker: threading.Thread | None = None
         self.dispatcher = parts.dispatcher
-        self.recorder = Recorder(ledger, busy_for=lambda: self.manager.busy_for(), on_due=self.dispatcher.expect)
+        self.recorder = Recorder(ledger, busy_for=self._busy_for, on_due=self.dispatcher.expect)
         self.tracker = Tracker(ledger, self.recorder)
         self.heartbeat = Heartbeat(
             ledger, parts.clock, every_s=config.heartbeat_s, lease_s=config.lease_s, tell=self._tell, on_signal=self.obey
         )
-        self.manager = Manager(
-            identity=ledger.identity, broker=parts.broker, tracker=self.tracker, clock=parts.clock, workers=parts.workers,
-            queues=queues.names, queue_order=queues.order, concurrency=concurrency, may_start=self._may_start,
-            on_dry=self.dispatcher.dry, unrecorded=lambda: self.recorder.waiting, lend=self.dispatcher.lend,
-            take_back=partial(take_back_loans, ledger),
-        )  # fmt: skip
+        self.pool, self.fetcher = self._made_pool()
+        self.performer = self.pool.performer
         presence = parts.broker.presence(self._about())
         self.showing = self._shown_by(presence) if presence is not None else None
         self.poller = self._made_poller(presence) if parts.broker.capabilities.polled else None
-        self.performer = Performer(
-            identity=ledger.identity, broker=parts.broker, tracker=self.tracker, chain=self._chain(), clock=parts.clock,
-            ids=parts.ids,
-            hooks=Hooks(
-                self.manager.done, self.manager.gone, self.manager.replace, self._death, self._error,
-                self.showing.ended if self.showing is not None else _nobody_counts, self.manager.follow,
-            ),
-        )  # fmt: skip
         self.sweep = Sweep(
             ledger, parts.broker, parts.host, parts.controls,
             take_up=parts.take_up_split, uploads=parts.uploads, nudge=self.dispatcher.nudge, expect=self.dispatcher.expect,
             waker=parts.signals.waker(LEDGER), every_s=min(1.0, config.lease_s / 4),
         )  # fmt: skip
+
+    def _made_pool(self) -> tuple[Pool, Fetcher]:
+        parts, ledger, queues = self._parts, self._parts.ledger, self._queues
+        identity, broker, clock, tracker = ledger.identity, parts.broker, parts.clock, self.tracker
+        quiet = threading.Event()
+        isolation = Isolation(clock, self._concurrency)
+        held = HeldCopies(broker, isolation)
+        strangers = Strangers(identity, broker, clock)
+        intake = Intake(
+            identity=identity, broker=broker, tracker=tracker, clock=clock, workers=parts.workers, held=held,
+            strangers=strangers, quiet=quiet,
+        )  # fmt: skip
+        pool = Pool(
+            identity=identity, broker=broker, tracker=tracker, chain=self._chain(), clock=clock, ids=parts.ids,
+            queues=queues.names, concurrency=self._concurrency, held=held, intake=intake, isolation=isolation, quiet=quiet,
+            may_start=self._may_start, lend=self.dispatcher.lend, take_back=partial(take_back_loans, ledger),
+            observers=Observers(self._death, self._error, self._ended),
+        )  # fmt: skip
+        fetcher = Fetcher(
+            identity=identity, broker=broker, tracker=tracker, clock=clock, pool=pool, held=held, intake=intake,
+            strangers=strangers, quiet=quiet, order=queues.order, on_dry=self.dispatcher.dry, unrecorded=self._unrecorded,
+        )  # fmt: skip
+        return pool, fetcher
 
     def _chain(self) -> Chain:
         """The user's middleware around ours: the one that records stands nearest to the job."""
@@ -187,7 +201,7 @@ class Launcher:
 
     def _shown_by(self, presence: Presence) -> Showing:
         return Showing(
-            presence, self._parts.clock, running=self.manager.running, is_quiet=lambda: self.manager.is_quiet,
+            presence, self._parts.clock, running=self.pool.running, is_quiet=lambda: self.pool.is_quiet,
             on_signal=self.obey,
         )  # fmt: skip
 
@@ -213,8 +227,9 @@ class Launcher:
         self._parts.fire("startup")
         self.heartbeat.start()
         self.recorder.start()
-        self.manager.start(self.performer)
-        self.dispatcher.attach(self.manager.load)
+        self.pool.start()
+        self.fetcher.start()
+        self.dispatcher.attach(self.pool.load)
         self.dispatcher.start()
         self.sweep.start()
         if self.showing is not None:
@@ -226,11 +241,11 @@ class Launcher:
 
     def quiet(self) -> None:
         """Takes no new job; what runs goes on."""
-        if not self.manager.is_quiet:
+        if not self.pool.is_quiet:
             self._log.info("quiet")
             if self.poller is not None:
                 self.poller.quiet()
-            self.manager.quiet()
+            self.pool.quiet()
             self.heartbeat.soon()
             if self.showing is not None:
                 self.showing.soon()
@@ -240,15 +255,16 @@ class Launcher:
         """Quiet, waits for running jobs, gives the unfinished back, ends. Returns whether every thread could be ended."""
         self.quiet()
         self._parts.fire("shutdown")
-        idle = self.manager.wait_idle(self._shutdown_s)
+        idle = self.pool.wait_idle(self._shutdown_s)
         if not idle:
-            interrupted = self.manager.interrupt()
+            interrupted = self.pool.interrupt()
             self._log.warning("jobs_interrupted", count=interrupted)
         self.recorder.drain(_FLUSH_S)
         self.dispatcher.stop()
         self.dispatcher.attach(None)
         self.sweep.stop()
-        self.manager.stop()
+        self.fetcher.stop()
+        self.pool.stop()
         recorded = self.recorder.stop(_FLUSH_S)
         if self.poller is not None:
             self.poller.stop()
@@ -259,7 +275,7 @@ class Launcher:
         self.performer.watchdog.stop()
         self.performer.loop.stop()
         self._leave(recorded)
-        return idle and self.manager.busy == 0
+        return idle and self.pool.busy == 0
 
     def _leave(self, recorded: bool) -> None:
         try:
@@ -346,9 +362,15 @@ class Launcher:
     def _may_start(self) -> bool:
         return self.heartbeat.fresh() and self.recorder.healthy and not self._lost
 
+    def _busy_for(self) -> float | None:
+        return self.pool.busy_for()
+
+    def _unrecorded(self) -> int:
+        return self.recorder.waiting
+
     def _tell(self) -> dict[str, Any]:
-        load = self.manager.load()
-        return {"busy": self.manager.busy, "rate": load.rate, "quiet": int(self.manager.is_quiet)}
+        load = self.pool.load()
+        return {"busy": self.pool.busy, "rate": load.rate, "quiet": int(self.pool.is_quiet)}
 
     def _info(self) -> dict[str, Any]:
         return {
@@ -371,6 +393,6 @@ class Launcher:
     def _error(self, error: BaseException, context: Mapping[str, Any]) -> None:
         self._parts.fire("error", error, context)
 
-
-def _nobody_counts(assignment: Assignment, failed: bool) -> None:
-    """Where no tool of the broker looks."""
+    def _ended(self, execution: Execution, failed: bool) -> None:
+        if self.showing is not None:
+            self.showing.ended(execution, failed)

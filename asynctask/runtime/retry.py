@@ -39,8 +39,11 @@ MAX_PAUSE_S = 366 * 24 * 3600
 
 
 class Follow(Enum):
-    """What follows an attempt that raised."""
+    """What follows an attempt."""
 
+    FINISH = "finish"  # it returned
+    FAILED = "failed"  # a business refusal: recorded, and not retried
+    DROP = "drop"  # it is not the attempt that counts: nothing is recorded
     RETRY = "retry"
     DEAD = "dead"  # no retry is left, or the policy says so: kept, shown, hooks run
     DISCARD = "discard"  # dropped without the hooks

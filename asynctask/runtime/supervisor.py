@@ -374,10 +374,6 @@ def _logger_to_stderr() -> Logger:
     return get_logger("asynctask.supervisor")
 
 
-if __name__ == "__main__":
-    sys.exit(main(os.environ))
-
-
 # -- The ties between a supervisor and its children, and how a signal handler wakes the thread that waits.
 #
 # A child holds the reading end of a pipe whose other end only its supervisor has: when the supervisor dies, however it
@@ -497,3 +493,7 @@ def watch_parent(environ: Mapping[str, str], on_end: Callable[[], None]) -> bool
 def _descriptor(environ: Mapping[str, str], name: str) -> int | None:
     value = environ.get(name, "")
     return int(value) if value.isdecimal() else None
+
+
+if __name__ == "__main__":
+    sys.exit(main(os.environ))

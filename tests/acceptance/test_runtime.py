@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from support.world import World
 
-from asynctask.runtime.execution import Assignment, Performer
+from asynctask.runtime.execution import Execution, Performer
+from asynctask.runtime.retry import Decision
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.databases("sqlite", reason="about processes, signals and threads")
@@ -150,21 +151,21 @@ def test_killing_the_supervisor_leaves_no_child_behind(world: World) -> None:
 def test_a_processor_thread_that_dies_is_replaced_and_its_job_has_an_outcome(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, broken = Performer.failed, threading.Event()
+    real, broken = Performer.decide, threading.Event()
 
-    def failed(self: Performer, assignment: Assignment, error: BaseException) -> None:
-        if not broken.is_set():
+    def decide(self: Performer, execution: Execution) -> Decision:
+        if execution.error is not None and not broken.is_set():
             broken.set()
             raise RuntimeError("the retry layer itself is broken")
-        real(self, assignment, error)
+        return real(self, execution)
 
-    monkeypatch.setattr(Performer, "failed", failed)
+    monkeypatch.setattr(Performer, "decide", decide)
     app = world.app()
     with world.working(app, concurrency=1) as launcher:
         task = app.submit("note", [{"n": 0, "bug": True}, *numbers(30)[1:]])
         assert task.wait(120)["done"]
         assert len([t for t in threading.enumerate() if t.name == "processor"]) == 1
-        assert launcher.manager.busy == 0
+        assert launcher.pool.busy == 0
     assert broken.is_set()
     counts = task.progress()["counts"]
     assert (counts["finish"], counts["error"]) == (29, 1)

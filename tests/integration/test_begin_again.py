@@ -15,9 +15,10 @@ from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import dispatchable
 from asynctask.ledger.events import Change, EventRecord, apply
 from asynctask.middleware.tracker import Tracker
-from asynctask.runtime import isolation, manager
+from asynctask.runtime import isolation, pool
+from asynctask.runtime.fetcher import Fetcher
 from asynctask.runtime.launcher import Launcher
-from asynctask.runtime.manager import Manager
+from asynctask.runtime.pool import Pool
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 
@@ -31,13 +32,13 @@ def numbers(count: int, first: int = 0) -> list[dict[str, int]]:
 @pytest.fixture
 def fetches_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers fetch whatever there is, as they do of short jobs; each job lies ready for longer than an answer is good."""
-    monkeypatch.setattr(Manager, "load", lambda self: Load(self._identity, self._queues, 20, 0.0))
-    monkeypatch.setattr(Manager, "_room", lambda self: 20)
-    monkeypatch.setattr(manager, "STALE_S", 0.0)
+    monkeypatch.setattr(Pool, "load", lambda self: Load(self.identity, self._queues, 20, 0.0))
+    monkeypatch.setattr(Fetcher, "_room", lambda self: 20)
+    monkeypatch.setattr(pool, "STALE_S", 0.0)
 
 
 def held(app: Any, launcher: Launcher) -> int:
-    return len(app.broker.held_by(launcher.manager._identity))
+    return len(app.broker.held_by(launcher.pool.identity))
 
 
 def began(world: World) -> list[str]:

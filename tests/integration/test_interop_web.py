@@ -317,7 +317,7 @@ def test_a_process_of_ours_is_quieted_and_stopped(world: RedisWorld, desk: Desk,
         assert gate.wait(120)
 
     with world.working(app) as launcher:
-        showing, me = launcher.showing, launcher.manager._identity
+        showing, me = launcher.showing, launcher.pool.identity
         assert showing is not None
         hard.perform_async(1, "é<b>")
         assert began.wait(120)
@@ -329,7 +329,7 @@ def test_a_process_of_ours_is_quieted_and_stopped(world: RedisWorld, desk: Desk,
         which = {"identity": me} if named else {}
         assert desk(press, {**which, "quiet": "1"}) == 302
         showing.beat()
-        assert launcher.manager.is_quiet
+        assert launcher.pool.is_quiet
         showing.beat()
         assert "quiet</span>" in seen(desk, ["/busy"])["/busy"]
         assert not launcher._stopping
@@ -355,7 +355,7 @@ def test_sidekiqmon_counts_what_we_wrote(world: RedisWorld, broker: RedisBroker,
         launcher.showing.beat()
         broker.exchange("p", [], ["none"], 1)  # the counts go with it
         said = sidekiqmon(redis_server)
-        me = launcher.manager._identity
+        me = launcher.pool.identity
     numbers = {name: int(text.replace(",", "")) for name, text in re.findall(r"^ *(\w+): ([\d,]+)$", said, re.MULTILINE)}
     assert numbers == {
         "Processed": 1_234, "Failed": 5, "Busy": 0, "Enqueued": len(KINDS) + 1, "Retries": 2, "Scheduled": 1, "Dead": 3,

@@ -141,18 +141,18 @@ def test_a_process_that_stops_gives_back_what_was_lent_to_it(world: World) -> No
 def test_what_is_lent_while_the_process_stops_does_not_begin(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     app = world.app()
     with world.working(app, concurrency=1) as launcher:
-        lanes = launcher.manager._lanes
+        lanes = launcher.pool.lanes
         lend, begun = lanes._lend, []
 
         def stopping(*args: Any) -> Any:
             found = lend(*args)
-            launcher.manager.quiet()
+            launcher.pool.quiet()
             begun.append([line[0] for line in world.shop.lines()].count("began"))
             return found
 
         monkeypatch.setattr(lanes, "_lend", stopping)
         app.submit("brief", numbers(50), parallel=1)
-        wait_for(lambda: launcher.manager.is_quiet and launcher.manager.busy == 0, "the first job is over")
+        wait_for(lambda: launcher.pool.is_quiet and launcher.pool.busy == 0, "the first job is over")
         wait_for(lambda: world.one(LENT) == 0, "what was lent went back")
         assert begun == [[line[0] for line in world.shop.lines()].count("began")]
     assert app.doctor() == []
@@ -176,7 +176,7 @@ def test_a_loan_that_never_arrived_goes_back(world: World, monkeypatch: pytest.M
     """Taken out: `Lanes.look_after`. The rows were lent to a process that did not know, for ever."""
     app = world.app()
     with world.working(app) as launcher:
-        lanes, broken = launcher.manager._lanes, []
+        lanes, broken = launcher.pool.lanes, []
         lend, take = lanes._lend, lanes._take
 
         def lost(*args: Any) -> Any:
@@ -200,17 +200,17 @@ def test_a_thread_that_dies_before_the_next_job_begins_leaves_it_to_others(
     with world.working(app) as launcher:
         perform, died = launcher.performer.perform, []
 
-        def dying(assignment: Any) -> None:
-            perform(assignment)
-            if assignment.follower is not None and not died:
-                died.append(assignment.follower.copy.jid)
+        def dying(execution: Any) -> None:
+            perform(execution)
+            if execution.follower is not None and not died:
+                died.append(execution.follower.copy.jid)
                 raise SystemError("this thread ends")
 
         monkeypatch.setattr(launcher.performer, "perform", dying)
         task = app.submit("brief", numbers(60), parallel=1)
         assert task.wait(120)["counts"]["finish"] == 60
         assert died
-        wait_for(lambda: launcher.manager.busy == 0, "its place in the process is free")
+        wait_for(lambda: launcher.pool.busy == 0, "its place in the process is free")
     world.check_promises(app, [task.id], 60)
 
 

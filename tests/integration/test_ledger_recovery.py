@@ -296,7 +296,7 @@ def test_while_the_ledger_is_away_nothing_begins_and_outcomes_are_kept_and_recor
             wait_for(lambda: not launcher.recorder.healthy, "the process knows that the ledger is away")
             wait_for(lambda: launcher.recorder.waiting >= 4, "their outcomes are kept")
             assert len(world.shop.performed("began")) == 4, "and nobody begins"
-            assert launcher.manager.load().free == 0, "nor asks for more"
+            assert launcher.pool.load().free == 0, "nor asks for more"
             held = world.one("SELECT COUNT(*) FROM jobs WHERE process = ?", app.ledger.identity)
             assert held >= 4, "nothing was acknowledged"
         assert task.wait(120)["done"]

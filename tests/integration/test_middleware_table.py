@@ -265,7 +265,7 @@ def test_a_thread_that_does_not_come_back_is_replaced_and_does_not_hold_the_proc
             event = ended(app, hung.perform_async())
             assert (event["status"], event["problem"]) == ("error", "timeout")
             assert ended(app, other.perform_async())["result"] == "performed"
-            assert launcher.manager.busy == 0
+            assert launcher.pool.busy == 0
     finally:
         os.write(writing, b".")
     wait_for(lambda: not any(t.name == "processor" for t in threading.enumerate()), "the threads end")

@@ -29,8 +29,7 @@ from asynctask.clock import SystemClock
 from asynctask.dispatch import dispatcher
 from asynctask.errors import BrokerUnavailable
 from asynctask.maintenance import Sweep
-from asynctask.runtime import fetcher as mine
-from asynctask.runtime import manager, poller
+from asynctask.runtime import fetcher, poller
 from asynctask.runtime.launcher import Launcher
 from asynctask.runtime.retry import LONGEST_S, pause_s
 from asynctask.testing import wait_for
@@ -89,7 +88,7 @@ def alive(launcher: Launcher) -> dict[str, bool]:
     assert launcher.poller is not None
     assert launcher.showing is not None
     threads = {
-        "fetcher": launcher.manager._fetcher, "dispatcher": launcher.dispatcher._thread, "sweep": launcher.sweep._thread,
+        "fetcher": launcher.fetcher._thread, "dispatcher": launcher.dispatcher._thread, "sweep": launcher.sweep._thread,
         "poller": launcher.poller._thread, "showing": launcher.showing._thread, "heartbeat": launcher.heartbeat._thread,
         "recorder": launcher.recorder._thread,
     }  # fmt: skip
@@ -351,7 +350,7 @@ def test_a_process_fetches_again_after_thousands_of_tries(on_redis: World) -> No
         raise BrokerUnavailable("away")
 
     launcher = app.launcher(concurrency=1)
-    launcher.manager._quiet = Hasty()
+    launcher.fetcher._quiet = Hasty()
     with structlog.testing.capture_logs():
         broker.exchange = refuse
         launcher.start()
@@ -365,7 +364,7 @@ def test_a_process_fetches_again_after_thousands_of_tries(on_redis: World) -> No
 
 
 def test_a_job_that_nobody_tracks_gets_its_outcome_after_thousands_of_tries(on_redis: World) -> None:
-    """Taken out: the same, in `Performer._patiently`. The job stayed in the list of its process while that lived."""
+    """Taken out: the same, in `Performer._move`. The job stayed in the list of its process while that lived."""
     app = on_redis.app()
     broker: Any = app.broker
     tried, hold = [], broker.hold
@@ -386,8 +385,8 @@ def test_a_job_that_nobody_tracks_gets_its_outcome_after_thousands_of_tries(on_r
 
 def test_a_fetch_that_the_network_delivers_late_is_found_too(on_redis: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Taken out: the later looks. The jobs lay in the list of a living process that did not know of them."""
-    monkeypatch.setattr(mine, "LOOKS_S", (0.0, 0.2, 0.4))
-    monkeypatch.setattr(manager, "_IDLE_WAIT_S", 0.1)
+    monkeypatch.setattr(fetcher, "CHECKS_S", (0.0, 0.2, 0.4))
+    monkeypatch.setattr(fetcher, "_IDLE_WAIT_S", 0.1)
     app = on_redis.app()
     broker: Any = app.broker
     exchange, held_by, broke, looked = broker.exchange, broker.held_by, [], []
@@ -562,8 +561,8 @@ def test_what_a_quiet_process_gives_back_stands_in_its_queue_as_it_stood(on_redi
         wait_for(lambda: len(on_redis.shop.performed("began")) == 4, "every thread is taken")
         plain.perform_bulk(numbers(4))
         fetched = app.broker.exchange(app.ledger.identity, [], ["default"], 4)
-        launcher.manager._mine.exchanged([], fetched)
-        launcher.manager._begin(fetched)
+        launcher.fetcher._held.exchanged([], fetched)
+        launcher.fetcher._begin(fetched)
         launcher.quiet()
         texts = look(on_redis).lrange("queue:default", 0, -1)
         on_redis.open_gate()
@@ -586,8 +585,8 @@ def test_a_process_that_is_told_to_end_while_redis_hangs_asks_once_for_all_that_
         wait_for(lambda: len(on_redis.shop.performed("began")) == 4, "every thread is taken")
         app.workers["plain"].perform_bulk(numbers(4))
         fetched = broker.exchange(app.ledger.identity, [], ["default"], 4)
-        launcher.manager._mine.exchanged([], fetched)
-        launcher.manager._begin(fetched)
+        launcher.fetcher._held.exchanged([], fetched)
+        launcher.fetcher._begin(fetched)
         broker.put_back = hang
         launcher.quiet()
         assert asked == [4]

@@ -24,7 +24,7 @@ from asynctask.brokers.redis.presence import MAX_SHOWN, RedisPresence
 from asynctask.clock import SECOND
 from asynctask.errors import BrokerUnavailable
 from asynctask.job import CurrentJob
-from asynctask.runtime.execution import Assignment
+from asynctask.runtime.execution import Execution
 from asynctask.testing import wait_for
 
 ME = "box:17:0123456789ab"
@@ -343,7 +343,7 @@ def seen(server: RedisServer) -> Any:
 
 def test_ruby_sees_the_process_and_its_jobs_and_counts(gated: Gated, world: World, redis_server: RedisServer) -> None:
     with world.working(gated.app, concurrency=3, queues={"default": 1}) as launcher:
-        me = launcher.manager._identity
+        me = launcher.pool.identity
         showing = launcher.showing
         assert showing is not None
         for n in (1, 2, -1):
@@ -383,9 +383,9 @@ def test_rubys_page_shows_the_process_and_what_it_runs(
         assert gated.began.acquire(timeout=120)
         assert launcher.showing is not None
         launcher.showing.beat()
-        fetched = map(json.loads, raw.hvals(f"asynctask:fetched:{launcher.manager._identity}"))
+        fetched = map(json.loads, raw.hvals(f"asynctask:fetched:{launcher.pool.identity}"))
         (jid,) = [job["jid"] for job in fetched if job["class"] == "Hard"]
-        pages = sidekiq(redis_server.url, _PAGES, launcher.manager._identity, jid)
+        pages = sidekiq(redis_server.url, _PAGES, launcher.pool.identity, jid)
         gated.gate.set()
     assert {path: status for path, (status, _) in pages.items()} == dict.fromkeys(pages, 200)
     assert pages["/busy"][1] == [True, True]
@@ -403,7 +403,7 @@ def test_ruby_quiets_a_process_and_sees_that_it_is(
         launcher.showing.beat()
         tell(redis_server, "quiet!")
         launcher.showing.beat()
-        assert launcher.manager.is_quiet
+        assert launcher.pool.is_quiet
         gated.plain.perform_async(1)
         launcher.showing.beat()
         assert [process[5] for process in seen(redis_server)["processes"]] == [True]
@@ -418,10 +418,10 @@ def test_ruby_has_a_process_show_its_stacks(
         launcher.showing.beat()
         tell(redis_server, "dump_threads")
         launcher.showing.beat()
-        assert not launcher.manager.is_quiet
+        assert not launcher.pool.is_quiet
     said = capfd.readouterr().err
     assert "Current thread 0x" in said
-    assert "manager.py" in said
+    assert "fetcher.py" in said
 
 
 def test_ruby_stops_a_process_that_serves_and_its_last_counts_arrive(
@@ -444,7 +444,7 @@ def test_a_process_that_waits_for_its_last_jobs_is_seen_as_stopping(gated: Gated
     assert gated.began.acquire(timeout=120)
     stopping = threading.Thread(target=launcher.stop, name="stop")
     stopping.start()
-    me = launcher.manager._identity
+    me = launcher.pool.identity
     wait_for(lambda: raw.hmget(me, "quiet", "busy") == [b"true", b"1"], "it is seen as stopping")
     assert raw.hlen(f"{me}:work") == 1
     gated.gate.set()
@@ -478,7 +478,7 @@ def test_a_wrapped_job_counts_under_its_own_name(gated: Gated, raw: redis.Redis,
     assert launcher.showing is not None
     copy = Copy("0" * 24, 0, "default", "{}")
     payload = {"class": "Wrapper", "wrapped": wrapped, "args": []}
-    launcher.showing.ended(Assignment(copy, payload, CurrentJob("0" * 24), None, None), False)
+    launcher.showing.ended(Execution(copy, payload, CurrentJob("0" * 24), None, None), False)
     launcher.showing.beat()
     (key,) = raw.keys("j|????????|*")
     assert raw.hget(key, f"{counted}|p") == b"1"
@@ -488,9 +488,9 @@ def test_a_signal_that_nobody_knows_does_nothing(gated: Gated, world: World, raw
     with world.working(gated.app) as launcher:
         assert launcher.showing is not None
         for name in ("KILL", "", "\xff" * 10_000, "LOST"):
-            raw.lpush(f"{launcher.manager._identity}-signals", name)
+            raw.lpush(f"{launcher.pool.identity}-signals", name)
             launcher.showing.beat()
-        assert not launcher.manager.is_quiet
+        assert not launcher.pool.is_quiet
         assert not launcher._lost
 
 
@@ -500,7 +500,7 @@ def test_what_is_cut_off_at_the_end_goes_back_unchanged_and_counts_as_failed(
     with world.working(gated.app, concurrency=1, shutdown_s=0.0) as launcher:
         gated.hard.perform_async(1)
         assert gated.began.acquire(timeout=120)
-        (before,) = raw.hvals(f"asynctask:fetched:{launcher.manager._identity}")
+        (before,) = raw.hvals(f"asynctask:fetched:{launcher.pool.identity}")
         gated.plain.perform_async(2)
     assert raw.lrange("queue:default", -1, -1) == [before]
     assert raw.llen("queue:default") == 2

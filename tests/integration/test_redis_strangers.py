@@ -16,7 +16,7 @@ from support.servers import RedisServer
 from asynctask import AsyncTask
 from asynctask.brokers.base import Copy
 from asynctask.database import tables
-from asynctask.runtime.deferral import FIRST_REST_S, LONGEST_PASS, LONGEST_REST_S, Stranger, Strangers
+from asynctask.runtime.intake import FIRST_REST_S, LONGEST_PASS, LONGEST_REST_S, Stranger, Strangers
 from asynctask.testing import wait_for
 from asynctask.wire.activejob import OLD_WRAPPER, WRAPPER
 
@@ -94,7 +94,7 @@ def test_only_queues_of_others_leave_the_process_at_rest(world: RedisWorld) -> N
         assert len(asked) <= before + 3, "what others push wakes nobody"
         ours = world.push("ours", 1)
         wait_for(lambda: ours not in world.waiting(), "it is found behind all of them when the queue has rested")
-        wait_for(lambda: launcher.manager.busy == 0, "it ended")
+        wait_for(lambda: launcher.pool.busy == 0, "it ended")
     reports = [line for line in logs if line["event"] == "job_left_to_others"]
     assert [(line["worker"], line["queue"]) for line in reports] == [("Theirs", "default")]
 

@@ -19,9 +19,10 @@ from asynctask.errors import BrokerUnavailable, ConfigError, InputError, JobInte
 from asynctask.job import CurrentJob
 from asynctask.ledger.base import dumps
 from asynctask.middleware.tracker import TICKET, Ticket, Tracker
-from asynctask.runtime import deferral, timeouts
+from asynctask.runtime import intake, timeouts
+from asynctask.runtime.fetcher import MAX_FETCH
 from asynctask.runtime.launcher import Launcher
-from asynctask.runtime.manager import AHEAD_S, MAX_FETCH
+from asynctask.runtime.pool import AHEAD_S
 from asynctask.runtime.retry import MAX_PAUSE_S, Follow, decide
 from asynctask.testing import wait_for
 
@@ -100,7 +101,7 @@ def test_jobs_that_were_held_by_a_dead_process_run_one_at_a_time(place: Place) -
 def test_an_item_whose_worker_is_not_known_here_waits_without_a_retry(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deferral, "MISSING_S", 1)
+    monkeypatch.setattr(intake, "MISSING_S", 1)
     app, old = place.app(), place.app()
     worker = app.worker(name="new", retry=0)(lambda item: 1)
     ran: list[int] = []
@@ -124,7 +125,7 @@ def test_a_job_of_an_unknown_worker_comes_by_when_it_is_due_and_says_so_once(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Taken out: that the dispatcher is told. The job came by at the sweep's next look for what nobody was told of."""
-    monkeypatch.setattr(deferral, "MISSING_S", 0)
+    monkeypatch.setattr(intake, "MISSING_S", 0)
     monkeypatch.setattr(maintenance, "LOOK_S", 3_600.0)
     app, old = place.app(), place.app()
     task = app.submit(app.worker(name="new")(lambda item: 1), [{"n": 1}])
@@ -283,8 +284,8 @@ def test_a_job_that_has_returned_is_not_recorded_as_interrupted(place: Place, mo
     task = app.submit(app.worker(retry=0, name="w")(lambda item: "through"), [{}])
     with place.working(app) as launcher:
         assert inside.wait(120)
-        (assignment,) = launcher.manager.running()
-        launcher.performer.interrupted(assignment)  # as a stop does with what still runs
+        (execution,) = launcher.pool.running()
+        launcher.performer.interrupted(execution)  # as a stop does with what still runs
         go.set()
         assert task.wait(timeout=120)["counts"]["finish"] == 1
     (event,) = task.events()
@@ -316,13 +317,13 @@ def test_what_a_thread_comes_to_after_it_was_given_up_changes_nothing(
     task = app.submit(late, [{}])
     with place.working(app) as launcher:
         assert began.wait(120)
-        (assignment,) = launcher.manager.running()
+        (execution,) = launcher.pool.running()
         monkeypatch.setattr(Tracker, "_outcome", held_up)
-        stop = threading.Thread(target=launcher.performer.interrupted, args=(assignment,), daemon=True)
+        stop = threading.Thread(target=launcher.performer.interrupted, args=(execution,), daemon=True)
         stop.start()
         assert inside.wait(120)
         gate.set()
-        wait_for(lambda: not launcher.manager.busy, "its thread came back")
+        wait_for(lambda: not launcher.pool.busy, "its thread came back")
         go.set()
         assert task.wait(timeout=120)["counts"]["finish"] == 1
         stop.join(120)
@@ -526,7 +527,7 @@ def test_the_longer_a_fetch_takes_the_more_jobs_lie_ready_when_it_begins(
 ) -> None:
     app = place.app()
     launcher = app.launcher(concurrency=2, shutdown_s=1.0)
-    manager, pause = launcher.manager, threading.Event()
+    fetcher, pause = launcher.fetcher, threading.Event()
     real = app.broker.exchange
 
     def slow(*args: Any) -> Any:
@@ -540,12 +541,12 @@ def test_the_longer_a_fetch_takes_the_more_jobs_lie_ready_when_it_begins(
     launcher.start()
     try:
         wait_for(lambda: len(ran) == 100, "all ran")
-        assert manager._latency > 0.01
+        assert fetcher._latency > 0.01
     finally:
         launcher.stop()
-    monkeypatch.setattr(manager._rate, "update", lambda count, busy_s, dry: 1_000.0)
-    monkeypatch.setattr(manager, "_may_start", lambda: True)
-    manager._latency = 0.0
-    assert manager._room() == 2 + 100
-    manager._latency = 0.2
-    assert manager._room() == 2 + 100 + 400
+    monkeypatch.setattr(launcher.pool.rate, "update", lambda count, busy_s, dry: 1_000.0)
+    monkeypatch.setattr(launcher.pool, "may_start", lambda: True)
+    fetcher._latency = 0.0
+    assert fetcher._room() == 2 + 100
+    fetcher._latency = 0.2
+    assert fetcher._room() == 2 + 100 + 400

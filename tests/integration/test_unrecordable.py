@@ -74,7 +74,7 @@ def test_each_ends_where_it_is_seen_and_none_costs_its_neighbours(world: RedisWo
             wait_for(lambda jid=jid: status(app, jid) == "error", f"{what} ends in error")
         wait_for(lambda: len(world.members("dead")) == 1, "what can have no Event is among the dead")
         wait_for(lambda: world.fetched() == 0, "nothing is left in the process's list")
-        wait_for(lambda: launcher.manager.busy == 0, "nothing runs")
+        wait_for(lambda: launcher.pool.busy == 0, "nothing runs")
     for what, jid in jids.items():
         event = app.event(jid)
         assert IN_AN_EVENT[what][1] in event["messages"][-1]["message"], what

@@ -27,7 +27,7 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.lists import split
 from asynctask.middleware.tracker import Tracker
-from asynctask.runtime import manager
+from asynctask.runtime import fetcher
 
 ITEMS = 30
 AT_ONCE = 8
@@ -148,7 +148,7 @@ def main() -> int:
     """Works until the trap goes off; 3 if it never does."""
     dispatcher.LEASE_S, maintenance.LOOK_S = 1.0, 0.3
     split.FIRST_SLICE = split.SLICE = 10
-    dispatcher._BATCH = manager.MAX_FETCH = recorder._MAX_BATCH = AT_ONCE
+    dispatcher._BATCH = fetcher.MAX_FETCH = recorder._MAX_BATCH = AT_ONCE
     app = make_app(Path(os.environ[MARK]), lease_s=1.0, heartbeat_s=0.3)
     set_trap(Trap(os.environ["CRASH_AT"]), app)
     app.launcher(concurrency=2).start()

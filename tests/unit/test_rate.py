@@ -6,7 +6,7 @@ import pytest
 from support.clocks import SettableClock
 
 from asynctask.core.transitions import target
-from asynctask.runtime.manager import LEAST_S, LOOK_S, Rate
+from asynctask.dispatch.demand import LEAST_S, MEASURE_S, Rate
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def test_jobs_are_counted_by_the_second_in_which_there_are_any(clock: SettableCl
 
 def test_one_that_ran_dry_says_at_once_how_fast_it_was(clock: SettableClock) -> None:
     rate = Rate(clock)
-    clock.seconds += LOOK_S / 10
+    clock.seconds += MEASURE_S / 10
     assert rate.update(5, 0.001) == 0.0, "too soon, and more lies ready"
     assert rate.update(5, 0.001, dry=True) > 0.0
     assert rate.update(5, 0.001, dry=True) == rate.per_second, "nothing new"
@@ -45,6 +45,6 @@ def test_what_is_known_fades_while_nothing_runs(clock: SettableClock) -> None:
     clock.seconds += 1.0
     assert rate.update(1_000, 1.0) == pytest.approx(1_000)
     for _ in range(20):
-        clock.seconds += LOOK_S
+        clock.seconds += MEASURE_S
         rate.update(1_000, 1.0)
     assert rate.per_second < 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +13,7 @@ from asynctask.brokers.base import Copy, Running
 from asynctask.clock import SystemClock
 from asynctask.errors import BrokerUnavailable
 from asynctask.job import CurrentJob
-from asynctask.runtime.execution import Assignment
+from asynctask.runtime.execution import Execution
 from asynctask.runtime.heartbeat import Showing, resident_kib
 from asynctask.testing import wait_for
 
@@ -85,15 +86,15 @@ def test_what_a_signal_does_may_beat_itself() -> None:
 def test_what_runs_is_shown_with_when_it_began() -> None:
     clock = SystemClock()
     payload = {"class": "Hard", "args": [1]}
-    begun = Assignment(Copy("a", 0, "low", '{"class":"Hard"}'), payload, CurrentJob("a"), None, None)
-    begun.thread_id, begun.began = 255, clock.monotonic() - 100
-    fetched = Assignment(Copy("b", 0, "low", "{}"), payload, CurrentJob("b"), None, None)
+    begun = Execution(Copy("a", 0, "low", '{"class":"Hard"}'), payload, CurrentJob("a"), None, None)
+    begun.thread, begun.began = threading.current_thread(), clock.monotonic() - 100
+    fetched = Execution(Copy("b", 0, "low", "{}"), payload, CurrentJob("b"), None, None)
     seen = Seen()
     with showing(seen, running=lambda: [begun, fetched]):
         wait_for(lambda: seen.beats, "the first beat")
     (shown,) = seen.beats[0]
     assert (shown.thread, shown.name, shown.jid, shown.queue, shown.payload) == (
-        "ff", "Hard", "a", "low", '{"class":"Hard"}',
+        f"{threading.get_ident():x}", "Hard", "a", "low", '{"class":"Hard"}',
     )  # fmt: skip
     assert clock.now() - 160_000_000 < shown.began_at <= clock.now() - 100_000_000
 

@@ -125,9 +125,9 @@ def test_split_cpu_s_and_split_memory(make_app: Make, form: Any, tmp_path: Path)
     slow = xlsx(tmp_path / "slow", sheet_xml(rows)).read_bytes()
     strings = "<sst>" + f"<si><t>{'x' * 1_000_000}</t></si>" * 40 + "</sst>"
     large = xlsx(tmp_path / "large", sheet_xml(rows_xml([["sku"], ["A"]])), strings=strings).read_bytes()
-    app = make_app(split_cpu_s=1, split_memory=33_554_432, max_unzip_ratio=100_000, dry_run_s=300)
-    client = client_of(app)
-    for book, setting in ((slow, "split_cpu_s"), (large, "split_memory")):
+    for book, setting, limit in ((slow, "split_cpu_s", 1), (large, "split_memory", 33_554_432)):
+        app = make_app(max_unzip_ratio=100_000, dry_run_s=300, **{setting: limit})
+        client = client_of(app)
         answer = client.post("/api/tasks", **form(book, "list.xlsx", dry_run="true"))
         assert (answer.status_code, answer.json["code"]) == (422, "too_costly")
         assert f"({setting})" in answer.json["detail"]
@@ -138,10 +138,10 @@ def test_split_cpu_s_and_split_memory(make_app: Make, form: Any, tmp_path: Path)
         else:  # it was still read when the answer was due
             task = app.task(answer.json["task_id"])
             wait_for(lambda task=task: task.progress()["state"] == "rejected", "the refusal")
-    reasons = [task["split"]["reason"] for task in client.get("/api/tasks").json["tasks"]]
-    assert [reason.partition(":")[0] for reason in reasons] == ["too_costly"] * len(reasons)
-    good = xlsx(tmp_path / "good", sheet_xml(rows_xml([["sku"], ["A"]]))).read_bytes()
-    assert client.post("/api/tasks", **form(good, "list.xlsx")).json["counts"]["total"] == 1
+        reasons = [task["split"]["reason"] for task in client.get("/api/tasks").json["tasks"]]
+        assert [reason.partition(":")[0] for reason in reasons] == ["too_costly"] * len(reasons)
+        good = xlsx(tmp_path / "good", sheet_xml(rows_xml([["sku"], ["A"]]))).read_bytes()
+        assert client.post("/api/tasks", **form(good, "list.xlsx")).json["counts"]["total"] == 1
 
 
 def test_every_limit_is_a_setting_that_can_be_looked_up() -> None:

@@ -13,21 +13,21 @@ from asynctask.brokers.base import Copy
 from asynctask.core.transitions import Begin
 from asynctask.job import CurrentJob
 from asynctask.middleware.tracker import Ticket
-from asynctask.runtime.execution import Assignment
-from asynctask.runtime.isolation import ALONE_S, Turns
+from asynctask.runtime.execution import Execution
+from asynctask.runtime.isolation import ALONE_S, Isolation
 from asynctask.testing import wait_for
 
 
-def fresh(*, watched: bool = False) -> Assignment:
+def fresh(*, watched: bool = False) -> Execution:
     ticket = Ticket(Begin.RUN, "j", 1, None, 1, watched=watched)
-    return Assignment(Copy("j", 1, "default", "{}"), {}, CurrentJob("j"), None, ticket)
+    return Execution(Copy("j", 1, "default", "{}"), {}, CurrentJob("j"), None, ticket)
 
 
-def suspect() -> Assignment:
+def suspect() -> Execution:
     return fresh(watched=True)
 
 
-class CountedTurns(Turns):
+class CountedIsolation(Isolation):
     """Counts for each thread how often it looked and waits on."""
 
     def __init__(self, clock: SettableClock, limit: int) -> None:
@@ -40,32 +40,32 @@ class CountedTurns(Turns):
 
 
 class Process:
-    """Turns with places for three, on a clock that stands still, and the threads that ask for one."""
+    """Isolation with places for three, on a clock that stands still, and the threads that ask for one."""
 
     def __init__(self) -> None:
         self.clock = SettableClock()
-        self.turns = CountedTurns(self.clock, 3)
+        self.turns = CountedIsolation(self.clock, 3)
         self.quiet = threading.Event()
         self.came: dict[int, bool] = {}
         self.threads: dict[int, threading.Thread] = {}
 
-    def asks(self, job: Assignment) -> Assignment:
+    def asks(self, job: Execution) -> Execution:
         """In a thread of its own; returns when that runs, or waits."""
         thread = self.threads[id(job)] = threading.Thread(target=self._enter, args=(job,), daemon=True)
         thread.start()
         wait_for(lambda: id(job) in self.came or self.turns.looks[thread], "it runs or waits")
         return job
 
-    def _enter(self, job: Assignment) -> None:
+    def _enter(self, job: Execution) -> None:
         self.came[id(job)] = self.turns.enter(job, self.quiet.is_set)
 
-    def runs(self, job: Assignment) -> bool:
+    def runs(self, job: Execution) -> bool:
         return any(each is job for each in self.turns.running())
 
-    def soon(self, job: Assignment) -> None:
+    def soon(self, job: Execution) -> None:
         wait_for(lambda: self.runs(job), "it runs")
 
-    def still_waits(self, job: Assignment) -> None:
+    def still_waits(self, job: Execution) -> None:
         """Not even after it looked once more."""
         thread = self.threads[id(job)]
         looks = self.turns.looks[thread]
@@ -175,7 +175,7 @@ def test_whoever_waits_for_a_suspect_may_give_up(process: Process) -> None:
 
 def test_a_second_in_which_any_number_of_jobs_run_is_one_busy_second() -> None:
     clock = SettableClock()
-    turns, one, two = Turns(clock, 3), fresh(), suspect()
+    turns, one, two = Isolation(clock, 3), fresh(), suspect()
     clock.seconds += 10
     assert turns.busy_s == 0
     turns.enter(one, lambda: False)
@@ -208,11 +208,11 @@ def test_jobs_come_and_go_while_another_thread_holds_the_lock(process: Process) 
 
 
 def test_a_suspect_whose_turn_it_is_has_the_process_to_itself_whoever_comes_at_the_same_time() -> None:
-    turns = Turns(SettableClock(), 4)  # a clock that stands still: the process stays closed until the suspect has ended
+    turns = Isolation(SettableClock(), 4)  # a clock that stands still: the process stays closed until the suspect has ended
     alone, beside, overlaps = set[int](), set[int](), list[str]()
     stop = threading.Event()
 
-    def perform(job: Assignment, here: set[int], there: set[int]) -> None:
+    def perform(job: Execution, here: set[int], there: set[int]) -> None:
         if not turns.enter(job, stop.is_set):
             return
         here.add(id(job))

@@ -1,0 +1,396 @@
+"""The pool: the threads of a process that perform jobs, and the jobs that lie ready for them.
+
+``concurrency`` processors take jobs from one buffer. Suspects, jobs under which a process died, wait in a line of their own
+with one more thread, see :mod:`asynctask.runtime.isolation`; lent jobs follow in the place of the one before them, see
+:mod:`asynctask.runtime.lanes`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import Final
+
+from asynctask.brokers.base import Broker
+from asynctask.clock import Clock, Ids
+from asynctask.core.transitions import Begin
+from asynctask.dispatch.demand import Load, Rate
+from asynctask.errors import Unavailable
+from asynctask.logs import get_logger
+from asynctask.middleware.chain import Chain
+from asynctask.middleware.tracker import Tracker
+from asynctask.runtime.execution import Execution, Observers, Performer
+from asynctask.runtime.intake import HeldCopies, Intake
+from asynctask.runtime.isolation import Isolation
+from asynctask.runtime.lanes import Lanes, Lend
+
+__all__ = ["AHEAD_S", "STALE_S", "Pool"]
+
+AHEAD_S: Final = 0.1
+"""A process fetches what its idle threads take at once and what they finish in this time, and while a fetch is on its way:
+long jobs are not hoarded, and short ones lie ready when the next fetch begins."""
+
+STALE_S: Final = 0.5
+"""Seconds after which Begin is asked again before a job starts, so that a knob acts on new starts within a second. A
+fetched job mostly starts within :data:`AHEAD_S`; it waits longer where jobs proved to be long, or behind a suspect."""
+
+LINE_S: Final = 5.0
+"""Suspects that wait in the line for longer go back for other processes, but for as many as there are threads."""
+
+_UNWIND_S: Final = 1.0
+
+Queue = SimpleQueue[Execution | None]  # None ends the thread that takes it
+
+
+class Pool:
+    """The processors of one process.
+
+    Arguments: ``chain``, the middleware around each job; ``queues``, which this process works; ``may_start`` is false while
+    nothing may begin (the heartbeat is late, the ledger is away); ``quiet`` is set when nothing begins any more; ``lend``
+    and ``take_back`` are for :class:`~asynctask.runtime.lanes.Lanes`.
+    """
+
+    def __init__(
+        self,
+        *,
+        identity: str,
+        broker: Broker,
+        tracker: Tracker,
+        chain: Chain,
+        clock: Clock,
+        ids: Ids,
+        queues: Sequence[str],
+        concurrency: int,
+        held: HeldCopies,
+        intake: Intake,
+        isolation: Isolation,
+        quiet: threading.Event,
+        may_start: Callable[[], bool],
+        lend: Lend,
+        take_back: Callable[[set[int]], int],
+        observers: Observers,
+    ) -> None:
+        self.identity = identity
+        self.concurrency = concurrency
+        self._broker = broker
+        self._tracker = tracker
+        self._clock = clock
+        self._queues = tuple(queues)
+        self._held = held
+        self._intake = intake
+        self._isolation = isolation
+        self._quiet = quiet
+        self.may_start = may_start
+        self.rate = Rate(clock)
+        self.lanes = Lanes(
+            clock, lend=lend, take=intake.take_lent, release=self.release, take_back=take_back, fresh_s=STALE_S
+        )
+        self.performer = Performer(
+            identity=identity, broker=broker, tracker=tracker, chain=chain, clock=clock, ids=ids, place=self,
+            observers=observers,
+        )  # fmt: skip
+        self._buffer: Queue = SimpleQueue()
+        self._suspects: Queue = SimpleQueue()
+        self._has_line = False
+        self._threads: dict[threading.Thread, Queue] = {}
+        self._lock = threading.Lock()  # over the threads
+        self.low = threading.Event()  # set when no more than `mark` jobs lie ready: time for the next fetch
+        self.mark = 0
+        self._ended = threading.Event()
+        self._log = get_logger("asynctask.pool")
+
+    # -- life
+
+    def start(self) -> None:
+        """Starts the processors."""
+        for _ in range(self.concurrency):
+            self._spawn(self._buffer)
+
+    def quiet(self) -> None:
+        """Begins nothing more; what was fetched and not begun is given back."""
+        if self._quiet.is_set():
+            return
+        self._quiet.set()
+        self.low.set()
+        self._broker.wake()
+        try:
+            self._give_back([*_drained(self._buffer), *_drained(self._suspects)])
+        except Unavailable as error:  # recovery finds them in this process's list
+            self._log.warning("release_put_off", error=str(error))
+
+    def wait_idle(self, timeout: float) -> bool:
+        """Waits until no job runs; False if one still does after ``timeout`` seconds."""
+        until = self._clock.monotonic() + timeout
+        while self.busy:
+            left = until - self._clock.monotonic()
+            if left <= 0:
+                return False
+            self._ended.wait(min(0.05, left))
+            self._ended.clear()
+        return True
+
+    def interrupt(self) -> int:
+        """Ends what still runs: raises in its thread first, then settles it without the thread. Returns how many jobs."""
+        left = self.running()
+        self.performer.watchdog.end()
+        self.performer.loop.interrupt()
+        for execution in left:
+            self.performer.interrupt(execution)
+        self.wait_idle(_UNWIND_S)
+        for execution in self.running():
+            try:
+                self.performer.interrupted(execution)
+            except Exception:  # the rest of the stop must come; recovery finds the job in this process's list
+                self._log.exception("interrupt_put_off", job_id=execution.copy.jid)
+        return len(left)
+
+    def stop(self) -> None:
+        """Ends the threads that can be ended."""
+        for queue in list(self._threads.values()):
+            queue.put(None)
+        for thread in list(self._threads):
+            thread.join(0.2)
+
+    # -- its state
+
+    @property
+    def busy(self) -> int:
+        """Jobs that run now."""
+        return len(self._isolation)
+
+    @property
+    def ready(self) -> int:
+        """Jobs that were fetched and wait for a thread, suspects aside."""
+        return self._buffer.qsize()
+
+    @property
+    def closed(self) -> bool:
+        """Whether a suspect has the process to itself."""
+        return self._isolation.closed
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether :meth:`quiet` was called."""
+        return self._quiet.is_set()
+
+    def running(self) -> Sequence[Execution]:
+        """The jobs that run now, as they were fetched."""
+        return [each for each in self._isolation.running() if not each.abandoned]
+
+    def busy_for(self) -> float | None:
+        """For how many seconds the jobs that lie ready last; None while no job runs."""
+        if not self._isolation:
+            return None
+        if self._isolation.closed:  # a suspect runs alone: all others wait for it, and it for its outcome
+            return 0.0
+        rate = self.rate.per_second
+        return (self._buffer.qsize() + self.lanes.ready) / rate if rate > 0 else 0.0
+
+    def load(self) -> Load:
+        """What the dispatcher should keep ready for this process."""
+        if self._quiet.is_set() or self._isolation.closed or not self.may_start():
+            return Load(self.identity, self._queues, 0, 0.0)
+        free = max(0, self.concurrency - self.busy - self._buffer.qsize())
+        return Load(self.identity, self._queues, free, self.rate.per_second)
+
+    def measured(self) -> float:
+        """The jobs that finish in a second, measured now. For the fetching thread."""
+        idle = not self.busy and not self._buffer.qsize()
+        return self.rate.update(self.performer.performed, self._isolation.busy_s, dry=idle)
+
+    # -- what lies ready
+
+    def put(self, executions: Sequence[Execution]) -> None:
+        """Jobs that may begin, for the processors."""
+        for execution in executions:
+            if execution.is_suspect:
+                self._line_up(execution)
+        for execution in executions:
+            if not execution.is_suspect:
+                self._buffer.put(execution)
+
+    def _line_up(self, suspect: Execution) -> None:
+        """Suspects wait for each other, and no processor with them: a thread of their own takes them in turn."""
+        if not self._has_line:
+            self._has_line = True
+            self._spawn(self._suspects)
+        self._suspects.put(suspect)
+
+    def keep(self, count: int) -> None:
+        """Gives all but ``count`` ready jobs back, where jobs became long: others can begin them. Raises Unavailable."""
+        surplus = _drained(self._buffer)
+        for execution in surplus[:count]:
+            self._buffer.put(execution)
+        self._give_back(surplus[count:])
+
+    def shorten_line(self) -> None:
+        """Gives suspects back that wait for long behind others: other processes may begin them. Raises Unavailable."""
+        if self._suspects.qsize() <= self.concurrency:
+            return
+        line, now = _drained(self._suspects), self._clock.monotonic()
+        old = {id(each) for each in line[self.concurrency :] if now - each.asked > LINE_S}
+        for execution in line:
+            if id(execution) not in old:
+                self._suspects.put(execution)
+        self._give_back([execution for execution in line if id(execution) in old])
+
+    def _give_back(self, unbegun: Sequence[Execution]) -> None:
+        """To the ledger or the broker, in the order in which they came. Raises :class:`Unavailable`."""
+        for execution in unbegun:
+            if execution.ticket is not None:
+                self.release(execution)
+        copies = [each.copy for each in unbegun if each.ticket is None]
+        self._held.forget(copies)  # if the broker is away now, they are found and go back when it is there
+        self._broker.put_back(self.identity, copies)
+
+    def release(self, execution: Execution) -> None:
+        """A job that was fetched or lent and will not run in this process goes back."""
+        try:
+            self._release(execution)
+        except Unavailable as error:  # recovery finds it in this process's list
+            self._log.warning("release_put_off", job_id=execution.copy.jid, error=str(error))
+
+    def _release(self, execution: Execution) -> None:
+        ticket = execution.ticket
+        if ticket is None:
+            self._broker.put_back(self.identity, [execution.copy])
+            self.gone(execution)
+        elif ticket.verdict is Begin.DROP:
+            self.done(execution)
+        else:
+            self._tracker.release(ticket, then=lambda won: self.done(execution))
+
+    # -- processors
+
+    def _spawn(self, queue: Queue) -> None:
+        thread = threading.Thread(target=self._process, args=(queue,), name="processor", daemon=True)
+        with self._lock:
+            self._threads[thread] = queue
+        thread.start()
+
+    def _process(self, queue: Queue) -> None:
+        """A processor: takes jobs until it is told to end. One that dies is replaced."""
+        ended = False
+        try:
+            while (taken := queue.get()) is not None:
+                if not self.low.is_set() and self._buffer.qsize() <= self.mark:
+                    self.low.set()
+                execution: Execution | None = taken
+                while execution is not None:
+                    self._run(execution)
+                    if execution.abandoned:  # its thread came back after all, and another has its place
+                        ended = True
+                        return
+                    execution = execution.follower
+            ended = True
+        except BaseException:
+            self._log.exception("processor_died")
+        finally:
+            with self._lock:
+                self._threads.pop(threading.current_thread(), None)
+            if not ended and not self._quiet.is_set():
+                self._spawn(queue)
+
+    def _run(self, execution: Execution) -> None:
+        execution.thread = threading.current_thread()
+        try:
+            if execution.is_lent or self._begins(execution):  # a lent job had its turn with the end of the one before
+                self.performer.perform(execution)
+            else:
+                self.release(execution)
+        except BaseException as error:
+            self.performer.broke(execution, error)
+            if (follower := execution.follower) is not None:  # this thread ends, so it cannot begin the next job
+                execution.follower = None
+                self.release(follower)
+            raise
+        finally:
+            self._leave(execution)
+
+    def _leave(self, execution: Execution) -> None:
+        if execution.follower is not None:
+            self._isolation.pass_on(execution, execution.follower)
+            return
+        self.lanes.close(execution)
+        self._isolation.leave(execution)
+        if self._quiet.is_set():
+            self._ended.set()
+        elif self._buffer.empty():
+            self._broker.wake()
+
+    def _begins(self, execution: Execution) -> bool:
+        """Waits for the turn of a job; whether it may begin then. An old answer of Begin is asked for again."""
+        if not self._waited_for_start() or not self._isolation.enter(execution, self._quiet.is_set):
+            return False
+        if self._quiet.is_set():
+            return False
+        if execution.ticket is None or self._clock.monotonic() - execution.asked < STALE_S:
+            return True
+        if not self._waited_for_start():
+            return False
+        try:
+            self._intake.ask_again(execution)
+        except Exception as error:  # what cannot be asked about does not begin: back to the ledger, when that is there
+            self._log.warning("begin_put_off", job_id=execution.copy.jid, error=str(error)[:500])
+            return False
+        return execution.ticket.verdict is Begin.RUN
+
+    def _waited_for_start(self) -> bool:
+        """Waits until anything may start; False if nothing will any more."""
+        while not self.may_start() and not self._quiet.is_set():
+            self._quiet.wait(0.05)
+        return not self._quiet.is_set()
+
+    # -- the place of a job that runs
+
+    def done(self, execution: Execution) -> None:
+        """Its outcome is in the ledger (or it has none): its copy is acknowledged with the next exchange."""
+        if execution.is_lent:
+            self.lanes.done(execution)
+        else:
+            self._held.done(execution.copy)
+
+    def gone(self, execution: Execution) -> None:
+        """Its copy went back, or into a set: it is not this process's any more."""
+        self._held.forget([execution.copy])
+
+    def hung(self, execution: Execution) -> None:
+        """The thread of this job is lost to it: another takes its place."""
+        self._isolation.leave(execution)
+        if not self._quiet.is_set():
+            self._spawn(self._suspects if execution.is_suspect else self._buffer)
+
+    def follow(self, execution: Execution) -> Execution | None:
+        """The lent job that begins on this thread in the place of one that is over, if any does."""
+
+        def goes_on() -> bool:
+            closed = self._quiet.is_set() or self._isolation.closed
+            return not execution.abandoned and not closed and self.may_start()
+
+        return self.lanes.follow(execution, goes_on, self._has_room)
+
+    def _has_room(self) -> bool:
+        """Whether nothing waits for a thread of this process, as far as it can know: one is idle, or jobs are fetched ahead
+        and none waits for one."""
+        idle = max(0, self.concurrency - self.busy)
+        ahead = idle > 0 or self.rate.per_second * AHEAD_S >= 1
+        return ahead and self._buffer.qsize() <= idle and self._suspects.empty()
+
+
+def _drained(queue: Queue) -> list[Execution]:
+    """What lay there, taken out."""
+    taken: list[Execution] = []
+    ends = 0
+    while True:
+        try:
+            execution = queue.get_nowait()
+        except Empty:
+            break
+        if execution is not None:
+            taken.append(execution)
+        else:
+            ends += 1
+    for _ in range(ends):  # each is for a processor, which waits for it
+        queue.put(None)
+    return taken
