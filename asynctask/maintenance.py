@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker, Copy, Held, Key
-from asynctask.brokers.sql.broker import SqlBroker
 from asynctask.core.states import State
 from asynctask.database.notify import Waker
 from asynctask.dispatch.control import Control
@@ -75,8 +74,18 @@ class Sweep:
         self._every_s = every_s
         self._rota = Rota(
             ledger, host, nudge, expect, waker, every_s=every_s, can_split=take_up is not None,
-            foreign=not (isinstance(broker, SqlBroker) or broker.capabilities.polled), apart=broker.capabilities.polled,
+            foreign=not (broker.capabilities.in_ledger or broker.capabilities.polled), apart=broker.capabilities.polled,
         )  # fmt: skip
+        self._steps: Mapping[str, Callable[[], object]] = {
+            "recover_dead": self.recover_dead,
+            "release_due": self.release_due,
+            "turn_rows": self.turn_rows,
+            "take_up_splits": self.take_up_splits,
+            "close": self.close,
+            "find_lost": self.find_lost,
+            "sample": self.sample,
+            "clear_uploads": self.clear_uploads,
+        }
         self._missed: dict[Key, tuple[int, int]] = {}
         self._looked_at = -math.inf
         self._unknown: set[str] = set()
@@ -111,7 +120,7 @@ class Sweep:
     def sweep(self) -> None:
         """Does each part once; a part that fails leaves the others their turn."""
         self._rests.clear()
-        self._do(PARTS)
+        self._do(list(self._steps))
 
     def _do(self, parts: Sequence[str]) -> None:
         clock = self._ledger.clock
@@ -120,7 +129,7 @@ class Sweep:
             if begun < self._rests.get(name, 0.0):
                 continue
             try:
-                getattr(self, name)()
+                self._steps[name]()
             except Unavailable as error:
                 longest = LOOK_S  # it was no work to wait for an answer that did not come: look soon whether it does now
                 self._log.warning("sweep_put_off", part=name, error=str(error))

@@ -38,6 +38,7 @@ class Capabilities:
     ``priority``: orders within a queue by priority. ``blocking``: a fetch can wait at the server. ``survives_restart``:
     what it holds is still there after its server died. ``polled``: each worker process looks for what is due in its sets,
     at intervals that they share; where not, whoever has the duty of the upkeep does. ``pauses``: a queue can be paused.
+    ``in_ledger``: what it holds lies in the ledger's database, where one query sees both.
     """
 
     priority: bool
@@ -45,6 +46,7 @@ class Capabilities:
     survives_restart: bool
     polled: bool = False
     pauses: bool = False
+    in_ledger: bool = False
 
 
 @dataclass(slots=True)

@@ -73,7 +73,7 @@ class SqlBroker:
     made them closes them; ``clock``.
     """
 
-    capabilities = Capabilities(priority=True, blocking=False, survives_restart=True)
+    capabilities = Capabilities(priority=True, blocking=False, survives_restart=True, in_ledger=True)
 
     def __init__(self, database: Database, *, signals: Signals | None = None, clock: Clock | None = None) -> None:
         self._database = database
