@@ -26,7 +26,7 @@ from asynctask.ledger.tasks import candidates, try_close
 from asynctask.lists.uploads import Uploads, is_for_split_only
 from asynctask.logs import get_logger
 
-__all__ = ["PARTS", "STRAYS_S", "Rota", "Sweep"]
+__all__ = ["PARTS", "STRAYS_S", "MaintenanceLeadership", "Sweep"]
 
 LOOK_S = 10.0
 SAMPLE_S = 5.0
@@ -72,7 +72,7 @@ class Sweep:
         self._cleared = 0  # of the Tasks up to this id no stored list can become one that nobody needs
         self._nudge = nudge
         self._every_s = every_s
-        self._rota = Rota(
+        self._rota = MaintenanceLeadership(
             ledger, host, nudge, expect, waker, every_s=every_s, can_split=take_up is not None,
             foreign=not (broker.capabilities.in_ledger or broker.capabilities.polled), apart=broker.capabilities.polled,
         )  # fmt: skip
@@ -334,7 +334,7 @@ _AT_ONCE: Final = 2
 """So many looks come before their time."""
 
 
-class Rota:
+class MaintenanceLeadership:
     """What one process knows of the upkeep: whether it is its duty, and what is wanted.
 
     Between two looks at the database it watches, on its own machine, whether the processes that it knows still live: one

@@ -10,7 +10,7 @@ from typing import Final
 from asynctask.clock import Clock
 from asynctask.core.transitions import target
 
-__all__ = ["LEAST_S", "MEASURE_S", "Load", "Pace", "Rate", "Room", "Used"]
+__all__ = ["LEAST_S", "MEASURE_S", "Capacity", "Demand", "Load", "QueueRates", "Rate"]
 
 _STALE_S: Final = 1.0
 _WINDOW_S: Final = 0.1
@@ -36,7 +36,7 @@ class Load:
     mine: bool = False
 
 
-class Used:
+class Capacity:
     """What the worker processes that live can use."""
 
     def __init__(self, loads: Sequence[Load]) -> None:
@@ -58,7 +58,7 @@ class Used:
         """Those in which somebody said that he has room."""
         return {queue for queue in self.free if self.free[queue] or self._rates[queue]}
 
-    def soon(self, waiting: Mapping[str, Mapping[int, int]], pace: Pace, ahead_s: float) -> dict[str, int]:
+    def soon(self, waiting: Mapping[str, Mapping[int, int]], pace: QueueRates, ahead_s: float) -> dict[str, int]:
         """How many jobs of each queue its workers can use soon, in ``ahead_s`` seconds."""
         rates = dict(self._rates)
         for queue in self._watched:
@@ -66,7 +66,7 @@ class Used:
         return {queue: target(self.free[queue], rate, ahead_s) for queue, rate in rates.items()}
 
 
-class Room:
+class Demand:
     """How many jobs are still wanted.
 
     What waits at a larger priority does not count, for it would be passed: a pile of upkeep must not keep an urgent job in
@@ -123,7 +123,7 @@ class _Watched:
     wanted: int = 0
 
 
-class Pace:
+class QueueRates:
     """How fast jobs leave each queue, seen in the queue itself.
 
     What processes say of themselves is as old as their last heartbeat. Who dispatches for all of them sees more: how much

@@ -16,7 +16,7 @@ from typing import Final
 from asynctask.brokers.base import Broker, Copy
 from asynctask.clock import SECOND, micros
 from asynctask.dispatch.control import Control
-from asynctask.dispatch.demand import Load, Pace, Room, Used
+from asynctask.dispatch.demand import Capacity, Demand, Load, QueueRates
 from asynctask.dispatch.outbox import Outbox, PushFilter
 from asynctask.errors import Unavailable
 from asynctask.ledger import dispatchable, leases, reservations
@@ -25,31 +25,29 @@ from asynctask.ledger.processes import living
 from asynctask.ledger.reservations import Alone, Ready, Runnable, reserve_small
 from asynctask.logs import get_logger
 
-__all__ = ["ACTIVE_S", "DUTY_S", "Dispatcher", "Load", "Shift"]
+__all__ = ["ACTIVE_S", "DUTY_S", "DispatchLeadership", "Dispatcher", "Load"]
 
 LEASE_S = 5.0
 """How long a reservation is held for its push. Longer than any push that works; a crashed one is taken over after it."""
 
 HELP_S = 0.5
-"""While another is on duty, a process that finds its queues empty runs a round of its own at most this often.
-
-While nobody is, it does so sooner, and the less often the more of them found nothing: of one short list after the other
-each should begin at once, and one untracked job after the other should not cost a round each.
-"""
+"""A process whose queues ran dry runs a round of its own at most this often while another process leads. With no leader it
+does so sooner, and doubles the pause after each round that pushed nothing, up to this: of one short list after the other
+each begins at once, and a stream of untracked jobs does not cost a round each."""
 
 LOOK_AGAIN_S = 15.0
-"""A single job that was dispatched so long ago and is not known to have begun may have been lost: the broker is asked."""
+"""A stand-alone job that was dispatched so long ago and is not known to have begun may be lost: the broker is asked."""
 
-AROUND_S = 0.4
-"""While it goes on from round to round it looks so often what others are about: they say it once a second."""
+OBSERVE_S = 0.4
+"""Between two queries of the other processes while rounds go on: a heartbeat comes once a second at most."""
 
 QUIET_S = 60.0
 IDLE_S = 1.0
-FRUITLESS_S = 0.2
-"""Between two rounds of which the first found nothing to push."""
+EMPTY_S = 0.2
+"""Between two rounds of which the first pushed nothing."""
 
 HELD_S = 0.5
-"""What could not be told to a Task whose row somebody held is tried again after so long."""
+"""After so long a Task is tried again whose row another session had locked."""
 
 SHORTEST_S = 0.05
 """Between two rounds, however few seconds of work are to lie in the queues."""
@@ -58,7 +56,7 @@ TOGETHER_S = 0.05
 """Small Tasks that are submitted within so long after a round wait for the next one together."""
 
 ALONE_S = 0.1
-"""A process without a thread for it makes a round for a small Task at most this often."""
+"""A process without a dispatching thread makes a round for a small Task at most this often."""
 
 _BATCH = 1_000
 
@@ -70,12 +68,12 @@ _Send = Callable[[int], int]
 class Dispatcher:
     """One dispatcher; any number may run, in any process, and any one suffices.
 
-    Whoever has caused something to become ready runs a round for it. What is left after it, because there is more than the
-    workers can use, is the duty of one process at a time, which goes on with rounds until nothing is left; when it dies,
-    another takes over within a second.
+    The process that made something ready runs a round for it. What is left then, because there is more than the workers can
+    use, is dispatched by one leader at a time, round after round until nothing is left; when it dies, another process leads
+    within a second.
 
-    Arguments: ``ahead_s`` is how many seconds of consumption wait in the queue; ``outgoing`` is the client side's last word
-    on what is pushed. What this very process can use is asked of whoever was attached; of others the last heartbeat counts.
+    Arguments: ``ahead_s`` is how many seconds of consumption wait in the queue; ``outgoing`` filters what is pushed. What
+    this process can use, :meth:`attach` says; of others their last heartbeat counts.
     """
 
     def __init__(
@@ -94,23 +92,23 @@ class Dispatcher:
         self._outbox = Outbox(ledger, broker, outgoing, self._pushed, Control(ledger, broker, ledger.clock).recall)
         self._lent = Outbox(ledger, broker, outgoing)
         self._round_lock = threading.Lock()
-        self._around: Sequence[Mapping[str, object]] = []  # the worker processes, as they said when it was last looked
-        self._around_until = 0.0
+        self._workers: Sequence[Mapping[str, object]] = []  # the worker processes, by their last heartbeats
+        self._observed_until = 0.0
         self._alone_first = False
-        self._pace = Pace(ledger.clock)
+        self._rates = QueueRates(ledger.clock)
         self._wake = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
-        self._more = True
+        self._is_left = True
         self._nudged = True
         self._submitted = False
-        self._began = -1e9  # the last round
-        self._hungry = False
-        self._hungry_at = 0.0  # not before then does this process help itself again
-        self._next_at = 0.0  # when what the last round pushed will be nearly used up
-        self._fruitless = 0  # rounds of its own, one after the other, that found nothing
+        self._round_at = -1e9  # when the last round began
+        self._ran_dry = False
+        self._own_round_at = 0.0  # not before then does this process, run dry, make a round of its own
+        self._used_up_at = 0.0  # when what the last round pushed will be nearly used up
+        self._empty_rounds = 0  # rounds of its own, one after the other, that pushed nothing
         self._due: int | None = None
-        self._shift = Shift(ledger)
+        self._leadership = DispatchLeadership(ledger)
         self._log = get_logger("asynctask.dispatcher")
 
     # -- the thread
@@ -129,7 +127,7 @@ class Dispatcher:
             self._thread.join(10)
 
     def attach(self, local: Callable[[], Load] | None) -> None:
-        """Tells what performs jobs in this very process, or (None) that nothing does any more."""
+        """Sets what this process can use, if it performs jobs; None: it does not any more."""
         self._local = local
 
     def nudge(self) -> None:
@@ -140,8 +138,8 @@ class Dispatcher:
     @property
     def soon(self) -> bool:
         """Whether this process should dispatch a small Task that is submitted now: its thread does it, with all that come
-        together, or its last round is a while ago. Else whoever is on duty is told of the Task, which costs less."""
-        return self._has_thread or self._ledger.clock.monotonic() - self._began >= ALONE_S
+        together, or its last round is a while ago. Else the leader is notified of the Task, which costs less."""
+        return self._has_thread or self._ledger.clock.monotonic() - self._round_at >= ALONE_S
 
     def submitted(self) -> None:
         """A small Task was written: a round, by this process's thread soon, or here and now where it has none."""
@@ -164,12 +162,12 @@ class Dispatcher:
             self._wake.set()
 
     def dry(self, worked: bool) -> None:
-        """This process found less in its queues than it could use; ``worked``: it had jobs since it last said so.
+        """This process found less in its queues than it could use; ``worked``: it had jobs since the last call.
 
-        A round at once where there may be more; an idle process that looks again and again costs nothing.
+        A round at once where there may be more; an idle process that polls costs nothing.
         """
-        if worked or self._more:
-            self._hungry = True
+        if worked or self._is_left:
+            self._ran_dry = True
             self._wake.set()
 
     def _run(self) -> None:
@@ -185,51 +183,55 @@ class Dispatcher:
                 self._log.exception("dispatch_failed")
             self._wake.wait(pause)
             self._wake.clear()
-        self._shift.end()
+        self._leadership.resign()
 
     def _step(self) -> float:
         """A round, if there is a reason for one. Returns for how many seconds there will be none, as far as is known."""
-        clock = self._ledger.clock
+        now = self._ledger.clock.monotonic()
         due = self._due is not None and self._due <= self._ledger.now()
         nudged, self._nudged = self._nudged, False
-        helps_itself = self._hungry and clock.monotonic() >= self._hungry_at
-        together = self._began + TOGETHER_S - clock.monotonic()
-        submitted = self._submitted and together <= 0
-        if nudged or submitted or due or helps_itself or self._shift.mine:
-            self._submitted = False
-            if due:
-                self._due = None
-            if helps_itself:  # a round for another reason is none why this process should go without
-                self._hungry_at = clock.monotonic() + HELP_S
-            self._hungry = False
-            began = clock.monotonic()
-            pushed = self._round(anew=nudged or due)
-            if helps_itself and not self._shift.others:
-                self._fruitless = 0 if pushed else self._fruitless + 1
-                self._hungry_at = clock.monotonic() + min(HELP_S, SHORTEST_S * 2 ** min(self._fruitless, 9))
-            if due:
-                with self._ledger.database.read() as connection:
-                    next_due = dispatchable.next_due(connection, self._ledger.now())
-                if next_due is not None:
-                    self.expect(next_due)
-            if pushed:  # from beginning to beginning: what is pushed lasts no longer because a round takes its time
-                self._next_at = began + self._pause_s
-            rest = self._next_at - clock.monotonic()
-            pause = max(SHORTEST_S, rest) if pushed or rest > 0 else FRUITLESS_S
+        own = self._ran_dry and now >= self._own_round_at
+        submitted = self._submitted and now >= self._round_at + TOGETHER_S
+        if nudged or submitted or due or own or self._leadership.held:
+            pause = self._reasoned_round(anew=nudged or due, due=due, own=own)
         else:
-            pause = max(0.0, self._hungry_at - clock.monotonic()) if self._hungry else IDLE_S
-        waits = max(0.0, self._began + TOGETHER_S - clock.monotonic()) if self._submitted else QUIET_S
+            pause = max(0.0, self._own_round_at - now) if self._ran_dry else IDLE_S
+        together = self._round_at + TOGETHER_S - self._ledger.clock.monotonic()
+        waits = max(0.0, together) if self._submitted else QUIET_S
         return min(self._go_on(pause), self._until_due(), waits)
 
+    def _reasoned_round(self, *, anew: bool, due: bool, own: bool) -> float:
+        """One round; returns the pause after which what it pushed is nearly used up."""
+        clock = self._ledger.clock
+        self._submitted = self._ran_dry = False
+        if due:
+            self._due = None
+        began = clock.monotonic()
+        if own:  # only a round of its own puts off the next one: others do not serve this process first
+            self._own_round_at = began + HELP_S
+        pushed = self._round(anew=anew)
+        if own and not self._leadership.elsewhere:
+            self._empty_rounds = 0 if pushed else self._empty_rounds + 1
+            self._own_round_at = clock.monotonic() + min(HELP_S, SHORTEST_S * 2 ** min(self._empty_rounds, 9))
+        if due:
+            with self._ledger.database.read() as connection:
+                next_due = dispatchable.next_due(connection, self._ledger.now())
+            if next_due is not None:
+                self.expect(next_due)
+        if pushed:  # from beginning to beginning: what is pushed lasts no longer because a round takes its time
+            self._used_up_at = began + self._pause_s
+        rest = self._used_up_at - clock.monotonic()
+        return max(SHORTEST_S, rest) if pushed or rest > 0 else EMPTY_S
+
     def _go_on(self, pause: float) -> float:
-        """Takes, keeps or ends the duty to go on dispatching. Returns how long to wait for the next round."""
-        if not self._more:
-            self._shift.end()
-            return pause if self._hungry else QUIET_S
-        others_s = self._shift.take()
+        """Acquires, renews or ends leadership by what is left. Returns how long to wait for the next round."""
+        if not self._is_left:
+            self._leadership.resign()
+            return pause if self._ran_dry else QUIET_S
+        others_s = self._leadership.acquire()
         if others_s is None:
             return pause
-        return min(others_s, pause if self._hungry else IDLE_S)
+        return min(others_s, pause if self._ran_dry else IDLE_S)
 
     def _until_due(self) -> float:
         return QUIET_S if self._due is None else max(0.0, (self._due - self._ledger.now()) / SECOND)
@@ -249,37 +251,38 @@ class Dispatcher:
     # -- one round
 
     def round(self) -> int:
-        """Looks once at what may go and what is wanted, and pushes it. Returns how many jobs were pushed.
+        """One round: observes the workers, settles what is on its way, reserves and pushes what is wanted. Returns how many
+        jobs were pushed.
 
-        Raises :class:`Unavailable` where the ledger or the broker does not answer; any other fault is told and costs only
+        Raises :class:`Unavailable` where the ledger or the broker does not answer; any other fault is logged and costs only
         the part of the round that it is in.
         """
         return self._round(anew=True)
 
     def _round(self, *, anew: bool) -> int:
         with self._round_lock:
-            self._began = self._ledger.clock.monotonic()
-            again = self._look_around() if anew or self._ledger.clock.monotonic() >= self._around_until else []
+            self._round_at = self._ledger.clock.monotonic()
+            again = self._observe() if anew or self._ledger.clock.monotonic() >= self._observed_until else []
             pushed = self._part(self._outbox.settle)
             for task_id in again:
-                pushed += self._part(partial(self._take_again, task_id))
-            pushed += self._part(partial(self._dispatch, self._loads(self._around)))
+                pushed += self._part(partial(self._push_again, task_id))
+            pushed += self._part(partial(self._dispatch, self._loads(self._workers)))
             if self._ledger.held.keeps:
                 self.expect(self._ledger.now() + micros(HELD_S))
-            if self._more and threading.current_thread() is not self._thread:
+            if self._is_left and threading.current_thread() is not self._thread:
                 self._wake.set()  # somebody has to go on with it
             return pushed
 
-    def _look_around(self) -> list[int]:
-        """What other processes are about, and what is due. Returns the Tasks of which somebody left a reservation."""
-        now, until = self._ledger.now(), self._ledger.clock.monotonic() + AROUND_S
+    def _observe(self) -> list[int]:
+        """Queries the other processes and what is due. Returns the Tasks whose reservation a process left unconfirmed."""
+        now, until = self._ledger.now(), self._ledger.clock.monotonic() + OBSERVE_S
         if self._ledger.held.keeps:
             dispatchable.catch_up(self._ledger)
         with self._ledger.database.read() as connection:
             again = reservations.unconfirmed(connection, now)
-            self._around = living(connection, now)
+            self._workers = living(connection, now)
             due = dispatchable.due_tasks(connection, now)
-        self._around_until = until
+        self._observed_until = until
         if due and dispatchable.wake_due(self._ledger, due):
             self.expect(now + micros(HELD_S))
         return again
@@ -310,17 +313,17 @@ class Dispatcher:
         return loads_
 
     def _dispatch(self, loads_: Sequence[Load]) -> int:
-        used = Used(loads_)
+        used = Capacity(loads_)
         with self._ledger.database.read() as connection:
             tasks = reservations.runnable(connection, self._ledger, used.queues)
             # What waits for a queue that nobody works stays in the ledger, and nothing else waits behind it.
             alone = reservations.alone_due(connection, self._ledger.now(), used.wanting)
-        self._more = bool(tasks or alone)
-        if not self._more:
+        self._is_left = bool(tasks or alone)
+        if not self._is_left:
             return 0
         waiting = self._broker.waiting(used.queues)
-        soon = used.soon(waiting, self._pace, self._ahead_s)
-        room = Room(soon, waiting, used.free, ordered=self._broker.capabilities.priority)
+        soon = used.soon(waiting, self._rates, self._ahead_s)
+        room = Demand(soon, waiting, used.free, ordered=self._broker.capabilities.priority)
         sources = self._sources(tasks, alone)
         sent: dict[str, int] = defaultdict(int)
         for key in sorted(sources):
@@ -328,7 +331,7 @@ class Dispatcher:
         for queue in soon:
             waits = sum(waiting.get(queue, {}).values())
             # A rest that is left on purpose is wanted no more: the pace goes by whether all went that was to go.
-            self._pace.note(queue, waits, sent[queue], sent[queue] + room.left(queue), used.free[queue])
+            self._rates.note(queue, waits, sent[queue], sent[queue] + room.left(queue), used.free[queue])
         return sum(sent.values())
 
     def _sources(self, tasks: Sequence[Runnable], alone: Sequence[Alone]) -> dict[tuple[str, int], list[_Send]]:
@@ -352,7 +355,7 @@ class Dispatcher:
             sources[key].insert(0 if self._alone_first else len(sources[key]), partial(self._reserve_alone, ids))
         return sources
 
-    def _share(self, room: Room, queue: str, priority: int, sources: list[_Send]) -> int:
+    def _share(self, room: Demand, queue: str, priority: int, sources: list[_Send]) -> int:
         """Tasks of one priority share alike; all single jobs of that priority count as one of them, all small Tasks too."""
         reserved = 0
         while sources and (wanted := room.at(queue, priority)) > 0:
@@ -408,64 +411,67 @@ class Dispatcher:
             sent += len(found)
         return sent
 
-    def _take_again(self, task_id: int) -> int:
+    def _push_again(self, task_id: int) -> int:
         found = reservations.take_again(self._ledger, task_id, lease_s=LEASE_S)
         self._outbox.add(found, task_id)
         return self._outbox.settle()
 
     def _pushed(self) -> None:
-        self._hungry = False  # whoever found nothing until now finds what was pushed
+        self._ran_dry = False  # the next fetch finds what was pushed
 
 
-# -- The turns that dispatchers take: what is left after a round is the duty of one process at a time.
+# -- which process goes on with what is left
 
 DUTY_S: Final = 1.0
-"""For how long a process holds the duty of dispatching what is left; it renews it when half of that is over."""
+"""Seconds of the leader's lease, renewed after half of it."""
 
 ACTIVE_S: Final = 0.2
-"""The pause between two rounds of who is on duty, at most: what each round puts into the queues has to last longer."""
+"""The leader's pause between two rounds, at most: what each round pushes has to last longer."""
 
 
-class Shift:
-    """The duty to go on dispatching, as one process sees it. Every method but :meth:`end` may raise LedgerUnavailable."""
+class DispatchLeadership:
+    """Whether this process leads the dispatching of what is left: a lease in the ledger."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._mine_until = 0.0
-        self._others_until = 0.0
+        self._held_until = 0.0
+        self._elsewhere_until = 0.0
         self._log = get_logger("asynctask.dispatcher")
 
     @property
-    def mine(self) -> bool:
-        """Whether this process is on duty."""
-        return self._mine_until > 0
+    def held(self) -> bool:
+        """Whether this process leads."""
+        return self._held_until > 0
 
     @property
-    def others(self) -> bool:
-        """Whether another process is on duty, as far as this one knows."""
-        return self._ledger.clock.monotonic() < self._others_until
+    def elsewhere(self) -> bool:
+        """Whether another process leads, as far as this one knows."""
+        return self._ledger.clock.monotonic() < self._elsewhere_until
 
-    def take(self) -> float | None:
-        """Takes or keeps the duty. Returns None where it is this process's, or for how many seconds it is another's."""
+    def acquire(self) -> float | None:
+        """Acquires or renews the lease. Returns None where this process leads, or for how many seconds another does.
+
+        Raises LedgerUnavailable.
+        """
         now = self._ledger.clock.monotonic()
-        if now < self._mine_until - DUTY_S / 2:
+        if now < self._held_until - DUTY_S / 2:
             return None
-        if now < self._others_until:
-            return self._others_until - now
+        if now < self._elsewhere_until:
+            return self._elsewhere_until - now
         other = leases.take(self._ledger, leases.DISPATCH, DUTY_S)
         if other is None:
-            self._mine_until = now + DUTY_S
+            self._held_until = now + DUTY_S
             return None
-        self._mine_until = 0.0
+        self._held_until = 0.0
         left = max(ACTIVE_S, (other - self._ledger.now()) / SECOND)
-        self._others_until = now + left
+        self._elsewhere_until = now + left
         return left
 
-    def end(self) -> None:
-        """Nothing is left: whoever finds something next need not wait."""
-        if not self.mine:
+    def resign(self) -> None:
+        """Gives the lease up: nothing is left, and the next process with something to dispatch need not wait."""
+        if not self.held:
             return
-        self._mine_until = 0.0
+        self._held_until = 0.0
         try:
             leases.give_up(self._ledger, leases.DISPATCH)
         except Unavailable as error:  # it ends by itself

@@ -17,10 +17,10 @@ from asynctask import AsyncTask
 from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, SystemClock
 from asynctask.database.tables import tasks
-from asynctask.dispatch.dispatcher import ACTIVE_S, FRUITLESS_S, Load, Shift
+from asynctask.dispatch.dispatcher import ACTIVE_S, EMPTY_S, DispatchLeadership, Load
 from asynctask.ledger import dispatchable, leases, processes, reservations
 from asynctask.ledger.base import Ledger
-from asynctask.maintenance import Rota
+from asynctask.maintenance import MaintenanceLeadership
 from asynctask.testing import wait_for
 from asynctask.worker import Priority
 
@@ -62,9 +62,9 @@ def process(app: AsyncTask, name: str, clock: Any = None) -> Ledger:
     return ledger
 
 
-def rota(ledger: Ledger, app: AsyncTask, **more: Any) -> Rota:
+def rota(ledger: Ledger, app: AsyncTask, **more: Any) -> MaintenanceLeadership:
     options = {"every_s": 1.0, "can_split": True, "foreign": False, "waker": None, **more}
-    return Rota(ledger, app.host, lambda: None, lambda at: None, options.pop("waker"), **options)
+    return MaintenanceLeadership(ledger, app.host, lambda: None, lambda at: None, options.pop("waker"), **options)
 
 
 def grown(app: AsyncTask, count: int) -> None:
@@ -179,7 +179,7 @@ def moved_by_hand(app: AsyncTask) -> Still:
     """The clock of an application's dispatcher, which works 5 jobs at a time."""
     clock = Still()
     app.dispatcher._ledger = replace(app.ledger, clock=clock)
-    app.dispatcher._shift = Shift(app.dispatcher._ledger)
+    app.dispatcher._leadership = DispatchLeadership(app.dispatcher._ledger)
     app.dispatcher.attach(lambda: Load("a process", ["default"], 5, 0.0))
     return clock
 
@@ -250,7 +250,7 @@ def test_rounds_keep_their_distance_from_beginning_to_beginning(world: World, mo
     assert app.dispatcher._step() == pytest.approx(ACTIVE_S - 0.12)
     clock.ahead += 0.2
     app.dispatcher.dry(True)
-    assert app.dispatcher._step() == FRUITLESS_S, "nothing was pushed since"
+    assert app.dispatcher._step() == EMPTY_S, "nothing was pushed since"
 
 
 def test_who_ran_dry_before_a_push_was_over_is_served_by_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +268,7 @@ def test_who_ran_dry_before_a_push_was_over_is_served_by_it(world: World, monkey
     with counted(app) as seen:
         app.dispatcher._step()
         assert any("tasks" in each for each in seen)
-        app.dispatcher._shift.end()
+        app.dispatcher._leadership.resign()
         seen.clear()
         app.dispatcher._step()
     assert not any("tasks" in each for each in seen), "a round for nothing"
@@ -288,7 +288,7 @@ def test_a_small_rest_is_left_to_the_next_round(
     """And does not count as what could not be had, by which the queue would never be seen to be faster than that."""
     app, client = world.app(), world.app()
     noted: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(app.dispatcher._pace, "note", lambda *words: noted.append(words))
+    monkeypatch.setattr(app.dispatcher._rates, "note", lambda *words: noted.append(words))
     app.dispatcher.attach(lambda: Load("a process", ["default"], free, rate))
     client.submit("note", [{"n": n} for n in range(1_200)])
     client.submit("note", [{"n": n} for n in range(10)], priority=Priority.SYSTEM_LOW)
