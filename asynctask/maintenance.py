@@ -312,7 +312,7 @@ class Sweep:
                 progress.sample(connection, self._ledger.now(), SAMPLE_S)
 
 
-# -- Who sweeps when: the duty of upkeep, and which parts of it are wanted, found out with few questions.
+# -- which process leads, and which steps are due
 
 PARTS: Final = (
     "recover_dead", "release_due", "turn_rows", "take_up_splits", "close", "find_lost", "sample", "clear_uploads",

@@ -205,7 +205,7 @@ def _as_environment(config: Config) -> dict[str, str]:
     }
 
 
-# -- What an application is made of, made when it is first asked for, and anew in a forked child.
+# -- the parts of an application, made on demand
 
 
 class OnDemand(ABC):

@@ -46,7 +46,7 @@ __all__ = [
     "is_span",
 ]
 
-# -- Priorities: which Task's jobs go first. Smaller runs first; any integer is legal.
+# -- priorities: smaller runs first, any integer is legal
 
 
 class Priority(IntEnum):
@@ -66,7 +66,7 @@ class Priority(IntEnum):
     SYSTEM_LOW = 360
 
 
-# -- Workers: functions and classes that perform an item, known by name.
+# -- workers
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -148,7 +148,7 @@ class Outbox:
         self._refused = {}
 
 
-# -- The client middleware, where jobs leave for the broker: single jobs when they are pushed, those of a Task at dispatch.
+# -- the client middleware: of single jobs when they are pushed, of a Task's jobs at dispatch
 
 
 def passes(chain: Chain, worker: Worker, job: CurrentJob) -> bool:
@@ -221,7 +221,7 @@ class Outgoing:
         return ""
 
 
-# -- How a job travels: one JSON object, with Sidekiq's member names.
+# -- payloads: one JSON object with Sidekiq's member names
 
 CAME: Final = "came"
 """The one option of an Event whose job another program pushed: the members that it came with, as text."""

@@ -1,4 +1,4 @@
-"""The heartbeat: renews the lease of a process and tells what it does; without it, others take its jobs."""
+"""The heartbeats of a worker process: its lease in the ledger, without which others take its jobs; and what tools see."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ RETRY_S = 1.0
 
 
 class Heartbeat:
-    """Beats every ``every_s`` seconds in a thread of its own.
+    """Renews the lease every ``every_s`` seconds, in a thread of its own.
 
-    ``tell`` gives the values to write (``busy``, ``rate``, ...); ``on_signal`` is called with a signal that somebody left
+    ``tell`` gives the values to write (``busy``, ``rate``, ...); ``on_signal`` is called with a signal left in the ledger
     (``TSTP``, ``TERM``), or ``LOST`` when another process has declared this one dead.
     """
 
@@ -70,7 +70,7 @@ class Heartbeat:
             self._thread.join(10)
 
     def soon(self) -> None:
-        """Something changed that somebody is waiting to see: the next beat comes at once."""
+        """The next heartbeat comes at once: something changed that others wait to see."""
         self._soon.set()
 
     def fresh(self) -> bool:
@@ -109,7 +109,7 @@ def memory_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-# -- Shows a worker process to the tools of its broker, in a thread of its own: neither the lease nor a job waits for it.
+# -- what the tools of the broker see, written in a thread of its own: neither the lease nor a job waits for it
 
 BEAT_S: Final = 10.0
 """Seconds between two beats; who is silent for a minute is seen no more."""

@@ -280,7 +280,7 @@ class HeldCopies:
             self._handles.difference_update(copy.handle for copy in copies)
 
 
-# -- tracked jobs of workers that this process does not know: another may, as while a new version is rolled out
+# -- tracked jobs of workers that this process does not know: another may, as during a roll-out
 
 MISSING_S: Final = 5
 """Such a job is offered again after so many seconds, to whoever takes it then."""
@@ -315,11 +315,11 @@ def _why(job: Execution) -> str:
     return f"Waiting for a worker: no process that took it knows {name!r}. Start one that registers it"
 
 
-# -- Jobs in a shared queue that are others' to perform: they are left to them.
+# -- untracked jobs that others perform
 #
-# A queue may be worked by Ruby processes and by ours, by processes of another version, by workers with other middleware.
-# What cannot be performed here goes to where its queue is fetched last, so that ours behind it come up. A queue that gave
-# nothing else from end to end rests for a while: its jobs would only be passed from hand to hand.
+# Ruby processes may work the same queue, processes of another version, workers with other middleware. A job that cannot run
+# here goes to where its queue is fetched last, so that ours behind it come up. A queue that gave nothing else from end to end
+# rests for a while: its jobs would only be passed from process to process.
 
 FIRST_REST_S: Final = 1.0
 """Seconds for which a queue is left out that gave only jobs of others; twice as long each time that it does so again."""

@@ -122,10 +122,10 @@ def _ask(worker: Worker, retries: int, error: BaseException, job: CurrentJob) ->
         return None
 
 
-# -- What follows a job that nobody tracks and that raised: its retry or its death, as Ruby's workers write them.
+# -- untracked jobs: a retry or a death, written as Ruby's workers write it
 #
-# The text that came is parsed anew, so that what middleware changed does not last and what we do not know is kept. Sources:
-# sidekiq 8, job_retry.rb, and for the forms of the members the readers of all versions.
+# The payload is parsed anew, so that changes by middleware do not last and unknown members are kept. Sources: sidekiq 8,
+# job_retry.rb, and for the forms of the members the readers of all versions.
 
 MAX_RETRY_COUNT: Final = 10_000
 """What a payload says of its retries is believed up to here."""
@@ -228,7 +228,7 @@ def _backtrace(error: BaseException, wanted: Any) -> list[str] | None:
     return [line.encode("utf-8", "replace").decode() for line in islice(lines, most)]
 
 
-# -- How long a thread waits before it asks a server again that did not answer.
+# -- back-off before a server is asked again that did not answer
 
 LONGEST_S: Final = 5.0
 """Seconds, at most: so long after a server is back, everybody has noticed."""
