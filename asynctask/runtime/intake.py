@@ -318,8 +318,8 @@ def _why(job: Execution) -> str:
 # -- untracked jobs that others perform
 #
 # Ruby processes may work the same queue, processes of another version, workers with other middleware. A job that cannot
-# run here goes to where its queue is fetched last, so that ours behind it come up. A queue that gave nothing else from end to
-# end rests for a while: its jobs would only be passed from process to process.
+# run here goes to where its queue is fetched last, so that ours behind it come up. A queue that gave nothing else from end
+# to end rests for a while: its jobs would only be passed from process to process.
 
 FIRST_REST_S: Final = 1.0
 """Seconds for which a queue is left out that gave only jobs of others; twice as long each time that it does so again."""

@@ -377,8 +377,8 @@ def _logger_to_stderr() -> Logger:
 # -- the ties between a supervisor and its children
 #
 # A child holds the reading end of a pipe whose other end only its supervisor has: when the supervisor dies, however it
-# dies, the child reads the end of file and stops. In the other direction a worker process writes a pulse into a pipe as long
-# as its interpreter runs Python code; where the pulse stops, the supervisor has its lease renewed.
+# dies, the child reads the end of file and stops. In the other direction a worker process writes a pulse into a pipe as
+# long as its interpreter runs Python code; where the pulse stops, the supervisor has its lease renewed.
 
 LIFELINE: Final = "_ASYNCTASK_LIFELINE"
 """Environment variable with the file descriptor that a child watches."""
