@@ -122,7 +122,6 @@ def _column_index(name: str) -> int | None:
 
 
 def _write_rows(source: Source, percents: Percents, out: BinaryIO) -> list[str]:
-    """Writes the rows and returns the names of their cells."""
     index = {name: place for place, name in enumerate(source.headers or ())}
     columns = dict(zip(source.headers or (), source.places or (), strict=False))
     lines: list[bytes] = []

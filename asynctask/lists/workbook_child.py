@@ -86,7 +86,6 @@ class _Child:
         })  # fmt: skip
 
     def forget(self) -> None:
-        """Closes the open list."""
         if self._opened is not None:
             self._opened[1].close()
             self._opened = None

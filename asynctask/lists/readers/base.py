@@ -26,6 +26,8 @@ __all__ = [
     "report_block",
     "shorten",
     "too_costly",
+    "too_long",
+    "too_wide",
 ]
 
 # -- columns that a report adds: one table for writing and for recognising them
@@ -164,6 +166,17 @@ def over_limit(what: str, setting: str, value: int) -> TooLarge:
         f"{what}, over the limit of {value:,} ({setting});"
         f" send less at once, or have the operator raise ASYNCTASK_{setting.upper()}"
     )
+
+
+def too_wide(row: int, column: int, limits: Limits) -> TooLarge:
+    """The error for a cell beyond ``max_columns``; ``column`` 0 is A."""
+    what = f"row {row} has a cell in column {column_letters(column)}, which is column {column + 1:,}"
+    return over_limit(what, "max_columns", limits.max_columns)
+
+
+def too_long(row: int, text: str, limits: Limits) -> TooLarge:
+    """The error for a text of more than ``max_cell_chars``."""
+    return over_limit(f"a cell of row {row} has {len(text):,} characters", "max_cell_chars", limits.max_cell_chars)
 
 
 _COSTS: Final = {

@@ -346,11 +346,9 @@ class _Text:
                 return b""
 
     def skip(self) -> None:
-        """Advances over the character that ``next`` gave."""
         self._at += 1
 
     def take(self, wanted: bytes, depth: int) -> None:
-        """Advances over ``wanted``, which must come next."""
         found = self.next()
         if not found:
             raise self.cut_off()
@@ -394,7 +392,6 @@ class _Text:
         return InputError(f"{what} (line {line}, column {column})", code="invalid_json")
 
     def cut_off(self) -> InputError:
-        """The error for a truncated text."""
         return self.broken("the JSON ends in the middle: it was cut off; send it whole")
 
     def _pass_brackets(self, depth: int) -> None:

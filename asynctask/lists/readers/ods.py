@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from xml.parsers.expat import XMLParserType
 
-from asynctask.errors import TooLarge, UnsupportedFormat
-from asynctask.lists.readers.base import CellError, Limits, OpenOptions, column_letters, over_limit
+from asynctask.errors import TooLarge
+from asynctask.lists.readers.base import CellError, Limits, OpenOptions, too_long, too_wide
 from asynctask.lists.readers.table import Table, TableSource, sheet_source
 from asynctask.lists.readers.workbook import (
     MOMENT,
@@ -22,6 +22,7 @@ from asynctask.lists.readers.workbook import (
     choose_sheet,
     damaged,
     empty_sheet,
+    encrypted,
     feed,
     from_iso,
     plain_number,
@@ -113,11 +114,7 @@ def _refuse_encrypted(package: Package) -> None:
 
     package.parse(_MANIFEST, lambda parser: setattr(parser, "StartElementHandler", start))
     if found:
-        raise UnsupportedFormat(
-            "the workbook is encrypted with a password; remove the password in the spreadsheet program, save it and"
-            " upload it again",
-            code="encrypted",
-        )
+        raise encrypted()
 
 
 def _choose(events: Iterator[_Sheet | _Row], wanted: str | None) -> tuple[int, str]:
@@ -178,11 +175,9 @@ class _Parser:
         }  # fmt: skip
 
     def attach(self, xml: XMLParserType) -> None:
-        """Installs the handlers."""
         xml.StartElementHandler, xml.EndElementHandler, xml.CharacterDataHandler = self._start, self._end, self._characters
 
     def take(self) -> list[_Sheet | _Row]:
-        """The sheets and rows found since the last call."""
         events, self._events = self._events, []
         return events
 
@@ -291,11 +286,9 @@ class _Parser:
     def _put(self, value: Any, repeat: int) -> None:
         last, limits = self._column + repeat - 1, self._limits
         if last >= limits.max_columns:
-            what = f"row {self._number} has a cell in column {column_letters(last)}, which is column {last + 1:,}"
-            raise over_limit(what, "max_columns", limits.max_columns)
+            raise too_wide(self._number, last, limits)
         if type(value) is str and len(value) > limits.max_cell_chars:
-            what = f"a cell of row {self._number} has {len(value):,} characters"
-            raise over_limit(what, "max_cell_chars", limits.max_cell_chars)
+            raise too_long(self._number, value, limits)
         self._row.extend([None] * (self._column - len(self._row)))
         self._row.extend([value] * repeat)
 

@@ -16,7 +16,7 @@ from asynctask.lists.readers.encodings import head_text
 from asynctask.lists.readers.json import open_json, open_ndjson
 from asynctask.lists.readers.ods import MIMETYPE, ods_sheets, open_ods
 from asynctask.lists.readers.ole import OLE, OleFile
-from asynctask.lists.readers.workbook import Package, office_document
+from asynctask.lists.readers.workbook import Package, encrypted, office_document
 from asynctask.lists.readers.xls import STREAMS, open_xls, xls_sheets
 from asynctask.lists.readers.xlsx import open_xlsx, xlsx_sheets
 
@@ -170,11 +170,7 @@ def _ole_format(path: Path, readable: str) -> str:
         rest = b""
         while chunk := file.read(1 << 20):
             if _ENCRYPTED in rest + chunk:
-                raise UnsupportedFormat(
-                    "the workbook is encrypted with a password; remove the password in the spreadsheet program,"
-                    " save it and upload it again",
-                    code="encrypted",
-                )
+                raise encrypted()
             rest = chunk[-len(_ENCRYPTED) :]
     with OleFile(path) as container:
         if any(name in container.streams for name in STREAMS):

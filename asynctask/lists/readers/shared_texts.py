@@ -146,21 +146,18 @@ class TextParser:
         self._inside = self._reading = False
 
     def start(self, tag: str) -> None:
-        """Takes the local name of a start tag."""
         if tag == "t":
             self._inside = not self._reading
         elif tag == "rPh":
             self._reading = True
 
     def end(self, tag: str) -> None:
-        """Takes the local name of an end tag."""
         if tag == "t":
             self._inside = False
         elif tag == "rPh":
             self._reading = False
 
     def text(self, data: str) -> None:
-        """Takes characters."""
         if self._inside:
             self._size += len(data)
             if self._size > _MAX_TEXT_BYTES:

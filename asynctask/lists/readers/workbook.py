@@ -1,4 +1,4 @@
-"""What the workbook readers share: the zip package, the plan of an Excel workbook, and numbers as dates by their format."""
+"""Shared by the workbook readers: the zip package, the plan of an Excel workbook, number formats and dates."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ __all__ = [
     "classify",
     "damaged",
     "empty_sheet",
+    "encrypted",
     "feed",
     "from_iso",
     "from_serial",
@@ -67,6 +68,15 @@ def damaged(why: str) -> UnsupportedFormat:
     return UnsupportedFormat(
         f"the workbook is damaged: {why}; open it in a spreadsheet program, save it again and upload that",
         code="damaged_file",
+    )
+
+
+def encrypted() -> UnsupportedFormat:
+    """The error for an encrypted workbook."""
+    return UnsupportedFormat(
+        "the workbook is encrypted with a password; remove the password in the spreadsheet program, save it and upload it"
+        " again",
+        code="encrypted",
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from asynctask.errors import InputError, TooLarge, UnsupportedFormat
-from asynctask.lists.readers.base import CellError, Limits, OpenOptions, column_letters, over_limit
+from asynctask.lists.readers.base import CellError, Limits, OpenOptions, too_long, too_wide
 from asynctask.lists.readers.ole import OleFile
 from asynctask.lists.readers.shared_texts import Texts, escaped
 from asynctask.lists.readers.table import Table, TableSource, sheet_source
@@ -148,13 +148,10 @@ class _Rows:
             self.end = stream.tell()
 
     def _check(self, row: int, column: int, value: Any) -> None:
-        limits = self._limits
-        if column >= limits.max_columns:
-            what = f"row {row + 1} has a cell in column {column_letters(column)}, which is column {column + 1:,}"
-            raise over_limit(what, "max_columns", limits.max_columns)
-        if type(value) is str and len(value) > limits.max_cell_chars:
-            what = f"a cell of row {row + 1} has {len(value):,} characters"
-            raise over_limit(what, "max_cell_chars", limits.max_cell_chars)
+        if column >= self._limits.max_columns:
+            raise too_wide(row + 1, column, self._limits)
+        if type(value) is str and len(value) > self._limits.max_cell_chars:
+            raise too_long(row + 1, value, self._limits)
 
 
 def _put(cells: list[Any], column: int, value: Any) -> None:
@@ -198,7 +195,7 @@ class XlsSheet(NamedTuple):
 
 
 class Globals(NamedTuple):
-    """What reading a cell needs. ``old``: Excel 5 or 95, with texts in a code page (``codec``)."""
+    """Context for reading cells. ``old``: Excel 5 or 95, with texts in a code page (``codec``)."""
 
     sheets: list[XlsSheet]
     texts: Texts
@@ -337,7 +334,6 @@ class _SharedTexts:
         self._wide = False
 
     def feed(self, data: bytes) -> None:
-        """Parses another record."""
         if self._characters:
             # A string continued in the next record has a new flag there: one or two bytes a character.
             self._wide, data = bool(data[0] & 1) if data else False, data[1:]

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from xml.parsers.expat import XMLParserType
 
 from asynctask.errors import TooLarge
-from asynctask.lists.readers.base import CellError, Limits, OpenOptions, column_letters, over_limit
+from asynctask.lists.readers.base import CellError, Limits, OpenOptions, column_letters, over_limit, too_long, too_wide
 from asynctask.lists.readers.shared_texts import TextParser, Texts, canonical, clean, escaped, load_texts
 from asynctask.lists.readers.table import Table, TableSource, sheet_source
 from asynctask.lists.readers.workbook import (
@@ -96,6 +96,8 @@ _CELL: Final = re.compile(
     rb"(?:/>|>(?:(<f)[^>]*?(?:/>|>[^<]*+</f>))?"
     rb'(?:<v>([^<]*+)</v>|<v ?/>|<is><t(?: xml:space="preserve")?>([^<]*+)</t></is>)?</c>)'
 )
+_REF: Final = re.compile(r"([A-Za-z]{1,3})([1-9][0-9]{0,6})")
+_TRUTH: Final[Mapping[bytes, bool | None]] = {b"1": True, b"0": False, b"true": True, b"false": False, b"": None}
 _CONTENT: Final = re.compile(rb"<(?:[\w.-]+:)?(?:v|is|f)\b")
 """Present in every row except those of formatted empty cells."""
 _FILLED: Final = re.compile(rb"<v>[^<\s&_\x80-\xff]")
@@ -106,7 +108,7 @@ Found = tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]
 
 
 class Book(NamedTuple):
-    """What reading a cell needs: shared strings, kind of each style by its number, epoch of dates, limits."""
+    """Context for reading cells: shared strings, kind of each style by its number, epoch of dates, limits."""
 
     texts: Texts
     kinds: Mapping[bytes, str]
@@ -241,11 +243,9 @@ class _RowParser:
         self._text = TextParser()
 
     def attach(self, xml: XMLParserType) -> None:
-        """Installs the handlers."""
         xml.StartElementHandler, xml.EndElementHandler, xml.CharacterDataHandler = self._start, self._end, self._characters
 
     def take(self) -> list[tuple[int, list[Found]]]:
-        """The rows finished since the last call."""
         rows, self._rows = self._rows, []
         return rows
 
@@ -331,7 +331,7 @@ def row_values(number: int, found: list[Found], book: Book) -> list[Any]:
         if value is None:
             continue
         if type(value) is str and len(value) > longest:
-            raise over_limit(f"a cell of row {number} has {len(value):,} characters", "max_cell_chars", longest)
+            raise too_long(number, value, book.limits)
         column = _COLUMNS.get(letters, -1)
         if column == len(row) and column < width:
             row.append(value)
@@ -342,8 +342,7 @@ def row_values(number: int, found: list[Found], book: Book) -> list[Any]:
 
 def _put(row: list[Any], column: int, value: Any, number: int, limits: Limits) -> None:
     if column >= limits.max_columns:
-        what = f"row {number} has a cell in column {column_letters(column)}, which is column {column + 1:,}"
-        raise over_limit(what, "max_columns", limits.max_columns)
+        raise too_wide(number, column, limits)
     if column < len(row):
         row[column] = value
     else:
@@ -412,7 +411,5 @@ def _last_column(content: bytes) -> int:
     return _COLUMNS.get(letters, EXCEL_COLUMNS) if start >= 6 else -1
 
 
-_REF: Final = re.compile(r"([A-Za-z]{1,3})([1-9][0-9]{0,6})")
-_TRUTH: Final[Mapping[bytes, bool | None]] = {b"1": True, b"0": False, b"true": True, b"false": False, b"": None}
 _COLUMNS: Final[Mapping[bytes, int]] = {_letters(column): column for column in range(1_000)}
 """Cache of the first 1,000 columns by letters."""
