@@ -1,4 +1,4 @@
-"""What operators see and do: queues, retries, scheduled and dead jobs, processes.
+"""Operations: queues, retries, scheduled and dead jobs, processes.
 
 One view over the broker's queues and sets, which hold untracked jobs, and the ledger's lists of tracked ones. A tracked
 entry is named by its job id, an untracked one by the broker's key.
@@ -67,7 +67,6 @@ class Result:
             self.skipped[key] = reason
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
         return {"done": self.done, "skipped": [{"key": key, "reason": why} for key, why in self.skipped.items()]}
 
 

@@ -151,6 +151,10 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 # -- times
 
 
@@ -203,7 +207,7 @@ def presentable(job: dict[str, Any], *, queue: str) -> bool:
         if not (job.get(name) is None or _is_number(job[name])):
             del job[name]
     count = job.get("retry_count")
-    if not (count is None or (_is_number(count) and isinstance(count, int))):
+    if not (count is None or _is_int(count)):
         del job["retry_count"]
     _present_backtrace(job)
     return job != before
@@ -292,10 +296,6 @@ _OWN: Final = frozenset(
 )  # fmt: skip
 
 
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and 0 < len(value) <= _MAX_TEXT and value.isprintable()
 
@@ -305,9 +305,7 @@ def _is_queue(value: Any) -> bool:
 
 
 def _is_span(value: Any) -> bool:
-    if not (_is_int(value) or isinstance(value, float)):
-        return False
-    return math.isfinite(value) and 1 <= value <= MAX_RETRY_FOR_S
+    return _is_number(value) and math.isfinite(value) and 1 <= value <= MAX_RETRY_FOR_S
 
 
 def _are_tags(value: Any) -> bool:
