@@ -677,8 +677,6 @@ def _environ(connection: Connection, request: IncomingRequest, site: Site) -> di
 
 
 class _Answer:
-    """One answer on its way to the client."""
-
     def __init__(self, connection: Connection, request: IncomingRequest, clock: Clock, *, last: bool) -> None:
         self._connection = connection
         self._clock = clock
@@ -691,7 +689,6 @@ class _Answer:
         self._left: int | None = None
 
     def start(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], None]:
-        """WSGI's ``start_response``."""
         if exc_info and self._sent_head:
             raise exc_info[1]
         if self._status and not exc_info:
@@ -702,7 +699,6 @@ class _Answer:
         return self.write
 
     def refuse(self, refusal: Refusal) -> None:
-        """Sends the server's own answer."""
         headers, body = server_problem(refusal.status, refusal.code, refusal.detail)
         self.keep_alive = False
         self.start(f"{refusal.status} {HTTPStatus(refusal.status).phrase}", headers)
@@ -720,7 +716,6 @@ class _Answer:
                 pass
 
     def write(self, data: bytes) -> None:
-        """Sends a piece of the body."""
         if not self._status:
             raise AssertionError("start_response was not called before the body")
         head = b"" if self._sent_head else self._head()
@@ -735,7 +730,6 @@ class _Answer:
             self._connection.write(head + data)
 
     def end(self) -> None:
-        """Ends the body."""
         if not self._status:
             raise AssertionError("start_response was not called")
         if not self._sent_head:

@@ -37,7 +37,7 @@ FORM: Final = "multipart/form-data"
 MAX_FORM_PARTS: Final = 100
 MAX_FIELD_BYTES: Final = 262_144
 FORM_OVERHEAD: Final = 1_048_576
-"""Bytes of a form beside its file."""
+"""Bytes of a form in addition to its file."""
 
 
 DISCARD_BYTES: Final = 1_073_741_824

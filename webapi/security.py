@@ -136,7 +136,6 @@ class TrustedProxies:
         self._read: Callable[[dict[str, Any]], tuple[list[str], str, str]] = _forwarded if forwarded else _x_forwarded
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
-        """As WSGI says."""
         if self._trusts(environ.get("REMOTE_ADDR", "")):
             clients, host, scheme = self._read(environ)
             client = self._client(clients)

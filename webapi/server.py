@@ -46,7 +46,6 @@ def serve(app: AsyncTask, *, host: str, port: int, threads: int, ready: Callable
 
 
 def _answer(app: AsyncTask, listener: socket.socket, host: str, threads: int, beat: Callable[[], None]) -> None:
-    """Runs the child."""
     loop = HttpLoop(
         create_app(app, host=host),
         listener,

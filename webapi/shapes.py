@@ -70,7 +70,7 @@ NotBlank = Annotated[str, StringConstraints(min_length=1, max_length=255, patter
 QueueName = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_:.\-]+$")]
 Names = Annotated[str, StringConstraints(min_length=1, max_length=5_200, pattern=r"^[^\x00]*$")]
 LATER = "x-later"
-"""Marks what is left out of the document."""
+"""Marks fields that the document omits."""
 
 _ENCODING = "What a text is encoded in: utf-8, gb18030, cp932...; default: its charset, else found out."
 
@@ -81,7 +81,7 @@ RowsName = Literal["failed", "succeeded", "unprocessed", "rejected", "all"]
 
 
 class _Listed:
-    """Text that holds some of ``names`` with commas between; its check says better than a pattern what is wrong."""
+    """Some of ``names``, separated by commas; validated with a better message than a pattern gives."""
 
     def __init__(self, *names: str) -> None:
         self._names = names
@@ -100,7 +100,7 @@ class _Listed:
 
 
 class _Ids:
-    """Task ids with commas between."""
+    """Task ids separated by commas."""
 
     def __call__(self, text: str) -> str:
         chosen = text.split(",")
@@ -123,7 +123,7 @@ RetryStatuses = Annotated[str, AfterValidator(_OVER), Field(json_schema_extra=_O
 
 
 def _later(default: Any) -> Any:
-    """A field that this version knows only in order to refuse it; it stands in no document."""
+    """A field known only to be refused in this version; it is in no document."""
     return Field(default, json_schema_extra={LATER: True})
 
 

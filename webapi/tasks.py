@@ -228,7 +228,7 @@ RAW: Final = {
     "text/csv": "body.csv",
     "text/tab-separated-values": "body.tsv",
 }
-"""Media types of bodies that are a list themselves, with the file names that tell the readers so."""
+"""Media types of raw bodies, with the file name from which the readers take the format."""
 
 WAIT_S: Final = 1.0
 """Seconds that an answer waits for the validation of an upload, to contain its refused rows."""

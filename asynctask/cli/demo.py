@@ -26,7 +26,7 @@ from xml.etree import ElementTree
 
 import click
 
-from asynctask.cli.options import Command, Session, environment, examples_folder, load_file, pass_session
+from asynctask.cli.options import Command, Session, environment, examples_folder, load_file, pass_session, variables
 from asynctask.cli.output import FAILURES, OK, Bars, Output, count, number, summary
 from asynctask.cli.serve import address, child_argv, free_port, served_at, warn_if_open
 from asynctask.clock import SystemClock
@@ -88,7 +88,7 @@ def demo(session: Session, folder: Path, rows: int, keep: bool) -> int:
         folder = stack.enter_context(_empty_folder(folder))
         run = _Run(session, folder, rows)
         stack.enter_context(environment(run.settings, session.environ))
-        stack.enter_context(_variable(session.environ, _SHOP, f"sqlite:///{folder / 'promotions.db'}"))
+        stack.enter_context(variables({_SHOP: f"sqlite:///{folder / 'promotions.db'}"}, session.environ))
         stack.enter_context(run.services())
         found = run.perform()
         session.out.document({**found, "url": run.url if keep else None})
@@ -99,8 +99,6 @@ def demo(session: Session, folder: Path, rows: int, keep: bool) -> int:
 
 
 class _Run:
-    """One run of the demo in one folder."""
-
     def __init__(self, session: Session, folder: Path, rows: int) -> None:
         config, _ = session.config()
         self.out: Output = session.out
@@ -234,7 +232,6 @@ class _Run:
         return sum(event["attempt"] > 1 for event in events)
 
     def print_outcome(self, found: Mapping[str, Any], keep: bool) -> None:
-        """Prints the outcome."""
         out = self.out
         out.line()
         for each in found["tasks"]:
@@ -306,19 +303,6 @@ def _empty_folder(folder: Path) -> Iterator[Path]:
             if each != mark:
                 shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink()
         yield folder
-
-
-@contextmanager
-def _variable(environ: Any, name: str, value: str) -> Iterator[None]:
-    before = environ.get(name)
-    environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            environ.pop(name, None)
-        else:
-            environ[name] = before
 
 
 @contextmanager
@@ -556,7 +540,6 @@ class Answer:
     body: bytes
 
     def json(self) -> Any:
-        """The parsed body."""
         return json.loads(self.body)
 
 
@@ -578,7 +561,6 @@ class Api:
         return self._call("GET", path, None, {name.replace("_", "-"): value for name, value in headers.items()})
 
     def post_json(self, path: str, value: Any) -> Answer:
-        """POST a JSON document."""
         return self._call("POST", path, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
     def post_file(self, path: str, file: Path, fields: Mapping[str, str]) -> Answer:

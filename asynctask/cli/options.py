@@ -40,6 +40,7 @@ __all__ = [
     "load_file",
     "pass_session",
     "setting_options",
+    "variables",
 ]
 
 # Settings of one process: the flags of a command may differ from what the application was built with.
@@ -175,9 +176,16 @@ class Session:
 @contextmanager
 def environment(settings: Mapping[str, Any], environ: MutableMapping[str, str]) -> Iterator[None]:
     """Sets settings as environment variables within the block."""
-    changed = {ENV_PREFIX + name.upper(): str(value) for name, value in settings.items() if value is not None}
-    before = {name: environ.get(name) for name in changed}
-    environ.update(changed)
+    values = {ENV_PREFIX + name.upper(): str(value) for name, value in settings.items() if value is not None}
+    with variables(values, environ):
+        yield
+
+
+@contextmanager
+def variables(values: Mapping[str, str], environ: MutableMapping[str, str]) -> Iterator[None]:
+    """Sets environment variables within the block."""
+    before = {name: environ.get(name) for name in values}
+    environ.update(values)
     try:
         yield
     finally:

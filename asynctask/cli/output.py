@@ -282,7 +282,6 @@ class Bars:
             self._live.stop()
 
     def show(self, progress: Mapping[str, Any]) -> None:
-        """Shows the current progress of a Task."""
         key = progress["task_id"]
         self._seen[key] = progress
         self._notes.pop(key, None)

@@ -56,7 +56,6 @@ class ReportRow:
     bad_row: str | None = None
 
     def with_values(self, values: Mapping[str, Any]) -> ReportRow:
-        """The row with other cells."""
         return ReportRow(
             values, self.number, self.status, self.error, self.attempts, self.result, self.bad_columns, self.bad_row
         )
@@ -201,8 +200,6 @@ class _Exact(float):
 
 
 class _Sheet:
-    """A sheet of a report, written row by row."""
-
     def __init__(
         self, sheet: Any, kept: Sequence[str], added: Sequence[str], formats: _Formats, most_comments: int
     ) -> None:

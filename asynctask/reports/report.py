@@ -188,7 +188,6 @@ class _LedgerRows:
         return heapq.merge(ended, refused, key=lambda found: found[0].number or 0)
 
     def values(self, number: int | None, event_id: int | None) -> Mapping[str, Any]:
-        """The stored values of one row."""
         if event_id is None:
             found = next(queries.rejects(self._database, self._task_id, after=(number or 1) - 1, limit=1), None)
             return _cells(found["cells"]) if found is not None else {}

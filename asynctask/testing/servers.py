@@ -113,7 +113,6 @@ class SqlServer:
         return ""
 
     def log(self) -> str:
-        """The server's log."""
         path = self.folder / "server.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -152,7 +151,6 @@ class SqlServer:
         raise NotImplementedError
 
     def create(self, name: str) -> str:
-        """Creates an empty database and returns its URL."""
         self.execute(f"CREATE DATABASE {name}")
         return self.url(name)
 
@@ -220,7 +218,6 @@ class PostgresServer(SqlServer):
         return f"postgresql://postgres@127.0.0.1:{port or self.port}/{database}"
 
     def drop(self, name: str) -> None:
-        """Removes a database, even with connected clients."""
         self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
     def _driver_url(self, database: str | None) -> str:
@@ -258,11 +255,9 @@ class MariaServer(SqlServer):
         return [find_program("mariadbd", "mariadb-server"), "--no-defaults", *hasty, *words]
 
     def url(self, database: str, *, port: int | None = None) -> str:
-        """The URL of a database of this server."""
         return f"mysql://root@127.0.0.1:{port or self.port}/{database}"
 
     def create(self, name: str) -> str:
-        """Creates an empty database and returns its URL."""
         self.execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
         return self.url(name)
 
@@ -313,7 +308,6 @@ class PgBouncer:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def url(self, database: str) -> str:
-        """The URL of a database behind the pooler."""
         return self._server.url(database, port=self.port)
 
     def __exit__(self, *_: object) -> None:
