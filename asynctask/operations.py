@@ -112,8 +112,12 @@ class Operations:
         None on the last)."""
         found = self._admin.jobs(queue_name(queue), offset=after, limit=limit, newest=newest)
         end = after + len(found.entries)
-        more = bool(found.entries) and end < found.total
-        return {"jobs": [job_object(each) for each in found.entries], "total": found.total, "next": end if more else None}
+        following = bool(found.entries) and end < found.total
+        return {
+            "jobs": [job_object(each) for each in found.entries],
+            "total": found.total,
+            "next": end if following else None,
+        }
 
     def delete_jobs(self, queue: str, keys: Sequence[str], *, who: str = "") -> Result:
         """Removes jobs from a queue for good; the items of tracked ones are cancelled."""
@@ -170,8 +174,8 @@ class Operations:
         tracked = [tracked_object(row) for row in found]
         entries = self._merged(set_name, tracked, after, limit) if untracked_total else tracked
         end, total = after + len(entries), tracked_total + untracked_total
-        more = bool(entries) and end < min(total, MAX_WINDOW)
-        return {"entries": entries, "total": total, "next": end if more else None}
+        following = bool(entries) and end < min(total, MAX_WINDOW)
+        return {"entries": entries, "total": total, "next": end if following else None}
 
     def _merged(self, set_name: str, tracked: list[dict[str, Any]], after: int, limit: int) -> list[dict[str, Any]]:
         newest = set_name == DEAD

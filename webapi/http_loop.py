@@ -369,9 +369,9 @@ class Connection:
             request = self._request
             before = request.body_bytes_received
             data = data[request.received(data) :]
-            came = request.body_bytes_received - before
-            self.moved += came
-            self._loop.storage.add(came)
+            received = request.body_bytes_received - before
+            self.moved += received
+            self._loop.storage.add(received)
             if request.completed:
                 if request.empty:
                     self._request = None
@@ -379,7 +379,7 @@ class Connection:
                 self._pipelined = data
                 self._hand_over(request)
                 return
-            if came and self._loop.storage.full and request.body_bytes_received > IN_MEMORY:
+            if received and self._loop.storage.full and request.body_bytes_received > IN_MEMORY:
                 self._refuse(Refusal(503, "busy", "too many large bodies are coming in at once; try again in a moment"))
                 return
             if request.expect_continue and request.headers_finished:

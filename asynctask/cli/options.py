@@ -96,9 +96,9 @@ class Session:
         settings = dict(self.file.settings)
         if self.flags.get("queues") is not None:  # the order belongs to the queues
             settings.pop("strict_queues", None)
-        taken = {name: value for name, value in settings.items() if self.flags.get(name) is None}
-        self.flags.update(taken)
-        self._from_file = frozenset(taken)
+        applied = {name: value for name, value in settings.items() if self.flags.get(name) is None}
+        self.flags.update(applied)
+        self._from_file = frozenset(applied)
         if self.file.passed_over:
             self.out.note(f"{path}: passed over what is Ruby's alone: {clean(', '.join(self.file.passed_over))}")
 
@@ -248,8 +248,8 @@ def json_option() -> click.Option:
 
 def _with_shared(params: Sequence[click.Parameter] | None, *, hidden: bool) -> list[click.Parameter]:
     own = list(params or ())
-    taken = {flag for each in own for flag in (*each.opts, *each.secondary_opts)}
-    shared = [o for o in setting_options(hidden=hidden) if not taken.intersection((*o.opts, *o.secondary_opts))]
+    own_flags = {flag for each in own for flag in (*each.opts, *each.secondary_opts)}
+    shared = [o for o in setting_options(hidden=hidden) if not own_flags.intersection((*o.opts, *o.secondary_opts))]
     return [*own, json_option(), *shared]
 
 

@@ -38,12 +38,12 @@ def address(host: str, port: int) -> str:
 
 def served_at(host: str, port: int) -> str:
     """The URLs of a server bound to ``host``, for people."""
-    here = address(host, port)
+    local = address(host, port)
     if host not in _ANYWHERE:
-        return here
+        return local
     outward = _outward_address(socket.AF_INET6 if ":" in host else socket.AF_INET)
     also = f", {address(outward, port)}" if outward else ""
-    return f"{here}{also}, and port {port} of every other address of this machine"
+    return f"{local}{also}, and port {port} of every other address of this machine"
 
 
 def _outward_address(family: socket.AddressFamily) -> str:

@@ -106,8 +106,8 @@ def show(session: Session, task_id: int, failed: bool, limit: int, after: int | 
     progress = handle.progress()
     events = handle.events(_FAILED, after, limit) if failed else []
     if session.out.json:
-        more = {"error_groups": handle.error_groups(), "events": events} if failed else {}
-        session.out.document({**progress, **more, "refusal": handle.refusal_object()})
+        failures = {"error_groups": handle.error_groups(), "events": events} if failed else {}
+        session.out.document({**progress, **failures, "refusal": handle.refusal_object()})
         return OK
     _print_task(session, progress)
     print_refusal(session, handle)

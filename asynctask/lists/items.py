@@ -311,7 +311,7 @@ class ItemShape:
     def _match(self, present: Mapping[str, str]) -> dict[str, str]:
         """Field -> header. ``columns`` takes precedence over the names of the model."""
         mapped = {field: present[normalise(header)] for header, field in self._columns.items()}
-        taken = set(mapped.values())
+        used = set(mapped.values())
         by_field: dict[str, str] = {}
         problems = []
         for field, names in self._names.items():
@@ -319,14 +319,14 @@ class ItemShape:
                 by_field[field] = mapped[field]
                 continue
             keys = dict.fromkeys(normalise(name) for name in names)
-            found = [present[key] for key in keys if key in present and present[key] not in taken]
+            found = [present[key] for key in keys if key in present and present[key] not in used]
             if len(found) > 1:
                 names_found = " and ".join(repr(shorten(each, 80)) for each in found)
                 params = {"headers": names_found, "field": field}
                 problems.append(fault(None, found[1], "duplicate_column", "column.twice", params))
             if found:
                 by_field[field] = found[0]
-                taken.add(found[0])
+                used.add(found[0])
         if problems:
             first = problems[0]
             raise InputError(

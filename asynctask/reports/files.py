@@ -70,8 +70,8 @@ def report_headers(headers: Sequence[str], locale: str = "en") -> tuple[tuple[st
     locale = of_locale(locale)
     old = report_block(headers)
     kept = tuple(header for header in headers if header not in old)
-    taken = {normalise(header) for header in kept}
-    return kept, tuple(name + SUFFIX[locale] if normalise(name) in taken else name for name in COLUMNS[locale])
+    kept_names = {normalise(header) for header in kept}
+    return kept, tuple(name + SUFFIX[locale] if normalise(name) in kept_names else name for name in COLUMNS[locale])
 
 
 def write_csv(stream: TextIO | BinaryIO, headers: Sequence[str], rows: Iterable[ReportRow], *, locale: str = "en") -> int:

@@ -417,10 +417,10 @@ def _limits(column: Column, words: Mapping[str, str]) -> Iterator[str]:
     """The limits of a column, in words."""
     limits = column.limits
     if column.choices:
-        more = len(column.choices) - _SHOWN_CHOICES
+        hidden = len(column.choices) - _SHOWN_CHOICES
         yield ", ".join(map(str, column.choices[:_SHOWN_CHOICES]))
-        if more > 0:
-            yield words["more"].format(count=more)
+        if hidden > 0:
+            yield words["more"].format(count=hidden)
     yield from _range(limits.get("minimum"), limits.get("maximum"), words, "")
     if "exclusiveMinimum" in limits:
         yield words["more_than"].format(low=limits["exclusiveMinimum"])

@@ -347,10 +347,10 @@ class _SharedTexts:
         if self._characters:
             return self._take_characters()
         if self._skip:
-            taken = min(self._skip, len(self._data) - self._at)
-            self._at += taken
-            self._skip -= taken
-            if self._skip or not taken:
+            skipped = min(self._skip, len(self._data) - self._at)
+            self._at += skipped
+            self._skip -= skipped
+            if self._skip or not skipped:
                 return False
         if self._parts:
             self._texts.add([_literal("".join(self._parts))])
