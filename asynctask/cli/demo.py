@@ -130,7 +130,7 @@ class _Run:
 
         log = self._folder / "services.log"
         argv = child_argv(f"{self._shop_file}:app", "up", {})
-        theirs, ours = os.pipe()  # the children read its end, and stop, however this process dies
+        theirs, ours = os.pipe()  # closed by the kernel however this process dies, which stops the services
         try:
             with log.open("wb") as sink:
                 up = subprocess.Popen(

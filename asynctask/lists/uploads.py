@@ -228,7 +228,7 @@ def list_file(
     path: Path, filename: str, limits: Limits, *, encoding: str | None = None, alive: Callable[[], None] = lambda: None
 ) -> ListFile:
     """The list in a file of any format. Arguments as of :func:`~asynctask.lists.readers.open_source`; ``alive`` is called
-    every 50 ms while a child works, and an exception it raises ends the child."""
+    every 50 ms while a child is silent, and an exception it raises ends the child."""
     if is_workbook(path):
         return Workbook(path, filename, limits, alive=alive)
     return _Text(path, filename, limits, encoding)

@@ -42,7 +42,7 @@ _SPARE: Final = 16_777_216
 def main() -> int:
     """Obeys the lines of standard input one by one; returns the exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # sent to the whole process group; this process ends with its parent
+        signal.signal(number, signal.SIG_IGN)  # a service manager signals all processes; this one ends with its parent
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read_orders, args=(lines,), name="lifeline", daemon=True).start()
     order = orjson.loads(lines.get())
