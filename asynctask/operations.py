@@ -1,7 +1,7 @@
-"""What waits where, and what people do about it: one view over the broker's queues and sets and the ledger's own lists.
+"""Operations: queues, retries, scheduled and dead jobs, processes.
 
-The broker's sets hold jobs that nobody tracks; tracked ones wait, and are dead, in the ledger. Here they are one list. A
-tracked entry is named by its job id, another one by the key that the broker gives it.
+One view over the broker's queues and sets, which hold untracked jobs, and the ledger's lists of tracked ones. A tracked
+entry is named by its job id, an untracked one by the broker's key.
 """
 
 from __future__ import annotations
@@ -51,44 +51,43 @@ __all__ = [
 ]
 
 MAX_WINDOW: Final = 10_000
-"""A page of two lists that are merged ends at most so far from their beginning."""
+"""The furthest end of a page of two merged lists."""
 
 
 @dataclass(slots=True)
 class Result:
-    """What came of an action: how many it was ``done`` to; ``skipped``, of some of the others: key -> why not."""
+    """The result of an action: ``done``, how many jobs it was applied to; ``skipped``: key -> reason, of at most 100."""
 
     done: int = 0
     skipped: dict[str, str] = field(default_factory=dict)
 
     def skip(self, key: str, reason: str) -> None:
-        """Notes one; of more than 100 the first."""
+        """Adds a skipped entry; beyond 100 it does nothing."""
         if len(self.skipped) < 100:
             self.skipped[key] = reason
 
     def as_dict(self) -> dict[str, Any]:
-        """As people and programs are told it."""
         return {"done": self.done, "skipped": [{"key": key, "reason": why} for key, why in self.skipped.items()]}
 
 
 class Operations:
     """The operations of one application.
 
-    Every method may raise :class:`Unavailable`, and :class:`InputError` for a name, a limit or a text that cannot be.
-    ``who`` stands in the log of the Tasks concerned.
+    Every method may raise :class:`Unavailable`, and :class:`InputError` for an invalid name, limit or text. ``who`` is
+    written to the log of the Tasks concerned.
     """
 
     def __init__(self, services: Services, broker: Broker) -> None:
-        self._s = services
+        self._services = services
         self._ledger = services.ledger
         self._broker = broker
-        self._b = broker.operations
+        self._admin = broker.operations
 
     # -- queues
 
     def queues(self) -> list[dict[str, Any]]:
-        """Every queue: its length, how long the oldest job waits (seconds), whether it is paused, how many processes work
-        it (``unattended``: none does), and the worker of the next job."""
+        """Every queue: its length, the wait of its oldest job in seconds, whether it is paused, how many processes work it
+        (``unattended``: none), and the worker of the next job."""
         now = self._ledger.now()
         works: dict[str, int] = {}
         for process in self.processes():
@@ -105,22 +104,26 @@ class Operations:
                 "unattended": facts.name not in works,
                 "next_worker": facts.next_class,
             }
-            for facts in self._b.queues()
+            for facts in self._admin.queues()
         ]
 
     def jobs(self, queue: str, *, after: int = 0, limit: int = 100, newest: bool = False) -> dict[str, Any]:
-        """A page of the jobs that wait in a queue, those next to run first: ``jobs``, ``total``, ``next`` (``after`` of the
-        next page, None on the last)."""
-        found = self._b.jobs(queue_name(queue), offset=after, limit=limit, newest=newest)
+        """A page of the jobs in a queue, the next to run first: ``jobs``, ``total``, ``next`` (``after`` of the next page,
+        None on the last)."""
+        found = self._admin.jobs(queue_name(queue), offset=after, limit=limit, newest=newest)
         end = after + len(found.entries)
-        more = bool(found.entries) and end < found.total
-        return {"jobs": [job_object(each) for each in found.entries], "total": found.total, "next": end if more else None}
+        following = bool(found.entries) and end < found.total
+        return {
+            "jobs": [job_object(each) for each in found.entries],
+            "total": found.total,
+            "next": end if following else None,
+        }
 
     def delete_jobs(self, queue: str, keys: Sequence[str], *, who: str = "") -> Result:
-        """Takes jobs out of a queue for good; the items of tracked ones are cancelled."""
+        """Removes jobs from a queue for good; the items of tracked ones are cancelled."""
         result = Result()
         for key in wanted_keys(keys):
-            copy = self._b.delete_job(queue_name(queue), key)
+            copy = self._admin.delete_job(queue_name(queue), key)
             if copy is None:
                 result.skip(key, "it is not in the queue (any more)")
                 continue
@@ -130,11 +133,11 @@ class Operations:
         return result
 
     def clear_queue(self, queue: str, *, who: str = "") -> Result:
-        """Takes every job out of a queue that is there when it begins; the items of tracked ones are cancelled."""
-        left = self._b.jobs(queue_name(queue), limit=1).total
+        """Removes all jobs present at the start from a queue; the items of tracked ones are cancelled."""
+        left = self._admin.jobs(queue_name(queue), limit=1).total
         result = Result()
-        while True:  # once at least: an empty queue is forgotten
-            removed = self._b.clear_some(queue, max(1, min(left, ACTED_AT_ONCE)))
+        while True:  # at least once: it also removes an empty queue
+            removed = self._admin.clear_some(queue, max(1, min(left, ACTED_AT_ONCE)))
             queries.cancel_removed(self._ledger, removed.tracked, who=who)
             result.done += removed.count
             left -= removed.count
@@ -142,47 +145,47 @@ class Operations:
                 return result
 
     def pause(self, queue: str) -> bool:
-        """Nothing is taken from the queue until :meth:`unpause`. False where it was so already. Raises :class:`Conflict`
-        where the broker cannot."""
-        return self._b.pause(queue_name(queue))
+        """Stops taking jobs from the queue until :meth:`unpause`. False if paused already. Raises :class:`Conflict` if
+        the broker cannot pause."""
+        return self._admin.pause(queue_name(queue))
 
     def unpause(self, queue: str) -> bool:
         """Undoes :meth:`pause`."""
-        return self._b.unpause(queue_name(queue))
+        return self._admin.unpause(queue_name(queue))
 
-    # -- what waits for a retry or its time, and what is dead
+    # -- retries, scheduled and dead
 
     def listed(self, list_name: str, *, after: int = 0, limit: int = 100) -> dict[str, Any]:
-        """A page of ``retries``, ``scheduled`` (those due first) or ``dead`` (the last first): ``entries``, ``total``,
+        """A page of ``retries``, ``scheduled`` (next due first) or ``dead`` (latest first): ``entries``, ``total``,
         ``next`` (``after`` of the next page, None on the last).
 
-        Two lists are merged, so a page ends at most 10,000 from the beginning; search for what lies further.
+        Two lists are merged, so a page ends at most 10,000 from the beginning; use :meth:`search` beyond.
         """
         set_name = set_of(list_name)
         checked_window(after, limit)
         if after + limit > MAX_WINDOW:
             raise InputError(f"a page ends at most {MAX_WINDOW:,} from the beginning: search instead", code="out_of_range")
-        untracked_total = self._b.entries(set_name, limit=1).total
+        untracked_total = self._admin.entries(set_name, limit=1).total
         now = self._ledger.now()
         with self._ledger.database.read() as connection:
             tracked_total = queries.count(connection, set_name, now)
-            first = 0 if untracked_total else after  # of what is merged, the beginning has to be known
+            first = 0 if untracked_total else after  # a merge starts at the beginning
             found = queries.page(connection, set_name, now, offset=first, limit=after + limit - first)
         tracked = [tracked_object(row) for row in found]
         entries = self._merged(set_name, tracked, after, limit) if untracked_total else tracked
         end, total = after + len(entries), tracked_total + untracked_total
-        more = bool(entries) and end < min(total, MAX_WINDOW)
-        return {"entries": entries, "total": total, "next": end if more else None}
+        following = bool(entries) and end < min(total, MAX_WINDOW)
+        return {"entries": entries, "total": total, "next": end if following else None}
 
     def _merged(self, set_name: str, tracked: list[dict[str, Any]], after: int, limit: int) -> list[dict[str, Any]]:
         newest = set_name == DEAD
         if not tracked:
-            page = self._b.entries(set_name, offset=after, limit=limit, newest=newest)
+            page = self._admin.entries(set_name, offset=after, limit=limit, newest=newest)
             return [untracked_object(each) for each in page.entries]
         entries: list[Entry] = []
         while len(entries) < after + limit:
             size = min(MAX_PAGE, after + limit - len(entries))
-            page = self._b.entries(set_name, offset=len(entries), limit=size, newest=newest)
+            page = self._admin.entries(set_name, offset=len(entries), limit=size, newest=newest)
             if not page.entries:
                 break
             entries += page.entries
@@ -191,10 +194,10 @@ class Operations:
         return both[after : after + limit]
 
     def search(self, list_name: str, text: str, *, limit: int = 100) -> dict[str, Any]:
-        """Entries of a list that hold ``text``, letter by letter: ``entries``, and ``complete``, false where there may be
+        """Entries of a list that contain ``text``, case-sensitive: ``entries``, and ``complete``, False if there may be
         more."""
         set_name = set_of(list_name)
-        found = self._b.find(set_name, checked_text(text), limit=limit)
+        found = self._admin.find(set_name, checked_text(text), limit=limit)
         with self._ledger.database.read() as connection:
             now = self._ledger.now()
             rows = queries.page(connection, set_name, now, limit=limit + 1, text=text)
@@ -204,10 +207,10 @@ class Operations:
         return {"entries": entries[:limit], "complete": complete and len(entries) <= limit}
 
     def act(self, list_name: str, action: str, keys: Sequence[str], *, who: str = "") -> Result:
-        """Has entries of a list run now (``restart``), move to the dead (``kill``), or go for good (``delete``).
+        """Runs entries of a list now (``restart``), moves them to the dead (``kill``) or deletes them (``delete``).
 
-        For a tracked one these are an explicit retry of this one job, the end in ``error``, and the cancelling of its item.
-        Jobs of another engine are skipped; raises :class:`OtherEngine` where no other is named.
+        For a tracked job these are a retry of this job, an end in ``error``, and cancelling its item. Jobs of another
+        engine are skipped; raises :class:`OtherEngine` if all are of another engine.
         """
         set_name = checked(list_name, action)
         result, wanted = Result(), wanted_keys(keys)
@@ -224,13 +227,13 @@ class Operations:
             if key not in tracked:
                 self._act_untracked(set_name, action, key, result)
         if action == "restart" and result.done:
-            self._s.dispatch_now()
+            self._services.dispatch_now()
         return result
 
     def _act_tracked(self, set_name: str, action: str, ids: dict[str, int], result: Result, who: str) -> None:
         if set_name != DEAD:
-            turned = queries.turn_waiting(self._ledger, action, list(ids.values()), who=who)
-            result.done += turned
+            changed = queries.turn_waiting(self._ledger, action, list(ids.values()), who=who)
+            result.done += changed
             return
         for job_id, event_id in ids.items():
             if action == "delete":
@@ -246,7 +249,7 @@ class Operations:
 
     def _act_untracked(self, set_name: str, action: str, key: str, result: Result) -> None:
         try:
-            entry = self._b.entry(set_name, key)
+            entry = self._admin.entry(set_name, key)
             done = 0 if entry is None else self._action(action)(set_name, [entry])
         except InputError as error:
             result.skip(key, str(error))
@@ -256,28 +259,28 @@ class Operations:
             result.skip(key, "it is not there (any more)")
 
     def _action(self, action: str) -> Callable[[str, Sequence[Entry]], int]:
-        return {"restart": self._b.restart, "kill": self._b.kill, "delete": self._b.delete}[action]
+        return {"restart": self._admin.restart, "kill": self._admin.kill, "delete": self._admin.delete}[action]
 
     def act_on_all(self, list_name: str, action: str, *, who: str = "") -> Result:
-        """The same for every entry that is there when it begins. What a tracked job ended in stays recorded: deleting the
-        dead removes those that nobody tracks."""
+        """:meth:`act` for all entries present at the start. A tracked job's outcome stays recorded: deleting the dead
+        removes untracked ones only."""
         set_name = checked(list_name, action)
         result = Result()
         if set_name == DEAD:
             if action == "restart":
-                self._retry_all_dead(result, who)
+                self._retry_dead(result, who)
         else:
-            for ids in self._slices_of(set_name):
+            for ids in self._id_pages(set_name):
                 result.done += queries.turn_waiting(self._ledger, action, ids, who=who)
         if action == "delete":
-            result.done += self._b.clear(set_name)
+            result.done += self._admin.clear(set_name)
         else:
-            self._all_untracked(set_name, action, result)
+            self._act_on_untracked(set_name, action, result)
         if action == "restart" and result.done:
-            self._s.dispatch_now()
+            self._services.dispatch_now()
         return result
 
-    def _slices_of(self, set_name: str) -> Iterator[list[int]]:
+    def _id_pages(self, set_name: str) -> Iterator[list[int]]:
         after, now = 0, self._ledger.now()
         while True:
             with self._ledger.database.read() as connection:
@@ -287,13 +290,13 @@ class Operations:
             yield ids
             after = ids[-1]
 
-    def _retry_all_dead(self, result: Result, who: str) -> None:
+    def _retry_dead(self, result: Result, who: str) -> None:
         now = self._ledger.now()
         with self._ledger.database.read() as connection:
             found = queries.dead_tasks(connection, now)
         for task_id, jobs in found:
             try:
-                if self._s.control.retry(task_id, ("error",), who):
+                if self._services.control.retry(task_id, ("error",), who):
                     result.done += jobs
             except Conflict as error:
                 result.skip(f"Task {task_id}", str(error))
@@ -307,10 +310,10 @@ class Operations:
                 self._retry_one(str(event_id), event_id, result, who)
             after = ids[-1]
 
-    def _all_untracked(self, set_name: str, action: str, result: Result) -> None:
-        left, offset = self._b.entries(set_name, limit=1).total, 0
+    def _act_on_untracked(self, set_name: str, action: str, result: Result) -> None:
+        left, offset = self._admin.entries(set_name, limit=1).total, 0
         while left > 0:
-            entries = self._b.entries(set_name, offset=offset, limit=min(left, ACTED_AT_ONCE)).entries
+            entries = self._admin.entries(set_name, offset=offset, limit=min(left, ACTED_AT_ONCE)).entries
             if not entries:
                 return
             sound = [each for each in entries if action != "restart" or self._restartable(set_name, each, result)]
@@ -327,8 +330,8 @@ class Operations:
         return True
 
     def reschedule(self, list_name: str, key: str, at: int) -> bool:
-        """Moves an untracked entry to another time (microseconds). Raises :class:`NotFound`, :class:`Conflict` for a
-        tracked one, whose time is the ledger's."""
+        """Moves an untracked entry to another time (microseconds). Raises :class:`NotFound`, and :class:`Conflict` for a
+        tracked one, whose time is in the ledger."""
         set_name = set_of(list_name)
         (wanted,) = wanted_keys([key])
         with self._ledger.database.read() as connection:
@@ -336,15 +339,15 @@ class Operations:
                 raise Conflict(
                     "a tracked job cannot be moved to another time; restart it, or delete it and submit it again"
                 )
-        entry = self._b.entry(set_name, wanted)
+        entry = self._admin.entry(set_name, wanted)
         if entry is None:
             raise NotFound(f"there is no entry {wanted[:100]!r} in {list_name}")
-        return self._b.reschedule(set_name, entry, at)
+        return self._admin.reschedule(set_name, entry, at)
 
     # -- processes
 
     def processes(self) -> list[dict[str, Any]]:
-        """What runs: our registered processes, and those of other programs (``kind`` is ``sidekiq``) at the same broker."""
+        """This application's processes, and those of other programs (``kind`` is ``sidekiq``) at the same broker."""
         now = self._ledger.now()
         with self._ledger.database.read() as connection:
             ours = recovery.list_processes(connection)
@@ -352,13 +355,13 @@ class Operations:
             process_object({**each, "queues": loads(each["queues"]), "alive": each["lease_until"] > now}) for each in ours
         ]
         known = {each["identity"] for each in ours}
-        others = [each for each in self._b.processes() if each.identity not in known]
+        others = [each for each in self._admin.processes() if each.identity not in known]
         return [*found, *(process_object({**each.facts, "kind": "sidekiq", "alive": True}) for each in others)]
 
     def signal(self, identity: str, verb: str) -> None:
-        """Has a worker process finish what it runs and take nothing more (``quiet``), or end (``stop``), at its next beat.
+        """Makes a worker process take no more jobs (``quiet``) or end (``stop``), at its next heartbeat.
 
-        Raises :class:`NotFound`; :class:`Conflict` for a process that works no queues.
+        Raises :class:`NotFound`; :class:`Conflict` for a process that takes no jobs.
         """
         if verb not in SIGNALS:
             raise InputError(f"there is no {verb!r}; there are {', '.join(SIGNALS)}", code="bad_action")
@@ -369,7 +372,9 @@ class Operations:
             raise Conflict(f"{identity[:100]} is a {found['kind']} process: it takes no jobs; end it where it was started")
         name = SIGNALS[verb]
         sent = (
-            self._b.signal(identity, name) if found["kind"] == "sidekiq" else recovery.signal(self._ledger, identity, name)
+            self._admin.signal(identity, name)
+            if found["kind"] == "sidekiq"
+            else recovery.signal(self._ledger, identity, name)
         )
         if not sent:
             raise NotFound(f"the process {identity[:100]!r} has just ended")
@@ -378,10 +383,10 @@ class Operations:
 _RECORDED: Final = "a tracked job's outcome stays recorded until its Task is removed: restart it, or leave it"
 
 
-# -- What the operations show of jobs and processes: plain objects, bounded in size, whatever was written by whom.
+# -- jobs and processes as JSON, bounded in size, for they may come from any program
 
 SHOWN: Final = 16_384
-"""Characters of arguments up to which they are shown; of longer ones it is said that they are (``args_cut``)."""
+"""Characters up to which arguments are shown; ``args_cut`` marks longer ones."""
 
 _MESSAGE: Final = 2_000
 _RAW: Final = 1_000
@@ -414,7 +419,7 @@ def tracked_object(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def untracked_object(entry: Entry) -> dict[str, Any]:
-    """A member of one of the broker's sets."""
+    """An entry of one of the broker's sets."""
     job = peeked(entry.copy.payload)
     count = job.get("retry_count")
     message, name = job.get("error_message"), job.get("error_class")
@@ -437,7 +442,7 @@ def untracked_object(entry: Entry) -> dict[str, Any]:
 
 
 def job_object(entry: Entry) -> dict[str, Any]:
-    """A job that waits in a queue of the broker."""
+    """A job in a queue of the broker."""
     copy = entry.copy
     return {
         "key": plain(entry.key),
@@ -453,7 +458,7 @@ def job_object(entry: Entry) -> dict[str, Any]:
 
 
 def process_object(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """A process, ours or of another program."""
+    """A process of this or another program."""
     names = ("identity", "kind", "hostname", "pid", "concurrency", "busy", "rss")
     return {
         **{name: plain(value) if isinstance(value := facts.get(name), str) else value for name in names},
@@ -466,7 +471,7 @@ def process_object(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain(text: str) -> str:
-    """Text that can be written as UTF-8, whatever bytes it was made of."""
+    """Text without lone surrogates, which UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -476,11 +481,11 @@ def _args(entry: Entry, job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shown_time(at: int | None) -> int | None:
-    """Times that RFC 3339 has words for; anybody can write others."""
+    """A time within RFC 3339's range, else None; any program may have written it."""
     return at if at is not None and 0 <= at < 253_402_300_800_000_000 else None
 
 
-# -- What operations may be called by: the names of lists, actions and signals, and what a name or a key may be.
+# -- names of lists, actions and signals; validation of names and keys
 
 ListName = Literal["retries", "scheduled", "dead"]
 Action = Literal["restart", "kill", "delete"]
@@ -501,7 +506,7 @@ def set_of(list_name: str) -> str:
 
 
 def checked(list_name: str, action: str) -> str:
-    """The broker's set of a list to which this may be done. Raises :class:`InputError`."""
+    """The broker's set of a list, if the action suits it. Raises :class:`InputError`."""
     set_name = set_of(list_name)
     if action not in ACTIONS:
         raise InputError(f"there is no {action!r}; there are {', '.join(ACTIONS)}", code="bad_action")
@@ -511,26 +516,26 @@ def checked(list_name: str, action: str) -> str:
 
 
 def queue_name(queue: str) -> str:
-    """A name that a queue can have. Raises :class:`InputError`."""
+    """A valid name of a queue. Raises :class:`InputError`."""
     if "\0" in queue:
         raise InputError("a queue's name holds no NUL character", code="bad_name")
-    return _plain(queue, "a queue's name")
+    return _checked_text(queue, "a queue's name")
 
 
 def wanted_keys(keys: Sequence[str]) -> list[str]:
-    """Each key once, 1 to 1,000 of them. Raises :class:`InputError`."""
+    """The distinct keys, 1 to 1,000. Raises :class:`InputError`."""
     if not 1 <= len(keys) <= _MAX_KEYS:
         raise InputError(f"name 1 to {_MAX_KEYS:,} entries, not {len(keys):,}", code="out_of_range")
-    return [_plain(key, "a key") for key in dict.fromkeys(keys)]
+    return [_checked_text(key, "a key") for key in dict.fromkeys(keys)]
 
 
 def job_ids(keys: Sequence[str]) -> list[str]:
-    """Those of the keys that can be job ids."""
+    """The keys that may be job ids."""
     return [key for key in keys if len(key) <= 64 and "\0" not in key]
 
 
-def _plain(text: str, what: str) -> str:
-    """Whatever lies in the broker must be nameable, so only what no server could look for is refused."""
+def _checked_text(text: str, what: str) -> str:
+    """Refuses only what no server could look up: every existing entry must be addressable."""
     try:
         text.encode()
     except UnicodeEncodeError:

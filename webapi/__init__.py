@@ -1,4 +1,4 @@
-"""The web API and its page: a client of :mod:`asynctask`, made by :func:`create_app` for one application at a time."""
+"""The web API and its page; :func:`create_app` makes it for an application."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ __all__ = ["create_app"]
 
 
 def create_app(app: AsyncTask, *, host: str | None = None) -> APIFlask:
-    """A Flask application that serves ``app``. Several can live in one process.
+    """A Flask application that serves ``app``. Several can share a process.
 
-    ``host`` is the address or name that it is served at, by default ``app.config.host``. It answers to that, to the names
-    of ``app.config.allowed_hosts`` and to this machine's loopback names (:class:`webapi.security.AllowedHosts`).
+    ``host``: the address or name that it is served at, by default ``app.config.host``. It also answers to the names of
+    ``app.config.allowed_hosts`` and to loopback names (:class:`webapi.security.AllowedHosts`).
 
-    Nothing is started: whoever serves it calls ``app.start_services()`` in the process that answers, see
-    :mod:`webapi.server`.
+    It starts nothing: call ``app.start_services()`` in the process that answers, see :mod:`webapi.server`.
     """
     flask_app = APIFlask("webapi", title="AsyncTask", version=__version__, docs_path=None)
     flask_app.extensions[EXTENSION] = app

@@ -1,4 +1,4 @@
-"""The AsyncTask that a Flask application serves: kept in the application, so that several live in one process."""
+"""Helpers of one request: its AsyncTask, its language, links and ETags."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
     "progress_response",
     "reader_locale",
     "retry_after",
-    "say_language",
+    "set_language",
     "tag",
     "task_url",
     "who",
@@ -39,7 +39,7 @@ _MAX_ID: Final = 2**63 - 1
 
 
 def asynctask_app() -> AsyncTask:
-    """The AsyncTask of the application that answers the request at hand."""
+    """The AsyncTask of the current Flask application, stored in it: several may live in one process."""
     app = current_app.extensions[EXTENSION]
     assert isinstance(app, AsyncTask)
     return app
@@ -51,7 +51,7 @@ def find_task(task_id: int) -> TaskHandle:
 
 
 def find_progress(task_id: int, *, errors: bool = False) -> dict[str, Any]:
-    """How far the Task is, asked in one statement; or :class:`NotFound` (404)."""
+    """The Task's progress, in one statement; or :class:`NotFound` (404)."""
     return asynctask_app().progress(_possible(task_id), errors)
 
 
@@ -62,19 +62,19 @@ def _possible(task_id: int) -> int:
 
 
 def who() -> str:
-    """Who asks, for a Task's log: this version knows nobody by name, so it is the address."""
+    """The requester for a Task's log: its address, for there are no user names in this version."""
     return f"web {request.remote_addr or 'unknown'}"
 
 
-# -- The language of an answer: what the reader asks for, of those that ship; else the application's own.
+# -- language
 
 _MAX_HEADER: Final = 1_000
-"""Characters of Accept-Language that are looked at; browsers send some fifty."""
+"""Characters of Accept-Language that are parsed; browsers send about 50."""
 _TAGS: Final = {"zh": "zh_CN"}
 
 
 def reader_locale() -> str:
-    """The locale for the request at hand: the best of its ``Accept-Language`` that ships, else the application's."""
+    """The request's locale: the best shipped one of its ``Accept-Language``, else the application's."""
     own = asynctask_app().config.locale
     return choose(request.headers.get("Accept-Language", ""), own) if has_request_context() else own
 
@@ -82,7 +82,7 @@ def reader_locale() -> str:
 def choose(header: str, default: str) -> str:
     """The locale for an ``Accept-Language`` header (RFC 9110, 12.5.4), by RFC 4647's look-up: zh-Hans-CN, zh-Hans, zh.
 
-    ``default`` is for a header that names no language that ships, and for ``*``.
+    ``default`` if the header names no shipped language, and for ``*``.
     """
     best, weight = default, 0.0
     for part in header[:_MAX_HEADER].split(","):
@@ -114,30 +114,31 @@ def _shipped(name: str, default: str) -> str | None:
 
 
 def tag(locale: str) -> str:
-    """A locale as HTTP and HTML name it."""
+    """A locale as a language tag of HTTP and HTML."""
     return locale.replace("_", "-")
 
 
-def say_language(response: Response, locale: str) -> None:
-    """Tells readers and caches in which language an answer is, and that it depends on the request."""
+def set_language(response: Response, locale: str) -> None:
+    """Marks an answer's language, and that it depends on the request, for readers and caches."""
     response.headers["Content-Language"] = tag(locale)
     response.vary.add("Accept-Language")
 
 
-# -- The links of the answers: paths, not whole addresses, so that they hold behind any proxy.
+# -- links: paths without a host, valid behind any proxy
+#
+# Built by hand: Flask's url_for takes longer than the SQL statement of a progress object.
 
-# Made by hand: Flask's url_for takes longer than the statement that a progress object comes from.
 TASKS: Final = "/api/tasks"
 TASK_PAGES: Final = "/tasks"
 
 
 def task_url(task_id: int) -> str:
-    """Where a Task's progress object is."""
+    """The URL of a Task's progress object."""
     return f"{request.script_root}{TASKS}/{task_id}"
 
 
 def progress_links(task_id: int) -> dict[str, str]:
-    """What leads on from a progress object."""
+    """The links of a progress object."""
     url = task_url(task_id)
     return {
         "self": url,
@@ -154,7 +155,7 @@ def with_links(progress: dict[str, Any]) -> dict[str, Any]:
 
 
 def page_links(after: int | None) -> dict[str, str | None]:
-    """This page and the next one; ``after`` is the key of the last row here, None where there is no next page."""
+    """This page and the next; ``after`` is the key of the last row here, None on the last page."""
     path = request.script_root + request.path
     following = None
     if after is not None:
@@ -162,13 +163,13 @@ def page_links(after: int | None) -> dict[str, str | None]:
     return {"self": request.script_root + request.full_path.rstrip("?"), "next": following}
 
 
-# -- ETag, 304 and how soon to ask again.
+# -- ETag, 304 and Retry-After
 
 
 def progress_response(progress: dict[str, Any], status: int = 200) -> Response:
-    """A progress object with a weak ETag made of its version, or 304 where the client has that version already.
+    """A progress object with a weak ETag of its version, or 304 if the client has that version.
 
-    While the Task goes on, ``Retry-After`` says in whole seconds what ``poll_after_ms`` says in the body.
+    While the Task is not done, ``Retry-After`` is ``poll_after_ms`` in whole seconds.
     """
     kind = "e" if "errors" in progress else "p"
     response = json_response(progress, status)
@@ -182,5 +183,5 @@ def progress_response(progress: dict[str, Any], status: int = 200) -> Response:
 
 
 def retry_after(progress: dict[str, Any]) -> str:
-    """``poll_after_ms`` as the header has it: whole seconds, at least 1."""
+    """``poll_after_ms`` in whole seconds, at least 1."""
     return str(max(1, math.ceil(progress["poll_after_ms"] / 1000)))

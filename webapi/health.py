@@ -1,4 +1,4 @@
-"""/healthz and /readyz: does the process live, and can it do its work."""
+"""/healthz and /readyz: liveness and readiness."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flask import Response
 from asynctask.errors import BrokerUnavailable, SchemaOutdated, Unavailable
 from webapi.context import asynctask_app
 from webapi.json_body import json_response
-from webapi.problems import problem_response, said_to_strangers
+from webapi.problems import problem_response, public_message
 from webapi.shapes import Health, NoQuery
 
 __all__ = ["blueprint"]
@@ -43,7 +43,7 @@ def readyz(query: NoQuery) -> Response:
     except (SchemaOutdated, Unavailable) as error:
         code = "unavailable" if isinstance(error, BrokerUnavailable) else error.code
         _log.error("not ready: %s", error)
-        return problem_response(503, said_to_strangers(error), code=code, headers={"Retry-After": "2"})
+        return problem_response(503, public_message(error), code=code, headers={"Retry-After": "2"})
     return _fresh(json_response({"status": "ok"}))
 
 

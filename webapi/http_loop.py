@@ -1,7 +1,7 @@
-"""The loop of the web server: takes connections, reads requests whole, hands them to threads, closes who is too slow.
+"""The web server: a non-blocking loop reads requests whole, a pool of threads answers them, slow clients are disconnected.
 
-Nothing here waits for a client. A connection costs nothing while nothing moves on it, so some hundreds that are silent, or
-send a byte a second, take no thread and no time of the others'.
+The loop never waits for a client: a silent connection costs neither a thread nor time, so hundreds of slow or idle clients
+do not delay the others.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ __all__ = [
 ]
 
 MAX_CONNECTIONS: Final = 2_000
-"""Beyond it, the one whose request has been awaited longest makes room."""
+"""Beyond it, the connection that has waited longest for its next request is closed."""
 
 SPARE_DESCRIPTORS: Final = 256
-"""For databases, uploads, reports; each connection may need two: its own and one of a temporary file."""
+"""Reserved for databases, uploads and reports; a connection may need two: the socket and a temporary file."""
 
 GRACE_S: Final = 20.0
-_LOOK_S: Final = 1.0
+_CHECK_S: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
 class HttpLoop:
-    """A server on ``listener``; ``application`` is called in ``threads`` threads.
+    """A server on ``listener``; calls ``application`` in ``threads`` threads.
 
-    ``body_limit`` gives the longest body by method, path and Content-Type; ``storage`` is how many bytes may be kept for
-    slow clients altogether; ``beat`` is called at least once a second while it runs; ``most`` connections are open at once,
-    as many as the limit of open files has room for where it is not given.
+    ``body_limit``: the longest body by method, path and Content-Type; ``storage``: total bytes buffered for slow clients;
+    ``beat``: called at least once a second while it runs; ``most``: open connections, by default as many as the limit of
+    open files allows.
     """
 
     def __init__(
@@ -90,27 +90,27 @@ class HttpLoop:
         self._threads = [threading.Thread(target=self._answer, name="http", daemon=True) for _ in range(threads)]
 
     def stop(self) -> None:
-        """Has :meth:`run` let the requests at hand end and return. A signal handler may call it."""
+        """Makes :meth:`run` finish the current requests and return. Safe in a signal handler."""
         self._wakeup.set()
 
     def run(self) -> None:
-        """Serves until :meth:`stop`, and then for 20 s at most."""
+        """Serves until :meth:`stop`, then for at most :data:`GRACE_S` more."""
         self._listener.setblocking(False)
         self.poll.register(self._listener.fileno(), select.EPOLLIN)
         self.poll.register(self._wakeup.fileno(), select.EPOLLIN)
         for thread in self._threads:
             thread.start()
-        look_at = 0.0
-        until = float("inf")
-        while (now := self.now()) < until and not (self.stopping and not self._connections):
-            if now >= look_at:
-                look_at = now + _LOOK_S
+        next_check = 0.0
+        stop_at = float("inf")
+        while (now := self.now()) < stop_at and not (self.stopping and not self._connections):
+            if now >= next_check:
+                next_check = now + _CHECK_S
                 self._beat()
                 self._close_late(now)
-            for descriptor, _ in self.poll.poll(0.05 if self.stopping else _LOOK_S, 256):
+            for descriptor, _ in self.poll.poll(0.05 if self.stopping else _CHECK_S, 256):
                 self._ready(descriptor)
             if self._wakeup.is_set and not self.stopping:
-                until = self.now() + GRACE_S
+                stop_at = self.now() + GRACE_S
                 self._begin_stop()
         for connection in list(self._connections.values()):
             connection.close()
@@ -138,13 +138,13 @@ class HttpLoop:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     _log.error("no connection can be taken: %s", error)
                     self._make_room()
-                return  # or the client has gone already
+                return  # EMFILE and its like, or the client disconnected meanwhile
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._connections[sock.fileno()] = Connection(self, sock, address[:2])
 
     def _make_room(self) -> None:
-        """Closes the connection whose next request has been awaited longest; uploads that get on are spared."""
+        """Closes the connection that has waited longest for its next request; uploads in progress last."""
         waiting = [c for c in list(self._connections.values()) if c.phase in (Phase.READING, Phase.LINGERING)]
         if waiting:
             min(waiting, key=lambda c: (c.moved > IN_MEMORY, c.since)).close()
@@ -162,14 +162,14 @@ class HttpLoop:
             if connection.idle or connection.phase is Phase.LINGERING:
                 connection.close()
 
-    # -- of connections
+    # -- called by connections
 
     def submit(self, connection: Connection, request: IncomingRequest) -> None:
-        """A request is whole: the next free thread answers it."""
+        """Queues a complete request for the threads."""
         self._work.put((connection, request))
 
     def forget(self, connection: Connection) -> None:
-        """A connection is about to be closed."""
+        """Removes a connection before it is closed."""
         self._connections.pop(connection.socket.fileno(), None)
 
     # -- threads
@@ -179,13 +179,13 @@ class HttpLoop:
             connection, request = work
             try:
                 respond(self._site, connection, request, last=self.stopping)
-            except BaseException:  # a thread that ends would answer nobody any more
+            except BaseException:  # the thread must survive, or the pool shrinks
                 _log.exception("a connection is given up")
                 connection.close()
 
 
 def _most_connections() -> int:
-    """Raises the limit of open files as far as it is wanted and allowed; how many connections fit into it."""
+    """How many connections the limit of open files allows; raises the soft limit as far as needed and permitted."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * MAX_CONNECTIONS + SPARE_DESCRIPTORS
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -196,32 +196,31 @@ def _most_connections() -> int:
     return max(16, min(MAX_CONNECTIONS, (soft - SPARE_DESCRIPTORS) // 2))
 
 
-# -- One connection of a client: its requests are read whole, its answers are sent as fast as it takes them.
+# -- connection
 #
-# At each moment either the loop or one thread has the connection. The loop has it while a request comes in; it reads
-# without ever waiting, and hands over a request when all of it is there. The thread that answers sends what the client
-# takes at once, leaves the rest to the loop, and is free again.
+# Either the loop or one thread owns a connection. The loop reads a request without blocking and hands it over when it is
+# complete. The answering thread sends as much as the socket takes at once, leaves the rest to the loop and is free again.
 
 _RECEIVE: Final = 65_536
 _SEND: Final = 262_144
 
 IDLE_S: Final = 60.0
-"""What a client gets for one request or one answer, beside the time that :data:`BYTES_PER_S` gives for its bytes."""
+"""A client's time for one request or answer, in addition to that of its bytes by :data:`BYTES_PER_S`."""
 
 BYTES_PER_S: Final = 1_000
-"""A client slower than that over its whole request, or answer, loses its connection."""
+"""A client slower than this over its whole request or answer is disconnected."""
 
 LINGER_S: Final = 10.0
 LINGER_BYTES: Final = 1_073_741_824
-"""So much that a refused client still sends is read and dropped, or it would not get to read the answer."""
+"""Bytes of a refused client's request that are still read and dropped: otherwise it would not read the answer."""
 
 
 class ClientGone(OSError):
-    """The connection is closed: nobody takes the rest of the answer."""
+    """The connection is closed; the rest of the answer has no recipient."""
 
 
 class Phase(Enum):
-    """What a connection is for at the moment."""
+    """The current use of a connection."""
 
     READING = "reading"
     ANSWERING = "answering"
@@ -230,7 +229,7 @@ class Phase(Enum):
 
 
 class Storage:
-    """Bytes of requests and answers that are kept for slow clients, of all connections together."""
+    """Total bytes of requests and answers buffered for slow clients."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -239,25 +238,25 @@ class Storage:
 
     @property
     def full(self) -> bool:
-        """Whether no more should be kept."""
+        """Whether the limit is exceeded."""
         return self._kept > self._limit
 
     def add(self, count: int) -> None:
-        """So many bytes more, or fewer."""
+        """Adds ``count`` bytes, or releases them if negative."""
         with self._changed:
             self._kept += count
             if count < 0:
                 self._changed.notify_all()
 
     def wait(self, given_up: Callable[[], bool]) -> None:
-        """Waits while it is full, and until ``given_up()``."""
+        """Blocks while full, until ``given_up()``: back-pressure on the answering threads."""
         with self._changed:
             while self.full and not given_up():
                 self._changed.wait(1.0)
 
 
 class Loop(Protocol):
-    """What a connection needs of the loop."""
+    """The part of the loop that a connection uses."""
 
     poll: select.epoll
     storage: Storage
@@ -270,41 +269,41 @@ class Loop(Protocol):
 
 
 class Connection:
-    """One client. Methods that begin with ``on_`` are the loop's; ``write`` and ``answered`` are the thread's."""
+    """One client. The loop calls the methods ``on_...``; the answering thread calls ``write`` and ``answered``."""
 
     def __init__(self, loop: Loop, sock: socket.socket, address: tuple[str, int]) -> None:
         self.socket, self.address = sock, address
         self.phase = Phase.READING
         self.since = loop.now()
-        """When this phase began."""
+        """Start of this phase."""
         self.moved = 0
-        """Bytes that came or went since then."""
+        """Bytes received or sent since then."""
         self._loop = loop
         self._lock = threading.RLock()
         self._request: IncomingRequest | None = None
-        self._early = b""  # what came after the request at hand
+        self._pipelined = b""  # received after the current request
         self._out: OverflowableBuffer | None = None
         self._done = self._close_after = False
         loop.poll.register(sock.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing has come of a next request."""
+        """Whether no byte of a next request has arrived."""
         return self.phase is Phase.READING and self._request is None
 
     @property
     def deadline(self) -> float:
-        """When the client loses its connection unless something moves."""
+        """When the connection is closed unless more bytes move."""
         if self.phase is Phase.ANSWERING and self._out is None:
             return float("inf")
         if self.phase is Phase.LINGERING:
             return self.since + (1.0 if self._loop.stopping else LINGER_S)
         return self.since + IDLE_S + self.moved / BYTES_PER_S
 
-    # -- the loop's
+    # -- called by the loop
 
     def on_ready(self) -> None:
-        """The client sent something, or takes something."""
+        """The socket is readable or writable."""
         with self._lock:
             try:
                 if self.phase is Phase.READING:
@@ -317,16 +316,16 @@ class Connection:
                 self.close()
 
     def on_late(self) -> None:
-        """The deadline has passed: a request under way is refused, anything else is closed."""
+        """The deadline has passed: refuses an incomplete request, closes any other connection."""
         with self._lock:
             if self.phase is Phase.READING and self._request is not None:
-                said = f"the request took over {IDLE_S:g} s and one second for each {BYTES_PER_S:,} bytes; send it faster"
-                self._refuse(Refusal(408, "request_timeout", said))
+                detail = f"the request took over {IDLE_S:g} s and one second for each {BYTES_PER_S:,} bytes; send it faster"
+                self._refuse(Refusal(408, "request_timeout", detail))
             else:
                 self.close()
 
     def close(self) -> None:
-        """Closes the connection, whatever is under way. May be called again."""
+        """Closes the connection in any phase; idempotent."""
         with self._lock:
             if self.phase is Phase.CLOSED:
                 return
@@ -342,7 +341,7 @@ class Connection:
             self.socket.close()
 
     def release(self, request: IncomingRequest) -> None:
-        """Gives back what the body of a request takes."""
+        """Releases the storage of a request's body."""
         self._loop.storage.add(-request.body_bytes_received)
         request.close()
 
@@ -350,10 +349,10 @@ class Connection:
         try:
             data = self.socket.recv(_RECEIVE)
         except BlockingIOError:
-            self._arm(select.EPOLLIN)
+            self._wait_for(select.EPOLLIN)
             return
         if data:
-            self._take(data)
+            self._parse(data)
             return
         refusal = self._request.cut_off() if self._request is not None else None
         if refusal is None:
@@ -361,8 +360,8 @@ class Connection:
         else:
             self._refuse(refusal)
 
-    def _take(self, data: bytes) -> None:
-        """Gives the bytes to the request that they belong to; hands it over when it is whole."""
+    def _parse(self, data: bytes) -> None:
+        """Parses received bytes; hands over the request when it is complete."""
         while data:
             if self._request is None:
                 self._request = IncomingRequest(self._loop.body_limit)
@@ -370,23 +369,23 @@ class Connection:
             request = self._request
             before = request.body_bytes_received
             data = data[request.received(data) :]
-            came = request.body_bytes_received - before
-            self.moved += came
-            self._loop.storage.add(came)
+            received = request.body_bytes_received - before
+            self.moved += received
+            self._loop.storage.add(received)
             if request.completed:
                 if request.empty:
                     self._request = None
                     continue
-                self._early = data
+                self._pipelined = data
                 self._hand_over(request)
                 return
-            if came and self._loop.storage.full and request.body_bytes_received > IN_MEMORY:
+            if received and self._loop.storage.full and request.body_bytes_received > IN_MEMORY:
                 self._refuse(Refusal(503, "busy", "too many large bodies are coming in at once; try again in a moment"))
                 return
             if request.expect_continue and request.headers_finished:
                 request.expect_continue = False
                 self.socket.send(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._arm(select.EPOLLIN)
+        self._wait_for(select.EPOLLIN)
 
     def _refuse(self, refusal: Refusal) -> None:
         assert self._request is not None
@@ -399,7 +398,7 @@ class Connection:
         self._loop.submit(self, request)
 
     def _flush(self) -> None:
-        """Sends what the client takes of what waits."""
+        """Sends buffered output as far as the socket takes it."""
         if self._out is None:
             return
         try:
@@ -410,12 +409,12 @@ class Connection:
                 self.moved += sent
                 self._loop.storage.add(-sent)
         except BlockingIOError:
-            self._arm(select.EPOLLOUT)
+            self._wait_for(select.EPOLLOUT)
             return
         self._out.close()
         self._out = None
         if self._done:
-            self._go_on()
+            self._next_phase()
 
     def _drop(self) -> None:
         for _ in range(8):
@@ -427,15 +426,15 @@ class Connection:
             if not data or self.moved > LINGER_BYTES:
                 self.close()
                 return
-        self._arm(select.EPOLLIN)
+        self._wait_for(select.EPOLLIN)
 
-    def _arm(self, events: int) -> None:
+    def _wait_for(self, events: int) -> None:
         self._loop.poll.modify(self.socket.fileno(), events | select.EPOLLONESHOT)
 
-    # -- the thread's
+    # -- called by the answering thread
 
     def write(self, data: bytes) -> None:
-        """Sends what the client takes at once; the rest is kept for it. Raises :class:`ClientGone`."""
+        """Sends what the socket takes at once and buffers the rest. Raises :class:`ClientGone`."""
         with self._lock:
             if self.phase is Phase.CLOSED:
                 raise ClientGone
@@ -446,7 +445,7 @@ class Connection:
                 data = data[sent:]
                 self._out = OverflowableBuffer(IN_MEMORY)
                 self.since, self.moved = self._loop.now(), 0
-                self._arm(select.EPOLLOUT)
+                self._wait_for(select.EPOLLOUT)
             self._out.append(data)
             self._loop.storage.add(len(data))
         if self._loop.storage.full:
@@ -462,46 +461,46 @@ class Connection:
             raise ClientGone from error
 
     def answered(self, *, keep_alive: bool) -> None:
-        """The whole answer was written; without ``keep_alive`` it was the last one."""
+        """The answer is complete; without ``keep_alive`` the connection ends after it."""
         with self._lock:
             if self.phase is Phase.CLOSED:
                 return
             self._done, self._close_after = True, not keep_alive
             try:
                 if self._out is None:
-                    self._go_on()
+                    self._next_phase()
             except OSError:
                 self.close()
 
-    def _go_on(self) -> None:
+    def _next_phase(self) -> None:
         self.since, self.moved = self._loop.now(), 0
         if self._close_after:
             self.phase = Phase.LINGERING
-            self._early = b""
+            self._pipelined = b""
             self.socket.shutdown(socket.SHUT_WR)
-            self._arm(select.EPOLLIN)
+            self._wait_for(select.EPOLLIN)
             return
         self.phase = Phase.READING
-        early, self._early = self._early, b""
-        if early:
-            self._take(early)
+        pipelined, self._pipelined = self._pipelined, b""
+        if pipelined:
+            self._parse(pipelined)
         elif self._loop.stopping:
             self.close()
         else:
-            self._arm(select.EPOLLIN)
+            self._wait_for(select.EPOLLIN)
 
 
-# -- One request as it comes over a connection: parsed by waitress, with limits and refusals of our own.
+# -- request: parsed by waitress, with this server's limits and refusals
 
 MAX_HEADER_BYTES: Final = 65_536
 MAX_LINE_BYTES: Final = 32_768
-"""Of the first line. The options of a raw body stand there: ``columns`` alone may have 10,000 characters."""
+"""Of the request line, which carries the options of a raw body: ``columns`` alone may have 10,000 characters."""
 
 MAX_CHUNK_LINE: Final = 8_192
-"""Of the size line of a chunk, and of the trailer of a chunked body: the parser keeps them in memory."""
+"""Of a chunk's size line and of the trailer of a chunked body: the parser keeps them in memory."""
 
 IN_MEMORY: Final = 65_536
-"""Bytes of a body that are kept in memory; a longer one is in a temporary file."""
+"""Bytes of a body kept in memory; a longer one goes to a temporary file."""
 
 _PARSER: Final = SimpleNamespace(
     max_request_header_size=MAX_HEADER_BYTES, max_request_body_size=2**62, inbuf_overflow=IN_MEMORY, url_scheme="http"
@@ -510,7 +509,7 @@ _CODES: Final = {400: "malformed_request", 431: "headers_too_large", 501: "trans
 
 
 class Refusal(NamedTuple):
-    """Why the server itself answers, and what: a status, a code for programs, a sentence for people."""
+    """An answer of the server itself: status, code and message."""
 
     status: int
     code: str
@@ -518,10 +517,10 @@ class Refusal(NamedTuple):
 
 
 class IncomingRequest(HTTPRequestParser):  # type: ignore[misc]
-    """A request that comes in pieces. It is ``completed`` when all of it is there, or when ``refusal`` says why not.
+    """A request that arrives in pieces. ``completed``: all of it has arrived, or ``refusal`` is set.
 
-    ``body_limit`` gives the longest body of a request, in bytes, by its method, path and Content-Type. Of a longer one only
-    the head is kept, with the length that was announced or came: ``cut`` is set, and the application answers from the head.
+    ``body_limit`` gives the longest body in bytes, by method, path and Content-Type. Of a longer one only the head is kept,
+    with the announced or received length: ``cut`` is set, and the application answers from the head.
     """
 
     def __init__(self, body_limit: Callable[[str, str, str], int]) -> None:
@@ -532,7 +531,7 @@ class IncomingRequest(HTTPRequestParser):  # type: ignore[misc]
         self.cut = False
 
     def received(self, data: bytes) -> int:
-        """Takes the next bytes; returns how many of them belong to this request."""
+        """Parses the next bytes; returns how many belong to this request."""
         if not self.headers_finished:
             begun = self.header_plus + data[: MAX_LINE_BYTES + 1]
             if len(begun) > MAX_LINE_BYTES and b"\r\n" not in begun[: MAX_LINE_BYTES + 1]:
@@ -540,30 +539,30 @@ class IncomingRequest(HTTPRequestParser):  # type: ignore[misc]
                 return len(data)
         consumed = int(super().received(data))
         if self.error is not None:
-            said = str(self.error.body)
+            detail = str(self.error.body)
             if self.error.code == 431:
-                said = f"the headers are over the limit of {MAX_HEADER_BYTES:,} bytes; send fewer or shorter ones"
-            self._refuse(Refusal(self.error.code, _CODES.get(self.error.code, "malformed_request"), said))
+                detail = f"the headers are over the limit of {MAX_HEADER_BYTES:,} bytes; send fewer or shorter ones"
+            self._refuse(Refusal(self.error.code, _CODES.get(self.error.code, "malformed_request"), detail))
         elif self.headers_finished and not self.empty:
             self._check()
         return consumed
 
     def cut_off(self) -> Refusal | None:
-        """What to answer to a client that ended its side now; None where no body was under way."""
+        """The answer to a client that has closed its side; None if no body was incomplete."""
         if not self.headers_finished or self.completed:
             return None
         of = f" of {self.content_length:,}" if self.content_length else ""
-        said = f"the body was cut off after {self.body_bytes_received:,}{of} bytes; send it again, whole"
-        return Refusal(400, "malformed_body", said)
+        detail = f"the body was cut off after {self.body_bytes_received:,}{of} bytes; send it again, whole"
+        return Refusal(400, "malformed_body", detail)
 
     @property
     def body(self) -> Any:
-        """The whole body, a file at its beginning; empty where it was too long to be kept."""
+        """The whole body as a file; empty if it was cut."""
         return io.BytesIO() if self.cut else self.get_body_stream()
 
     @property
     def keep_alive(self) -> bool:
-        """Whether the connection may serve another request after this one."""
+        """Whether the connection may serve another request."""
         return not (self.connection_close or self.cut or self.refusal is not None)
 
     def _refuse(self, refusal: Refusal) -> None:
@@ -588,7 +587,7 @@ class IncomingRequest(HTTPRequestParser):  # type: ignore[misc]
         if self.version not in ("1.0", "1.1"):
             return Refusal(505, "http_version_not_supported", "HTTP/1.1 and HTTP/1.0 are spoken here")
         if "TRANSFER_ENCODING" in self.headers or (self.chunked and "CONTENT_LENGTH" in self.headers):
-            # Whoever reads the length in another way than a proxy before him takes a body for the next request.
+            # A server and a proxy that disagree about the length take a body for the next request (request smuggling).
             return Refusal(
                 400, "malformed_request", "send either Content-Length, or with HTTP/1.1 Transfer-Encoding: chunked"
             )
@@ -604,14 +603,14 @@ class IncomingRequest(HTTPRequestParser):  # type: ignore[misc]
 _TOO_LONG: Final = f"the first line of the request is over the limit of {MAX_LINE_BYTES:,} bytes; ask for less at once"
 
 
-# -- Calls the application for one request, as WSGI says, and writes its answer as HTTP/1.1 says.
+# -- answer: WSGI on one side, HTTP/1.1 on the other
 
 _BUG: Final = Refusal(500, "internal_error", "something went wrong here, and it is in the server's log")
-_OF_ITS_OWN: Final = {"CONTENT_TYPE", "CONTENT_LENGTH"}
+_UNPREFIXED: Final = {"CONTENT_TYPE", "CONTENT_LENGTH"}
 
 
 class Site(NamedTuple):
-    """What answers: a WSGI application, and where it listens."""
+    """The WSGI application, and the address it is served at."""
 
     application: Any
     host: str
@@ -620,7 +619,7 @@ class Site(NamedTuple):
 
 
 def respond(site: Site, connection: Connection, request: IncomingRequest, *, last: bool) -> None:
-    """Answers ``request``; ``last`` says that the connection is to end after it."""
+    """Answers ``request``; with ``last`` the connection ends after it."""
     answer = _Answer(connection, request, site.clock, last=last)
     try:
         if request.refusal is not None:
@@ -673,13 +672,11 @@ def _environ(connection: Connection, request: IncomingRequest, site: Site) -> di
         "asynctask.socket": connection.socket,
     }
     for name, value in request.headers.items():
-        environ[name if name in _OF_ITS_OWN else f"HTTP_{name}"] = value
+        environ[name if name in _UNPREFIXED else f"HTTP_{name}"] = value
     return environ
 
 
 class _Answer:
-    """The status, the headers and the body of one answer, on their way to the client."""
-
     def __init__(self, connection: Connection, request: IncomingRequest, clock: Clock, *, last: bool) -> None:
         self._connection = connection
         self._clock = clock
@@ -692,7 +689,6 @@ class _Answer:
         self._left: int | None = None
 
     def start(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], None]:
-        """WSGI's ``start_response``."""
         if exc_info and self._sent_head:
             raise exc_info[1]
         if self._status and not exc_info:
@@ -703,7 +699,6 @@ class _Answer:
         return self.write
 
     def refuse(self, refusal: Refusal) -> None:
-        """The server's own answer."""
         headers, body = server_problem(refusal.status, refusal.code, refusal.detail)
         self.keep_alive = False
         self.start(f"{refusal.status} {HTTPStatus(refusal.status).phrase}", headers)
@@ -711,7 +706,7 @@ class _Answer:
         self.end()
 
     def fail(self) -> None:
-        """After a bug: the rest of the answer is not there, or none of it."""
+        """Ends an answer after an exception: with a 500 if nothing was sent, else incomplete."""
         self.keep_alive = False
         if not self._sent_head:
             self._status = ""
@@ -721,7 +716,6 @@ class _Answer:
                 pass
 
     def write(self, data: bytes) -> None:
-        """A piece of the body."""
         if not self._status:
             raise AssertionError("start_response was not called before the body")
         head = b"" if self._sent_head else self._head()
@@ -736,7 +730,6 @@ class _Answer:
             self._connection.write(head + data)
 
     def end(self) -> None:
-        """The body is complete."""
         if not self._status:
             raise AssertionError("start_response was not called")
         if not self._sent_head:
@@ -744,7 +737,7 @@ class _Answer:
         elif self._chunked:
             self._connection.write(b"0\r\n\r\n")
         if self._left and not self._has_no_body:
-            self.keep_alive = False  # fewer bytes than were announced: only the end of the connection says so
+            self.keep_alive = False  # fewer bytes than announced: only closing the connection shows it
 
     @property
     def _has_no_body(self) -> bool:

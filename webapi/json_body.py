@@ -1,4 +1,4 @@
-"""JSON on the wire: out (orjson, big ints kept) and in (strict, bounded in depth before it is parsed)."""
+"""JSON bodies: responses by orjson with integers of any size, requests parsed strictly and limited in depth."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _MAY_OVERFLOW: Final = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{300}")
 
 
 class InvalidJson(InputError):
-    """The text is no JSON; the message gives line and column."""
+    """The text is no JSON; the message has line and column."""
 
     code = "invalid_json"
     status = 400
 
 
 def json_text(value: Any) -> bytes:
-    """``value`` as JSON in UTF-8. Numbers beyond 64 bits stay exact; NaN becomes null."""
+    """``value`` as JSON in UTF-8. Integers beyond 64 bits stay exact; NaN becomes null."""
     try:
         return orjson.dumps(value, default=_plain, option=orjson.OPT_NON_STR_KEYS)
     except TypeError:
-        # orjson has no integers beyond 64 bits and no lone surrogates; the standard library has, and escapes them.
+        # orjson refuses integers beyond 64 bits and lone surrogates; the standard library writes and escapes them.
         return json.dumps(value, default=_plain).encode()
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    """An ``application/json`` answer."""
+    """An ``application/json`` response."""
     return Response(json_text(value), status=status, mimetype="application/json")
 
 
@@ -51,11 +51,10 @@ def _plain(value: Any) -> Any:
 
 
 def parse_json(body: bytes, *, max_depth: int) -> Any:
-    """``body`` parsed. The depth is measured before, so that no nesting can exhaust the stack.
+    """Parses ``body``, after a check of its depth, so that no nesting can exhaust the stack.
 
-    Integers of any size stay exact. Raises :class:`InvalidJson` (400) with line and column, :class:`TooLarge` for nesting
-    deeper than ``max_depth``; keys that are given twice, NaN, Infinity,
-    numbers that overflow and halves of surrogate pairs are refused.
+    Integers of any size stay exact. Raises :class:`InvalidJson` (400) with line and column, also for duplicate keys, NaN,
+    Infinity, numbers that overflow and lone surrogates; :class:`TooLarge` for nesting deeper than ``max_depth``.
     """
     _check_depth(body, max_depth)
     try:
@@ -74,7 +73,7 @@ def parse_json(body: bytes, *, max_depth: int) -> Any:
     except UnicodeEncodeError:
         raise InvalidJson(r"the JSON holds half of a surrogate pair (\ud800 to \udfff), which is no character") from None
     except ValueError as error:
-        # int() refuses numbers of more than 4,300 digits: they take quadratic time.
+        # int() refuses numbers of more than 4,300 digits, which take quadratic time.
         raise InvalidJson(f"the JSON holds a number that cannot be taken: {error}") from None
     return value
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what APIFlask collects from the routes, and what only we can know of them."""
+"""The OpenAPI document: completes what APIFlask collects from the routes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SHEETS: Final = (
     "application/vnd.ms-excel",
     "application/vnd.oasis.opendocument.spreadsheet",
 )
-_OF_THE_SERVER: Final = {
+_COMMON_RESPONSES: Final = {
     "400": "The request cannot be read",
     "408": "The request came too slowly",
     "413": "The body is too long",
@@ -37,13 +37,13 @@ _OF_THE_SERVER: Final = {
     "431": "The headers are too long",
     "503": "Come again after `Retry-After`",
 }
-"""What any request may be answered, whatever it is for."""
+"""Responses possible for any request."""
 
 _PROBLEM: Final = {MEDIA_TYPE: {"schema": {"$ref": _REF.format(model="ProblemDetails")}}}
 
 
 def register(flask_app: APIFlask, app: AsyncTask) -> None:
-    """Completes the document of ``flask_app``, which serves ``app``, when it is made."""
+    """Completes the document of ``flask_app``, which serves ``app``, when it is generated."""
     flask_app.config.update(
         AUTO_SERVERS=False,
         AUTO_VALIDATION_ERROR_RESPONSE=False,
@@ -84,10 +84,10 @@ def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | st
 
 
 def _for_each_worker(app: AsyncTask, schemas: dict[str, Any]) -> dict[str, Any]:
-    """What may be handed in as JSON: for each worker at least one item that it takes, with ``strict`` nothing but such.
+    """The schema of JSON submissions: for each worker at least one valid item; with ``strict``, only valid items.
 
-    Items are read like cells of a sheet, so some that are not as their schema says are taken too: the text "5" where a
-    number belongs, or a number where a text does.
+    Items are read like cells of a sheet, so some values outside of the schema are accepted too: the text "5" for a
+    number, or a number for a text.
     """
     plain = schemas["JsonSubmission"]
     found = []
@@ -118,7 +118,7 @@ def _for_each_worker(app: AsyncTask, schemas: dict[str, Any]) -> dict[str, Any]:
 
 
 def _names(known: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What one name of a field may be, and several as one text; any name at all where none are ``known``."""
+    """The schemas of one field name and of several in one text; of any names if none are ``known``."""
     if not known:
         return {"type": "string", "minLength": 1, "maxLength": 255, "pattern": NOT_BLANK}, {
             "type": "string",
@@ -130,7 +130,7 @@ def _names(known: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _item_schema(worker: Any, prefix: str, schemas: dict[str, Any]) -> dict[str, Any]:
-    """What an item of ``worker`` is; schemas that it refers to go into ``schemas`` under names with ``prefix``."""
+    """The schema of ``worker``'s items; adds schemas that it refers to to ``schemas``, with ``prefix`` in their names."""
     if worker.model is None:
         return {"type": ["object", "array", "string", "number", "boolean", "null"]}
     schema = worker.model.model_json_schema(ref_template=_REF.format(model=prefix + ".{model}"))
@@ -140,7 +140,7 @@ def _item_schema(worker: Any, prefix: str, schemas: dict[str, Any]) -> dict[str,
 
 
 def _without_nul(schema: Any) -> Any:
-    """The schema, in which texts that could be anything hold no NUL: no database takes one."""
+    """The schema with NUL excluded from unrestricted texts: no database accepts it."""
     if isinstance(schema, list):
         return [_without_nul(each) for each in schema]
     if not isinstance(schema, dict):
@@ -159,7 +159,7 @@ def _drop_later(schema: dict[str, Any]) -> None:
 
 def _with_file(schema: dict[str, Any]) -> dict[str, Any]:
     properties = {name: _without_null(field) for name, field in schema["properties"].items()}
-    # On the wire every field of a form is text; an object is its JSON.
+    # In a form every field is text; an object is its JSON.
     properties["columns"] = {"type": "string", "contentMediaType": "application/json", "title": "Columns"}
     properties["file"] = {
         "type": "string",
@@ -173,7 +173,7 @@ def _with_file(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_null(field: dict[str, Any]) -> dict[str, Any]:
-    """A field of a form: null is nothing that a form could say."""
+    """A form field's schema without null, which a form cannot send."""
     kinds = [kind for kind in field.get("anyOf", ()) if kind != {"type": "null"}]
     if len(kinds) != 1:
         return field
@@ -221,7 +221,7 @@ def _complete_operation(path: str, operation: dict[str, Any]) -> None:
         responses.setdefault("404", {"description": "There is no such thing"})
     if "requestBody" in operation:
         operation["requestBody"]["required"] = True
-    for status, description in _OF_THE_SERVER.items():
+    for status, description in _COMMON_RESPONSES.items():
         responses.setdefault(status, {"description": description})
     for status, response in responses.items():
         if status.startswith(("4", "5")):

@@ -1,4 +1,4 @@
-"""/api/queues, /retries, /scheduled, /dead and /processes: what waits where, what runs, and what people do about it."""
+"""/api/queues, /retries, /scheduled, /dead and /processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
     "blueprint",
 ]
 
-# -- The shapes of what operations are asked and answer, for the OpenAPI document and the checks of what comes in.
+# -- schemas of requests and responses
 
 Key = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 
@@ -192,7 +192,7 @@ class Signalled(_Out):
     signal: str
 
 
-# -- /api/queues, /retries, /scheduled, /dead and /processes: what waits where, what runs, and what people do about it.
+# -- routes
 
 blueprint: Final = APIBlueprint("operations", __name__, url_prefix="/api", tag="Operations")
 
@@ -309,7 +309,7 @@ def unpause_queue(name: str, query: NoQuery) -> Response:
     return json_response({"queue": name, "paused": False, "changed": changed})
 
 
-# -- retries, scheduled, dead: the same verbs for each
+# -- retries, scheduled, dead: the same routes for each
 
 
 def _route(

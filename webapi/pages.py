@@ -1,4 +1,4 @@
-"""The page: a form to hand in a list, and a Task's own page. What moves on it is fetched by webapi/static."""
+"""The page: a form to submit a list, and a page for each Task. webapi/static fetches what changes."""
 
 from __future__ import annotations
 

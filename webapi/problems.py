@@ -1,4 +1,4 @@
-"""Every error as ``application/problem+json`` (RFC 9457): what is wrong, where, and how to mend it."""
+"""Every error as ``application/problem+json`` (RFC 9457): the fault, its place and the remedy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from asynctask.errors import (
     SchemaOutdated,
 )
 from asynctask.lists.problems import fault, from_pydantic, render, render_whole
-from webapi.context import reader_locale, say_language
+from webapi.context import reader_locale, set_language
 from webapi.json_body import json_text
 
 __all__ = [
@@ -33,42 +33,42 @@ __all__ = [
     "MalformedBody",
     "did_you_mean",
     "from_validation",
+    "problem_objects",
     "problem_response",
+    "public_message",
     "register",
-    "said_to_strangers",
     "server_problem",
-    "told",
 ]
 
 MEDIA_TYPE: Final = "application/problem+json"
 MAX_ERRORS: Final = 10_000
-"""Single faults in one answer; the rest is counted in ``errors_total``."""
+"""Single faults in one answer; ``errors_total`` is their number if there are more."""
 
 _log = logging.getLogger(__name__)
 
 
 class MalformedBody(InputError):
-    """The body of a request cannot be read at all: cut off, or no JSON, or no form."""
+    """The body of a request is unreadable: truncated, no JSON or no form."""
 
     code = "malformed_body"
     status = 400
 
 
 class CrossSite(InputError):
-    """A page of another site tried to change something here with the visitor's browser."""
+    """A page of another site tried to change something through the visitor's browser."""
 
     code = "cross_site"
     status = 403
 
 
-# -- Answers ------------------------------------------------------------------------------------------------------------
+# -- answers
 
 
 def problem_response(
     status: int, detail: str, *, code: str, errors: Iterable[Problem] = (), headers: Any = None, **members: Any
 ) -> Response:
-    """A problem+json answer. ``errors`` are the single faults, told in the reader's language; ``members`` are added as
-    extension members."""
+    """A problem+json answer. ``errors``, the single faults, are translated for the reader; ``members`` are extension
+    members."""
     faults, locale = list(errors), reader_locale()
     body: dict[str, Any] = {
         "type": f"urn:asynctask:problem:{code}",
@@ -77,20 +77,20 @@ def problem_response(
         "detail": detail,
         "instance": request.full_path.rstrip("?"),
         "code": code,
-        "errors": told(faults[:MAX_ERRORS], locale),
+        "errors": problem_objects(faults[:MAX_ERRORS], locale),
     }
     if len(faults) > MAX_ERRORS:
         body["errors_total"] = len(faults)
     response = Response(json_text({**body, **members}), status=status, mimetype=MEDIA_TYPE)
     response.headers["Cache-Control"] = "no-store"
-    say_language(response, locale)
+    set_language(response, locale)
     if headers is not None:
         response.headers.extend(headers)
     return response
 
 
 def server_problem(status: int, code: str, detail: str) -> tuple[list[tuple[str, str]], bytes]:
-    """Headers and body of an answer that the server gives without the application, in English."""
+    """Headers and body of an answer by the server without the application, in English."""
     body = json_text(
         {
             "type": f"urn:asynctask:problem:{code}",
@@ -114,13 +114,13 @@ def server_problem(status: int, code: str, detail: str) -> tuple[list[tuple[str,
     return list(headers.items()), body
 
 
-def told(problems: Iterable[Problem], locale: str) -> list[dict[str, Any]]:
-    """Problems as an answer has them, in a language."""
+def problem_objects(problems: Iterable[Problem], locale: str) -> list[dict[str, Any]]:
+    """Problems as JSON, their messages in a language."""
     return [{**problem.as_dict(), "message": render(problem, locale)} for problem in problems]
 
 
 def register(flask_app: APIFlask) -> None:
-    """Makes every error of ``flask_app`` a problem+json answer, whoever raised it."""
+    """Makes every error of ``flask_app`` a problem+json answer."""
     flask_app.register_error_handler(AsyncTaskError, _from_asynctask)
     flask_app.register_error_handler(HTTPException, _from_http)
     flask_app.register_error_handler(HTTPError, _from_apiflask)
@@ -136,13 +136,13 @@ def _from_asynctask(error: Exception) -> Response:
     if status >= 500:
         _log.error("%s %s: %s", request.method, request.path, error)
     headers = {"Retry-After": "2"} if status == 503 else None
-    detail = render_whole(error, reader_locale()) if isinstance(error, InputError) else said_to_strangers(error)
+    detail = render_whole(error, reader_locale()) if isinstance(error, InputError) else public_message(error)
     members = {"suggestions": found} if isinstance(error, InputError) and (found := error.suggestions) else {}
     return problem_response(status, detail, code=error.code, errors=errors, headers=headers, **members)
 
 
-def said_to_strangers(error: AsyncTaskError) -> str:
-    """The message of an error without the addresses, roles and paths of what is behind this server; the log has them."""
+def public_message(error: AsyncTaskError) -> str:
+    """An error's message without internal addresses, roles and paths, which only the log has."""
     for kind, what in ((LedgerUnavailable, "database"), (BrokerUnavailable, "broker")):
         if isinstance(error, kind):
             return f"the {what} does not answer; try again"
@@ -157,10 +157,10 @@ def _from_http(error: Exception) -> Response:
         assert isinstance(response, Response)
         return response
     headers = [(k, v) for k, v in error.get_headers() if k.lower() not in ("content-type", "content-length")]
-    return problem_response(status, _plain(error), code=_code(status), headers=headers)
+    return problem_response(status, _http_detail(error), code=_code(status), headers=headers)
 
 
-def _plain(error: HTTPException) -> str:
+def _http_detail(error: HTTPException) -> str:
     if isinstance(error, NotFound):
         return f"there is nothing at {request.path}; see /docs for what there is"
     if isinstance(error, MethodNotAllowed):
@@ -177,7 +177,7 @@ def _from_apiflask(error: Exception) -> Response:
 
 
 def _from_bug(error: Exception) -> Response:
-    # What went wrong inside stands in the log, not in an answer to strangers.
+    # Details of a bug go to the log only.
     _log.exception("%s %s failed", request.method, request.path, exc_info=error)
     detail = "something went wrong here, and it is in the server's log; nothing needs to be changed in the request"
     return problem_response(500, detail, code="internal_error")
@@ -195,11 +195,11 @@ def _code(status: int) -> str:
     return known.get(status) or _title(status).lower().replace(" ", "_").replace("'", "")
 
 
-# -- Validation of options, queries and bodies --------------------------------------------------------------------------
+# -- validation of options, queries and bodies
 
 
 def from_validation(error: ValidationError, known: Collection[str], what: str) -> InputError:
-    """What pydantic found, as one :class:`InputError` (422) that names every field; ``what`` is "option", say."""
+    """pydantic's errors as one :class:`InputError` (422) that names every field; ``what`` is "option", for instance."""
     problems = [_fault(each, known) for each in error.errors(include_url=False)]
     first, more = problems[0], f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     code = "invalid_" + what.replace(" ", "_")
@@ -208,7 +208,7 @@ def from_validation(error: ValidationError, known: Collection[str], what: str) -
 
 
 def _fault(error: ErrorDetails, known: Collection[str]) -> Problem:
-    # The last parts of a place in a union name the alternative that was tried, not a place in the data.
+    # In a union the last parts of the location name the alternative, not a place in the data.
     field = ".".join(str(part) for part in error["loc"] if part not in ("int", "str", "float"))
     if error["type"] == "extra_forbidden":
         return _unknown(field, known, _shown(error["input"]))
@@ -230,7 +230,7 @@ def _shown(value: Any) -> Any:
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """``; did you mean X?`` where one of ``known`` is near, else the list of them."""
+    """``; did you mean X?`` with the nearest of ``known``, else the list of them."""
     near = difflib.get_close_matches(name, known, n=1)
     if near:
         return f"; did you mean {near[0]!r}?"

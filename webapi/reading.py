@@ -1,4 +1,4 @@
-"""Reading requests: every body has a limit, is read whole or refused, and is never held in memory where it is a file."""
+"""Reading requests: every body is limited, complete or refused, and files are never held in memory."""
 
 from __future__ import annotations
 
@@ -37,30 +37,30 @@ FORM: Final = "multipart/form-data"
 MAX_FORM_PARTS: Final = 100
 MAX_FIELD_BYTES: Final = 262_144
 FORM_OVERHEAD: Final = 1_048_576
-"""What a form may hold beside its file, in bytes."""
+"""Bytes of a form in addition to its file."""
 
 
 DISCARD_BYTES: Final = 1_073_741_824
-"""More than the largest file that is ever sent by mistake; the time is what limits how long a thread is held."""
+"""Bytes; more than any file sent by mistake. The time a thread is held is limited by :data:`DISCARD_S`."""
 DISCARD_S: Final = 10.0
 
 
 class UnsupportedMediaType(InputError):
-    """The body is of a type that this route does not read."""
+    """The route does not read this media type."""
 
     code = "unsupported_media_type"
     status = 415
 
 
 class ApiRequest(Request):
-    """A request that keeps the configuration's limits. Made per application by :func:`register`."""
+    """A request with the configuration's limits; :func:`register` makes the class of an application."""
 
     limits: Config
     max_form_memory_size = MAX_FIELD_BYTES
     max_form_parts = MAX_FORM_PARTS
 
     def get_json(self, force: bool = False, silent: bool = False, cache: bool = True) -> Any:
-        """The body as JSON. Raises for another content type (415), too long (413), no JSON (400), too deep (422)."""
+        """The body as JSON. Raises for another media type (415), too long (413), invalid JSON (400), too deep (422)."""
         self.require(JSON)
         self.max_content_length = self.limits.max_body_bytes
         try:
@@ -70,9 +70,9 @@ class ApiRequest(Request):
         return parse_json(body, max_depth=self.limits.max_json_depth)
 
     def load_form(self) -> None:
-        """Reads a multipart form: afterwards ``form`` and ``files`` are there, files in temporary files on disk.
+        """Reads a multipart form into ``form`` and ``files``, files in temporary files on disk.
 
-        Raises for another content type (415), too long (413), cut off or no form at all (400).
+        Raises for another media type (415), too long (413), truncated or no form (400).
         """
         self.require(FORM)
         limit = self.limits.max_file_bytes
@@ -92,9 +92,9 @@ class ApiRequest(Request):
             ) from None
 
     def raw_body(self, *accepted: str) -> IO[bytes]:
-        """The body as a stream, in UTF-8 where its ``charset`` says that it is anything else.
+        """The body as a stream, transcoded to UTF-8 from its ``charset``.
 
-        Raises for another content type or charset (415); reading it raises where the body is too long (413), cut off (400)
+        Raises for another media type or charset (415); reading it raises for a body that is too long (413), truncated (400)
         or not of its charset (422).
         """
         self.require(*accepted)
@@ -106,18 +106,18 @@ class ApiRequest(Request):
         return cast(IO[bytes], body if CHARSETS[charset] is None else Transcoded(body, CHARSETS[charset] or ""))
 
     def discard(self, clock: Clock) -> None:
-        """Reads what is left of the body, within limits: a client that still sends would not get to read the answer."""
-        if "wsgi.input_terminated" not in self.environ:  # such a stream may have no end
+        """Reads the rest of the body, within limits: a client reads the answer only after it has sent its request."""
+        if "wsgi.input_terminated" not in self.environ:  # without it the stream may have no end
             return
         stream, left, until = self.environ["wsgi.input"], DISCARD_BYTES, clock.monotonic() + DISCARD_S
         try:
             while left > 0 and clock.monotonic() < until and (chunk := stream.read(65_536)):
                 left -= len(chunk)
-        except Exception:  # the connection broke, and each server has other errors for that
+        except Exception:  # a broken connection; the exception depends on the server
             return
 
     def require(self, *accepted: str) -> None:
-        """Raises :class:`UnsupportedMediaType` where the body is none of the ``accepted`` types."""
+        """Raises :class:`UnsupportedMediaType` for a media type that is not ``accepted``."""
         if self.mimetype not in accepted:
             found = repr(self.mimetype) if self.mimetype else "missing"
             raise UnsupportedMediaType(f"Content-Type is {found}; send {' or '.join(accepted)}")
@@ -132,12 +132,12 @@ class ApiRequest(Request):
 
     @cached_property
     def stream(self) -> IO[bytes]:
-        """The body; reading it raises where it ends before its Content-Length, or goes over the limit."""
+        """The body; reading it raises before its Content-Length is reached, or beyond the limit."""
         limit = self.max_content_length
         assert limit is not None
         if (self.content_length or 0) > limit:
             raise RequestEntityTooLarge
-        # One more, because werkzeug refuses a body as soon as its limit is reached, not when it is passed.
+        # One more: werkzeug refuses a body that reaches the limit, not only one that exceeds it.
         stream = get_input_stream(self.environ, max_content_length=limit + 1)
         return cast(IO[bytes], _WholeBody(stream, self.content_length))
 
@@ -151,24 +151,24 @@ class ApiRequest(Request):
         return []
 
     def close(self) -> None:
-        # Also the files of a form that could not be read to its end, which `files` does not know.
+        # Includes the files of a form that failed in the middle, which `files` does not list.
         for file in self._spooled:
             file.close()
         super().close()
 
 
 def _request_class(config: Config) -> type[ApiRequest]:
-    """The request class of one application: its limits travel with it, so that several can live in one process."""
+    """The request class of one application; its limits are class members, so several applications can share a process."""
     return cast(type[ApiRequest], type("ConfiguredRequest", (ApiRequest,), {"limits": config}))
 
 
 def longest_upload(config: Config) -> int:
-    """The most bytes of a body that is read: a form with a file of the largest size."""
+    """The longest body that is read, in bytes: a form with a file of the largest size."""
     return max(config.max_body_bytes, config.max_file_bytes + FORM_OVERHEAD)
 
 
 def longest_body(config: Config, method: str, path: str, content_type: str) -> int:
-    """The most bytes of a body that are worth receiving; a longer one is refused by its head."""
+    """The longest body that is worth receiving, in bytes; a longer one is refused by its head."""
     kind = content_type.partition(";")[0].strip().lower()
     if (method, path.rstrip("/")) != ("POST", "/api/tasks") or kind == JSON:
         return config.max_body_bytes
@@ -176,7 +176,7 @@ def longest_body(config: Config, method: str, path: str, content_type: str) -> i
 
 
 def register(flask_app: APIFlask, app: AsyncTask) -> None:
-    """Requests of ``flask_app`` keep the limits of ``app``; errors are answered when the whole request has been read."""
+    """Makes requests of ``flask_app`` keep the limits of ``app``, and errors wait until the request was read."""
     flask_app.request_class = _request_class(app.config)
     flask_app.config["MAX_CONTENT_LENGTH"] = app.config.max_body_bytes
 
@@ -189,14 +189,14 @@ def register(flask_app: APIFlask, app: AsyncTask) -> None:
 
 
 def current_request() -> ApiRequest:
-    """The request at hand."""
+    """The current request."""
     incoming = request._get_current_object()  # type: ignore[attr-defined]
     assert isinstance(incoming, ApiRequest)
     return incoming
 
 
 class _Raw(RawIOBase):
-    """The body of a request that is a file as it stands."""
+    """A request's body that is a file itself."""
 
     def __init__(self, incoming: ApiRequest) -> None:
         self._incoming = incoming
@@ -212,7 +212,7 @@ class _Raw(RawIOBase):
 
 
 class _WholeBody(RawIOBase):
-    """A body that ends where its Content-Length says, or is refused: a server may hand on the half that came."""
+    """A body that must reach its Content-Length: a server may pass on a truncated one."""
 
     def __init__(self, stream: IO[bytes], length: int | None) -> None:
         self._stream = stream
@@ -227,17 +227,17 @@ class _WholeBody(RawIOBase):
             data = self._stream.read(-1 if size is None else size)
         except (RequestEntityTooLarge, InputError):
             raise
-        except Exception as error:  # the server's own errors for a connection that broke; each server has others
-            raise self._cut() from error
+        except Exception as error:  # a broken connection; the exception depends on the server
+            raise self._truncated() from error
         self._seen += len(data)
         if self._length is not None and self._seen < self._length and (not data or size is None or size < 0):
-            raise self._cut()
+            raise self._truncated()
         return data
 
     def readall(self) -> bytes:
         return self.read()
 
-    def _cut(self) -> MalformedBody:
+    def _truncated(self) -> MalformedBody:
         of = f" of {self._length:,}" if self._length is not None else ""
         return MalformedBody(f"the body was cut off after {self._seen:,}{of} bytes; send it again, whole")
 
@@ -249,7 +249,7 @@ def _too_large(what: str, setting: str, limit: int) -> TooLarge:
     )
 
 
-# -- Text bodies of another charset than UTF-8, made UTF-8 while they are read.
+# -- transcoding to UTF-8
 
 _CHUNK: Final = 65_536
 
@@ -271,11 +271,11 @@ CHARSETS: Final[Mapping[str, str | None]] = {
     "iso-8859-15": "iso8859_15",
     "windows-1252": "cp1252",
 }
-"""Charset of a Content-Type -> Python's codec, the superset that people mean by it; None where nothing is to be done."""
+"""Charset of a Content-Type -> Python codec, the superset in common use; None for UTF-8."""
 
 
 class Transcoded(RawIOBase):
-    """A stream of text in one codec, as UTF-8. Reading raises :class:`InputError` ``encoding`` where it is not of it."""
+    """A text stream transcoded to UTF-8. Reading raises :class:`InputError` ``encoding`` for invalid text."""
 
     def __init__(self, source: RawIOBase, codec: str) -> None:
         self._source = source
@@ -288,7 +288,7 @@ class Transcoded(RawIOBase):
         return True
 
     def read(self, size: int | None = -1) -> bytes:
-        """The next piece, of about ``size`` bytes or all; empty at the end."""
+        """The next piece, of about ``size`` bytes, or all; empty at the end."""
         if size is None or size < 0:
             return b"".join(iter(lambda: self.read(_CHUNK), b""))
         while not self._ended:

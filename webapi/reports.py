@@ -1,4 +1,4 @@
-"""/api/tasks/ID/report.csv and .xlsx: the rows of a Task with what became of each."""
+"""/api/tasks/ID/report.csv and .xlsx, and /rejected: the rows of a Task with their results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from asynctask.errors import Unavailable
 from asynctask.reports.files import iter_csv, write_xlsx
 from asynctask.reports.report import Report
 from asynctask.task import TaskHandle
-from webapi.context import TASKS, find_task, page_links, reader_locale, say_language
+from webapi.context import TASKS, find_task, page_links, reader_locale, set_language
 from webapi.json_body import json_response
 from webapi.shapes import RejectedPage, RejectedQuery, ReportQuery
 
@@ -40,7 +40,7 @@ __all__ = [
     "until_gone",
 ]
 
-# -- Files as answers: how many are made at once, what they are called, and that nobody works for a client that has gone.
+# -- files as answers: limited in number, given up when the client disconnects
 
 CSV: Final = "text/csv"
 XLSX: Final = "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"
@@ -48,25 +48,25 @@ XLSX: Final = "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet
 _EXTENSION: Final = "asynctask.downloads"
 _CHUNK: Final = 65_536
 _LONGEST: Final = 80
-# What no file system takes, what is a path, and what turns the direction of text so that a name reads as another one.
+# Invalid in file names, path separators, and bidirectional controls that make a name read as another.
 _UNSAFE: Final = re.compile(r'[\x00-\x1f\x7f-\x9f/\\:*?"<>|\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]')
 _NOT_PLAIN: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class Busy(Unavailable):
-    """As many files as may be made at once are being made."""
+    """The limit of simultaneous downloads is reached."""
 
     code = "busy"
 
 
 def register(flask_app: APIFlask, threads: int) -> None:
-    """At most half of ``threads`` make files at once: the others stay free for everything that is quick."""
+    """Limits downloads to half of ``threads``: the others stay free for quick requests."""
     flask_app.extensions[_EXTENSION] = threading.BoundedSemaphore(max(1, threads // 2))
 
 
 @contextmanager
 def slot() -> Iterator[None]:
-    """The right to make a file, held until it has been sent. Raises :class:`Busy` (503) where none is free."""
+    """A slot for a download, held until it is sent. Raises :class:`Busy` (503) if none is free."""
     free: threading.BoundedSemaphore = current_app.extensions[_EXTENSION]
     if not free.acquire(blocking=False):
         raise Busy("as many reports as the server makes at once are being made; ask again in a moment")
@@ -77,9 +77,9 @@ def slot() -> Iterator[None]:
 
 
 def client_check() -> Callable[[], None]:
-    """What raises ClientDisconnected once the client of the request at hand has closed its connection.
+    """A function that raises ClientDisconnected once the current request's client has closed its connection.
 
-    Where the server does not say what the connection is, the answer is never that it is closed.
+    If the server does not expose the connection, it never raises.
     """
     connection = request.environ.get("asynctask.socket") or request.environ.get("gunicorn.socket")
 
@@ -95,14 +95,14 @@ def _closed(connection: socket.socket) -> bool:
         return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
         return False
-    except ValueError:  # TLS does not let anybody peek
+    except ValueError:  # TLS cannot peek
         return False
     except OSError:
         return True
 
 
 def until_gone(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The chunks, up to where somebody found that nobody takes them any more: that is no error."""
+    """The chunks until ClientDisconnected, which is no error here."""
     try:
         yield from chunks
     except ClientDisconnected:
@@ -110,19 +110,19 @@ def until_gone(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def content(file: BinaryIO) -> Iterator[bytes]:
-    """A file in pieces; closed at its end."""
+    """A file in pieces, closed at its end."""
     with file:
         while chunk := file.read(_CHUNK):
             yield chunk
 
 
 def no_content(mimetype: str) -> Response:
-    """The answer to HEAD: nothing is made for it, so nobody knows how long the file would be."""
+    """The answer to HEAD: no file is made, so there is no Content-Length."""
     return Response(iter(()), mimetype=mimetype)
 
 
 def attachment(response: Response, plain: str, title: str = "") -> Response:
-    """Makes an answer a file to be saved: its name for every program, and with ``title`` for those that read RFC 8187."""
+    """Makes an answer a download. ``plain`` is its file name, extended by ``title`` for clients that read RFC 8187."""
     name = " ".join(_UNSAFE.sub(" ", title).split())[:_LONGEST].strip(". ")
     full = quote(f"{name} - {plain}" if name else _UNSAFE.sub("_", plain), safe="")
     response.headers["Content-Disposition"] = (
@@ -132,7 +132,7 @@ def attachment(response: Response, plain: str, title: str = "") -> Response:
     return response
 
 
-# -- /api/tasks/ID/report.csv and .xlsx: the rows of a Task with what became of each.
+# -- routes
 
 blueprint: Final = APIBlueprint("reports", __name__, url_prefix=TASKS, tag="Reports")
 
@@ -151,9 +151,9 @@ def csv(task_id: int, query: ReportQuery) -> Response:
     if request.method == "HEAD":
         return _named(no_content(CSV), f"task-{task_id}-{query.rows}.csv", title)
     with ExitStack() as stack:
-        report = _made(task, query.rows, stack)
+        report = _make_report(task, query.rows, stack)
         chunks = iter_csv(report.headers, report.rows, locale=report.locale)
-        # The first is made now: what fails at once is an error answer, not half a file.
+        # Made before the answer begins: an immediate error is an error answer, not half a file.
         first = next(chunks, b"")
         response = Response(until_gone(chain((first,), chunks)), mimetype=CSV)
         response.call_on_close(stack.pop_all().close)
@@ -174,11 +174,11 @@ def xlsx(task_id: int, query: ReportQuery) -> Response:
     if request.method == "HEAD":
         return _named(no_content(XLSX), f"task-{task_id}-{query.rows}.xlsx", title)
     with ExitStack() as stack:
-        report = _made(task, query.rows, stack)
+        report = _make_report(task, query.rows, stack)
         with tempfile.TemporaryDirectory(prefix="asynctask-report-") as folder:
             path = Path(folder) / "report.xlsx"
             write_xlsx(path, report.headers, report.rows, locale=report.locale)
-            # The file is open when its folder goes: it is there until it has been sent, whatever happens then.
+            # The open file survives the removal of its folder until it is sent.
             file = stack.enter_context(path.open("rb"))
         response = Response(content(file), mimetype=XLSX)
         response.content_length = os.fstat(file.fileno()).st_size
@@ -199,19 +199,19 @@ def rejected(task_id: int, query: RejectedQuery) -> Response:
     found = find_task(task_id).rejects(after=query.after or 0, limit=query.limit, locale=locale)
     after = found[-1]["row"] if len(found) == query.limit else None
     response = json_response({"rejected": found, "links": page_links(after)})
-    say_language(response, locale)
+    set_language(response, locale)
     return response
 
 
-def _made(task: TaskHandle, rows: str, stack: ExitStack) -> Report:
-    """The report, in the reader's language; ``stack`` lets go of all that it holds."""
+def _make_report(task: TaskHandle, rows: str, stack: ExitStack) -> Report:
+    """The report in the reader's language; ``stack`` releases its resources."""
     stack.enter_context(slot())
     report = task.report(rows, reader_locale(), client_check())
-    # The rows hold the original file until they are closed, also where nobody reads them to the end.
+    # The rows hold the original file until they are closed, even if they are not read to the end.
     stack.callback(report.rows.close)
     return report
 
 
 def _named(response: Response, plain: str, title: str) -> Response:
-    say_language(response, reader_locale())
+    set_language(response, reader_locale())
     return attachment(response, plain, title)

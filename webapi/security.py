@@ -1,7 +1,7 @@
-"""For whom the server is meant: the names that it answers to, and what proxies before it may say of a request.
+"""Protection from other sites: host names, trusted proxies, cross-site requests, security headers.
 
-A page of another site can have its own name resolve to this machine's address (DNS rebinding); the visitor's browser then
-takes this server for that site. Such a request carries the foreign name in `Host`, so only the server's own names pass.
+By DNS rebinding a page of another site makes its own name resolve to this machine; the browser then takes this server for
+that site. Such a request has the foreign name in `Host`, so only the server's own names are answered.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared, n
 
 
 class UnknownHost(InputError):
-    """The request is for a name that this server is not meant for."""
+    """The request's `Host` is none of this server's names."""
 
     code = "unknown_host"
     status = 421
 
 
 def register_hosts(flask_app: APIFlask, config: Config, bound: str) -> None:
-    """Has ``flask_app`` answer to the names of ``config`` alone, and believe its trusted proxies. ``bound`` is the address
-    or name that it is served at."""
+    """Restricts ``flask_app`` to the host names of ``config`` and makes it believe the trusted proxies. ``bound``: the
+    address or name that it is served at."""
     hosts = AllowedHosts(config.allowed_hosts, bound)
 
     def refuse_unknown_hosts() -> None:
         host = request.environ.get("HTTP_HOST", "")
-        if host and not hosts.knows(host):  # browsers always send one
+        if host and not hosts.knows(host):  # a browser always sends it
             raise UnknownHost(
                 f"this server is not meant for the name {host[:255]!r}; if it is one of its names, the operator adds it to"
                 " allowed_hosts"
@@ -53,12 +53,12 @@ def register_hosts(flask_app: APIFlask, config: Config, bound: str) -> None:
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether a server that is bound to ``host`` takes connections at every address of its machine."""
+    """Whether a server bound to ``host`` listens on every address of the machine."""
     return host in _WILDCARDS
 
 
 def is_loopback(name: str) -> bool:
-    """Whether a name or an address without port means this very machine, wherever it is resolved."""
+    """Whether a name or an address without port always means the local machine."""
     if name == "localhost" or name.endswith(".localhost"):
         return True
     address = _address_of(name)
@@ -66,7 +66,7 @@ def is_loopback(name: str) -> bool:
 
 
 def name_of(host: str) -> str | None:
-    """The name or address in a `Host`, without port, brackets and the dot at the end; None where it is no such thing."""
+    """The name or address in a `Host`, without port, brackets and final dot; None if invalid."""
     name, _, port = host.partition("]") if host.startswith("[") else host.partition(":")
     if host.startswith("["):
         name, port = name[1:], port.removeprefix(":")
@@ -88,12 +88,12 @@ def _address_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
 
 
 class AllowedHosts:
-    """The names of a server.
+    """The host names of a server.
 
-    Arguments: ``allowed``, names with spaces between, `.example.com` for all below it too, `*` for any; ``bound``, what the
-    server listens on. ``bound`` and this machine's loopback names always pass: no site can make them its own. Without
-    ``allowed``, a server that is bound to every address answers to any IP address, for the same reason, and to the
-    machine's own name.
+    Arguments: ``allowed``, names separated by spaces, `.example.com` for all subdomains too, `*` for any; ``bound``, the
+    address that the server listens on. ``bound`` and loopback names always pass: no other site can own them. Without
+    ``allowed``, a server bound to every address also answers to any IP address, for the same reason, and to the machine's
+    own name.
     """
 
     def __init__(self, allowed: str, bound: str) -> None:
@@ -106,13 +106,13 @@ class AllowedHosts:
             self._names |= {socket.gethostname().lower()}
         elif not is_wildcard(bound):
             self._names |= {bound.lower()}
-        self._find = lru_cache(maxsize=64)(self._looked_up)
+        self._find = lru_cache(maxsize=64)(self._matches)
 
     def knows(self, host: str) -> bool:
-        """Whether the server is meant by a `Host`."""
+        """Whether a `Host` is one of the server's names."""
         return self._any or self._find(host[:300])
 
-    def _looked_up(self, host: str) -> bool:
+    def _matches(self, host: str) -> bool:
         name = name_of(host)
         if name is None:
             return False
@@ -122,11 +122,10 @@ class AllowedHosts:
 
 
 class TrustedProxies:
-    """WSGI middleware: requests of the proxies in ``networks`` are those of the clients that they name.
+    """WSGI middleware: attributes requests of the proxies in ``networks`` to the clients that they name.
 
-    With ``forwarded`` it believes the header `Forwarded` (RFC 7239), else `X-Forwarded-For`, `-Host` and `-Proto`. Of
-    several proxies in a row, the first address from the right that is not trusted is the client; host and scheme are the
-    last ones given.
+    With ``forwarded`` it reads the header `Forwarded` (RFC 7239), else `X-Forwarded-For`, `-Host` and `-Proto`. In a chain
+    of proxies the client is the first untrusted address from the right; host and scheme are the last ones.
     """
 
     def __init__(
@@ -137,7 +136,6 @@ class TrustedProxies:
         self._read: Callable[[dict[str, Any]], tuple[list[str], str, str]] = _forwarded if forwarded else _x_forwarded
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
-        """As WSGI says."""
         if self._trusts(environ.get("REMOTE_ADDR", "")):
             clients, host, scheme = self._read(environ)
             client = self._client(clients)
@@ -185,7 +183,7 @@ def _listed(text: str) -> list[str]:
     return [each.strip() for each in text.split(",") if each.strip()]
 
 
-# -- What every answer carries against browsers being talked into something, and who may change anything.
+# -- cross-site requests and security headers
 
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _USUAL_PORTS: Final = {"http": ":80", "https": ":443"}
@@ -203,13 +201,13 @@ _HEADERS: Final = {
 
 
 def register(flask_app: APIFlask) -> None:
-    """Refuses changes that come from other sites, and sets the headers of every answer."""
+    """Refuses changes requested by other sites, and sets the headers of every answer."""
     flask_app.before_request(_refuse_other_sites)
     flask_app.after_request(_set_headers)
 
 
 def _refuse_other_sites() -> None:
-    """A browser says where a request comes from, and no page can make it lie; programs send neither header."""
+    """Checks Sec-Fetch-Site and Origin, which a page cannot forge; programs send neither."""
     if request.method in _SAFE_METHODS:
         return
     site = request.headers.get("Sec-Fetch-Site")

@@ -1,4 +1,4 @@
-"""The web server: one process that answers, and its parent, which keeps the port and starts it anew if it dies."""
+"""The web server: a child process answers; its parent keeps the port and replaces a child that died or hangs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from webapi.reading import longest_body, longest_upload
 __all__ = ["serve"]
 
 HELD_S: Final = 60.0
-"""An answering process whose loop does not turn for so long is killed and started anew: something holds its interpreter."""
+"""Seconds without a turn of the child's loop after which it is killed: something holds its interpreter."""
 
 _STOPS: Final = (signal.SIGTERM, signal.SIGINT)
 _RESTART_S: Final = (0.0, 0.5, 1.0, 2.0, 5.0)
@@ -31,13 +31,12 @@ _log = logging.getLogger(__name__)
 
 
 def serve(app: AsyncTask, *, host: str, port: int, threads: int, ready: Callable[[str], None] | None = None) -> None:
-    """Serves ``app`` until SIGTERM or SIGINT, which let the requests at hand end (20 s at most).
+    """Serves ``app`` until SIGTERM or SIGINT, then finishes current requests (20 s at most).
 
-    ``port`` 0 takes a free one. ``ready`` is called with the address, ``http://127.0.0.1:8000`` say, when connections
-    are taken. Requests are answered in a child process with ``threads`` threads, where the application's services run
-    too; it is started anew if it dies. Call it in the main thread, before anything of ``app`` is in use: open
-    connections do not survive the fork. Returns when the server has stopped; raises :class:`Unavailable` where the
-    address cannot be had, or the child does not start.
+    ``port`` 0 takes a free one. ``ready`` is called with the address (``http://127.0.0.1:8000``) once connections are
+    accepted. A child process answers requests with ``threads`` threads and runs the application's services; it is replaced
+    if it dies. Call it in the main thread, before ``app`` is used: open connections do not survive the fork. Returns when
+    the server has stopped; raises :class:`Unavailable` if the address is unavailable or the child does not start.
     """
     listener = _listen(host, port)
     address = _address(listener, host)
@@ -47,7 +46,6 @@ def serve(app: AsyncTask, *, host: str, port: int, threads: int, ready: Callable
 
 
 def _answer(app: AsyncTask, listener: socket.socket, host: str, threads: int, beat: Callable[[], None]) -> None:
-    """What the child does."""
     loop = HttpLoop(
         create_app(app, host=host),
         listener,
@@ -57,7 +55,7 @@ def _answer(app: AsyncTask, listener: socket.socket, host: str, threads: int, be
         clock=app.clock,
         beat=beat,
     )
-    # Ctrl-C in a terminal reaches this process too: it ends its requests just as it does when told to by its parent.
+    # Ctrl-C in a terminal reaches this process too and has the same effect as the parent's signal.
     for number in _STOPS:
         signal.signal(number, lambda _number, _frame: loop.stop())
     app.start_services()
@@ -68,7 +66,7 @@ def _answer(app: AsyncTask, listener: socket.socket, host: str, threads: int, be
 
 
 class _Parent:
-    """Keeps one child at work on the listener: replaces it when it dies or hangs, ends it when told to."""
+    """Keeps one child at work on the listener: replaces it when it dies or hangs, stops it at the end."""
 
     def __init__(
         self, child: Callable[[Callable[[], None]], None], listener: socket.socket, monotonic: Callable[[], float]
@@ -83,7 +81,7 @@ class _Parent:
         self._up = self._hopeless = False
 
     def run(self, started: Callable[[], None]) -> None:
-        """Until SIGTERM or SIGINT. ``started`` is called once the first child is on its way."""
+        """Runs until SIGTERM or SIGINT. ``started`` is called after the first fork."""
         for number in _STOPS:
             signal.signal(number, lambda _number, _frame: self._wakeup.set())
         signal.signal(signal.SIGCHLD, lambda _number, _frame: self._wakeup.notify())
@@ -103,7 +101,7 @@ class _Parent:
         ours, theirs = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
-        # A signal that reached the child before it has handlers of its own would be lost in those of the parent.
+        # A signal before the child has its own handlers would be lost in those inherited from the parent.
         signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
         pid = os.fork()
         if pid == 0:
@@ -111,14 +109,14 @@ class _Parent:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
             os.close(ours)
-            self._be_child(theirs)
+            self._run_child(theirs)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
         os.close(theirs)
         os.set_blocking(ours, False)
         self._pid, self._pulse = pid, ours
         self._started = self._heard = self._monotonic()
 
-    def _be_child(self, pulse: int) -> None:
+    def _run_child(self, pulse: int) -> None:
         """Never returns."""
         self._wakeup.close()
         os.set_blocking(pulse, False)
@@ -133,7 +131,7 @@ class _Parent:
                 os.kill(os.getpid(), signal.SIGTERM)
 
         self._child(beat)
-        # Not with what the caller of `serve` does after serving.
+        # Do not return into the code after the caller's serve().
         raise SystemExit(0)
 
     def _listen(self, seconds: float) -> None:
@@ -152,7 +150,7 @@ class _Parent:
     def _ended(self) -> bool:
         pid, status = os.waitpid(self._pid, os.WNOHANG)
         if pid:
-            # One that gave up by itself before its loop ever turned would do so again; one that was killed would not.
+            # A child that exited by itself before its first turn would do so again; a killed one would not.
             self._hopeless = not self._up and os.waitstatus_to_exitcode(status) >= 0
         return pid != 0
 

@@ -1,4 +1,4 @@
-"""The shapes of what comes in: queries, bodies, forms. Whatever does not fit is refused with what is wrong."""
+"""Schemas of requests, which are validated against them, and of responses, for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -61,16 +61,16 @@ __all__ = [
     "Workers",
 ]
 
-# PostgreSQL has no text with NUL in it, so none is taken anywhere.
+# PostgreSQL text cannot contain NUL, so no database accepts it.
 Title = Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00]*$")]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^\x00]*$")]
-# Blanks around it are taken off, so something else must be there. Named one by one: dialects differ in what \s is.
+# At least one non-blank character, for blanks are stripped. Listed, because regular expression dialects differ in \s.
 NOT_BLANK = r"^[^\x00]*[^\x00\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000][^\x00]*$"
 NotBlank = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=NOT_BLANK)]
 QueueName = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_:.\-]+$")]
 Names = Annotated[str, StringConstraints(min_length=1, max_length=5_200, pattern=r"^[^\x00]*$")]
 LATER = "x-later"
-"""Marks what is left out of the document."""
+"""Marks fields that the document omits."""
 
 _ENCODING = "What a text is encoded in: utf-8, gb18030, cp932...; default: its charset, else found out."
 
@@ -81,7 +81,7 @@ RowsName = Literal["failed", "succeeded", "unprocessed", "rejected", "all"]
 
 
 class _Listed:
-    """Text that holds some of ``names`` with commas between; its check says better than a pattern what is wrong."""
+    """Some of ``names``, separated by commas; validated with a better message than a pattern gives."""
 
     def __init__(self, *names: str) -> None:
         self._names = names
@@ -100,7 +100,7 @@ class _Listed:
 
 
 class _Ids:
-    """Task ids with commas between."""
+    """Task ids separated by commas."""
 
     def __call__(self, text: str) -> str:
         chosen = text.split(",")
@@ -123,12 +123,12 @@ RetryStatuses = Annotated[str, AfterValidator(_OVER), Field(json_schema_extra=_O
 
 
 def _later(default: Any) -> Any:
-    """A field that this version knows only in order to refuse it; it stands in no document."""
+    """A field known only to be refused in this version; it is in no document."""
     return Field(default, json_schema_extra={LATER: True})
 
 
 def _whole(value: Any) -> Any:
-    # JSON knows one kind of number: 20.0 is 20.
+    # JSON has one type of number: 20.0 is 20.
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -280,7 +280,7 @@ class Knobs(_In):
     tolerated_failures: int | float | str | None = _later(None)
 
 
-# -- The shapes of what goes out, for the OpenAPI document; answers are not checked against them while they are given.
+# -- responses: documented only, not validated at run time
 
 
 class _Out(BaseModel):

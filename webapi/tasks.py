@@ -1,4 +1,4 @@
-"""/api/tasks: hand in a list, watch it, turn its knobs."""
+"""/api/tasks: submit a list, follow it, change it."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from webapi.context import (
     progress_response,
     reader_locale,
     retry_after,
-    say_language,
+    set_language,
     task_url,
     who,
     with_links,
 )
 from webapi.json_body import json_response, parse_json
-from webapi.problems import MAX_ERRORS, MalformedBody, did_you_mean, told
+from webapi.problems import MAX_ERRORS, MalformedBody, did_you_mean, problem_objects
 from webapi.reading import FORM, JSON, ApiRequest, current_request
 from webapi.shapes import (
     ErrorGroups,
@@ -125,8 +125,8 @@ def update(task_id: int, knobs: Knobs) -> Response:
     changes = knobs.model_dump(exclude_unset=True)
     if not changes:
         names = ", ".join(("parallel", "priority", "title"))
-        fault = Problem(None, None, "missing", f"give at least one of {names}")
-        raise InputError(f"there is nothing to change; {fault.message}", code="invalid_knob", errors=[fault])
+        problem = Problem(None, None, "missing", f"give at least one of {names}")
+        raise InputError(f"there is nothing to change; {problem.message}", code="invalid_knob", errors=[problem])
     task = find_task(task_id)
     task.update(who=who(), **changes)
     return progress_response(with_links(task.progress()))
@@ -219,7 +219,7 @@ def _statuses(text: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text.split(","))) if text else ()
 
 
-# -- POST /api/tasks: from a JSON body, a form with a file or a raw body to a Submission, and what is answered.
+# -- POST /api/tasks: JSON body, form with a file, or raw body
 
 RAW: Final = {
     "application/x-ndjson": "body.ndjson",
@@ -228,23 +228,22 @@ RAW: Final = {
     "text/csv": "body.csv",
     "text/tab-separated-values": "body.tsv",
 }
-"""Media types of bodies that are a list as they stand, with the names that say so to the readers."""
+"""Media types of raw bodies, with the file name from which the readers take the format."""
 
 WAIT_S: Final = 1.0
-"""How long an answer waits for the validation of an upload, so that its bad rows are in it."""
+"""Seconds that an answer waits for the validation of an upload, to contain its refused rows."""
 
 KEY_PATTERN: Final = "^[!-~]([ -~]{0,253}[!-~])?$"
-"""What an Idempotency-Key may be."""
 
 
 def submit(app: AsyncTask, incoming: ApiRequest, query: RawQuery) -> Submission | DryRun:
-    """Takes the list of the request. Raises :class:`InputError` (4xx) that names the field, row or column."""
+    """Submits the list of the request. Raises :class:`InputError` (4xx) that names the field, row or column."""
     incoming.require(JSON, FORM, *RAW)
     key = _idempotency_key(incoming)
     if incoming.mimetype in RAW:
         return _submit_raw(app, incoming, query, key)
     if incoming.args:
-        # Their options are in the body: one that stands elsewhere must not be overlooked.
+        # The options of these bodies are in the body: one in the query must not be ignored.
         NoQuery.model_validate(incoming.args.to_dict())
     if incoming.mimetype == JSON:
         return _submit_json(app, incoming, key)
@@ -252,24 +251,24 @@ def submit(app: AsyncTask, incoming: ApiRequest, query: RawQuery) -> Submission 
 
 
 def answer(found: Submission | DryRun) -> Response:
-    """202 with the progress object and the rows refused so far; 422 with all of them where nothing was accepted; of a
-    dry run 200 with what the list would come to."""
+    """202 with the progress object and the rows refused so far; 422 with all of them if none was accepted; 200 with the
+    result of a dry run."""
     locale = reader_locale()
     if isinstance(found, DryRun):
         response = json_response(found.as_dict(locale))
         response.headers["Cache-Control"] = "no-store"
-        say_language(response, locale)
+        set_language(response, locale)
         return response
     if found.progress is None and (error := found.task.refusal()) is not None:
-        # The first answer to this key was an error, and so is this one.
+        # A replayed key whose first answer was this error.
         raise error
     progress = with_links(found.progress or found.task.progress())
     url = task_url(found.task.id)
     if found.problems:
-        progress["errors"] = told(found.problems[:MAX_ERRORS], locale)
+        progress["errors"] = problem_objects(found.problems[:MAX_ERRORS], locale)
     response = json_response(progress, 202)
     if found.problems:
-        say_language(response, locale)
+        set_language(response, locale)
     response.headers["Location"] = url
     response.headers["Retry-After"] = retry_after(progress)
     response.headers["Cache-Control"] = "no-store"
@@ -298,7 +297,7 @@ def _submit_file(app: AsyncTask, incoming: ApiRequest, key: str | None) -> Submi
     file = _the_file(incoming)
     options = _form_options(incoming, app.config.max_json_depth)
     worker = options.pop("worker")
-    # Before the file is stored: it may be large, and it would be for nothing.
+    # Before the possibly large file is stored.
     _refuse_unknown(app, worker)
     stored = app.uploads.store(file.stream, _name_of(file), limit=app.config.max_file_bytes)
     return _hand_in(app, worker, stored, key, options)
@@ -321,7 +320,7 @@ def _submit_raw(app: AsyncTask, incoming: ApiRequest, query: RawQuery, key: str 
     _refuse_unknown(app, worker)
     body = incoming.raw_body(*RAW)
     if (charset := incoming.mimetype_params.get("charset")) is not None:
-        # The body is made UTF-8 while it is read, so that is what it is named as: nothing is guessed at.
+        # The body is transcoded to UTF-8 while it is read, so no encoding has to be detected.
         _refuse_contradiction(charset, options.get("encoding"))
         options["encoding"] = "utf-8"
     stored = app.uploads.store(body, RAW[incoming.mimetype], limit=app.config.max_file_bytes, named=False)
@@ -367,7 +366,7 @@ def _the_file(incoming: ApiRequest) -> FileStorage:
 
 
 def _name_of(file: FileStorage) -> str:
-    """The name of an uploaded file; one without an extension gets that of its Content-Type, for the readers go by it."""
+    """The name of an uploaded file; without an extension it gets that of its Content-Type, for the readers' detection."""
     name = file.filename or ""
     return name if "." in name or file.mimetype not in RAW else name + Path(RAW[file.mimetype]).suffix
 
@@ -378,7 +377,7 @@ def _form_options(incoming: ApiRequest, max_depth: int) -> dict[str, Any]:
         if len(values) > 1:
             problem = fault(None, name, "duplicate", "option.twice")
             raise InputError(f"option {name!r} {problem.message}", code="invalid_option", errors=[problem])
-        # An empty field of a form is one that nobody filled in.
+        # An empty form field counts as not given.
         if values[0] != "" or name == "worker":
             fields[name] = values[0]
     if "columns" in fields:
@@ -387,7 +386,7 @@ def _form_options(incoming: ApiRequest, max_depth: int) -> dict[str, Any]:
 
 
 def _given(options: Options) -> dict[str, Any]:
-    """The options that were sent; null says "the default" for all but ``parallel``, where it says "no limit"."""
+    """The given options; null means the default, except for ``parallel``, where it means no limit."""
     return {k: v for k, v in options.model_dump(exclude_unset=True).items() if v is not None or k == "parallel"}
 
 

@@ -1,4 +1,4 @@
-"""/api/workers and /api/jobs: what can be done with a list, and the life of one job."""
+"""/api/workers and /api/jobs: the registered workers and their templates, and a single job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flask import Response
 from asynctask.app import AsyncTask
 from asynctask.errors import NotFound
 from asynctask.reports.templates import Template, make_template, template_csv, template_xlsx
-from webapi.context import asynctask_app, reader_locale, say_language
+from webapi.context import asynctask_app, reader_locale, set_language
 from webapi.json_body import json_response
 from webapi.reports import CSV, XLSX, attachment
 from webapi.shapes import Event, NoQuery, Workers
@@ -40,7 +40,7 @@ def template_as_xlsx(name: str, query: NoQuery) -> Response:
     """
     locale = reader_locale()
     response = Response(template_xlsx(_template(name), locale), mimetype=XLSX)
-    say_language(response, locale)
+    set_language(response, locale)
     return attachment(response, f"{name}-template.xlsx")
 
 
@@ -71,7 +71,7 @@ def job(job_id: str, query: NoQuery) -> Response:
 
 
 def describe(app: AsyncTask) -> list[dict[str, Any]]:
-    """Every worker with its item's fields in order, the headers that a sheet may use, and the JSON Schema."""
+    """Every worker with its item's fields in order, the headers accepted in a sheet, and the JSON Schema."""
     found = []
     for name, worker in sorted(app.workers.items()):
         schema = worker.json_schema()
@@ -98,7 +98,7 @@ def _fields(schema: dict[str, Any] | None, headers: frozenset[str]) -> list[dict
     return [
         {
             "name": name,
-            # A title that pydantic made up from the name is no header that a sheet may use.
+            # A title that pydantic derives from the name is not accepted as a header.
             "title": field["title"] if field.get("title") in headers else name,
             "required": name in required,
             "description": field.get("description"),

@@ -1,4 +1,4 @@
-"""For a WSGI server of your own: ``gunicorn --worker-class gthread --threads 8 'webapi.wsgi:load()'``."""
+"""For another WSGI server: ``gunicorn --worker-class gthread --threads 8 'webapi.wsgi:load()'``."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ VARIABLE = "ASYNCTASK_APP"
 
 
 def load(environ: Mapping[str, str] | None = None) -> APIFlask:
-    """The application that ``ASYNCTASK_APP`` (``module:attribute``) names, served; its services start with it.
+    """Serves the application named by ``ASYNCTASK_APP`` (``module:attribute``) and starts its services.
 
     Call it in the process that answers requests, after any fork (no ``--preload``): threads do not survive a fork.
-    Raises :class:`ConfigError` where the variable is missing or names no AsyncTask.
+    Raises :class:`ConfigError` if the variable is missing or names no AsyncTask.
     """
     app = _find((os.environ if environ is None else environ).get(VARIABLE, ""))
     app.ensure_schema()

@@ -11,9 +11,9 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Runs one command and leaves the process with its exit code: 0 ok, 1 finished with failures, 2 usage, 3 unavailable.
+    """Runs one command and exits with its code: 0 ok, 1 finished with failures, 2 usage, 3 unavailable.
 
-    Arguments: ``argv``, the words after the program's name; without it those that the process was started with.
+    Arguments: ``argv`` without the program's name, by default the process's.
     """
     from asynctask.cli.output import INTERNAL
     from asynctask.cli.root import run
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     try:
         code = run(sys.argv[1:] if argv is None else argv)
     except Exception:
-        # Python's own code for a traceback is 1, which here means that rows have failed.
+        # Python's own exit code after a traceback, 1, would mean failed rows here.
         traceback.print_exc()
         code = INTERNAL
     sys.exit(code)

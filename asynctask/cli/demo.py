@@ -1,4 +1,4 @@
-"""``demo``: the whole thing on SQLite, with a real sheet, real processes and an audit of the outcome at the end."""
+"""``demo``: the whole system on SQLite, with a real sheet and real processes, and an audit of the outcome."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from xml.etree import ElementTree
 
 import click
 
-from asynctask.cli.options import Command, Session, environment, examples_folder, load_file, pass_session
+from asynctask.cli.options import Command, Session, environment, examples_folder, load_file, pass_session, variables
 from asynctask.cli.output import FAILURES, OK, Bars, Output, count, number, summary
 from asynctask.cli.serve import address, child_argv, free_port, served_at, warn_if_open
 from asynctask.clock import SystemClock
@@ -50,12 +50,12 @@ _SHOP: Final = "PROMOTIONS_DATABASE_URL"
 _PRODUCTS: Final = 200
 _START_S: Final = 60.0
 _RUN_S: Final = 120.0
-_OWN: Final = frozenset({"database_url", "broker_url", "data_dir", "app"})
+_RESERVED: Final = frozenset({"database_url", "broker_url", "data_dir", "app"})
 
 
 @dataclass(frozen=True)
 class Followed:
-    """A Task that was followed to its end over HTTP: its last progress, and the seconds since it was sent."""
+    """A Task that was followed over HTTP to its end: its last progress, and the seconds since it was sent."""
 
     progress: dict[str, Any]
     seconds: float
@@ -80,27 +80,25 @@ def demo(session: Session, folder: Path, rows: int, keep: bool) -> int:
     It hands over 200 products as JSON and 10,000 campaigns as a spreadsheet, follows both, fetches the report of what
     did not succeed, and audits the outcome against what the shop holds: exit code 1 if anything disagrees.
     """
-    own = _OWN.intersection(session.flags)
+    own = _RESERVED.intersection(session.flags)
     if own:
         raise click.UsageError(f"--{sorted(own)[0].replace('_', '-')} is the demo's own affair: it brings everything along")
     with ExitStack() as stack:
         stack.enter_context(_term_as_interrupt())
-        folder = stack.enter_context(_fresh(folder))
+        folder = stack.enter_context(_empty_folder(folder))
         run = _Run(session, folder, rows)
         stack.enter_context(environment(run.settings, session.environ))
-        stack.enter_context(_variable(session.environ, _SHOP, f"sqlite:///{folder / 'promotions.db'}"))
+        stack.enter_context(variables({_SHOP: f"sqlite:///{folder / 'promotions.db'}"}, session.environ))
         stack.enter_context(run.services())
         found = run.perform()
         session.out.document({**found, "url": run.url if keep else None})
-        run.tell(found, keep)
+        run.print_outcome(found, keep)
         if keep:
             _until_interrupt()
     return OK if found["ok"] else FAILURES
 
 
 class _Run:
-    """One run of the demo in one folder."""
-
     def __init__(self, session: Session, folder: Path, rows: int) -> None:
         config, _ = session.config()
         self.out: Output = session.out
@@ -127,12 +125,12 @@ class _Run:
 
     @contextmanager
     def services(self) -> Iterator[None]:
-        """The web server and the workers, started and ready; at the end of the block no process is left."""
+        """The web server and the workers, ready to use; the end of the block stops them."""
         from asynctask.runtime.supervisor import LIFELINE
 
         log = self._folder / "services.log"
         argv = child_argv(f"{self._shop_file}:app", "up", {})
-        theirs, ours = os.pipe()  # when this process dies, however it dies, they read the end of it and stop
+        theirs, ours = os.pipe()  # closed by the kernel however this process dies, which stops the services
         try:
             with log.open("wb") as sink:
                 up = subprocess.Popen(
@@ -149,7 +147,7 @@ class _Run:
             os.close(ours)
 
     def _child_environment(self) -> dict[str, str]:
-        """Ours, less settings that were meant for some other application."""
+        """This environment without settings meant for another application."""
         keep = {ENV_PREFIX + name.upper() for name in self.settings}
         return {k: v for k, v in self._environ.items() if not k.startswith(ENV_PREFIX) or k in keep}
 
@@ -166,16 +164,16 @@ class _Run:
                 self._pause.wait(0.05)
 
     def perform(self) -> dict[str, Any]:
-        """Sends both lists, follows them, fetches the report and audits everything. Returns what the command prints."""
+        """Sends both lists, follows them, fetches the report and audits everything. Returns the command's document."""
         self.out.line(f"Writing a sheet of {count(self._rows, 'row')}, as untidy as people's are: {self._sheet}")
         expected = self._untidy.write_sheet(self._sheet, self._rows)
         shop = load_file(self._shop_file)
         products = shop.products(_PRODUCTS)
         self.out.line(f"Sending {number(len(products))} products as JSON and the sheet as a form, to {self.url}\n")
         body = {"worker": "enroll_product", "items": products, "title": "Products"}
-        sent = {self._sent(self._api.post_json("/api/tasks", body).json()): self._clock.monotonic()}
+        sent = {self._task_id(self._api.post_json("/api/tasks", body).json()): self._clock.monotonic()}
         fields = {"worker": "create_campaign", "title": self._sheet.name}
-        sent[self._sent(self._api.post_file("/api/tasks", self._sheet, fields).json())] = self._clock.monotonic()
+        sent[self._task_id(self._api.post_file("/api/tasks", self._sheet, fields).json())] = self._clock.monotonic()
         enrolled, created = self._follow(sent)
         task_id = created.progress["task_id"]
         report = self._fetch_report(task_id)
@@ -194,13 +192,13 @@ class _Run:
         errors[task_id] += [
             {"message": error, "status": "rejected", "count": count} for error, count in report.rejections.items()
         ]
-        return _found(enrolled, created, errors, findings, self._retried(enrolled.progress["task_id"]), self.report)
+        return _document(enrolled, created, errors, findings, self._retried(enrolled.progress["task_id"]), self.report)
 
-    def _sent(self, progress: Mapping[str, Any]) -> int:
+    def _task_id(self, progress: Mapping[str, Any]) -> int:
         return int(progress["task_id"])
 
     def _follow(self, sent: Mapping[int, float]) -> list[Followed]:
-        """Polls the Tasks as a frontend does, with the ETag of the last answer, until all are done."""
+        """Polls the Tasks until all are done, as a frontend does: with the ETag of the last answer."""
         tags: dict[int, str] = {}
         seen: dict[int, dict[str, Any]] = {}
         done: dict[int, Followed] = {}
@@ -220,7 +218,7 @@ class _Run:
         return [done[task_id] for task_id in sorted(done)]
 
     def _fetch_report(self, task_id: int) -> ReportRows:
-        """The report of every row that did not succeed, those that were rejected among them."""
+        """The report of all rows that did not succeed, rejected ones included."""
         answer = self._api.get(f"/api/tasks/{task_id}/report.xlsx?rows=failed")
         self.report.write_bytes(answer.body)
         return read_report(self.report)
@@ -229,12 +227,11 @@ class _Run:
         return list(self._api.get(f"/api/tasks/{task_id}/errors").json()["errors"])
 
     def _retried(self, task_id: int) -> int:
-        """How many rows needed more than one attempt."""
+        """The number of rows with more than one attempt."""
         events = self._api.get(f"/api/tasks/{task_id}/events?limit={_PRODUCTS}").json()["events"]
         return sum(event["attempt"] > 1 for event in events)
 
-    def tell(self, found: Mapping[str, Any], keep: bool) -> None:
-        """The outcome, for people."""
+    def print_outcome(self, found: Mapping[str, Any], keep: bool) -> None:
         out = self.out
         out.line()
         for each in found["tasks"]:
@@ -259,7 +256,7 @@ class _Run:
             out.line(f"Page:   {self.url} (stopped now; `asynctask demo --keep` leaves it running)")
 
 
-def _found(
+def _document(
     enrolled: Followed,
     created: Followed,
     errors: Mapping[int, list[dict[str, Any]]],
@@ -290,8 +287,8 @@ def _found(
 
 
 @contextmanager
-def _fresh(folder: Path) -> Iterator[Path]:
-    """The demo's folder, emptied and locked. Deletes nothing that an earlier demo did not make. Raises ConfigError."""
+def _empty_folder(folder: Path) -> Iterator[Path]:
+    """The demo's folder, emptied and locked. Deletes only files of an earlier demo. Raises ConfigError."""
     folder = folder.resolve()
     mark = folder / _MARK
     if folder.exists() and not mark.is_file() and any(folder.iterdir()):
@@ -309,21 +306,8 @@ def _fresh(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _variable(environ: Any, name: str, value: str) -> Iterator[None]:
-    before = environ.get(name)
-    environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            environ.pop(name, None)
-        else:
-            environ[name] = before
-
-
-@contextmanager
 def _term_as_interrupt() -> Iterator[None]:
-    """A TERM ends the demo like Ctrl-C does: with every process stopped."""
+    """Makes TERM end the demo as Ctrl-C does, with every process stopped."""
 
     def interrupt(_number: int, _frame: Any) -> None:
         raise KeyboardInterrupt
@@ -346,7 +330,7 @@ def _until_interrupt() -> None:
 
 
 def _stop(up: subprocess.Popen[bytes]) -> None:
-    """Stops the services as Ctrl-C would; what does not listen is killed, so that nothing lingers."""
+    """Stops the services as Ctrl-C would; kills their process group after 30 s."""
     try:
         up.terminate()
         up.wait(timeout=30)
@@ -363,12 +347,12 @@ def _stop(up: subprocess.Popen[bytes]) -> None:
 COMMANDS: Final = (demo,)
 
 
-# -- The demo's audit: what the ledger says, against what the shop holds and what the sheet's author expected.
+# -- audit: the ledger against the shop's data and the expectations of the sheet's author
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at: what holds, and what contradicts it (nothing, if all is well)."""
+    """One audited claim and its contradictions (none if it holds)."""
 
     claim: str
     contradictions: tuple[str, ...] = ()
@@ -380,8 +364,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class ReportRows:
-    """A report that was downloaded: row number -> status, row number -> the text of its first column, rows that stand in
-    it more than once, and how often each error stands at a rejected row."""
+    """A downloaded report: row number -> status, row number -> text of the first column, rows that occur more than once,
+    and the number of each error among the rejected rows."""
 
     statuses: Mapping[int, str]
     codes: Mapping[int, str]
@@ -394,12 +378,12 @@ _ID: Final = "{http://schemas.openxmlformats.org/officeDocument/2006/relationshi
 
 
 def _sheets(path: Path) -> Iterator[dict[int, dict[str, str]]]:
-    """The sheets of a workbook that this demo has made, each as row number -> letters of the column -> text; read with the
-    standard library and none of the readers that are audited."""
+    """The sheets of a workbook that this demo has written, each as row number -> column letters -> text. Uses the standard
+    library only, not the audited readers."""
     with zipfile.ZipFile(path) as book:
 
         def part(name: str) -> ElementTree.Element:
-            return ElementTree.fromstring(book.read(name))  # noqa: S314 - a file of our own
+            return ElementTree.fromstring(book.read(name))  # noqa: S314 - written by this program
 
         texts = ["".join(each.itertext()) for each in part("xl/sharedStrings.xml")] if _has_texts(book) else []
         targets = {each.get("Id"): each.get("Target", "") for each in part("xl/_rels/workbook.xml.rels")}
@@ -416,7 +400,7 @@ def _has_texts(book: zipfile.ZipFile) -> bool:
 
 
 def _text(cell: ElementTree.Element, texts: Sequence[str]) -> str:
-    """A cell as the shop would see a code: no spaces around, a whole number without its point."""
+    """A cell as the shop reads a code: stripped, a whole number without a decimal point."""
     kind, value = cell.get("t"), cell.findtext(f"{_MAIN}v", "")
     if kind == "inlineStr":
         return "".join(cell.itertext()).strip()
@@ -428,13 +412,13 @@ def _text(cell: ElementTree.Element, texts: Sequence[str]) -> str:
 
 
 def sheet_codes(path: Path, header_row: int) -> dict[int, str]:
-    """Row number -> campaign code, for the rows of the sheet that are not blank; read by none of the readers."""
+    """Row number -> campaign code, of the sheet's non-blank rows; independent of the audited readers."""
     rows = next(_sheets(path))
     return {number: cells.get("A", "") for number, cells in rows.items() if number > header_row and cells}
 
 
 def read_report(path: Path) -> ReportRows:
-    """A report, as somebody who opens it sees it. The first column is the sheet's first."""
+    """Reads a report. Its first column is the sheet's first."""
     statuses: dict[int, str] = {}
     codes: dict[int, str] = {}
     repeated: list[int] = []
@@ -456,7 +440,7 @@ def _equal(what: str, found: Any, wanted: Any) -> list[str]:
     return [] if found == wanted else [f"{what}: {found}, not {wanted}"]
 
 
-def _several(sentences: Iterable[str]) -> tuple[str, ...]:
+def _shortened(sentences: Iterable[str]) -> tuple[str, ...]:
     found = list(sentences)
     return (*found[:10], f"... and {len(found) - 10} more") if len(found) > 10 else tuple(found)
 
@@ -472,11 +456,11 @@ def audit_products(
     return [
         Finding(
             f"`finish` of the products, {counts['finish']:,}, is what the shop has enrolled",
-            _several(_equal("enrolments", len(enrolled), counts["finish"])),
+            _shortened(_equal("enrolments", len(enrolled), counts["finish"])),
         ),
         Finding(
             f"every product is accounted for; the {counts['failed']:,} that were refused have no enrolment",
-            _several(
+            _shortened(
                 [
                     *_equal("finish + failed", counts["finish"] + counts["failed"], len(products)),
                     *_equal("failed", counts["failed"], len(planned)),
@@ -504,11 +488,11 @@ def audit_campaigns(
     return [
         Finding(
             f"`finish` of the campaigns, {counts['finish']:,}, is what the shop has created",
-            _several(_equal("campaigns", len(codes), counts["finish"])),
+            _shortened(_equal("campaigns", len(codes), counts["finish"])),
         ),
         Finding(
             f"every row of the sheet, {expected.rows:,}, is accounted for",
-            _several(
+            _shortened(
                 [
                     *_equal("rows of the sheet", len(sheet), expected.rows),
                     *_equal("total + rejected", counts["total"] + rejected, expected.rows),
@@ -518,7 +502,7 @@ def audit_campaigns(
         ),
         Finding(
             f"the report, {len(report.statuses):,} rows, is the sheet less what the shop has",
-            _several(
+            _shortened(
                 [
                     *(f"row {row} stands in the report twice" for row in report.repeated),
                     *_differences(reported, missing),
@@ -532,40 +516,39 @@ def audit_campaigns(
                 ]
             ),
         ),
-        Finding("all of it is as the sheet's author expected, row by row", _several(disagreements)),
+        Finding("all of it is as the sheet's author expected, row by row", _shortened(disagreements)),
     ]
 
 
 def _differences(reported: Counter[str], missing: Counter[str]) -> list[str]:
-    said = [
+    sentences = [
         f"code {code!r} is not in the shop, and {n} row(s) of it not in the report"
         for code, n in (missing - reported).items()
     ]
-    return said + [f"code {code!r} is in the report {n} time(s) too often" for code, n in (reported - missing).items()]
+    return sentences + [f"code {code!r} is in the report {n} time(s) too often" for code, n in (reported - missing).items()]
 
 
-# -- A small HTTP client for our own API, on the standard library.
+# -- HTTP client
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the server said: ``status``, ``headers`` (names in lower case) and the ``body`` as bytes."""
+    """A response: ``status``, ``headers`` (names in lower case) and the ``body`` as bytes."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
 
     def json(self) -> Any:
-        """The body, parsed."""
         return json.loads(self.body)
 
 
 class Api:
-    """Calls to one server, a connection for each.
+    """Calls to one server, each on its own connection.
 
-    Arguments: ``base``, e.g. ``http://127.0.0.1:8000/``; ``timeout`` in seconds. A server that does not answer raises
-    :class:`Unavailable`, an answer of 400 and more :class:`InputError` (500 and more :class:`Unavailable`) with its detail.
-    Proxies of the environment are not asked: it is our own server.
+    Arguments: ``base``, e.g. ``http://127.0.0.1:8000/``; ``timeout`` in seconds. Raises :class:`Unavailable` if the server
+    does not answer or answers 500 or more, :class:`InputError` with the detail for 400 or more. Ignores proxies of the
+    environment: the server is local.
     """
 
     def __init__(self, base: str, *, timeout: float = 60.0) -> None:
@@ -574,15 +557,14 @@ class Api:
         self._timeout = timeout
 
     def get(self, path: str, **headers: str) -> Answer:
-        """GET; give headers with _ for -."""
+        """GET; headers are keyword arguments with _ for -."""
         return self._call("GET", path, None, {name.replace("_", "-"): value for name, value in headers.items()})
 
     def post_json(self, path: str, value: Any) -> Answer:
-        """POST a JSON document."""
         return self._call("POST", path, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
     def post_file(self, path: str, file: Path, fields: Mapping[str, str]) -> Answer:
-        """POST a file with form fields as a browser's form does. The file is held in memory."""
+        """POST a file with form fields, as a browser's form does. The file is held in memory."""
         boundary = secrets.token_hex(16)
         parts = [_part(boundary, f'name="{name}"', value.encode()) for name, value in fields.items()]
         parts.append(_part(boundary, f'name="file"; filename="{file.name}"', file.read_bytes()))

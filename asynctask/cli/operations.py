@@ -1,4 +1,4 @@
-"""What waits where, and what runs: queues, retries, scheduled, dead, processes; each lists unless told what to do."""
+"""Commands for operators: queues, retries, scheduled, dead, processes, db, doctor, config, middleware."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _ABOUT: Final = {
 
 
 class Listing(Group):
-    """A group that lists where no command is named."""
+    """A group whose default command is ``list``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """``list`` is put before flags that lead to no command."""
+        """Inserts ``list`` before flags without a command."""
         flags = not args or args[0].startswith("-")
         if flags and not any(each in self.commands or each in ("-h", "--help") for each in args):
             args = ["list", *args]
@@ -44,7 +44,7 @@ class Listing(Group):
 
 
 def sure(session: Session, yes: bool, what: str) -> None:
-    """Asks before something is lost. Raises :class:`click.UsageError` where nobody can be asked."""
+    """Asks for confirmation of a loss. Raises :class:`click.UsageError` without a terminal."""
     if yes:
         return
     if session.out.json or not sys.stdin.isatty():
@@ -64,7 +64,7 @@ def _page_options(command: _Function) -> _Function:
     return click.option("--after", type=_AFTER, default=0, help="Go on after so many: what the page before says.")(command)
 
 
-def _result(session: Session, result: Mapping[str, Any], words: str) -> int:
+def _print_result(session: Session, result: Mapping[str, Any], words: str) -> int:
     session.out.document(result)
     session.out.line(f"{count(result['done'], 'job')} {words}.")
     if result["skipped"]:
@@ -72,13 +72,13 @@ def _result(session: Session, result: Mapping[str, Any], words: str) -> int:
     return FAILURES if result["skipped"] else OK
 
 
-def _next(session: Session, found: Mapping[str, Any], command: str) -> None:
+def _print_next(session: Session, found: Mapping[str, Any], command: str) -> None:
     session.out.line(f"{number(found['total'])} in all.")
     if found["next"] is not None:
         session.out.line(f"The next: asynctask {command} --after {found['next']}")
 
 
-def _moment(text: Any) -> str:
+def _short_time(text: Any) -> str:
     return str(text or "")[:19].replace("T", " ")
 
 
@@ -124,10 +124,11 @@ def list_jobs(session: Session, queue: str, newest: bool, limit: int, after: int
     found = session.existing().operations.jobs(queue, after=after, limit=limit, newest=newest)
     session.out.document(found)
     rows = [
-        (each["key"], each["worker"], each["task_id"], _moment(each["enqueued_at"]), _shown(each)) for each in found["jobs"]
+        (each["key"], each["worker"], each["task_id"], _short_time(each["enqueued_at"]), _shown(each))
+        for each in found["jobs"]
     ]
     session.out.table(("key", "worker", "task", "pushed", "arguments"), rows, longest=60)
-    _next(session, found, f"queues jobs {clean(queue)}{' --newest' if newest else ''}")
+    _print_next(session, found, f"queues jobs {clean(queue)}{' --newest' if newest else ''}")
     return OK
 
 
@@ -137,7 +138,7 @@ def list_jobs(session: Session, queue: str, newest: bool, limit: int, after: int
 @pass_session
 def delete_jobs(session: Session, queue: str, keys: tuple[str, ...]) -> int:
     """Take jobs out of a queue for good. The items of tracked ones are cancelled."""
-    return _result(session, session.existing().operations.delete_jobs(queue, keys, who=who()).as_dict(), "deleted")
+    return _print_result(session, session.existing().operations.delete_jobs(queue, keys, who=who()).as_dict(), "deleted")
 
 
 @queues.command("clear")
@@ -147,7 +148,7 @@ def delete_jobs(session: Session, queue: str, keys: tuple[str, ...]) -> int:
 def clear(session: Session, queue: str, yes: bool) -> int:
     """Take every job out of a queue for good. The items of tracked ones are cancelled."""
     sure(session, yes, f"clearing {clean(queue)}")
-    return _result(session, session.existing().operations.clear_queue(queue, who=who()).as_dict(), "deleted")
+    return _print_result(session, session.existing().operations.clear_queue(queue, who=who()).as_dict(), "deleted")
 
 
 @queues.command("pause")
@@ -155,7 +156,7 @@ def clear(session: Session, queue: str, yes: bool) -> int:
 @pass_session
 def pause(session: Session, queue: str) -> int:
     """Take nothing from a queue until it is unpaused. Only where Redis is the broker."""
-    return _paused(session, queue, session.existing().operations.pause(queue), "paused")
+    return _print_pause(session, queue, session.existing().operations.pause(queue), "paused")
 
 
 @queues.command("unpause")
@@ -163,10 +164,10 @@ def pause(session: Session, queue: str) -> int:
 @pass_session
 def unpause(session: Session, queue: str) -> int:
     """Go on with a paused queue."""
-    return _paused(session, queue, session.existing().operations.unpause(queue), "unpaused")
+    return _print_pause(session, queue, session.existing().operations.unpause(queue), "unpaused")
 
 
-def _paused(session: Session, queue: str, changed: bool, word: str) -> int:
+def _print_pause(session: Session, queue: str, changed: bool, word: str) -> int:
     session.out.document({"queue": queue, "changed": changed})
     session.out.line(f"{clean(queue)} is {word}." if changed else f"Nothing to do: {clean(queue)} is {word} already.")
     return OK
@@ -181,7 +182,7 @@ def _shown(entry: Mapping[str, Any]) -> str:
     return "(long)" if entry["args_cut"] else str(entry["args"])
 
 
-def _entries(session: Session, entries: Sequence[Mapping[str, Any]]) -> None:
+def _print_entries(session: Session, entries: Sequence[Mapping[str, Any]]) -> None:
     rows = [
         (
             each["key"],
@@ -189,7 +190,7 @@ def _entries(session: Session, entries: Sequence[Mapping[str, Any]]) -> None:
             each["queue"],
             each["task_id"],
             each["retries"],
-            _moment(each["at"]),
+            _short_time(each["at"]),
             _shown(each),
             each["error"],
         )
@@ -199,17 +200,17 @@ def _entries(session: Session, entries: Sequence[Mapping[str, Any]]) -> None:
     session.out.table(headers, rows, longest=60)
 
 
-def _listing(name: str) -> Listing:
+def _list_group(name: str) -> Listing:
     group = Listing(name, help=f"Show {_ABOUT[name]}; restart or delete them.")
-    for command in (_list(name), _search(name)):
+    for command in (_list_command(name), _search_command(name)):
         group.add_command(command)
     for action in ACTIONS:
         if not (name == "dead" and action == "kill"):
-            group.add_command(_act(name, action))
+            group.add_command(_action_command(name, action))
     return group
 
 
-def _list(name: str) -> click.Command:
+def _list_command(name: str) -> click.Command:
     @click.command("list", cls=Command, help=f"List {_ABOUT[name]}, {'the last' if name == 'dead' else 'those due'} first.")
     @_page_options
     @pass_session
@@ -217,14 +218,14 @@ def _list(name: str) -> click.Command:
         found = session.existing().operations.listed(name, after=after, limit=limit)
         session.out.document(found)
         if found["entries"]:
-            _entries(session, found["entries"])
-        _next(session, found, name)
+            _print_entries(session, found["entries"])
+        _print_next(session, found, name)
         return OK
 
     return listed
 
 
-def _search(name: str) -> click.Command:
+def _search_command(name: str) -> click.Command:
     @click.command("search", cls=Command, help=f"Find {_ABOUT[name]} that hold a text, letter by letter.")
     @click.argument("text")
     @click.option("--limit", type=_LIMIT, default=20, show_default=True, help="Most to list.")
@@ -233,7 +234,7 @@ def _search(name: str) -> click.Command:
         found = session.existing().operations.search(name, text, limit=limit)
         session.out.document(found)
         if found["entries"]:
-            _entries(session, found["entries"])
+            _print_entries(session, found["entries"])
         else:
             session.out.line("Nothing is found.")
         if not found["complete"]:
@@ -250,7 +251,7 @@ _HELP: Final = {
 }
 
 
-def _act(name: str, action: str) -> click.Command:
+def _action_command(name: str, action: str) -> click.Command:
     @click.command(action, cls=Command, help=_HELP[action].format(_ABOUT[name]))
     @click.argument("keys", nargs=-1, metavar="[KEY]...")
     @click.option("--all", "everything", is_flag=True, help="All that are there now.")
@@ -266,7 +267,7 @@ def _act(name: str, action: str) -> click.Command:
             result = operations.act_on_all(name, action, who=who())
         else:
             result = operations.act(name, action, keys, who=who())
-        return _result(session, result.as_dict(), _DONE[action])
+        return _print_result(session, result.as_dict(), _DONE[action])
 
     return act
 
@@ -291,7 +292,7 @@ def list_processes(session: Session) -> int:
             each["kind"],
             f"{each['busy']}/{each['concurrency']}",
             "" if each["rss"] is None else f"{each['rss'] / 1_048_576:.0f} MB",
-            _moment(each["started_at"]),
+            _short_time(each["started_at"]),
             ", ".join(each["queues"]),
             "quiet" if each["quiet"] else "" if each["alive"] else "lost",
         )
@@ -306,7 +307,7 @@ def list_processes(session: Session) -> int:
 @pass_session
 def quiet(session: Session, identity: str) -> int:
     """Have a worker process finish what it runs and take nothing more."""
-    return _signalled(session, identity, "quiet")
+    return _send_signal(session, identity, "quiet")
 
 
 @processes.command("stop")
@@ -314,10 +315,10 @@ def quiet(session: Session, identity: str) -> int:
 @pass_session
 def stop(session: Session, identity: str) -> int:
     """Have a worker process end."""
-    return _signalled(session, identity, "stop")
+    return _send_signal(session, identity, "stop")
 
 
-def _signalled(session: Session, identity: str, verb: str) -> int:
+def _send_signal(session: Session, identity: str, verb: str) -> int:
     session.existing().operations.signal(identity, verb)
     session.out.document({"identity": identity, "signal": verb})
     session.out.line(
@@ -326,12 +327,12 @@ def _signalled(session: Session, identity: str, verb: str) -> int:
     return OK
 
 
-# -- What operators ask for: db, doctor, config, middleware.
+# -- db, doctor, config, middleware
 
 
 @contextmanager
 def _database(session: Session) -> Iterator[Database]:
-    """The database alone: an application refuses to look at one whose schema is not its own."""
+    """The database alone: an application refuses one with another schema."""
     config = session.app().config if session.target else session.config()[0]
     database = Database(config.database_url, pool_size=config.database_connections)
     try:
@@ -409,7 +410,7 @@ def config(session: Session, config_file: str | None, environment: str | None) -
     if session.target:
         app = session.app()
         found = settings(app.config, app.origins)
-        # The flags reach an application through the environment, which is not where the person wrote them.
+        # Flags reach an application through the environment, which is not where the user wrote them.
         found = [replace(each, origin=session.origin(each.name) or each.origin) for each in found]
     else:
         found = settings(*session.config())
@@ -428,7 +429,7 @@ middleware = Group("middleware", help="What wraps the jobs of the application.")
 def list_middleware(session: Session) -> int:
     """Print the chains around a push and around a performance, outermost first."""
     app = session.app(required="the chains belong to an application")
-    # The runtime puts the one that records nearest to the job, whatever else is there.
+    # The runtime puts the recording middleware nearest to the job.
     server = [*app.server_middleware.names(), TaskEventMiddleware.__qualname__]
     chains = {"client": app.client_middleware.names(), "server": server}
     session.out.document(chains)
@@ -443,7 +444,7 @@ middleware.add_command(list_middleware)
 
 COMMANDS: Final[tuple[click.Command, ...]] = (
     queues,
-    *(_listing(name) for name in LISTS),
+    *(_list_group(name) for name in LISTS),
     processes,
     db,
     doctor,

@@ -1,4 +1,4 @@
-"""The flags that all commands share: every field of the configuration, ``-A`` and ``--json``; and what they come to."""
+"""The shared flags (every field of the configuration, ``-A``, ``--json``) and the application they select."""
 
 from __future__ import annotations
 
@@ -40,23 +40,24 @@ __all__ = [
     "load_file",
     "pass_session",
     "setting_options",
+    "variables",
 ]
 
-# What a command hands to the process that it starts: these may differ from what the application was built with.
+# Settings of one process: the flags of a command may differ from what the application was built with.
 OF_A_PROCESS: Final = frozenset(
     {"concurrency", "processes", "queues", "strict_queues", "shutdown_s", "host", "port", "web_threads", "app"}
 )
 TASK_ID: Final = click.IntRange(1, 2**63 - 1)
 _SHORT: Final = {"app": ("-A",)}
-_ENVIRONMENTS: Final = ("APP_ENV", "RAILS_ENV", "RACK_ENV")  # as Sidekiq asks for them
+_ENVIRONMENTS: Final = ("APP_ENV", "RAILS_ENV", "RACK_ENV")  # in Sidekiq's order
 
 
 class Session:
-    """One call of the program: its flags, its output, and the application once it is needed.
+    """One call of the program: its flags, its output, and the application, loaded on demand.
 
-    Arguments: ``environ``, the variables to read settings from and, while the application is loaded and at work, to
-    write the flags to: an application is built when its module is imported, and the processes that are started from
-    here must see the same. :meth:`close` undoes it.
+    Arguments: ``environ``, the variables to read settings from. While the application is loaded the flags are written
+    to them: an application is built when its module is imported, and child processes must see the same. :meth:`close`
+    undoes it.
     """
 
     def __init__(self, out: Output, environ: MutableMapping[str, str] | None = None) -> None:
@@ -70,18 +71,18 @@ class Session:
 
     @property
     def target(self) -> str:
-        """``module:app`` as the flag or ``ASYNCTASK_APP`` has it, or empty."""
+        """``module:app`` from the flag or ``ASYNCTASK_APP``; may be empty."""
         return str(self.flags.get("app") or self.environ.get(ENV_PREFIX + "APP", ""))
 
     def config(self) -> tuple[Config, dict[str, str]]:
-        """The settings of the flags and the environment alone, and where each came from. Raises :class:`ConfigError`."""
+        """The settings from flags and environment, and the origin of each. Raises :class:`ConfigError`."""
         config, origins = load(self.flags, self.environ)
         return config, {name: self.origin(name) or origin for name, origin in origins.items()}
 
     def take_file(self, path: str | None, environment: str | None) -> None:
-        """Reads what ``-C`` names, as if its lines were flags; a flag that is there wins.
+        """Reads the file of ``-C`` as if its lines were flags; a given flag takes precedence.
 
-        Arguments: ``environment`` as ``-e`` names it; without it the variables decide that Ruby's programs ask. Raises
+        Arguments: ``environment``, from ``-e``; by default that of Ruby's environment variables. Raises
         :class:`ConfigError`.
         """
         if path is None:
@@ -95,22 +96,22 @@ class Session:
         settings = dict(self.file.settings)
         if self.flags.get("queues") is not None:  # the order belongs to the queues
             settings.pop("strict_queues", None)
-        taken = {name: value for name, value in settings.items() if self.flags.get(name) is None}
-        self.flags.update(taken)
-        self._from_file = frozenset(taken)
+        applied = {name: value for name, value in settings.items() if self.flags.get(name) is None}
+        self.flags.update(applied)
+        self._from_file = frozenset(applied)
         if self.file.passed_over:
             self.out.note(f"{path}: passed over what is Ruby's alone: {clean(', '.join(self.file.passed_over))}")
 
     def origin(self, name: str) -> str | None:
-        """Where the value of a setting came from, if from a flag or the file of ``-C``."""
+        """``flag`` or ``file`` (of ``-C``) if a setting came from there, else None."""
         if name in self._from_file:
             return "file"
         return "flag" if name in self.flags else None
 
     def app(self, *, required: str = "") -> AsyncTask:
-        """The application of ``-A``; without it one that knows no worker, which is enough to look and to steer.
+        """The application of ``-A``; without it one that has no workers, enough for commands that query or control.
 
-        Arguments: ``required``, what the command needs it for. Raises :class:`click.UsageError`, :class:`ConfigError`.
+        Arguments: ``required``, why the command needs ``-A``. Raises :class:`click.UsageError`, :class:`ConfigError`.
         """
         if self._app is None:
             if required and not self.target:
@@ -118,17 +119,17 @@ class Session:
                     f"{required}: name your application with -A module:app, or set {ENV_PREFIX}APP;"
                     " `asynctask demo` shows one at work"
                 )
-            self.config()  # a bad value is told as that of the flag, not as a failed import
+            self.config()  # reports a bad value as that of its flag, not as a failed import
             self._stack.enter_context(environment(self.flags, self.environ))
             self._app = self._build()
             self._stack.callback(self._app.close)
-            self._agree(self._app.config)
+            self._refuse_overruled(self._app.config)
         return self._app
 
     def existing(self) -> AsyncTask:
-        """The application for a command that looks at what is there, or steers it: it makes no database.
+        """The application for a command that queries or controls existing data: it creates no database.
 
-        Raises :class:`ConfigError` where the SQLite file does not exist, and as :meth:`app` does.
+        Raises :class:`ConfigError` if the SQLite file does not exist, and as :meth:`app`.
         """
         from asynctask.database.engine import missing_file
 
@@ -149,8 +150,8 @@ class Session:
 
         return AsyncTask()
 
-    def _agree(self, config: Config) -> None:
-        """An application that fixes a setting in its code must not silently overrule a flag."""
+    def _refuse_overruled(self, config: Config) -> None:
+        """Raises :class:`ConfigError` where the application's code sets a setting otherwise than a flag."""
         for name, value in self.flags.items():
             if name not in OF_A_PROCESS and getattr(config, name) != value:
                 where = "--" + name.replace("_", "-")
@@ -162,22 +163,29 @@ class Session:
                 )
 
     def setting(self, config: Config, name: str) -> Any:
-        """A setting of a process: the flag of the command, or else what the application has."""
+        """A setting of a process: the command's flag, else the application's value."""
         value = self.flags.get(name)
         return getattr(config, name) if value is None else value
 
     def close(self) -> None:
-        """Closes the application and puts the environment back."""
+        """Closes the application and restores the environment."""
         self._app = None
         self._stack.close()
 
 
 @contextmanager
 def environment(settings: Mapping[str, Any], environ: MutableMapping[str, str]) -> Iterator[None]:
-    """Settings as environment variables, for as long as the block lasts."""
-    changed = {ENV_PREFIX + name.upper(): str(value) for name, value in settings.items() if value is not None}
-    before = {name: environ.get(name) for name in changed}
-    environ.update(changed)
+    """Sets settings as environment variables within the block."""
+    values = {ENV_PREFIX + name.upper(): str(value) for name, value in settings.items() if value is not None}
+    with variables(values, environ):
+        yield
+
+
+@contextmanager
+def variables(values: Mapping[str, str], environ: MutableMapping[str, str]) -> Iterator[None]:
+    """Sets environment variables within the block."""
+    before = {name: environ.get(name) for name in values}
+    environ.update(values)
     try:
         yield
     finally:
@@ -192,11 +200,11 @@ pass_session: Final = click.make_pass_decorator(Session)
 
 
 class SettingOption(click.Option):
-    """A flag for one field of the configuration; it is noted in the session, the command does not see it."""
+    """A flag for a field of the configuration; it is stored in the session, not passed to the command."""
 
 
 def setting_options(*, hidden: bool) -> list[click.Option]:
-    """One flag for each field of :class:`Config`, in its order."""
+    """A flag for each field of :class:`Config`, in its order."""
     types = setting_types()
     made: list[click.Option] = []
     for field in fields(Config):
@@ -210,19 +218,19 @@ def setting_options(*, hidden: bool) -> list[click.Option]:
                 help=field.metadata["help"],
                 expose_value=False,
                 hidden=hidden,
-                callback=_note_setting,
+                callback=_store_setting,
             )
         )
     return made
 
 
-def _note_setting(context: click.Context, option: click.Parameter, value: Any) -> Any:
+def _store_setting(context: click.Context, option: click.Parameter, value: Any) -> Any:
     if value is not None and option.name is not None:
         context.find_object(Session).flags[option.name] = value  # type: ignore[union-attr]
     return value
 
 
-def _note_json(context: click.Context, _option: click.Parameter, value: bool) -> None:
+def _store_json(context: click.Context, _option: click.Parameter, value: bool) -> None:
     if value:
         context.find_object(Session).out.json = True  # type: ignore[union-attr]
 
@@ -233,27 +241,27 @@ def json_option() -> click.Option:
         ["--json", "as_json"],
         is_flag=True,
         expose_value=False,
-        callback=_note_json,
+        callback=_store_json,
         help="Write one JSON document to stdout and nothing else.",
     )
 
 
 def _with_shared(params: Sequence[click.Parameter] | None, *, hidden: bool) -> list[click.Parameter]:
     own = list(params or ())
-    taken = {flag for each in own for flag in (*each.opts, *each.secondary_opts)}
-    shared = [o for o in setting_options(hidden=hidden) if not taken.intersection((*o.opts, *o.secondary_opts))]
+    own_flags = {flag for each in own for flag in (*each.opts, *each.secondary_opts)}
+    shared = [o for o in setting_options(hidden=hidden) if not own_flags.intersection((*o.opts, *o.secondary_opts))]
     return [*own, json_option(), *shared]
 
 
 def file_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``-C`` and ``-e``, for a command that hands both to :meth:`Session.take_file`."""
+    """``-C`` and ``-e``, for a command that passes both to :meth:`Session.take_file`."""
     named = click.option("-e", "--environment", default=None, help="Section of that file to use (else APP_ENV, RAILS_ENV).")
     file = click.option("-C", "--config", "config_file", default=None, help="YAML file with settings, as Sidekiq's are.")
     return file(named(function))
 
 
 class Command(click.Command):
-    """A command that takes the shared flags also after its name, where people look for them."""
+    """A command that takes the shared flags after its name too."""
 
     def __init__(self, name: str | None, *, params: list[click.Parameter] | None = None, **options: Any) -> None:
         super().__init__(name, params=_with_shared(params, hidden=True), **options)
@@ -289,19 +297,19 @@ class Group(click.Group):
                 formatter.write_dl(settings)
 
 
-# -- Finding the application that ``-A`` names, and the example that the demo runs.
+# -- loading the application of ``-A``, and the demo's example
 
 
 class BadTarget(ConfigError):
-    """What ``-A`` names cannot be loaded, or is no application."""
+    """The target of ``-A`` cannot be loaded or is no application."""
 
     code = "bad_target"
 
 
 def load_app(target: str) -> AsyncTask:
-    """The application at ``module:attribute`` or ``path/to/file.py:attribute``; the attribute is ``app`` by default.
+    """The application at ``module:attribute`` or ``path/to/file.py:attribute``; the attribute defaults to ``app``.
 
-    The current folder is put on ``sys.path``, as flask and celery do. Raises :class:`BadTarget`.
+    Puts the current folder on ``sys.path``, as flask and celery do. Raises :class:`BadTarget`.
     """
     from asynctask.app import AsyncTask
 
@@ -316,8 +324,8 @@ def load_app(target: str) -> AsyncTask:
         found = getattr(found, part, None)
     if isinstance(found, AsyncTask):
         return found
-    there = sorted(key for key, value in vars(module).items() if isinstance(value, AsyncTask))
-    hint = f"it has {', '.join(f'{name}:{key}' for key in there)}" if there else "it has no AsyncTask() at its top level"
+    apps = sorted(key for key, value in vars(module).items() if isinstance(value, AsyncTask))
+    hint = f"it has {', '.join(f'{name}:{key}' for key in apps)}" if apps else "it has no AsyncTask() at its top level"
     what = "is not there" if found is None else f"is a {type(found).__name__}, no AsyncTask"
     raise BadTarget(f"-A {target}: {attribute!r} {what}; {hint}")
 
@@ -327,30 +335,30 @@ def load_file(path: Path) -> ModuleType:
     path = path.resolve()
     if not path.is_file():
         raise BadTarget(f"there is no file {path}")
-    there = sys.modules.get(path.stem)
-    if there is not None and getattr(there, "__file__", None) == str(path):
-        return there
+    loaded = sys.modules.get(path.stem)
+    if loaded is not None and getattr(loaded, "__file__", None) == str(path):
+        return loaded
     # A file called json.py must not become the module json of everybody else.
-    taken = there is not None or importlib.util.find_spec(path.stem) is not None
-    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}" if taken else path.stem
+    clashes = loaded is not None or importlib.util.find_spec(path.stem) is not None
+    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}" if clashes else path.stem
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    _on_path(path.parent)
+    _add_to_path(path.parent)
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise BadTarget(_why(str(path), error)) from error
+        raise BadTarget(_import_error(str(path), error)) from error
     return module
 
 
 def _load_module(name: str) -> ModuleType:
-    _on_path(Path.cwd())
+    _add_to_path(Path.cwd())
     try:
         return importlib.import_module(name)
     except Exception as error:
@@ -359,15 +367,15 @@ def _load_module(name: str) -> ModuleType:
                 f"there is no module {error.name!r} in {Path.cwd()} or among the installed packages;"
                 " a file is written path/to/file.py:app"
             ) from error
-        raise BadTarget(_why(name, error)) from error
+        raise BadTarget(_import_error(name, error)) from error
 
 
-def _on_path(folder: Path) -> None:
+def _add_to_path(folder: Path) -> None:
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
 
-def _why(name: str, error: Exception) -> str:
+def _import_error(name: str, error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     if isinstance(error, SyntaxError) and error.filename:
@@ -376,7 +384,7 @@ def _why(name: str, error: Exception) -> str:
 
 
 def examples_folder() -> Path:
-    """Where the examples are: inside the installed package, or beside it in a checkout. Raises :class:`BadTarget`."""
+    """The folder of the examples: in the installed package, or beside it in a checkout. Raises :class:`BadTarget`."""
     package = Path(str(resources.files("asynctask")))
     for folder in (package / "_examples", package.parent / "examples"):
         if (folder / "promotions.py").is_file():

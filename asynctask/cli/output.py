@@ -1,4 +1,4 @@
-"""What the commands write: one JSON document with ``--json``, else text for people; errors on stderr with how to mend."""
+"""Output of the commands: one JSON document with ``--json``, else text; errors and remedies go to stderr."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ OK: Final = 0
 FAILURES: Final = 1
 USAGE: Final = 2
 UNAVAILABLE: Final = 3
-INTERNAL: Final = 70  # EX_SOFTWARE: a bug of ours
-DETACHED: Final = 130  # Ctrl-C, as shells have it
+INTERNAL: Final = 70  # EX_SOFTWARE: a bug in AsyncTask
+DETACHED: Final = 130  # Ctrl-C, as in shells
 
 _SHOWN_PROBLEMS: Final = 10
-# Text that turns the rest of a line around: a title could make a command's output say what it does not.
-_TURNING: Final = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+# Bidirectional controls: in a title they could make a line of output read differently.
+_BIDI: Final = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 STYLES: Final = {
     "finish": "green",
     "finished": "green",
@@ -62,14 +62,14 @@ STYLES: Final = {
 
 
 def clean(value: Any, *, longest: int | None = None) -> str:
-    """A value as text for one line of a terminal: what could steer the terminal is written out as an escape.
+    """A value as text for one line of a terminal; control characters are escaped.
 
     Arguments: ``longest``, the most characters to keep. None becomes the empty text.
     """
     text = "" if value is None else str(value)
     if longest is not None and len(text) > longest:
         text = text[: longest - 1] + "…"
-    if text.isprintable() and not _TURNING.intersection(text):
+    if text.isprintable() and not _BIDI.intersection(text):
         return text
     return "".join(_shown(c) for c in text)
 
@@ -77,30 +77,30 @@ def clean(value: Any, *, longest: int | None = None) -> str:
 def _shown(character: str) -> str:
     if character in "\n\r\t":
         return " "
-    unsafe = character in _TURNING or unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp")
+    unsafe = character in _BIDI or unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp")
     return character.encode("unicode_escape").decode() if unsafe else character
 
 
 def number(value: int | float) -> str:
-    """A count for people: 10,000."""
+    """A number for people: 10,000."""
     return f"{value:,}"
 
 
 def count(value: int, noun: str) -> str:
-    """Things for people: 1 row, 10,000 rows."""
+    """A count with its noun: 1 row, 10,000 rows."""
     return f"{number(value)} {noun}{'' if value == 1 else 's'}"
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code that an error ends the command with."""
+    """The exit code of a command that ends with this error."""
     return UNAVAILABLE if isinstance(error, Unavailable | SchemaOutdated) else USAGE
 
 
 class Output:
-    """Where one call of the program writes.
+    """The output of one call of the program.
 
-    Arguments: ``stdout`` and ``stderr``, by default the process's own at the time of the call. ``json``: a document
-    instead of text. A terminal is given tables and colours, anything else plain lines.
+    Arguments: ``stdout`` and ``stderr``, by default the process's at the time of the call. ``json``: a document instead of
+    text. A terminal gets tables and colours, anything else plain lines.
     """
 
     def __init__(self, stdout: IO[str] | None = None, stderr: IO[str] | None = None, *, json: bool = False) -> None:
@@ -111,17 +111,17 @@ class Output:
 
     @property
     def terminal(self) -> bool:
-        """Whether a person is looking on."""
+        """Whether the output is for a person at a terminal."""
         return not self.json and self.console.is_terminal
 
     def document(self, value: Any) -> None:
-        """Writes the one JSON document of a command; nothing without ``--json``."""
+        """Writes the JSON document of a command; nothing without ``--json``."""
         if self.json:
             self._stdout.write(json.dumps(value, ensure_ascii=False, indent=2, default=str) + "\n")
             self._stdout.flush()
 
     def line(self, text: str = "", *, style: str = "") -> None:
-        """Writes a line for people; nothing with ``--json``. What came from outside has to be cleaned by the caller."""
+        """Writes a line of text; nothing with ``--json``. The caller cleans untrusted text."""
         if self.json:
             return
         if self.console.is_terminal:
@@ -133,7 +133,7 @@ class Output:
     def table(self, headers: Sequence[str], rows: Iterable[Sequence[Any]], *, longest: int = 200, wraps: str = "") -> None:
         """Writes rows under headers: a rich table on a terminal, else columns of plain text.
 
-        ``wraps`` names the one column whose cells may take several lines of a terminal; by default all may.
+        ``wraps`` names the only column whose cells may wrap on a terminal; by default all may.
         """
         if self.json:
             return
@@ -150,21 +150,21 @@ class Output:
         self._stdout.flush()
 
     def _plain(self, lines: list[list[str]]) -> None:
-        # Cells, not characters: a Chinese character is two wide.
+        # Terminal cells, not characters: a Chinese character is two wide.
         widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
         for line in lines:
             padded = (cell + " " * (width - cell_len(cell)) for cell, width in zip(line, widths, strict=True))
             self._stdout.write("  ".join(padded).rstrip() + "\n")
 
     def fields(self, values: Mapping[str, Any]) -> None:
-        """Writes names and values, one a line; those that are None are left out."""
+        """Writes names and values, one a line, without those that are None."""
         width = max(map(len, values), default=0)
         for name, value in values.items():
             if value is not None:
                 self.line(f"{name:<{width}}  {clean(value)}")
 
     def problems(self, problems: Sequence[Problem]) -> None:
-        """Writes what is wrong with the rows of an input; the first few, and how many more there are."""
+        """Writes the first problems of an input's rows, and the number of the others."""
         rows = [(p.row, p.column, p.code, p.message, p.value) for p in problems[:_SHOWN_PROBLEMS]]
         if rows:
             self.table(("row", "column", "code", "message", "value"), rows, longest=80)
@@ -172,13 +172,13 @@ class Output:
             self.line(f"... and {number(len(problems) - len(rows))} more")
 
     def note(self, text: str) -> None:
-        """Writes a line beside the result, to stderr; nothing with ``--json``."""
+        """Writes a line to stderr; nothing with ``--json``."""
         if not self.json:
             self._stderr.write(text + "\n")
             self._stderr.flush()
 
     def error(self, error: Exception) -> int:
-        """Writes an error to stderr and returns the exit code that it means."""
+        """Writes an error to stderr and returns its exit code."""
         code = getattr(error, "code", None) if isinstance(error, AsyncTaskError) else "usage"
         message = error.format_message() if isinstance(error, click.ClickException) else str(error)
         problems: Sequence[Problem] = getattr(error, "errors", ())
@@ -210,7 +210,7 @@ def _located(problem: Problem) -> str:
     return f"{', '.join(where)}: {problem.message}{value}" if where else problem.message + value
 
 
-# -- Progress as it moves: bars on a terminal, now and then a line elsewhere.
+# -- progress: bars on a terminal, elsewhere a line every two seconds
 
 STATUSES: Final = ("finish", "failed", "error", "cancelled", "working", "enqueue", "stopped")
 _LINE_EVERY_S: Final = 2.0
@@ -218,7 +218,7 @@ _BAR_WIDTH: Final = 46
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as people say them: 12 s, 3 min 5 s, 2 h 10 min; nothing for None."""
+    """Seconds for people: 12 s, 3 min 5 s, 2 h 10 min; empty for None."""
     if seconds is None:
         return ""
     if 0 < seconds < 1:
@@ -232,13 +232,13 @@ def duration(seconds: float | None) -> str:
 
 
 def headline(progress: Mapping[str, Any]) -> str:
-    """Which Task it is."""
+    """A Task by id, worker and title."""
     title = clean(progress["title"], longest=60)
     return f"Task {progress['task_id']} · {clean(progress['worker'])}" + (f" · {title}" if title else "")
 
 
 def summary(progress: Mapping[str, Any]) -> Text:
-    """The counts by status; those that are 0 are left out."""
+    """The counts by status, without zeros."""
     counts, rejected = progress["counts"], progress["split"]["rejected"]
     parts = [(name, counts[name]) for name in STATUSES if counts[name]]
     parts += [("rejected", rejected)] if rejected else []
@@ -248,7 +248,7 @@ def summary(progress: Mapping[str, Any]) -> Text:
 
 
 def pace(progress: Mapping[str, Any]) -> str:
-    """How far, how fast and how long still, as far as that is known."""
+    """Percent, state, rate and remaining time, as far as known."""
     figures = progress["progress"]
     percent = "" if figures["percent"] is None else f"{figures['percent']:.2f} %"
     rate = f"{figures['rate_per_s']:,.0f}/s" if figures["rate_per_s"] and not progress["done"] else ""
@@ -259,9 +259,9 @@ def pace(progress: Mapping[str, Any]) -> str:
 
 
 class Bars:
-    """One bar for each Task that is watched, as a context manager.
+    """A progress bar for each watched Task; a context manager.
 
-    Arguments: ``monotonic``, seconds of a clock, decides how often a line is written where no terminal is.
+    Arguments: ``monotonic``, a clock in seconds, limits how often a line is written without a terminal.
     """
 
     def __init__(self, out: Output, monotonic: Callable[[], float]) -> None:
@@ -269,7 +269,7 @@ class Bars:
         self._monotonic = monotonic
         self._seen: dict[int, Mapping[str, Any]] = {}
         self._notes: dict[int, str] = {}
-        self._said: dict[int, tuple[float, str, str]] = {}
+        self._printed: dict[int, tuple[float, str, str]] = {}
         self._live = Live(console=out.console, auto_refresh=False) if out.terminal else None
 
     def __enter__(self) -> Self:
@@ -282,14 +282,13 @@ class Bars:
             self._live.stop()
 
     def show(self, progress: Mapping[str, Any]) -> None:
-        """Shows a Task as it is now."""
         key = progress["task_id"]
         self._seen[key] = progress
         self._notes.pop(key, None)
         self._redraw(key)
 
     def note(self, task_id: int, text: str) -> None:
-        """Says under a Task's bar why it does not move, until it is shown the next time."""
+        """Shows under a Task's bar why it does not move, until the next :meth:`show`."""
         if self._notes.get(task_id) != text:
             self._notes[task_id] = text
             if self._live is None:
@@ -299,21 +298,21 @@ class Bars:
 
     def _redraw(self, key: int) -> None:
         if self._live is not None:
-            self._live.update(Group(*(self._drawn(each) for each in self._seen)), refresh=True)
+            self._live.update(Group(*(self._render(each) for each in self._seen)), refresh=True)
         elif self._due(key):
             progress = self._seen[key]
             self._out.line(f"{headline(progress)}: {pace(progress)}: {summary(progress).plain}")
 
     def _due(self, key: int) -> bool:
         progress, now = self._seen[key], self._monotonic()
-        said_at, state, text = self._said.get(key, (float("-inf"), "", ""))
+        printed_at, state, text = self._printed.get(key, (float("-inf"), "", ""))
         line = pace(progress) + summary(progress).plain
-        if progress["state"] == state and not progress["done"] and now - said_at < _LINE_EVERY_S:
+        if progress["state"] == state and not progress["done"] and now - printed_at < _LINE_EVERY_S:
             return False
-        self._said[key] = (now, progress["state"], line)
+        self._printed[key] = (now, progress["state"], line)
         return line != text
 
-    def _drawn(self, key: int) -> RenderableType:
+    def _render(self, key: int) -> RenderableType:
         progress = self._seen[key]
         percent = progress["progress"]["percent"]
         bar = ProgressBar(

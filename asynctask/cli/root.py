@@ -1,4 +1,4 @@
-"""The root of the command line: its commands, and what an error means for the exit code."""
+"""The root of the command line: finds commands, and maps errors to exit codes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Exit codes: 0 ok, 1 finished with failures, 2 usage or bad input, 3 unavailable.
 """
 
 
-# Which module a command is in: a worker stays for months, and need not hold the code of the others in memory.
+# The module of each command, loaded on demand: a worker runs for months and need not keep the others in memory.
 _MODULES: Final = {
     "demo": ("demo",),
     "serve": ("up", "web", "worker", "split-task"),
@@ -36,7 +36,7 @@ _MODULE_OF: Final = {command: module for module, commands in _MODULES.items() fo
 
 
 class Root(Group):
-    """A group that loads the module of a command when it is asked for it."""
+    """A group that loads a command's module on demand."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(_MODULE_OF)
@@ -44,10 +44,10 @@ class Root(Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _MODULE_OF:
             return None
-        return next(command for command in _loaded(_MODULE_OF[cmd_name]) if command.name == cmd_name)
+        return next(command for command in _load_commands(_MODULE_OF[cmd_name]) if command.name == cmd_name)
 
 
-def _loaded(module: str) -> Sequence[click.Command]:
+def _load_commands(module: str) -> Sequence[click.Command]:
     match module:
         case "demo":
             from asynctask.cli import demo
@@ -102,11 +102,11 @@ def run(
 ) -> int:
     """Runs one command and returns its exit code.
 
-    Arguments: ``argv``, the words after the program's name; the streams and the environment, by default the process's.
+    Arguments: ``argv`` without the program's name; the streams and the environment, by default the process's.
     """
-    # Looked for by hand, for a usage error is found before the flag is read.
+    # Found without click, for a usage error may come before the flag is parsed.
     as_json = "--json" in argv[: argv.index("--")] if "--" in argv else "--json" in argv
-    _lenient(sys.stdout if stdout is None else stdout)
+    _escape_unencodable(sys.stdout if stdout is None else stdout)
     out = Output(stdout, stderr, json=as_json)
     session = Session(out, environ)
     try:
@@ -123,7 +123,7 @@ def run(
     except OSError as error:
         if error.errno != errno.EPIPE:
             return out.error(click.UsageError(f"{error.strerror or error}: {error.filename or 'a file'}"))
-        # Whoever read our output has seen enough. Python would complain once more when it closes stdout.
+        # The reader of our output has closed it (head, for instance). Python would complain again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     finally:
@@ -136,8 +136,8 @@ def _with_help(error: Exception) -> Exception:
     return error
 
 
-def _lenient(stream: IO[str]) -> None:
-    """A terminal that cannot show a character gets its escape; no command fails over that."""
+def _escape_unencodable(stream: IO[str]) -> None:
+    """Escapes characters that the terminal's encoding lacks, instead of failing."""
     reconfigure = getattr(stream, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")

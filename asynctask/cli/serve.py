@@ -1,4 +1,4 @@
-"""Processes that stay: ``up``, ``web`` and ``worker``."""
+"""Long-running processes: ``up``, ``web`` and ``worker``."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from asynctask.runtime.supervisor import LIFELINE, Announcement, ChildSpec, Puls
 __all__ = ["COMMANDS", "address", "child_argv", "free_port", "served_at", "warn_if_open"]
 
 _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-_ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - names of what is bound, no binding
-_OUTWARD: Final = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}  # of documentation; nothing is sent there
+_ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - compared, not bound
+_OUTWARD: Final = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}  # for documentation; nothing is sent
 
 
 def address(host: str, port: int) -> str:
-    """The address of the page, as a browser on this machine takes it."""
+    """The page's URL for a browser on this machine."""
     name = _ANYWHERE.get(host, host)
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
 def served_at(host: str, port: int) -> str:
-    """What a server that is bound to ``host`` says of where it is, for people."""
-    here = address(host, port)
+    """The URLs of a server bound to ``host``, for people."""
+    local = address(host, port)
     if host not in _ANYWHERE:
-        return here
+        return local
     outward = _outward_address(socket.AF_INET6 if ":" in host else socket.AF_INET)
     also = f", {address(outward, port)}" if outward else ""
-    return f"{here}{also}, and port {port} of every other address of this machine"
+    return f"{local}{also}, and port {port} of every other address of this machine"
 
 
 def _outward_address(family: socket.AddressFamily) -> str:
-    """This machine's address in the network that leads outward; empty where there is none."""
+    """This machine's address on its default route; empty without one."""
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((_OUTWARD[family], 9))
@@ -57,7 +57,7 @@ def _outward_address(family: socket.AddressFamily) -> str:
 
 
 def warn_if_open(host: str, port: int) -> None:
-    """Says on stderr, also with --json, that other machines reach the server: it knows no users and no passwords."""
+    """Warns on stderr, also with --json, that other machines reach the server, which has no login."""
     if host not in _ANYWHERE and _is_loopback(host):
         return
     where = f"{host or '0.0.0.0'}:{port}"  # noqa: S104 - shown, not bound
@@ -76,7 +76,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def free_port(host: str, port: int) -> int:
-    """``port`` if it can be had, or any free one for 0. Raises :class:`ConfigError` when it is taken."""
+    """``port`` if it is free, or any free one for 0. Raises :class:`ConfigError` if it is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -91,7 +91,7 @@ def free_port(host: str, port: int) -> int:
 
 
 def child_argv(target: str, command: str, flags: Mapping[str, Any]) -> list[str]:
-    """The words that start one of our own commands in a process of its own, by the same Python.
+    """The arguments that run one of these commands in another process, with the same Python.
 
     Arguments: ``flags``, settings by name; those that are None are left out.
     """
@@ -108,8 +108,8 @@ def child_argv(target: str, command: str, flags: Mapping[str, Any]) -> list[str]
 
 
 def _ensure_schema(config: Config) -> None:
-    """Checks the schema (an empty SQLite file is set up) on a connection of its own: the web server forks, and open
-    connections of the application would not survive that."""
+    """Checks the schema (and creates that of an empty SQLite file) on a connection of its own: the web server forks, and
+    the application's open connections would not survive that."""
     with closing(Database(config.database_url, pool_size=config.database_connections)) as database:
         schema.ensure(database)
 
@@ -141,7 +141,7 @@ def web(session: Session) -> int:
     return OK
 
 
-def _note(name: str) -> Any:
+def _store_flag(name: str) -> Any:
     def callback(context: click.Context, _option: click.Parameter, value: Any) -> Any:
         if value is not None and value != ():
             session = context.find_object(Session)
@@ -153,9 +153,9 @@ def _note(name: str) -> Any:
 
 
 def _short(flags: Sequence[str], name: str, kind: Any, text: str, **more: Any) -> _Decorator:
-    """A short flag of ``worker`` for a setting that also has a long one."""
+    """A short flag of ``worker`` for a setting with a long one."""
     return click.option(
-        *flags, f"short_{name}", type=kind, default=None, expose_value=False, callback=_note(name), help=text, **more
+        *flags, f"short_{name}", type=kind, default=None, expose_value=False, callback=_store_flag(name), help=text, **more
     )
 
 
@@ -178,8 +178,8 @@ def worker(session: Session, config_file: str | None, environment: str | None) -
         name: session.setting(app.config, name)
         for name in ("concurrency", "processes", "queues", "strict_queues", "shutdown_s")
     }
-    # The flags of this command are checked like the settings of the application.
-    weights = Config(**{**_plain(app.config), **settings}).queue_weights()
+    # The flags of this command are validated like the application's settings.
+    weights = Config(**{**_as_dict(app.config), **settings}).queue_weights()
     _ensure_schema(app.config)
     processes, shutdown_s = settings.pop("processes"), settings["shutdown_s"]
     if processes == 1 and LIFELINE in session.environ:
@@ -200,7 +200,7 @@ def worker(session: Session, config_file: str | None, environment: str | None) -
     return become(["worker", "-A", session.target], children, environ=session.environ, shutdown_s=shutdown_s)
 
 
-def _plain(config: Config) -> dict[str, Any]:
+def _as_dict(config: Config) -> dict[str, Any]:
     return {name: getattr(config, name) for name in Config.__dataclass_fields__}
 
 
@@ -214,9 +214,9 @@ def up(session: Session, config_file: str | None, environment: str | None) -> in
     config = app.config
     host, processes = session.setting(config, "host"), session.setting(config, "processes")
     port = free_port(host, session.setting(config, "port"))
-    _ensure_schema(config)  # once, before two children try it
+    _ensure_schema(config)  # once, before several children would do it
     url = address(host, port)
-    # Flags reach the children through the environment too; but these win over what the application's code says.
+    # Children get the flags from the environment too; on the command line they take precedence over the application's code.
     flags = session.flags
     web_argv = child_argv(session.target, "web", {"host": host, "port": port, "web_threads": flags.get("web_threads")})
     worker_flags = {name: flags.get(name) for name in ("concurrency", "queues", "strict_queues", "shutdown_s")}
@@ -236,14 +236,14 @@ def up(session: Session, config_file: str | None, environment: str | None) -> in
 
 
 def _announce(session: Session, document: Mapping[str, Any], line: str) -> None:
-    """What a process says when it starts. One that a supervisor started is silent: stdout is the supervisor's."""
+    """Prints the start message; not in a supervisor's child, for stdout is the supervisor's."""
     if LIFELINE not in session.environ:
         session.out.document(document)
         session.out.line(line)
 
 
 def _end_with_parent(session: Session) -> None:
-    """A process that a supervisor started stops, in order, when the supervisor is gone."""
+    """Makes a supervisor's child stop in order when the supervisor is gone."""
     watch_parent(session.environ, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
 

@@ -1,4 +1,4 @@
-"""``submit`` and ``watch``: hand over a file, and look on."""
+"""``submit`` and ``watch``: submit a file, follow a Task."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from asynctask.submission import Submission
     from asynctask.task import TaskHandle
 
-__all__ = ["COMMANDS", "follow", "outcome", "priority_value", "tell_refusal"]
+__all__ = ["COMMANDS", "follow", "outcome", "print_refusal", "priority_value"]
 
-_LOOK_EVERY_S: Final = 0.25
-_PATIENCE_S: Final = 120.0  # a database that is away for longer than this is no hiccup
+_POLL_S: Final = 0.25
+_AWAY_S: Final = 120.0  # a database that is away for longer is reported
 _SHOWN_ERRORS: Final = 10
 
 
 def outcome(progress: Mapping[str, Any]) -> int:
-    """The exit code of a Task that is done: 0 only if every row of the list was accepted and finished."""
+    """The exit code of a done Task: 0 only if every row was accepted and finished."""
     counts, split = progress["counts"], progress["split"]
     whole = split["state"] == "sealed" and not split["rejected"]
     return OK if whole and counts["finish"] == counts["total"] and progress["state"] == "finished" else FAILURES
 
 
 def priority_value(text: str) -> int:
-    """A priority as a number or by its name, ``ADMIN_HIGH``. Raises :class:`InputError`."""
+    """A priority by number or name (``ADMIN_HIGH``). Raises :class:`InputError`."""
     try:
         return int(text)
     except ValueError:
@@ -50,9 +50,9 @@ def priority_value(text: str) -> int:
 
 
 def follow(session: Session, handle: TaskHandle) -> dict[str, Any]:
-    """Shows a Task until it is done and returns its last progress; waits out a database that is away for a while.
+    """Shows a Task until it is done and returns its last progress; waits while the database is away, up to 120 s.
 
-    Raises :class:`LedgerUnavailable` when it stays away, KeyboardInterrupt when the person has seen enough.
+    Raises :class:`LedgerUnavailable` after that, KeyboardInterrupt at Ctrl-C.
     """
     clock, pause = SystemClock(), Event()
     lost_at: float | None = None
@@ -62,7 +62,7 @@ def follow(session: Session, handle: TaskHandle) -> dict[str, Any]:
                 progress = handle.progress()
             except Unavailable as error:
                 lost_at = clock.monotonic() if lost_at is None else lost_at
-                if clock.monotonic() - lost_at > _PATIENCE_S:
+                if clock.monotonic() - lost_at > _AWAY_S:
                     raise
                 bars.note(handle.id, f"connection lost, trying again ({clean(error, longest=100)})")
                 pause.wait(1.0)
@@ -71,7 +71,7 @@ def follow(session: Session, handle: TaskHandle) -> dict[str, Any]:
             bars.show(progress)
             if progress["done"]:
                 return progress
-            pause.wait(min(_LOOK_EVERY_S, progress["poll_after_ms"] / 1000))
+            pause.wait(min(_POLL_S, progress["poll_after_ms"] / 1000))
 
 
 def _watch(session: Session, handle: TaskHandle) -> int:
@@ -82,16 +82,16 @@ def _watch(session: Session, handle: TaskHandle) -> int:
         return DETACHED
     session.out.document(progress)
     if not session.out.json:
-        _closing_words(session, handle, progress)
+        _print_outcome(session, handle, progress)
     return outcome(progress)
 
 
-def _closing_words(session: Session, handle: TaskHandle, progress: Mapping[str, Any]) -> None:
+def _print_outcome(session: Session, handle: TaskHandle, progress: Mapping[str, Any]) -> None:
     if progress["state"] == "rejected":
-        tell_refusal(session, handle)
+        print_refusal(session, handle)
         return
     if progress["split"]["state"] == "failed":
-        session.out.line(_broken_off(progress), style="red")
+        session.out.line(_split_failure(progress), style="red")
     errors = progress["top_errors"][:_SHOWN_ERRORS]
     if errors:
         session.out.line()
@@ -102,8 +102,8 @@ def _closing_words(session: Session, handle: TaskHandle, progress: Mapping[str, 
         session.out.line(f"The rows to correct: asynctask report {task_id} -o failed.xlsx")
 
 
-def tell_refusal(session: Session, handle: TaskHandle) -> None:
-    """Says why a rejected list was refused, with what is wrong with its first rows; nothing for another Task."""
+def print_refusal(session: Session, handle: TaskHandle) -> None:
+    """Prints why a list was rejected, and the problems of its first rows; nothing for a Task that was not rejected."""
     if (found := handle.refusal()) is None:
         return
     from asynctask.lists.problems import localised
@@ -113,7 +113,7 @@ def tell_refusal(session: Session, handle: TaskHandle) -> None:
     session.out.problems(error.errors)
 
 
-def _broken_off(progress: Mapping[str, Any]) -> str:
+def _split_failure(progress: Mapping[str, Any]) -> str:
     return f"The list could not be read to its end: {clean(progress['split'].get('reason'))}"
 
 
@@ -176,20 +176,20 @@ def submit(
         stored = app.uploads.store(stream, file.name)
     try:
         if dry_run:
-            return _would_be(session, app.check_file(worker, stored, **given), app.config.locale)
+            return _print_dry_run(session, app.check_file(worker, stored, **given), app.config.locale)
         submission = app.submit_file(worker, stored, **given)
     except InputError as error:
         from asynctask.lists.problems import localised
 
         raise localised(error, app.config.locale) from None
     if not look_on:
-        return _taken(session, submission)
+        return _print_submission(session, submission)
     session.out.problems(submission.problems or ())
     return _watch(session, submission.task)
 
 
-def _would_be(session: Session, found: DryRun, locale: str) -> int:
-    """Tells what a file would come to: 0 if every row would be taken, 1 if some, 2 if none."""
+def _print_dry_run(session: Session, found: DryRun, locale: str) -> int:
+    """Prints the result of a dry run; 0 if every row would be accepted, 1 if some, 2 if none."""
     from asynctask.lists.problems import render
 
     out = session.out
@@ -216,13 +216,13 @@ def check_list(session: Session, answer: Path) -> int:
     return OK
 
 
-def _taken(session: Session, submission: Submission) -> int:
-    """Stays until the list is split (a short one is split by a thread of this process) and tells what was rejected."""
+def _print_submission(session: Session, submission: Submission) -> int:
+    """Waits until the list is split (a short one by a thread of this process) and prints the rejected rows."""
     out, handle = session.out, submission.task
     pause = Event()
     while (progress := handle.progress())["split"]["state"] == "splitting" and not progress["done"]:
-        pause.wait(_LOOK_EVERY_S)
-    if (refused := handle.refusal()) is not None:  # as where it is known at once
+        pause.wait(_POLL_S)
+    if (refused := handle.refusal()) is not None:  # the same error as when it is known at once
         from asynctask.lists.problems import localised
 
         raise localised(refused, session.app().config.locale)
@@ -237,7 +237,7 @@ def _taken(session: Session, submission: Submission) -> int:
         out.line(f"{count(rejected, 'row')} {'was' if rejected == 1 else 'were'} rejected and will not be performed:")
         out.problems(problems or ())
     if progress["split"]["state"] == "failed":
-        out.line(_broken_off(progress), style="red")
+        out.line(_split_failure(progress), style="red")
         return FAILURES
     out.line(f"To look on: asynctask watch {handle.id}")
     return OK

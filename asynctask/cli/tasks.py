@@ -1,4 +1,4 @@
-"""Looking at Tasks and steering them: tasks, show, set, pause, resume, cancel, retry."""
+"""Commands to query and control Tasks: tasks, show, set, pause, resume, cancel, retry, report, template."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import click
 
 from asynctask.cli.options import TASK_ID, Command, Session, pass_session
 from asynctask.cli.output import OK, clean, count, headline, number, pace, summary
-from asynctask.cli.submit import priority_value, tell_refusal
+from asynctask.cli.submit import print_refusal, priority_value
 from asynctask.core.states import PROBLEM, State, Status
 from asynctask.errors import InputError, UnknownWorker
 
@@ -27,15 +27,15 @@ __all__ = ["COMMANDS", "who"]
 
 KNOBS: Final = ("parallel", "priority", "title")
 _WIDE: Final = 120
-"""Columns of a terminal that show every column of the list of Tasks without breaking words."""
+"""Terminal columns that the full list of Tasks needs without breaking words."""
 _FAILED: Final = tuple(sorted(status.value for status in PROBLEM))
 
 
 def who() -> str:
-    """The name that a Task's log gets for what is done here."""
+    """The user's name for a Task's log."""
     try:
         return f"{getpass.getuser()} (command line)"
-    except (OSError, KeyError):  # a container's user need not have a name
+    except (OSError, KeyError):  # a user without a name, in a container for instance
         return f"uid {os.getuid()} (command line)"
 
 
@@ -81,7 +81,7 @@ def _row(progress: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _narrow_row(progress: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What fits beside each other in 80 columns; the worker and the title share the last one, which wraps."""
+    """The columns that fit 80 characters; worker and title share the last, which wraps."""
     counts, percent = progress["counts"], progress["progress"]["percent"]
     return (
         progress["task_id"],
@@ -106,17 +106,17 @@ def show(session: Session, task_id: int, failed: bool, limit: int, after: int | 
     progress = handle.progress()
     events = handle.events(_FAILED, after, limit) if failed else []
     if session.out.json:
-        more = {"error_groups": handle.error_groups(), "events": events} if failed else {}
-        session.out.document({**progress, **more, "refusal": handle.refusal_object()})
+        failures = {"error_groups": handle.error_groups(), "events": events} if failed else {}
+        session.out.document({**progress, **failures, "refusal": handle.refusal_object()})
         return OK
-    _describe(session, progress)
-    tell_refusal(session, handle)
+    _print_task(session, progress)
+    print_refusal(session, handle)
     if failed:
-        _failures(session, progress, events, limit)
+        _print_failures(session, progress, events, limit)
     return OK
 
 
-def _describe(session: Session, progress: Mapping[str, Any]) -> None:
+def _print_task(session: Session, progress: Mapping[str, Any]) -> None:
     out, control, split = session.out, progress["control"], progress["split"]
     out.line(headline(progress), style="bold")
     out.line(f"{pace(progress)}: {summary(progress).plain}")
@@ -142,7 +142,7 @@ def _describe(session: Session, progress: Mapping[str, Any]) -> None:
         out.table(("count", "status", "message"), rows)
 
 
-def _failures(session: Session, progress: Mapping[str, Any], events: list[dict[str, Any]], limit: int) -> None:
+def _print_failures(session: Session, progress: Mapping[str, Any], events: list[dict[str, Any]], limit: int) -> None:
     out = session.out
     out.line()
     if not events:
@@ -162,7 +162,7 @@ def _last_message(event: Mapping[str, Any]) -> str:
 
 
 def _knob(text: str) -> tuple[str, Any]:
-    """``parallel=5`` as its name and value. Raises :class:`InputError`."""
+    """The name and value of ``parallel=5``. Raises :class:`InputError`."""
     name, equals, value = text.partition("=")
     if not equals:
         raise InputError(f"{text!r} is no knob: write name=value, e.g. parallel=5", code="invalid_option")
@@ -195,17 +195,17 @@ def set_knobs(session: Session, task_id: int, knobs: tuple[str, ...]) -> int:
     handle = session.existing().task(task_id)
     progress = handle.update(who=who(), **values)
     session.out.document(progress)
-    _describe_control(session, progress)
+    _print_control(session, progress)
     return OK
 
 
-def _describe_control(session: Session, progress: Mapping[str, Any]) -> None:
+def _print_control(session: Session, progress: Mapping[str, Any]) -> None:
     control = progress["control"]
     parallel = control["parallel"] or "as many as the workers can"
     session.out.line(f"{headline(progress)}: parallel {parallel}, priority {control['priority']}")
 
 
-def _steered(session: Session, task_id: int, done: str, action: Callable[[TaskHandle], bool]) -> int:
+def _control(session: Session, task_id: int, done: str, action: Callable[[TaskHandle], bool]) -> int:
     handle = session.existing().task(task_id)
     changed = action(handle)
     progress = handle.progress()
@@ -220,7 +220,7 @@ def _steered(session: Session, task_id: int, done: str, action: Callable[[TaskHa
 @pass_session
 def pause(session: Session, task_id: int) -> int:
     """Start no more rows of a Task until it is resumed."""
-    return _steered(session, task_id, "paused", lambda handle: handle.pause(who=who()))
+    return _control(session, task_id, "paused", lambda handle: handle.pause(who=who()))
 
 
 @click.command("resume", cls=Command)
@@ -228,7 +228,7 @@ def pause(session: Session, task_id: int) -> int:
 @pass_session
 def resume(session: Session, task_id: int) -> int:
     """Go on with a paused Task."""
-    return _steered(session, task_id, "resumed", lambda handle: handle.resume(who=who()))
+    return _control(session, task_id, "resumed", lambda handle: handle.resume(who=who()))
 
 
 @click.command("cancel", cls=Command)
@@ -239,7 +239,7 @@ def cancel(session: Session, task_id: int) -> int:
 
     What has begun keeps its own outcome.
     """
-    return _steered(session, task_id, "cancelled", lambda handle: handle.cancel(who=who()))
+    return _control(session, task_id, "cancelled", lambda handle: handle.cancel(who=who()))
 
 
 def _statuses(_context: click.Context, _option: click.Parameter, text: str) -> tuple[str, ...]:
@@ -257,10 +257,10 @@ def _statuses(_context: click.Context, _option: click.Parameter, text: str) -> t
 @pass_session
 def retry(session: Session, task_id: int, status: tuple[str, ...]) -> int:
     """Run the rows again that did not finish."""
-    return _steered(session, task_id, "runs again", lambda handle: handle.retry(status, who=who()))
+    return _control(session, task_id, "runs again", lambda handle: handle.retry(status, who=who()))
 
 
-# -- Files that a command writes: the report of a Task, the empty sheet of a worker.
+# -- files: reports and templates
 
 ROWS: Final = ("failed", "succeeded", "unprocessed", "rejected", "all")
 _SUFFIXES: Final = (".xlsx", ".csv")
@@ -290,7 +290,7 @@ def _write_report(handle: TaskHandle, path: Path, suffix: str, rows: str) -> int
     from asynctask.reports import files
 
     content = handle.report(rows)
-    with closing(content.rows), _replacing(path, suffix) as temporary:
+    with closing(content.rows), _replace_atomically(path, suffix) as temporary:
         if suffix == ".xlsx":
             return files.write_xlsx(temporary, content.headers, content.rows, locale=content.locale)
         with temporary.open("wb") as stream:
@@ -315,7 +315,7 @@ def template(session: Session, worker: str, path: Path) -> int:
     if worker not in app.workers:
         raise UnknownWorker(worker, app.workers)
     found = make_template(app.workers[worker])
-    with _replacing(path, suffix) as temporary:
+    with _replace_atomically(path, suffix) as temporary:
         temporary.write_bytes(template_xlsx(found, app.config.locale) if suffix == ".xlsx" else template_csv(found))
     headers = [column.header for column in found.columns]
     session.out.document({"worker": worker, "columns": headers, "path": str(path.resolve())})
@@ -331,8 +331,8 @@ def _suffix(path: Path) -> str:
 
 
 @contextmanager
-def _replacing(path: Path, suffix: str) -> Iterator[Path]:
-    """A file beside ``path`` that takes its place when all went well: a report is whole or not there."""
+def _replace_atomically(path: Path, suffix: str) -> Iterator[Path]:
+    """A temporary file that replaces ``path`` on success, so that a report is whole or absent."""
     try:
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=suffix, dir=path.parent)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A configuration file as Sidekiq's processes read it, in YAML: what ``-C`` names.
+"""The configuration file of ``-C``: YAML in the form of Sidekiq's.
 
 .. code-block:: yaml
 
@@ -10,9 +10,9 @@
     production:
       :concurrency: 25
 
-The colons may be left out. Any of our own settings may stand there too, by its name. A section counts in the environment
-of its name and wins over the lines outside. What is Ruby's alone is passed over and told; what would change how jobs run
-and is not there, and what nobody knows, is refused.
+The colons are optional. Any AsyncTask setting may stand there too, by its name. A section applies in the environment of its
+name, with precedence over the lines outside. Keys for Ruby alone are ignored and reported; unknown keys, and
+unsupported ones that would change how jobs run, are refused.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_FILE_BYTES: Final = 65_536
 MAX_EVENTS: Final = 4_000
 MAX_DEPTH: Final = 10
 MAX_ALIASES: Final = 16
-"""Of a file. A few aliases are a habit of Rails; many, each of several others, are a bomb."""
+"""Of a file. Rails files use a few aliases; many, each of several others, are a YAML bomb."""
 
 MAX_WEIGHT: Final = 1_000
 _QUEUE: Final = re.compile(r"[A-Za-z0-9_:.\-]{1,255}")
@@ -50,23 +50,25 @@ _SIDEKIQ: Final[Mapping[str, str]] = {
     "dead_max_jobs": "dead_max_jobs",
     "dead_timeout_in_seconds": "dead_timeout_s",
 }
-"""Sidekiq's names of what are settings here."""
+"""Sidekiq's names of settings."""
 
-_RUBYS: Final = frozenset({"require", "verbose", "logfile", "pidfile", "daemon", "index", "tag", "labels", "environment"})
-"""What means something to a Ruby process, and nothing to how a job is performed."""
+_FOR_RUBY: Final = frozenset(
+    {"require", "verbose", "logfile", "pidfile", "daemon", "index", "tag", "labels", "environment"}
+)
+"""Keys of a Ruby process without effect on how jobs run."""
 
-_NOT_HERE: Final[Mapping[str, str]] = {
+_UNSUPPORTED: Final[Mapping[str, str]] = {
     "capsules": "run a worker for each capsule, with its own queues and concurrency",
     "limits": "there is no limit for a single queue: run a worker for it, with a concurrency of its own",
     "max_retries": "say retry= where the worker is registered",
 }
-"""What would change how jobs run, and what to do instead."""
+"""Unsupported keys that would change how jobs run, and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFile:
-    """What a file says: ``settings`` by the names of :class:`~asynctask.config.Config`, and ``passed_over``, keys that are
-    Ruby's alone."""
+    """A parsed file: ``settings`` by the names of :class:`~asynctask.config.Config`, and ``passed_over``, the ignored keys
+    for Ruby alone."""
 
     path: Path
     settings: Mapping[str, Any]
@@ -74,14 +76,14 @@ class WorkerFile:
 
 
 def read_worker_file(path: Path, environment: str, *, named: bool = False) -> WorkerFile:
-    """Reads a file.
+    """Reads a file without executing anything in it.
 
-    Arguments: ``environment``, whose section counts; ``named``: a person named it, so there must be one.
-    Raises :class:`ConfigError` that names the file and every wrong key; TooLarge. Nothing in it is executed.
+    Arguments: ``environment``, whose section applies; ``named``: the user named it, so the section must exist.
+    Raises :class:`ConfigError` that names the file and every wrong key; TooLarge.
     """
-    document = _loaded(path)
+    document = _load(path)
     known = {*_SIDEKIQ, *(field.name for field in fields(Config))}
-    outside, sections = _told_apart(document, known, path)
+    outside, sections = _split_sections(document, known, path)
     wrong: list[str] = []
     base = _settings(outside, "", known, wrong)
     found = {name: _settings(lines, f"{name}: ", known, wrong) for name, lines in sections.items()}
@@ -89,11 +91,11 @@ def read_worker_file(path: Path, environment: str, *, named: bool = False) -> Wo
         wrong.append(f"it has no section {environment!r}; there are: {', '.join(sections) or 'none'}")
     if wrong:
         raise ConfigError(f"{path}: {'; '.join(wrong)}")
-    passed_over = sorted({name for lines in (outside, *sections.values()) for name in lines if name in _RUBYS})
-    return WorkerFile(path, _joined(base, found.get(environment, {})), passed_over)
+    passed_over = sorted({name for lines in (outside, *sections.values()) for name in lines if name in _FOR_RUBY})
+    return WorkerFile(path, _merge(base, found.get(environment, {})), passed_over)
 
 
-def _joined(outside: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(outside: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, Any]:
     if "queues" in section:  # their order belongs to them
         outside = {name: value for name, value in outside.items() if name != "strict_queues"}
     return {**outside, **section}
@@ -102,8 +104,8 @@ def _joined(outside: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str,
 # -- reading
 
 
-def _loaded(path: Path) -> dict[str, Any]:
-    """The document: a mapping whose keys are texts without their leading colons."""
+def _load(path: Path) -> dict[str, Any]:
+    """The document: a mapping whose keys are texts without leading colons."""
     try:
         with path.open("rb") as stream:
             raw = stream.read(MAX_FILE_BYTES + 1)
@@ -128,7 +130,7 @@ def _loaded(path: Path) -> dict[str, Any]:
 
 
 def _parsed(text: str, path: Path) -> Any:
-    import yaml  # whoever has no such file need not install it
+    import yaml  # an optional dependency
 
     try:
         _refuse_bombs(yaml.parse(text, Loader=yaml.SafeLoader), path)
@@ -136,17 +138,17 @@ def _parsed(text: str, path: Path) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f", line {mark.line + 1}" if mark is not None else ""
-        said = " ".join(filter(None, (error.context, error.problem)))
-        raise ConfigError(f"{path}{where}: {_said(said)}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # also of a date that is none
-        raise ConfigError(f"{path} is no YAML: {_said(error)}") from None
+        message = " ".join(filter(None, (error.context, error.problem)))
+        raise ConfigError(f"{path}{where}: {_error_text(message)}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an invalid date
+        raise ConfigError(f"{path} is no YAML: {_error_text(error)}") from None
 
 
-def _said(problem: Any) -> str:
-    said = clean(" ".join(str(problem).split()), longest=200)
-    if "constructor for the tag" in said:
-        return f"{said}: objects are not read from a file, write plain values"
-    return said
+def _error_text(problem: Any) -> str:
+    text = clean(" ".join(str(problem).split()), longest=200)
+    if "constructor for the tag" in text:
+        return f"{text}: objects are not read from a file, write plain values"
+    return text
 
 
 def _refuse_bombs(events: Any, path: Path) -> None:
@@ -177,14 +179,14 @@ def _plain_keys(mapping: Mapping[Any, Any], path: Path) -> dict[str, Any]:
 # -- meaning
 
 
-def _told_apart(
+def _split_sections(
     document: Mapping[str, Any], known: set[str], path: Path
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """(the lines outside of sections, the sections): a section is a mapping under a name that is no key."""
+    """The lines outside of sections, and the sections: mappings whose name is no known key."""
     outside: dict[str, Any] = {}
     sections: dict[str, dict[str, Any]] = {}
     for name, value in document.items():
-        if isinstance(value, dict) and name not in known and name not in _NOT_HERE and name not in _RUBYS:
+        if isinstance(value, dict) and name not in known and name not in _UNSUPPORTED and name not in _FOR_RUBY:
             sections[name] = _plain_keys(value, path)
         else:
             outside[name] = value
@@ -192,26 +194,26 @@ def _told_apart(
 
 
 def _settings(lines: Mapping[str, Any], before: str, known: set[str], wrong: list[str]) -> dict[str, Any]:
-    """The settings of the lines; what cannot be is added to ``wrong``."""
+    """The settings of the lines; appends errors to ``wrong``."""
     found: dict[str, Any] = {}
     for name, value in lines.items():
         shown = f"{before}{name[:80]}"
-        if name in _NOT_HERE:
-            wrong.append(f"{shown} is not supported: {_NOT_HERE[name]}")
+        if name in _UNSUPPORTED:
+            wrong.append(f"{shown} is not supported: {_UNSUPPORTED[name]}")
         elif name in known:
             setting = _SIDEKIQ.get(name, name)
             if setting in found:
                 wrong.append(f"{shown} says again what another line says: keep one")
             try:
-                _take(found, setting, value, lines)
+                _add_setting(found, setting, value, lines)
             except ConfigError as error:
                 wrong.append(f"{shown}: {clean(error, longest=300)}")
-        elif name not in _RUBYS:
-            wrong.append(f"{shown} is no setting{nearest(name, {*known, *_RUBYS, *_NOT_HERE})}")
+        elif name not in _FOR_RUBY:
+            wrong.append(f"{shown} is no setting{nearest(name, {*known, *_FOR_RUBY, *_UNSUPPORTED})}")
     return found
 
 
-def _take(found: dict[str, Any], setting: str, value: Any, lines: Mapping[str, Any]) -> None:
+def _add_setting(found: dict[str, Any], setting: str, value: Any, lines: Mapping[str, Any]) -> None:
     if setting == "queues" and not isinstance(value, str):
         found["queues"], in_order = _queues(value)
         if not ({"strict", "strict_queues"} & lines.keys()):
@@ -226,7 +228,7 @@ def _take(found: dict[str, Any], setting: str, value: Any, lines: Mapping[str, A
 
 
 def _queues(value: Any) -> tuple[str, bool]:
-    """(the queues as the setting has them, whether they are taken in their order): so are those without any weight."""
+    """The setting ``queues``, and whether its order is strict, as it is if no queue has a weight."""
     pairs = list(value.items()) if isinstance(value, dict) else value
     if not isinstance(pairs, list) or not pairs:
         raise ConfigError("write a list of queues: a name, or [name, weight]")

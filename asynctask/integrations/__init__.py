@@ -1,1 +1,1 @@
-"""Existing engines with the tracker attached: one module each, the only place where that engine is imported."""
+"""The tracker attached to other engines: one module each, the only one that imports the engine."""

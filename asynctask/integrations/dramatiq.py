@@ -1,14 +1,14 @@
 """Dramatiq with the tracker attached: every message of a tracked actor leaves an Event.
 
-Where the middleware stands, and why: first of all. Dramatiq calls ``before_...`` from the first to the last and
-``after_...`` from the last to the first. So :meth:`TaskEvents.after_process_message` runs when Retries has decided, when
-TimeLimit watches this thread no more, and right before the acknowledgement, which therefore waits for the commit.
+The middleware is the first. Dramatiq calls ``before_...`` from first to last and ``after_...`` from last to first, so
+:meth:`TaskEvents.after_process_message` runs after Retries has decided, after TimeLimit has stopped watching the thread,
+and right before the acknowledgement, which thereby waits for the commit.
 
-What an actor raises is seen by every middleware alike. A business refusal must not reach Retries, so it is caught where
-the actor's function is called: that function is wrapped when the actor is declared.
+Every middleware sees what an actor raises. A business refusal must not reach Retries, so the actor's function is wrapped
+when the actor is declared, and the wrapper catches it.
 
-Messages carry no fence of ours (``attempt=None``). Dramatiq delivers a dead worker's copy again as it was, and the ledger
-has raised the Event's attempt meanwhile: a fence in the message would have the only copy dropped.
+Messages carry no fence (``attempt=None``). Dramatiq redelivers a dead worker's copy unchanged, and by then the ledger has
+raised the Event's attempt: a fence in the message would drop the only copy.
 """
 
 from __future__ import annotations
@@ -53,26 +53,26 @@ except ModuleNotFoundError as error:
 __all__ = ["TaskEvents", "TrackingUnavailable", "attach"]
 
 NAME = "dramatiq"
-"""This engine, in the identities of its processes and in its Events."""
+"""This engine's name, in the identities of its processes and in its Events."""
 
 MAX_JOB_ID = 64
 _ANSWERED = ("on_success", "on_failure", "pipe_target")
-"""Options that make Dramatiq do something with what a message came to."""
+"""Options that make Dramatiq use the result of a message."""
 
 
 class TrackingUnavailable(Unavailable, MiddlewareError):
-    """Nothing could be recorded, so nothing is sent or begun. (Dramatiq swallows every error but its own kind.)"""
+    """Nothing could be recorded, so nothing is sent or begun. (Dramatiq swallows errors of any other kind.)"""
 
     code = "ledger_unavailable"
 
 
 def attach(broker: dramatiq.Broker, app: Tracked, *, actors: Collection[str] | None = None) -> TaskEvents:
-    """Has every message of ``broker``'s tracked actors recorded as an Event of ``app``. One call, in the module that makes
+    """Records every message of ``broker``'s tracked actors as an Event of ``app``. Call it once, in the module that makes
     the broker, before actors are declared that use the options below.
 
-    Arguments: ``actors`` names the actors that are tracked; None tracks all. An actor's own option ``use_task_event=True``
-    or ``False`` decides before that; ``failed_on=(MyError, ...)`` names exceptions that mean "the business said no".
-    Returns the middleware. Raises :class:`ConfigError` if it is attached already.
+    Arguments: ``actors``, the names of the tracked actors; None tracks all. An actor's own option ``use_task_event=True``
+    or ``False`` takes precedence; ``failed_on=(MyError, ...)`` names exceptions that are business refusals. Returns the
+    middleware. Raises :class:`ConfigError` if it is attached already.
     """
     if any(isinstance(each, TaskEvents) for each in broker.middleware):
         raise ConfigError("asynctask is attached to this broker already; attach it once, where the broker is made")
@@ -86,15 +86,15 @@ def attach(broker: dramatiq.Broker, app: Tracked, *, actors: Collection[str] | N
 
 @dataclass(slots=True)
 class _Message:
-    """The message that a thread of the worker is at."""
+    """The message that a worker thread processes."""
 
     message: Any
     actor: dramatiq.Actor[Any, Any]
     worker: Worker
     ticket: Ticket
     job: CurrentJob
-    called: bool = False  # the actor's function was called for it
-    performing: bool = False  # ... and has not come back
+    called: bool = False  # the actor's function was called
+    performing: bool = False  # it has not returned yet
     retry_sent: bool = False
 
     @property
@@ -103,18 +103,18 @@ class _Message:
 
     @property
     def limit_s(self) -> float:
-        """The time limit that Dramatiq holds it to, in seconds."""
+        """Dramatiq's time limit for it, in seconds."""
         general = next((each.time_limit for each in self.actor.broker.middleware if isinstance(each, TimeLimit)), 0.0)
         limit = self.message.options.get("time_limit") or self.actor.options.get("time_limit", general)
         return float(limit) / 1_000
 
     @property
     def answered(self) -> bool:
-        """Whether Dramatiq does something with what it comes to."""
-        here, actor = self.message.options, self.actor.options
+        """Whether Dramatiq uses its result."""
+        options, actor = self.message.options, self.actor.options
         kept = any(isinstance(each, Results) and each.store_results for each in self.actor.broker.middleware)
-        return any(here.get(name) or actor.get(name) for name in _ANSWERED) or bool(
-            here.get("store_results", actor.get("store_results", kept))
+        return any(options.get(name) or actor.get(name) for name in _ANSWERED) or bool(
+            options.get("store_results", actor.get("store_results", kept))
         )
 
 
@@ -125,7 +125,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         self._app = app
         self._actors = None if actors is None else frozenset(actors)
         self._process: EngineProcess | None = None
-        self._here = threading.local()
+        self._thread = threading.local()
         self._workers: dict[str, Worker] = {}
         self._claims: dict[str, threading.Event] = {}
         self._lock = threading.Lock()
@@ -133,7 +133,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
 
     @property
     def actor_options(self) -> set[str]:
-        """The options of an actor that belong to this middleware."""
+        """This middleware's options of an actor."""
         return {"use_task_event", "failed_on"}
 
     def tracks(self, actor: dramatiq.Actor[Any, Any]) -> bool:
@@ -150,15 +150,15 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             return
         function, worker = actor.fn, _worker(actor)
         self._workers[actor.actor_name] = worker
-        # Where a refusal is raised on (see _perform), Retries must know it for an end.
+        # Where _perform re-raises a refusal, Retries must treat it as final.
         actor.options["throws"] = (*_kinds(actor.options.get("throws")), NormalException, *worker.failed_on)
 
         @functools.wraps(function)
         def tracked(*args: Any, **kwargs: Any) -> Any:
-            at: _Message | None = getattr(self._here, "message", None)
-            if at is None or at.called or at.actor is not actor:
-                return function(*args, **kwargs)  # called as a plain function, by a program or by another job
-            return self._perform(at, lambda: function(*args, **kwargs))
+            current: _Message | None = getattr(self._thread, "message", None)
+            if current is None or current.called or current.actor is not actor:
+                return function(*args, **kwargs)  # a plain call, by a program or another job
+            return self._perform(current, lambda: function(*args, **kwargs))
 
         actor.fn = tracked
 
@@ -168,11 +168,11 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         actor = broker.actors.get(message.actor_name)
         if actor is None or not self.tracks(actor):
             return
-        at = self._at_retry(message)
-        if at is not None:
-            self._say_retry(at, delay)
+        current = self._message_to_retry(message)
+        if current is not None:
+            self._record_retry(current, delay)
         elif _is_id(message.message_id) and not isinstance(threading.current_thread(), ConsumerThread):
-            # (A consumer moves a delayed message to its queue: that one has its Event since it was sent.)
+            # (A consumer moves a delayed message to its queue: its Event exists since it was sent.)
             job = NewJob(message.message_id, actor.actor_name, actor.queue_name, self._params(message))
             try:
                 enqueue(self._app.ledger, [job], options={ENGINE: NAME})
@@ -180,29 +180,31 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
                 raise TrackingUnavailable(f"{actor.actor_name} was not sent: its Event cannot be made: {error}") from error
 
     def after_enqueue(self, broker: dramatiq.Broker, message: dramatiq.Message[Any], delay: int | None) -> None:
-        at = self._at_retry(message)
-        if at is not None:
-            at.retry_sent = True
+        current = self._message_to_retry(message)
+        if current is not None:
+            current.retry_sent = True
 
-    def _at_retry(self, message: dramatiq.Message[Any]) -> _Message | None:
-        """The message this thread is at, if that is the one being sent again: by Retries, after the actor is done."""
-        at: _Message | None = getattr(self._here, "message", None)
-        return at if at is not None and at.message_id == message.message_id and not at.performing else None
+    def _message_to_retry(self, message: dramatiq.Message[Any]) -> _Message | None:
+        """This thread's message, if Retries is sending it again after the actor is done."""
+        current: _Message | None = getattr(self._thread, "message", None)
+        return (
+            current if current is not None and current.message_id == message.message_id and not current.performing else None
+        )
 
-    def _say_retry(self, at: _Message, delay: int | None) -> None:
-        """Recorded before the message is on the queue, or the next attempt could begin before this one has ended."""
-        for each in at.actor.broker.middleware:  # those who interrupt this thread must not do so while it waits
+    def _record_retry(self, current: _Message, delay: int | None) -> None:
+        """Recorded before the message is queued, or the next attempt could begin before this one has ended."""
+        for each in current.actor.broker.middleware:  # nothing may interrupt this thread while it waits for the commit
             if isinstance(each, TimeLimit | ShutdownNotifications):
                 watcher: Middleware = each
-                watcher.after_process_message(at.actor.broker, at.message)
-        self._judge(at, sys.exception())
-        self._settle(at, retry_at=self._app.ledger.now() + (delay or 0) * 1_000)
+                watcher.after_process_message(current.actor.broker, current.message)
+        self._set_outcome(current, sys.exception())
+        self._settle(current, retry_at=self._app.ledger.now() + (delay or 0) * 1_000)
 
     def _params(self, message: Any) -> Any:
         params = {"args": list(message.args), "kwargs": dict(message.kwargs)} if message.kwargs else list(message.args)
         try:
             kept = len(dumps(params)) <= self._app.config.max_item_bytes
-        except TypeError:  # an encoder of the user's own
+        except TypeError:  # the message has its own encoder
             kept = False
         if not kept:
             self._log.info("params_not_kept", job_id=message.message_id, actor=message.actor_name)
@@ -211,13 +213,13 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
     # -- performing
 
     def before_process_message(self, broker: dramatiq.Broker, message: Any) -> None:
-        self._here.message = None
+        self._thread.message = None
         actor = broker.actors.get(message.actor_name)
         if actor is None or not self.tracks(actor) or self._process is None or not _is_id(message.message_id):
             return
         self._claim(message.message_id)
         try:
-            self._here.message = self._begin(self._process, message, actor)
+            self._thread.message = self._begin(self._process, message, actor)
         except SkipMessage:
             self._unclaim(message.message_id)
             raise
@@ -226,7 +228,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             raise TrackingUnavailable(f"{actor.actor_name} was not begun: it cannot be recorded: {error}") from error
 
     def _claim(self, message_id: str) -> None:
-        """Two copies of one message in one process: the second waits until the first is recorded."""
+        """Makes a second copy of a message in this process wait until the first is recorded."""
         while True:
             with self._lock:
                 ended = self._claims.get(message_id)
@@ -253,10 +255,10 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         ticket.job.state[TICKET] = ticket
         return _Message(message, actor, self._workers[actor.actor_name], ticket, ticket.job)
 
-    def _perform(self, at: _Message, function: Callable[[], Any]) -> Any:
-        """Calls the actor's function through the middleware; a refusal ends here."""
+    def _perform(self, current: _Message, function: Callable[[], Any]) -> Any:
+        """Calls the actor's function through the middleware; catches a refusal."""
         assert self._process is not None
-        at.called = at.performing = True
+        current.called = current.performing = True
         raised: list[BaseException] = []
 
         def inner() -> Any:
@@ -266,85 +268,87 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
                 raised.append(error)
                 raise
 
-        token = set_current_job(at.job)
+        token = set_current_job(current.job)
         try:
-            result = self._process.chain.invoke(at.worker, at.job, at.job.queue, inner)
+            result = self._process.chain.invoke(current.worker, current.job, current.job.queue, inner)
         except BaseException as error:
             raised.append(error)
-            self._judge(at, error, last_word=True)
-            if at.ticket.status is not Status.FAILED:
+            self._set_outcome(current, error, last_word=True)
+            if current.ticket.status is not Status.FAILED:
                 raise
         finally:
             reset_current_job(token)
-            at.performing = False
-        if at.ticket.status is not Status.FAILED:
+            current.performing = False
+        if current.ticket.status is not Status.FAILED:
             return result
-        if at.answered and raised:  # Dramatiq would take it for a success and act on that
+        if current.answered and raised:  # Dramatiq would treat it as a success and use the result
             raise raised[-1]
         return None
 
-    def _judge(self, at: _Message, error: BaseException | None, *, last_word: bool = False) -> None:
-        """Notes what was raised, in the words of the ledger.
+    def _set_outcome(self, current: _Message, error: BaseException | None, *, last_word: bool = False) -> None:
+        """Sets the ticket's outcome from an exception.
 
-        ``last_word``: it came out of the chain, so it counts whatever the job itself came to.
+        ``last_word``: it came out of the whole chain, so it overrides the job's own outcome.
         """
-        ticket = at.ticket
+        ticket = current.ticket
         if error is None or (not last_word and ticket.status in (Status.FAILED, Status.ERROR)):
             return
-        if at.worker.refuses(error):
+        if current.worker.refuses(error):
             ticket.fail(error)
         elif isinstance(error, TimeLimitExceeded):
-            ticket.raised(JobTimeout(at.limit_s))
+            ticket.raised(JobTimeout(current.limit_s))
         elif isinstance(error, Shutdown):
             ticket.raised(JobInterrupted())
         else:
             ticket.raised(error)
 
-    # -- what it came to
+    # -- outcome
 
     def after_process_message(
         self, broker: dramatiq.Broker, message: Any, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
-        at = self._take()
-        if at is None:
+        current = self._pop_message()
+        if current is None:
             return
         try:
-            if not at.ticket.settled:
-                self._judge(at, exception)
-                never = not at.called and exception is None
-                self._settle(at, discarded="a middleware of Dramatiq failed it before it began" if never else None)
-            elif not at.retry_sent:
-                self._retry_lost(at)
+            if not current.ticket.settled:
+                self._set_outcome(current, exception)
+                never = not current.called and exception is None
+                self._settle(current, discarded="a middleware of Dramatiq failed it before it began" if never else None)
+            elif not current.retry_sent:
+                self._discard_lost_retry(current)
         finally:
-            self._unclaim(at.message_id)
+            self._unclaim(current.message_id)
 
     def after_skip_message(self, broker: dramatiq.Broker, message: Any) -> None:
-        at = self._take()
-        if at is None:  # not tracked, or skipped by ourselves
+        current = self._pop_message()
+        if current is None:  # not tracked, or skipped by this middleware
             return
         try:
-            self._settle(at, discarded=str(getattr(message, "_exception", None) or "a middleware of Dramatiq skipped it"))
+            self._settle(
+                current, discarded=str(getattr(message, "_exception", None) or "a middleware of Dramatiq skipped it")
+            )
         finally:
-            self._unclaim(at.message_id)
+            self._unclaim(current.message_id)
 
-    def _take(self) -> _Message | None:
-        at: _Message | None = getattr(self._here, "message", None)
-        self._here.message = None
-        return at
+    def _pop_message(self) -> _Message | None:
+        current: _Message | None = getattr(self._thread, "message", None)
+        self._thread.message = None
+        return current
 
-    def _settle(self, at: _Message, *, retry_at: int | None = None, discarded: str | None = None) -> None:
+    def _settle(self, current: _Message, *, retry_at: int | None = None, discarded: str | None = None) -> None:
         assert self._process is not None
-        self._process.settle(at.ticket, retry_at=retry_at, discarded=discarded)
+        self._process.settle(current.ticket, retry_at=retry_at, discarded=discarded)
 
-    def _retry_lost(self, at: _Message) -> None:
-        """The retry was recorded, but Dramatiq could not put it on its queue, and acknowledges the message all the same."""
+    def _discard_lost_retry(self, current: _Message) -> None:
+        """The retry is recorded, but Dramatiq could not queue it and acknowledges the message nevertheless."""
         assert self._process is not None
-        again = self._process.known(at.message_id)
+        again = self._process.known(current.message_id)
         if again is not None and again.verdict is Begin.RUN:
             self._process.settle(again, discarded="Dramatiq could not put its retry on the queue")
 
     def before_nack(self, broker: dramatiq.Broker, message: Any) -> None:
-        """A message that no actor of this process is for goes to the dead letters: the Event it may have says so."""
+        """A message without an actor in this process goes to the dead letters; its Event, if any, is discarded."""
         if message.actor_name in broker.actors or self._process is None or not _is_id(message.message_id):
             return
         ticket = self._process.known(message.message_id)
@@ -377,7 +381,7 @@ def _is_id(message_id: object) -> bool:
 
 
 def _worker(actor: dramatiq.Actor[Any, Any]) -> Worker:
-    """The actor as middleware sees it."""
+    """The actor as a worker for middleware."""
     return Worker(actor.actor_name, actor.fn, queue=actor.queue_name, failed_on=_kinds(actor.options.get("failed_on")))
 
 

@@ -1,7 +1,7 @@
-"""What a worker process of an attached engine runs beside the engine: recorder, heartbeat, sweep.
+"""The parts that run beside an attached engine in its worker process: recorder, heartbeat, maintenance.
 
-The engine keeps its jobs, retries them and delivers again what a dead process held. Ours is the record alone, so there is
-no dispatcher here, and the tracker works without a fence (see :class:`~asynctask.middleware.tracker.Tracker`).
+The engine keeps its jobs, retries them and redelivers those of a dead process. AsyncTask only records, so there is no
+dispatcher, and the tracker works without a fence (see :class:`~asynctask.middleware.tracker.Tracker`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from asynctask.runtime.launcher import Tracked
 __all__ = ["EngineProcess"]
 
 LONG_S = 0.1
-"""A job that runs for longer than this has its ``working`` status written by itself."""
+"""Seconds after which a running job's ``working`` status is written by itself."""
 
 _FLUSH_S = 5.0
 _AWAY_S = 0.5
@@ -35,9 +35,9 @@ T = TypeVar("T")
 
 
 class EngineProcess:
-    """The parts of one worker process of an engine. Make it in the process that performs, after any fork.
+    """The parts of one worker process of an engine. Make it in the performing process, after any fork.
 
-    Arguments: ``engine`` is its name, at most 8 characters; ``concurrency`` and ``queues`` are for those who look on.
+    Arguments: ``engine``, its name of at most 8 characters; ``concurrency`` and ``queues`` are only displayed.
     Raises :class:`~asynctask.errors.SchemaOutdated` and LedgerUnavailable.
     """
 
@@ -54,7 +54,7 @@ class EngineProcess:
         config = app.config
         self._heartbeat = Heartbeat(
             self.ledger, app.clock, every_s=config.heartbeat_s, lease_s=config.lease_s,
-            tell=self._tell, on_signal=self._obey,
+            tell=self._heartbeat_facts, on_signal=self._on_signal,
         )  # fmt: skip
         self._sweep = Sweep(
             self.ledger, app.broker, app.host, app.controls,
@@ -72,7 +72,7 @@ class EngineProcess:
         chain.add(TaskEventMiddleware(self.tracker, self._app.config.max_result_bytes))
         return chain
 
-    # -- life
+    # -- lifecycle
 
     def start(self) -> None:
         """Registers the process and starts its parts. Raises LedgerUnavailable."""
@@ -83,11 +83,11 @@ class EngineProcess:
         self._ticker.start()
 
     def quiet(self) -> None:
-        """The engine is shutting down: ``should_stop()`` of running jobs says so from now on."""
+        """Makes ``should_stop()`` true in running jobs: the engine is shutting down."""
         self._stopping.set()
 
     def stop(self) -> None:
-        """Commits what is there, ends the parts and signs off."""
+        """Commits pending records, stops the parts and removes the process."""
         self.quiet()
         recorded = self.recorder.stop(_FLUSH_S)
         self._ended.set()
@@ -99,30 +99,30 @@ class EngineProcess:
                 processes.forget(self.ledger, self.ledger.identity)
             else:
                 processes.give_up(self.ledger)
-        except Unavailable as error:  # it is found when this process is gone
+        except Unavailable as error:  # recovery finds the process later
             self._log.warning("leave_put_off", error=str(error))
 
-    # -- the steps of a job, for engines that perform and acknowledge on one and the same thread
+    # -- steps of a job, for engines that perform and acknowledge on the same thread
 
     def begin(self, arrival: Arrival) -> Ticket:
-        """The ticket of a job that came. While the ledger is away this waits: nothing begins unrecorded."""
-        return self._when_there(lambda: self.tracker.begin([arrival])[0])
+        """The ticket of a job that arrived. Blocks while the ledger is away: no job begins unrecorded."""
+        return self._retry_while_away(lambda: self.tracker.begin([arrival])[0])
 
     def known(self, job_id: str) -> Ticket | None:
-        """The ticket of a job that has an Event, None for others. While the ledger is away this waits."""
-        return self._when_there(lambda: self.tracker.known(job_id))
+        """The ticket of a job with an Event, None for others. Blocks while the ledger is away."""
+        return self._retry_while_away(lambda: self.tracker.known(job_id))
 
-    def _when_there(self, ask: Callable[[], T]) -> T:
+    def _retry_while_away(self, operation: Callable[[], T]) -> T:
         pause = threading.Event()
         while True:
             try:
-                return ask()
+                return operation()
             except Unavailable as error:
                 self._log.warning("ledger_away", error=str(error))
                 pause.wait(_AWAY_S)
 
     def settle(self, ticket: Ticket, *, retry_at: int | None = None, discarded: str | None = None) -> None:
-        """Has the outcome recorded and waits until it is committed; all threads of the process wait for one commit."""
+        """Records the outcome and blocks until it is committed; all threads of the process share one commit."""
         if ticket.settled:
             return
         done = threading.Event()
@@ -142,12 +142,12 @@ class EngineProcess:
             concurrency=self._concurrency, queues=self._queues,
         )  # fmt: skip
 
-    def _tell(self) -> dict[str, Any]:
+    def _heartbeat_facts(self) -> dict[str, Any]:
         return {"busy": len(self.tracker.running())}
 
-    def _obey(self, name: str) -> None:
+    def _on_signal(self, name: str) -> None:
         if name == processes.LOST:
-            # Its jobs go on: they have no fence, so what they come to still counts. Only their Events waited meanwhile.
+            # Its jobs go on: without a fence their outcomes still count, and only their Events waited.
             self._log.warning("declared_dead", identity=self.ledger.identity)
             processes.forget(self.ledger, self.ledger.identity)
             self._register()

@@ -1,1 +1,1 @@
-"""Bulk work: reading lists, splitting them into jobs, dispatching, reporting."""
+"""Lists: reading, validating and splitting them into jobs."""

@@ -1,7 +1,7 @@
-"""Cells of a list, with their types: as JSON between processes and on disk, and as a file of a report holds them.
+"""Typed cells: as JSON, between processes and on disk, and as values of a report's file.
 
-What JSON has no word for is an object of one key, ``{"d": "2026-03-05"}``. In a report's file a value is of the same kind
-where the file has it, and text where it would be changed; no text becomes a formula, a link, a number or markup.
+A type that JSON lacks is an object of one key, ``{"d": "2026-03-05"}``. In a report a value keeps its type where the file
+format has it, and is text where it would be changed; no text becomes a formula, a link, a number or markup.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _OPTIONS: Final = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATAC
 
 
 def dump(rows: Iterable[Any]) -> bytes:
-    """Rows as JSON: lists of numbers, texts, and cells of every type that a reader hands on."""
+    """Rows as JSON: lists of numbers, texts and cells of every type that readers produce."""
     return orjson.dumps(rows, default=packed, option=_OPTIONS)
 
 
 def packed(value: Any) -> Any:
-    """A cell that JSON has no word for, as an object of one key."""
+    """A cell of a type that JSON lacks, as an object of one key."""
     kind = type(value)
     if kind is datetime:
         return {"t": value.isoformat()}
@@ -50,23 +50,23 @@ def packed(value: Any) -> Any:
 
 
 def unpacked(value: dict[str, Any]) -> Any:
-    """The cell again that :func:`packed` wrote."""
-    ((kind, said),) = value.items()
+    """The cell that :func:`packed` converted."""
+    ((kind, content),) = value.items()
     if kind == "t":
-        return datetime.fromisoformat(said)
+        return datetime.fromisoformat(content)
     if kind == "d":
-        return date.fromisoformat(said)
+        return date.fromisoformat(content)
     if kind == "h":
-        return time.fromisoformat(said)
+        return time.fromisoformat(content)
     if kind == "s":
-        return timedelta(*said)
-    return CellError(str(said))
+        return timedelta(*content)
+    return CellError(str(content))
 
 
-# -- as a file of a report holds them
+# -- as values of a report's file
 
 ERROR_CELLS: Final = frozenset({"#DIV/0!", "#N/A", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!"})
-"""The errors that every spreadsheet has: a cell that showed one shows it again. Others become text."""
+"""The error values that every spreadsheet has; others become text."""
 _MAX_TEXT: Final = 32_767
 _EXACT_DIGITS: Final = 15
 _FIRST_DAY: Final = date(1900, 3, 1)
@@ -74,11 +74,11 @@ _FIRST_DAY: Final = date(1900, 3, 1)
 _NO_CHARACTERS: Final = re.compile("[\x00\ud800-\udfff\ufffe\uffff]")
 _GUARDED: Final = (*FORMULA_STARTS, "'")
 _NEGATIVE: Final = re.compile(r"-(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,15})?")
-"""Text that a spreadsheet takes for just the number that it is."""
+"""Negative numbers as a spreadsheet reads them exactly."""
 
 
 class Percent(float):
-    """A number that its sheet shows as a percentage; ``pattern`` is the number format that does so."""
+    """A number displayed as a percentage; ``pattern`` is its number format."""
 
     pattern: str
 
@@ -89,7 +89,7 @@ class Percent(float):
 
 
 def csv_cell(value: Any) -> str | float | None:
-    """A value for the csv module. Text that a spreadsheet might take for a formula gets a ``'`` in front."""
+    """A value for the csv module. Text that a spreadsheet could take for a formula is prefixed with ``'``."""
     if value is None:
         return None
     if isinstance(value, float):
@@ -111,9 +111,9 @@ def csv_cell(value: Any) -> str | float | None:
 
 
 def sheet_value(value: Any) -> Any:
-    """A value of a kind that a workbook has: None, bool, int, float, Decimal, date, datetime, time, timedelta or text.
+    """A value of a type that a workbook has: None, bool, int, float, Decimal, date, datetime, time, timedelta or text.
 
-    Also :class:`CellError`, of :data:`ERROR_CELLS` only. A text still has to pass :func:`sheet_text`.
+    Also :class:`CellError`, of :data:`ERROR_CELLS` only. A text must still pass :func:`sheet_text`.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -137,7 +137,7 @@ def sheet_value(value: Any) -> Any:
 
 
 def sheet_text(text: str) -> str:
-    """A text for XlsxWriter, which would write one between ``<r>`` and ``</r>`` as markup of its own."""
+    """A text for XlsxWriter, escaped if between ``<r>`` and ``</r>``, which XlsxWriter writes as rich text."""
     text = cut(text)
     if text.startswith("<r>") and text.endswith("</r>"):
         marked = f'<r><t xml:space="preserve">{escape(text, quote=False)}</t></r>'
@@ -146,7 +146,7 @@ def sheet_text(text: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value as text: itself, or JSON for lists and objects; cut to what a cell may hold."""
+    """A value as text, lists and objects as JSON; cut to the size of a cell."""
     if isinstance(value, Mapping | list | tuple):
         text = orjson.dumps(jsonable(value)).decode()
     else:
@@ -155,10 +155,7 @@ def _shown(value: Any) -> str:
 
 
 def cut(text: str) -> str:
-    """``text`` without what is no character, and with an ellipsis after 32,767 characters as a spreadsheet counts them.
-
-    One beyond the basic plane counts as two.
-    """
+    """``text`` without non-characters, cut with an ellipsis at 32,767 UTF-16 code units, a spreadsheet's limit."""
     if not text.isprintable():
         text = _NO_CHARACTERS.sub("\ufffd", text)
     if len(text) * 2 <= _MAX_TEXT or len(text.encode("utf-16-le")) // 2 <= _MAX_TEXT:

@@ -1,7 +1,7 @@
-"""Cells as people type them, made into what a field wants: numbers, dates and yes or no written as text.
+"""Converts cells as people type them to the type of a field: numbers, dates and booleans written as text.
 
-Only what has one meaning is taken. Everything else goes on to the model as it is, or is refused here where the model would
-read something into it that nobody meant, such as the number 86400 as a date.
+Only unambiguous text is converted. Anything else reaches the model unchanged, or is refused here if the model would
+misread it, the number 86400 as a date for instance.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _WITH_TIME: Final = {
 
 
 class Unclear(Exception):
-    """A cell that cannot be taken; ``code`` and ``text`` as of a :class:`~asynctask.errors.Problem`."""
+    """A cell that cannot be converted; ``code`` and ``text`` as of a :class:`~asynctask.errors.Problem`."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -46,22 +46,22 @@ class Unclear(Exception):
 
 
 def allows_none(annotation: Any) -> bool:
-    """Whether None is a legal value of this annotation."""
+    """Whether an annotation allows None."""
     members = _members(annotation)
     return type(None) in members or None in members or Any in members
 
 
 def kind_of(annotation: Any) -> Any:
-    """What an annotation wants, with None and wrappings taken off: ``int``, ``Decimal``, ``date``...; None for all else."""
+    """The single type of an annotation without None and wrappers: ``int``, ``Decimal``, ``date``...; None for any other."""
     members = [each for each in _members(annotation) if each not in (None, type(None))]
     return _kind(members[0]) if len(members) == 1 else None
 
 
 def coercer_for(annotation: Any, *, sheet: bool) -> Coercer | None:
-    """What makes a cell fit an annotation; None where the model should see every cell as it is.
+    """The function that converts a cell to an annotation's type; None if the model should see every cell unchanged.
 
-    ``sheet``: cells of a sheet, where a number is never meant as a time stamp and carries no more than 15 digits; else
-    values from JSON. The coercer raises :class:`Unclear`.
+    ``sheet``: cells of a sheet, where a number is never a timestamp and has at most 15 digits; else values from JSON. The
+    function raises :class:`Unclear`.
     """
     kind = kind_of(annotation)
     if kind is datetime or kind is date:
@@ -76,7 +76,7 @@ def coercer_for(annotation: Any, *, sheet: bool) -> Coercer | None:
 
 
 def _members(annotation: Any) -> list[Any]:
-    """The alternatives of an annotation, with Annotated, NewType and type aliases taken off."""
+    """The alternatives of an annotation, with Annotated, NewType and type aliases resolved."""
     while True:
         if get_origin(annotation) is Annotated:
             annotation = get_args(annotation)[0]
@@ -103,7 +103,7 @@ def _kind(annotation: Any) -> Any:
 
 
 def _plain(text: str) -> str:
-    """Full-width digits and signs as plain ones, spaces off, a true minus as a hyphen."""
+    """Normalises full-width digits and signs, surrounding spaces and the minus sign."""
     text = text.strip() if text.isascii() else unicodedata.normalize("NFKC", text).strip().replace("−", "-")
     return text[:_LONGEST]
 
@@ -125,13 +125,13 @@ def _number(value: Any) -> Any:
 
 def _float(value: Any) -> Any:
     value = _number(value)
-    if isinstance(value, str) and math.isinf(float(value)):  # 1e999, which JSON has no number for
+    if isinstance(value, str) and math.isinf(float(value)):  # 1e999, which JSON cannot represent
         raise Unclear("wrong_type", "finite_number")
     return value
 
 
 def _decimal(value: Any) -> Any:
-    # A spreadsheet computes in binary and shows 15 digits: 0.1 + 0.2 is 0.3 there.
+    # A spreadsheet computes in binary and displays 15 digits: 0.1 + 0.2 is 0.3 there.
     return Decimal(format(value, ".15g")) if isinstance(value, float) and math.isfinite(value) else _number(value)
 
 
@@ -161,7 +161,7 @@ def _text_of_json(value: Any) -> Any:
 
 
 def _text_of_cell(value: Any) -> Any:
-    """The text that a cell shows, as near as its value tells."""
+    """The text that a cell shows, as far as its value determines it."""
     if isinstance(value, bool):
         return "TRUE" if value else "FALSE"
     if isinstance(value, int):
@@ -176,7 +176,7 @@ def _text_of_cell(value: Any) -> Any:
 
 
 def _clock(value: Any) -> Any:
-    """For time fields: the model would take a number as seconds, where a spreadsheet means the part of a day."""
+    """For time fields: the model would read a number as seconds; a spreadsheet means a fraction of a day."""
     if isinstance(value, int | float):
         raise Unclear("wrong_type", "time_type")
     match = _CLOCK.fullmatch(_plain(value)) if isinstance(value, str) else None
@@ -195,7 +195,7 @@ def _clock(value: Any) -> Any:
 
 
 def _span(value: Any) -> Any:
-    """For duration fields: 1:30 is what a spreadsheet shows for an hour and a half, as a time of day or as a duration."""
+    """For duration fields: a spreadsheet shows an hour and a half as 1:30, both as a time of day and as a duration."""
     if isinstance(value, int | float):
         raise Unclear("wrong_type", "time_delta_type")
     if isinstance(value, time):
@@ -212,7 +212,7 @@ def _span(value: Any) -> Any:
 
 
 def span_text(span: timedelta) -> str:
-    """A duration as spreadsheets show it, and as a duration field takes it: -1:30:00."""
+    """A duration in the form of spreadsheets, which duration fields accept: -1:30:00."""
     seconds, micros = divmod(abs(span) // timedelta(microseconds=1), 1_000_000)
     text = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}" + (f".{micros:06}" if micros else "")
     return f"-{text}" if span < timedelta(0) else text
@@ -224,7 +224,7 @@ def _moment(kind: type[date], sheet: bool) -> Coercer:
     def convert(value: Any) -> Any:
         try:
             return read(value)
-        except Unclear as error:  # an example of what is wanted: a date, or a date with a time
+        except Unclear as error:  # the text's example must match the field: a date, or a date with a time
             raise Unclear(error.code, _WITH_TIME.get(error.text, error.text) if kind is datetime else error.text) from None
 
     def read(value: Any) -> Any:

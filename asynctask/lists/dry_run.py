@@ -1,7 +1,7 @@
-"""A dry run: everything that a submission would check, and nothing written.
+"""A dry run: the validation of a submission without any writing.
 
-A large list is checked in a child process, as it would be split there: its memory does not stay with the server, and a
-check that takes too long can be ended wherever it is.
+A large list is validated in a child process, where it would be split too: its memory does not stay with the server, and it
+can be ended at any point.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ class DryRunTimeout(Unavailable):
 
 
 class Elsewhere(Protocol):
-    """Has a child process check: the order is one JSON object, and so is the answer; None where no child can be had."""
+    """Validates in a child process: order and answer are one JSON object each; None if no child is available."""
 
     def __call__(self, order: bytes, seconds: float) -> bytes | None: ...
 
 
 @dataclass(slots=True)
 class DryRun:
-    """What a list would have come to; nothing was written.
+    """The result that a list would have.
 
-    ``accepted`` and ``rejected`` count rows; ``problems`` are the first 1,000, ``truncated`` says that there are more;
-    ``first_items`` are up to five items as the worker would be given them (of a model, a dict by field name).
-    ``strict``: one refused row refuses the others too.
+    ``accepted`` and ``rejected`` count rows; ``problems`` are the first 1,000, ``truncated`` if there are more;
+    ``first_items`` are up to five items as the worker would get them (of a model, a dict by field name).
+    ``strict``: one refused row refuses all.
     """
 
     accepted: int = 0
@@ -62,7 +62,6 @@ class DryRun:
     strict: bool = False
 
     def add(self, row: Accepted | Refused) -> None:
-        """Counts a row."""
         if isinstance(row, Accepted):
             self.accepted += 1
             if len(self.first_items) < FIRST_ITEMS:
@@ -75,11 +74,11 @@ class DryRun:
 
     @property
     def taken(self) -> int:
-        """How many rows would have become items of a Task."""
+        """The number of rows that would become items of a Task."""
         return 0 if self.strict and self.rejected else self.accepted
 
     def as_dict(self, locale: str = "en") -> dict[str, Any]:
-        """As JSON, with the problems in a language."""
+        """JSON-ready, with the problems in a language."""
         return {
             "dry_run": True,
             "accepted": self.taken,
@@ -90,14 +89,14 @@ class DryRun:
         }
 
 
-def check_rows(rows: Iterable[Accepted | Refused], max_rows: int, go_on: Callable[[], None] = lambda: None) -> DryRun:
-    """Goes through a list and writes nothing. ``go_on`` is called for each row and may raise.
+def check_rows(rows: Iterable[Accepted | Refused], max_rows: int, check_time: Callable[[], None] = lambda: None) -> DryRun:
+    """Validates a list and writes nothing. ``go_on`` is called for each row and may raise.
 
-    Raises :class:`InputError` where the list as a whole could not be taken.
+    Raises :class:`InputError` for a list that is refused as a whole.
     """
     found = DryRun()
     for row in rows:
-        go_on()
+        check_time()
         found.add(row)
         if found.accepted + found.rejected > max_rows:
             raise too_many_items(max_rows)
@@ -107,7 +106,7 @@ def check_rows(rows: Iterable[Accepted | Refused], max_rows: int, go_on: Callabl
 
 
 class Checker:
-    """Checks stored lists. ``seconds`` is the most that one may take."""
+    """Validates stored lists; one may take at most ``seconds``."""
 
     def __init__(self, uploads: Uploads, limits: Limits, clock: Clock, *, seconds: float, elsewhere: Elsewhere) -> None:
         self._uploads, self._limits, self._clock = uploads, limits, clock
@@ -115,10 +114,10 @@ class Checker:
         self._elsewhere = elsewhere
 
     def check(self, source: Mapping[str, Any], worker_name: str, shape: ItemShape, *, large: bool) -> DryRun:
-        """Checks a stored list; ``source`` as its submission would have kept it.
+        """Validates a stored list; ``source`` as its submission would have kept it.
 
-        Raises :class:`InputError` where the list as a whole could not be taken, :class:`DryRunTimeout`, and
-        :class:`Unavailable` where the child that checked it ended without an answer.
+        Raises :class:`InputError` for a list that is refused as a whole, :class:`DryRunTimeout`, and
+        :class:`Unavailable` if the child ended without an answer.
         """
         if large:
             answer = self._elsewhere(orjson.dumps({"worker": worker_name, "source": source}), self._seconds)
@@ -127,18 +126,18 @@ class Checker:
         return self.check_here(source, shape)
 
     def check_here(self, source: Mapping[str, Any], shape: ItemShape) -> DryRun:
-        """Checks a stored list in this process. Raises as :meth:`check`; it looks at the time between two rows."""
+        """Validates a stored list in this process. Raises as :meth:`check`; checks the time after each row."""
         until = self._clock.monotonic() + self._seconds
 
-        def go_on() -> None:
+        def check_time() -> None:
             if self._clock.monotonic() > until:
                 raise DryRunTimeout(self._seconds)
 
-        with open_list(self._uploads, self._limits, source, shape, go_on) as opened:
-            return check_rows(opened.checked(unique=source.get("unique") or ()), self._limits.max_rows, go_on)
+        with open_list(self._uploads, self._limits, source, shape, check_time) as opened:
+            return check_rows(opened.checked(unique=source.get("unique") or ()), self._limits.max_rows, check_time)
 
     def answer(self, source: Mapping[str, Any], shape: ItemShape) -> bytes:
-        """What the child answers: :meth:`check_here`, or what that raised, as JSON."""
+        """The child's answer: the result of :meth:`check_here`, or its error, as JSON."""
         try:
             found = self.check_here(source, shape)
         except InputError as error:
@@ -160,20 +159,20 @@ class Checker:
 
 def _from_json(answer: bytes) -> DryRun:
     try:
-        said = orjson.loads(answer)
+        result = orjson.loads(answer)
     except orjson.JSONDecodeError:
         raise Unavailable(
             "the process that checked the list ended without an answer; is the list too large for this machine's memory?"
         ) from None
-    if "seconds" in said:
-        raise DryRunTimeout(said["seconds"])
-    if "code" in said:
+    if "seconds" in result:
+        raise DryRunTimeout(result["seconds"])
+    if "code" in result:
         raise InputError(
-            said["message"], code=said["code"], status=said["status"], text=said["text"], params=said["params"],
-            errors=[revived(each["row"], each, "en") for each in said["errors"]],
+            result["message"], code=result["code"], status=result["status"], text=result["text"], params=result["params"],
+            errors=[revived(each["row"], each, "en") for each in result["errors"]],
         )  # fmt: skip
-    problems = [revived(each["row"], each, "en") for each in said["problems"]]
-    return DryRun(said["accepted"], said["rejected"], problems, said["truncated"], said["first_items"])
+    problems = [revived(each["row"], each, "en") for each in result["problems"]]
+    return DryRun(result["accepted"], result["rejected"], problems, result["truncated"], result["first_items"])
 
 
 def _as_kept(problem: Problem) -> dict[str, Any]:

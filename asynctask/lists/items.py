@@ -1,4 +1,4 @@
-"""From a row to an item: headers to fields, cells to values, and everything that is wrong with a row at once."""
+"""Rows to items: binds headers to fields, converts cells, and reports every problem of a row at once."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 __all__ = ["Accepted", "Binding", "ItemShape", "Refused", "aliases", "either", "has_nul", "listed", "names_of"]
 
 _SHOWN: Final = 20
-"""Columns in a message, where fewer are required."""
-_SCALARS: Final = frozenset((str, int, bool, type(None)))  # JSON as they are, and all that most items hold
+"""Columns named in a message, unless more are required."""
+_SCALARS: Final = frozenset((str, int, bool, type(None)))  # need no conversion to JSON; most items hold nothing else
 _TAKES_BLANK: Final = (None, coercer_for(str, sheet=False))
-"""Of JSON an empty text is a text, and none of our business where the model alone judges; elsewhere it is nothing."""
+"""Coercers that keep an empty text of JSON as it is; any other treats it as a missing value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A row that became an item: ``item`` is JSON-ready; of a model, a dict by field name."""
+    """A row that became an item. ``item`` is JSON-ready; with a model, a dict by field name."""
 
     row: int
     item: Any
@@ -37,7 +37,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A row that did not: all its problems, and its original cells, JSON-ready."""
+    """A refused row: all its problems, and its original cells, JSON-ready."""
 
     row: int
     problems: tuple[Problem, ...]
@@ -50,14 +50,14 @@ class _Column:
     field: str
     coerce: Coercer | None
     keeps_none: bool
-    """Whether an empty cell is given to the model as None: the field is required, but may be None."""
+    """Whether an empty cell reaches the model as None: the field is required and nullable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """Which header stands for which field; made by :meth:`ItemShape.bind` once for a sheet.
+    """The fields of a sheet's headers; made once per sheet by :meth:`ItemShape.bind`.
 
-    ``columns`` is empty for a worker without a model: every header but ``ignored`` is then a key of the item.
+    ``columns`` is empty for a worker without a model: every header except ``ignored`` is then a key of the item.
     """
 
     columns: tuple[_Column, ...]
@@ -65,15 +65,15 @@ class Binding:
 
     @property
     def fields(self) -> dict[str, str]:
-        """Header -> field, of the bound ones."""
+        """Header -> field."""
         return {column.header: column.field for column in self.columns}
 
 
 class ItemShape:
-    """What the items of a worker look like. Built once per worker.
+    """The form of a worker's items; built once per worker.
 
-    Arguments: ``model``, the worker's pydantic model, None if it takes any dict; ``columns``, header -> field name, for
-    sheets whose headers are none of the model's names; ``max_item_bytes``, the largest item as JSON.
+    Arguments: ``model``, the worker's pydantic model, None for any dict; ``columns``, header -> field name, for headers
+    that are not names of the model; ``max_item_bytes``, the largest item as JSON.
     Raises :class:`InputError` ``unknown_column`` if ``columns`` names a field that the model does not have.
     """
 
@@ -100,21 +100,21 @@ class ItemShape:
 
     @property
     def mapped(self) -> tuple[str, ...]:
-        """The headers that the sender said of what they stand for."""
+        """The headers that the sender mapped to fields."""
         return tuple(self._columns)
 
     def wanted(self) -> str:
-        """The columns that a sheet should have, for a message: one name each, every required one, then some others."""
+        """The columns of a suitable sheet, for a message: one name each, all required ones first."""
         needed = [self._title(field) for field, info in self._fields.items() if info.is_required()]
         others = [self._title(field) for field, info in self._fields.items() if not info.is_required()]
         room = max(0, _SHOWN - len(needed))
         return ", ".join(needed + others[:room]) + (", …" if len(others) > room else "")
 
     def bind(self, headers: Sequence[str]) -> Binding:
-        """Match the headers of a sheet with the fields; names are compared normalised, unknown headers are ignored.
+        """Matches headers with fields. Names are compared normalised; unknown headers are ignored.
 
         Raises :class:`InputError`: ``missing_columns`` if a required field has no column, ``unknown_column`` if
-        ``columns`` names a header that is not there, ``duplicate_column`` if two columns stand for one field.
+        ``columns`` names an absent header, ``duplicate_column`` if two columns match one field.
         """
         ignored = report_block(headers)
         usable = [header for header in headers if header not in ignored]
@@ -135,7 +135,7 @@ class ItemShape:
         return Binding(tuple(made), ignored)
 
     def validate(self, row: RawRow, binding: Binding | None) -> Accepted | Refused:
-        """Make an item of a row, or say everything that is wrong with it. ``binding`` is None for JSON."""
+        """Converts a row to an item, or refuses it with all its problems. ``binding`` is None for JSON."""
         values = self.values(row)
         if self.model is None and binding is None and not isinstance(values, Mapping) and not row.problems:
             return self._scalar(row.number, values)
@@ -154,13 +154,13 @@ class ItemShape:
 
     @property
     def field_names(self) -> tuple[str, ...]:
-        """The fields of the model, none without one."""
+        """The fields of the model; empty without one."""
         return tuple(self._fields)
 
     def field_of(self, name: str) -> str | None:
-        """The field that a name means: its own, else a title or alias however it is written; None for none.
+        """The field for a name: its own, else a title or alias in any spelling; None for an unknown one.
 
-        Without a model every name is a key of its own.
+        Without a model every name is a key.
         """
         if self.model is None or name in self._fields:
             return name
@@ -168,32 +168,34 @@ class ItemShape:
         return next((field for field, names in self._names.items() if wanted in map(normalise, names)), None)
 
     def values(self, row: RawRow) -> Any:
-        """What a row says, before anything is made of it."""
+        """The values of a row before conversion."""
         values = row.values
         return values.model_dump(round_trip=True) if type(values) is not dict and is_model(type(values)) else values
 
     def kind(self, field: str) -> Any:
-        """What a field holds, as :func:`~asynctask.lists.coerce.kind_of` says; None without a model."""
+        """The type of a field, as of :func:`~asynctask.lists.coerce.kind_of`; None without a model."""
         info = self._fields.get(field)
         return None if info is None else kind_of(info.annotation)
 
     def is_given(self, row: RawRow, field: str, value: Any, binding: Binding | None) -> bool:
-        """Whether a row itself said something of a field, which came to ``value``: a default says nothing of its row."""
+        """Whether ``value`` of a field comes from the row itself and is no default."""
         if self.model is None:
             return True
         if is_model(type(row.values)):
             return field in row.values.model_fields_set
         if binding is not None:
             return any(row.values.get(column.header) is not None for column in binding.columns if column.field == field)
-        said = [
+        given = [
             row.values[key] for key, column in self._json_columns.items() if column.field == field and key in row.values
         ]
-        return any(isinstance(value, str) or not isinstance(each, str) or each.strip() for each in said if each is not None)
+        return any(
+            isinstance(value, str) or not isinstance(each, str) or each.strip() for each in given if each is not None
+        )
 
     def revive(self, params: dict[str, Any]) -> Any:
-        """What the worker's function is given: the model made of an accepted item, or the dict itself without a model.
+        """The argument of the worker's function: the model made of an accepted item, or the dict without a model.
 
-        Raises :class:`pydantic.ValidationError` if the model has changed since and refuses the item now.
+        Raises :class:`pydantic.ValidationError` if the model has changed since and refuses the item.
         """
         if self.model is None:
             return params
@@ -207,7 +209,7 @@ class ItemShape:
         problems: list[Problem],
         binding: Binding | None,
     ) -> Accepted | Refused:
-        from pydantic import ValidationError  # the model is there, so pydantic is
+        from pydantic import ValidationError  # with a model, pydantic is loaded already
 
         assert self.model is not None
         try:
@@ -216,7 +218,7 @@ class ItemShape:
             found = self._problems(number, error, values, binding, {problem.column for problem in problems})
             problems.extend(found)
         except Exception as error:
-            # A validator of the model that stumbles over a value refuses this row, never the other 9,999.
+            # An exception in a validator of the model refuses this row only, not the list.
             words = shorten(jsonable(f"{type(error).__name__}: {error}"))
             problems.append(fault(number, None, "invalid", "unchecked", {"words": words}))
         if not problems:
@@ -226,7 +228,7 @@ class ItemShape:
         return Refused(number, in_order(problems, values), jsonable(values))
 
     def _scalar(self, number: int, value: Any) -> Accepted | Refused:
-        """A worker without a model takes any JSON value as its item: a number, a text, a list."""
+        """Without a model an item is any JSON value: a number, a text, a list."""
         item = jsonable(value)
         problems = tuple(self._unstorable(number, item))
         return Refused(number, problems, {"value": item}) if problems else Accepted(number, item)
@@ -267,12 +269,12 @@ class ItemShape:
         headers = {column.field: column.header for column in binding.columns} if binding else None
         for each in error.errors(include_url=False):
             loc = [str(part) for part in each["loc"]]
-            first = self._written(loc[0], values, headers) if loc else None
+            first = self._users_name(loc[0], values, headers) if loc else None
             if first is not None and first in known:
                 continue
             column = ".".join([first, *loc[1:]]) if first is not None else None
             given = values.get(first, each["input"]) if first is not None and len(loc) == 1 else each["input"]
-            problem = from_pydantic(number, column, each, _small(jsonable(given)) if loc else None)
+            problem = from_pydantic(number, column, each, _shortened(jsonable(given)) if loc else None)
             yield replace(problem, value=None) if problem.code == "missing" else problem
 
     def _take_json(self, number: int, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
@@ -291,7 +293,7 @@ class ItemShape:
             try:
                 data[key] = column.coerce(value) if column.coerce else value
             except Unclear as error:
-                problems.append(fault(number, str(key), error.code, error.text, None, _small(jsonable(value))))
+                problems.append(fault(number, str(key), error.code, error.text, None, _shortened(jsonable(value))))
         return data, problems
 
     def _plan_json(self) -> dict[str, _Column]:
@@ -307,9 +309,9 @@ class ItemShape:
         return _Column(header, field, coercer_for(info.annotation, sheet=sheet), nullable)
 
     def _match(self, present: Mapping[str, str]) -> dict[str, str]:
-        """Field -> header. ``columns`` goes before everything that a model says."""
+        """Field -> header. ``columns`` takes precedence over the names of the model."""
         mapped = {field: present[normalise(header)] for header, field in self._columns.items()}
-        taken = set(mapped.values())
+        used = set(mapped.values())
         by_field: dict[str, str] = {}
         problems = []
         for field, names in self._names.items():
@@ -317,14 +319,14 @@ class ItemShape:
                 by_field[field] = mapped[field]
                 continue
             keys = dict.fromkeys(normalise(name) for name in names)
-            found = [present[key] for key in keys if key in present and present[key] not in taken]
+            found = [present[key] for key in keys if key in present and present[key] not in used]
             if len(found) > 1:
                 names_found = " and ".join(repr(shorten(each, 80)) for each in found)
                 params = {"headers": names_found, "field": field}
                 problems.append(fault(None, found[1], "duplicate_column", "column.twice", params))
             if found:
                 by_field[field] = found[0]
-                taken.add(found[0])
+                used.add(found[0])
         if problems:
             first = problems[0]
             raise InputError(
@@ -352,8 +354,8 @@ class ItemShape:
         info = self._fields[field]
         return info.title or next(iter(aliases(info)), field)
 
-    def _written(self, key: str, values: Mapping[str, Any], headers: Mapping[str, str] | None) -> str:
-        """What the user calls the field that the model reports as ``key``."""
+    def _users_name(self, key: str, values: Mapping[str, Any], headers: Mapping[str, str] | None) -> str:
+        """The user's name for the field that the model reports as ``key``."""
         column = self._json_columns.get(key)
         if column is None:
             return key
@@ -380,7 +382,7 @@ def _take_cells(
             try:
                 data[column.field] = column.coerce(value)
             except Unclear as error:
-                problems.append(fault(number, column.header, error.code, error.text, None, _small(jsonable(value))))
+                problems.append(fault(number, column.header, error.code, error.text, None, _shortened(jsonable(value))))
     return data, problems
 
 
@@ -389,21 +391,21 @@ def _cell_error(number: int, header: str, value: CellError) -> Problem:
     return fault(number, header, "cell_error", "cell_error", {"shown": shown}, shown)
 
 
-def _small(value: Any) -> Any:
-    """A value for a message: short, whatever it is."""
+def _shortened(value: Any) -> Any:
+    """A value for a message, shortened."""
     if isinstance(value, Mapping | list):
         return shorten(orjson.dumps(value).decode())
     return shorten(value)
 
 
-# -- What people may call the fields of an item, how names are shown to them, and what no field can hold.
+# -- names of fields
 
 _NAMES_SHOWN: Final = 50
 
 
 def aliases(info: FieldInfo) -> list[str]:
-    """The names, beside its own, under which a field is taken from an object."""
-    from pydantic import AliasChoices, AliasPath  # the field is there, so pydantic is
+    """The alternative names under which a field is read from an object."""
+    from pydantic import AliasChoices, AliasPath  # with a model, pydantic is loaded already
 
     found: list[str] = []
     choices = info.validation_alias
@@ -415,7 +417,7 @@ def aliases(info: FieldInfo) -> list[str]:
 
 
 def names_of(field: str, info: FieldInfo) -> list[str]:
-    """Every name that a header may have for a field: title, aliases, its own."""
+    """The names that a header may have for a field: title, aliases, its own."""
     return list(dict.fromkeys([*([info.title] if info.title else []), *aliases(info), field]))
 
 
@@ -425,13 +427,13 @@ def either(names: Sequence[str]) -> str:
 
 
 def listed(headers: Sequence[str]) -> str:
-    """The columns that there are, for a message: the first fifty."""
+    """The present columns, for a message: the first 50."""
     shown = ", ".join(shorten(header, 40) for header in headers[:_NAMES_SHOWN]) or "none"
     return shown + (", …" if len(headers) > _NAMES_SHOWN else "")
 
 
 def has_nul(value: Any) -> bool:
-    """Whether a NUL character stands anywhere in a value: no database of all keeps it in text."""
+    """Whether a value contains a NUL character, which not every database can store in text."""
     if isinstance(value, str):
         return "\0" in value
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The options of a submission: which there are, what each may be, and which a later version will take."""
+"""The options of a submission and their validation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asynctask.lists.problems import fault, from_pydantic
 
 __all__ = ["Options", "check_options"]
 
-# What a later version will take, with the value at which it does nothing: anything else is refused, never ignored.
+# Options of a later version, with the value that has no effect; any other value is refused, never ignored.
 _LATER: Mapping[str, Any] = {
     "interval": 0, "chunk_size": 1, "tolerated_failures": None, "on_complete": None, "resubmit_of": None,
 }  # fmt: skip
@@ -22,7 +22,7 @@ _NOTHING = {"", "0", "0.0", "1", "false", "null"}
 
 
 class Options(BaseModel):
-    """The options of a submission, checked."""
+    """The validated options of a submission."""
 
     model_config = ConfigDict(extra="forbid", str_strip_whitespace=True)
 
@@ -40,22 +40,22 @@ class Options(BaseModel):
     @field_validator("unique", mode="before")
     @classmethod
     def _names(cls, value: Any) -> Any:
-        # A form, a query and a flag have one text: names with commas between.
+        # A form, a query and a flag give one text: names separated by commas.
         return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
 
     @field_validator("title", "owner", "session", "idempotency_key")
     @classmethod
     def _storable(cls, value: str | None) -> str | None:
-        # PostgreSQL has no text with NUL in it, so none is taken anywhere. The model itself refuses lone surrogates.
+        # PostgreSQL text cannot contain NUL, so no database takes it. The model itself refuses lone surrogates.
         if value is not None and "\0" in value:
             raise ValueError("holds a NUL character: take it out")
         return value
 
 
 def check_options(given: Mapping[str, Any]) -> Options:
-    """The options of a submission.
+    """The validated options.
 
-    Raises :class:`InputError` that names each wrong one, :class:`NotBuilt` for one of a later version.
+    Raises :class:`InputError` that names each invalid one, :class:`NotBuilt` for one of a later version.
     """
     options = dict(given)
     for name, nothing in _LATER.items():

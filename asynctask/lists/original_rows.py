@@ -1,6 +1,6 @@
-"""The rows of a workbook kept beside it, typed and compact: written once, streamed for every report.
+"""The typed rows of a workbook, cached beside it: written once, streamed for every report.
 
-A gzip of JSON lines. The first says what the columns are; then each row is ``[number, [cell, ...]]``, with its cells as in
+The file is a gzip of JSON lines. The first describes the columns; then each row is ``[number, [cell, ...]]``, cells as in
 :mod:`asynctask.lists.cells`. Only this module reads and writes it.
 """
 
@@ -32,9 +32,9 @@ _DAMAGED: Final = (OSError, EOFError, ValueError, KeyError, IndexError, TypeErro
 
 
 class KeptRows:
-    """The rows that :func:`keep_rows` wrote. Raises :class:`InputError` where the file is none of them.
+    """The rows that :func:`keep_rows` wrote. Raises :class:`InputError` for any other file.
 
-    ``headers``: every column of the list in order, those without a header too.
+    ``headers``: all columns of the list in order, those without a header too.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,7 +50,7 @@ class KeptRows:
             raise InputError(f"{path.name} cannot be read: {error}", code="damaged_file") from error
 
     def rows(self) -> Generator[tuple[int, Mapping[str, Any]], None, None]:
-        """Row number and cells by header, in order. Raises :class:`InputError` where the file is damaged."""
+        """Row number and cells by header, in order. Raises :class:`InputError` for a damaged file."""
         names = self._cells
         try:
             with gzip.open(self._path, "rb") as file:
@@ -69,7 +69,7 @@ class KeptRows:
 
 
 def keep_rows(source: Source, percents: Percents, target: Path) -> None:
-    """Writes the rows of an open list to ``target``, which is whole or not there. One caller at a time.
+    """Writes the rows of an open list to ``target`` atomically. One caller at a time.
 
     Raises what the source raises, and OSError.
     """
@@ -79,7 +79,7 @@ def keep_rows(source: Source, percents: Percents, target: Path) -> None:
         headers = all_columns(source, names)
         first = {"version": _VERSION, "cells": names, "headers": headers}
         with made.open("wb") as out:
-            # The columns are known last and are wanted first: a gzip may be several, one behind the other.
+            # The columns are known last and needed first: a gzip file may have several members.
             out.write(gzip.compress(orjson.dumps(first) + b"\n", 1))
             rows.seek(0)
             shutil.copyfileobj(rows, out, 1 << 20)
@@ -89,7 +89,7 @@ def keep_rows(source: Source, percents: Percents, target: Path) -> None:
 
 
 def remove_drafts(target: Path) -> None:
-    """Removes what somebody left who did not come to the end of :func:`keep_rows`."""
+    """Removes the temporary files of an interrupted :func:`keep_rows`."""
     for path in _drafts(target):
         path.unlink(missing_ok=True)
 
@@ -99,32 +99,29 @@ def _drafts(target: Path) -> tuple[Path, Path]:
 
 
 def all_columns(source: Source, names: list[str]) -> list[str]:
-    """Every column of a list in the order of the sheet; ``names`` are the keys of its rows, in any order."""
+    """All columns of a list in the order of the sheet; ``names`` are the keys of its rows, in any order."""
     headers, places = list(source.headers or ()), source.places or ()
     at = dict(zip(headers, places, strict=False))
     known = set(headers)
     for name in names:
         if name not in known:
-            place = _place(name)
+            place = _column_index(name)
             if place is not None:
                 at[name] = place
             headers.append(name)
     return sorted(headers, key=lambda name: at[name]) if len(at) == len(headers) else headers
 
 
-def _place(name: str) -> int | None:
-    """The column that a name such as "Column C" stands for; None for any other."""
+def _column_index(name: str) -> int | None:
+    """The index of the column for a name such as "Column C"; None for any other."""
     letters = name.removeprefix("Column ").rstrip("*")
     if not (name.startswith("Column ") and letters.isascii() and letters.isalpha() and len(letters) <= 3):
         return None
-    place = 0
-    for letter in letters:
-        place = place * 26 + ord(letter) - 64
-    return place - 1 if column_letters(place - 1) == letters else None
+    place = _column(letters)
+    return place if column_letters(place) == letters else None
 
 
 def _write_rows(source: Source, percents: Percents, out: BinaryIO) -> list[str]:
-    """Writes the rows and returns the names of their cells."""
     index = {name: place for place, name in enumerate(source.headers or ())}
     columns = dict(zip(source.headers or (), source.places or (), strict=False))
     lines: list[bytes] = []
@@ -133,7 +130,7 @@ def _write_rows(source: Source, percents: Percents, out: BinaryIO) -> list[str]:
             cells: list[Any] = [None] * len(index)
             for name, value in row.values.items():
                 if name not in index:
-                    index[name], columns[name] = len(index), _place(name) or 0
+                    index[name], columns[name] = len(index), _column_index(name) or 0
                     cells.append(None)
                 kind = type(value)
                 if percents and (kind is int or kind is float):
@@ -159,7 +156,7 @@ def _decoded(value: dict[str, Any]) -> Any:
     return Percent(*value["p"]) if "p" in value else unpacked(value)
 
 
-# -- Which cells of a workbook are shown as percentages: the fast reader gives their numbers, not how they are shown.
+# -- percentages: the fast readers give numbers without their formats
 
 _BUILTIN: Final = {"9": "0%", "10": "0.00%"}
 _PLAIN: Final = re.compile(r"[#0?,. ]{1,40}%")
@@ -172,7 +169,7 @@ _REF: Final = re.compile(r"([A-Z]{1,3})([0-9]{1,7})")
 
 
 class Percents:
-    """The percentages of a sheet, as runs of cells under each other: a column of a million is one run."""
+    """The percentages of a sheet, as vertical runs of cells: a column of a million is one run."""
 
     def __init__(self) -> None:
         self._patterns: dict[str, int] = {_USUAL: 0}
@@ -184,9 +181,9 @@ class Percents:
         return self._count > 0
 
     def add(self, row: int, column: int, pattern: str, last: int = 0) -> None:
-        """Notes a cell, or those of a column down to the row ``last``: rows from 1, columns from 0, rows in order.
+        """Adds a cell, or those of a column down to the row ``last``: rows from 1, columns from 0, rows in order.
 
-        Beyond a million runs nothing is noted any more.
+        Beyond a million runs it ignores further cells.
         """
         if pattern not in self._patterns and len(self._names) < _MAX_PATTERNS:
             self._patterns[pattern] = len(self._names)
@@ -202,7 +199,7 @@ class Percents:
             kinds.append(kind)
 
     def of(self, row: int, column: int | None) -> str | None:
-        """The number format of a cell if that shows a percentage."""
+        """The number format of a cell that shows a percentage, else None."""
         if column is None or column not in self._runs:
             return None
         firsts, lasts, kinds = self._runs[column]
@@ -211,9 +208,9 @@ class Percents:
 
 
 def percents_of(path: Path, limits: Limits, kind: str, sheet_name: str | None) -> Percents:
-    """The percentages of a sheet of an Excel (``kind`` xlsx) or OpenDocument (ods) workbook; of other files none are known.
+    """The percentages of a sheet of an Excel (``kind`` xlsx) or OpenDocument (ods) workbook; empty for other formats.
 
-    Raises :class:`InputError` for a workbook that is damaged.
+    Raises :class:`InputError` for a damaged workbook.
     """
     found = Percents()
     if kind == "xlsx":
@@ -231,7 +228,7 @@ def percents_of(path: Path, limits: Limits, kind: str, sheet_name: str | None) -
 
 
 def _percent_styles(package: Package, part: str) -> Mapping[str, str]:
-    """Index of a cell style -> number format, of those that show a percentage."""
+    """Index of a cell style -> number format, for percentages."""
     codes, styles = dict(_BUILTIN), dict[str, str]()
     count, inside = 0, False
 
@@ -260,7 +257,7 @@ def _percent_styles(package: Package, part: str) -> Mapping[str, str]:
 
 
 def _unquoted(code: str) -> str:
-    """A number format without the text that it only shows."""
+    """A number format without its literal text."""
     return re.sub(r'"[^"]*"|\\.', "", code)
 
 
@@ -285,7 +282,7 @@ def _attach(parser: XMLParserType, styles: Mapping[str, str], found: Percents) -
 
 
 def _attach_ods(parser: XMLParserType, sheet_name: str | None, found: Percents) -> None:
-    """An OpenDocument sheet says how often a row or a cell is repeated instead of where it stands."""
+    """An OpenDocument sheet repeats rows and cells by number instead of giving their position."""
     first, last, column, inside = 1, 0, 0, False
 
     def start(tag: str, attrs: Mapping[str, str]) -> None:

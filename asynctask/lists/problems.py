@@ -1,7 +1,7 @@
-"""What is wrong with a row, as stable codes and sentences in the reader's language; and cells as JSON.
+"""Problems of rows as stable codes and translated messages, and cells as JSON.
 
-A problem is kept without words: its code, the key of its text (the files in ``texts/``) and the parameters of that text.
-The codes are listed in docs/sheets.md. An error type of pydantic that is not in the table keeps its own type and text.
+A problem is stored without words: its code, the key of its text (in ``texts/``) and the parameters of that text. The codes
+are listed in docs/sheets.md. A pydantic error type that is not in the table keeps its own type and text.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ CODES: Final[Mapping[str, str]] = {
     }.items()
     for kind in kinds.split()
 }
-"""pydantic's error types, with the codes that they have here."""
+"""pydantic's error types and their codes here."""
 
 _OWN_WORDS: Final = frozenset({"value_error", "assertion_error"})
 _LISTS: Final = frozenset(
@@ -101,9 +101,9 @@ def describe(error: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def from_pydantic(row: int | None, column: str | None, error: Mapping[str, Any], value: Any = None) -> Problem:
-    """One of pydantic's errors as a problem of a row.
+    """A pydantic error as a problem of a row.
 
-    A type without a text, or with other parameters than this version knows, keeps pydantic's own English words.
+    A type without a text, or with parameters unknown to this version, keeps pydantic's English message.
     """
     kind, context = str(error["type"]), error.get("ctx") or {}
     if kind in _OWN_WORDS:
@@ -124,7 +124,7 @@ def _param(value: Any) -> Any:
 def fault(
     row: int | None, column: str | None, code: str, text: str, params: Mapping[str, Any] | None = None, value: Any = None
 ) -> Problem:
-    """A problem that can be said in every language: ``text`` is a key of the catalogue, ``params`` are JSON-ready."""
+    """A problem with a text in every language: ``text`` is a key of the catalogue, ``params`` are JSON-ready."""
     message = say(text, params or {}, "en")
     if message is None:
         raise KeyError(f"the catalogue has no text {text!r} for these parameters: {sorted(params or {})}")
@@ -132,18 +132,18 @@ def fault(
 
 
 def texts(locale: str) -> Mapping[str, str]:
-    """What a refusal says in a language, by key; in English where no texts of that language ship."""
+    """The texts of refusals in a language, by key; English for a language that is not shipped."""
     return _texts(locale if locale in CATALOGUE else "en")
 
 
 @cache
 def _texts(locale: str) -> Mapping[str, str]:
-    said: dict[str, str] = tomllib.loads((files("asynctask.lists") / "texts" / f"{locale}.toml").read_text("utf-8"))
-    return said
+    texts_by_key: dict[str, str] = tomllib.loads((files("asynctask.lists") / "texts" / f"{locale}.toml").read_text("utf-8"))
+    return texts_by_key
 
 
 def say(text: str, params: Mapping[str, Any], locale: str) -> str | None:
-    """The text of a key in a language; None where there is none, or its parameters are not all there."""
+    """The text of a key in a language; None for an unknown key or missing parameters."""
     template = texts(locale).get(text)
     if template is None:
         return None
@@ -155,7 +155,7 @@ def say(text: str, params: Mapping[str, Any], locale: str) -> str | None:
 
 
 def _counted(found: re.Match[str], params: Mapping[str, Any]) -> str:
-    """Of one thing English speaks in the singular."""
+    """The English singular for a count of 1."""
     if params.get(found[1]) != 1:
         return found[0]
     noun = {"entries": "entry", "rows are": "rows is"}.get(found[3], found[3].removesuffix("s"))
@@ -163,7 +163,7 @@ def _counted(found: re.Match[str], params: Mapping[str, Any]) -> str:
 
 
 def _listed(name: str, value: Any) -> Any:
-    """pydantic enumerates in English: 'a', 'b' or 'c'."""
+    """pydantic enumerates in English ('a', 'b' or 'c'); other languages separate with 、."""
     if name not in _LISTS or not isinstance(value, str):
         return value
     return _COMMA.sub("、", _AND.sub("、", _OR.sub("、", value)))
@@ -172,8 +172,8 @@ def _listed(name: str, value: Any) -> Any:
 def render(problem: Problem | Mapping[str, Any], locale: str) -> str:
     """The message of a problem in a language.
 
-    Arguments: ``problem``, as it is kept (``{column, code, value, text, params}``, or ``message`` where it has no text, as
-    in rows of an earlier version), or a :class:`Problem`; ``locale``: en, zh_CN or ja. Never raises.
+    Arguments: ``problem``, as stored (``{column, code, value, text, params}``; rows of earlier versions have ``message``
+    instead of a text) or a :class:`Problem`; ``locale``: en, zh_CN or ja. Never raises.
     """
     if isinstance(problem, Problem):
         problem = {**stored(problem), "message": problem.message}
@@ -184,7 +184,7 @@ def render(problem: Problem | Mapping[str, Any], locale: str) -> str:
     code, message = str(problem.get("code") or ""), str(problem.get("message") or "")
     if locale == "en" and message:
         return message
-    # A reader's finding, or an old row: the text of its code says the same with fewer details.
+    # A reader's finding, or a row of an earlier version: the text of its code, with fewer details.
     return (
         say(code, {"shown": problem.get("value")}, locale)
         or (say(f"list.{code}", {"detail": message}, locale) if message else None)
@@ -194,12 +194,12 @@ def render(problem: Problem | Mapping[str, Any], locale: str) -> str:
 
 
 def render_whole(error: InputError, locale: str) -> str:
-    """The message of a refusal as a whole in a language; its English one where there is no text for its code."""
+    """The message of a list's refusal in a language; English without a text for its code."""
     message = str(error)
     found = say(error.text, error.params, locale) if error.text else None
     if found is not None or locale == "en":
         return found or message
-    # What the single faults say can be said in the language, what the message says cannot.
+    # The single faults can be translated, the message cannot.
     faults = [
         f"{each.column}: {render(each, locale)}" for each in error.errors[:_SHOWN_FAULTS] if each.text and each.column
     ]
@@ -207,7 +207,7 @@ def render_whole(error: InputError, locale: str) -> str:
 
 
 def localised(error: InputError, locale: str) -> InputError:
-    """The same refusal with its message, and those of its single faults, in a language."""
+    """The same refusal, its message and those of its faults translated."""
     faults = [replace(each, message=render(each, locale)) for each in error.errors]
     return InputError(
         render_whole(error, locale), code=error.code, status=error.status, errors=faults, text=error.text,
@@ -216,7 +216,7 @@ def localised(error: InputError, locale: str) -> InputError:
 
 
 def stored(problem: Problem) -> dict[str, Any]:
-    """A problem as the ledger keeps it beside its row: without words where the catalogue has them."""
+    """A problem as the ledger stores it: without words where the catalogue has them."""
     kept = {"column": problem.column, "code": problem.code, "value": problem.value}
     if problem.text:
         return {**kept, "text": problem.text, "params": dict(problem.params)}
@@ -224,7 +224,7 @@ def stored(problem: Problem) -> dict[str, Any]:
 
 
 def revived(row: int | None, kept: Mapping[str, Any], locale: str) -> Problem:
-    """A problem from what :func:`stored` made of it, with its message in a language."""
+    """The problem that :func:`stored` made, with its message in a language."""
     return Problem(
         row, kept.get("column"), str(kept.get("code") or ""), render(kept, locale), kept.get("value"),
         str(kept.get("text") or ""), kept.get("params") or {},
@@ -232,7 +232,7 @@ def revived(row: int | None, kept: Mapping[str, Any], locale: str) -> Problem:
 
 
 def jsonable(value: Any) -> Any:
-    """A cell or JSON value as JSON can carry it and a database can store it: dates as ISO text, errors as they show."""
+    """A cell or JSON value as JSON that every database stores: dates as ISO text, errors as shown."""
     if value is None or isinstance(value, bool | int):
         return value if not isinstance(value, int) or -(2**63) <= value < 2**64 else str(value)
     if isinstance(value, str):
@@ -255,14 +255,14 @@ def jsonable(value: Any) -> Any:
 
 
 def _storable(text: str) -> str:
-    """Without NUL, which PostgreSQL has no place for, and without halves of characters, which UTF-8 has none for."""
+    """Replaces NUL, which PostgreSQL cannot store, and lone surrogates, which UTF-8 cannot encode."""
     if "\0" in text:
         text = text.replace("\0", "\ufffd")
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def in_order(problems: Sequence[Problem], values: Mapping[str, Any]) -> tuple[Problem, ...]:
-    """A row's problems as the columns stand in the row; what is about no column of it comes last."""
+    """A row's problems in the order of its columns; those of no column last."""
     places = {str(key): place for place, key in enumerate(values)}
 
     def place(problem: Problem) -> int:
@@ -272,12 +272,12 @@ def in_order(problems: Sequence[Problem], values: Mapping[str, Any]) -> tuple[Pr
     return tuple(sorted(problems, key=place))
 
 
-# -- Why a Task was rejected, said from what the ledger keeps: the same as an error to whoever sent the list.
+# -- the refusal of a Task, from the ledger
 
 MAX_ROWS: Final = 10_000
 """Refused rows whose problems one error carries; GET /api/tasks/ID/rejected has all."""
 
-# A reason came through the ledger, which keeps its code: these answer with more than "422, wrong".
+# The ledger keeps the code of a reason; these codes have a status other than 422.
 _STATUS: Final[Mapping[str, int]] = {
     "unsupported_format": 415, "empty_file": 415, "encrypted": 415, "damaged_file": 415,
     "too_large": 413, "too_many_rows": 413, "zip_bomb": 413,
@@ -285,14 +285,14 @@ _STATUS: Final[Mapping[str, int]] = {
 
 
 def kept_problems(ledger: Ledger, task_id: int, limit: int) -> tuple[Problem, ...]:
-    """The problems of the first ``limit`` refused rows of a Task, in the application's language."""
+    """The problems of a Task's first ``limit`` refused rows, in the application's language."""
     rejects = queries.rejects(ledger.database, task_id, limit=limit)
     locale = ledger.catalogue.locale
     return tuple(revived(row["row"], each, locale) for row in rejects for each in row["errors"])
 
 
 def refusal(ledger: Ledger, task_id: int) -> InputError | None:
-    """The error that a rejected Task stands for; None where it is not rejected. Raises :class:`NotFound`."""
+    """The error of a rejected Task, as its sender would get it; None if not rejected. Raises :class:`NotFound`."""
     with ledger.database.read() as connection:
         task = task_rows.get(connection, task_id)
         log = queries.log(connection, task_id, limit=10)
@@ -301,14 +301,14 @@ def refusal(ledger: Ledger, task_id: int) -> InputError | None:
     problems = kept_problems(ledger, task_id, MAX_ROWS)
     code, _, text = str(task["split_reason"] or "").partition(": ")
     if text:
-        said: dict[str, Any] = next(
+        detail: dict[str, Any] = next(
             (entry["detail"] for entry in log if entry["action"] == "split failed" and entry["detail"]), {}
         )
         locale = ledger.catalogue.locale
-        faults = tuple(revived(each.get("row"), each, locale) for each in said.get("errors") or ())
+        faults = tuple(revived(each.get("row"), each, locale) for each in detail.get("errors") or ())
         return InputError(
-            text, code=code, status=_STATUS.get(code), errors=faults or problems, text=str(said.get("text") or ""),
-            params=said.get("params"),
+            text, code=code, status=_STATUS.get(code), errors=faults or problems, text=str(detail.get("text") or ""),
+            params=detail.get("params"),
         )  # fmt: skip
     if task["state_reason"] == "rows_rejected":
         return rows_rejected(task["rejected"], task["planned"] or task["rejected"], problems)

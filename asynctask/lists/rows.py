@@ -1,4 +1,4 @@
-"""A list, open, with each of its rows held against the worker's model and the rules of the submission."""
+"""Opens a stored list and validates its rows against the worker's model and the options of the submission."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class OpenList:
-    """A stored list with the worker's shape bound to its columns. ``planned`` as of a Source."""
+    """A stored list, its columns bound to the worker's shape. ``planned`` as of a Source."""
 
     source: Source
     shape: ItemShape
@@ -66,10 +66,10 @@ def open_list(
     shape: ItemShape,
     alive: Callable[[], None] = lambda: None,
 ) -> Iterator[OpenList]:
-    """Opens a stored list. ``source`` is what its submission kept: ``name``, ``filename``, ``sheet``,
-    ``encoding``. ``alive`` as of :func:`~asynctask.lists.uploads.list_file`.
+    """Opens a stored list. ``source``: ``name``, ``filename``, ``sheet`` and ``encoding``, as kept with the submission.
+    ``alive`` as of :func:`~asynctask.lists.uploads.list_file`.
 
-    Raises :class:`InputError` where the list as a whole cannot be taken.
+    Raises :class:`InputError` for a list that is refused as a whole.
     """
     path, filename = uploads.find(str(source["name"])), str(source["filename"])
     small = path.stat().st_size <= SMALL_FILE
@@ -93,10 +93,10 @@ def checked(
     unique: Sequence[str] = (),
     after: int = 0,
 ) -> Iterator[Accepted | Refused]:
-    """The rows after ``after``, each held against the worker's model and, where ``unique`` names fields, the rows before.
+    """Validates the rows after ``after``; with ``unique``, also against the rows before them.
 
-    ``rows(n)`` gives the rows after the n-th. With ``unique`` they are read from the first one on, also where a split is
-    taken up in the middle: what came before ``after`` counts as it did when it was split.
+    ``rows(n)`` gives the rows after the n-th. With ``unique`` it is read from the first row, also where a split resumes in
+    the middle: the values of rows up to ``after`` count as well.
     """
     if not unique:
         for raw in rows(after):
@@ -112,8 +112,8 @@ def checked(
 
 
 def encoding_option(name: str) -> str:
-    """The codec that the option ``encoding`` means. Raises :class:`InputError` that offers the nearest ones."""
-    from asynctask.lists.readers.encodings import encoding_names, known_encoding  # its tables are large
+    """The codec named by the option ``encoding``. Raises :class:`InputError` that offers the nearest names."""
+    from asynctask.lists.readers.encodings import encoding_names, known_encoding  # large tables, rarely needed
 
     try:
         return known_encoding(name)
@@ -129,35 +129,38 @@ def too_many_items(limit: int) -> TooLarge:
     return TooLarge(str(message), code="too_many_rows", text="list.too_many_items", params={"limit": limit})
 
 
-# -- A sheet whose columns are not those of the worker: which one was read, which ones there are, and which one would do.
+# -- refusals that name the columns and the other sheets
 
-_ABOUT_COLUMNS: Final = frozenset({"no_header", "missing_columns", "unknown_column"})
-_NAMED: Final = 20
-# Looking into the other sheets must not cost more than the list itself would have.
-_LOOKED_INTO: Final = 10
+_COLUMN_ERRORS: Final = frozenset({"no_header", "missing_columns", "unknown_column"})
+_NAMED_SHEETS: Final = 20
+# Searching the other sheets must not cost more than reading the list itself.
+_SEARCHED_SHEETS: Final = 10
 SMALL_FILE: Final = 5_000_000
-"""Into the other sheets of a larger one nobody looks."""
+"""Bytes; the other sheets of a larger file are not searched."""
 _SMALL_UNZIPPED: Final = 16_000_000
 
 
 def explained(error: InputError, sheet: str | None, file: ListFile, shape: ItemShape, *, small: bool) -> InputError:
-    """The same refusal, said by the worker's columns and, of a workbook with several sheets, with their names.
+    """The refusal of a sheet by its columns, naming the worker's columns and the workbook's other sheets.
 
-    Arguments: ``sheet``, the one that was read, None where a file has none; ``small``, whether the file is no larger than
-    :data:`SMALL_FILE`. The sheet that has the columns is named first.
+    Arguments: ``sheet``, the one that was read, None for a file without sheets; ``small``, whether the file has at most
+    :data:`SMALL_FILE` bytes. A sheet that has the columns is named first.
     """
-    if error.code not in _ABOUT_COLUMNS:
+    if error.code not in _COLUMN_ERRORS:
         return error
     message = _without_header(error, shape) if error.code == "no_header" else str(error)
     code = "unknown_column" if error.code == "no_header" and shape.mapped else error.code
-    others = _others(sheet, file, shape, small=small) if sheet is not None else []
+    others = _other_sheets(sheet, file, shape, small=small) if sheet is not None else []
     if not others:
         return InputError(message, code=code, errors=error.errors, text=error.text, params=error.params)
-    more = {"sheet": repr(sheet), "sheets": ", ".join(map(repr, others[:_NAMED])) + (", …" if len(others) > _NAMED else "")}
-    hint = say("list.other_sheets", more, "en")
+    sheet_params = {
+        "sheet": repr(sheet),
+        "sheets": ", ".join(map(repr, others[:_NAMED_SHEETS])) + (", …" if len(others) > _NAMED_SHEETS else ""),
+    }
+    hint = say("list.other_sheets", sheet_params, "en")
     text = "list.missing_columns_in_sheet" if error.text == "list.missing_columns_named" else ""
     return InputError(
-        f"{message.rstrip('.')}. {hint}", code=code, errors=error.errors, text=text, params={**error.params, **more}
+        f"{message.rstrip('.')}. {hint}", code=code, errors=error.errors, text=text, params={**error.params, **sheet_params}
     )
 
 
@@ -173,13 +176,13 @@ def _without_header(error: InputError, shape: ItemShape) -> str:
     )
 
 
-def _others(sheet: str, file: ListFile, shape: ItemShape, *, small: bool) -> list[str]:
+def _other_sheets(sheet: str, file: ListFile, shape: ItemShape, *, small: bool) -> list[str]:
     try:
         others = [name for name in file.sheets() if name != sheet]
     except InputError:
         return []
     if small:
-        fits = next((name for name in others[:_LOOKED_INTO] if _fits(name, file, shape)), None)
+        fits = next((name for name in others[:_SEARCHED_SHEETS] if _fits(name, file, shape)), None)
         others.sort(key=lambda name: name != fits)
     return others
 
@@ -192,14 +195,14 @@ def _fits(name: str, file: ListFile, shape: ItemShape) -> bool:
     return True
 
 
-# -- Strict lists of a program: every row is found good before anything is written, and waits on disk meanwhile.
+# -- strict lists
 
 
 @contextmanager
 def all_good(rows: Iterable[Accepted | Refused], max_rows: int) -> Iterator[tuple[int, Iterator[Accepted]]]:
-    """How many rows there are, and the rows again: from a temporary file, so that memory stays the same for any number.
+    """Validates every row before the first is used. Yields their number, and the rows from a temporary file.
 
-    Raises :class:`InputError` ``rows_rejected`` with what is wrong where one is refused, ``too_many_rows``.
+    Raises :class:`InputError` ``rows_rejected`` with the problems of the refused rows, or ``too_many_rows``.
     """
     with tempfile.TemporaryFile(prefix="asynctask-strict-") as spool:
         total = rejected = 0
@@ -220,14 +223,14 @@ def all_good(rows: Iterable[Accepted | Refused], max_rows: int) -> Iterator[tupl
         yield total, (Accepted(*loads(line)) for line in spool)
 
 
-# -- Rows that say what an earlier row of the same list said already, in the fields that the submission calls unique.
+# -- duplicates in the fields of the option unique
 
 _SMALLEST: Final = 1_024
 _LAST_ROW: Final = 2**32 - 1
 
 
 class Twins:
-    """The values of the unique fields of every row of a list that was accepted so far."""
+    """The values of the unique fields of all rows accepted so far."""
 
     def __init__(self, unique: Sequence[str], shape: ItemShape, binding: Binding | None) -> None:
         self._unique = tuple(unique)
@@ -239,7 +242,7 @@ class Twins:
         self._first = FirstRows()
 
     def refuse_second(self, raw: RawRow, row: Accepted) -> Accepted | Refused:
-        """The row itself, or its refusal, which names the first row with these values."""
+        """``row``, or its refusal, which names the first row with the same values."""
         key = self._key(raw, row.item)
         first = row.row if key is None else self._first.put(key, row.row)
         if first == row.row:
@@ -259,7 +262,7 @@ class Twins:
         return repr(shorten(self._names[field], 80))
 
     def _key(self, raw: RawRow, item: Any) -> bytes | None:
-        """What is compared; None where a value is missing, for nothing can be said of such a row."""
+        """The values to compare, as JSON; None where one is missing: such a row is never a duplicate."""
         if not isinstance(item, Mapping):
             return None
         values = []
@@ -273,7 +276,7 @@ class Twins:
 
 
 def refuse_absent(unique: Sequence[str], headers: Sequence[str], binding: Binding, shape: ItemShape) -> None:
-    """A worker without a model takes every header for a key: one that unique names and no column has is a mistake.
+    """Refuses a name in ``unique`` that no column has, for a worker without a model: there every header is a key.
 
     Raises :class:`InputError` ``unknown_column``.
     """
@@ -291,9 +294,9 @@ def refuse_absent(unique: Sequence[str], headers: Sequence[str], binding: Bindin
 
 
 class FirstRows:
-    """Which row a key came from first: 20 bytes a slot, 30 to 60 for each key, where a dict would need 150.
+    """A hash table from key to the first row that had it: 20 bytes a slot, 30 to 60 a key (a dict needs 150).
 
-    Keys are known by a digest of 128 bits, rows are numbers from 1; open addressing, at most two thirds full.
+    Keys are 128-bit digests, rows are numbered from 1. Open addressing, at most two thirds full.
     """
 
     __slots__ = ("_count", "_high", "_low", "_rows")
@@ -306,7 +309,7 @@ class FirstRows:
         return self._count
 
     def put(self, key: bytes, row: int) -> int:
-        """The row under which ``key`` is known; ``row`` itself where it was not known until now."""
+        """The row stored for ``key``; stores and returns ``row`` for a new key."""
         low, high = struct.unpack("<QQ", hashlib.blake2b(key, digest_size=16).digest())
         at = self._find(low, high)
         if known := self._rows[at]:
@@ -339,7 +342,7 @@ def _slots(count: int) -> tuple[array[int], array[int], array[int]]:
 
 
 def _plain_decimal(value: Any) -> Any:
-    """1.0 and 1.00 are one number."""
+    """1.0 and 1.00 are equal."""
     try:
         return str(Decimal(value).normalize()) if isinstance(value, str) else value
     except InvalidOperation:
@@ -347,7 +350,7 @@ def _plain_decimal(value: Any) -> Any:
 
 
 def _plain_moment(value: Any) -> Any:
-    """14:30 in one zone may be 6:30 in another."""
+    """Times of different zones are compared in UTC."""
     try:
         moment = datetime.fromisoformat(value)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Splitting: from rows to Events, slice by slice, so that jobs of the first slices run while later ones are still read."""
+"""Splits lists into Events, slice by slice: jobs of the first slices run while later rows are still read."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ MAX_SLICE_BYTES = 4_000_000
 SLICE_S = 0.5
 
 MAX_WHOLE_BYTES = 256_000
-"""Larger lists are never gone through before their Task is made."""
+"""A larger list is never validated before its Task is made."""
 WHOLE_S = 0.25
-"""Nor are those that take so long to be gone through: whoever sent them gets the answer that the validation goes on."""
+"""Nor is a list that takes longer than these seconds: its sender is answered that validation goes on."""
 
 KEPT_PROBLEMS = 1_000
 KEPT_FAULTS = 100
-"""Faults of a list as a whole, columns that are missing for instance, that are kept with the reason why it was refused."""
+"""Faults of the list as a whole (missing columns, for instance) kept with the reason of its refusal."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a split came to, for whoever waits for it: ``problems`` are the first thousand."""
+    """The result of a split: ``problems`` are the first :data:`KEPT_PROBLEMS`."""
 
     accepted: int = 0
     rejected: int = 0
@@ -65,9 +65,9 @@ class _Slice:
 
 @dataclass(frozen=True, slots=True)
 class WholeList:
-    """A list that fits one slice, gone through before anything of it is written.
+    """A list that fits one slice, validated before any of it is written.
 
-    ``total``: its rows; ``cursor``: the last of them; ``refused``: it is strict, so that its ``rejects`` refuse it.
+    ``total``: number of rows; ``cursor``: number of the last; ``refused``: the list is strict and has ``rejects``.
     """
 
     items: list[NewItem]
@@ -81,8 +81,8 @@ class WholeList:
 class Splitter:
     """Splits lists into the ledger.
 
-    ``on_slice`` is called after each committed slice (the dispatcher's nudge). ``lease_s`` is how long a split may be
-    silent before somebody else takes it up.
+    ``on_slice`` is called after each committed slice (it wakes the dispatcher). ``lease_s``: after so many seconds without
+    a renewal another process may take the split over.
     """
 
     def __init__(
@@ -112,11 +112,11 @@ class Splitter:
         after: int = 0,
         created: int = 0,
     ) -> Tally:
-        """Splits a stored list from the row after ``after`` on, and ends the split: sealed, or failed with the reason.
+        """Splits a stored list after the row ``after``, and ends the split: sealed, or failed with a reason.
 
-        ``source`` is what the submission kept of the list. ``created``: how many jobs there are already; of a strict list
-        that says that every row was found good before. Raises :class:`SplitLost` where another process took over, and
-        LedgerUnavailable: then the split stays as it is and is taken up again.
+        ``source``: the list as kept with the submission. ``created``: jobs that exist already; for a strict list a number
+        above 0 means that every row was accepted before. Raises :class:`SplitLost` where another process took over, and
+        LedgerUnavailable; then the split stays as it is and is resumed later.
         """
         tally = Tally()
         with self._lease(task_id):
@@ -136,18 +136,18 @@ class Splitter:
                 task_rows.seal(self._ledger, task_id)
             except InputError as error:
                 tally.error = error
-                said: dict[str, Any] = {}
+                detail: dict[str, Any] = {}
                 if error.text or error.params:
-                    said = {"text": error.text, "params": error.params}
+                    detail = {"text": error.text, "params": error.params}
                 if error.errors:
-                    said["errors"] = [{"row": each.row, **stored(each)} for each in error.errors[:KEPT_FAULTS]]
-                task_rows.fail_split(self._ledger, task_id, f"{error.code}: {error}", said=said or None)
+                    detail["errors"] = [{"row": each.row, **stored(each)} for each in error.errors[:KEPT_FAULTS]]
+                task_rows.fail_split(self._ledger, task_id, f"{error.code}: {error}", said=detail or None)
         self._clear(task_id, source)
         self._on_slice()
         return tally
 
     def _clear(self, task_id: int, source: Mapping[str, Any]) -> None:
-        """Removes a list that was stored only to be split. What fails here is done by the sweep."""
+        """Removes a list that was stored only to be split. After an error here, maintenance removes it."""
         if not is_for_split_only(source):
             return
         try:
@@ -157,7 +157,7 @@ class Splitter:
             self._log.warning("upload_not_removed", task_id=task_id, error=str(error))
 
     def split_items(self, task_id: int, rows: Iterable[Accepted | Refused]) -> Tally:
-        """Splits items of a program, consumed one by one, in the caller's thread; what the iterable raises is raised on."""
+        """Splits a program's items, consumed one by one in the caller's thread; re-raises what the iterable raises."""
         tally = Tally()
         with self._lease(task_id):
             try:
@@ -165,7 +165,7 @@ class Splitter:
             except (SplitLost, LedgerUnavailable):
                 raise
             except BaseException as error:
-                task_rows.fail_split(self._ledger, task_id, f"the items ended with {_said_of(error)}")
+                task_rows.fail_split(self._ledger, task_id, f"the items ended with {_error_text(error)}")
                 raise
             task_rows.seal(self._ledger, task_id)
         self._on_slice()
@@ -174,15 +174,14 @@ class Splitter:
     # -- lists that fit one slice
 
     def may_fit(self, count: int | None, size: int | None) -> bool:
-        """Whether a list of so many rows and bytes (None: not known before it is gone through) may be one for
-        :meth:`gather`."""
+        """Whether a list of ``count`` rows and ``size`` bytes (None: unknown) may suit :meth:`gather`."""
         return (count is None or count <= min(SLICE, self._limits.max_rows)) and (size is None or size <= MAX_WHOLE_BYTES)
 
     def gather(self, rows: Iterable[Accepted | Refused], *, strict: bool) -> WholeList | None:
-        """The whole list, if it fits one slice and is gone through at once; writes nothing.
+        """The whole list, validated, if it fits one slice and takes at most :data:`WHOLE_S`; writes nothing.
 
-        None where it has to be split: it is too large or too slow, or broken, which the split will find again and record.
-        Of a ``strict`` list with a refused row there are only the refused ones.
+        None for a list that must be split: too large, too slow, or broken; the split meets the error again and records it.
+        A refused ``strict`` list has rejects only.
         """
         current, tally = _Slice(begun=self._clock.monotonic()), Tally()
         try:
@@ -193,7 +192,7 @@ class Splitter:
                 _add(current, row, tally)
                 if count >= min(SLICE, self._limits.max_rows) or current.size > MAX_SLICE_BYTES:
                     return None
-        except Exception:  # the split meets it again, and keeps what it says
+        except Exception:  # the split meets the error again and records it
             return None
         refused = strict and bool(current.rejects)
         items = [] if refused else current.items
@@ -202,9 +201,9 @@ class Splitter:
     # -- strict lists
 
     def _all_good(self, task_id: int, rows: Iterable[Accepted | Refused], tally: Tally, after: int) -> bool:
-        """Whether every row of a list is accepted. Refused ones go into the ledger, nothing else does.
+        """Whether every row is accepted. Writes refused rows to the ledger, and nothing else.
 
-        ``rows`` are all rows of the list; what was refused up to the row ``after`` stands in the ledger already.
+        ``rows`` are all rows; the refused ones up to the row ``after`` are in the ledger already.
         """
         current, begun_before = _Slice(begun=self._clock.monotonic()), after > 0
         for row in rows:
@@ -220,7 +219,7 @@ class Splitter:
             self._refuse_too_many(tally)
         if current.rejects:
             self._commit(task_id, current, after)
-        # A cursor that has moved while there is no job has moved over refused rows.
+        # A cursor above 0 without a job means that an earlier attempt has passed refused rows.
         return not tally.rejected and not begun_before
 
     # -- slices
@@ -230,14 +229,14 @@ class Splitter:
         sizes = self._sizes()
         largest = next(sizes)
         ahead = not self._ledger.database.is_sqlite
-        told = False
+        notified = False
         with Writing[_Slice](lambda each: self._commit(task_id, each, each.after), ahead=ahead) as writing:
             for row in rows:
                 _add(current, row, tally)
                 if self._full(current, largest):
-                    # Who submits dispatches when it is done, which is long after the first jobs could begin.
-                    current.tell = bool(current.items) and not told
-                    told |= current.tell
+                    # The submitter dispatches only after the split, long after the first jobs could begin.
+                    current.tell = bool(current.items) and not notified
+                    notified |= current.tell
                     writing.add(current)
                     current = _Slice(begun=self._clock.monotonic(), after=current.cursor)
                     largest = next(sizes)
@@ -246,11 +245,11 @@ class Splitter:
                 writing.add(current)
 
     def _sizes(self) -> Iterator[int]:
-        """How large slices are: the first is there soon; where a server writes one while the next is gathered, later ones
-        are large, for the writer then waits less often for the gatherer to let it run."""
+        """Sizes of successive slices. The first is small, so that jobs begin soon. On a server later ones are large: the
+        writer then waits less often for the gathering thread to release the interpreter."""
         yield FIRST_SLICE
         if self._ledger.database.is_sqlite:
-            yield from repeat(SLICE)  # who writes keeps every other writer out
+            yield from repeat(SLICE)  # a writer blocks every other one
         yield SLICE
         yield from repeat(SLICE * 4)
 
@@ -272,7 +271,7 @@ class Splitter:
 
     @contextmanager
     def _lease(self, task_id: int) -> Iterator[None]:
-        """Renews the split's lease while rows are slow in coming: a large workbook is silent while it is unpacked."""
+        """Renews the split's lease in a thread, for rows may be slow to come: a large workbook unpacks silently."""
         stop = threading.Event()
 
         def renew() -> None:
@@ -292,13 +291,13 @@ class Splitter:
             thread.join(5)
 
 
-def _said_of(error: BaseException) -> str:
-    """An error as people read it, with whatever its text holds."""
+def _error_text(error: BaseException) -> str:
+    """An error as text that can be stored."""
     return clean(f"{type(error).__name__}: {error}")
 
 
 def _still_good(rows: Iterable[Accepted | Refused]) -> Iterator[Accepted]:
-    """The rows of a strict list, on their way into the ledger after each was found good."""
+    """The accepted rows of a strict list, validated a second time. Raises :class:`InputError` if one is refused now."""
     for row in rows:
         if isinstance(row, Refused):
             first = row.problems[0]
@@ -323,16 +322,16 @@ def _add(current: _Slice, row: Accepted | Refused, tally: Tally) -> None:
         tally.problems += row.problems
 
 
-# -- Writes slices one after the other, each while the next is gathered.
+# -- writing ahead
 
 T = TypeVar("T")
 
 
 class Writing(Generic[T]):
-    """Calls ``write`` for each thing that is added, in their order; at most one is being written, and none waits.
+    """Calls ``write`` for each added thing, in order; at most one write is under way and none is queued.
 
-    The first is written by :meth:`add` itself, for most lists have no second. With ``ahead`` a thread writes the others:
-    what ``write`` raises is raised by the next :meth:`add`, or by the end of the block, and nothing is written after it.
+    :meth:`add` itself writes the first, for most lists have one slice. With ``ahead`` a thread writes the others while the
+    next is gathered: an error of ``write`` is raised by the next :meth:`add` or at the end of the block, and ends writing.
 
     .. code-block:: python
 
@@ -352,7 +351,7 @@ class Writing(Generic[T]):
         return self
 
     def add(self, thing: T) -> None:
-        """Waits for the one before, then writes this one or has it written."""
+        """Waits for the previous write, then writes ``thing`` or starts its write."""
         self._wait()
         if self._first or not self._ahead:
             self._first = False
@@ -369,7 +368,7 @@ class Writing(Generic[T]):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None) -> None:
         try:
-            # What could not be written says more than what ended the gathering, unless that is the end of the program.
+            # A failed write says more than the error that ended the gathering, except at the end of the program.
             if error is None or isinstance(error, Exception):
                 self._wait()
         finally:

@@ -1,7 +1,7 @@
-"""Uploaded lists on disk, in ``data_dir``: so that a split can be taken up again, and reports have the user's own columns.
+"""Lists on disk, in ``data_dir``: for resuming a split, and for reports in the user's own columns.
 
-A file that somebody sent is kept as long as its Task. JSON items are written to one only where they are too many for one
-slice, and only until they are split: the Events hold them then.
+An uploaded file is kept as long as its Task. JSON items are stored only if they are more than one slice, and only until
+they are split: the Events hold them then.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 ITEMS = "items.json"
-"""What a list of JSON items is called."""
+"""The file name of a list of JSON items."""
 
 KEPT_ROWS = ".rows"
 _CHUNK = 1 << 20
@@ -54,8 +54,8 @@ _CHUNK = 1 << 20
 class StoredFile:
     """A list on disk: ``name`` within the folder, the ``filename`` it was sent under, its size and SHA-256.
 
-    ``is_items``: it is no file that somebody sent, but JSON items that wait to be split. ``named``: somebody gave the file
-    its name, so it says what the list is.
+    ``is_items``: JSON items that wait to be split, not an uploaded file. ``named``: the file name is the user's, so it
+    says what the list is.
     """
 
     name: str
@@ -68,7 +68,7 @@ class StoredFile:
 
 
 class Uploads:
-    """The folder of uploads. Arguments: ``data_dir``; ``max_bytes`` of one file; ``ids`` for the names."""
+    """The folder of uploads. Arguments: ``data_dir``; ``max_bytes`` of one file; ``ids`` for file names."""
 
     def __init__(self, data_dir: Path, max_bytes: int, ids: Ids) -> None:
         self._folder = data_dir / "uploads"
@@ -76,12 +76,12 @@ class Uploads:
         self._ids = ids
 
     def store(self, stream: IO[bytes], filename: str, *, limit: int | None = None, named: bool = True) -> StoredFile:
-        """Writes a stream to disk, in constant memory, and returns only when it is really there.
+        """Writes a stream to disk in constant memory, and syncs it (fsync) before it returns.
 
-        ``named``: ``filename`` is the user's; False where it only says of which format the list is.
+        ``named``: ``filename`` is the user's; False where it only gives the format.
 
-        Raises :class:`TooLarge` beyond ``limit`` (default: the configured one); whatever the stream raises when it
-        breaks off is passed on, and nothing stays behind.
+        Raises :class:`TooLarge` beyond ``limit`` (default: the configured one), and what the stream raises; after an error
+        no file remains.
         """
         limit = self._max_bytes if limit is None else limit
         name = self._ids.jid()
@@ -110,15 +110,15 @@ class Uploads:
         return StoredFile(name, path, clean(filename), size, digest.hexdigest(), named=named)
 
     def store_items(self, items: Any) -> StoredFile:
-        """Writes a list of JSON items to disk, as an upload of its own. Raises :class:`InputError` for what is no JSON."""
+        """Stores a list of JSON items. Raises :class:`InputError` ``not_json``."""
         return self.store_body(items_body(items))
 
     def store_body(self, body: bytes) -> StoredFile:
-        """The same of what :func:`items_body` made of the items."""
+        """Stores the result of :func:`items_body`."""
         return replace(self.store(io.BytesIO(body), ITEMS, limit=len(body), named=False), is_items=True)
 
     def find(self, name: str) -> Path:
-        """The path of a stored list. Raises :class:`InputError` where it is gone, or the name is none of ours."""
+        """The path of a stored list. Raises :class:`InputError` for a missing file or an invalid name."""
         if not name.isalnum():
             raise InputError(f"{name!r} is no stored upload")
         path = self._folder / name
@@ -130,15 +130,15 @@ class Uploads:
         return path
 
     def kept_rows(self, name: str) -> Path:
-        """Where the rows of a stored workbook are kept once they were read for a report; they go when it goes."""
+        """Where the rows of a stored workbook are cached for reports; removed with the workbook."""
         return self._folder / f"{name}{KEPT_ROWS}"
 
     def discard(self, stored: StoredFile) -> None:
-        """Removes a list that became no Task, with what was made of it."""
+        """Removes a list that became no Task, with its cached rows."""
         self.remove(stored.name)
 
     def remove(self, name: str) -> None:
-        """Removes a list by its name, with what was made of it; nothing where it is gone. Raises OSError."""
+        """Removes a list by its name, with its cached rows; does nothing for a missing one. Raises OSError."""
         if name.isalnum():
             (self._folder / name).unlink(missing_ok=True)
             self.kept_rows(name).unlink(missing_ok=True)
@@ -152,18 +152,18 @@ class Uploads:
 
 
 def is_for_split_only(source: Mapping[str, Any]) -> bool:
-    """Whether a stored list (``split_source`` of its Task) is JSON items, which nobody needs once they are split.
+    """Whether a stored list (``split_source`` of its Task) is JSON items, of no use once they are split.
 
-    Earlier versions did not say so; there a list of the name that such items are given is one.
+    Earlier versions kept no flag; there the file name :data:`ITEMS` without any option of a file says so.
     """
     named = source.get("filename") == ITEMS and not any(source.get(each) for each in ("sheet", "columns", "encoding"))
     return bool(source.get("items", named))
 
 
 def items_body(items: Any) -> bytes:
-    """A list of JSON items as text. Raises :class:`InputError` for what is no JSON.
+    """A list of JSON items as text. Raises :class:`InputError` ``not_json``.
 
-    An integer of more than 64 bits stands in it as it is: the row that has it is refused, and the others go on.
+    An integer of more than 64 bits is written as it is: only its row is refused later.
     """
     try:
         return orjson.dumps(items)
@@ -174,7 +174,7 @@ def items_body(items: Any) -> bytes:
 
 
 def _not_json(items: Any, error: TypeError) -> InputError:
-    """Says which item it is; a list of several faults names the first."""
+    """Names the first faulty item."""
     for position, item in enumerate(items if isinstance(items, list) else (), start=1):
         try:
             orjson.dumps(item)
@@ -184,7 +184,7 @@ def _not_json(items: Any, error: TypeError) -> InputError:
 
 
 def _sync_folder(folder: Path) -> None:
-    """The name of a new file is safe only with its folder."""
+    """The directory entry of a new file is durable only once its folder is synced."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -192,30 +192,29 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-# -- Lists as they were uploaded: a text is read here, streaming; a workbook by a child process, which its limits end.
+# -- reading an upload: texts here, workbooks in a child process
 #
-# What a text costs is bounded by its size. What a workbook costs is not: it is unpacked, points from one part into another,
-# and says how often things repeat. No byte of one is parsed by the process that took it.
+# The cost of reading a text is bounded by its size. A workbook is compressed, refers from part to part and repeats cells
+# by number, so its cost is unbounded: only a child process under kernel limits parses one.
 
 _MAGIC: Final = (b"PK\x03\x04", b"PK\x05\x06", b"\xd0\xcf\x11\xe0")
 _POLL_MS: Final = 50
 _PIPE_CHUNK: Final = 1 << 18
 _ANOTHER_VERSION: Final = 3  # as in workbook_child, which loads every reader
 _START: Final = "import sys; sys.path[:] = sys.argv[1:]; from asynctask.lists.workbook_child import main; sys.exit(main())"
-"""The child imports from where this process does, wherever it stands and whatever its environment says."""
+"""The child imports from this process's paths, regardless of its working directory and environment."""
 
 
 class ListFile(Protocol):
-    """An uploaded list: a context manager that hands out its rows."""
+    """An uploaded list: a context manager that opens its sheets."""
 
     def open(self, sheet: str | None, expect: Collection[str], *, unzipped: int | None = None) -> Source:
-        """The asked sheet, else the first visible one with rows; arguments and errors as of
-        :func:`~asynctask.lists.readers.open_source`. ``unzipped``: the most bytes that the workbook may unzip to, where
-        that is less than its limit."""
+        """The named sheet, else the first visible one with rows; arguments and errors as of
+        :func:`~asynctask.lists.readers.open_source`. ``unzipped``: a lower limit on the workbook's unzipped bytes."""
         ...
 
     def sheets(self) -> list[str]:
-        """The sheets that can be seen, in the workbook's order; none of a text."""
+        """The visible sheets in the workbook's order; empty for a text."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -228,21 +227,21 @@ class ListFile(Protocol):
 def list_file(
     path: Path, filename: str, limits: Limits, *, encoding: str | None = None, alive: Callable[[], None] = lambda: None
 ) -> ListFile:
-    """The list in a file, whatever its format. Arguments as of :func:`~asynctask.lists.readers.open_source`; ``alive`` is
-    called again and again while a child works, and what it raises ends the child."""
+    """The list in a file of any format. Arguments as of :func:`~asynctask.lists.readers.open_source`; ``alive`` is called
+    every 50 ms while a child is silent, and an exception it raises ends the child."""
     if is_workbook(path):
         return Workbook(path, filename, limits, alive=alive)
     return _Text(path, filename, limits, encoding)
 
 
 def is_workbook(path: Path) -> bool:
-    """Whether a file begins as workbooks do; what it really is, its child says."""
+    """Whether a file begins with the signature of a workbook; the child determines the format."""
     with path.open("rb") as file:
         return file.read(4) in _MAGIC
 
 
 class _Text:
-    """A text: see :class:`ListFile`."""
+    """A text file; see :class:`ListFile`."""
 
     def __init__(self, path: Path, filename: str, limits: Limits, encoding: str | None) -> None:
         self._path, self._filename, self._limits, self._encoding = path, filename, limits, encoding
@@ -263,15 +262,14 @@ class _Text:
 
 
 class _Died(Exception):
-    """The child ended in the middle, for no reason that lies in a limit."""
+    """The child ended for a reason other than a limit; the order may be repeated."""
 
 
 class Workbook:
-    """A workbook, read by a child process under ``split_cpu_s`` and ``split_memory``: see :class:`ListFile`.
+    """A workbook, read by a child process under ``split_cpu_s`` and ``split_memory``; see :class:`ListFile`.
 
-    The limits hold for all that is asked of one child. A child that was killed by somebody else is started once more.
-    Raises :class:`InputError` ``too_costly`` for a workbook that is over a limit, :class:`Unavailable` where no child can
-    be started.
+    The limits cover all orders to one child. A killed child is started once more. Raises :class:`InputError`
+    ``too_costly`` beyond a limit and ``reader_died`` after a second kill, :class:`Unavailable` where no child starts.
     """
 
     def __init__(self, path: Path, filename: str, limits: Limits, *, alive: Callable[[], None] = lambda: None) -> None:
@@ -281,8 +279,8 @@ class Workbook:
         self._path, self._filename, self._limits, self._alive = path, filename, limits, alive
         self._child: subprocess.Popen[bytes] | None = None
         self._rest = bytearray()
-        self._asked: object = None
-        """What the child still answers."""
+        self._pending: object = None
+        """The order whose answers are still unread."""
         self._deaths = 0
 
     def open(self, sheet: str | None, expect: Collection[str], *, unzipped: int | None = None) -> Source:
@@ -299,9 +297,9 @@ class Workbook:
         self._answer({"do": "keep", "target": str(target), "sheet": sheet, "expect": sorted(expect), "unzipped": None})
 
     def close(self) -> None:
-        """Ends the child; again is harmless."""
+        """Ends the child; idempotent."""
         child, self._child = self._child, None
-        self._asked = None
+        self._pending = None
         self._rest.clear()
         if child is not None:
             child.kill()
@@ -316,7 +314,7 @@ class Workbook:
         self.close()
 
     def stream(self, order: Mapping[str, Any], after: int) -> Iterator[list[Any]]:
-        """The rows after the row ``after``, as the child says them."""
+        """The rows after the row ``after``, as the child sends them."""
         while True:
             try:
                 for answer in self._answers({**order, "do": "rows", "after": after}):
@@ -336,25 +334,25 @@ class Workbook:
                 continue
 
     def _answers(self, order: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """What the child says to an order, to the end. Raises :class:`_Died` where it may be asked again."""
-        if self._asked is not None:  # somebody left the rows of an earlier order where they were
+        """All answers of the child to an order. Raises :class:`_Died` where the order may be repeated."""
+        if self._pending is not None:  # an earlier order's rows were left unread
             self.close()
         if self._child is None:
             self._start()
-        asked = self._asked = object()
-        self._tell(order)
+        pending = self._pending = object()
+        self._send(order)
         while True:
-            if self._asked is not asked:
+            if self._pending is not pending:
                 raise RuntimeError("the rows were asked for anew; these end here")
-            line = self._line()
+            line = self._read_line()
             if not line:
-                self._bury()
+                self._explain_exit()
                 raise _Died
             answer: dict[str, Any] = orjson.loads(line)
             if "rows" not in answer:
-                self._asked = None
+                self._pending = None
             if "error" in answer:
-                raise _error(answer["error"])
+                raise _input_error(answer["error"])
             yield answer
             if "rows" not in answer:
                 return
@@ -363,35 +361,37 @@ class Workbook:
 
     def _start(self) -> None:
         argv = [sys.executable, "-I", "-c", _START, *map(os.path.abspath, sys.path)]
-        environ = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # its few threads need no memory of their own
+        environ = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # one arena: its memory is limited, its threads are few
         try:
             child = self._child = subprocess.Popen(
                 argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, start_new_session=True
             )
         except OSError as error:
             raise Unavailable(f"no process can be started to read the workbook: {error.strerror}") from error
-        said = {
+        order = {
             "version": __version__, "path": str(self._path.absolute()), "filename": self._filename,
             "limits": asdict(self._limits),
         }  # fmt: skip
-        self._tell(said)
-        if not self._line():
+        self._send(order)
+        if not self._read_line():
             code = child.wait()
             self.close()
-            why = "AsyncTask was replaced since this process started" if code == _ANOTHER_VERSION else f"exit code {code}"
-            raise Unavailable(f"the process that reads the workbook did not start ({why}); restart this one")
+            reason = (
+                "AsyncTask was replaced since this process started" if code == _ANOTHER_VERSION else f"exit code {code}"
+            )
+            raise Unavailable(f"the process that reads the workbook did not start ({reason}); restart this one")
 
-    def _tell(self, order: Mapping[str, Any]) -> None:
+    def _send(self, order: Mapping[str, Any]) -> None:
         assert self._child is not None
         assert self._child.stdin is not None
         try:
             self._child.stdin.write(orjson.dumps(order) + b"\n")
             self._child.stdin.flush()
         except BrokenPipeError:
-            pass  # it is gone already, which is read where its answer would be
+            pass  # the child is gone; reading its answer finds that out
 
-    def _line(self) -> bytes:
-        """The next line of the child; empty where it ended."""
+    def _read_line(self) -> bytes:
+        """The next line of the child; empty at its end."""
         assert self._child is not None
         assert self._child.stdout is not None
         output, searched = self._child.stdout.fileno(), 0
@@ -409,8 +409,8 @@ class Workbook:
         del self._rest[: end + 1]
         return line
 
-    def _bury(self) -> None:
-        """Says why a child ended, if that is certain: a second death is the workbook's, a first may be anybody's."""
+    def _explain_exit(self) -> None:
+        """Raises the reason of a child's end if it is certain: exceeded processor time, or a second death."""
         assert self._child is not None
         code = self._child.wait()
         self.close()
@@ -426,15 +426,15 @@ class Workbook:
 
 
 class _Sheet:
-    """A sheet of a workbook: see :class:`~asynctask.lists.readers.base.Source`."""
+    """A sheet of a workbook; see :class:`~asynctask.lists.readers.base.Source`."""
 
-    def __init__(self, workbook: Workbook, order: Mapping[str, Any], said: Mapping[str, Any]) -> None:
+    def __init__(self, workbook: Workbook, order: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
         self._workbook, self._order = workbook, order
-        self.format: str = said["format"]
-        self.headers: tuple[str, ...] | None = tuple(said["headers"])
-        self.places: tuple[int, ...] | None = tuple(said["places"])
-        self.sheet_name: str | None = said["sheet"]
-        self.planned: int | None = said["planned"]
+        self.format: str = answer["format"]
+        self.headers: tuple[str, ...] | None = tuple(answer["headers"])
+        self.places: tuple[int, ...] | None = tuple(answer["places"])
+        self.sheet_name: str | None = answer["sheet"]
+        self.planned: int | None = answer["planned"]
 
     def rows(self, after: int = 0) -> Iterator[RawRow]:
         """See :meth:`Source.rows`."""
@@ -458,9 +458,9 @@ class _Sheet:
         self.close()
 
 
-def _error(said: dict[str, Any]) -> InputError:
-    problems = [Problem(**each) for each in said.pop("errors")]
-    return InputError(said.pop("message"), errors=problems, **said)
+def _input_error(answer: dict[str, Any]) -> InputError:
+    problems = [Problem(**each) for each in answer.pop("errors")]
+    return InputError(answer.pop("message"), errors=problems, **answer)
 
 
 def _close(stream: IO[bytes] | None) -> None:
@@ -468,4 +468,4 @@ def _close(stream: IO[bytes] | None) -> None:
         try:
             stream.close()
         except BrokenPipeError:
-            pass  # an order that the child did not live to read
+            pass  # the child ended before it read an order

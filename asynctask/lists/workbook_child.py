@@ -1,7 +1,7 @@
-"""The process that reads a workbook for another one, under limits of time and memory that the kernel keeps.
+"""The child process that reads a workbook under kernel limits of time and memory.
 
-It is told what to do by lines of JSON on its standard input, and answers with lines of JSON. It needs no application, and
-it ends with whoever started it. :mod:`asynctask.lists.uploads` is the other side.
+It takes orders as lines of JSON on standard input and answers with lines of JSON. It needs no application and ends with its
+parent. :mod:`asynctask.lists.uploads` is the other side.
 """
 
 from __future__ import annotations
@@ -31,62 +31,61 @@ from asynctask.lists.readers.opening import OPENERS, SHEETS, sniff
 __all__ = ["ANOTHER_VERSION", "main"]
 
 ANOTHER_VERSION: Final = 3
-"""The exit code of a child whose code is not that of its parent: it was replaced since the parent started."""
+"""The exit code of a child whose code has another version than its parent's: it was replaced meanwhile."""
 _BATCH_BYTES: Final = 262_144
-_FIRST, _MOST = 100, 1_000
+_FIRST_BATCH, _BATCH = 100, 1_000
 _PARENT_S: Final = 5.0
 _SPARE: Final = 16_777_216
-"""Memory beyond the limit for the answer that says so."""
+"""Bytes beyond the memory limit, for the answer that reports it."""
 
 
 def main() -> int:
-    """Obeys one line of standard input after the other; returns the exit code."""
+    """Obeys the lines of standard input one by one; returns the exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # who stops a server stops its processes too: this one ends with its parent
+        signal.signal(number, signal.SIG_IGN)  # a service manager signals all processes; this one ends with its parent
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(lines,), name="lifeline", daemon=True).start()
+    threading.Thread(target=_read_orders, args=(lines,), name="lifeline", daemon=True).start()
     order = orjson.loads(lines.get())
     if order["version"] != __version__:
         return ANOTHER_VERSION
     limits = Limits(**order["limits"])
-    _keep_to(limits)
+    _set_limits(limits)
     child = _Child(Path(order["path"]), order["filename"], limits)
-    _say({"ready": True})
+    _send({"ready": True})
     while True:
-        said = orjson.loads(lines.get())
+        command = orjson.loads(lines.get())
         try:
-            child.obey(said)
+            child.obey(command)
         except InputError as error:
-            _say({"error": _as_json(error)})
+            _send({"error": _as_json(error)})
         except MemoryError:
             child.forget()
-            _say({"error": _as_json(too_costly("split_memory", limits))})
+            _send({"error": _as_json(too_costly("split_memory", limits))})
 
 
 class _Child:
-    """What it is asked for. The list that was opened last stays open."""
+    """Obeys orders. The list opened last stays open."""
 
     def __init__(self, path: Path, filename: str, limits: Limits) -> None:
         self._path, self._filename, self._limits = path, filename, limits
         self._opened: tuple[Any, Source] | None = None
 
-    def obey(self, said: Mapping[str, Any]) -> None:
-        """Carries out one order. Raises :class:`InputError`."""
-        if said["do"] == "sheets":
-            _say({"sheets": SHEETS[self._format(self._limits)](self._path, self._limits)})
+    def obey(self, order: Mapping[str, Any]) -> None:
+        """Executes one order. Raises :class:`InputError`."""
+        if order["do"] == "sheets":
+            _send({"sheets": SHEETS[self._format(self._limits)](self._path, self._limits)})
             return
-        source = self._open(said["sheet"], said["expect"], said["unzipped"])
-        if said["do"] == "rows":
-            _say_rows(source, said["after"])
-        elif said["do"] == "keep":
-            self._keep(source, Path(said["target"]))
-        _say({
+        source = self._open(order["sheet"], order["expect"], order["unzipped"])
+        if order["do"] == "rows":
+            _send_rows(source, order["after"])
+        elif order["do"] == "keep":
+            self._keep_rows(source, Path(order["target"]))
+        _send({
             "format": source.format, "headers": source.headers, "places": source.places, "sheet": source.sheet_name,
             "planned": source.planned,
         })  # fmt: skip
 
     def forget(self) -> None:
-        """Lets go of the list that is open."""
         if self._opened is not None:
             self._opened[1].close()
             self._opened = None
@@ -108,27 +107,27 @@ class _Child:
 
         return sniff(self._path, self._filename, limits, readable())
 
-    def _keep(self, source: Source, target: Path) -> None:
+    def _keep_rows(self, source: Source, target: Path) -> None:
         from asynctask.lists.original_rows import (
             keep_rows,
-            percents_of,  # most workbooks are read for no report
+            percents_of,  # imported here: most workbooks are read for no report
         )
 
         keep_rows(source, percents_of(self._path, self._limits, source.format, source.sheet_name), target)
 
 
-def _say_rows(source: Source, after: int) -> None:
-    """Rows as ``[number, cells in the order of the headers, those in columns without one by name]``, some in a line."""
+def _send_rows(source: Source, after: int) -> None:
+    """Sends batches of rows as ``[number, cells in the order of the headers, {cells without a header by name}]``."""
     width = len(source.headers or ())
     batch: list[bytes] = []
-    size, most = 0, _FIRST
+    size, most = 0, _FIRST_BATCH
     for row in source.rows(after):
         batch.append(dump(_as_list(row, width)))
         size += len(batch[-1])
         if len(batch) >= most or size >= _BATCH_BYTES:
             _write(b'{"rows":[' + b",".join(batch) + b"]}\n")
             batch.clear()
-            size, most = 0, _MOST
+            size, most = 0, _BATCH
     _write(b'{"rows":[' + b",".join(batch) + b"]}\n")
 
 
@@ -149,7 +148,7 @@ def _as_json(error: InputError) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _say(what: Mapping[str, Any]) -> None:
+def _send(what: Mapping[str, Any]) -> None:
     _write(dump(what) + b"\n")
 
 
@@ -159,17 +158,17 @@ def _write(line: bytes) -> None:
         view = view[os.write(1, view) :]
 
 
-def _keep_to(limits: Limits) -> None:
-    """Puts this process under its limits. A system that does not know one of them goes without."""
-    _set(resource.RLIMIT_CORE, 0, 0)
-    _set(resource.RLIMIT_CPU, limits.split_cpu_s, limits.split_cpu_s + 1)
+def _set_limits(limits: Limits) -> None:
+    """Sets this process's limits, those that the system supports."""
+    _set_limit(resource.RLIMIT_CORE, 0, 0)
+    _set_limit(resource.RLIMIT_CPU, limits.split_cpu_s, limits.split_cpu_s + 1)
     most = _address_space() + limits.split_memory
-    _set(resource.RLIMIT_AS, most, most + _SPARE)
+    _set_limit(resource.RLIMIT_AS, most, most + _SPARE)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123 - no path of ours
-        file.write("1000")  # where the machine itself has no memory left, this process goes first
+        file.write("1000")  # when the machine runs out of memory, kill this process first
 
 
-def _set(kind: int, soft: int, hard: int) -> None:
+def _set_limit(kind: int, soft: int, hard: int) -> None:
     most = resource.getrlimit(kind)[1]
     if most != resource.RLIM_INFINITY:
         soft, hard = min(soft, most), min(hard, most)
@@ -178,20 +177,20 @@ def _set(kind: int, soft: int, hard: int) -> None:
 
 
 def _address_space() -> int:
-    """What the interpreter takes by itself, in bytes."""
+    """The interpreter's own address space, in bytes."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     except OSError:
         return 0
 
 
-def _listen(lines: queue.SimpleQueue[bytes]) -> None:
-    """Takes the orders; ends this process with the one that started it."""
+def _read_orders(lines: queue.SimpleQueue[bytes]) -> None:
+    """Reads the orders; ends this process with its parent."""
     parent, rest = os.getppid(), b""
     while True:
         if not select.select([0], [], [], _PARENT_S)[0]:
             if os.getppid() != parent:
-                os._exit(1)  # another process has inherited the other end of the pipe
+                os._exit(1)  # the parent is gone, but another process has inherited the other end of the pipe
             continue
         piece = os.read(0, 65_536)
         if not piece:

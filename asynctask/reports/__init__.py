@@ -1,1 +1,1 @@
-"""What people get back: reports of a Task in their own columns, the original rows, empty sheets to fill in."""
+"""Reports of a Task in the user's own columns, and templates of sheets."""

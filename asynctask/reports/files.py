@@ -1,6 +1,6 @@
-"""Reports as files: the user's own columns as they were, and beside them what became of each row.
+"""Reports as CSV and Excel files: the user's own columns unchanged, and beside them the result of each row.
 
-A report is safe to open (no text in it becomes a formula, a link or a command) and can be corrected and uploaded again.
+A report is safe to open (no text becomes a formula, a link or a command) and can be corrected and uploaded again.
 """
 
 from __future__ import annotations
@@ -26,25 +26,24 @@ from asynctask.lists.readers.base import COLUMNS, SUFFIX, CellError, normalise, 
 __all__ = ["MAX_COMMENTS", "SHEET_ROWS", "ReportRow", "iter_csv", "report_headers", "write_csv", "write_xlsx"]
 
 SHEET_ROWS: Final = 1_048_575
-"""The rows that a sheet has beside its header."""
+"""The rows of a sheet without its header."""
 MAX_COMMENTS: Final = 5_000
-"""Comments of a sheet: they are kept in memory until it is written, and spreadsheets are slow with more."""
+"""Comments of a sheet: XlsxWriter keeps them in memory, and spreadsheets are slow with more."""
 _CHUNK: Final = 16_384
 _MAX_COMMENT: Final = 1_000
 _SHORT: Final = 16_000
 _SAFE: Final = 10**15
 _REFUSED: Final = {"bg_color": "#FFC7CE"}
 _ERROR: Final = 2
-"""The place of the error among the report's own columns."""
+"""Index of the error among the report's own columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportRow:
     """One row of a report.
 
-    ``values``: the original cells by header. ``number``: the row in the original sheet, from 1. ``result``: what the worker
-    returned, anything that JSON can carry. ``bad_columns``: header -> what is wrong with that cell. ``bad_row``: what is
-    wrong with the row and with none of its cells.
+    ``values``: the original cells by header. ``number``: the row in the original sheet, from 1. ``result``: the worker's
+    JSON result. ``bad_columns``: header -> fault of that cell. ``bad_row``: fault of the row but of none of its cells.
     """
 
     values: Mapping[str, Any]
@@ -57,30 +56,29 @@ class ReportRow:
     bad_row: str | None = None
 
     def with_values(self, values: Mapping[str, Any]) -> ReportRow:
-        """The same row with other cells."""
         return ReportRow(
             values, self.number, self.status, self.error, self.attempts, self.result, self.bad_columns, self.bad_row
         )
 
 
 def report_headers(headers: Sequence[str], locale: str = "en") -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The original columns, and the report's own five as they are called beside them in a language.
+    """The original columns, and the names of the report's own five in a language.
 
-    Where an original column has the very name, the report's gets a suffix, " (report)" in English. The columns that an
-    earlier report added to an uploaded sheet are left out: they say what became of the rows then.
+    A name that an original column has too gets a suffix, " (report)" in English. Columns that an earlier report added to
+    an uploaded sheet are dropped: they show older results.
     """
     locale = of_locale(locale)
     old = report_block(headers)
     kept = tuple(header for header in headers if header not in old)
-    taken = {normalise(header) for header in kept}
-    return kept, tuple(name + SUFFIX[locale] if normalise(name) in taken else name for name in COLUMNS[locale])
+    kept_names = {normalise(header) for header in kept}
+    return kept, tuple(name + SUFFIX[locale] if normalise(name) in kept_names else name for name in COLUMNS[locale])
 
 
 def write_csv(stream: TextIO | BinaryIO, headers: Sequence[str], rows: Iterable[ReportRow], *, locale: str = "en") -> int:
-    """Write a report as CSV in UTF-8 with a byte order mark; memory stays constant.
+    """Writes a report as CSV in UTF-8 with a byte order mark, streaming.
 
-    Arguments: a text stream (open it with ``newline=""``) or a binary one, left open; the original headers; the rows; the
-    language of the report's own headers. Returns the number of rows written.
+    Arguments: a text stream (opened with ``newline=""``) or a binary one, left open; the original headers; the rows; the
+    language of the report's own headers. Returns the number of rows.
     """
     counted = _Counted(rows)
     for chunk in iter_csv(headers, counted, locale=locale):
@@ -92,7 +90,7 @@ def write_csv(stream: TextIO | BinaryIO, headers: Sequence[str], rows: Iterable[
 
 
 def iter_csv(headers: Sequence[str], rows: Iterable[ReportRow], *, locale: str = "en") -> Iterator[bytes]:
-    """The report as :func:`write_csv` writes it, in pieces of some KB, each of whole rows."""
+    """The CSV of :func:`write_csv` in pieces of about 16 KiB, each of whole rows."""
     kept, added = report_headers(headers, locale)
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer, lineterminator="\r\n")
@@ -116,11 +114,11 @@ def write_xlsx(
     rows_per_sheet: int = SHEET_ROWS,
     comments_per_sheet: int = MAX_COMMENTS,
 ) -> int:
-    """Write a report as a workbook; memory stays constant but for the comments, of which a sheet has few.
+    """Writes a report as a workbook, in constant memory except for the comments.
 
-    Arguments: where to; the original headers; the rows; the language of the report's own headers; how many rows a sheet
-    takes beside its header before the next one begins; how many comments it gets. Returns the number of rows written.
-    If ``rows`` raises, so does this, at once, and leaves no file. Raises :class:`Unavailable` where it cannot be written.
+    Arguments: the target; the original headers; the rows; the language of the report's own headers; the most rows of a
+    sheet beside its header, after which the next one begins; its most comments. Returns the number of rows.
+    If ``rows`` raises, this raises at once and leaves no file. Raises :class:`Unavailable` if writing fails.
     """
     if not 1 <= rows_per_sheet <= SHEET_ROWS:
         raise ValueError(f"rows_per_sheet must be between 1 and {SHEET_ROWS}, not {rows_per_sheet}")
@@ -143,7 +141,7 @@ _PLAIN: Final = {"strings_to_formulas": False, "strings_to_urls": False, "string
 
 
 def _abandon(book: Any, path: Path) -> None:
-    """Closes what is open and removes what is there; to close the book would mean to finish it first."""
+    """Closes and removes the files; closing the book would finish it first."""
     book.fileclosed = True
     for sheet in book.worksheets():
         sheet._opt_close()
@@ -164,13 +162,13 @@ def _write_sheets(
             sheet.add(row)
         count += sheet.rows
         sheet.finish()
-        # What is left beyond this sheet is looked at once, to know whether another one is needed.
+        # Read one row ahead: it decides whether another sheet is needed.
         ahead = next(iterator, None)
     return count
 
 
 class _Formats:
-    """The cell formats of a workbook, made when they are needed."""
+    """The cell formats of a workbook, made on demand."""
 
     _PATTERNS: Final[Mapping[type, str]] = {
         date: "yyyy-mm-dd",
@@ -195,15 +193,13 @@ class _Formats:
 
 
 class _Exact(float):
-    """A number that XlsxWriter, which formats with 16 digits, writes with all of them."""
+    """A number that XlsxWriter writes with all digits; it formats others with 16."""
 
     def __format__(self, _spec: str) -> str:
         return repr(float(self))
 
 
 class _Sheet:
-    """One sheet of a report, written row by row."""
-
     def __init__(
         self, sheet: Any, kept: Sequence[str], added: Sequence[str], formats: _Formats, most_comments: int
     ) -> None:
@@ -229,7 +225,7 @@ class _Sheet:
                 self._cell(column, value, reason)
 
     def _simple(self, row: int, column: int, value: Any) -> bool:
-        """Writes what nearly all cells are, and needs no care; this is where the time of a long report goes."""
+        """Fast path: writes a cell that needs no conversion, as nearly all do; False for others."""
         kind = type(value)
         if kind is str:
             if len(value) > _SHORT or not value.isprintable() or value[:1] == "<":
@@ -245,7 +241,7 @@ class _Sheet:
 
     def finish(self) -> None:
         self._sheet.autofilter(0, 0, self.rows, self._width - 1)
-        if self.rows:  # 00123 is text on purpose
+        if self.rows:  # no warning at texts such as 00123
             letters = xlsxwriter.utility.xl_range(1, 0, self.rows, self._width - 1)
             self._sheet.ignore_errors({"number_stored_as_text": letters})
 
@@ -266,7 +262,7 @@ class _Sheet:
         elif isinstance(value, int | Decimal):
             sheet.write_number(row, column, value, style)
         elif isinstance(value, CellError):
-            # The only formula of a report: a constant that is one of seven, never a text of the list.
+            # The only formula of a report: a constant, one of seven, never a text of the list.
             sheet.write_formula(row, column, "=" + value.text, style, value.text)
         else:
             sheet.write_datetime(row, column, value, style)

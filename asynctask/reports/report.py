@@ -1,4 +1,4 @@
-"""Reports: the rows of a Task with what they came to, in the user's own columns, ready to correct and hand in again."""
+"""Reports: the rows of a Task with their results, in the user's own columns, ready to be corrected and uploaded again."""
 
 from __future__ import annotations
 
@@ -37,22 +37,21 @@ KINDS: Mapping[str, frozenset[str]] = {
     "rejected": frozenset(),
     "all": frozenset(str(status) for status in Status),
 }
-"""``rows=`` of a report, with the statuses it shows; ``failed``, ``rejected`` and ``all`` show the refused rows too."""
+"""``rows=`` of a report -> its statuses; ``failed``, ``rejected`` and ``all`` include the refused rows."""
 
 _FAILED = (Status.FAILED, Status.ERROR)
 _WITH_REJECTS = frozenset({"failed", "rejected", "all"})
 _PAGE = 500
-_EVERY = 500
+_ALIVE_EVERY = 500
 _MAX_NAMES = 16_384
 _NO_MORE = 2**63
 
 
 @dataclass(slots=True)
 class Report:
-    """A report: ``headers`` are the user's own columns; ``rows`` may be gone through once, in the order of the list.
+    """A report. ``headers`` are the user's own columns; ``rows`` can be read once, in the order of the list.
 
-    ``locale``: the language of what it says, for the report's own headers. Close ``rows`` where they are not read to
-    their end.
+    ``locale``: language of the report's own headers. Close ``rows`` if they are not read to the end.
     """
 
     headers: list[str]
@@ -71,14 +70,14 @@ def make_report(
     locale: str = "en",
     alive: Callable[[], None] = lambda: None,
 ) -> Report:
-    """The report of a Task as it is now.
+    """The current report of a Task, streamed in constant memory.
 
-    Arguments: ``kind``, one of :data:`KINDS`; ``locale``, the language of its texts; ``alive``, which is called now and
-    then, here and while the rows are gone through: what it raises ends the work. Memory is constant. Rows are read in
-    pages, each as it is at that moment. Where the original list is gone, the columns are the items' fields.
+    Arguments: ``kind``, one of :data:`KINDS`; ``locale``, the language of its texts; ``alive``, called now and then, also
+    while rows are read: an exception it raises ends the work. Rows are read in pages, each at its own moment. If the
+    original list is gone, the columns are the items' fields.
 
-    Raises :class:`InputError` for a ``kind`` that is none, NotFound, and :class:`Unavailable` where a workbook has to be
-    read again and no process can be started for it.
+    Raises :class:`InputError` for an unknown ``kind``, NotFound, and :class:`Unavailable` if a workbook must be read again
+    and no process can be started for it.
     """
     if kind not in KINDS:
         raise InputError(f"rows={kind!r} is none; choose of {', '.join(KINDS)}", code="unknown_rows")
@@ -89,16 +88,16 @@ def make_report(
     if source:
         expect = (shape.expected if shape else frozenset()) | frozenset(source.get("columns") or {})
         original = open_original(uploads, source, limits, expect, alive)
-    known = _Known(ledger.database, task_id, kind, locale)
+    ledger_rows = _LedgerRows(ledger.database, task_id, kind, locale)
     if original is None:
-        headers = known.fields(shape)
-        return Report(headers, _alone(known, headers, alive), locale)
+        headers = ledger_rows.fields(shape)
+        return Report(headers, _ledger_rows(ledger_rows, headers, alive), locale)
     headers = list(original.headers)
-    return Report(headers, _beside(original, known, headers, _columns(shape, headers), alive), locale)
+    return Report(headers, _original_rows(original, ledger_rows, headers, _columns(shape, headers), alive), locale)
 
 
 def _columns(shape: ItemShape | None, headers: list[str]) -> dict[str, str]:
-    """Field -> header, for the rows whose cells have to be taken from the item."""
+    """Field -> header, for rows whose cells come from the item."""
     if shape is None or shape.model is None:
         return {}
     try:
@@ -107,30 +106,32 @@ def _columns(shape: ItemShape | None, headers: list[str]) -> dict[str, str]:
         return {}
 
 
-def _alone(known: _Known, headers: list[str], alive: Callable[[], None]) -> Generator[ReportRow, None, None]:
-    for count, (row, _) in enumerate(known.rows(headers, values=True)):
-        if count % _EVERY == 0:
+def _ledger_rows(
+    ledger_rows: _LedgerRows, headers: list[str], alive: Callable[[], None]
+) -> Generator[ReportRow, None, None]:
+    for count, (row, _) in enumerate(ledger_rows.rows(headers, values=True)):
+        if count % _ALIVE_EVERY == 0:
             alive()
         yield row
 
 
-def _beside(
-    original: Original, known: _Known, headers: list[str], columns: Mapping[str, str], alive: Callable[[], None]
+def _original_rows(
+    original: Original, ledger_rows: _LedgerRows, headers: list[str], columns: Mapping[str, str], alive: Callable[[], None]
 ) -> Generator[ReportRow, None, None]:
-    """What the ledger says of each row, with the cells of the original list, which is read once, in step."""
+    """The ledger's rows with the cells of the original list, both read in step."""
     with closing(_Cells(original, alive)) as cells:
-        for count, (row, event_id) in enumerate(known.rows(headers, values=False)):
-            if count % _EVERY == 0:
+        for count, (row, event_id) in enumerate(ledger_rows.rows(headers, values=False)):
+            if count % _ALIVE_EVERY == 0:
                 alive()
             values = cells.at(row.number)
-            if values is None:  # the list cannot be read that far again: the item has the values
-                kept = known.values(row.number, event_id)
+            if values is None:  # the list cannot be read that far; the item has the values
+                kept = ledger_rows.values(row.number, event_id)
                 values = {columns.get(name, name): value for name, value in kept.items()}
             yield row.with_values(values)
 
 
 class _Cells:
-    """The rows of the original, asked for by rising numbers."""
+    """The rows of the original, by increasing number."""
 
     def __init__(self, original: Original, alive: Callable[[], None]) -> None:
         self._rows, self._alive = original.rows(), alive
@@ -138,14 +139,14 @@ class _Cells:
         self._values: Mapping[str, Any] | None = None
 
     def at(self, number: int | None) -> Mapping[str, Any] | None:
-        """The cells of a row; None where the list has no such row, or cannot be read so far."""
+        """The cells of a row; None if the list has no such row or cannot be read that far."""
         while number is not None and self._number < number:
             self._next()
         return self._values if self._number == number else None
 
     def _next(self) -> None:
         self._count += 1
-        if self._count % _EVERY == 0:
+        if self._count % _ALIVE_EVERY == 0:
             self._alive()
         try:
             self._number, self._values = next(self._rows, (_NO_MORE, None))
@@ -157,15 +158,15 @@ class _Cells:
         self._rows.close()
 
 
-class _Known:
-    """What the ledger knows of the rows that a report shows."""
+class _LedgerRows:
+    """The ledger's data of the report's rows."""
 
     def __init__(self, database: Database, task_id: int, kind: str, locale: str) -> None:
         self._database, self._task_id, self._locale = database, task_id, locale
         self._statuses, self._with_rejects = KINDS[kind], kind in _WITH_REJECTS
 
     def fields(self, shape: ItemShape | None) -> list[str]:
-        """The columns where there is no original list: the model's fields, or the items'; and the refused rows'."""
+        """The columns without an original list: the fields of the model or the items, and of the refused rows."""
         names: dict[str, None] = {}
         if shape is not None and shape.model is not None:
             names.update(dict.fromkeys(shape.model.model_fields))
@@ -181,13 +182,12 @@ class _Known:
         return list(names)
 
     def rows(self, headers: Sequence[str], *, values: bool) -> Iterator[tuple[ReportRow, int | None]]:
-        """The rows in the order of the list, each with the id of its Event; ``values`` are read only where asked for."""
+        """The rows in the order of the list, each with the id of its Event (None if refused)."""
         ended = self._ended(values)
         refused = ((self._refused(reject, _by_name(headers)), None) for reject in self._rejects(cells=values))
         return heapq.merge(ended, refused, key=lambda found: found[0].number or 0)
 
     def values(self, number: int | None, event_id: int | None) -> Mapping[str, Any]:
-        """The values of one row, as far as they are kept."""
         if event_id is None:
             found = next(queries.rejects(self._database, self._task_id, after=(number or 1) - 1, limit=1), None)
             return _cells(found["cells"]) if found is not None else {}
@@ -214,22 +214,29 @@ class _Known:
             for event in page:
                 error = messages.get(event["id"])
                 item = _item(event["params"]) if values else {}
-                tries, result = _tries(event), loads(event["result"])
-                yield ReportRow(item, event["first_row"], event["status"], error, tries, result), event["id"]
+                attempts, result = _attempts(event), loads(event["result"])
+                yield ReportRow(item, event["first_row"], event["status"], error, attempts, result), event["id"]
 
     def _refused(self, reject: Mapping[str, Any], names: Mapping[str, str]) -> ReportRow:
         bad: dict[str, str] = {}
-        whole, said = [], []
+        row_messages, messages = [], []
         for problem in reject["errors"]:
             column, text = problem["column"], render(problem, self._locale)
             header = _header(column, names) if column else None
             if header is None:
-                whole.append(text if not column else f"{column}: {text}")
+                row_messages.append(text if not column else f"{column}: {text}")
             else:
                 bad[header] = f"{bad[header]}\n{text}" if header in bad else text
-            said.append(f"{column}: {text}" if column else text)
+            messages.append(f"{column}: {text}" if column else text)
         return ReportRow(
-            _cells(reject["cells"]), reject["row"], "rejected", "; ".join(said), 0, None, bad, "\n".join(whole) or None
+            _cells(reject["cells"]),
+            reject["row"],
+            "rejected",
+            "; ".join(messages),
+            0,
+            None,
+            bad,
+            "\n".join(row_messages) or None,
         )
 
 
@@ -238,12 +245,12 @@ def _by_name(headers: Sequence[str]) -> dict[str, str]:
 
 
 def _header(column: str, names: Mapping[str, str]) -> str | None:
-    """The header of a column as a problem calls it, which may be a path into a cell: address.city is in address."""
+    """The header of a problem's column, which may be a path into a cell: address.city is in address."""
     return names.get(normalise(column)) or names.get(normalise(column.partition(".")[0]))
 
 
-def _tries(row: Mapping[str, Any]) -> int:
-    """How often it was performed by the retry policy's count; that it was handed out anew for other reasons is not its."""
+def _attempts(row: Mapping[str, Any]) -> int:
+    """Attempts as the retry policy counts them; a job redelivered for other reasons is not counted again."""
     return int(row["retries"]) + (row["started_at"] is not None)
 
 
@@ -257,15 +264,15 @@ def _cells(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {"value": value}
 
 
-# -- The list that a Task was made of, read again for its reports: every column as it was, in constant memory.
+# -- the original list
 #
-# Text is read again from the upload itself. A workbook is read once, by a child process that keeps its rows beside it.
+# Text is read again from the upload itself. A workbook is read once, by a child process that caches its rows.
 
-_ASK_EVERY: Final = 1_000
+_ALIVE_EVERY_READ: Final = 1_000
 
 
 class Original(Protocol):
-    """The list again. ``headers``: all its columns in order, those without a header too ("Column C")."""
+    """The original list. ``headers``: all columns in order, those without a header too ("Column C")."""
 
     headers: tuple[str, ...]
 
@@ -281,15 +288,15 @@ def open_original(
     expect: Collection[str],
     alive: Callable[[], None] = lambda: None,
 ) -> Original | None:
-    """The list that ``source`` of a Task names; None where it is gone or cannot be read.
+    """The list in ``source`` of a Task; None if it is gone or unreadable.
 
     Arguments: ``limits`` and ``expect`` as of :func:`~asynctask.lists.readers.open_source`; ``alive`` is called now and
-    then while this takes long, and what it raises ends it. Raises :class:`Unavailable` where no child can be started.
+    then, and an exception it raises ends the work. Raises :class:`Unavailable` if no child can be started.
     """
     try:
         path = uploads.find(str(source["name"]))
         if is_workbook(path):
-            return _kept(uploads, path, source, limits, expect, alive)
+            return _cached_rows(uploads, path, source, limits, expect, alive)
         return _Text(path, source, limits, expect, alive)
     except (InputError, OSError) as error:
         get_logger("asynctask.report").warning("original_unreadable", name=source.get("name"), error=str(error))
@@ -297,7 +304,7 @@ def open_original(
 
 
 class _Text:
-    """A list of text: gone through once for the names of its columns, and again for its rows."""
+    """A text list: read once for the names of its columns, and again for its rows."""
 
     def __init__(
         self,
@@ -311,7 +318,7 @@ class _Text:
         names: dict[str, None] = {}
         with self._open() as opened:
             for number, values in _original_cells(opened, quiet=True):
-                if number % _ASK_EVERY == 0:
+                if number % _ALIVE_EVERY_READ == 0:
                     alive()
                 if values.keys() - names.keys() and len(names) < _MAX_NAMES:
                     names.update(dict.fromkeys(values))
@@ -342,7 +349,7 @@ def _original_cells(opened: Source, *, quiet: bool = False) -> Iterator[tuple[in
             raise
 
 
-def _kept(
+def _cached_rows(
     uploads: Uploads,
     path: Path,
     source: Mapping[str, Any],
@@ -353,10 +360,10 @@ def _kept(
     target = uploads.kept_rows(path.name)
     if (found := _readable(target)) is not None:
         return found
-    # One at a time on a machine: each takes what a workbook takes, and who waits finds the work done.
+    # One at a time on a machine, for reading a workbook is costly; a waiting process finds the rows cached.
     with _one_process(path.with_name(".reading"), alive):
         if (found := _readable(target)) is None:
-            remove_drafts(target)  # of a child that was killed
+            remove_drafts(target)  # left by a killed child
             try:
                 with Workbook(path, str(source["filename"]), limits, alive=alive) as workbook:
                     workbook.keep(target, source.get("sheet"), expect)
@@ -375,7 +382,7 @@ def _readable(target: Path) -> KeptRows | None:
 
 @contextmanager
 def _one_process(lock: Path, alive: Callable[[], None]) -> Iterator[None]:
-    """Holds a lock between processes, which the death of its holder gives back."""
+    """Holds a lock between processes; the kernel releases it when its holder dies."""
     pause = threading.Event()
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -388,5 +395,5 @@ def _one_process(lock: Path, alive: Callable[[], None]) -> Iterator[None]:
                 pause.wait(0.05)
         yield
     finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process that was forked meanwhile has the open file too
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # explicit: a process forked meanwhile holds the open file too
         os.close(descriptor)

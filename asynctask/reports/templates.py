@@ -1,4 +1,4 @@
-"""What an empty sheet for a worker has to have: its columns, what may stand in them, and an example."""
+"""Templates: an empty sheet for a worker, with its columns, their limits and an example."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LIMITS: Final = (
 
 
 class NoTemplate(Conflict):
-    """The worker says nothing about its items, so nobody can say what an empty sheet would need."""
+    """The worker declares no model of its items, so their columns are unknown."""
 
     code = "no_template"
 
@@ -43,10 +43,10 @@ class NoTemplate(Conflict):
 class Column:
     """One column of a template.
 
-    ``header``: its name in the sheet, which the reader knows; ``field``: that of the item. ``kind``: ``text``, ``integer``,
+    ``header``: its name in the sheet, known to the reader; ``field``: of the item. ``kind``: ``text``, ``integer``,
     ``number``, ``boolean``, ``date``, ``datetime``, ``time``, ``duration``, ``choice``, ``list``, ``object`` or ``any``.
-    ``choices``: the values of a ``choice``. ``limits``: those of JSON Schema's words for limits that the field has.
-    ``default`` and ``example`` are None where there is none.
+    ``choices``: the values of a ``choice``. ``limits``: the field's limits by JSON Schema's keywords. ``default`` and
+    ``example`` may be None.
     """
 
     header: str
@@ -62,7 +62,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """An empty sheet for the worker of this name; ``doc`` is what the worker says of itself."""
+    """An empty sheet for a worker; ``doc`` is the worker's description."""
 
     worker: str
     doc: str
@@ -70,7 +70,7 @@ class Template:
 
 
 def make_template(worker: Worker) -> Template:
-    """The template of a worker. Raises :class:`NoTemplate` (409) where its items have no model."""
+    """The template of a worker. Raises :class:`NoTemplate` (409) if its items have no model."""
     model = worker.model
     if model is None or not model.model_fields:
         raise NoTemplate(
@@ -87,7 +87,7 @@ def make_template(worker: Worker) -> Template:
 
 
 def _headers(model: type[pydantic.BaseModel], shape: ItemShape) -> dict[str, str]:
-    """Field -> header: what people would call it, as long as the reader is not in doubt which field is meant."""
+    """Field -> header: titles, unless the reader could not tell their fields apart."""
     wanted = {name: _title(name, info) for name, info in model.model_fields.items()}
     try:
         if shape.bind(list(wanted.values())).fields == {header: name for name, header in wanted.items()}:
@@ -108,11 +108,11 @@ def _schema(model: type[pydantic.BaseModel]) -> dict[str, Any]:
     try:
         return model.model_json_schema(by_alias=False)
     except (PydanticInvalidForJsonSchema, PydanticUserError):
-        return {}  # a type of the application's own: its column takes anything
+        return {}  # a type of the application: its column takes any value
 
 
 def _model_example(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An example of a whole item, by field name or alias."""
+    """The model's example of an item, by field name or alias."""
     examples = schema.get("examples")
     found = examples[0] if isinstance(examples, list) and examples else schema.get("example")
     return found if isinstance(found, Mapping) else {}
@@ -127,7 +127,7 @@ def _column(name: str, info: FieldInfo, header: str, schema: Mapping[str, Any], 
         given = next((each for each in flat.get("examples") or () if each is not None), None)
     default = flat.get("default")
     if given is None:
-        given = default if default is not None else _made_up(kind, choices, limits)
+        given = default if default is not None else _invented(kind, choices, limits)
     description = " ".join(str(flat.get("description") or info.description or "").split())
     return Column(
         header, name, kind, info.is_required(), choices, limits, description, _typed(kind, default), _typed(kind, given)
@@ -140,7 +140,7 @@ def _plain(limit: Any) -> Any:
 
 
 def _is_decimal(annotation: Any) -> bool:
-    """Whether it is a Decimal, which JSON Schema takes for a number or a text."""
+    """Whether a type is a Decimal, in JSON Schema a number or a text."""
     kinds = set(_leaves(annotation))
     return any(issubclass(kind, Decimal) for kind in kinds) and str not in kinds
 
@@ -153,7 +153,7 @@ def _leaves(annotation: Any) -> Iterator[type]:
 
 
 def _flat(schema: Mapping[str, Any], definitions: Mapping[str, Any], *, decimal: bool) -> dict[str, Any]:
-    """A field's schema with references followed and "or null" taken off; what stands outside goes before."""
+    """A field's schema, its references resolved and "or null" removed; outer keywords take precedence."""
     flat = dict(schema)
     for _ in range(8):
         inner: Any = None
@@ -171,7 +171,7 @@ def _flat(schema: Mapping[str, Any], definitions: Mapping[str, Any], *, decimal:
 
 
 def _one_of(members: list[Any], *, decimal: bool) -> Any:
-    """The one alternative that matters; an empty schema where several do."""
+    """The only relevant alternative; an empty schema if there are several."""
     if decimal:
         members = [each for each in members if each.get("type") == "number"] or members
     return members[0] if len(members) == 1 else {}
@@ -188,8 +188,8 @@ def _kind(flat: Mapping[str, Any]) -> tuple[str, tuple[Any, ...]]:
     return _KINDS.get(str(kind), "any"), ()
 
 
-def _made_up(kind: str, choices: tuple[Any, ...], limits: Mapping[str, Any]) -> Any:
-    """A value that fits as far as the limits tell; None where only the application knows one."""
+def _invented(kind: str, choices: tuple[Any, ...], limits: Mapping[str, Any]) -> Any:
+    """An example within the limits; None if only the application can know one."""
     if kind == "choice":
         return choices[0]
     if kind in ("integer", "number"):
@@ -215,7 +215,7 @@ def _numbers(limits: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _typed(kind: str, value: Any) -> Any:
-    """A value of the schema, where dates are text, as one of its kind."""
+    """A value of the schema, where dates are text, in its own type."""
     if not isinstance(value, str):
         return value
     try:
@@ -231,10 +231,10 @@ def _typed(kind: str, value: Any) -> Any:
     return value
 
 
-# -- Templates as files: a workbook with formats, lists to choose from and a page of help, or the header row as CSV.
+# -- files
 
 _EXACT: Final = 10**15
-"""A spreadsheet keeps 15 digits of a number; what may have more is text."""
+"""Numbers from here on may lose digits in a spreadsheet, which keeps 15; they are text."""
 _CELL_FORMATS: Final = {
     "text": "@", "choice": "@", "integer": "0", "date": "yyyy-mm-dd", "datetime": "yyyy-mm-dd hh:mm", "time": "hh:mm:ss",
     "duration": "[h]:mm:ss",
@@ -259,9 +259,9 @@ def template_csv(template: Template) -> bytes:
 
 
 def template_xlsx(template: Template, locale: str = "en") -> bytes:
-    """The workbook, with its help in a language that ships: en, zh_CN or ja; in English for any other.
+    """The workbook, with help in en, zh_CN or ja; in English for any other locale.
 
-    The first sheet has the header row only, so that nothing but what people fill in is uploaded.
+    The first sheet has the header row only, so that an upload contains only the user's rows.
     """
     buffer = io.BytesIO()
     book = xlsxwriter.Workbook(buffer, dict(_OPTIONS))
@@ -304,8 +304,8 @@ class _Book:
         rule = self._rule(column)
         if rule:
             text = f"{column.header}: {self._limits(column)}"
-            said = {"error_title": self._words["refused"][:32], "error_message": cut(text)[:_MAX_MESSAGE]}
-            rule = said | rule
+            message = {"error_title": self._words["refused"][:32], "error_message": cut(text)[:_MAX_MESSAGE]}
+            rule = message | rule
             sheet.data_validation(1, index, SHEET_ROWS, index, rule)
 
     def _comment(self, column: Column) -> str:
@@ -316,7 +316,7 @@ class _Book:
         return ", ".join([self._words[column.kind], *_limits(column, self._words)])
 
     def _rule(self, column: Column) -> dict[str, Any]:
-        """What Excel may refuse to take at once: only what the reader would refuse too."""
+        """The data validation of a column: it refuses only what the reader would refuse too."""
         limits = column.limits
         if column.kind == "boolean":
             return {"validate": "list", "source": [self._words["yes"], self._words["no"]]}
@@ -334,14 +334,14 @@ class _Book:
         bound = _bound(column.limits, whole=whole)
         if bound or not whole:
             return {"validate": "integer" if whole else "decimal", **bound} if bound else {}
-        # Without limits it may be a long number such as an id, of which a cell that is no text would lose digits.
+        # Without limits it may be a long number, an id for instance, whose digits only a text cell keeps.
         return {
             "validate": "integer", "criteria": "between", "minimum": 1 - _EXACT, "maximum": _EXACT - 1,
             "error_type": "warning", "error_message": self._words["too_long"][:_MAX_MESSAGE],
         }  # fmt: skip
 
     def _source(self, choices: tuple[Any, ...]) -> Any:
-        """The values themselves where they fit into the rule; else a range on a sheet that nobody sees."""
+        """The values themselves if they fit the rule's 255 characters; else a range on a hidden sheet."""
         texts = [str(each) for each in choices]
         plain = all(text == text.strip() and text and not set(text) & set(',"\n') for text in texts)
         if plain and not texts[0].startswith("=") and len(",".join(texts)) <= _MAX_INLINE:
@@ -370,7 +370,7 @@ class _Book:
         _write(sheet, row, 0, words["examples"], self._bold)
         for index, column in enumerate(template.columns):
             _write(sheet, row + 1, index, column.header, self._required if column.required else self._optional)
-            _write(sheet, row + 2, index, self._said(column.example), self._shown.get(column.kind))
+            _write(sheet, row + 2, index, self._shown_value(column.example), self._shown.get(column.kind))
 
     def _help_line(self, row: int, column: Column) -> None:
         words, sheet = self._words, self._help
@@ -378,16 +378,16 @@ class _Book:
         _write(sheet, row, 1, words["yes" if column.required else "no"], self._wrapped)
         _write(sheet, row, 2, words[column.kind], self._wrapped)
         _write(sheet, row, 3, ", ".join(_limits(column, words)), self._wrapped)
-        _write(sheet, row, 4, self._said(column.default), self._shown.get(column.kind))
-        _write(sheet, row, 5, self._said(column.example), self._shown.get(column.kind))
+        _write(sheet, row, 4, self._shown_value(column.default), self._shown.get(column.kind))
+        _write(sheet, row, 5, self._shown_value(column.example), self._shown.get(column.kind))
         _write(sheet, row, 6, column.description, self._wrapped)
 
-    def _said(self, value: Any) -> Any:
+    def _shown_value(self, value: Any) -> Any:
         return self._words["yes" if value else "no"] if isinstance(value, bool) else value
 
 
 def _pattern(column: Column) -> str:
-    """The number format of a column: text for all that would lose something as a number."""
+    """The number format of a column; text for values that would be changed as numbers."""
     if column.kind == "choice":
         return "@" if all(isinstance(each, str) for each in column.choices) else ""
     if column.kind == "integer":
@@ -397,7 +397,7 @@ def _pattern(column: Column) -> str:
 
 
 def _bound(limits: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
-    """Limits as a rule of a spreadsheet; empty where there are none."""
+    """Limits as a rule of a spreadsheet; empty without limits."""
     low, high = limits.get("minimum"), limits.get("maximum")
     over, under = limits.get("exclusiveMinimum"), limits.get("exclusiveMaximum")
     if whole:
@@ -414,13 +414,13 @@ def _bound(limits: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
 
 
 def _limits(column: Column, words: Mapping[str, str]) -> Iterator[str]:
-    """What may stand in a column, in words."""
+    """The limits of a column, in words."""
     limits = column.limits
     if column.choices:
-        more = len(column.choices) - _SHOWN_CHOICES
+        hidden = len(column.choices) - _SHOWN_CHOICES
         yield ", ".join(map(str, column.choices[:_SHOWN_CHOICES]))
-        if more > 0:
-            yield words["more"].format(count=more)
+        if hidden > 0:
+            yield words["more"].format(count=hidden)
     yield from _range(limits.get("minimum"), limits.get("maximum"), words, "")
     if "exclusiveMinimum" in limits:
         yield words["more_than"].format(low=limits["exclusiveMinimum"])
@@ -443,7 +443,7 @@ def _range(low: Any, high: Any, words: Mapping[str, str], prefix: str) -> Iterat
 
 
 def _write(sheet: Any, row: int, column: int, value: Any, style: Any = None) -> None:
-    """A cell of whatever kind the value has; never a formula."""
+    """Writes a cell of the value's type; never a formula."""
     value = sheet_value(value)
     if value is None:
         return
@@ -457,7 +457,7 @@ def _write(sheet: Any, row: int, column: int, value: Any, style: Any = None) -> 
         sheet.write_datetime(row, column, value, style)
 
 
-# -- The words of a template, by language.
+# -- words, by language
 
 _EN: Final = {
     "rows": "Rows",

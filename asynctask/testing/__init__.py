@@ -1,4 +1,4 @@
-"""For tests of applications and of implementations: waiting for facts, and the suites that a broker must pass."""
+"""Tools for tests of applications and implementations: :func:`wait_for`, and the suites of the broker contract."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from asynctask.clock import Clock, SystemClock
 __all__ = ["PATIENCE_S", "wait_for"]
 
 
-# -- Waiting for facts: a test never sleeps for a time and hopes.
+# -- waiting for facts: a test never sleeps for a fixed time
 
 PATIENCE_S = 120.0
-"""Seconds after which a test gives a fact up. A fact that comes late on a busy machine is a fact all the same."""
+"""Seconds after which a test fails; long, for a busy machine is slow."""
 
 T = TypeVar("T")
 
@@ -22,11 +22,9 @@ T = TypeVar("T")
 def wait_for(
     fact: Callable[[], T], reason: str, timeout: float = PATIENCE_S, every: float = 0.02, clock: Clock | None = None
 ) -> T:
-    """Returns what ``fact`` returns as soon as that is true.
+    """Polls ``fact`` every ``every`` seconds until it is true, and returns its value.
 
-    Arguments: ``fact`` is called again and again, every ``every`` seconds; ``reason`` says what is waited for. Raises
-    AssertionError, with the reason and the last value, when it is not true within ``timeout`` seconds. What ``fact``
-    raises is raised on.
+    Raises AssertionError with ``reason`` and the last value after ``timeout`` seconds; exceptions of ``fact`` propagate.
     """
     clock = clock or SystemClock()
     until = clock.monotonic() + timeout

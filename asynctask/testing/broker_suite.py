@@ -1,4 +1,4 @@
-"""The suite that every broker passes: inherit it in a test class and say how to make one.
+"""The conformance suite of brokers: inherit it in a test class and override :meth:`make_broker`.
 
 .. code-block:: python
 
@@ -6,8 +6,8 @@
         def make_broker(self) -> Broker:
             return MyBroker(...)
 
-The methods are collected by pytest, and need nothing of it. What brokers may differ in is asked of their capabilities.
-:class:`~asynctask.testing.broker_suite.BrokerSuite` says what else a class can tell of its broker, and what that is for.
+pytest collects the methods; no fixture is needed. Permitted differences depend on the broker's capabilities. See
+:class:`BrokerSuite` for further methods to override.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
     "where",
 ]
 
-# -- What the suites of brokers share: how one is made, jobs to put into it, and where these are.
+# -- shared tools
 
 LISTED = "a process's list"
 QUEUED = "a queue"
@@ -49,26 +49,26 @@ _MOST_STEPS = 500
 
 
 def a_copy(n: int = 0, *, attempt: int = 1, queue: str = "default", priority: int = 0, task_id: int | None = None) -> Copy:
-    """The ``n``-th job, as it is pushed."""
+    """The ``n``-th job, as pushed."""
     jid = f"{n:024x}"
     payload = json.dumps({"class": "w", "args": [{"n": n, "text": "ä\u2028</script>\\"}], "jid": jid}, ensure_ascii=False)
     return Copy(jid, attempt, queue, payload, priority, task_id)
 
 
 def untracked(n: int, *, queue: str = "default", **members: Any) -> Copy:
-    """The ``n``-th job that nobody tracks, with further members in its payload."""
+    """The ``n``-th untracked job, with further members in its payload."""
     jid = f"{n:024x}"
     job = {"retry": True, "queue": queue, "class": "Hard", "args": [n], "jid": jid, **members}
     return Copy(jid, 0, queue, json.dumps(job, separators=(",", ":"), ensure_ascii=False))
 
 
 def keys_of(copies: Sequence[Copy]) -> list[Key]:
-    """By what a broker knows them."""
+    """The keys of copies."""
     return [copy.key for copy in copies]
 
 
 def waiting_in(broker: Broker, *queues: str) -> dict[str, int]:
-    """How many copies wait in each of these queues, whatever their priority."""
+    """The number of copies in each of these queues, of all priorities."""
     counts = {queue: sum(found.values()) for queue, found in broker.waiting(queues).items()}
     return {queue: count for queue, count in counts.items() if count}
 
@@ -83,7 +83,7 @@ def refused(kind: type[Exception], call: Callable[[], object]) -> str:
 
 
 def at_once(*acts: Callable[[], object]) -> None:
-    """Has threads begin these at the same moment, and waits for all. Raises the first error that one of them raised."""
+    """Runs these in threads that start at the same moment. Raises the first error of any."""
     start = threading.Barrier(len(acts))
     failed: list[Exception] = []
 
@@ -106,9 +106,9 @@ def at_once(*acts: Callable[[], object]) -> None:
 def where(
     broker: Broker, *, queues: Collection[str] = (), processes: Collection[str] = (), sets: Collection[str] = ()
 ) -> Mapping[str, list[str]]:
-    """Where each job is, by its jid: names of the sets, :data:`LISTED` and :data:`QUEUED`, once for each copy.
+    """The places of each job by its jid, once for each copy: names of the sets, :data:`LISTED` and :data:`QUEUED`.
 
-    What waits in the ``queues`` is fetched for a look and put back.
+    Fetches the jobs in the ``queues`` and puts them back.
     """
     found: dict[str, list[str]] = defaultdict(list)
     for name in sets:
@@ -125,20 +125,19 @@ def where(
 
 
 class BrokerSuite:
-    """How brokers are made for a suite. :meth:`make_broker` must be overridden; the more of the others are, the more is
-    tested."""
+    """How a suite makes brokers. :meth:`make_broker` must be overridden; each other override adds tests."""
 
     def make_broker(self) -> Broker:
         """A new, empty broker."""
         raise NotImplementedError("make_broker: return a new, empty broker")
 
     def same_server(self, broker: Broker) -> Broker | None:
-        """Another connection to the same server, as another process has it; None where a test cannot have one."""
+        """A connection to the same server, as of another process; None if unavailable."""
         return None
 
     def dying(self, broker: Broker, steps: int) -> Broker | None:
-        """A connection to the same server as of a process that is killed after it has sent ``steps`` messages: the next one
-        raises an error of any kind and does not arrive, nor does any after it. None where a test cannot have one."""
+        """A connection to the same server, as of a process that is killed after ``steps`` messages: the next one, and any
+        after it, raises an error of any kind and does not arrive. None if unavailable."""
         return None
 
     @contextmanager
@@ -152,7 +151,7 @@ class BrokerSuite:
 
     @contextmanager
     def another(self, broker: Broker) -> Iterator[Broker]:
-        """Another process's connection to the same server, or else the same one."""
+        """Another process's connection to the same server, else the same one."""
         made = self.same_server(broker)
         try:
             yield made or broker
@@ -164,11 +163,11 @@ class BrokerSuite:
         self, fill: Callable[[Broker, int], Any], act: Callable[[Broker, int, Any], object],
         check: Callable[[Broker, int, bool], None],
     ) -> None:  # fmt: skip
-        """Runs ``act`` in a process that is killed before its first message, then in one that is before its second, and so
-        on, until one comes to its end.
+        """Runs ``act`` in a process that is killed before its first message, then before its second, and so on, until it
+        completes.
 
-        Arguments: ``fill(broker, n)`` prepares the ``n``-th time, in names and numbers that belong to ``n``;
-        ``act(dying, n, filled)`` is what is killed; ``check(broker, n, ended)`` asserts what is left of it.
+        Arguments: ``fill(broker, n)`` prepares round ``n``, with names and numbers of its own; ``act(dying, n, filled)`` is
+        what is killed; ``check(broker, n, ended)`` asserts the state it left.
         """
         with self.broker() as broker:
             for n in range(_MOST_STEPS):
@@ -186,7 +185,7 @@ class BrokerSuite:
 def _comes_to_its_end(dying: Broker, act: Callable[[], object]) -> bool:
     try:
         act()
-    except Exception:  # of whatever kind: that process is dead
+    except Exception:  # of any kind: the process is dead
         return False
     finally:
         with suppress(Exception):
@@ -194,16 +193,13 @@ def _comes_to_its_end(dying: Broker, act: Callable[[], object]) -> bool:
     return True
 
 
-# -- The part of the suites of brokers in which processes are killed in the middle of each call, at every message that they
-# send: :mod:`asynctask.testing.broker_suite` and :mod:`asynctask.testing.operations_suite` are the whole.
-#
-# It needs :meth:`~asynctask.testing.broker_suite.BrokerSuite.dying`; without it, these tests see nothing.
+# -- crashes: processes killed at every message of each call; needs BrokerSuite.dying, else these tests check nothing
 
 _DUE = 2_000_000_000 * SECOND
 
 
 def _jobs(n: int, count: int = 3, *, tracked: bool = True) -> list[Copy]:
-    """Jobs of the ``n``-th time, for the two queues of it in turn, every other one tracked."""
+    """Jobs of round ``n``, alternately in its two queues and tracked."""
     return [a_copy(10 * n + i, attempt=(1 + i) % 2 if tracked else 0, queue=f"q{n}.{i % 2}") for i in range(count)]
 
 
@@ -211,7 +207,7 @@ def _queues(n: int) -> list[str]:
     return [f"q{n}.0", f"q{n}.1"]
 
 
-def _look(broker: Broker, n: int, *sets: str) -> Mapping[str, list[str]]:
+def _places(broker: Broker, n: int, *sets: str) -> Mapping[str, list[str]]:
     return where(broker, queues=_queues(n), processes=[f"p{n}"], sets=sets)
 
 
@@ -226,22 +222,22 @@ def _each_once(found: Mapping[str, list[str]], n: int, places: Collection[str], 
         assert found[copy.jid][0] in places
 
 
-def _honest(broker: Broker, n: int, found: Mapping[str, list[str]], count: int = 3) -> None:
+def _check_holds(broker: Broker, n: int, found: Mapping[str, list[str]], count: int = 3) -> None:
     tracked = [copy.key for copy in _jobs(n, count) if copy.attempt]
     there = {key for key in tracked if found[key[0]]}
     assert broker.holds(tracked) == there, f"killed before message {n + 1}, it does not know what it holds"
 
 
 class BrokerCrashes(BrokerSuite):
-    """A process that is killed in the middle of a call loses nothing and doubles nothing."""
+    """A process killed in the middle of a call neither loses nor duplicates a job."""
 
     def test_killed_in_a_push_it_has_pushed_all_of_a_call_or_nothing(self) -> None:
         def check(broker: Broker, n: int, ended: bool) -> None:
-            found = _look(broker, n)
+            found = _places(broker, n)
             there = [found[copy.jid] for copy in _jobs(n)]
             assert there in ([[QUEUED]] * 3, [[]] * 3), f"killed before message {n + 1}, it pushed a part"
             assert not ended or there[0]
-            _honest(broker, n, found)
+            _check_holds(broker, n, found)
 
         self.killed_at_every_step(lambda broker, n: _jobs(n), lambda dying, n, jobs: dying.push(jobs), check)
 
@@ -251,7 +247,7 @@ class BrokerCrashes(BrokerSuite):
             return broker.exchange(f"p{n}", [], _queues(n)[:1], 2)
 
         def check(broker: Broker, n: int, ended: bool) -> None:
-            found = _look(broker, n)
+            found = _places(broker, n)
             acknowledged, *others = _jobs(n, 4)
             assert found[acknowledged.jid] in ([], [LISTED])
             for copy in others:
@@ -265,17 +261,17 @@ class BrokerCrashes(BrokerSuite):
 
     def test_killed_in_a_give_back_each_copy_is_in_the_list_or_in_its_queue(self) -> None:
         def check(broker: Broker, n: int, ended: bool) -> None:
-            found = _look(broker, n)
+            found = _places(broker, n)
             _each_once(found, n, [QUEUED] if ended else [QUEUED, LISTED])
-            _honest(broker, n, found)
+            _check_holds(broker, n, found)
 
         self.killed_at_every_step(_fetched, lambda dying, n, held: dying.put_back(f"p{n}", held), check)
 
     def test_killed_while_it_defers_each_copy_is_in_the_list_or_in_its_queue(self) -> None:
         def check(broker: Broker, n: int, ended: bool) -> None:
-            found = _look(broker, n)
+            found = _places(broker, n)
             _each_once(found, n, [QUEUED] if ended else [QUEUED, LISTED])
-            _honest(broker, n, found)
+            _check_holds(broker, n, found)
 
         self.killed_at_every_step(_fetched, lambda dying, n, held: dying.defer(f"p{n}", held), check)
 
@@ -288,7 +284,7 @@ class BrokerCrashes(BrokerSuite):
             return broker.exchange(f"p{n}", [], _queues(n), 10)
 
         def check(broker: Broker, n: int, ended: bool) -> None:
-            _each_once(_look(broker, n, RETRY), n, [RETRY] if ended else [RETRY, LISTED])
+            _each_once(_places(broker, n, RETRY), n, [RETRY] if ended else [RETRY, LISTED])
 
         self.killed_at_every_step(fill, act, check)
 
@@ -297,12 +293,12 @@ class BrokerCrashes(BrokerSuite):
             broker.hold(SCHEDULE, [Held(copy, 100 + i) for i, copy in enumerate(_jobs(n, tracked=False))])
 
         def check(broker: Broker, n: int, ended: bool) -> None:
-            _each_once(_look(broker, n, SCHEDULE), n, [QUEUED] if ended else [QUEUED, SCHEDULE])
+            _each_once(_places(broker, n, SCHEDULE), n, [QUEUED] if ended else [QUEUED, SCHEDULE])
 
         self.killed_at_every_step(fill, lambda dying, n, _: dying.release_due(SCHEDULE, _DUE, 100), check)
 
     def test_killed_while_it_withdraws_the_broker_still_knows_what_it_holds(self) -> None:
-        def fill(broker: Broker, n: int) -> None:  # always the same queues: some brokers look through each that they know
+        def fill(broker: Broker, n: int) -> None:  # the same queues each time: some brokers search all known ones
             broker.push([a_copy(10 * n + i, queue=f"q{i}", task_id=n + 1) for i in range(2)])
 
         def check(broker: Broker, n: int, ended: bool) -> None:
@@ -313,7 +309,7 @@ class BrokerCrashes(BrokerSuite):
 
         self.killed_at_every_step(fill, lambda dying, n, _: dying.withdraw(n + 1, 10), check)
 
-    # -- and without :meth:`dying`
+    # -- without :meth:`dying`
 
     def test_what_a_dead_process_held_is_found_and_given_back_by_another(self) -> None:
         with self.broker() as broker, self.another(broker) as other:
@@ -329,17 +325,17 @@ class BrokerCrashes(BrokerSuite):
 
 
 class OperationsCrashes(BrokerSuite):
-    """A tool that is killed in the middle of an action has done it to a member or has not."""
+    """A tool killed in the middle of an action has applied it to each member or has not."""
 
     def _killed(self, act: Any, places: Collection[str], after: Collection[str]) -> None:
         def fill(broker: Broker, n: int) -> Any:
             jobs = [untracked(10 * n + i, queue=f"q{n}.{i % 2}") for i in range(3)]
             broker.hold(RETRY, [Held(copy, _DUE + i) for i, copy in enumerate(jobs)])
-            mine = {copy.jid for copy in jobs}
-            return [entry for entry in broker.operations.entries(RETRY, limit=1_000).entries if entry.copy.jid in mine]
+            jids = {copy.jid for copy in jobs}
+            return [entry for entry in broker.operations.entries(RETRY, limit=1_000).entries if entry.copy.jid in jids]
 
         def check(broker: Broker, n: int, ended: bool) -> None:
-            _each_once(_look(broker, n, RETRY, DEAD), n, after if ended else places)
+            _each_once(_places(broker, n, RETRY, DEAD), n, after if ended else places)
 
         self.killed_at_every_step(fill, act, check)
 
@@ -368,23 +364,23 @@ class OperationsCrashes(BrokerSuite):
                 dying.operations.clear_some(queue, 10)
 
         def check(broker: Broker, n: int, ended: bool) -> None:
-            found = _look(broker, n)
-            _honest(broker, n, found)
+            found = _places(broker, n)
+            _check_holds(broker, n, found)
             assert not ended or not any(found.values())
 
         self.killed_at_every_step(lambda broker, n: broker.push(_jobs(n)), act, check)
 
 
-# -- The part of the suite of brokers that several threads run at once; :mod:`asynctask.testing.broker_suite` is the whole.
+# -- races
 
 _MOST_NEWS = 50
 
 
 class BrokerRaces(BrokerSuite):
-    """What a broker promises where several act at the same time."""
+    """The broker's guarantees under concurrent calls."""
 
     patience_s = 30.0
-    """Seconds after which what should happen at once counts as not happening."""
+    """Seconds after which an immediate effect counts as missing."""
 
     def test_a_copy_is_fetched_by_one_process_only(self) -> None:
         with self.broker() as broker, self.another(broker) as other:
@@ -392,10 +388,10 @@ class BrokerRaces(BrokerSuite):
             fetched: dict[str, list[Copy]] = {}
 
             def fetch(process: str, through: Broker) -> None:
-                mine: list[Copy] = []
+                taken: list[Copy] = []
                 while copies := through.exchange(process, [], ["default"], 7):
-                    mine += copies
-                fetched[process] = mine
+                    taken += copies
+                fetched[process] = taken
 
             at_once(*(partial(fetch, f"p{i}", each) for i, each in enumerate((broker, other, broker))))
             everything = [key for copies in fetched.values() for key in keys_of(copies)]
@@ -435,7 +431,7 @@ class BrokerRaces(BrokerSuite):
                     withdrawn.extend(found)
 
             at_once(fetch, withdraw)
-            while found := broker.withdraw(7, 100):  # what the other looked at when it was withdrawn
+            while found := broker.withdraw(7, 100):  # copies that the other thread had locked
                 withdrawn.extend(found)
             left = keys_of(broker.exchange("q", [], ["default"], 200))
             assert sorted([*fetched, *withdrawn, *left]) == sorted(keys)
@@ -446,12 +442,12 @@ class BrokerRaces(BrokerSuite):
             copies = [a_copy(n, attempt=0) for n in range(60)]
             broker.hold(SCHEDULE, [Held(copy, 100 + n) for n, copy in enumerate(copies)])
 
-            def look(through: Broker) -> None:
+            def release(through: Broker) -> None:
                 while through.release_due(SCHEDULE, 1_000, 7):
                     pass
 
-            at_once(*(partial(look, each) for each in (broker, other, broker)))
-            look(broker)  # what each passed over, for another had its hand on it
+            at_once(*(partial(release, each) for each in (broker, other, broker)))
+            release(broker)  # jobs that each skipped because another had locked them
             assert sorted(keys_of(broker.exchange("p", [], ["default"], 200))) == sorted(keys_of(copies))
             assert broker.members(SCHEDULE, 10) == []
 
@@ -464,7 +460,7 @@ class BrokerRaces(BrokerSuite):
             at_once(partial(broker.put_back, "dead", seen), partial(other.put_back, "dead", found))
             fetched = keys_of(broker.exchange("q", [], ["default"], 200))
             assert sorted(fetched) == sorted(keys_of(copies))
-            other.put_back("dead", found)  # it comes late: they are another's by now
+            other.put_back("dead", found)  # too late: another process holds them
             assert sorted(keys_of(broker.held_by("q"))) == sorted(keys_of(copies))
             assert waiting_in(broker, "default") == {}
 
@@ -472,22 +468,22 @@ class BrokerRaces(BrokerSuite):
 
     def test_a_wait_ends_when_something_is_pushed(self) -> None:
         with self.broker() as broker, self.another(broker) as other:
-            self._drained(broker)
-            numbers = itertools.count()  # each push is of another job: the same one again would be no news
+            self._drain(broker)
+            numbers = itertools.count()  # a new job each time, for pushing one again is no news
             assert self._woken_by(broker, lambda: other.push([a_copy(next(numbers))]))
 
     def test_a_wait_ends_when_its_process_is_woken(self) -> None:
         with self.broker() as broker:
-            self._drained(broker)
+            self._drain(broker)
             assert self._woken_by(broker, broker.wake)
 
     def test_a_wait_for_nothing_ends_with_its_time(self) -> None:
         with self.broker() as broker:
-            assert self._drained(broker) < self.patience_s
+            assert self._drain(broker) < self.patience_s
 
-    def _drained(self, broker: Broker) -> float:
-        """What happened before is told once, and may come late: afterwards a wait is for news. Returns for how many seconds
-        the last one waited, which brought none."""
+    def _drain(self, broker: Broker) -> float:
+        """Consumes notifications of earlier events, which come once and may be late. Returns the seconds of the last wait,
+        which brought none."""
         clock = SystemClock()
         for _ in range(_MOST_NEWS):
             began = clock.monotonic()
@@ -496,7 +492,7 @@ class BrokerRaces(BrokerSuite):
         raise AssertionError(f"there was news {_MOST_NEWS} times although nothing happened")
 
     def _woken_by(self, broker: Broker, act: Callable[[], None]) -> bool:
-        """Whether a wait, begun in another thread, ends long before its time; ``act`` is repeated until it does."""
+        """Whether a wait in another thread ends long before its timeout; repeats ``act`` until then."""
         ended = threading.Event()
 
         def wait() -> None:
@@ -514,11 +510,11 @@ class BrokerRaces(BrokerSuite):
         return False
 
 
-# -- The suite that every broker passes: inherit it in a test class and say how to make one.
+# -- the whole contract
 
 
 class BrokerConformance(BrokerRaces, BrokerCrashes):
-    """What the contract in ``asynctask.brokers.base`` promises, a method each."""
+    """The contract of ``asynctask.brokers.base``, one method for each promise."""
 
     # -- the way of a job
 
@@ -691,7 +687,7 @@ class BrokerConformance(BrokerRaces, BrokerCrashes):
             assert keys_of(broker.held_by("p")) == [held.key]
             assert sorted(keys_of(broker.exchange("p", [], ["default"], 10))) == sorted([a_copy(9).key, a_copy(10).key])
 
-    # -- what is where
+    # -- inspection
 
     def test_it_says_honestly_which_copies_it_holds(self) -> None:
         with self.broker() as broker:
@@ -776,7 +772,7 @@ class BrokerConformance(BrokerRaces, BrokerCrashes):
         with self.broker() as broker:
             broker.push([a_copy(n, attempt=0) for n in range(3)])
             taken, done, mine = broker.exchange("p", [], ["default"], 3)
-            broker.put_back("p", [taken])  # by whoever took it for dead
+            broker.put_back("p", [taken])  # by a process that declared p dead
             (again,) = broker.exchange("q", [], ["default"], 3)
             broker.drop("q", [again])
             broker.drop("p", [done])

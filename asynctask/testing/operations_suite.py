@@ -1,4 +1,4 @@
-"""What people may do to a broker, a promise a method: the suite that every broker's operations pass.
+"""The conformance suite of brokers' operations, one method for each promise.
 
 Used like :class:`~asynctask.testing.broker_suite.BrokerConformance`.
 """
@@ -21,7 +21,7 @@ _DUE = 2_000_000_000 * SECOND
 
 
 class OperationsConformance(OperationsCrashes):
-    """What the contract in ``asynctask.brokers.admin`` promises."""
+    """The contract of ``asynctask.brokers.admin``."""
 
     # -- queues
 

@@ -1,6 +1,6 @@
-"""Private database servers for tests and benchmarks: on a free port, in a temporary folder, gone with their user.
+"""Private database servers for tests and benchmarks, on a free port and in a temporary folder.
 
-Nothing of the machine's own servers is touched. A server dies with the thread that started it, even if that is killed.
+They are independent of the machine's own servers. A server dies with the thread that started it, even if that is killed.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ __all__ = ["SERVERS", "MariaServer", "MissingServer", "PgBouncer", "PostgresServ
 
 
 class MissingServer(Exception):
-    """The program of a server is not installed; the text says how to get it."""
+    """A server's program is not installed; the message says how to install it."""
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on now."""
+    """A free TCP port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def find_program(name: str, package: str) -> str:
-    """The path of a program, also where Debian keeps what is not on the PATH. Raises :class:`MissingServer`."""
+    """The path of a program, also in Debian's folders outside PATH. Raises :class:`MissingServer`."""
     places = [str(path) for path in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)]
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin", *places])
     found = shutil.which(name, path=path)
@@ -46,7 +46,7 @@ def find_program(name: str, package: str) -> str:
 
 
 def _as_user(user: str) -> list[str]:
-    """What a command starts with so that it runs as ``user`` where this process is root, and dies with this thread."""
+    """The command prefix that runs a program as ``user`` if this process is root, and ends it with this thread."""
     tie = ["setpriv", "--pdeathsig=QUIT"]
     if os.getuid() == 0:
         tie += [f"--reuid={user}", f"--regid={user}", "--init-groups"]
@@ -56,8 +56,8 @@ def _as_user(user: str) -> list[str]:
 class SqlServer:
     """A private SQL server.
 
-    Arguments: ``durable``: whether commits reach the disk before they are answered, as in production; off, tests are
-    faster and still survive a crash of the server. ``settings``: further settings of the server, by name.
+    Arguments: ``durable``: commits reach the disk before they are answered, as in production; without it tests are faster
+    and data still survives a crash of the server. ``settings``: further settings of the server, by name.
     """
 
     dialect: ClassVar[str]
@@ -73,7 +73,7 @@ class SqlServer:
     def __enter__(self) -> Self:
         try:
             self.start()
-        except BaseException:  # told to end, too: nobody else knows of the process
+        except BaseException:  # KeyboardInterrupt too: no other code knows of the process
             self.remove()
             raise
         return self
@@ -82,9 +82,9 @@ class SqlServer:
         self.remove()
 
     def start(self) -> None:
-        """Makes the server's data if there is none, starts it and waits until it answers.
+        """Creates the server's data if missing, starts it and waits until it answers.
 
-        A server that was stopped or killed comes back on its old port. Raises :class:`MissingServer`.
+        A stopped or killed server restarts on its old port. Raises :class:`MissingServer`.
         """
         fresh = not (self.folder / "data").exists()
         if fresh:
@@ -99,7 +99,7 @@ class SqlServer:
                 )
             if wait_for(self._state, f"{self.dialect} answers or ends", 60) == "answers":
                 return
-            if fresh:  # somebody took the port meanwhile
+            if fresh:  # the port was taken meanwhile
                 self.port = 0
         raise AssertionError(f"{self.dialect} did not start: {self.log()[-3000:]}")
 
@@ -113,16 +113,15 @@ class SqlServer:
         return ""
 
     def log(self) -> str:
-        """What the server said."""
         path = self.folder / "server.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
     def stop(self) -> None:
-        """Stops it as an operator does who does not wait for clients."""
+        """Stops it without waiting for clients."""
         self._end(self._stop_signal)
 
     def kill(self) -> None:
-        """kill -9, of every process of the server."""
+        """kill -9 of the server."""
         self._end(signal.SIGKILL)
 
     _stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
@@ -135,7 +134,7 @@ class SqlServer:
         self._process = None
 
     def remove(self) -> None:
-        """Ends it and removes its data."""
+        """Kills it and removes its data."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -148,20 +147,19 @@ class SqlServer:
     # -- databases
 
     def url(self, database: str, *, port: int | None = None) -> str:
-        """The URL of a database of this server, as ``database_url`` takes it."""
+        """A ``database_url`` of this server."""
         raise NotImplementedError
 
     def create(self, name: str) -> str:
-        """Makes an empty database and returns its URL."""
         self.execute(f"CREATE DATABASE {name}")
         return self.url(name)
 
     def drop(self, name: str) -> None:
-        """Removes a database, whoever is connected."""
+        """Removes a database, even with connected clients."""
         self.execute(f"DROP DATABASE IF EXISTS {name}")
 
     def execute(self, statement: str, database: str | None = None) -> list[tuple[Any, ...]]:
-        """Runs one statement on a connection of its own, outside any transaction; returns its rows, if it has any."""
+        """Runs a statement on its own connection in autocommit mode; returns its rows, if any."""
         engine = sa.create_engine(self._driver_url(database), poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
         with engine.connect() as connection:
             result = connection.exec_driver_sql(statement)
@@ -189,7 +187,7 @@ class PostgresServer(SqlServer):
 
     dialect = "postgresql"
     user = "postgres"
-    _stop_signal = signal.SIGINT  # "fast": clients are cut off, what is committed stays
+    _stop_signal = signal.SIGINT  # "fast" shutdown: disconnects clients, keeps what is committed
 
     def _initialise(self) -> None:
         program = find_program("initdb", "postgresql")
@@ -211,16 +209,15 @@ class PostgresServer(SqlServer):
         return [find_program("postgres", "postgresql"), "-D", str(self.folder / "data"), *words]
 
     def kill(self) -> None:
-        """kill -9, of every process of the server: its children notice a dead parent, and the next start waits for them."""
+        """kill -9 of the server; its children notice the dead parent, and the next start waits for them."""
         super().kill()
         (self.folder / "data" / "postmaster.pid").unlink(missing_ok=True)
 
     def url(self, database: str, *, port: int | None = None) -> str:
-        """The URL of a database of this server; ``port``: of a pooler in front of it."""
+        """The URL of a database of this server; ``port`` of a pooler before it."""
         return f"postgresql://postgres@127.0.0.1:{port or self.port}/{database}"
 
     def drop(self, name: str) -> None:
-        """Removes a database, whoever is connected."""
         self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
     def _driver_url(self, database: str | None) -> str:
@@ -245,7 +242,7 @@ class MariaServer(SqlServer):
             "bind-address": "127.0.0.1",
             "socket": str(self.folder / "server.sock"),
             "pid-file": str(self.folder / "server.pid"),
-            "tmpdir": str(self.folder),  # a server that starts removes what others keep in a folder that they share
+            "tmpdir": str(self.folder),  # a starting server empties a shared folder of other servers' files
             "max-connections": "400",
             "innodb-buffer-pool-size": "512M",
             "innodb-log-file-size": "256M",
@@ -253,16 +250,14 @@ class MariaServer(SqlServer):
             **self._settings,
         }
         words = [f"--{name}={value}" for name, value in settings.items()]
-        # What is in the system's own memory outlives the server, kill -9 included.
+        # The page cache survives the end of the server, even kill -9.
         hasty = [] if self._durable else ["--debug-no-sync", "--skip-sync-frm", "--skip-innodb-doublewrite"]
         return [find_program("mariadbd", "mariadb-server"), "--no-defaults", *hasty, *words]
 
     def url(self, database: str, *, port: int | None = None) -> str:
-        """The URL of a database of this server."""
         return f"mysql://root@127.0.0.1:{port or self.port}/{database}"
 
     def create(self, name: str) -> str:
-        """Makes an empty database and returns its URL."""
         self.execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
         return self.url(name)
 
@@ -284,7 +279,7 @@ class PgBouncer:
         self.port = free_port()
         folder = self._server.folder
         ini = folder / "pgbouncer.ini"
-        # With auth_type any, every client is the user that the database line names.
+        # With auth_type any, every client is the user of the database line.
         lines = (
             "[databases]",
             f"* = host=127.0.0.1 port={self._server.port} user=postgres",
@@ -313,7 +308,6 @@ class PgBouncer:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def url(self, database: str) -> str:
-        """The URL of a database behind the pooler."""
         return self._server.url(database, port=self.port)
 
     def __exit__(self, *_: object) -> None:
@@ -323,4 +317,4 @@ class PgBouncer:
 
 
 SERVERS: dict[str, type[SqlServer]] = {each.dialect: each for each in (PostgresServer, MariaServer)}
-"""Every server that the ledger works on, by its dialect."""
+"""All servers that the ledger supports, by dialect."""

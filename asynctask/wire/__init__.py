@@ -1,1 +1,1 @@
-"""Sidekiq's wire format as plain values: what a job looks like in Redis, byte for byte, without any connection."""
+"""Sidekiq's wire format as plain values, byte for byte, without a connection."""

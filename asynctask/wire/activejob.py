@@ -1,18 +1,17 @@
-"""Jobs of Rails' ActiveJob: its wrapper payload, and the forms in which arguments travel that JSON does not have.
+"""Jobs of Rails' ActiveJob: the wrapper payload, and the encoding of arguments that JSON lacks.
 
 ====================================  ==========================================================================
 Ruby                                  Python
 ====================================  ==========================================================================
 nil, booleans, numbers, text, array   the same
-hash                                  dict; keys that are symbols in Ruby are texts here, a :class:`Symbol` as a key
-                                      is one there
+hash                                  dict; symbol keys are read as texts, and a :class:`Symbol` key is written as one
 keyword arguments                     keyword arguments
 symbol, class, record (GlobalID)      :class:`Symbol`, :class:`ModuleName`, :class:`GlobalId`
 Date; Time, DateTime, TimeWithZone    date; datetime with its offset from UTC
 Duration, BigDecimal, Range           timedelta, Decimal, :class:`RubyRange`
 ====================================  ==========================================================================
 
-A GlobalID is never looked up here, and no class is ever found by its name.
+GlobalIDs are not looked up, and classes are not resolved.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ __all__ = [
 ]
 
 OLD_WRAPPER: Final = "ActiveJob::QueueAdapters::SidekiqAdapter::JobWrapper"
-"""The class of such a payload. Every version runs it."""
+"""The class of such a payload; every version of Sidekiq runs it."""
 
 WRAPPER: Final = "Sidekiq::ActiveJob::Wrapper"
-"""The class that versions from 8 on write; those before 7.3.3 do not know it."""
+"""The class that Sidekiq 8 and later write; versions before 7.3.3 do not know it."""
 
 _GLOBALID: Final = "_aj_globalid"
 _SERIALIZED: Final = "_aj_serialized"
@@ -69,7 +68,7 @@ class Symbol(str):
 
 
 class ModuleName(str):
-    """The name of a Ruby class or module. It stays a name."""
+    """The name of a Ruby class or module; it is not resolved."""
 
     __slots__ = ()
 
@@ -83,7 +82,7 @@ class GlobalId:
 
 @dataclass(frozen=True, slots=True)
 class RubyRange:
-    """A Ruby range; with ``exclude_end`` its end is not part of it."""
+    """A Ruby range; ``exclude_end``: without its end."""
 
     begin: Any
     end: Any
@@ -92,7 +91,7 @@ class RubyRange:
 
 @dataclass(frozen=True, slots=True)
 class ActiveJob:
-    """What a wrapper payload carries: ``data`` is the whole of Rails' own job object."""
+    """The content of a wrapper payload; ``data`` is Rails' whole job object."""
 
     job_class: str
     job_id: str
@@ -110,7 +109,7 @@ def is_wrapped(job: Mapping[str, Any]) -> bool:
 
 
 def unwrap(job: Mapping[str, Any]) -> ActiveJob:
-    """The job inside a wrapper payload. Raises :class:`InputError` for what is none."""
+    """The job in a wrapper payload. Raises :class:`InputError` if there is none."""
     args = job.get("args")
     data = args[0] if isinstance(args, list) and args else None
     if not isinstance(data, dict) or not isinstance(data.get("job_class"), str):
@@ -132,8 +131,8 @@ def wrap(
 ) -> dict[str, Any]:
     """The members ``class``, ``wrapped``, ``queue`` and ``args`` of a payload that Rails runs as ``job_class``.
 
-    Arguments: ``job_id``, a UUID as text; ``enqueued_at``, RFC 3339 text; ``data``: further members of Rails' job object,
-    such as ``priority``, ``locale``, ``timezone``. Raises :class:`InputError` for arguments that have no form there.
+    Arguments: ``job_id``, a UUID as text; ``enqueued_at``, RFC 3339 text; ``data``, further members of Rails' job object,
+    such as ``priority``, ``locale``, ``timezone``. Raises :class:`InputError` for arguments without a form there.
     """
     inner = {
         "job_class": job_class, "job_id": job_id, "provider_job_id": None, "queue_name": queue, "priority": None,
@@ -189,7 +188,7 @@ def _time(value: datetime, depth: int) -> dict[str, Any]:
     offset = value.utcoffset()
     if offset is None:
         raise _bad("a time without a zone is ambiguous: send an aware datetime, e.g. datetime.now(UTC)")
-    if offset % _MINUTE:  # as some zones had long ago; Ruby's form ends with minutes
+    if offset % _MINUTE:  # some historic zones have seconds, Ruby's form has none
         value = value.astimezone(UTC)
     text = value.isoformat(timespec="microseconds")
     moment, zone = text[:_MOMENT], text[_MOMENT:]
@@ -223,7 +222,7 @@ _WRITERS: Final[Mapping[type, tuple[str, Callable[[Any, int], dict[str, Any]]]]]
 
 
 def decode_arguments(encoded: Any) -> tuple[list[Any], dict[str, Any]]:
-    """(arguments, keyword arguments) of ActiveJob's form. Raises :class:`InputError` for a form that it does not have."""
+    """The arguments and keyword arguments of ActiveJob's encoding. Raises :class:`InputError` for an unknown form."""
     if not isinstance(encoded, list):
         raise _bad("'arguments' must be an array")
     keywords: dict[str, Any] = {}

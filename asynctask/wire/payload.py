@@ -1,7 +1,7 @@
 """A job's payload: one JSON object with Sidekiq's member names.
 
-Whoever writes one calls :func:`build` and :func:`dump`; whoever reads one calls :func:`parse` and keeps every member that
-it does not know, in its place: other clients, other versions and other middleware have members of their own.
+Writers call :func:`build` and :func:`dump`. Readers call :func:`parse` and must keep unknown members in place: other
+clients, versions and middleware have their own.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ MAX_ERROR_MESSAGE: Final = 10_000
 _MAX_BACKTRACE: Final = 1_048_576
 _MS_FROM: Final = 100_000_000_000
 _FLOAT_BITS: Final = 53
-_LAST_MICROS: Final = 2**32 * SECOND  # up to here the floats lie dense enough
+_LAST_MICROS: Final = 2**32 * SECOND  # up to here floats resolve microseconds
 _HALF_WAY: Final = SECOND // 2
-_TOO_NEAR: Final = SECOND // 100  # ten times as far as where the texts differ
+_TOO_NEAR: Final = SECOND // 100  # ten times the range in which the texts differ
 _NEVER_STORED: Final = ("at", "client_class", "pool")
 _MAX_QUEUE: Final = 255
 _TIMES: Final = ("created_at", "enqueued_at", "failed_at", "retried_at")
@@ -79,10 +79,10 @@ def build(
     enqueued_at: int | None = None,
     **members: Any,
 ) -> dict[str, Any]:
-    """A job, its members in the order in which Ruby's client has them.
+    """A job, its members in the order of Ruby's client.
 
-    Arguments: the name of the ``worker``; ``created_at`` and ``enqueued_at`` in microseconds (written as float seconds);
-    ``members``: whatever else travels with it. Nothing is checked: see :func:`normalise`.
+    Arguments: ``worker``, its name; ``created_at`` and ``enqueued_at`` in microseconds (written as float seconds);
+    ``members``, any others. Nothing is validated; see :func:`normalise`.
     """
     job = {"retry": retry, "queue": queue, "class": worker, "args": list(args), **members}
     job["jid"] = jid
@@ -93,10 +93,10 @@ def build(
 
 
 def normalise(item: Mapping[str, Any], *, jid: str, now: int) -> tuple[dict[str, Any], int | None]:
-    """What a caller hands in as the job that is stored, and when it is due (microseconds; None: now).
+    """The job to store for a caller's item, and when it is due (microseconds; None: now).
 
-    Checked in Sidekiq's order; then the caller's members win over the defaults, ``jid`` and ``now`` (microseconds) are
-    used where it brings none. Raises :class:`InputError`; nothing has been written then.
+    Validated in Sidekiq's order. The caller's members take precedence over defaults, ``jid`` and ``now`` (microseconds).
+    Raises :class:`InputError`.
     """
     _validate(item)
     job: dict[str, Any] = {"retry": True, "queue": DEFAULT_QUEUE, **item}
@@ -135,7 +135,7 @@ def _validate(item: Mapping[str, Any]) -> None:
 
 
 def _queue_name(name: str) -> str:
-    """A name that every reader can show and that is no private list of another worker."""
+    """A name that every tool can display and that is not another worker's private list."""
     if len(name) > _MAX_QUEUE or any(character in name for character in ',"\\{}') or not name.isprintable():
         raise _refused(f"{name[:80]!r} cannot be a queue: use letters, digits and _ : . - up to {_MAX_QUEUE} characters")
     if name.startswith("sq|"):
@@ -151,44 +151,48 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 # -- times
 
 
 def write_time(at: int) -> float:
-    """Microseconds as float seconds: the one form that every version reads right.
+    """Microseconds as float seconds, the one form that every version of Sidekiq reads correctly.
 
-    Ruby's json writes about one such float in a thousand with 16 digits up to its version 2.10 and with 17 from 2.11 on:
-    where the time lies half-way between two floats. Then the other one of the two stands for the same microsecond, and
-    has one text in all versions.
+    Of about one such float in a thousand, a time half-way between two floats, Ruby's json writes 16 digits up to version
+    2.10 and 17 from 2.11 on. Then the neighbouring float is used: it is the same microsecond, with one text in all
+    versions.
     """
     seconds = at / SECOND
     if 0 < at < _LAST_MICROS:
         between = (
             at << (_FLOAT_BITS - (at // SECOND).bit_length())
-        ) % SECOND  # of a millionth of the step to the next float
+        ) % SECOND  # in millionths of the distance to the next float
         if abs(between - _HALF_WAY) < _TOO_NEAR:
             return math.nextafter(seconds, -math.inf if between >= _HALF_WAY else math.inf)
     return seconds
 
 
 def read_time(value: Any) -> int | None:
-    """A time of a payload in microseconds: float seconds, integer milliseconds, integer seconds; None for anything else."""
-    if not _is_number(value) or not -1e15 < value < 1e15:  # also NaN
+    """A payload's time in microseconds, from float seconds, integer milliseconds or integer seconds; None for others."""
+    if not _is_number(value) or not -1e15 < value < 1e15:  # false for NaN too
         return None
     if isinstance(value, int) and value >= _MS_FROM:
         return value * 1_000
     return micros(value)
 
 
-# -- what tools can show
+# -- members that tools can display
 
 
 def presentable(job: dict[str, Any], *, queue: str) -> bool:
-    """Changes the members of a job with which Sidekiq's pages answer nothing but an error; returns whether any was.
+    """Changes members of a job that make Sidekiq's pages fail; returns whether any was changed.
 
-    One such entry breaks the whole list. ``queue`` is where the job came from, for a job that names none. Text for ``tags``
-    becomes a list of it, a ``cattr`` that has no names a value of the name ``value``. Times, counts and backtraces that are
-    none are left out. Observed with Sidekiq 7.3.9 and 8.1.7.
+    One such entry breaks the whole list. ``queue``: where the job came from, for a job without one. A text as ``tags``
+    becomes a list, a ``cattr`` without names a value named ``value``. Invalid times, counts and backtraces are removed.
+    Observed with Sidekiq 7.3.9 and 8.1.7.
     """
     before = dict(job)
     if not (isinstance(job.get("queue"), str) and job["queue"]):
@@ -203,7 +207,7 @@ def presentable(job: dict[str, Any], *, queue: str) -> bool:
         if not (job.get(name) is None or _is_number(job[name])):
             del job[name]
     count = job.get("retry_count")
-    if not (count is None or (_is_number(count) and isinstance(count, int))):
+    if not (count is None or _is_int(count)):
         del job["retry_count"]
     _present_backtrace(job)
     return job != before
@@ -224,10 +228,9 @@ def _present_backtrace(job: dict[str, Any]) -> None:
 
 
 def retries(value: Any, default: int = DEFAULT_RETRIES) -> int | None:
-    """How often a job is retried that carries this ``retry``; None: never, and it does not go to the dead either.
+    """The number of retries of a job with this ``retry``; None: none, and it does not go to the dead either.
 
-    As in Ruby only false and null are false: 0 is one run and then the dead, and what is no integer ("5", 2.5, []) means
-    ``default``.
+    As in Ruby only false and null are false: 0 is one run and then the dead; no integer ("5", 2.5, []) means ``default``.
     """
     if value is None or value is False:
         return None
@@ -240,14 +243,14 @@ def retries(value: Any, default: int = DEFAULT_RETRIES) -> int | None:
 
 
 def encode_backtrace(lines: Sequence[str]) -> str:
-    """The lines of a backtrace as ``error_backtrace`` has them: base64 (one line) of zlib of a JSON array."""
+    """A backtrace as ``error_backtrace``: base64 (one line) of zlib of a JSON array."""
     return base64.b64encode(zlib.compress(dump_any(list(lines)).encode())).decode()
 
 
 def decode_backtrace(value: Any) -> list[str]:
-    """The lines of an ``error_backtrace``, also with line breaks in its base64 or as a plain array: old forms.
+    """The lines of an ``error_backtrace``, also in the older forms: base64 with line breaks, a plain array.
 
-    Nothing for what cannot be read or is over 1 MB unpacked: it is shown to people, and must not stop the rest.
+    Empty if unreadable or over 1 MiB unpacked: it is only displayed, and must not fail the rest.
     """
     if isinstance(value, list):
         return [str(line) for line in value]
@@ -261,18 +264,18 @@ def decode_backtrace(value: Any) -> list[str]:
     return [str(line) for line in lines] if isinstance(lines, list) else []
 
 
-# -- What may be said of a job beside its worker and its arguments, and what each of it must be.
+# -- options of a job
 #
-# =================
-# ========================================================================================================= ``queue`` the
-# queue that it waits in ``retry`` True (25 times), False (never, and not kept among the dead), or how often; 0 is one
-# run, then the dead ``retry_for`` seconds after the first failure for which it is retried, in the place of a count
-# ``retry_queue`` the queue that its retries wait in ``dead`` False: it is not kept among the dead when no retry is left
-# ``backtrace`` True, or how many lines of the backtrace are kept with a failure ``tags`` texts that tools show and search
-# ``members`` further members of the payload, for middleware or for Ruby ``log_level`` of a job that Ruby performs:
-# ``debug``, ``info``, ``warn``, ``error`` or ``fatal`` ``display_class`` the name that Sidekiq's pages show for it
-# =================
-# =========================================================================================================
+# queue          the queue it waits in
+# retry          True (25 times), False (never, and not kept among the dead), or a number; 0 is one run, then the dead
+# retry_for      seconds after the first failure in which it is retried, instead of a number
+# retry_queue    the queue its retries wait in
+# dead           False: not kept among the dead after its last retry
+# backtrace      True, or the number of lines of the backtrace kept with a failure
+# tags           texts that tools show and search
+# members        further members of the payload, for middleware or for Ruby
+# log_level      of a job that Ruby performs: debug, info, warn, error or fatal
+# display_class  the name that Sidekiq's pages show
 
 MAX_RETRIES: Final = 1_000
 MAX_TAGS: Final = 50
@@ -281,9 +284,9 @@ _MAX_TEXT: Final = 255
 _LEVELS: Final = ("debug", "info", "warn", "error", "fatal")
 
 Rule = tuple[Callable[[Any], bool], str]
-"""Whether a value fits, and what to say of one that does not."""
+"""Predicate, and the message for a value that fails it."""
 
-# What the client and the runtime write themselves: nobody may say it in their place.
+# Written by the client and the runtime, so no option or member may set them.
 _OWN: Final = frozenset(
     {
         "class", "args", "jid", "at", "wrapped", "created_at", "enqueued_at", "retry_count", "failed_at", "retried_at",
@@ -291,10 +294,6 @@ _OWN: Final = frozenset(
         "wait_until",
     }
 )  # fmt: skip
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_text(value: Any) -> bool:
@@ -306,9 +305,7 @@ def _is_queue(value: Any) -> bool:
 
 
 def _is_span(value: Any) -> bool:
-    if not (_is_int(value) or isinstance(value, float)):
-        return False
-    return math.isfinite(value) and 1 <= value <= MAX_RETRY_FOR_S
+    return _is_number(value) and math.isfinite(value) and 1 <= value <= MAX_RETRY_FOR_S
 
 
 def _are_tags(value: Any) -> bool:
@@ -337,33 +334,31 @@ RULES: Final[Mapping[str, Rule]] = {
     "log_level": (lambda value: value in _LEVELS, f"must be one of {', '.join(_LEVELS)}"),
     "display_class": (_is_text, f"must be a text of 1 to {_MAX_TEXT} characters"),
 }
-"""For each option what it must be."""
+"""The rule of each option."""
 
 UNTRACKED: Final = ("tags", "backtrace", "dead", "retry_for", "retry_queue", "members")
-"""Options of a job that nobody tracks, beside those that every job has."""
+"""Options of untracked jobs, beside those of every job."""
 
 REMOTE: Final = ("queue", "retry", *UNTRACKED, "log_level", "display_class")
-"""Options of a job that is pushed for a worker elsewhere."""
+"""Options of a job pushed for a worker elsewhere."""
 
 
 def check_names(options: Iterable[str], known: Collection[str]) -> None:
-    """Raises :class:`ConfigError` for an option that is none, with the nearest that there is."""
+    """Raises :class:`ConfigError` for an unknown option, with the nearest known one."""
     if unknown := sorted(set(options) - set(known)):
-        said = "; ".join(f"{name}{nearest(name, known)}" for name in unknown)
-        raise ConfigError(f"no such job option: {said}; there are {', '.join(sorted(known))}")
+        text = "; ".join(f"{name}{nearest(name, known)}" for name in unknown)
+        raise ConfigError(f"no such job option: {text}; there are {', '.join(sorted(known))}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence that asks whether one of the known names was meant; empty where none is near."""
+    """ " (did you mean ...?)" with the nearest known name; empty if none is near."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean {near[0]}?)" if near else ""
 
 
 def check_values(options: Mapping[str, Any], rules: Mapping[str, Rule] = RULES) -> None:
-    """The values of options, as far as they have a rule. Raises :class:`InputError` that names each wrong one.
-
-    What nobody could hold must be refused here, where somebody can still mend it.
-    """
+    """Validates the options that have a rule, at the caller, who can correct them. Raises :class:`InputError` that names
+    each wrong one."""
     wrong = [
         Problem(None, name, f"bad_{name}", f"{name} {rule}", repr(options[name])[:100])
         for name, (fits, rule) in rules.items()
@@ -379,32 +374,32 @@ def check_values(options: Mapping[str, Any], rules: Mapping[str, Rule] = RULES) 
 
 
 def flat(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options that were checked as the members of a payload."""
+    """Validated options as members of a payload."""
     found = {name: list(value) if name == "tags" else value for name, value in options.items() if name != "members"}
     return {**found, **options.get("members", {})}
 
 
-# -- When a job is due, as callers say it: a span from now, or a point in time.
+# -- due times
 
 EPOCH_FROM_S: Final = 1_000_000_000
-"""A number of seconds from here on is a time since 1970, a smaller one is a span from now, as in Sidekiq."""
+"""Seconds from here on are since 1970, smaller ones from now, as in Sidekiq."""
 
-_LAST_S: Final = 253_402_300_800  # the year 10,000: what no clock and no database can say
+_LAST_S: Final = 253_402_300_800  # the year 10,000, beyond the range of datetime and databases
 
 When = float | timedelta | datetime
 """Seconds (a span, or since 1970), a timedelta, or an aware datetime."""
 
 
 class BadTime(InputError, ValueError):
-    """What somebody gave as a time is none."""
+    """An invalid time."""
 
     code = "bad_time"
 
 
 def due_at(when: When, now: int) -> int:
-    """When a job is due that was asked for at ``now``; both in microseconds since 1970.
+    """When a job is due that was requested at ``now``; both in microseconds since 1970.
 
-    Raises :class:`BadTime` for a naive datetime, for what is no number, and for times after the year 9999.
+    Raises :class:`BadTime` for a naive datetime, for other types, and for times after the year 9999.
     """
     at = _moment(when, now)
     if abs(at) >= _LAST_S * SECOND:

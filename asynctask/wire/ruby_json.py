@@ -1,12 +1,12 @@
 """JSON text as Ruby writes and reads it.
 
-Ruby's tools move an entry of a set by writing anew what they parsed: where their text differs from ours by one byte, the
-old entry stays and the job runs twice. So :func:`dump` gives the bytes of Ruby's generator, and :func:`parse` refuses what
-Ruby refuses, and what Ruby reads but cannot write again.
+Ruby's tools move an entry of a set by writing again what they parsed: if their text differs from the stored one by a byte,
+the old entry stays and the job runs twice. :func:`dump` therefore writes the bytes of Ruby's generator, and :func:`parse`
+refuses what Ruby refuses, or reads but cannot write again.
 
-Ruby has two forms of some floats: json up to 2.10 writes ``1.0e+15`` and ``1.0e-05``, json from 2.11 on ``1e+15`` and
-``0.00001``. A new float gets the older form. One that is written again keeps the text that it came with
-(``keep_numbers``), if a Ruby of either age can have written it; ``1.50`` or ``1E5`` is written as Ruby would write it anew.
+Some floats have two forms: json up to 2.10 writes ``1.0e+15`` and ``1.0e-05``, json from 2.11 on ``1e+15`` and ``0.00001``.
+A new float gets the older form. A float that is written again keeps its text (``keep_numbers``) if some version of Ruby can
+have written it; ``1.50`` or ``1E5`` is normalised.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from asynctask.errors import InputError, Problem
 __all__ = ["MAX_BYTES", "MAX_DEPTH", "Malformed", "Number", "check", "dump", "dump_any", "parse"]
 
 MAX_DEPTH: Final = 100
-"""Arrays and objects inside each other, the outermost counted; Ruby's own limit, for reading and for writing."""
+"""Levels of nested arrays and objects; Ruby's own limit for reading and writing."""
 
 MAX_BYTES: Final = 16_777_216
 """Of a payload that is read."""
 
 _PLAIN: Final = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
-# What orjson writes in another way than Ruby, or must not write: exponents, 16 digits before a point, 0.00001, NaN (null).
+# Where orjson's text differs from Ruby's: exponents, 16 digits before the point, 0.00001, NaN (written as null).
 _NOT_AS_RUBY: Final = re.compile(rb"null|[:,\[]-?(?:[\d.]+e|\d{16}\.|0\.0000)")
-_LONG_INTEGER: Final = re.compile(rb"[:,\[\s]-?\d{19}")  # beyond 64 bits orjson reads a float
+_LONG_INTEGER: Final = re.compile(rb"[:,\[\s]-?\d{19}")  # orjson reads an integer beyond 64 bits as a float
 _AS_ZEROS: Final = bytes.maketrans(b"123456789", b"0" * 9)
 _NINETEEN: Final = b"0" * 19
 _FIXED_DIGITS: Final = 16
-_FLOAT_TO_MEND: Final = re.compile(r"[:,\[]-?(?:[\d.]+e|\d{16}\.0)")
+_FLOAT_TO_FIX: Final = re.compile(r"[:,\[]-?(?:[\d.]+e|\d{16}\.0)")
 _STRING_OR_NUMBER: Final = re.compile(r'"(?:[^"\\]|\\.)*"|-?\d[\d.]*(?:e[+-]\d+)?')
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
-# How Ruby's generators write floats: 0.00001, 1.5, 1.0e-05, and from json 2.11 on 1e+15, 1.5e-7.
+# Floats of Ruby's generators: 0.00001, 1.5, 1.0e-05, and from json 2.11 on 1e+15, 1.5e-7.
 _RUBYS_FLOAT: Final = re.compile(
     r"-?(?:(?:0|[1-9]\d*)\.(?:0|\d*[1-9])|[1-9]\.(?:0|\d*[1-9])e[+-]\d{2,3}|[1-9](?:\.\d*[1-9])?e[+-][1-9]\d{0,2})"
 )
-_MAX_DIGITS: Final = 17  # no generator writes more of a float
+_MAX_DIGITS: Final = 17  # the most of any generator
 
 
 class Malformed(InputError, ValueError):
-    """Text that is no job: Ruby could not read it, or could not write it again."""
+    """Text that is no job: Ruby cannot read it, or cannot write it again."""
 
     code = "malformed_job"
 
 
 class Number(float):
-    """A float that :func:`dump` writes as the ``text`` that it came with."""
+    """A float that :func:`dump` writes as its original ``text``."""
 
     __slots__ = ("text",)
 
@@ -66,17 +66,17 @@ class Number(float):
 
 
 def dump(job: Mapping[str, Any]) -> str:
-    """A job as Ruby's generator writes it. Raises :class:`Malformed` for values that JSON does not have."""
+    """A job as Ruby's generator writes it. Raises :class:`Malformed` for values without a form in JSON."""
     return dump_any(job)
 
 
 def dump_any(value: Any) -> str:
-    """Any JSON value as Ruby's generator writes it: no spaces, real UTF-8, floats in Ruby's form."""
+    """A JSON value as Ruby's generator writes it: no spaces, unescaped UTF-8, floats in Ruby's form."""
     try:
         quick = orjson.dumps(value, option=_PLAIN)
     except TypeError:
-        return _dump_kept(value) if _keeps(value) else _dump_slowly(value)
-    # Without any of these there is nothing to look for.
+        return _checked(_with_own_numbers, value) if _has_own_numbers(value) else _dump_slowly(value)
+    # These substring tests are faster than the regular expression and nearly always fail.
     if (b"e+" in quick or b"e-" in quick or b"null" in quick or b".0" in quick) and _NOT_AS_RUBY.search(quick):
         return _dump_slowly(value)
     if quick.count(b"[") + quick.count(b"{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
@@ -86,15 +86,11 @@ def dump_any(value: Any) -> str:
 
 def _dump_slowly(value: Any) -> str:
     text = _checked(_ENCODER.encode, value)
-    return _STRING_OR_NUMBER.sub(_mended, text) if _FLOAT_TO_MEND.search(text) else text
-
-
-def _dump_kept(value: Any) -> str:
-    return _checked(_written, value)
+    return _STRING_OR_NUMBER.sub(_fix_float, text) if _FLOAT_TO_FIX.search(text) else text
 
 
 def _checked(write: Callable[[Any], str], value: Any) -> str:
-    """What ``write`` makes of a value. Raises :class:`Malformed` where that is nothing that Ruby reads."""
+    """The result of ``write``. Raises :class:`Malformed` if Ruby could not read it."""
     try:
         text = write(value)
         if not text.isascii():
@@ -110,19 +106,19 @@ def _checked(write: Callable[[Any], str], value: Any) -> str:
     return text
 
 
-def _written(value: Any) -> str:
-    """A parsed value, its numbers as they came; for the few that hold a number of which Ruby has another form too."""
+def _with_own_numbers(value: Any) -> str:
+    """A parsed value with the original text of its numbers; for the few values that contain a :class:`Number`."""
     if isinstance(value, Number):
         return value.text
     if isinstance(value, dict):
-        return "{" + ",".join(f"{_ENCODER.encode(name)}:{_written(each)}" for name, each in value.items()) + "}"
+        return "{" + ",".join(f"{_ENCODER.encode(name)}:{_with_own_numbers(each)}" for name, each in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(map(_written, value)) + "]"
+        return "[" + ",".join(map(_with_own_numbers, value)) + "]"
     text = _ENCODER.encode(value)
     return _as_ruby(text) if isinstance(value, float) else text
 
 
-def _keeps(value: Any) -> bool:
+def _has_own_numbers(value: Any) -> bool:
     stack = [value]
     while stack:
         each = stack.pop()
@@ -134,13 +130,13 @@ def _keeps(value: Any) -> bool:
 
 
 def parse(text: str | bytes, *, max_bytes: int = MAX_BYTES, keep_numbers: bool = False) -> dict[str, Any]:
-    """The job of a payload, its members in their order, integers exact however long.
+    """The job of a payload: members in order, integers exact at any length.
 
-    ``keep_numbers``: for a job that is written again. Floats that :func:`dump` would write in another form are
-    :class:`Number`, with their own text.
+    ``keep_numbers``: for a job that is written again; floats that :func:`dump` would write in another form are
+    :class:`Number`, with their text.
 
     Raises :class:`Malformed` for more than ``max_bytes``, text that is no JSON object, byte order marks, NaN, numbers
-    beyond all floats, raw control characters, lone surrogates, and nesting deeper than 100.
+    beyond the range of floats, raw control characters, lone surrogates, and nesting deeper than 100.
     """
     if len(text) > max_bytes:
         raise Malformed(
@@ -148,7 +144,7 @@ def parse(text: str | bytes, *, max_bytes: int = MAX_BYTES, keep_numbers: bool =
         )
     try:
         raw = text if isinstance(text, bytes) else text.encode()
-        # So many digits are looked for in a fifth of the time that the pattern takes, and are hardly ever there.
+        # The search for 19 digits takes a fifth of the regular expression's time and nearly always fails.
         is_long = _NINETEEN in raw.translate(_AS_ZEROS) and _LONG_INTEGER.search(raw) is not None
         if keep_numbers:
             job = _KEEPING_DECODER.decode(raw.decode())
@@ -156,7 +152,7 @@ def parse(text: str | bytes, *, max_bytes: int = MAX_BYTES, keep_numbers: bool =
             job = _DECODER.decode(raw.decode()) if is_long else orjson.loads(raw)
     except RecursionError:
         raise Malformed(_too_deep()) from None
-    except ValueError as error:  # also of text that is no UTF-8
+    except ValueError as error:  # includes text that is no UTF-8
         raise Malformed(f"it is no JSON: {error}") from None
     if type(job) is not dict:
         raise Malformed(f"a job is a JSON object, this is {_KINDS.get(type(job), 'something else')}")
@@ -168,14 +164,14 @@ def parse(text: str | bytes, *, max_bytes: int = MAX_BYTES, keep_numbers: bool =
 
 
 def check(value: Any, where: str = "args") -> None:
-    """Whether a value comes back from JSON as it went: ints, floats, bools, None, texts, lists, dicts with text keys.
+    """Checks that a value survives JSON: ints, floats, bools, None, texts, lists, dicts with text keys.
 
-    By exact type: a subclass would come back as something else. Raises :class:`InputError` that names each place.
+    By exact type, for a subclass would not come back. Raises :class:`InputError` that names each place.
     """
     problems = list(_unsafe(value, where, 1))
     if problems:
-        said = "; ".join(problem.message for problem in problems[:5])
-        raise InputError(f"job arguments must be native JSON types: {said}", code="not_json", errors=problems)
+        text = "; ".join(problem.message for problem in problems[:5])
+        raise InputError(f"job arguments must be native JSON types: {text}", code="not_json", errors=problems)
 
 
 def _unsafe(value: Any, where: str, depth: int) -> list[Problem]:
@@ -220,13 +216,13 @@ def _depth(value: Any) -> int:
     return deepest
 
 
-def _mended(match: re.Match[str]) -> str:
+def _fix_float(match: re.Match[str]) -> str:
     return match[0] if match[0][0] == '"' else _as_ruby(match[0])
 
 
 def _as_ruby(text: str) -> str:
-    """A number that Python wrote as Ruby writes it: the same digits, but d.dde+XX always with a point, and from 1e15 on
-    where none of its 16 digits is behind the point."""
+    """Python's text of a number in Ruby's form: d.dde+XX always with a point, also from 1e15 on if none of its 16 digits
+    is behind the point."""
     if "e" in text:
         digits, _, exponent = text.partition("e")
         return text if "." in digits else f"{digits}.0e{exponent}"
@@ -244,8 +240,8 @@ def _finite(text: str) -> float:
     return number
 
 
-def _own(text: str) -> float:
-    """A float with its text, where Ruby can have written that and :func:`dump` would write another."""
+def _parse_float(text: str) -> float:
+    """A float, as :class:`Number` if Ruby can have written its text and :func:`dump` would write another."""
     number = _finite(text)
     shown = repr(number)
     if (shown == text and len(text) <= _FIXED_DIGITS + 1 and "e" not in text) or _as_ruby(shown) == text:
@@ -262,4 +258,4 @@ def _constant(name: str) -> Any:
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), check_circular=False)
 _DECODER: Final = json.JSONDecoder(parse_float=_finite, parse_constant=_constant)
-_KEEPING_DECODER: Final = json.JSONDecoder(parse_float=_own, parse_constant=_constant)
+_KEEPING_DECODER: Final = json.JSONDecoder(parse_float=_parse_float, parse_constant=_constant)

@@ -16,7 +16,7 @@ from asynctask import AsyncTask
 from asynctask.cli.options import Session
 from asynctask.cli.output import Output
 from asynctask.cli.root import run
-from asynctask.cli.submit import _taken
+from asynctask.cli.submit import _print_submission
 from asynctask.errors import InputError
 from asynctask.lists.readers import FORMATS
 
@@ -82,7 +82,7 @@ def test_a_submission_that_is_refused_late_is_told_as_one_that_is_refused_at_onc
     session = Session(Output(out, err), {})
     monkeypatch.setattr(session, "app", lambda **_: app)
     with pytest.raises(InputError, match="no column for sku"):
-        _taken(session, submission)
+        _print_submission(session, submission)
     assert out.getvalue() == ""
 
 

@@ -1,4 +1,4 @@
-"""Reading lists: the formats that there are, and one way to open a file of any of them."""
+"""Reads lists of every known format through one function, :func:`open_source`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CHARSET: Final = re.compile(r";\s*charset\s*=\s*\"?([^\s;\"]+)", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format that can be read: ``title`` for people, ``suffixes`` for file dialogs."""
+    """A readable format: ``title`` for people, ``suffixes`` for file dialogs."""
 
     title: str
     suffixes: tuple[str, ...]
@@ -44,11 +44,11 @@ FORMATS: Final[dict[str, Format]] = {
     "json": Format("JSON lists", (".json",)),
     "ndjson": Format("JSON lines", (".ndjson", ".jsonl")),
 }
-"""The formats; how each is opened is in :mod:`asynctask.lists.readers.opening`."""
+"""The formats; their openers are in :mod:`asynctask.lists.readers.opening`."""
 
 
 def readable() -> str:
-    """What can be read, as the end of a message."""
+    """The readable formats, as the end of a message."""
     each = (f"{known.title} ({', '.join(known.suffixes)})" for known in FORMATS.values())
     return "what can be read: " + ", ".join(each)
 
@@ -63,18 +63,17 @@ def open_source(
     media_type: str | None = None,
     encoding: str | None = None,
 ) -> Source:
-    """Open a list. Close what is returned, or use it in a ``with``.
+    """Opens a list. Close the result, or use it in a ``with``.
 
     Arguments: ``path``, the file; ``filename``, the name it was sent under (a tie-breaker, never a path); ``sheet``, the
-    sheet of a workbook, by default the first visible one with rows; ``limits``, bytes and counts that are taken at most;
-    ``expect``, names that a header of this list may have, which tell the header row from titles over it; ``media_type``,
-    the type it was sent as, ``text/csv; charset=gbk`` for instance, a tie-breaker that goes before the name; ``encoding``,
-    that of a text, by default the charset of the type, else found out.
+    sheet of a workbook, by default the first visible one with rows; ``limits``; ``expect``, names that a header may have,
+    which tell the header row from titles above it; ``media_type``, as sent (``text/csv; charset=gbk``), a tie-breaker with
+    precedence over the name; ``encoding`` of a text, by default the charset of the media type, else detected.
 
-    Raises :class:`UnsupportedFormat` (415) for what cannot be read, :class:`TooLarge` (413) for what is over a limit,
-    :class:`InputError` (422) for what is not in order. docs/sheets.md lists the codes.
+    Raises :class:`UnsupportedFormat` (415) for an unreadable format, :class:`TooLarge` (413) beyond a limit,
+    :class:`InputError` (422) for any other fault. docs/sheets.md lists the codes.
     """
-    from asynctask.lists.readers.opening import OPENERS, sniff  # a process that reads no list need not load all of that
+    from asynctask.lists.readers.opening import OPENERS, sniff  # loads every reader; many processes read no list
 
     size = path.stat().st_size
     if size > limits.max_file_bytes:
@@ -86,9 +85,9 @@ def open_source(
 
 
 def sheet_names(path: Path, filename: str, limits: Limits) -> list[str]:
-    """The sheets of a workbook that can be seen, in its order; none of a file that has no sheets.
+    """The visible sheets of a workbook, in order; empty for a file without sheets.
 
-    Arguments and errors are those of :func:`open_source`.
+    Arguments and errors as of :func:`open_source`.
     """
     from asynctask.lists.readers.opening import SHEETS, sniff
 

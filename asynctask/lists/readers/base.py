@@ -1,4 +1,4 @@
-"""What every reader promises: the values it hands on, the limits it keeps, the names of columns."""
+"""The common interface of the readers: values, limits, and names of columns."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ __all__ = [
     "report_block",
     "shorten",
     "too_costly",
+    "too_long",
+    "too_wide",
 ]
 
-# -- The columns that a report adds to a list, by language: one table for writing them and for knowing them again.
+# -- columns that a report adds: one table for writing and for recognising them
 
 COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
     "en": ("row", "status", "error", "attempts", "result"),
@@ -38,15 +40,15 @@ COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
 """Row number, status, error, attempts and result, in this order, by locale."""
 
 SUFFIX: Final[Mapping[str, str]] = {"en": " (report)", "zh_CN": " (报告)", "ja": " (レポート)"}
-"""What stands behind a name that an original column has too. In NFKC and folded case: it is compared so."""
+"""Appended to a name that an original column has too. Compared, so in NFKC and folded case."""
 
 
 def of_locale(locale: str) -> str:
-    """``locale`` if its names ship, else ``en``."""
+    """``locale`` if its names are shipped, else ``en``."""
     return locale if locale in COLUMNS else "en"
 
 
-# -- What every reader promises: the values it hands on, the limits it keeps, the names of columns.
+# -- interface
 
 REPORT_COLUMNS: Final = COLUMNS["en"]
 _BLOCKS: Final = frozenset(COLUMNS.values())
@@ -54,10 +56,10 @@ _BLOCKS: Final = frozenset(COLUMNS.values())
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much a reader takes. The fields have the names, meanings and defaults of the configuration.
+    """Limits of a reader, with the names, meanings and defaults of the configuration.
 
-    ``split_cpu_s`` and ``split_memory`` are kept by the process that reads a workbook. ``max_empty_rows``: after so many
-    empty rows in a row a text counts as ended. No spreadsheet has more.
+    ``split_cpu_s`` and ``split_memory`` apply to the process that reads a workbook. ``max_empty_rows``: a text ends after
+    so many consecutive empty rows, as many as the largest spreadsheet has.
     """
 
     max_file_bytes: int = 209_715_200
@@ -75,7 +77,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class CellError:
-    """A cell that shows an error instead of a value; ``text`` is what the spreadsheet shows, ``#N/A`` for instance."""
+    """A cell that shows an error; ``text`` is the error shown, ``#N/A`` for instance."""
 
     text: str
 
@@ -87,9 +89,9 @@ class CellError:
 class RawRow:
     """One row before validation.
 
-    ``number``: the row as the spreadsheet numbers it, 1 is the first; for JSON the 1-based position.
-    ``values``: of a sheet, header -> cell (None is an empty one); of JSON, the element as parsed, whatever it is.
-    ``problems``: what is wrong with the row's form already, before any model looks at it.
+    ``number``: the row as the spreadsheet numbers it, from 1; for JSON the position from 1.
+    ``values``: of a sheet, header -> cell (None if empty); of JSON, the parsed element.
+    ``problems``: faults found before validation by a model.
     """
 
     number: int
@@ -99,10 +101,10 @@ class RawRow:
 
 @dataclass(frozen=True, slots=True)
 class OpenOptions:
-    """What the opener of a format gets beside the path.
+    """The options of an opener.
 
-    ``expect``: names that a header may have; empty where the worker says nothing about its items. ``encoding``: that of a
-    text, as its sender names it.
+    ``expect``: names that a header may have; empty if the worker declares no items. ``encoding``: of a text, as its sender
+    names it.
     """
 
     sheet: str | None
@@ -112,11 +114,11 @@ class OpenOptions:
 
 
 class Source(Protocol):
-    """An open list: a context manager; ``rows`` may be called again and again.
+    """An open list: a context manager; ``rows`` may be called repeatedly.
 
-    ``format``: the registry's name of the format. ``headers``: the names of the columns in order, None for JSON;
-    ``places``: the column of the sheet that each stands over, 0 is A. ``sheet_name``: None where a file has no sheets.
-    ``planned``: the number of rows that ``rows`` will give where it is known without reading them, else None.
+    ``format``: its name in the registry. ``headers``: the names of the columns in order, None for JSON; ``places``: their
+    columns in the sheet, 0 is A. ``sheet_name``: None for a file without sheets. ``planned``: the number of rows, None if
+    unknown without reading them.
     """
 
     format: str
@@ -126,14 +128,14 @@ class Source(Protocol):
     planned: int | None
 
     def rows(self, after: int = 0) -> Iterator[RawRow]:
-        """The rows whose number is greater than ``after``, in order.
+        """The rows with a number greater than ``after``, in order.
 
-        Raises :class:`InputError` (:class:`TooLarge` for a limit) where the rest of the list cannot be taken.
+        Raises :class:`InputError` (:class:`TooLarge` beyond a limit) where the rest of the list cannot be read.
         """
         ...
 
     def close(self) -> None:
-        """Let go of the file; again is harmless."""
+        """Closes the file; idempotent."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -144,12 +146,12 @@ class Source(Protocol):
 
 
 def normalise(name: str) -> str:
-    """A header as it is compared: NFKC, case folded, spaces collapsed and stripped."""
+    """A header in the form in which names are compared: NFKC, case folded, spaces collapsed and stripped."""
     return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
 
 
 def column_letters(index: int) -> str:
-    """The letters over a column; ``index`` 0 is A, 26 is AA."""
+    """The letters of a column; ``index`` 0 is A, 26 is AA."""
     letters = ""
     index += 1
     while index:
@@ -159,11 +161,22 @@ def column_letters(index: int) -> str:
 
 
 def over_limit(what: str, setting: str, value: int) -> TooLarge:
-    """The error for a limit: says what is over it, its value, and the setting that moves it."""
+    """The error beyond a limit, with its value and its setting."""
     return TooLarge(
         f"{what}, over the limit of {value:,} ({setting});"
         f" send less at once, or have the operator raise ASYNCTASK_{setting.upper()}"
     )
+
+
+def too_wide(row: int, column: int, limits: Limits) -> TooLarge:
+    """The error for a cell beyond ``max_columns``; ``column`` 0 is A."""
+    what = f"row {row} has a cell in column {column_letters(column)}, which is column {column + 1:,}"
+    return over_limit(what, "max_columns", limits.max_columns)
+
+
+def too_long(row: int, text: str, limits: Limits) -> TooLarge:
+    """The error for a text of more than ``max_cell_chars``."""
+    return over_limit(f"a cell of row {row} has {len(text):,} characters", "max_cell_chars", limits.max_cell_chars)
 
 
 _COSTS: Final = {
@@ -173,7 +186,7 @@ _COSTS: Final = {
 
 
 def too_costly(setting: str, limits: Limits) -> InputError:
-    """The error for a workbook whose reading takes more than ``split_cpu_s`` or ``split_memory``."""
+    """The error for a workbook that exceeds ``split_cpu_s`` or ``split_memory``."""
     most = _COSTS[setting].format(getattr(limits, setting))
     return InputError(
         f"reading the workbook takes more than {most} ({setting}); save it as CSV or split it into several, or have the"
@@ -183,17 +196,16 @@ def too_costly(setting: str, limits: Limits) -> InputError:
 
 
 def shorten(value: Any, length: int = 200) -> Any:
-    """``value``, cut with an ellipsis where it is a text longer than ``length`` characters."""
+    """``value``; a text longer than ``length`` characters is cut with an ellipsis."""
     if isinstance(value, str) and len(value) > length:
         return value[: length - 1] + "…"
     return value
 
 
 def report_block(headers: Collection[str]) -> frozenset[str]:
-    """The columns that a report added to these headers, so that a corrected report can be uploaded as it is.
+    """The columns that a report added to these headers; ignoring them allows a corrected report to be uploaded as it is.
 
-    They are the five of :data:`~asynctask.lists.readers.base.COLUMNS` side by side and in order, in any language; a
-    suffix is allowed for.
+    They are the five of :data:`COLUMNS` in any language, adjacent and in order, with or without a suffix.
     """
     names = list(headers)
     plain = [_without_suffix(normalise(name)) for name in names]

@@ -17,20 +17,20 @@ __all__ = ["DELIMITERS", "FORMULA_STARTS", "open_csv", "open_tsv"]
 
 DELIMITERS: Final = ",;\t|"
 FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
-"""What a spreadsheet may take for a formula; a report puts ' before such text, and reading takes it away again."""
+"""Beginnings that a spreadsheet may take for a formula; a report prefixes such text with ', and reading removes it."""
 _CHUNK: Final = 1 << 20
 _GUARDED: Final = tuple("'" + start for start in (*FORMULA_STARTS, "'"))
 
 
 class _Text:
-    """A delimited text: its records by number. A record is a row, whatever lines it spans."""
+    """A delimited text: its records by number. A record is a row, over any number of lines."""
 
     def __init__(self, path: Path, encoding: str, options: OpenOptions, delimiters: str) -> None:
         self._path, self._encoding, self._limits = path, encoding, options.limits
         self._directive, self._delimiter = self._sniff(options.expect, delimiters)
 
     def records(self) -> Iterator[tuple[int, list[str | None]]]:
-        """The records that are not blank, with their numbers."""
+        """The non-blank records, with their numbers."""
         limit, empty = self._limits.max_cell_chars, 0
         with self._path.open(encoding=self._encoding, newline="") as file:
             lines = _Lines(file, self._limits)
@@ -59,7 +59,7 @@ class _Text:
 
 
 def open_csv(path: Path, options: OpenOptions) -> TableSource:
-    """Open a delimited text.
+    """Opens a delimited text.
 
     Raises :class:`InputError`: ``encoding``, ``nul_byte``, ``no_header``, ``duplicate_column``, ``invalid_csv``,
     ``too_large``.
@@ -68,7 +68,7 @@ def open_csv(path: Path, options: OpenOptions) -> TableSource:
 
 
 def open_tsv(path: Path, options: OpenOptions) -> TableSource:
-    """Open a text that is said to have tabs between its cells; where no tab is in it, as :func:`open_csv` does."""
+    """Opens a tab-separated text; one without a tab as :func:`open_csv`."""
     return _open("tsv", "\t", path, options) if _has_tab(path) else open_csv(path, options)
 
 
@@ -86,7 +86,7 @@ def _has_tab(path: Path) -> bool:
 
 
 class _Lines:
-    """The lines of a text, none longer than an item could ever be; remembers when the text has ended."""
+    """The lines of a text, limited in length; ``ended`` is set at its end."""
 
     def __init__(self, file: TextIO, limits: Limits) -> None:
         self._file, self._limits = file, limits
@@ -146,7 +146,7 @@ def _value(cell: str, number: int, max_chars: int) -> str | None:
 
 
 def _score(lines: list[str], delimiter: str, wanted: frozenset[str]) -> tuple[int, int, int]:
-    """How well a delimiter explains the first lines: names found, rows of the commonest width, that width."""
+    """How well a delimiter fits the first lines: expected names, rows of the commonest width, that width."""
     try:
         records: list[Any] = [record for record in csv.reader(lines, delimiter=delimiter) if any(record)]
     except csv.Error:

@@ -1,6 +1,6 @@
-"""In which encoding a text is: proved by decoding all of it, and where several would do, by what makes sense.
+"""Detects the encoding of a text: proved by decoding all of it; among several possible ones, by plausibility of the result.
 
-A wrong guess would fill a ledger with characters that nobody wrote, so what is not clear is refused.
+An unclear encoding is refused: a wrong guess would fill the ledger with garbled characters.
 """
 
 from __future__ import annotations
@@ -53,33 +53,33 @@ _NAMES: Final = {
 }
 _CODECS: Final = {name: codec for codec, names in _NAMES.items() for name in names.split()}
 _OFFERED: Final = "utf-8, utf-16, gb18030, cp932, euc-jp, big5, cp949, cp1252"
-_HOW: Final = "save it as 'CSV UTF-8', or say which encoding it is in with the option encoding"
+_REMEDY: Final = "save it as 'CSV UTF-8', or say which encoding it is in with the option encoding"
 _CONTROLS: Final = re.compile("[\x00-\x08\x0e-\x1f\ufffe\uffff\ue000-\uf8ff]")
 _SECOND_CONTROLS: Final = re.compile("[\x80-\x9f]")
 _EAST_ASIAN: Final = "\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff61-\uff9f\U00020000-\U0003ffff"
-_LONE: Final = re.compile(f"(?<=[A-Za-z])[{_EAST_ASIAN}](?![{_EAST_ASIAN}])")
-_BEHIND: Final = re.compile(f"(?<=[A-Za-z])[{_EAST_ASIAN}]{{2,4}}(?![{_EAST_ASIAN}])")
+_LONE_CHARACTER: Final = re.compile(f"(?<=[A-Za-z])[{_EAST_ASIAN}](?![{_EAST_ASIAN}])")
+_AFTER_LATIN: Final = re.compile(f"(?<=[A-Za-z])[{_EAST_ASIAN}]{{2,4}}(?![{_EAST_ASIAN}])")
 _WORDS: Final = re.compile(f"[{_EAST_ASIAN}]{{2,}}")
-_FEW: Final = 20
-"""How many words of several East Asian characters one lone character behind a Latin letter needs beside it."""
+_WORDS_PER_LONE: Final = 20
+"""Words of several East Asian characters needed for each lone character after a Latin letter."""
 _CONTROL_BYTES: Final = bytes({*range(1, 9), *range(14, 32)})
-_SOUND: Final = 0.5
-"""What a reading has to score at least."""
-_CLEARLY: Final = 0.05
-"""By how much the better of two readings has to be better."""
-_OFTEN: Final = 0.25
-"""How many of the Chinese characters have to be common ones where the same bytes are also Korean or Japanese."""
-_MOSTLY: Final = 0.75
-"""The same, where those bytes are nothing but Korean syllables: Chinese text of some length never is."""
-_SYLLABLES: Final = 0.9
-_MARKED: Final = 0.08
-"""How many half-width kana are sound marks or long vowels at least, where there is no other Japanese to tell by."""
+_MIN_SCORE: Final = 0.5
+"""The least score of an accepted reading."""
+_MIN_LEAD: Final = 0.05
+"""By how much the better of two readings must lead."""
+_MIN_COMMON: Final = 0.25
+"""The least share of common Chinese characters where the same bytes are valid Korean or Japanese too."""
+_MIN_COMMON_KOREAN: Final = 0.75
+"""The same where those bytes are all Korean syllables, as no longer Chinese text is."""
+_MIN_SYLLABLES: Final = 0.9
+_MIN_MARKS: Final = 0.08
+"""The least share of sound marks and long vowels among half-width kana in a text without other Japanese."""
 _HALF: Final = re.compile("[ｦ-ﾟ]+")
 _VOICED: Final = re.compile("(?<![ｳｶ-ﾄﾊ-ﾎ])ﾞ|(?<![ﾊ-ﾎ])ﾟ")
 
 
 def known_encoding(name: str) -> str:
-    """The codec of an encoding that somebody names. Raises :class:`InputError` ``encoding`` for one that is not known."""
+    """The codec of an encoding's name. Raises :class:`InputError` ``encoding`` for an unknown one."""
     codec = _CODECS.get(name.strip().strip("\"'").lower().replace("_", "-"))
     if codec is None:
         raise InputError(f"no encoding {name[:40]!r} is known; give one of: {encoding_names(name)}", code="encoding")
@@ -87,18 +87,18 @@ def known_encoding(name: str) -> str:
 
 
 def encoding_names(near: str) -> str:
-    """The encodings to offer to somebody who wrote ``near``: the nearest of all first, then those that are usual."""
+    """The encodings to offer instead of the unknown name ``near``: the nearest first, then the usual ones."""
     usual = _OFFERED.split(", ")
     found = difflib.get_close_matches(near[:40].strip().lower().replace("_", "-"), _CODECS, n=1)
     return ", ".join(dict.fromkeys([*found, *usual]))
 
 
 def prove_encoding(path: Path, named: str | None = None, expect: Collection[str] = ()) -> str:
-    """The codec that reads a text from its first to its last byte.
+    """The codec that decodes the whole text.
 
-    Arguments: ``named``, the encoding as the sender names it, None to find it out; ``expect``, words that such a text may
-    have, which settle what would be doubtful. Order: a byte order mark, UTF-8, UTF-16 without a mark, GB18030 and CP932.
-    Raises :class:`InputError`: ``encoding`` with the line and byte of what cannot be read, ``nul_byte``.
+    Arguments: ``named``, the encoding as the sender names it, None to detect it; ``expect``, words likely in the text, to
+    settle doubtful cases. Order: byte order mark, UTF-8, UTF-16 without a mark, GB18030 and CP932.
+    Raises :class:`InputError`: ``encoding`` with the line and byte that cannot be decoded, ``nul_byte``.
     """
     with path.open("rb") as file:
         head = file.read(4)
@@ -107,7 +107,7 @@ def prove_encoding(path: Path, named: str | None = None, expect: Collection[str]
     if (wide := _utf32(path, head)) is not None:
         text = next(decoded(path, wide), "").removeprefix("\ufeff")
         raise InputError(
-            f"the text is UTF-32, which is read only where it is named; {_HOW}", code="encoding",
+            f"the text is UTF-32, which is read only where it is named; {_REMEDY}", code="encoding",
             params={"suggestions": [{"encoding": wide, "cells": _first_cells(text)}]},
         )  # fmt: skip
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -123,11 +123,11 @@ def prove_encoding(path: Path, named: str | None = None, expect: Collection[str]
         return "utf-8-sig"
     if head.startswith(BOM):
         raise _undecodable(path, first, "UTF-8")
-    return _by_sense(path, first, expect)
+    return _by_plausibility(path, first, expect)
 
 
 def head_text(head: bytes) -> bytes:
-    """The beginning of a file as UTF-8, as far as its encoding shows at once; else its bytes."""
+    """The beginning of a file as UTF-8 if it is visibly UTF-16 or UTF-8; else its bytes."""
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return head.decode("utf-16", "ignore").encode("utf-8", "ignore")
     if head[1:2] == b"\0" and head[3:4] == b"\0":
@@ -138,7 +138,7 @@ def head_text(head: bytes) -> bytes:
 
 
 def decoded(path: Path, codec: str) -> Iterator[str]:
-    """The text in pieces of a megabyte or less."""
+    """The text, streamed in pieces of at most 1 MiB of the file."""
     decoder = codecs.getincrementaldecoder(codec)()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
@@ -152,14 +152,14 @@ def _proved(path: Path, codec: str) -> str:
         raise _undecodable(path, fault, codec.removesuffix("-sig").upper().replace("_", "-"))
     if codec.startswith(("utf-16", "utf-32")):
         if any("\0" in piece for piece in decoded(path, codec)):
-            raise InputError(f"the text contains NUL characters: the file is damaged; {_HOW}", code="nul_byte")
+            raise InputError(f"the text contains NUL characters: the file is damaged; {_REMEDY}", code="nul_byte")
     elif (nul := _first_nul(path)) is not None:
         raise _nul_byte(path, nul)
     return codec
 
 
 def _utf32(path: Path, head: bytes) -> str | None:
-    """The codec of a text in four bytes for each character, with a mark or without one; None where it is in another."""
+    """The codec of a UTF-32 text with or without a byte order mark; None for any other."""
     if head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
         codec = "utf-32"
     elif len(head) == 4 and head[0] and head[1:] == b"\0\0\0":
@@ -176,7 +176,7 @@ def _first_cells(text: str) -> list[str]:
 
 
 def _broken_at(path: Path, codec: str) -> int | None:
-    """The place of the first byte that a codec cannot read; None where it reads all."""
+    """The offset of the first byte that a codec cannot decode; None if it decodes all."""
     decoder, place = codecs.getincrementaldecoder(codec)(), 0
     with path.open("rb") as file:
         while True:
@@ -215,11 +215,11 @@ def _undecodable(path: Path, place: int, name: str) -> InputError:
 
 
 def _doubtful(path: Path, place: int, why: str) -> InputError:
-    """The refusal of a text whose encoding nobody can be certain of, with the likely ones."""
+    """The refusal of a text of unclear encoding, with the likely ones."""
     found = suggestions(path, place)
     shown = ", ".join(each["encoding"] for each in found)
     return InputError(
-        f"{why}; {_HOW}{f' (likely: {shown})' if shown else ''}", code="encoding",
+        f"{why}; {_REMEDY}{f' (likely: {shown})' if shown else ''}", code="encoding",
         params={"suggestions": found} if found else None,
     )  # fmt: skip
 
@@ -233,16 +233,16 @@ def _nul_byte(path: Path, place: int) -> InputError:
 
 
 def _bare_utf16(path: Path, *, utf8: bool) -> str | None:
-    """UTF-16 without a byte order mark, where it is certain: nearly all of its NUL bytes stand on one side of the pairs."""
+    """UTF-16 without a byte order mark, if certain: nearly all NUL bytes are on one side of the byte pairs."""
     size = path.stat().st_size
     sides = [0, 0]
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
             for side in (0, 1):
                 sides[side] += chunk[side::2].count(0)
-            # The upper halves of Cyrillic letters, for instance, are valid UTF-8, but no text.
+            # The high bytes of Cyrillic letters, for instance, are valid UTF-8, but control characters.
             utf8 = utf8 and len(chunk.translate(None, _CONTROL_BYTES)) == len(chunk)
-    # A character such as 一 has a zero on the other side: few have.
+    # A few characters, 一 for instance, have their zero byte on the other side.
     if size % 2 or 2 * min(sides) > max(sides) or (utf8 and max(sides) < size / 4):
         return None
     codec = "utf-16-le" if sides[1] > sides[0] else "utf-16-be"
@@ -256,8 +256,8 @@ def _bare_utf16(path: Path, *, utf8: bool) -> str | None:
     return codec if lines else None
 
 
-def _by_sense(path: Path, first: int, expect: Collection[str]) -> str:
-    """GB18030 or CP932, if one of them reads all of the text and makes sense of it, and more than the other."""
+def _by_plausibility(path: Path, first: int, expect: Collection[str]) -> str:
+    """GB18030 or CP932, if one decodes the whole text plausibly, and more so than the other."""
     samples = {codec: _sample(path, codec) for codec in ("gb18030", "cp932") if _may_be(path, codec)}
     wanted = {name for name in map(normalise, expect) if not name.isascii()}
     named = [codec for codec, text in samples.items() if any(name in normalise(text) for name in wanted)]
@@ -266,9 +266,9 @@ def _by_sense(path: Path, first: int, expect: Collection[str]) -> str:
     scores = {codec: _score(codec, text) for codec, text in samples.items()}
     ranked = sorted(scores, key=scores.__getitem__, reverse=True)
     best = ranked[0] if ranked else ""
-    if not best or scores[best] < _SOUND or not _alone(path, best, samples[best]):
+    if not best or scores[best] < _MIN_SCORE or not _unambiguous(path, best, samples[best]):
         raise _undecodable(path, first, "UTF-8")
-    if len(ranked) > 1 and scores[best] - scores[ranked[1]] < _CLEARLY:
+    if len(ranked) > 1 and scores[best] - scores[ranked[1]] < _MIN_LEAD:
         raise _doubtful(
             path, first, f"the text is not UTF-8, and as GB18030 and as CP932 it makes equal sense (byte {first + 1})"
         )
@@ -276,19 +276,19 @@ def _by_sense(path: Path, first: int, expect: Collection[str]) -> str:
 
 
 def _may_be(path: Path, codec: str) -> bool:
-    """Whether a codec reads all of a text, without what only a wrong reading has: control characters of the second set,
-    which Windows has letters and signs for, and single East Asian characters right behind Latin letters (``It痴``) or some
-    that have all swallowed a Latin letter (``rock創池oll``), unless words of several are many times as many."""
+    """Whether a codec decodes the whole text without signs of a wrong reading: C1 control characters, where Windows has
+    letters and signs; single East Asian characters after Latin letters (``It痴``) and groups that have swallowed Latin
+    letters (``rock創池oll``), unless East Asian words are many times as frequent."""
     lone = words = 0
     try:
         for piece in decoded(path, codec):
             if _SECOND_CONTROLS.search(piece):
                 return False
-            lone += len(_LONE.findall(piece)) + sum(_swallowed(run, codec) for run in _BEHIND.findall(piece))
+            lone += len(_LONE_CHARACTER.findall(piece)) + sum(_swallowed(run, codec) for run in _AFTER_LATIN.findall(piece))
             words += len(_WORDS.findall(piece))
     except UnicodeError:
         return False
-    return lone * _FEW <= words
+    return lone * _WORDS_PER_LONE <= words
 
 
 def _swallowed(run: str, codec: str) -> bool:
@@ -298,7 +298,7 @@ def _swallowed(run: str, codec: str) -> bool:
 
 
 def _sample(path: Path, codec: str) -> str:
-    """The lines that are not plain ASCII, as many as tell enough."""
+    """A sample of the lines that are not ASCII."""
     found: list[str] = []
     size = 0
     for piece in decoded(path, codec):
@@ -312,7 +312,7 @@ def _sample(path: Path, codec: str) -> str:
 
 
 def _score(codec: str, text: str) -> float:
-    """How much sense a reading makes, from 0 to 1: the mean over its characters beyond ASCII."""
+    """The plausibility of a reading from 0 to 1: the mean over its non-ASCII characters."""
     half = _half_width(text) if codec == "cp932" else 0.0
     weigh = _weigh_han if codec == "gb18030" else _weigh_japanese
     total = count = 0.0
@@ -328,10 +328,10 @@ def _score(codec: str, text: str) -> float:
 
 
 def _accent(previous: str, character: str, following: str, codec: str) -> bool:
-    """Whether one foreign character in or before a Latin word is an accented letter that was read wrong."""
+    """Whether a lone foreign character in or before a Latin word is a misread accented letter."""
     if not following.isalpha():
         return False
-    # At the beginning of a word the accent has swallowed the letter behind it: Škoda.
+    # At the start of a word the misread accent swallows the following letter: Škoda.
     return previous.isalpha() or character.encode(codec, "ignore")[1:].isalpha()
 
 
@@ -360,7 +360,7 @@ def _weigh_japanese(character: str) -> float:
 
 
 def _half_width(text: str) -> float:
-    """What a half-width kana is worth: much, if they stand in words as the kana of words do; little, if at random."""
+    """The weight of a half-width kana: high if they form words, low if they are scattered."""
     runs = _HALF.findall(text)
     if not runs:
         return 0.0
@@ -369,34 +369,34 @@ def _half_width(text: str) -> float:
     misplaced = sum(len(_VOICED.findall(run)) for run in runs)
     marks = sum(each in "ｰﾞﾟ" for run in runs for each in run)
     alone = not any("ぁ" <= each <= "ヿ" or "一" <= each <= "鿿" for each in text)
-    if alone and (marks < 2 or marks < _MARKED * letters):
-        return 0.0  # capitals with accents, Cyrillic and Thai are half-width kana too
+    if alone and (marks < 2 or marks < _MIN_MARKS * letters):
+        return 0.0  # accented capitals, Cyrillic and Thai decode to half-width kana too
     rare = sum(_weigh_japanese(each) < 0 for each in text if not each.isascii() and not "｡" <= each <= "ﾟ")
     return 0.9 if 4 * single < letters and 50 * misplaced < letters and 20 * rare < letters else 0.0
 
 
-def _alone(path: Path, codec: str, text: str) -> bool:
-    """Whether no other encoding explains the same bytes: Korean and Japanese of Unix read as Chinese, at random."""
+def _unambiguous(path: Path, codec: str, text: str) -> bool:
+    """Whether no other encoding explains the bytes: EUC-KR and EUC-JP decode as random Chinese."""
     if not any(unicodedata.category(character) == "Lo" for character in text):
         return False
     if codec == "cp932":
-        return _broken_at(path, "euc_jp") is not None or _score("cp932", _sample(path, "euc_jp")) < _SOUND
+        return _broken_at(path, "euc_jp") is not None or _score("cp932", _sample(path, "euc_jp")) < _MIN_SCORE
     han = [character for character in text if "一" <= character <= "鿿"]
-    # Kana are the same bytes in Chinese and in Japanese of Unix.
-    enough = _MOSTLY if _korean(path) or any("ぁ" <= character <= "ヿ" for character in text) else _OFTEN
+    # Kana have the same bytes in GB18030 and EUC-JP.
+    enough = _MIN_COMMON_KOREAN if _korean(path) or any("ぁ" <= character <= "ヿ" for character in text) else _MIN_COMMON
     often = sum(character in COMMON_HAN for character in han) >= enough * len(han)
     return (bool(han) and often) or all(_broken_at(path, other) is not None for other in ("cp949", "euc_jp"))
 
 
 def _korean(path: Path) -> bool:
-    """Whether a text read as Korean is made of its syllables."""
+    """Whether the text, decoded as Korean, consists of its syllables."""
     if _broken_at(path, "cp949") is not None:
         return False
     foreign = [character for character in _sample(path, "cp949") if not character.isascii()]
-    return sum("가" <= character <= "힣" for character in foreign) >= _SYLLABLES * len(foreign)
+    return sum("가" <= character <= "힣" for character in foreign) >= _MIN_SYLLABLES * len(foreign)
 
 
-# -- Which encodings a text may be in that no one can be certain of: each with some of its cells as they would read.
+# -- suggestions for an unclear encoding
 
 _CANDIDATES: Final = {
     "windows-1252": ("cp1252", 0.0), "gb18030": ("gb18030", 0.0), "cp932": ("cp932", 0.0), "cp949": ("cp949", 0.0),
@@ -406,7 +406,7 @@ _CANDIDATES: Final = {
     "windows-1257": ("cp1257", 0.15), "windows-1258": ("cp1258", 0.2), "koi8-r": ("koi8_r", 0.2),
     "mac-roman": ("mac_roman", 0.3),
 }  # fmt: skip
-"""Names as the option takes them: the codec, and how much better than the common ones a rarer one has to read."""
+"""Name for the option ``encoding`` -> codec, and the lead that a rare encoding must have over the common ones."""
 _SPAN: Final = 1 << 18
 _PIECES: Final = 16
 _CELLS: Final = 3
@@ -425,25 +425,25 @@ _SCRIPTS: Final = (
 
 
 def suggestions(path: Path, place: int) -> list[dict[str, Any]]:
-    """The likely encodings of a text, the likeliest first: ``encoding``, a name that the option takes, and ``cells``, the
-    first three cells that are not plain ASCII as they would read. ``place`` is that of the first byte that is not UTF-8."""
+    """The likely encodings, best first: ``encoding``, a name for the option, and ``cells``, the first three non-ASCII cells
+    decoded by it. ``place``: offset of the first byte that is not UTF-8."""
     data = _from_line(path, place)
     ranked = []
     for name, (codec, rare) in _CANDIDATES.items():
         text = _decoded(data, codec)
-        if text is not None and not _BAD.search(text) and _reads(path, codec):
+        if text is not None and not _BAD.search(text) and _decodes(path, codec):
             cells = list(islice(_cells(text), _CELLS))
-            ranked.append((rare - _sense(text), name, [cell[:_LONGEST] for cell in cells]))
+            ranked.append((rare - _plausibility(text), name, [cell[:_LONGEST] for cell in cells]))
     found: list[dict[str, Any]] = []
     for score, name, cells in sorted(ranked):
-        # Several encodings often read the same: the likeliest one stands for them.
+        # Of several encodings that give the same cells, only the likeliest is offered.
         if cells and (score < 0 or not found) and all(cells != each["cells"] for each in found):
             found.append({"encoding": name, "cells": cells})
     return found[:_OFFERED_AT_MOST]
 
 
 def _from_line(path: Path, place: int) -> bytes:
-    """The text from the line of a place on, as much as tells enough, in whole lines."""
+    """Whole lines, from the line of an offset on, up to :data:`_SPAN` bytes."""
     begin = max(0, place - _SPAN)
     with path.open("rb") as file:
         file.seek(begin)
@@ -461,8 +461,8 @@ def _decoded(data: bytes, codec: str) -> str | None:
         return None
 
 
-def _reads(path: Path, codec: str) -> bool:
-    """Whether a codec reads a text, or the first megabytes of a very long one."""
+def _decodes(path: Path, codec: str) -> bool:
+    """Whether a codec decodes a text, or its first 16 MiB."""
     try:
         return not any(map(_BAD.search, islice(decoded(path, codec), _PIECES)))
     except UnicodeError:
@@ -470,20 +470,20 @@ def _reads(path: Path, codec: str) -> bool:
 
 
 def _cells(text: str) -> Iterator[str]:
-    """The cells that are not plain ASCII; of JSON, its texts and what else stands between its marks."""
+    """The non-ASCII cells; of JSON, its strings and other tokens."""
     if text.lstrip()[:1] in ("{", "["):
         rows: Iterator[list[str]] = (re.split(r'[\[\]{},:"]', line) for line in text.splitlines())
     else:
-        first = text[:65_536]
-        rows = csv.reader(text.splitlines(), delimiter=max(",;\t|", key=first.count))
+        head = text[:65_536]
+        rows = csv.reader(text.splitlines(), delimiter=max(",;\t|", key=head.count))
     try:
         yield from (cell.strip() for row in rows for cell in row if not cell.isascii())
     except csv.Error:
         return
 
 
-def _sense(text: str) -> float:
-    """How much sense a reading makes: the mean over its words and signs that are not plain ASCII."""
+def _plausibility(text: str) -> float:
+    """The plausibility of a reading: the mean over its non-ASCII words and signs."""
     foreign = "\n".join(islice((line for line in text.splitlines() if not line.isascii()), _SCORED))[: 10 * _SCORED]
     scores = [_weigh_word(word) for word in _WORD.findall(foreign) if not word.isascii()]
     scores += [_weigh_sign(*found) for found in _SIGN.findall(f"\n{foreign}\n")]
@@ -506,16 +506,16 @@ def _weigh_word(word: str) -> float:
     if scripts <= {"han", "kana", "hangul"}:
         return sum(map(_weigh_east_asian, word)) / len(word) - 0.3 * (len(word) == 1)
     if len(scripts) == 1 and "other" not in scripts:
-        return -0.2 if not _steady(word) else 0.9 if len(word) > 1 else 0.4
+        return -0.2 if not _consistent_case(word) else 0.9 if len(word) > 1 else 0.4
     if scripts <= {"latin", "han", "kana", "hangul"}:
-        # 白色T恤 is a word, It痴 is none.
+        # 白色T恤 is a word, It痴 is not.
         within = len(foreign) == 1 and not (word[0].isupper() and word[-1] in foreign and len(word) == 2)
         return -0.8 if within else 0.5
     return -0.8
 
 
 def _weigh_latin(word: str, foreign: int) -> float:
-    if not _steady(word) or any(letter in "ªºĿŀʼŉ" for letter in word):
+    if not _consistent_case(word) or any(letter in "ªºĿŀʼŉ" for letter in word):
         return -0.5
     weights = [1.0 if letter in _WESTERN else 0.9 if letter in _OTHERS else 0.3 for letter in word if not letter.isascii()]
     return sum(weights) / foreign - 1.2 * (foreign > 3 and 4 * foreign > 3 * len(word))
@@ -537,8 +537,8 @@ def _in(letter: str, codec: str) -> bool:
     return True
 
 
-def _steady(word: str) -> bool:
-    """Whether no capital stands behind a small letter."""
+def _consistent_case(word: str) -> bool:
+    """Whether no capital follows a small letter."""
     return not any(a.islower() and b.isupper() for a, b in pairwise(word))
 
 
@@ -550,10 +550,10 @@ def _script(code: int) -> str:
 
 _WESTERN: Final = frozenset("àáâãäåæçèéêëìíîïñòóôõöøùúûüßœÀÁÂÃÄÅÆÇÈÉÊËÌÍÎÏÑÒÓÔÕÖØÙÚÛÜŒ")
 _OTHERS: Final = frozenset("ąćęłńśźżĄĆĘŁŃŚŹŻěščřžýůďťňĚŠČŘŽÝŮĎŤŇőűŐŰğışĞİŞăţşĂŢđĐļķģņēīūāąųėįĒĪŪĀĖĮŲư")
-"""The accented letters of the languages of the west of Europe, and of its others, in which most Latin text is."""
+"""The accented letters of Western European languages, and of the other languages in Latin script."""
 
 
-# -- Which characters are common: what tells a right guess at an encoding from characters that only happen to exist.
+# -- common Chinese characters
 
 COMMON_HAN: Final = frozenset(
     "的一是不了在人有我他这个们中来上大为和国地到以说时要就出会可也你对生能而子那得于着下自之年过发后作里用道行所然家种事成方多经么去法"
@@ -566,4 +566,4 @@ COMMON_HAN: Final = frozenset(
     "龙史陶黎贺顾毛郝龚邵钱严覃武戴莫孔伟芳娜敏静丽磊洋勇艳杰娟涛超秀霞刚桂英华玉兰红梅鹏辉京津沪渝广州深圳苏浙鲁豫鄂湘川贵云陕甘青宁藏新春夏秋冬"
     "红黄蓝绿黑白灰粉紫橙衣裤裙鞋帽包手机电脑耳机充电器食米面油盐茶酒果菜肉蛋奶水杯碗床桌椅柜灯纸书本袋盒箱瓶件套双条张台只块公斤克升米尺寸"
 )
-"""The characters that Chinese lists are mostly made of; a wrong reading has no more than a tenth of its characters here."""
+"""Most of the characters of Chinese lists; of those of a wrong reading at most a tenth are among them."""

@@ -1,4 +1,4 @@
-"""JSON: an array of items or an object with that array under ``items``, and JSON lines: streamed, in constant memory."""
+"""Reads JSON lists (an array, or an object with the array under ``items``) and JSON lines: streaming, constant memory."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class JsonSource:
                 yield row
 
     def close(self) -> None:
-        """See :meth:`Source.close`. The file is open only while rows are read."""
+        """See :meth:`Source.close`. The file is open only during :meth:`rows`."""
         self._items = None
 
     def __enter__(self) -> Self:
@@ -59,7 +59,7 @@ class JsonSource:
 
 
 def open_json(path: Path, options: OpenOptions) -> JsonSource:
-    """Open a JSON file. It is gone through once, so that a broken one is refused before an item is taken from it.
+    """Opens a JSON file. The whole of it is parsed once first, so that a broken one is refused before any item is used.
 
     Raises :class:`InputError`: ``invalid_json``, ``too_deep``, ``encoding``, ``nul_byte``, ``too_large``.
     """
@@ -76,7 +76,7 @@ def open_json(path: Path, options: OpenOptions) -> JsonSource:
 
 
 def items_in(body: bytes, limits: Limits) -> Iterator[RawRow]:
-    """The items of a JSON list in memory, one by one, as :func:`open_json` gives those of a file; raises as it does."""
+    """The items of a JSON list in memory, one by one; raises as :func:`open_json`."""
     return _items(iter([body]), limits)
 
 
@@ -86,7 +86,7 @@ def _items(chunks: Iterator[bytes], limits: Limits) -> Iterator[RawRow]:
 
 
 def open_ndjson(path: Path, options: OpenOptions) -> JsonSource:
-    """Open JSON lines: an item is a line, and its number that of the line. A broken line is a refused row.
+    """Opens JSON lines: each line is an item, numbered by the line. A broken line is a refused row.
 
     Raises :class:`InputError`: ``encoding``, ``nul_byte``, ``too_large``.
     """
@@ -104,9 +104,9 @@ def open_ndjson(path: Path, options: OpenOptions) -> JsonSource:
 
 
 def check_depth(bare: bytes, max_depth: int) -> None:
-    """Raise :class:`InputError` ``too_deep`` if a JSON text, its strings taken out, nests deeper than ``max_depth``.
+    """Raises :class:`InputError` ``too_deep`` if a JSON text (without its strings) nests deeper than ``max_depth``.
 
-    Every round takes away the innermost pairs: as many rounds as levels, no recursion.
+    Each round removes the innermost pairs: at most ``max_depth`` rounds, no recursion.
     """
     brackets = bare.translate(_ONE_KIND, _NO_BRACKETS)
     for _ in range(max_depth):
@@ -116,7 +116,7 @@ def check_depth(bare: bytes, max_depth: int) -> None:
         if len(fewer) == len(brackets):
             break
         brackets = fewer
-    # What is left is too deep, or its pairs do not match and then opens more than it closes somewhere.
+    # The rest is too deep, or its brackets do not match and open more than they close somewhere.
     depth = deepest = 0
     for bracket in brackets[: 4 * max_depth + 4]:
         depth += 1 if bracket == 0x5B else -1
@@ -126,7 +126,7 @@ def check_depth(bare: bytes, max_depth: int) -> None:
 
 
 def _utf8(path: Path, codec: str) -> Iterator[bytes]:
-    """The text as UTF-8, in pieces, without a byte order mark."""
+    """The text as UTF-8, streamed, without a byte order mark."""
     if codec != "utf-8-sig":
         for number, piece in enumerate(decoded(path, codec)):
             yield (piece if number else piece.removeprefix("\ufeff")).encode() or b" "
@@ -138,7 +138,7 @@ def _utf8(path: Path, codec: str) -> Iterator[bytes]:
 
 
 def _lines(path: Path, codec: str, limits: Limits) -> Iterator[tuple[int, bytes, int]]:
-    """Number, text in UTF-8 and size of each line that is not blank. Of one that is too large only the beginning comes."""
+    """Number, UTF-8 text and size of each line that is not blank. A too large line is cut."""
     most = 16 * limits.max_item_bytes
     number, rest, size = 1, b"", 0
     for chunk in _utf8(path, codec):
@@ -156,7 +156,7 @@ def _lines(path: Path, codec: str, limits: Limits) -> Iterator[tuple[int, bytes,
 
 
 class _LongInteger(InputError):
-    """An item is JSON, and cannot be kept as it is."""
+    """An integer beyond 64 bits: valid JSON, but not storable exactly."""
 
 
 def _item(number: int, piece: Piece, limits: Limits) -> RawRow:
@@ -198,7 +198,7 @@ def _beginning(raw: bytes) -> str:
 
 
 def _parsed(raw: bytes, line: int, column: int) -> Any:
-    """The value of a JSON text that begins at this line and column of a larger one."""
+    """The value of a JSON text that begins at this line and column of the file."""
     if _DIGITS.search(raw):
         _refuse_long_integers(_STRINGS.sub(b"", raw))
     try:
@@ -230,11 +230,11 @@ def _invalid(raw: bytes, error: orjson.JSONDecodeError, line: int, column: int) 
     return InputError(f"the JSON is broken at {where}: {error.msg}; mend it and send it again", code="invalid_json")
 
 
-# -- Finding the items of a JSON text without reading it as a whole: brackets are counted, and each item is cut out.
+# -- items in a JSON text, found by counting brackets
 
 _SPACE: Final = re.compile(rb"[ \t\r\n]*+")
 _RUN: Final = re.compile(rb'(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+")*+', re.DOTALL)
-"""Everything up to the next bracket, or to a string that is not at its end yet."""
+"""Up to the next bracket, or to an unfinished string."""
 _FLAT: Final = re.compile(rb'[ \t\r\n]*+(\{(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+")*+\})[ \t\r\n]*+,', re.DOTALL)
 _IN_STRING: Final = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _PLAIN: Final = re.compile(rb'[^ \t\r\n,:\[\]{}"]*+')
@@ -242,9 +242,9 @@ _OPEN, _QUOTE = frozenset(b"[{"), ord('"')
 
 
 class Piece:
-    """An item as it is written: ``raw`` is None where it is larger than any item may be, ``size`` what it has then.
+    """The JSON of an item. ``raw`` is None if it exceeds the limit; ``size`` is in bytes.
 
-    ``line``, ``column``: where it begins, from 1.
+    ``line``, ``column``: its position, from 1.
     """
 
     __slots__ = ("column", "line", "raw", "size")
@@ -254,10 +254,10 @@ class Piece:
 
 
 def items_of(chunks: Iterator[bytes], limits: Limits) -> Iterator[Piece]:
-    """The items of ``[...]``, or of the list under ``items`` in ``{"items": [...]}``, one after the other.
+    """The items of ``[...]``, or of the list under ``items`` in ``{"items": [...]}``, one by one.
 
-    Arguments: the text in UTF-8, in pieces; the limits. An item of more than 16 times ``max_item_bytes`` is passed over.
-    Raises :class:`InputError`: ``invalid_json`` with the line and column, ``too_deep``.
+    Arguments: the text in UTF-8, in pieces; the limits. An item of more than 16 times ``max_item_bytes`` has no ``raw``.
+    Raises :class:`InputError`: ``invalid_json`` with line and column, ``too_deep``.
     """
     text = _Text(chunks, 16 * limits.max_item_bytes, limits.max_json_depth)
     first = text.next()
@@ -274,7 +274,7 @@ def items_of(chunks: Iterator[bytes], limits: Limits) -> Iterator[Piece]:
 
 
 def too_deep(most: int) -> InputError:
-    """The error for a text that nests too deep."""
+    """The error for too deep nesting."""
     return InputError(
         f"the JSON nests deeper than {most} levels (max_json_depth); send flatter items,"
         " or have the operator raise ASYNCTASK_MAX_JSON_DEPTH",
@@ -327,7 +327,7 @@ def _wrapped(text: _Text) -> Iterator[Piece]:
 
 
 class _Text:
-    """A text that is read piece by piece; only the item at hand is kept."""
+    """A text read piece by piece; only the current item is kept in memory."""
 
     def __init__(self, chunks: Iterator[bytes], most_bytes: int, most_depth: int) -> None:
         self._chunks, self._most_bytes, self._most_depth = chunks, most_bytes, most_depth
@@ -336,7 +336,7 @@ class _Text:
         self._mark, self._line, self._column = 0, 1, 1
 
     def next(self) -> bytes:
-        """The next character that is no space; nothing at the end."""
+        """The next character that is no space; empty at the end."""
         while True:
             space = _SPACE.match(self._data, self._at)
             self._at = space.end() if space is not None else self._at
@@ -346,11 +346,9 @@ class _Text:
                 return b""
 
     def skip(self) -> None:
-        """Over the character that ``next`` gave."""
         self._at += 1
 
     def take(self, wanted: bytes, depth: int) -> None:
-        """Over this character, which must come next."""
         found = self.next()
         if not found:
             raise self.cut_off()
@@ -361,7 +359,7 @@ class _Text:
         self._at += 1
 
     def flat(self, depth: int) -> Piece | None:
-        """Over the next item and the comma behind it at once, if that is an object of plain values and at hand already."""
+        """The next item, if it is an object of plain values, followed by a comma, in the buffer; a fast path."""
         match = _FLAT.match(self._data, self._at)
         if match is None or match.end(1) - match.start(1) > self._most_bytes or depth >= self._most_depth:
             return None
@@ -370,7 +368,7 @@ class _Text:
         return Piece(match[1], len(match[1]), line, column)
 
     def value(self, depth: int) -> Piece:
-        """Over the next value, inside of ``depth`` brackets."""
+        """The next value, within ``depth`` brackets."""
         first = self.next()
         if not first:
             raise self.cut_off()
@@ -389,12 +387,11 @@ class _Text:
         return Piece(raw, size, line, column)
 
     def broken(self, what: str) -> InputError:
-        """The error for this place."""
+        """The error for this position."""
         line, column = self._where(self._at)
         return InputError(f"{what} (line {line}, column {column})", code="invalid_json")
 
     def cut_off(self) -> InputError:
-        """The error for a text that ends here, and should not."""
         return self.broken("the JSON ends in the middle: it was cut off; send it whole")
 
     def _pass_brackets(self, depth: int) -> None:
@@ -419,7 +416,7 @@ class _Text:
                     return
 
     def _pass_string(self) -> None:
-        """To behind the end of a string, from within it."""
+        """Advances from within a string to behind its end."""
         while True:
             run = _IN_STRING.match(self._data, self._at)
             self._at = run.end() if run is not None else self._at
@@ -442,7 +439,7 @@ class _Text:
             raise self.cut_off()
 
     def _more(self) -> bool:
-        """Read on. What is done with is let go of, and so is a value that is too large already."""
+        """Reads on; drops what was consumed, and a value that is too large already."""
         chunk = next(self._chunks, b"")
         if not chunk:
             return False
@@ -457,7 +454,7 @@ class _Text:
         return True
 
     def _where(self, place: int) -> tuple[int, int]:
-        """Line and column of a place in the data at hand, which is never before one that was asked for earlier."""
+        """Line and column of an offset in the buffer; offsets must not decrease."""
         lines = self._data.count(b"\n", self._mark, place)
         if lines:
             self._line, self._column = self._line + lines, place - self._data.rfind(b"\n", self._mark, place)

@@ -1,7 +1,6 @@
-"""OpenDocument spreadsheets (.ods), streamed from their XML.
+"""Reads OpenDocument spreadsheets (.ods), streaming.
 
-A formula gives the value that was saved with it. Rows and cells that are written once and said to repeat are repeated,
-empty ones at no cost.
+A formula gives its saved value. Repeated rows and cells are expanded, empty ones at no cost.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from xml.parsers.expat import XMLParserType
 
-from asynctask.errors import TooLarge, UnsupportedFormat
-from asynctask.lists.readers.base import CellError, Limits, OpenOptions, column_letters, over_limit
+from asynctask.errors import TooLarge
+from asynctask.lists.readers.base import CellError, Limits, OpenOptions, too_long, too_wide
 from asynctask.lists.readers.table import Table, TableSource, sheet_source
 from asynctask.lists.readers.workbook import (
     MOMENT,
@@ -23,6 +22,7 @@ from asynctask.lists.readers.workbook import (
     choose_sheet,
     damaged,
     empty_sheet,
+    encrypted,
     feed,
     from_iso,
     plain_number,
@@ -34,7 +34,7 @@ MIMETYPE: Final = b"application/vnd.oasis.opendocument.spreadsheet"
 _CONTENT: Final = "content.xml"
 _MANIFEST: Final = "meta-inf/manifest.xml"
 _COUNTED_BYTES: Final = 33_554_432
-"""Up to this size of its XML a sheet is gone through to say how many rows it has."""
+"""Size of the XML up to which the rows are counted beforehand."""
 _MAX_TEXT: Final = 8_388_608
 _MAX_REPEAT: Final = 16_777_216
 _MAX_STYLES: Final = 100_000
@@ -42,7 +42,7 @@ _MAX_SHEETS: Final = 1_000
 _ROWS: Final = 1_048_576
 _NUMBERS: Final = frozenset({"float", "currency", "percentage"})
 _SHOWN_TRUTH: Final = {"TRUE": True, "FALSE": False}
-"""LibreOffice writes what =TRUE() came to as the number 1 that is shown so."""
+"""LibreOffice writes the result of =TRUE() as the number 1, displayed as TRUE."""
 _ERROR_TEXT: Final = re.compile(r"#[A-Z0-9/_]{1,30}[!?]?|Err:[0-9]{3}")
 _DURATION: Final = re.compile(
     r"(-?)P(?:([0-9]{1,9})D)?T?(?:([0-9]{1,9})H)?(?:([0-9]{1,9})M)?(?:([0-9]{1,9}(?:[.,][0-9]{1,12})?)S)?"
@@ -51,14 +51,14 @@ _DAY: Final = timedelta(days=1)
 
 
 class _Sheet(NamedTuple):
-    """A sheet begins."""
+    """The start of a sheet."""
 
     name: str
     visible: bool
 
 
 class _Row(NamedTuple):
-    """A row that is not empty, standing ``repeat`` times from ``number`` on."""
+    """A non-empty row that stands ``repeat`` times from ``number`` on."""
 
     number: int
     repeat: int
@@ -66,7 +66,7 @@ class _Row(NamedTuple):
 
 
 def open_ods(path: Path, options: OpenOptions) -> TableSource:
-    """Open the asked sheet, else the first visible one with rows.
+    """Opens the named sheet, else the first visible one with rows.
 
     Raises :class:`InputError`: ``unknown_sheet``, ``empty_sheet``, ``no_header``, ``duplicate_column``, ``damaged_file``,
     ``encrypted``, ``zip_bomb``, ``too_large``.
@@ -75,12 +75,12 @@ def open_ods(path: Path, options: OpenOptions) -> TableSource:
 
 
 def ods_table(path: Path, options: OpenOptions) -> Table:
-    """The asked sheet, else the first visible one with rows, whatever stands in them."""
+    """The named sheet, else the first visible one with rows, without looking for a header."""
     limits = options.limits
     with Package(path, limits) as package:
         _refuse_encrypted(package)
         for _ in package.chunks(_CONTENT):
-            pass  # to the end, where its size and its checksum are known
+            pass  # size and checksum are verified at the end of the part
         place, name = _choose(_events(package, limits), options.sheet)
         small = package.parts[_CONTENT].file_size <= _COUNTED_BYTES
 
@@ -98,7 +98,7 @@ def ods_table(path: Path, options: OpenOptions) -> Table:
 
 
 def ods_sheets(path: Path, limits: Limits) -> list[str]:
-    """The names of the sheets that can be seen, in the workbook's order. Raises :class:`InputError` as the opener does."""
+    """The visible sheets in the workbook's order. Raises :class:`InputError` as the opener does."""
     with Package(path, limits) as package:
         return [each.name for each in _events(package, limits) if isinstance(each, _Sheet) and each.visible]
 
@@ -114,15 +114,11 @@ def _refuse_encrypted(package: Package) -> None:
 
     package.parse(_MANIFEST, lambda parser: setattr(parser, "StartElementHandler", start))
     if found:
-        raise UnsupportedFormat(
-            "the workbook is encrypted with a password; remove the password in the spreadsheet program, save it and"
-            " upload it again",
-            code="encrypted",
-        )
+        raise encrypted()
 
 
 def _choose(events: Iterator[_Sheet | _Row], wanted: str | None) -> tuple[int, str]:
-    """The place and the name of the sheet to read."""
+    """Index and name of the sheet to read."""
     sheets: list[_Sheet] = []
     filled: list[bool] = []
     for event in events:
@@ -179,11 +175,9 @@ class _Parser:
         }  # fmt: skip
 
     def attach(self, xml: XMLParserType) -> None:
-        """Listen to a parser."""
         xml.StartElementHandler, xml.EndElementHandler, xml.CharacterDataHandler = self._start, self._end, self._characters
 
     def take(self) -> list[_Sheet | _Row]:
-        """What was found since the last call."""
         events, self._events = self._events, []
         return events
 
@@ -211,7 +205,7 @@ class _Parser:
 
     def _characters(self, data: str) -> None:
         if self._text_depth:
-            # A line end in the XML is a space; those of the text are elements of their own.
+            # A line end in the XML is a space; those of the text are elements.
             self._add(_in_one_line(data) if "\n" in data else data)
 
     def _add(self, text: str) -> None:
@@ -259,7 +253,7 @@ class _Parser:
             self._size, self._shown = 0, False
 
     def _open_paragraph(self, _: Mapping[str, str]) -> None:
-        # Only a paragraph right in the cell is its text; others are in comments and drawings.
+        # The cell's text is in its direct paragraphs; others belong to comments and drawings.
         if self._cell is not None and len(self._path) == self._cell_depth + 1 and not self._text_depth:
             self._text_depth = len(self._path)
             self._shown = True
@@ -284,7 +278,7 @@ class _Parser:
         self._cell, self._text_depth = None, 0
         value = _value(attrs, text)
         if value is None and "table:formula" in attrs and "office:value-type" not in attrs and not self._shown:
-            value = CellError(NO_VALUE)  # what came to an empty text has an empty paragraph
+            value = CellError(NO_VALUE)  # an empty text as a saved result has an empty paragraph
         if value is not None:
             self._put(value, repeat)
         self._column += repeat
@@ -292,17 +286,15 @@ class _Parser:
     def _put(self, value: Any, repeat: int) -> None:
         last, limits = self._column + repeat - 1, self._limits
         if last >= limits.max_columns:
-            what = f"row {self._number} has a cell in column {column_letters(last)}, which is column {last + 1:,}"
-            raise over_limit(what, "max_columns", limits.max_columns)
+            raise too_wide(self._number, last, limits)
         if type(value) is str and len(value) > limits.max_cell_chars:
-            what = f"a cell of row {self._number} has {len(value):,} characters"
-            raise over_limit(what, "max_cell_chars", limits.max_cell_chars)
+            raise too_long(self._number, value, limits)
         self._row.extend([None] * (self._column - len(self._row)))
         self._row.extend([value] * repeat)
 
 
 def _in_one_line(data: str) -> str:
-    """Each line end, with the blanks around it and the line ends that follow, as one space: in one pass over the text."""
+    """Replaces each run of line ends, with the blanks around it, by one space; in linear time."""
     first, *others = data.split("\n")
     last = others.pop()
     within = [line for line in (other.strip(" \t") for other in others) if line]
@@ -319,7 +311,7 @@ def _repeat(attrs: Mapping[str, str], name: str) -> int:
 
 
 def _value(attrs: Mapping[str, str], text: str | None) -> Any:
-    """What a cell holds, by the type that it says it has."""
+    """The value of a cell, by its declared type."""
     kind = attrs.get("office:value-type")
     if attrs.get("calcext:value-type") == "error":
         return CellError((text or "#ERROR")[:40])
@@ -344,7 +336,7 @@ def _value(attrs: Mapping[str, str], text: str | None) -> Any:
 
 
 def _duration(text: str) -> time | timedelta:
-    """A time of day, or a timedelta where it is none."""
+    """A time of day, or a timedelta if negative or of a day or more."""
     match = _DURATION.fullmatch(text.strip()[:60])
     if match is None:
         raise ValueError("no duration")

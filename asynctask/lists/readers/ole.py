@@ -1,4 +1,4 @@
-"""The container around an old Office file, distrusted: a small file system with its own sectors and chains."""
+"""Reads the OLE container of an old Office file, untrusted: a small file system of sectors and chains."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["OLE", "OleFile"]
 OLE: Final = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _HEADER: Final = 512
 _FREE_FROM: Final = 0xFFFFFFFA
-"""Numbers from here on are no sectors: the end of a chain, free space, or a part of the map itself."""
+"""Numbers from here on are no sectors: end of chain, free space, or part of the allocation table."""
 _MAX_ENTRIES: Final = 10_000
 _SMALL_SECTOR: Final = 64
 
@@ -31,9 +31,9 @@ class _Entry(NamedTuple):
 
 
 class OleFile:
-    """The streams of a container: a context manager. Raises InputError for anything but a sound one.
+    """The streams of a container: a context manager. Raises InputError for a damaged one.
 
-    ``streams`` maps the lower-cased name of each stream, in whatever folder, to where it is.
+    ``streams`` maps the lower-cased name of each stream, in any folder, to its entry.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,7 +54,7 @@ class OleFile:
         self._file.close()
 
     def open(self, name: str) -> io.BufferedReader:
-        """A stream to be read and sought in."""
+        """A stream, readable and seekable."""
         entry = self.streams[name.lower()]
         if entry.size < self._cutoff:
             chain = _chain(self._small_map, entry.start)
@@ -83,7 +83,7 @@ class OleFile:
         self.streams = self._read_directory(directory)
 
     def _read_map(self, sectors: list[int], extra: int) -> array[int]:
-        """Which sector follows which: its own sectors are listed in the header and in a chain of lists."""
+        """The allocation table: the next sector of each. Its own sectors are listed in the header and a chain of lists."""
         most = self._size // self._sector + 1
         while extra < _FREE_FROM:
             words = _words(self._read(extra))
@@ -123,12 +123,12 @@ class OleFile:
 
     def _read(self, sector: int) -> bytes:
         self._file.seek(self._place(sector))
-        # What lies beyond the end is free, as other programs see it: a chain that needs it leads nowhere.
+        # Beyond the end of the file counts as free, as in other programs: a chain into it is broken.
         return self._file.read(self._sector).ljust(self._sector, b"\xff")
 
 
 class _Stream(io.RawIOBase):
-    """A stream put together from pieces of a file."""
+    """A stream assembled from pieces of a file."""
 
     def __init__(self, file: BinaryIO, places: list[int], piece: int, size: int) -> None:
         self._file, self._places, self._piece = file, places, piece
@@ -151,7 +151,7 @@ class _Stream(io.RawIOBase):
         while done < len(view) and self._at < self._size:
             index, skip = divmod(self._at, self._piece)
             run = 1
-            # Pieces that follow each other in the file are read at once.
+            # Read adjacent pieces at once.
             while index + run < len(self._places) and self._places[index + run] == self._places[index] + run * self._piece:
                 run += 1
                 if run * self._piece >= len(view) - done + skip:

@@ -1,4 +1,4 @@
-"""How a list of each format is opened, and which sheets it has: every reader, loaded by whoever opens a list."""
+"""The opener of each format, and detection of a file's format. Imports every reader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from asynctask.lists.readers.encodings import head_text
 from asynctask.lists.readers.json import open_json, open_ndjson
 from asynctask.lists.readers.ods import MIMETYPE, ods_sheets, open_ods
 from asynctask.lists.readers.ole import OLE, OleFile
-from asynctask.lists.readers.workbook import Package, office_document
+from asynctask.lists.readers.workbook import Package, encrypted, office_document
 from asynctask.lists.readers.xls import STREAMS, open_xls, xls_sheets
 from asynctask.lists.readers.xlsx import open_xlsx, xlsx_sheets
 
@@ -31,15 +31,15 @@ OPENERS: Final[Mapping[str, Callable[[Path, OpenOptions], Source]]] = {
     "json": open_json,
     "ndjson": open_ndjson,
 }
-"""A reader for each of :data:`asynctask.lists.readers.FORMATS`."""
+"""The reader of each of :data:`asynctask.lists.readers.FORMATS`."""
 
 SHEETS: Final[Mapping[str, Callable[[Path, Limits], list[str]]]] = {
     "xlsx": xlsx_sheets, "xls": xls_sheets, "ods": ods_sheets,
 }  # fmt: skip
-"""The sheets of a workbook that can be seen, for the formats that have any."""
+"""Lists the visible sheets, for the formats that have sheets."""
 
 
-# -- Which format a file has: its content decides; its name and the type it is sent as, where the content leaves it open.
+# -- format detection: by content, then by media type and file name
 
 _HEAD: Final = 65_536
 _ENCRYPTED: Final = "EncryptedPackage".encode("utf-16-le")
@@ -85,10 +85,10 @@ _HINTS: Final = {
 
 
 def sniff(path: Path, filename: str, limits: Limits, readable: str, media_type: str | None = None) -> str:
-    """The name of the format in the registry.
+    """The name of the file's format in the registry.
 
-    Arguments: the file, the name that it was sent under, the limits, the formats that can be read as one sentence, and the
-    type that it was sent as. Raises :class:`UnsupportedFormat` for everything else, ``empty_file`` when nothing is in it.
+    Arguments: the file, the name it was sent under, the limits, the end of a message that lists the readable formats, and
+    the media type it was sent as. Raises :class:`UnsupportedFormat` for any other format, ``empty_file`` for no content.
     """
     with path.open("rb") as file:
         head = file.read(_HEAD)
@@ -121,18 +121,18 @@ def _text_format(path: Path, head: bytes, suffix: str, media_type: str | None, r
 
 
 def _is_table(text: bytes) -> bool:
-    """Whether a whole line has a delimiter in it; in time that grows with the text and no faster."""
+    """Whether a whole line contains a delimiter; in linear time."""
     *lines, _ = re.split(rb"[\r\n]", text)
     return any(map(_DELIMITER.search, lines))
 
 
 def _is_lines(text: bytes, hint: str | None) -> bool:
-    """Whether what begins as JSON is a line of JSON lines: the first line is a whole object, and another follows."""
+    """Whether a JSON text is JSON lines: its first line is a whole object, and another follows."""
     first, ended, rest = text.lstrip().partition(b"\n")
     try:
         orjson.loads(first)
     except orjson.JSONDecodeError:
-        # A broken first line, among lines, is a broken line.
+        # A first line that does not parse may be one broken line of JSON lines.
         return hint == "ndjson" and (not ended or rest.lstrip()[:1] == first[:1] == b"{")
     return hint == "ndjson" or (first[:1] == b"{" and rest.lstrip()[:1] == b"{")
 
@@ -170,11 +170,7 @@ def _ole_format(path: Path, readable: str) -> str:
         rest = b""
         while chunk := file.read(1 << 20):
             if _ENCRYPTED in rest + chunk:
-                raise UnsupportedFormat(
-                    "the workbook is encrypted with a password; remove the password in the spreadsheet program,"
-                    " save it and upload it again",
-                    code="encrypted",
-                )
+                raise encrypted()
             rest = chunk[-len(_ENCRYPTED) :]
     with OleFile(path) as container:
         if any(name in container.streams for name in STREAMS):

@@ -1,4 +1,4 @@
-"""The texts that many cells of a workbook share, kept as bytes: a million of them in the memory that they need."""
+"""A workbook's shared strings, kept as encoded bytes: a million of them in little more memory than their text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _KNOWN: Final = 65_536
 
 
 def clean(raw: bytes) -> str | None:
-    """A text as it is handed on from XML, its references and Excel's ``_x000D_`` resolved, stripped; None when empty."""
+    """A text from XML, its references and Excel's ``_x000D_`` escapes resolved, stripped; None if empty."""
     try:
         text = raw.decode()
     except UnicodeDecodeError:
@@ -45,18 +45,18 @@ def clean(raw: bytes) -> str | None:
         text = _REFERENCE.sub(_resolved, text)
     if "_x" in text:
         text = _ESCAPE.sub(lambda match: chr(int(match[1], 16)), text)
-        # Halves of characters that find each other are one; others are none.
+        # Join surrogate pairs; replace lone surrogates.
         text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text.strip() or None
 
 
 def escaped(text: str) -> bytes:
-    """What :func:`clean` takes, from a text that an XML parser has resolved already."""
+    """Input for :func:`clean` from a text that an XML parser has resolved."""
     return text.replace("&", "&amp;").encode("utf-8", "replace")
 
 
 def canonical(head: bytes) -> bool:
-    """Whether the beginning of a part is XML in UTF-8, so that its bytes can be looked at as they are."""
+    """Whether a part begins as XML in UTF-8, so that its bytes can be matched directly."""
     head = head.removeprefix(b"\xef\xbb\xbf")
     if not head.startswith(b"<"):
         return False
@@ -81,7 +81,7 @@ def _is_blank(raw: bytes) -> bool:
 
 
 class Texts:
-    """A list of texts that grows; ``blank`` is whether one of them is empty but for spaces. Close it."""
+    """A growing list of texts; ``blank``: one of them is empty or only spaces. Close it."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -94,7 +94,7 @@ class Texts:
         return len(self._ends) - 1
 
     def add(self, raw: Sequence[bytes]) -> None:
-        """More texts, as :func:`clean` takes them. Texts of more than 64 MB go to a file."""
+        """Adds texts, as :func:`clean` takes them. Beyond 64 MiB they go to a temporary file."""
         if len(self) + len(raw) > _MAX_TEXTS:
             raise TooLarge(f"the workbook has more than {_MAX_TEXTS:,} texts; split it into several")
         self._data += b"".join(raw)
@@ -107,9 +107,9 @@ class Texts:
             self.blank = any(map(_is_blank, raw))
 
     def get(self, number: bytes) -> str | None:
-        """The text of a number, as a cell writes it. Raises InputError for a number that has none.
+        """The text with a number, as written in a cell. Raises InputError for an unknown number.
 
-        Short texts that were asked for lately are in ``known``.
+        Recently read short texts are cached in ``known``.
         """
         if not (number.isdigit() and len(number) <= 9 and int(number) < len(self)):
             raise damaged("a cell points at a text that the workbook does not have")
@@ -122,7 +122,7 @@ class Texts:
         return text
 
     def close(self) -> None:
-        """Let go of the file; again is harmless."""
+        """Closes the file; idempotent."""
         if self._file is not None:
             self._file.close()
 
@@ -138,7 +138,7 @@ class Texts:
 
 
 class TextParser:
-    """Handlers for an XML parser that put rich text together: its runs in order, without the readings beside it."""
+    """Handlers for an XML parser that join the runs of rich text, without phonetic readings."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
@@ -146,21 +146,18 @@ class TextParser:
         self._inside = self._reading = False
 
     def start(self, tag: str) -> None:
-        """A start tag, its local name."""
         if tag == "t":
             self._inside = not self._reading
         elif tag == "rPh":
             self._reading = True
 
     def end(self, tag: str) -> None:
-        """An end tag, its local name."""
         if tag == "t":
             self._inside = False
         elif tag == "rPh":
             self._reading = False
 
     def text(self, data: str) -> None:
-        """Characters."""
         if self._inside:
             self._size += len(data)
             if self._size > _MAX_TEXT_BYTES:
@@ -168,7 +165,7 @@ class TextParser:
             self._parts.append(data)
 
     def take(self) -> str:
-        """The text so far; the next one begins."""
+        """Returns the text and begins the next."""
         text = "".join(self._parts)
         self._parts.clear()
         self._size = 0
@@ -176,7 +173,7 @@ class TextParser:
 
 
 def load_texts(package: Package, part: str | None) -> Texts:
-    """The shared texts of a workbook; none where it has no such part."""
+    """The shared strings of a workbook; empty without such a part."""
     texts = Texts()
     if part is None or part.lower() not in package.parts:
         return texts
@@ -193,7 +190,7 @@ def load_texts(package: Package, part: str | None) -> Texts:
 
 
 def _load_canonical(package: Package, part: str, texts: Texts) -> bool:
-    """By patterns, four times as fast as a parser; False where the part is not written as programs usually write it."""
+    """By regular expressions, four times as fast as a parser; False if the XML is not in the usual form."""
     rest, first = b"", True
     for chunk in package.chunks(part):
         if first and not canonical(chunk):
@@ -222,7 +219,7 @@ def _add_items(data: bytes, texts: Texts) -> None:
         return
     pieces = data.split(_CLOSED)[:-1]
     if len(found) * _RARE < len(pieces) * (_RARE - 1):
-        # Making a parser costs more than a text: where many texts are unusual, one parser takes all of them.
+        # Making a parser costs more than parsing a text: many unusual texts share one parser.
         _load_any(iter([b"<sst>", data, b"</sst>"]), "sharedStrings", texts)
         return
     for piece in pieces:

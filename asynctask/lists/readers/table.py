@@ -1,4 +1,4 @@
-"""Rows of any sheet: what is the same for every format once its cells can be gone through."""
+"""Rows of a sheet of any format: finds the header row and maps the cells below it to headers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, Final, NamedTuple, Self
 from asynctask.errors import InputError, Problem
 from asynctask.lists.readers.base import Limits, OpenOptions, RawRow, column_letters, normalise, over_limit, shorten
 
-__all__ = ["HEADER_ROWS", "Cells", "Header", "Table", "TableSource", "clean_text", "find_header", "matches", "sheet_source"]
+__all__ = ["HEADER_ROWS", "Cells", "Header", "Table", "TableSource", "find_header", "matches", "sheet_source"]
 
 Cells = Callable[[], Iterator[tuple[int, list[Any]]]]
-"""Goes through the rows that are not empty: their numbers, and their cells from column A on, empty ones None."""
+"""Iterates over the non-empty rows: their numbers, and their cells from column A on, empty ones None."""
 
 
 class Table(NamedTuple):
-    """A sheet as it lies there: its cells, its name, how many rows are not empty, and what lets go of its workbook."""
+    """A sheet before its header is found: cells, name, number of non-empty rows, and what closes its workbook."""
 
     cells: Cells
     sheet_name: str
@@ -29,9 +29,9 @@ class Table(NamedTuple):
 class TableSource:
     """A sheet; see :class:`~asynctask.lists.readers.base.Source`.
 
-    Arguments: ``name``, the format; ``cells``; ``options``; ``sheet_name``; ``filled``, how many rows are not empty, titles
-    and header included, None where that is not known; ``close``, what lets go of the file. A row may have more cells than
-    the header, but for text (``extra_is_problem``), where a stray delimiter has shifted them.
+    Arguments: ``name``, the format; ``filled``, the number of non-empty rows, titles and header included, None if unknown;
+    ``close``, which closes the file. A row may have more cells than the header; in text
+    (``extra_is_problem``) that is a problem, for a stray delimiter has shifted the cells.
     Raises :class:`InputError`: ``no_header``, ``duplicate_column``, ``too_large``.
     """
 
@@ -89,11 +89,11 @@ class TableSource:
 
 
 def sheet_source(name: str, table: Table, options: OpenOptions) -> TableSource:
-    """A sheet of a workbook, with its header found."""
+    """A sheet of a workbook, its header found."""
     try:
         return TableSource(name, table.cells, options, sheet_name=table.sheet_name, filled=table.filled, close=table.close)
     except InputError as error:
-        error.params["sheet"] = table.sheet_name  # nobody could tell otherwise which one was looked at
+        error.params["sheet"] = table.sheet_name  # names the sheet that was chosen
         table.close()
         raise
     except BaseException:
@@ -101,25 +101,19 @@ def sheet_source(name: str, table: Table, options: OpenOptions) -> TableSource:
         raise
 
 
-# -- Finding the header row, and turning the rows under it into header -> cell.
+# -- header row
 
 HEADER_ROWS: Final = 20
 _SHOWN: Final = 20
 _FIGURES: Final = re.compile(r"[\d\s.,:/+%-]*")
-"""A number or a date: in CSV everything is text, and a row of figures is no header there either."""
-
-
-def clean_text(text: str) -> str | None:
-    """A text cell as it is handed on: stripped, None when nothing is left."""
-    return text.strip() or None
+"""A number or a date: in CSV every cell is text, and a row of figures is no header."""
 
 
 class Header:
     """The header row.
 
-    ``number``: its row. ``names[i]``: the name of column ``i`` of the cells, None for a column without one. ``headers``:
-    the names without the blank ones; ``places``: the column of the sheet that each of them stands over, 0 is A.
-    ``offset``: how many columns of the sheet lie left of the first cell.
+    ``number``: its row. ``names[i]``: the name of column ``i`` of the cells, None if blank. ``headers``: the names without
+    blank ones; ``places``: their columns in the sheet, 0 is A. ``offset``: columns of the sheet left of the first cell.
     """
 
     __slots__ = ("_offset", "_spare", "headers", "names", "number", "places")
@@ -133,10 +127,10 @@ class Header:
         self._spare: dict[int, str] = {}
 
     def row(self, number: int, cells: Sequence[Any], *, extra_is_problem: bool) -> RawRow | None:
-        """A row of cells by header; None when all are empty.
+        """A row of cells by header; None if all are empty.
 
-        A cell in a column without a name is kept as "Column C", one beyond the last column too; with
-        ``extra_is_problem`` that is a problem of the row as well: a stray delimiter has shifted the cells.
+        A cell without a header is kept as "Column C", for instance; beyond the last header and with ``extra_is_problem``
+        it is a problem of the row.
         """
         names, width = self.names, len(self.names)
         if len(cells) <= width == len(self.headers):
@@ -181,12 +175,12 @@ def find_header(
 ) -> Header:
     """The header among the first rows of a sheet.
 
-    Arguments: ``rows``, the first :data:`HEADER_ROWS` rows or so with their numbers, text cells stripped and empty
-    ones None; ``expect``, the names that the worker knows; ``offset``, see :class:`Header`.
+    Arguments: ``rows``, about the first :data:`HEADER_ROWS` rows with their numbers, text cells stripped and empty ones
+    None; ``expect``, the names known to the worker; ``offset``, see :class:`Header`.
 
-    With expected names, the row that has most of them is the header, the first one of equals. Without, it is the first
-    row with two texts or more (one, in a sheet of one column). Raises :class:`InputError` ``no_header`` when there is
-    none, ``duplicate_column`` when a name stands over two columns, :class:`TooLarge` for too many columns.
+    The header is the first of the rows with most expected names; without expected names, the first row with two or more
+    texts (one, in a sheet of one column). Raises :class:`InputError` ``no_header`` if there is none,
+    ``duplicate_column`` for a name over two columns, :class:`TooLarge` for too many columns.
     """
     chosen = _most_expected(rows, expect) if expect else _first_texts(rows)
     if chosen is None:
@@ -201,7 +195,7 @@ def find_header(
 
 
 def matches(cells: Sequence[Any], expect: frozenset[str]) -> int:
-    """How many different expected names (normalised ones) stand in these cells."""
+    """How many of the expected (normalised) names these cells contain."""
     return len(expect.intersection(normalise(cell) for cell in cells if isinstance(cell, str)))
 
 
@@ -230,9 +224,9 @@ def _no_header(rows: Sequence[tuple[int, Sequence[Any]]], expect: frozenset[str]
         shown = [shorten(str(cell), 40) for cell in first[1] if cell is not None]
         found = f"row {first[0]} has: {', '.join(shown[:_SHOWN])}{', …' if len(shown) > _SHOWN else ''}"
     wanted = ", ".join(sorted(expect)[:_SHOWN]) + (", …" if len(expect) > _SHOWN else "")
-    looked = f"none of these columns is in the first {HEADER_ROWS} rows: {wanted}" if expect else "no row looks like one"
+    reason = f"none of these columns is in the first {HEADER_ROWS} rows: {wanted}" if expect else "no row looks like one"
     return InputError(
-        f"the sheet has no header: {looked}; {found}. Put one row with the names of the columns over the data",
+        f"the sheet has no header: {reason}; {found}. Put one row with the names of the columns over the data",
         code="no_header",
         params={"found": found},
     )

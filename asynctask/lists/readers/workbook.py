@@ -1,4 +1,4 @@
-"""The plan of an Excel workbook: which part is what, which sheets there are, what its cell styles mean."""
+"""Shared by the workbook readers: the zip package, the plan of an Excel workbook, number formats and dates."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ __all__ = [
     "classify",
     "damaged",
     "empty_sheet",
+    "encrypted",
     "feed",
     "from_iso",
     "from_serial",
@@ -45,12 +46,230 @@ __all__ = [
     "plain_number",
     "read_workbook",
     "sheet_kinds",
-    "sheet_parts",
     "tidy",
 ]
 
+# -- zip package
+#
+# Untrusted: every size is verified by inflating.
+
+_CHUNK: Final = 1 << 18
+_MAX_PARTS: Final = 10_000
+_ENTRY, _END, _LOCAL = b"PK\x01\x02", b"PK\x05\x06", b"PK\x03\x04"
+_END_REACH: Final = 22 + 0xFFFF
+_MAX_DEPTH: Final = 256
+_MAX_MARKUP: Final = 2_097_152
+_SMALL: Final = 1_048_576
+"""Inflated bytes up to which no ratio is checked: a small sheet of equal rows compresses that well legitimately."""
+
+
+def damaged(why: str) -> UnsupportedFormat:
+    """The error for a broken or truncated workbook."""
+    return UnsupportedFormat(
+        f"the workbook is damaged: {why}; open it in a spreadsheet program, save it again and upload that",
+        code="damaged_file",
+    )
+
+
+def encrypted() -> UnsupportedFormat:
+    """The error for an encrypted workbook."""
+    return UnsupportedFormat(
+        "the workbook is encrypted with a password; remove the password in the spreadsheet program, save it and upload it"
+        " again",
+        code="encrypted",
+    )
+
+
+class Package:
+    """The parts of a workbook: a context manager. Raises InputError for anything but a sound, bounded zip.
+
+    ``parts`` maps the lower-cased name of each part to its entry: part names are case-insensitive.
+    """
+
+    def __init__(self, path: Path, limits: Limits) -> None:
+        self.limits = limits
+        self._file: BinaryIO = path.open("rb")
+        try:
+            _check_directory(self._file)
+            self.parts = self._entries()
+            self._check_totals(path.stat().st_size)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """The inflated bytes of a part, streamed.
+
+        Raises InputError for a missing, encrypted, truncated or corrupt part, or a size other than the directory claims.
+        """
+        info = self.parts.get(name.lower())
+        if info is None:
+            raise damaged(f"its part {name!r} is missing")
+        if info.flag_bits & 0x1:
+            raise UnsupportedFormat("the workbook is encrypted; remove the password and upload it again", code="encrypted")
+        size = check = 0
+        for chunk in _inflate(self._file, info):
+            size += len(chunk)
+            check = zlib.crc32(chunk, check)
+            if size > info.file_size:
+                raise TooLarge(
+                    f"part {name!r} is larger than the {info.file_size:,} bytes that the file claims", code="zip_bomb"
+                )
+            yield chunk
+        if size != info.file_size:
+            raise damaged(f"part {name!r} is cut off")
+        if check != info.CRC:
+            raise damaged(f"part {name!r} is not what was written")
+
+    def parse(self, name: str, attach: Callable[[expat.XMLParserType], None]) -> None:
+        """Parses a part as XML; ``attach`` sets the handlers. Raises InputError if it is no XML."""
+        parse_xml(self.chunks(name), attach, name)
+
+    def _entries(self) -> Mapping[str, zipfile.ZipInfo]:
+        try:
+            with zipfile.ZipFile(self._file) as archive:
+                infos = archive.infolist()
+        except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, OSError, struct.error) as error:
+            raise damaged(f"the zip cannot be read ({error})") from None
+        # Some programs for Windows write backslashes.
+        parts = {info.filename.lower().replace("\\", "/"): info for info in infos}
+        if len(parts) != len(infos):
+            raise damaged("two parts have the same name")
+        return MappingProxyType(parts)
+
+    def _check_totals(self, file_bytes: int) -> None:
+        limits = self.limits
+        total = sum(info.file_size for info in self.parts.values())
+        if total > limits.max_unzipped_bytes:
+            raise over_limit(f"the workbook unzips to {total:,} bytes", "max_unzipped_bytes", limits.max_unzipped_bytes)
+        # Entries may share bytes, so the ratio is to the file's size, not to the sum of compressed sizes.
+        if total > _SMALL and total > limits.max_unzip_ratio * file_bytes:
+            what = f"the workbook unzips to {total // max(file_bytes, 1):,} times its size"
+            raise over_limit(what, "max_unzip_ratio", limits.max_unzip_ratio)
+
+
+def parse_xml(chunks: Iterator[bytes], attach: Callable[[expat.XMLParserType], None], name: str) -> None:
+    """Parses XML; ``attach`` sets the parser's handlers. See :func:`feed` for what is refused."""
+    for _ in feed(chunks, attach, name):
+        pass
+
+
+def feed(chunks: Iterator[bytes], attach: Callable[[expat.XMLParserType], None], name: str) -> Iterator[None]:
+    """Parses XML and yields after each chunk, so that the caller can hand on what was found.
+
+    Refused: a document type (no part of a workbook has one, and it allows entities), and what would grow the parser's
+    memory without bound: deep nesting, and a tag or comment of more than 2 MiB.
+    """
+    parser = expat.ParserCreate()
+    parser.buffer_text = True
+    parser.StartDoctypeDeclHandler = _refuse_doctype
+    attach(parser)
+    _limit_depth(parser)
+    fed = 0
+    try:
+        for chunk in chunks:
+            parser.Parse(chunk, False)
+            fed += len(chunk)
+            # The parser passes text on at once and keeps one unfinished tag or comment.
+            if fed - parser.CurrentByteIndex > _MAX_MARKUP:
+                raise damaged(f"part {name!r} has a tag or comment of more than {_MAX_MARKUP:,} bytes")
+            yield
+        parser.Parse(b"", True)
+        yield
+    except (expat.ExpatError, LookupError, ValueError) as error:
+        # LookupError, ValueError: an unknown encoding.
+        raise damaged(f"part {name!r} is no sound XML ({error})") from None
+
+
+def _limit_depth(parser: expat.XMLParserType) -> None:
+    """Wraps the parser's handlers in a count of open elements."""
+    start: Any = parser.StartElementHandler
+    end, depth = parser.EndElementHandler, 0
+
+    def opened(tag: str, attrs: dict[str, str]) -> None:
+        nonlocal depth
+        depth += 1
+        if depth > _MAX_DEPTH:
+            raise damaged(f"its XML nests deeper than {_MAX_DEPTH} levels")
+        if start is not None:
+            start(tag, attrs)
+
+    def closed(tag: str) -> None:
+        nonlocal depth
+        depth -= 1
+        if end is not None:
+            end(tag)
+
+    parser.StartElementHandler, parser.EndElementHandler = opened, closed
+
+
+def _refuse_doctype(*_: object) -> None:
+    raise damaged("a part declares a document type")
+
+
+def _check_directory(file: BinaryIO) -> None:
+    """Refuses a zip with two directories, which readers could see differently, or with too many entries."""
+    size = file.seek(0, 2)
+    file.seek(max(0, size - _END_REACH))
+    if (ends := file.read().count(_END)) != 1:
+        raise damaged("the end of the zip is missing, it was cut off" if not ends else "the zip has two ends")
+    file.seek(0)
+    entries, rest = 0, b""
+    while chunk := file.read(_CHUNK):
+        entries += (rest + chunk).count(_ENTRY)
+        rest = chunk[-3:]
+    if entries > _MAX_PARTS:
+        raise TooLarge(f"the workbook has {entries:,} parts; {_MAX_PARTS:,} are the most that is read", code="zip_bomb")
+
+
+def _inflate(file: BinaryIO, info: zipfile.ZipInfo) -> Iterator[bytes]:
+    """The bytes of an entry to the end of its stream; zipfile would stop at the claimed size."""
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise damaged(f"part {info.filename!r} is compressed in an unusual way")
+    if not 0 <= info.header_offset <= file.seek(0, 2):
+        raise damaged(f"part {info.filename!r} is not where the directory says")
+    file.seek(info.header_offset)
+    head = file.read(30)
+    if len(head) != 30 or head[:4] != _LOCAL:
+        raise damaged(f"part {info.filename!r} is not where the directory says")
+    place = info.header_offset + 30 + sum(struct.unpack("<HH", head[26:30]))
+    left = info.compress_size
+    engine = zlib.decompressobj(-15) if info.compress_type == zipfile.ZIP_DEFLATED else None
+    while left > 0:
+        # Several readers share the file object, so its position is set before each read.
+        file.seek(place)
+        data = file.read(min(_CHUNK, left))
+        if not data:
+            raise damaged(f"part {info.filename!r} is cut off")
+        place, left = place + len(data), left - len(data)
+        yield from (_unpack(engine, data, info.filename) if engine else (data,))
+    if engine is not None and not engine.eof:
+        raise damaged(f"part {info.filename!r} is cut off")
+
+
+def _unpack(engine: zlib._Decompress, data: bytes, name: str) -> Iterator[bytes]:
+    while not engine.eof:
+        try:
+            piece = engine.decompress(data, _CHUNK)
+        except zlib.error as error:
+            raise damaged(f"part {name!r} cannot be inflated ({error})") from None
+        data = engine.unconsumed_tail
+        if piece:
+            yield piece
+        if not data and len(piece) < _CHUNK:
+            return
+
+
+# -- plan of an Excel workbook
+
 NO_VALUE: Final = "(a formula without a saved value)"
-"""What is said of a cell whose formula nobody has computed yet: there is nothing that it shows."""
+"""Shown for a formula without a saved value."""
 _MAX_SHEETS: Final = 1_000
 _MAX_STYLES: Final = 100_000
 _MAX_PLAN_BYTES: Final = 67_108_864
@@ -58,7 +277,7 @@ _TRUE: Final = frozenset({"1", "true", "on"})
 
 
 class SheetPart(NamedTuple):
-    """A sheet of the workbook: its name, the name of the part that holds it, and whether it can be seen."""
+    """A sheet of the workbook: its name, its part in the package, and whether it is visible."""
 
     name: str
     part: str
@@ -66,7 +285,7 @@ class SheetPart(NamedTuple):
 
 
 class Workbook(NamedTuple):
-    """The plan. ``sheets``: tables only, no charts or macros, in the workbook's order. Parts are None where not there."""
+    """The plan. ``sheets``: worksheets only, no charts or macros, in the workbook's order. An absent part is None."""
 
     sheets: tuple[SheetPart, ...]
     epoch_1904: bool
@@ -75,7 +294,7 @@ class Workbook(NamedTuple):
 
 
 def office_document(package: Package) -> str:
-    """The name of the part that the package is about."""
+    """The name of the package's main part."""
     if "_rels/.rels" in package.parts:
         for kind, target in _relations(package, "").values():
             if kind == "officeDocument":
@@ -84,7 +303,7 @@ def office_document(package: Package) -> str:
 
 
 def read_workbook(package: Package) -> Workbook:
-    """Read the plan. Raises InputError when the workbook contradicts itself."""
+    """Reads the plan. Raises InputError for a contradictory workbook."""
     main = office_document(package)
     related = _relations(package, main)
     found: list[tuple[str, str, bool]] = []
@@ -94,7 +313,7 @@ def read_workbook(package: Package) -> Workbook:
         nonlocal epoch_1904, prefix
         if _local(tag) == "workbook":
             prefix = tag.removesuffix("workbook")
-        # Extensions have elements of the same names under prefixes of their own.
+        # Extensions have elements of the same names, with other prefixes.
         tag = tag.removeprefix(prefix)
         if tag == "sheet":
             if len(found) >= _MAX_SHEETS:
@@ -116,13 +335,8 @@ def read_workbook(package: Package) -> Workbook:
     return Workbook(tuple(sheets), epoch_1904, parts.get("sharedStrings"), parts.get("styles"))
 
 
-def sheet_parts(package: Package) -> list[SheetPart]:
-    """The sheets in the workbook's order. Raises InputError when the workbook contradicts itself."""
-    return list(read_workbook(package).sheets)
-
-
 def sheet_kinds(package: Package, part: str | None) -> Mapping[bytes, str]:
-    """What the numbers under each cell style are, by the number of the style; those that are plain numbers are left out."""
+    """The kind of number of each cell style, by the style's number; plain numbers are left out."""
     if part is None or part.lower() not in package.parts:
         return {}
     codes, styles = dict(BUILT_IN), list[int]()
@@ -153,7 +367,7 @@ def sheet_kinds(package: Package, part: str | None) -> Mapping[bytes, str]:
 
 
 def choose_sheet(wanted: str, names: list[str]) -> int:
-    """The place of the sheet that is asked for. Raises InputError ``unknown_sheet`` that lists those there are."""
+    """The index of a sheet, by its exact name or else ignoring case. Raises InputError ``unknown_sheet`` that lists all."""
     for compare in (str, lambda text: text.strip().casefold()):
         for place, name in enumerate(names):
             if compare(name) == compare(wanted):
@@ -163,7 +377,7 @@ def choose_sheet(wanted: str, names: list[str]) -> int:
 
 
 def _relations(package: Package, part: str) -> dict[str, tuple[str, str]]:
-    """What a part refers to: id -> the last word of its type, and the name of the other part."""
+    """The relations of a part: id -> last word of the type, name of the other part."""
     folder, name = posixpath.split(part)
     found: dict[str, tuple[str, str]] = {}
 
@@ -196,224 +410,16 @@ def _whole(text: str) -> int:
 
 
 def empty_sheet(name: str | None) -> InputError:
-    """The error for a workbook without a row in the sheet that is asked for, or in any that can be seen."""
+    """The error for a workbook without a row in the named sheet, or in any visible one."""
     what = f"sheet {name!r} is empty" if name is not None else "no visible sheet of the workbook has a row"
     return InputError(f"{what}; put the data under a row with the names of the columns", code="empty_sheet")
 
 
-# -- The zip around a workbook, distrusted: sizes are proved by inflating, before anything else opens the file.
-
-_CHUNK: Final = 1 << 18
-_MAX_PARTS: Final = 10_000
-_ENTRY, _END, _LOCAL = b"PK\x01\x02", b"PK\x05\x06", b"PK\x03\x04"
-_END_REACH: Final = 22 + 0xFFFF
-_MAX_DEPTH: Final = 256
-_MAX_MARKUP: Final = 2_097_152
-_SMALL: Final = 1_048_576
-"""Up to this inflated size no ratio is looked at: a small sheet of equal rows is legitimately very compressible."""
-
-
-def damaged(why: str) -> UnsupportedFormat:
-    """The error for a workbook that is broken or cut off."""
-    return UnsupportedFormat(
-        f"the workbook is damaged: {why}; open it in a spreadsheet program, save it again and upload that",
-        code="damaged_file",
-    )
-
-
-class Package:
-    """The parts of a workbook: a context manager. Raises InputError for anything but a sound, bounded zip.
-
-    ``parts`` maps the lower-cased name of each part to its entry: part names do not differ by case alone.
-    """
-
-    def __init__(self, path: Path, limits: Limits) -> None:
-        self.limits = limits
-        self._file: BinaryIO = path.open("rb")
-        try:
-            _check_directory(self._file)
-            self.parts = self._entries()
-            self._check_totals(path.stat().st_size)
-        except BaseException:
-            self._file.close()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def chunks(self, name: str) -> Iterator[bytes]:
-        """The inflated bytes of a part, some KB at a time.
-
-        Raises InputError when the part is missing, encrypted, cut off, or not of the size that the directory claims.
-        """
-        info = self.parts.get(name.lower())
-        if info is None:
-            raise damaged(f"its part {name!r} is missing")
-        if info.flag_bits & 0x1:
-            raise UnsupportedFormat("the workbook is encrypted; remove the password and upload it again", code="encrypted")
-        size = check = 0
-        for chunk in _inflate(self._file, info):
-            size += len(chunk)
-            check = zlib.crc32(chunk, check)
-            if size > info.file_size:
-                raise TooLarge(
-                    f"part {name!r} is larger than the {info.file_size:,} bytes that the file claims", code="zip_bomb"
-                )
-            yield chunk
-        if size != info.file_size:
-            raise damaged(f"part {name!r} is cut off")
-        if check != info.CRC:
-            raise damaged(f"part {name!r} is not what was written")
-
-    def parse(self, name: str, attach: Callable[[expat.XMLParserType], None]) -> None:
-        """Send a part through an XML parser that ``attach`` has given its handlers. Raises InputError if it is no XML."""
-        parse_xml(self.chunks(name), attach, name)
-
-    def _entries(self) -> Mapping[str, zipfile.ZipInfo]:
-        try:
-            with zipfile.ZipFile(self._file) as archive:
-                infos = archive.infolist()
-        except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, OSError, struct.error) as error:
-            raise damaged(f"the zip cannot be read ({error})") from None
-        # Some programs for Windows write its separators.
-        parts = {info.filename.lower().replace("\\", "/"): info for info in infos}
-        if len(parts) != len(infos):
-            raise damaged("two parts have the same name")
-        return MappingProxyType(parts)
-
-    def _check_totals(self, file_bytes: int) -> None:
-        limits = self.limits
-        total = sum(info.file_size for info in self.parts.values())
-        if total > limits.max_unzipped_bytes:
-            raise over_limit(f"the workbook unzips to {total:,} bytes", "max_unzipped_bytes", limits.max_unzipped_bytes)
-        # Entries may share their bytes: what counts is the file, never the sum of the compressed sizes.
-        if total > _SMALL and total > limits.max_unzip_ratio * file_bytes:
-            what = f"the workbook unzips to {total // max(file_bytes, 1):,} times its size"
-            raise over_limit(what, "max_unzip_ratio", limits.max_unzip_ratio)
-
-
-def parse_xml(chunks: Iterator[bytes], attach: Callable[[expat.XMLParserType], None], name: str) -> None:
-    """Parse XML piece by piece; ``attach`` gives the parser its handlers. See :func:`feed` for what is refused."""
-    for _ in feed(chunks, attach, name):
-        pass
-
-
-def feed(chunks: Iterator[bytes], attach: Callable[[expat.XMLParserType], None], name: str) -> Iterator[None]:
-    """Parse XML piece by piece, and stop after each piece, so that what was found can be handed on.
-
-    A document type is refused (no part of a workbook has one, and entities hide there), and so is what would make the
-    parser keep everything: elements within elements without end, and one tag or comment of megabytes.
-    """
-    parser = expat.ParserCreate()
-    parser.buffer_text = True
-    parser.StartDoctypeDeclHandler = _refuse_doctype
-    attach(parser)
-    _limit_depth(parser)
-    fed = 0
-    try:
-        for chunk in chunks:
-            parser.Parse(chunk, False)
-            fed += len(chunk)
-            # Text is handed on as it comes; what stays with the parser is one unfinished piece of markup.
-            if fed - parser.CurrentByteIndex > _MAX_MARKUP:
-                raise damaged(f"part {name!r} has a tag or comment of more than {_MAX_MARKUP:,} bytes")
-            yield
-        parser.Parse(b"", True)
-        yield
-    except (expat.ExpatError, LookupError, ValueError) as error:
-        # The latter two: it says that it is in an encoding that the parser does not know.
-        raise damaged(f"part {name!r} is no sound XML ({error})") from None
-
-
-def _limit_depth(parser: expat.XMLParserType) -> None:
-    """Put a count of open elements around the handlers of a parser."""
-    start: Any = parser.StartElementHandler
-    end, depth = parser.EndElementHandler, 0
-
-    def opened(tag: str, attrs: dict[str, str]) -> None:
-        nonlocal depth
-        depth += 1
-        if depth > _MAX_DEPTH:
-            raise damaged(f"its XML nests deeper than {_MAX_DEPTH} levels")
-        if start is not None:
-            start(tag, attrs)
-
-    def closed(tag: str) -> None:
-        nonlocal depth
-        depth -= 1
-        if end is not None:
-            end(tag)
-
-    parser.StartElementHandler, parser.EndElementHandler = opened, closed
-
-
-def _refuse_doctype(*_: object) -> None:
-    raise damaged("a part declares a document type")
-
-
-def _check_directory(file: BinaryIO) -> None:
-    """Two readers must not see two different directories in one file, nor one of millions of entries."""
-    size = file.seek(0, 2)
-    file.seek(max(0, size - _END_REACH))
-    if (ends := file.read().count(_END)) != 1:
-        raise damaged("the end of the zip is missing, it was cut off" if not ends else "the zip has two ends")
-    file.seek(0)
-    entries, rest = 0, b""
-    while chunk := file.read(_CHUNK):
-        entries += (rest + chunk).count(_ENTRY)
-        rest = chunk[-3:]
-    if entries > _MAX_PARTS:
-        raise TooLarge(f"the workbook has {entries:,} parts; {_MAX_PARTS:,} are the most that is read", code="zip_bomb")
-
-
-def _inflate(file: BinaryIO, info: zipfile.ZipInfo) -> Iterator[bytes]:
-    """The bytes of an entry, to the end of its stream: zipfile would stop at the size that the entry claims."""
-    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise damaged(f"part {info.filename!r} is compressed in an unusual way")
-    if not 0 <= info.header_offset <= file.seek(0, 2):
-        raise damaged(f"part {info.filename!r} is not where the directory says")
-    file.seek(info.header_offset)
-    head = file.read(30)
-    if len(head) != 30 or head[:4] != _LOCAL:
-        raise damaged(f"part {info.filename!r} is not where the directory says")
-    place = info.header_offset + 30 + sum(struct.unpack("<HH", head[26:30]))
-    left = info.compress_size
-    engine = zlib.decompressobj(-15) if info.compress_type == zipfile.ZIP_DEFLATED else None
-    while left > 0:
-        # The file is shared by everyone who reads a part: no one relies on where it stands.
-        file.seek(place)
-        data = file.read(min(_CHUNK, left))
-        if not data:
-            raise damaged(f"part {info.filename!r} is cut off")
-        place, left = place + len(data), left - len(data)
-        yield from (_unpack(engine, data, info.filename) if engine else (data,))
-    if engine is not None and not engine.eof:
-        raise damaged(f"part {info.filename!r} is cut off")
-
-
-def _unpack(engine: zlib._Decompress, data: bytes, name: str) -> Iterator[bytes]:
-    while not engine.eof:
-        try:
-            piece = engine.decompress(data, _CHUNK)
-        except zlib.error as error:
-            raise damaged(f"part {name!r} cannot be inflated ({error})") from None
-        data = engine.unconsumed_tail
-        if piece:
-            yield piece
-        if not data and len(piece) < _CHUNK:
-            return
-
-
-# -- The sheets of an Excel workbook by name.
-
-
-# -- What a number in a cell stands for: spreadsheets keep dates and times as days, and only the cell's format says so.
+# -- number formats and dates
+#
+# Spreadsheets store dates and times as numbers of days; only the cell's number format tells them apart.
 
 # ruff: noqa: DTZ901 - the times of a sheet have no zone
-
 
 NUMBER: Final = ""
 DATE: Final = "date"
@@ -426,11 +432,11 @@ BUILT_IN: Final[dict[int, str]] = {
     **dict.fromkeys([18, 19, 20, 21, 45, 47], TIME),
     22: MOMENT,
     46: DURATION,
-    # Dates of East Asian Excels; 32 to 35, 55 and 56 are times there.
+    # Date formats of East Asian versions of Excel; 32 to 35, 55 and 56 are times.
     **dict.fromkeys([27, 28, 29, 30, 31, 36, 50, 51, 52, 53, 54, 57, 58], DATE),
     **dict.fromkeys([32, 33, 34, 35, 55, 56], TIME),
 }
-"""The formats that have a number and no text of their own."""
+"""The formats identified by number, without a format code."""
 
 _LITERALS: Final = re.compile(r'"[^"]*"?|\\.|[_*].')
 _ELAPSED: Final = re.compile(r"\[(?:h+|m+|s+)\]", re.IGNORECASE)
@@ -447,14 +453,15 @@ _DAY_MS: Final = 86_400_000
 _EPOCH_1900, _EPOCH_1904 = date(1899, 12, 30), date(1904, 1, 1)
 _LAST_DAY: Final = 2_958_465
 _LEAP_BUG: Final = 60
-"""Excel counts a 29 February 1900: that day does not exist, and those before it are off by one."""
+"""Excel counts a 29 February 1900, which does not exist: days before it are off by one."""
 
 
 def classify(code: str) -> str:
-    """What a number format shows: :data:`NUMBER`, :data:`DATE`, :data:`MOMENT` (both), :data:`TIME` or :data:`DURATION`.
+    """The kind that a number format shows: :data:`NUMBER`, :data:`DATE`, :data:`MOMENT` (both), :data:`TIME` or
+    :data:`DURATION`.
 
-    Where that depends on the number, ``[<1]h:mm;yyyy-mm-dd`` for instance, it is written the same way, as
-    ``[<1]time;[]date``; :func:`from_serial` takes that as well.
+    A kind that depends on the number (``[<1]h:mm;yyyy-mm-dd``) is written likewise, ``[<1]time;[]date``, for
+    :func:`from_serial`.
     """
     sections = _LITERALS.sub("", code[:1_000]).split(";")[:3]
     if not any(map(_CONDITION.search, sections)):
@@ -464,12 +471,12 @@ def classify(code: str) -> str:
         return kinds[0]
     tests = [f"[{found[1]}{found[2]}]" if (found := _CONDITION.search(section)) else "[]" for section in sections]
     if len(tests) == 3 and tests[1] == "[]":
-        tests[1] = "[<0]"  # as spreadsheets have it where a third part is for the rest
+        tests[1] = "[<0]"  # spreadsheets' default where a third part is for the rest
     return ";".join(map("".join, zip(tests, kinds, strict=True)))
 
 
 def _shows(code: str) -> str:
-    """What one part of a number format shows."""
+    """The kind that one part of a number format shows."""
     if _ELAPSED.search(code):
         return DURATION
     letters = _BRACKETS.sub("", code).lower()
@@ -485,10 +492,10 @@ def _shows(code: str) -> str:
 
 
 def plain_number(text: bytes) -> Any:
-    """The number that a workbook has written: an int where it is whole, else a float.
+    """A number of a workbook: an int if whole, else a float.
 
-    Beyond 2**53 a spreadsheet keeps 15 digits and shows zeros for the rest, and so do we. What is beyond a double is the
-    error that a spreadsheet would show. Raises ValueError for what is no number.
+    Beyond 2**53 only 15 digits are kept, as spreadsheets do. Beyond the range of a double it is the error ``#NUM!``.
+    Raises ValueError for a text that is no number.
     """
     if len(text) <= 15 and text.isdigit():
         return int(text)
@@ -498,7 +505,7 @@ def plain_number(text: bytes) -> Any:
 
 
 def tidy(value: float) -> Any:
-    """A double as it is handed on; see :func:`plain_number`."""
+    """A double as an int, float or error; see :func:`plain_number`."""
     if not math.isfinite(value):
         return CellError("#NUM!")
     if not value.is_integer():
@@ -513,10 +520,10 @@ def tidy(value: float) -> Any:
 
 
 def from_serial(value: Any, kind: str, *, epoch_1904: bool) -> Any:
-    """The date or time that a number of days stands for, under a format of ``kind``.
+    """The date or time of a number of days, under a format of ``kind``.
 
-    A whole number is a date (a datetime where the format shows a time), one with a fraction a datetime, one below 1 a
-    time; under a format of elapsed time it is a timedelta. A number that is no day of any calendar stays a number.
+    A whole number is a date (a datetime if the format shows a time), one with a fraction a datetime, one below 1 a time;
+    a format of elapsed time gives a timedelta. A number outside the calendar stays a number.
     """
     if kind[:1] == "[" and isinstance(value, int | float):
         kind = _kind_of(value, kind)
@@ -545,7 +552,7 @@ def from_serial(value: Any, kind: str, *, epoch_1904: bool) -> Any:
 
 
 def _kind_of(value: float, conditions: str) -> str:
-    """What a format with conditions shows of a number; one that meets none is shown by the first part."""
+    """The kind that a conditional format shows for a number; the first part's if no condition holds."""
     parts = _conditions(conditions)
     return next((kind for compare, bound, kind in parts if compare is None or compare(value, bound)), parts[0][2])
 
@@ -569,9 +576,9 @@ def _day(days: int, epoch_1904: bool) -> date | None:
 
 
 def from_iso(text: str, kind: str = DATE) -> Any:
-    """The date, datetime or time of an ISO 8601 text; the text itself where it is none.
+    """The date, datetime or time of an ISO 8601 text; the text itself if it is none.
 
-    A midnight under a format that shows no time is a date.
+    Midnight under a format without a time is a date.
     """
     text = text.strip()
     try:

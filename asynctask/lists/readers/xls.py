@@ -1,4 +1,4 @@
-"""Old Excel workbooks (.xls): read record by record, in plain Python, so that a broken one can do no more than raise."""
+"""Reads Excel 5 to 2003 workbooks (.xls) record by record, in plain Python: a broken file can only raise."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from asynctask.errors import InputError, TooLarge, UnsupportedFormat
-from asynctask.lists.readers.base import CellError, Limits, OpenOptions, column_letters, over_limit
+from asynctask.lists.readers.base import CellError, Limits, OpenOptions, too_long, too_wide
 from asynctask.lists.readers.ole import OleFile
 from asynctask.lists.readers.shared_texts import Texts, escaped
 from asynctask.lists.readers.table import Table, TableSource, sheet_source
@@ -42,7 +42,7 @@ _MAX_UNORDERED: Final = 1_000_000
 
 
 def open_xls(path: Path, options: OpenOptions) -> TableSource:
-    """Open the asked sheet, else the first visible one with rows.
+    """Opens the named sheet, else the first visible one with rows.
 
     Raises :class:`InputError`: ``unknown_sheet``, ``empty_sheet``, ``no_header``, ``duplicate_column``, ``damaged_file``,
     ``encrypted``, ``too_large``.
@@ -51,14 +51,14 @@ def open_xls(path: Path, options: OpenOptions) -> TableSource:
 
 
 def xls_table(path: Path, options: OpenOptions) -> Table:
-    """The asked sheet, else the first visible one with rows, whatever stands in them."""
+    """The named sheet, else the first visible one with rows, without looking for a header."""
     with OleFile(path) as file, file.open(_stream(file)) as stream:
         book = read_globals(stream)
     try:
         empty: dict[int, int] = {}
         for sheet in _wanted(book, options.sheet):
             if sheet.at in empty:
-                continue  # several sheets on the same records
+                continue  # another sheet on the same records
             if any(begin < sheet.at < end for begin, end in empty.items()):
                 raise damaged(f"sheet {sheet.name!r} lies within another one")
             rows = _Rows(path, sheet, book, options.limits)
@@ -72,7 +72,7 @@ def xls_table(path: Path, options: OpenOptions) -> Table:
 
 
 def xls_sheets(path: Path, limits: Limits) -> list[str]:
-    """The names of the sheets that can be seen, in the workbook's order. Raises :class:`InputError` as the opener does."""
+    """The visible sheets in the workbook's order. Raises :class:`InputError` as the opener does."""
     with OleFile(path) as file, file.open(_stream(file)) as stream:
         book = read_globals(stream)
     book.texts.close()
@@ -93,16 +93,16 @@ def _stream(file: OleFile) -> str:
 
 
 class _Rows:
-    """The rows of a sheet. Nearly every program writes them in order; one that does not has them sorted in memory."""
+    """The rows of a sheet. Nearly every program writes them in order; otherwise they are sorted in memory."""
 
     def __init__(self, path: Path, sheet: XlsSheet, book: Globals, limits: Limits) -> None:
         self._path, self._sheet, self._book, self._limits = path, sheet, book, limits
         self._ordered = True
         self.end = 0
-        """Where the records of the sheet end; known once they were gone through."""
+        """Offset of the end of the sheet's records; known after they were read."""
 
     def count(self) -> int:
-        """How many rows are not empty."""
+        """The number of non-empty rows."""
         count, last = 0, -1
         for row, _, _ in self._found():
             if row > last:
@@ -129,7 +129,7 @@ class _Rows:
             yield number + 1, cells
 
     def _sorted(self) -> Iterator[tuple[int, list[Any]]]:
-        # Without the empty cells before each: there may be a thousand for one that has a value.
+        # Kept without empty cells: a row may have a thousand for each value.
         rows: dict[int, list[tuple[int, Any]]] = {}
         for count, (row, column, value) in enumerate(self._found()):
             if count >= _MAX_UNORDERED:
@@ -148,13 +148,10 @@ class _Rows:
             self.end = stream.tell()
 
     def _check(self, row: int, column: int, value: Any) -> None:
-        limits = self._limits
-        if column >= limits.max_columns:
-            what = f"row {row + 1} has a cell in column {column_letters(column)}, which is column {column + 1:,}"
-            raise over_limit(what, "max_columns", limits.max_columns)
-        if type(value) is str and len(value) > limits.max_cell_chars:
-            what = f"a cell of row {row + 1} has {len(value):,} characters"
-            raise over_limit(what, "max_cell_chars", limits.max_cell_chars)
+        if column >= self._limits.max_columns:
+            raise too_wide(row + 1, column, self._limits)
+        if type(value) is str and len(value) > self._limits.max_cell_chars:
+            raise too_long(row + 1, value, self._limits)
 
 
 def _put(cells: list[Any], column: int, value: Any) -> None:
@@ -165,7 +162,7 @@ def _put(cells: list[Any], column: int, value: Any) -> None:
         cells.append(value)
 
 
-# -- The records of an old Excel workbook (.xls, Excel 5 to 2003): what stands in its globals and in its cells.
+# -- records of the globals
 
 BOF, EOF, CONTINUE = 0x0809, 0x000A, 0x003C
 _SHEET, _CODEPAGE, _DATES, _FORMAT, _STYLE, _SST, _PASSWORD = 0x0085, 0x0042, 0x0022, 0x041E, 0x00E0, 0x00FC, 0x002F
@@ -183,14 +180,14 @@ _MAX_STYLES: Final = 100_000
 
 
 class Record(NamedTuple):
-    """A record: its kind, and its data."""
+    """A record of the stream."""
 
     kind: int
     data: bytes
 
 
 class XlsSheet(NamedTuple):
-    """A table of the workbook: its name, where its records begin, whether it can be seen."""
+    """A worksheet: its name, the offset of its records, whether it is visible."""
 
     name: str
     at: int
@@ -198,7 +195,7 @@ class XlsSheet(NamedTuple):
 
 
 class Globals(NamedTuple):
-    """What the cells need: see the classes of the same names. ``old`` is Excel 5 or 95, whose texts have a code page."""
+    """Context for reading cells. ``old``: Excel 5 or 95, with texts in a code page (``codec``)."""
 
     sheets: list[XlsSheet]
     texts: Texts
@@ -209,7 +206,7 @@ class Globals(NamedTuple):
 
 
 def records(stream: io.BufferedReader, at: int = 0) -> Iterator[Record]:
-    """The records from a place on, to the end of the stream."""
+    """The records from an offset to the end of the stream."""
     stream.seek(at)
     while len(head := stream.read(4)) == 4:
         kind, size = struct.unpack("<HH", head)
@@ -220,7 +217,7 @@ def records(stream: io.BufferedReader, at: int = 0) -> Iterator[Record]:
 
 
 def read_globals(stream: io.BufferedReader) -> Globals:
-    """What stands before the sheets. Raises InputError for a workbook with a password, or one that is damaged."""
+    """The records before the sheets. Raises InputError for an encrypted or damaged workbook."""
     reader = _Globals()
     try:
         found = records(stream)
@@ -256,7 +253,7 @@ class _Globals:
         self._styles: list[int] = []
         self._sheets: list[tuple[bytes, int, bool]] = []
         self._shared: _SharedTexts | None = None
-        self._takers: dict[int, Callable[[bytes], None]] = {
+        self._handlers: dict[int, Callable[[bytes], None]] = {
             _SHEET: self._sheet, _CODEPAGE: self._codepage, _DATES: self._dates, _FORMAT: self._format,
             _STYLE: self._style, _PASSWORD: self._password, _SST: self._texts,
         }  # fmt: skip
@@ -267,9 +264,9 @@ class _Globals:
                 self._shared.feed(record.data)
             return
         self._shared = None
-        taker = self._takers.get(record.kind)
-        if taker is not None:
-            taker(record.data)
+        handler = self._handlers.get(record.kind)
+        if handler is not None:
+            handler(record.data)
 
     def result(self) -> Globals:
         sheets = [XlsSheet(self._name(name), at, visible) for name, at, visible in self._sheets]
@@ -290,7 +287,7 @@ class _Globals:
 
     def _codepage(self, data: bytes) -> None:
         number = struct.unpack_from("<H", data)[0]
-        if self.old and number not in _CODEPAGES:  # later workbooks have Unicode, and only claim one
+        if self.old and number not in _CODEPAGES:  # Excel 97 and later use Unicode whatever code page they claim
             raise InputError(
                 f"the texts of the workbook are in code page {number}, which is not known; open it in a spreadsheet program"
                 " and save as .xlsx",
@@ -327,7 +324,7 @@ class _Globals:
 
 
 class _SharedTexts:
-    """The table of shared texts, whose record goes on in others: a text may break off anywhere and go on there."""
+    """The table of shared strings. It spans several records, and a string may be split between two anywhere."""
 
     def __init__(self, texts: Texts, count: int) -> None:
         self._texts, self._left = texts, count
@@ -337,9 +334,8 @@ class _SharedTexts:
         self._wide = False
 
     def feed(self, data: bytes) -> None:
-        """The next record."""
         if self._characters:
-            # Characters that go on in the next record begin with a new flag: one byte or two for each.
+            # A string continued in the next record has a new flag there: one or two bytes a character.
             self._wide, data = bool(data[0] & 1) if data else False, data[1:]
         self._data, self._at = self._data[self._at :] + data, 0
         while self._left and self._step():
@@ -351,10 +347,10 @@ class _SharedTexts:
         if self._characters:
             return self._take_characters()
         if self._skip:
-            taken = min(self._skip, len(self._data) - self._at)
-            self._at += taken
-            self._skip -= taken
-            if self._skip or not taken:
+            skipped = min(self._skip, len(self._data) - self._at)
+            self._at += skipped
+            self._skip -= skipped
+            if self._skip or not skipped:
                 return False
         if self._parts:
             self._texts.add([_literal("".join(self._parts))])
@@ -365,7 +361,7 @@ class _SharedTexts:
         return bool(self._left) and self._begin()
 
     def _take_whole(self) -> None:
-        """The texts at this place that are plain and end within the record, in one pass: nearly all are."""
+        """Parses the plain strings that end within this record in one pass: nearly all are such."""
         data, at, found = self._data, self._at, list[bytes]()
         end, left = len(data), self._left
         while len(found) < left and end - at >= 3:
@@ -408,23 +404,23 @@ class _SharedTexts:
 
 
 def _literal(text: str) -> bytes:
-    """A text of this table as :meth:`Texts.add` takes it: it knows no escapes, and what looks like one stands as it is."""
+    """A string as :meth:`Texts.add` takes it. This table has no escapes, so what looks like one is escaped."""
     return escaped(text.replace("_x", "_x005F_x")) if text else b""
 
 
 def characters(data: bytes, at: int, count: int, flags: int) -> str:
-    """Characters of one byte or, as the first bit of their flags says, of two."""
+    """Characters of one byte, or of two if bit 0 of the flags is set."""
     if flags & 1:
         return data[at : at + 2 * count].decode("utf-16-le", "replace")
     return data[at : at + count].decode("latin-1")
 
 
-# -- The cells of a sheet of an old Excel workbook, record by record.
+# -- cells
 
 _NUMBER, _RK, _MULRK, _SHARED, _LABEL, _RICH = 0x0203, 0x027E, 0x00BD, 0x00FD, 0x0204, 0x00D6
 _TRUTH, _STRING = 0x0205, 0x0207
 _FORMULAS: Final = frozenset({0x0006, 0x0206, 0x0406})
-"""Excel 5 and later write the first; other programs write those of Excel 3 and 4, whose values stand at the same places."""
+"""Excel 5 and later write the first; other programs write those of Excel 3 and 4, with values at the same offsets."""
 _ERRORS: Final = {
     0x00: "#NULL!", 0x07: "#DIV/0!", 0x0F: "#VALUE!", 0x17: "#REF!", 0x1D: "#NAME?", 0x24: "#NUM!", 0x2A: "#N/A",
     0x2B: "#GETTING_DATA",
@@ -433,7 +429,7 @@ _TABLE: Final = 0x0010
 
 
 def sheet_cells(stream: io.BufferedReader, sheet: XlsSheet, book: Globals) -> Iterator[tuple[int, int, Any]]:
-    """Row from 0, column from 0 and value of each cell of a sheet that has one, in the order of the file."""
+    """Row and column, both from 0, and value of each cell that has one, in file order."""
     try:
         yield from _cells(stream, sheet, book)
     except (struct.error, IndexError):
@@ -464,7 +460,7 @@ def _cells(stream: io.BufferedReader, sheet: XlsSheet, book: Globals) -> Iterato
 
 
 def _table_records(stream: io.BufferedReader, sheet: XlsSheet) -> Iterator[Record]:
-    """The records of a sheet to its end, without those of charts within it; none where it is no table."""
+    """The records of a sheet to its end, without charts embedded in it; none for a sheet that is no worksheet."""
     depth = 0
     for record in records(stream, sheet.at):
         if record.kind == BOF:
@@ -483,7 +479,7 @@ def _table_records(stream: io.BufferedReader, sheet: XlsSheet) -> Iterator[Recor
 
 
 class _LongText:
-    """The text that a formula came to: it may go on in further records."""
+    """The text result of a formula; it may span several records."""
 
     def __init__(self, data: bytes, book: Globals) -> None:
         (self._left,) = struct.unpack_from("<H", data)
@@ -494,7 +490,7 @@ class _LongText:
             self.feed(data[2:])
 
     def feed(self, data: bytes) -> None:
-        """Another piece, with its own flag of one byte or two for a character."""
+        """Adds a piece, with its own flag of one or two bytes a character."""
         if self._old:
             self._take(data)
         elif data and self._left:
@@ -503,7 +499,6 @@ class _LongText:
             self._parts.append(text)
 
     def value(self) -> str | None:
-        """The whole of it."""
         return "".join(self._parts).strip() or None
 
     def _take(self, data: bytes) -> None:
@@ -513,7 +508,7 @@ class _LongText:
 
 
 _FOLLOWS: Final = object()
-"""The value of a formula that is a text: it has a record of its own."""
+"""The value of a formula whose text result is in the next record."""
 
 
 def _formula_value(data: bytes, book: Globals) -> Any:
@@ -576,7 +571,7 @@ def _styled(value: float, style: int, book: Globals) -> Any:
 
 
 def _unpacked(packed: int) -> float:
-    """A number in four bytes: an integer of 30 bits, or the upper half of a double; perhaps a hundred times too large."""
+    """A number in four bytes: a 30-bit integer or the upper half of a double, possibly multiplied by 100."""
     if packed & 2:
         whole = packed >> 2
         value = float(whole - (1 << 30) if whole & 0x20000000 else whole)

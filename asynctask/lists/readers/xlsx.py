@@ -1,7 +1,6 @@
-"""Excel workbooks (.xlsx, .xlsm), streamed: what they are made of is looked at once, and then their rows one by one.
+"""Reads Excel workbooks (.xlsx, .xlsm), streaming their rows.
 
-Of merged cells only the top left one has the value. A formula gives the value that was saved with it. The dimension that a
-sheet claims is not believed.
+The value of merged cells is in the top left one. A formula gives its saved value. A sheet's claimed dimension is ignored.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from xml.parsers.expat import XMLParserType
 
 from asynctask.errors import TooLarge
-from asynctask.lists.readers.base import CellError, Limits, OpenOptions, column_letters, over_limit
+from asynctask.lists.readers.base import CellError, Limits, OpenOptions, column_letters, over_limit, too_long, too_wide
 from asynctask.lists.readers.shared_texts import TextParser, Texts, canonical, clean, escaped, load_texts
 from asynctask.lists.readers.table import Table, TableSource, sheet_source
 from asynctask.lists.readers.workbook import (
@@ -36,7 +35,7 @@ __all__ = ["Book", "SheetXml", "open_xlsx", "xlsx_sheets", "xlsx_table"]
 
 
 def open_xlsx(path: Path, options: OpenOptions) -> TableSource:
-    """Open the asked sheet, else the first visible one with rows.
+    """Opens the named sheet, else the first visible one with rows.
 
     Raises :class:`InputError`: ``unknown_sheet``, ``empty_sheet``, ``no_header``, ``duplicate_column``, ``damaged_file``,
     ``encrypted``, ``zip_bomb``, ``too_large``.
@@ -45,20 +44,20 @@ def open_xlsx(path: Path, options: OpenOptions) -> TableSource:
 
 
 def xlsx_table(path: Path, options: OpenOptions) -> Table:
-    """The asked sheet, else the first visible one with rows, whatever stands in them."""
+    """The named sheet, else the first visible one with rows, without looking for a header."""
     with Package(path, options.limits) as package:
         plan = read_workbook(package)
         wanted = _wanted(plan.sheets, options.sheet)
         texts = load_texts(package, plan.texts_part)
         try:
             book = Book(texts, sheet_kinds(package, plan.styles_part), plan.epoch_1904, options.limits)
-            looked_at: set[str] = set()
+            seen: set[str] = set()
             for part in wanted:
                 if not part.part:
                     raise damaged(f"it does not say which of its parts is sheet {part.name!r}")
-                if part.part.lower() in looked_at:
-                    continue  # several sheets on one part, which is known to be empty
-                looked_at.add(part.part.lower())
+                if part.part.lower() in seen:
+                    continue  # another sheet on the same part, known to be empty
+                seen.add(part.part.lower())
                 sheet = SheetXml(lambda: Package(path, options.limits), part.part, book)
                 if filled := sheet.prove():
                     return Table(sheet.cells, part.name, filled, texts.close)
@@ -69,7 +68,7 @@ def xlsx_table(path: Path, options: OpenOptions) -> Table:
 
 
 def xlsx_sheets(path: Path, limits: Limits) -> list[str]:
-    """The names of the sheets that can be seen, in the workbook's order. Raises :class:`InputError` as the opener does."""
+    """The visible sheets in the workbook's order. Raises :class:`InputError` as the opener does."""
     with Package(path, limits) as package:
         return [sheet.name for sheet in read_workbook(package).sheets if sheet.visible]
 
@@ -80,10 +79,10 @@ def _wanted(sheets: Sequence[SheetPart], name: str | None) -> Sequence[SheetPart
     return [sheets[choose_sheet(name, [sheet.name for sheet in sheets])]]
 
 
-# -- The rows of a sheet of an Excel workbook, streamed from its XML.
+# -- sheet XML
 #
-# Nearly every program writes cells in one way, ``<c r="A1" s="2" t="s"><v>7</v></c>``. Those are read by a pattern that has
-# to explain every cell of a row; a row, or a sheet, that is written in another way goes through an XML parser.
+# Nearly every program writes cells in one form, ``<c r="A1" s="2" t="s"><v>7</v></c>``: a regular expression, which must
+# match every cell of a row, reads it. A row, or a sheet, in another form goes through an XML parser.
 
 EXCEL_ROWS, EXCEL_COLUMNS = 1_048_576, 16_384
 _ROW_BYTES: Final = 8_388_608
@@ -97,17 +96,19 @@ _CELL: Final = re.compile(
     rb"(?:/>|>(?:(<f)[^>]*?(?:/>|>[^<]*+</f>))?"
     rb'(?:<v>([^<]*+)</v>|<v ?/>|<is><t(?: xml:space="preserve")?>([^<]*+)</t></is>)?</c>)'
 )
-_WORTH: Final = re.compile(rb"<(?:[\w.-]+:)?(?:v|is|f)\b")
-"""What a row has in it unless all of its cells have a format only."""
+_REF: Final = re.compile(r"([A-Za-z]{1,3})([1-9][0-9]{0,6})")
+_TRUTH: Final[Mapping[bytes, bool | None]] = {b"1": True, b"0": False, b"true": True, b"false": False, b"": None}
+_CONTENT: Final = re.compile(rb"<(?:[\w.-]+:)?(?:v|is|f)\b")
+"""Present in every row except those of formatted empty cells."""
 _FILLED: Final = re.compile(rb"<v>[^<\s&_\x80-\xff]")
-"""A cell that is not empty for certain: what it begins with is neither a space nor something that may turn out as one."""
+"""A cell that is certainly not empty: its value begins with neither a space nor a possible escape of one."""
 
 Found = tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]
-"""Letters, digits, style, type, whether there is a formula, value, inline text."""
+"""Column letters, row digits, style, type, formula (empty if none), value, inline text."""
 
 
 class Book(NamedTuple):
-    """What the cells of a workbook need: shared texts, kind of each style by its number, epoch of dates, limits."""
+    """Context for reading cells: shared strings, kind of each style by its number, epoch of dates, limits."""
 
     texts: Texts
     kinds: Mapping[bytes, str]
@@ -116,41 +117,41 @@ class Book(NamedTuple):
 
 
 class _Unusual(Exception):
-    """The sheet is not written as programs usually write it."""
+    """The XML is not in the usual form."""
 
 
 class SheetXml:
-    """A sheet. ``prove`` looks through it once; then ``cells`` gives its rows, as often as wanted."""
+    """A sheet. ``prove`` reads it once; then ``cells`` gives its rows, any number of times."""
 
     def __init__(self, open_package: Callable[[], Package], part: str, book: Book) -> None:
         self._open, self._part, self._book = open_package, part, book
         self._usual, self._last = True, EXCEL_ROWS
 
     def prove(self) -> int:
-        """How many rows are not empty. Raises InputError where the sheet is cut off, contradicts itself or is too wide."""
+        """The number of non-empty rows. Raises InputError for a truncated, contradictory or too wide sheet."""
         try:
             count, self._last = self._count()
         except _Unusual:
             self._usual, count = False, 0
-            for count, (last, _) in enumerate(self.cells(), 1):  # noqa: B007 - the last one counts
+            for count, (last, _) in enumerate(self.cells(), 1):  # noqa: B007 - last is used after the loop
                 pass
             self._last = last if count else 0
         return count
 
     def cells(self) -> Iterator[tuple[int, list[Any]]]:
-        """The rows that are not empty, by number, each from column A to its last cell that has a value."""
+        """Number and cells of each non-empty row, from column A to its last value."""
         with self._open() as package:
             rows = self._usual_rows(package) if self._usual else self._any_rows(package)
             for number, row in rows:
                 if row:
                     yield number, row
                 if number >= self._last:
-                    return  # what follows has a format only
+                    return  # only formatted empty cells follow
 
-    # -- by patterns
+    # -- by regular expressions
 
     def _count(self) -> tuple[int, int]:
-        """How many rows are not empty, and the number of the last one."""
+        """The count of non-empty rows, and the number of the last."""
         count, last, blank, width = 0, 0, self._book.texts.blank, self._book.limits.max_columns
         with self._open() as package:
             for number, content in self._contents(package):
@@ -164,7 +165,7 @@ class SheetXml:
             yield number, self._row(number, content)
 
     def _row(self, number: int, content: bytes) -> list[Any]:
-        if not _WORTH.search(content):
+        if not _CONTENT.search(content):
             return []
         found: list[Found] = _CELL.findall(content)
         if not found or len(found) != content.count(b"<c ") + content.count(b"<c>") + content.count(b"<c/"):
@@ -172,7 +173,7 @@ class SheetXml:
         return row_values(number, found, self._book)
 
     def _contents(self, package: Package) -> Iterator[tuple[int, bytes]]:
-        """The number of each row that has cells, and the XML between its tags. Raises _Unusual before the first."""
+        """Number and inner XML of each row that has cells. Raises _Unusual before it yields anything."""
         number = 0
         for piece in self._pieces(package):
             start = piece.rfind(b"<row")
@@ -185,7 +186,7 @@ class SheetXml:
             yield number, piece[match.end() :]
 
     def _pieces(self, package: Package) -> Iterator[bytes]:
-        """What stands before each end of a row, inside the table of the sheet."""
+        """The XML before each ``</row>`` inside the sheet's table."""
         rest, inside, head = b"", False, True
         chunks = package.chunks(self._part)
         for chunk in chunks:
@@ -208,7 +209,7 @@ class SheetXml:
                 if not _EMPTY_ROWS.fullmatch(rest, 0, end):
                     raise _Unusual
                 for _ in chunks:
-                    pass  # to the end, where its size and its checksum are known
+                    pass  # size and checksum are verified at the end of the part
                 return
             if len(rest) > _ROW_BYTES:
                 raise over_limit(
@@ -218,7 +219,7 @@ class SheetXml:
                 )
         raise _Unusual
 
-    # -- by a parser
+    # -- by an XML parser
 
     def _any_rows(self, package: Package) -> Iterator[tuple[int, list[Any]]]:
         parser = _RowParser()
@@ -242,11 +243,9 @@ class _RowParser:
         self._text = TextParser()
 
     def attach(self, xml: XMLParserType) -> None:
-        """Listen to a parser."""
         xml.StartElementHandler, xml.EndElementHandler, xml.CharacterDataHandler = self._start, self._end, self._characters
 
     def take(self) -> list[tuple[int, list[Found]]]:
-        """The rows that were finished since the last call."""
         rows, self._rows = self._rows, []
         return rows
 
@@ -310,7 +309,7 @@ def _parsed_row(number: int, content: bytes) -> list[Found]:
 
 
 def row_values(number: int, found: list[Found], book: Book) -> list[Any]:
-    """The values of a row's cells, from column A to the last one that has a value."""
+    """A row's values, from column A to the last one."""
     texts, kinds, width, longest = book.texts, book.kinds, book.limits.max_columns, book.limits.max_cell_chars
     known, row, this = texts.known, list[Any](), b"%d" % number
     for letters, digits, style, kind, formula, raw, inline in found:
@@ -332,7 +331,7 @@ def row_values(number: int, found: list[Found], book: Book) -> list[Any]:
         if value is None:
             continue
         if type(value) is str and len(value) > longest:
-            raise over_limit(f"a cell of row {number} has {len(value):,} characters", "max_cell_chars", longest)
+            raise too_long(number, value, book.limits)
         column = _COLUMNS.get(letters, -1)
         if column == len(row) and column < width:
             row.append(value)
@@ -343,8 +342,7 @@ def row_values(number: int, found: list[Found], book: Book) -> list[Any]:
 
 def _put(row: list[Any], column: int, value: Any, number: int, limits: Limits) -> None:
     if column >= limits.max_columns:
-        what = f"row {number} has a cell in column {column_letters(column)}, which is column {column + 1:,}"
-        raise over_limit(what, "max_columns", limits.max_columns)
+        raise too_wide(number, column, limits)
     if column < len(row):
         row[column] = value
     else:
@@ -407,13 +405,11 @@ def _index(letters: bytes) -> int:
 
 
 def _last_column(content: bytes) -> int:
-    """The column of the last cell of a row; -1 where it is written in another way."""
+    """The column of a row's last cell; -1 if written in another form."""
     start = content.rfind(b'<c r="') + 6
     letters = content[start : start + 3].rstrip(b'0123456789"')
     return _COLUMNS.get(letters, EXCEL_COLUMNS) if start >= 6 else -1
 
 
-_REF: Final = re.compile(r"([A-Za-z]{1,3})([1-9][0-9]{0,6})")
-_TRUTH: Final[Mapping[bytes, bool | None]] = {b"1": True, b"0": False, b"true": True, b"false": False, b"": None}
 _COLUMNS: Final[Mapping[bytes, int]] = {_letters(column): column for column in range(1_000)}
-"""The common ones, by their letters."""
+"""Cache of the first 1,000 columns by letters."""
