@@ -143,9 +143,9 @@ class Change:
 
     ``decide`` gets the Event as read in the transaction and returns the turn to take, or None to leave it (the
     compare-and-set is lost). It must not refer to the change: thousands of such reference cycles keep the garbage
-    collector busy. If the change wins, ``notes`` are added to ``added_messages``, and the entry of ``told`` for the turn's
-    reason. ``values``: further columns to set (``result``, ``checkpoint``, ``started_at``); ``failure``: for a turn that
-    ends ``failed`` or ``error``.
+    collector busy. If the change wins, ``notes`` are added to ``added_messages``, and the entry of ``notes_by_reason`` for
+    the turn's reason. ``values``: further columns to set (``result``, ``checkpoint``, ``started_at``); ``failure``: for a
+    turn that ends ``failed`` or ``error``.
     """
 
     event_id: int
@@ -153,11 +153,11 @@ class Change:
     notes: Sequence[Note] = ()
     failure: Failure | None = None
     values: dict[str, Any] = field(default_factory=dict)
-    told: Mapping[Reason, Note] | None = None
+    notes_by_reason: Mapping[Reason, Note] | None = None
 
-    def said(self, turn: Turn) -> Sequence[Note]:
+    def notes_for(self, turn: Turn) -> Sequence[Note]:
         """The messages that this turn adds."""
-        last = self.told.get(turn.reason) if self.told else None
+        last = self.notes_by_reason.get(turn.reason) if self.notes_by_reason else None
         return self.notes if last is None else (*self.notes, last)
 
 
@@ -291,7 +291,7 @@ def _values(each: Applied, now: int) -> dict[str, Any]:
     assert turn is not None
     assert turn.before is not None
     before, after = turn.before, turn.after
-    if notes := change.said(turn):
+    if notes := change.notes_for(turn):
         new = [stamp(note.at or now, note.status, note.message, before.attempt) for note in notes]
         record.messages = dumps(append(loads(record.messages) or [], new))
     over = after.status in TERMINAL

@@ -443,7 +443,7 @@ def _change(ledger: Ledger, each: Outcome) -> Change:
         values["result"] = each.result
     if each.started_at is not None:
         values["started_at"] = each.started_at
-    told = {Reason.CANCELLED: Note("cancelled", ledger.catalogue("cancelled"))} if _may_cancel(each) else None
+    cancelled = {Reason.CANCELLED: Note("cancelled", ledger.catalogue("cancelled"))} if _may_cancel(each) else None
     is_fenced = each.doubtful or not each.elsewhere
 
     def decide(record: EventRecord) -> Turn | None:
@@ -455,7 +455,7 @@ def _change(ledger: Ledger, each: Outcome) -> Change:
         turn = _turn(ledger, row, record.task_state, each)
         return held_elsewhere(turn) if turn is not None and each.elsewhere else turn
 
-    return Change(each.event_id, decide, each.notes, each.failure, values, told)
+    return Change(each.event_id, decide, each.notes, each.failure, values, cancelled)
 
 
 def _may_cancel(each: Outcome) -> bool:
