@@ -281,7 +281,7 @@ class SqlBroker:
         if not self._waker.wait(timeout):
             return False
         # Only a notification counts as a miss, not a look in case one was lost.
-        self._notified = self._waker.rung and not self._woken.is_set()
+        self._notified = self._waker.signalled and not self._woken.is_set()
         rest = self._quiet_until - self._clock.monotonic()
         if self._notified and rest > 0:
             self._woken.wait(rest)
