@@ -164,8 +164,8 @@ def _statement(dialect: str, *, one: bool) -> tuple[Any, list[str]]:
 def _rows(connection: Connection, task_ids: Sequence[int], since: int) -> list[dict[str, Any]]:
     dialect, one = connection.dialect.name, len(task_ids) == 1
     statement, names = _statement(dialect, one=one)
-    lookup: dict[str, Any] = {"since": since, **({"only": task_ids[0]} if one else {"ids": list(task_ids)})}
-    answer = connection.execute(statement, lookup)
+    parameters: dict[str, Any] = {"since": since, **({"only": task_ids[0]} if one else {"ids": list(task_ids)})}
+    answer = connection.execute(statement, parameters)
     rows: Any = answer.all() if dialect == "sqlite" else batches.json_rows(answer.scalars())
     return [dict(zip(names, row, strict=True)) for row in rows]
 

@@ -257,7 +257,7 @@ def test_a_worker_process_starts_and_ends_in_order_while_redis_is_away(on_redis:
 def test_after_a_failover_the_work_goes_on_at_the_new_primary(
     tmp_path: Path, store: Store, own: OwnRedis, quick: None, redis_release: str
 ) -> None:
-    """Taken out: `Server._let_go`. What was connected stayed with the old primary, which took no writes any more."""
+    """Taken out: `Server._drop_idle`. What was connected stayed with the old primary, which took no writes any more."""
     (tmp_path / "new").mkdir()
     with (
         OwnRedis(tmp_path / "new", release=redis_release) as new, Proxy(own.port) as proxy, new.client() as at_new,

@@ -79,9 +79,9 @@ class SqlBroker:
         self._heads = Heads(self._clock.monotonic)
         self._operations = SqlOperations(database, self._clock, self._add)
         self._own_signals = Signals(database) if signals is None else None
-        listened = signals or self._own_signals
-        assert listened is not None
-        self._waker = listened.waker(JOBS)
+        source = signals or self._own_signals
+        assert source is not None
+        self._waker = source.waker(JOBS)
         self._woken = threading.Event()
         self._notified = False
         self._more = False
