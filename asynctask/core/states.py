@@ -20,7 +20,6 @@ __all__ = [
     "OPEN",
     "PROBLEM",
     "TASK_EDGES",
-    "TASK_OPEN",
     "TERMINAL",
     "Edge",
     "Reason",
@@ -62,7 +61,6 @@ class State(StrEnum):
 OPEN: Final = frozenset({Status.ENQUEUE, Status.WORKING, Status.STOPPED})
 TERMINAL: Final = frozenset({Status.FINISH, Status.FAILED, Status.ERROR, Status.CANCELLED})
 PROBLEM: Final = frozenset({Status.FAILED, Status.ERROR})
-TASK_OPEN: Final = frozenset({State.SPLITTING, State.RUNNING, State.PAUSED, State.FINALIZING})
 
 
 class Who(StrEnum):

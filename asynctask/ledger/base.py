@@ -62,7 +62,7 @@ AGAIN_S: Final = 1.0
 
 
 class Held:
-    """Tasks whose rows other sessions have locked, as known to one process, and the updates that it must retry.
+    """Tasks whose rows other transactions have locked, as known to one process, and the updates that it must retry.
 
     Kept in memory only: if the process ends, the sweep finds the same (``dispatchable.repair``, ``sessions.repair``).
     """
@@ -118,7 +118,7 @@ class Ledger:
 
     ``identity`` names the process in leases and ``events.process`` and selects its slot of the sharded counters, so that
     processes do not contend for one hot row. ``time`` is the database's clock, which all times in the ledger come from.
-    ``held``: rows locked by other sessions.
+    ``held``: rows locked by other transactions.
     """
 
     database: Database
@@ -203,7 +203,7 @@ _LOCK_TIMEOUTS: Final = frozenset({"55P03", LOCKED, 1969})
 
 
 def try_lock(connection: Connection, ledger: Ledger, task_id: int) -> dict[str, Any] | None:
-    """Locks the Task's row until the transaction ends and returns its columns; None if another session holds it."""
+    """Locks the Task's row until the transaction ends and returns its columns; None if another transaction holds it."""
     if connection.dialect.name == "sqlite":
         row = connection.execute(_ONE, {"task_id": task_id}).first()
         return None if row is None else as_dict(row)
@@ -238,7 +238,7 @@ def each_free(ledger: Ledger, task_ids: Collection[int], act: Callable[[Connecti
     """Calls ``act`` on these Tasks' rows, locked: all that are free in one transaction, the others one by one.
 
     ``act`` gets the connection and the ids of the locked rows; again for the same ids if the transaction is retried.
-    Returns the Tasks whose rows another session holds; nothing was done for them.
+    Returns the Tasks whose rows another transaction holds; nothing was done for them.
     """
     if not task_ids:
         return []
@@ -281,7 +281,7 @@ def _free_ids(dialect: str) -> Any:
 
 
 def is_held(ledger: Ledger, task_id: int) -> bool:
-    """Whether another session holds the Task's row now."""
+    """Whether another transaction holds the Task's row now."""
     if ledger.database.is_sqlite:
         return False
     with ledger.database.read() as connection:

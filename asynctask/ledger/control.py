@@ -189,8 +189,8 @@ def turning_tasks(connection: Connection) -> list[tuple[int, str]]:
 
 @repeatable
 def turn_some(ledger: Ledger, task_id: int) -> bool | None:
-    """Turns the next slice of rows of a cancel or retry. Returns whether rows are left; None if another session holds the
-    Task's row.
+    """Turns the next slice of rows of a cancel or retry. Returns whether rows are left; None if another transaction holds
+    the Task's row.
 
     Any process may call it at any time: the cursor moves in the transaction of the rows.
     """

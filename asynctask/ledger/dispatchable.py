@@ -5,7 +5,7 @@ a queue in their order. ``tasks.due_next`` is when to check a Task again. Superf
 the rows and corrects the hints under the Task's lock. :func:`repair` finds hints lost with their process.
 
 Writers of Events do not lock Tasks. They write hints after their commit, in :func:`announce`: a concurrent reservation read
-the rows before, or the hint follows it. If another session holds the Task's row, the next round of this process's
+the rows before, or the hint follows it. If another transaction holds the Task's row, the next round of this process's
 dispatcher retries the hint (:func:`catch_up`), so that outcomes of other Tasks do not wait.
 """
 
@@ -90,7 +90,7 @@ def _announce_batch(ledger: Ledger, due: dict[int, int | None]) -> int | None:
 
 
 def _hint(ledger: Ledger, freed: list[int], waits: dict[int, int]) -> list[int]:
-    """Writes the hints; returns the Tasks whose rows another session holds."""
+    """Writes the hints; returns the Tasks whose rows another transaction holds."""
 
     def act(connection: Connection, free: list[int]) -> None:
         if batch := [task_id for task_id in free if task_id in freed]:
@@ -136,7 +136,7 @@ def due_tasks(connection: Connection, now: int, limit: int = 1_000) -> list[int]
 def wake_due(ledger: Ledger, task_ids: list[int]) -> list[int]:
     """Makes these Tasks ready if they may dispatch; those that left their session join its line again.
 
-    Returns the Tasks whose rows another session holds: they remain due.
+    Returns the Tasks whose rows another transaction holds: they remain due.
     """
 
     def act(connection: Connection, free: list[int]) -> None:

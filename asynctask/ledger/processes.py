@@ -256,7 +256,7 @@ def _remove(ledger: Ledger, identity: str) -> None:
 
 
 def _end_leases(ledger: Ledger, identity: str) -> None:
-    """Skips Tasks whose rows another session holds: those leases run out by themselves, usually earlier."""
+    """Skips Tasks whose rows another transaction holds: those leases run out by themselves, usually earlier."""
     splits, dispatches = (_t.split_by == identity) & _t.finished_at.is_(None), _t.dispatch_by == identity
     with ledger.database.read() as connection:
         found = [int(i) for (i,) in connection.execute(sa.select(_t.id).where(splits | dispatches))]

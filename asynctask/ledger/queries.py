@@ -226,7 +226,7 @@ def rejects(
         size = _page_size(page)
 
 
-# -- tracked jobs in lists like a broker's sets, which contain only untracked ones, and operations on single jobs
+# -- lists of tracked jobs, the counterpart of a broker's sets, which contain only untracked ones
 #
 # =============  ====================================================================================================
 # ``retry``      ``enqueue`` with ``due_at``, after at least one retry

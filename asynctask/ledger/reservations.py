@@ -181,7 +181,7 @@ def runnable(connection: Connection, ledger: Ledger, queues: Collection[str], li
 def reserve(ledger: Ledger, task_id: int, wanted: int, *, lease_s: float) -> list[Ready]:
     """Reserves up to ``wanted`` jobs of a Task within its ``parallel``, due ones first.
 
-    None while another dispatcher's lease on an unconfirmed reservation runs, or another session holds the Task's row.
+    None while another dispatcher's lease on an unconfirmed reservation runs, or another transaction holds the Task's row.
     """
     reserved = _reserve(ledger, task_id, wanted, lease_s)
     if reserved.full:
@@ -238,7 +238,7 @@ def lend_jobs(ledger: Ledger, task_id: int, wanted: int, places: int) -> list[Re
 
     The process performs them one after the other in ``places`` of its jobs of that Task that are in flight, so its share of
     the waiting jobs is at most ``places / parallel``. None while more jobs are in flight than ``parallel`` allows, or while
-    another session holds the Task's row. A due suspect is not lent: it runs alone.
+    another transaction holds the Task's row. A due suspect is not lent: it runs alone.
     """
     with ledger.database.write() as connection:
         task = try_lock(connection, ledger, task_id)
@@ -385,28 +385,23 @@ def _advanced(ledger: Ledger, task: Mapping[str, Any], low: int, high: int, unti
 
 
 def _read_ready(connection: Connection, condition: Any) -> list[Ready]:
-    return [Ready(*each[:-1]) for each in _select_ready(connection, condition)]
-
-
-def _select_ready(connection: Connection, condition: Any) -> Sequence[Any]:
-    """The columns of :class:`Ready`, then the status."""
     statement = (
         sa.select(
             _e.id, _e.job_id, _e.task_id, _e.attempt, _e.retries, sa.func.coalesce(_e.worker_name, _t.worker_name),
             sa.func.coalesce(_e.queue, _t.queue, "default"), _t.priority, _e.params,
-            sa.func.coalesce(_e.options, _t.options), _e.created_at, _e.first_row, sa.func.coalesce(_t.slots, 1), _e.status,
+            sa.func.coalesce(_e.options, _t.options), _e.created_at, _e.first_row, sa.func.coalesce(_t.slots, 1),
         )
         .select_from(events.outerjoin(tasks, _t.id == _e.task_id))
         .where(condition)
         .order_by(_e.seq, _e.id)
     )  # fmt: skip
-    return batches.fetch(connection, statement)
+    return [Ready(*each) for each in batches.fetch(connection, statement)]
 
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """``held``: Tasks whose rows another session holds; confirm them again. ``stopped``: Tasks paused or cancelled since
-    the reservation; take back their pushed copies."""
+    """``held``: Tasks whose rows another transaction holds; confirm them again. ``stopped``: Tasks paused or cancelled
+    since the reservation; take back their pushed copies."""
 
     held: list[int]
     stopped: list[int]
@@ -433,7 +428,7 @@ def unconfirmed(connection: Connection, now: int) -> list[int]:
 def take_again(ledger: Ledger, task_id: int, *, lease_s: float, limit: int = 10_000) -> list[Ready]:
     """Takes over an unconfirmed reservation whose lease ended; returns the jobs of its range to push again.
 
-    None while another session holds the Task's row; a later round retries.
+    None while another transaction holds the Task's row; a later round retries.
     """
     with ledger.database.write() as connection:
         task = try_lock(connection, ledger, task_id)
@@ -508,7 +503,7 @@ _TO_CLOSE: Final = ("id", "state", "generation", "generation_sealed", "closed_at
 def reserve_small(ledger: Ledger, task_ids: Collection[int], wanted: int, *, lease_s: float) -> dict[int, list[Ready]]:
     """Reserves all jobs of these Tasks, by id, up to ``wanted`` jobs; returns them by Task.
 
-    Skips Tasks that are not small, not untouched, or locked by another session: :func:`reserve` handles them.
+    Skips Tasks that are not small, not untouched, or locked by another transaction: :func:`reserve` handles them.
     """
     with ledger.database.write() as connection:
         chosen: dict[int, Any] = {}

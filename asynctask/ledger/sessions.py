@@ -97,7 +97,7 @@ def release(connection: Connection, ledger: Ledger, task: Mapping[str, Any]) -> 
 def promote(connection: Connection, ledger: Ledger, key: str) -> int | None:
     """Gives a free session to the first Task in its line, in the caller's transaction. Returns that Task's id.
 
-    Smaller priority first, then first come. None if the session is held or nobody waits. If another session of the database
+    Smaller priority first, then first come. None if the session is held or nobody waits. If another transaction
     has locked the first Task's row, a later ``dispatchable.catch_up`` promotes it: no Task overtakes it.
     """
     if connection.execute(sa.select(_t.id).where(_t.session_holder == key)).first() is not None:

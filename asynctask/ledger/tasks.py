@@ -351,7 +351,7 @@ def fail_split(
     """
     with ledger.database.write() as connection:
         task = try_lock(connection, ledger, task_id) if anyone else lock(connection, task_id)
-        if task is None:  # another session holds it; a later sweep retries
+        if task is None:  # another transaction holds it; a later sweep retries
             return
         if not anyone:
             _check_split_held(ledger, task)
@@ -687,7 +687,7 @@ def _candidates(given: frozenset[str]) -> Any:
 def try_close(ledger: Ledger, task_id: int) -> bool:
     """Closes the Task's generation if counts and rows both say that nothing is open. Returns whether this caller did.
 
-    A Task whose row another session holds is left to the sweep.
+    A Task whose row another transaction holds is left to the sweep.
     """
     with ledger.database.read() as connection:
         task = get(connection, task_id)

@@ -29,7 +29,7 @@ from asynctask.brokers.admin import (
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
 from asynctask.brokers.redis.envelope import MALFORMED, held_key, key_of, opened, sealed_for_set, shown
 from asynctask.brokers.redis.presence import process_facts
-from asynctask.brokers.redis.server import Server
+from asynctask.brokers.redis.server import Keys, Server
 from asynctask.clock import SECOND, Clock, micros
 from asynctask.errors import InputError
 from asynctask.wire.payload import Malformed, dump, parse, write_time
@@ -126,14 +126,9 @@ class RedisOperations:
 
     # -- sets
 
-    def _key(self, set_name: str) -> str:
-        if set_name not in _SETS:
-            raise InputError(f"there is no set {set_name!r}; there are {', '.join(_SETS)}")
-        return self._keys(set_name)
-
     def entries(self, set_name: str, *, offset: int = 0, limit: int = 100, newest: bool = False) -> Page:
         checked_window(offset, limit)
-        key = self._key(set_name)
+        key = _set_key(self._keys, set_name)
         (total,) = self._server.ask(("ZCARD", key))
         found = _bounded(
             lambda first, size: self._members(key, first, first + size - 1, newest=newest),
@@ -151,7 +146,7 @@ class RedisOperations:
     def find(self, set_name: str, text: str, *, limit: int = 100) -> Found:
         checked_window(0, limit)
         pattern = f"*{checked_text(text).translate(_GLOB)}*"
-        key = self._key(set_name)
+        key = _set_key(self._keys, set_name)
         found: dict[bytes, float] = {}
         cursor, commands = 0, 0
         while True:
@@ -169,7 +164,7 @@ class RedisOperations:
         return int(at), {raw: float(member_score) for raw, member_score in part}
 
     def entry(self, set_name: str, key: str) -> Entry | None:
-        name = self._key(set_name)
+        name = _set_key(self._keys, set_name)
         at, _ = _split(key)
         redis = self._server.redis
         there = self._server.guarded(
@@ -178,7 +173,7 @@ class RedisOperations:
         return next((found for raw in there if (found := _entry(raw, at)).key == key), None)
 
     def restart(self, set_name: str, entries: Sequence[Entry]) -> int:
-        name, now = self._key(set_name), self._clock.now()
+        name, now = _set_key(self._keys, set_name), self._clock.now()
         numbers: dict[str, int] = {}
         moves: list[Any] = []
         for each in distinct(entries):
@@ -190,7 +185,7 @@ class RedisOperations:
         return int(self._server.run("release", keys, (score(now), len(numbers), *numbers, *moves)))
 
     def kill(self, set_name: str, entries: Sequence[Entry]) -> int:
-        name, now = self._key(set_name), self._clock.now()
+        name, now = _set_key(self._keys, set_name), self._clock.now()
         if set_name == DEAD:
             raise InputError("what is dead cannot be killed; delete it, or start it again", code="bad_action")
         moves = [text for each in distinct(entries) for text in (_raw(each), _as_dead(each))]
@@ -201,7 +196,7 @@ class RedisOperations:
         return int(self._server.run("bury", (name, self._keys.dead), args))
 
     def delete(self, set_name: str, entries: Sequence[Entry]) -> int:
-        name = self._key(set_name)
+        name = _set_key(self._keys, set_name)
         members = [_raw(each) for each in distinct(entries)]
         if not members:
             return 0
@@ -209,14 +204,14 @@ class RedisOperations:
         return int(gone)
 
     def reschedule(self, set_name: str, entry: Entry, at: int) -> bool:
-        name, member = self._key(set_name), _raw(entry)
+        name, member = _set_key(self._keys, set_name), _raw(entry)
         if at <= 0:
             raise InputError("a time before 1970 is none to wait for", code="bad_time")
         there, _ = self._server.ask(("ZSCORE", name, member), ("ZADD", name, "XX", score(at), member))
         return there is not None
 
     def clear(self, set_name: str) -> int:
-        (gone,) = self._server.ask(("ZREMRANGEBYRANK", self._key(set_name), 0, -1), repeat=False)
+        (gone,) = self._server.ask(("ZREMRANGEBYRANK", _set_key(self._keys, set_name), 0, -1), repeat=False)
         return int(gone)
 
     # -- processes
@@ -258,6 +253,12 @@ def _bounded(part: Callable[[int, int], list[T]], size_of: Callable[[T], int], o
     return found
 
 
+def _set_key(keys: Keys, set_name: str) -> str:
+    if set_name not in _SETS:
+        raise InputError(f"there is no set {set_name!r}; there are {', '.join(_SETS)}")
+    return keys(set_name)
+
+
 def _check_queue(queue: str) -> None:
     if not 1 <= len(queue) <= 255 or not queue.isprintable():
         raise InputError("a queue's name has 1 to 255 printable characters", code="bad_name")
@@ -294,7 +295,7 @@ def _text(raw: bytes | str) -> str:
     return raw.decode("utf-8", "surrogateescape") if isinstance(raw, bytes) else raw
 
 
-# -- the sets ``schedule``, ``retry`` and ``dead`` in Sidekiq's form: payloads by the second in which they are due (or died)
+# -- the sets ``schedule``, ``retry`` and ``dead``: payloads by the second in which they are due (or died), as in Sidekiq
 #
 # A score is float seconds to the microsecond: Ruby's tools find an entry by its score, so neighbours should not share one.
 
@@ -320,16 +321,12 @@ class Sets:
         self._dead_max = dead_max
         self._dead_timeout_s = dead_timeout_s
 
-    def _key(self, set_name: str) -> str:
-        if set_name not in _SETS:
-            raise InputError(f"there is no set {set_name!r}; there are {', '.join(_SETS)}")
-        return self._server.keys(set_name)
-
     def hold(self, set_name: str, copies: Sequence[Held], process: str | None) -> None:
         """Puts copies into a set; those of a process only if still in its list, so that a repeat does nothing."""
         if not copies:
             return
-        keys, key = self._server.keys, self._key(set_name)
+        keys = self._server.keys
+        key = _set_key(keys, set_name)
         oldest = score(self._clock.now() - self._dead_timeout_s * SECOND) if set_name == DEAD else ""
         args: list[Any] = [process or "", oldest, self._dead_max - 1]  # one less than the limit, as in Ruby
         for held in copies:
@@ -344,7 +341,8 @@ class Sets:
         So after a crash a member is in the set or in its queue, and concurrent pollers of any language move it once. Client
         middleware does not run. A text that is no job goes to the dead set unchanged. Returns how many were due.
         """
-        keys, key = self._server.keys, self._key(set_name)
+        keys = self._server.keys
+        key = _set_key(keys, set_name)
         due = ("ZRANGEBYSCORE", key, "-inf", score(now), "LIMIT", 0, limit)
         (members,) = self._server.ask(due)
         if not members:
@@ -363,7 +361,7 @@ class Sets:
 
     def members(self, set_name: str, limit: int) -> list[Held]:
         """The first members, by score."""
-        key = self._key(set_name)
+        key = _set_key(self._server.keys, set_name)
         if limit <= 0:
             return []
         found = self._server.guarded(

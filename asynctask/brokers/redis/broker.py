@@ -129,14 +129,6 @@ class RedisBroker:
             self._note_fetch(queues, exhausted=len(copies) < limit, found=bool(copies))
         return copies
 
-    def count(self, name: str, by: int, keep_s: int = 0) -> None:
-        """Adds to a counter, such as ``stat:processed``, with the next exchange, in its round trip.
-
-        ``name``: the key without the namespace; ``keep_s``: expiry in seconds, 0 for never. An exchange whose answer is
-        lost counts again.
-        """
-        self._counters.add(name, by, keep_s)
-
     def _own(self, process: str) -> tuple[str, str, str]:
         return self._keys.fetched(process), self._keys.held, self._keys.holders
 

@@ -300,7 +300,8 @@ class Counters:
         self._counts: dict[tuple[str, int], int] = {}
 
     def add(self, name: str, by: int, keep_s: int = 0) -> None:
-        """Adds to a counter; ``name``: its key without the namespace; ``keep_s``: expiry in seconds, 0 for none."""
+        """Adds to a counter; ``name``: its key without the namespace; ``keep_s``: expiry in seconds, 0 for none. An
+        exchange whose answer is lost counts again."""
         with self._lock:
             self._counts[name, keep_s] = self._counts.get((name, keep_s), 0) + by
 

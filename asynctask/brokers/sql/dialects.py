@@ -371,7 +371,7 @@ def _results(connection: Connection, statement: str, values: Sequence[Any]) -> l
         raise exc.OperationalError(statement, None, error, connection_invalidated=lost) from error
 
 
-# -- PostgreSQL: an exchange is one statement and so one transaction: one round trip, with locks for its duration only
+# -- PostgreSQL: an exchange is one statement, so one transaction and one round trip
 #
 # The work is in the function ``asynctask_exchange`` of the schema (``migrations/versions/0002_wider.py``). A function can
 # keep its plans and force them to use indexes. A plan that a session made while the table was empty, which is the usual
