@@ -84,11 +84,11 @@ class Waker:
         self._signals.listen(self.topic)
         poll_s, settled = self._poll_s, self._poll_s >= _LAST_POLL_S
         polls = not self._signals.reliable or not (self._signals.exact or settled)
-        receive = self._event.wait(min(poll_s, timeout) if polls else timeout)
+        signalled = self._event.wait(min(poll_s, timeout) if polls else timeout)
         self._event.clear()
-        self.signalled = receive
-        self._poll_s = _FIRST_POLL_S if receive else min(poll_s * 2, _LAST_POLL_S)
-        return receive or (polls and poll_s < timeout)
+        self.signalled = signalled
+        self._poll_s = _FIRST_POLL_S if signalled else min(poll_s * 2, _LAST_POLL_S)
+        return signalled or (polls and poll_s < timeout)
 
     def wake(self) -> None:
         """Ends this wait, or the next one, from within this process."""
@@ -215,7 +215,7 @@ _SLEEP_S: Final = 20.0
 
 
 class Channel(Protocol):
-    """A transport. ``ring`` is None where the database itself notifies; ``exact``: every signal arrives while ``proven``,
+    """A transport. ``send`` is None where the database itself notifies; ``exact``: every signal arrives while ``proven``,
     also shortly after another one; ``proven``: signals are known to arrive."""
 
     exact: bool

@@ -201,8 +201,8 @@ def _rebuild_list(connection: Connection, task_id: int) -> None:
 
 
 def _line(event: Any) -> dict[str, Any]:
-    stored = [m["message"] for m in loads(event["added_messages"]) or [] if m.get("status") == event["status"]]
-    failure = Failure(str(event["problem"]), stored[-1] if stored else str(event["problem"]))
+    messages = [m["message"] for m in loads(event["added_messages"]) or [] if m.get("status") == event["status"]]
+    failure = Failure(str(event["problem"]), messages[-1] if messages else str(event["problem"]))
     return {
         "task_id": event["task_id"], "event_id": event["id"], "row": event["first_row"], "status": event["status"],
         "code": failure.code, "message": failure.message, "digest": group_of(failure, event["status"]),

@@ -144,10 +144,10 @@ class Server:
                     raise
                 return call()
         except redis.exceptions.RedisError as raised:
-            meaning_error = _unwrapped(raised)
-            if isinstance(meaning_error, redis.exceptions.ReadOnlyError):
+            cause = _unwrapped(raised)
+            if isinstance(cause, redis.exceptions.ReadOnlyError):
                 self._drop_idle()
-            raise BrokerUnavailable(self._explanation(meaning_error, keys)) from raised
+            raise BrokerUnavailable(self._explanation(cause, keys)) from raised
 
     # -- the meaning of errors
 
