@@ -394,7 +394,6 @@ def _known_groups(connection: Connection, task_ids: set[int]) -> dict[int, set[s
 
 
 def _forget_failures(connection: Connection, ledger: Ledger, reopened: Sequence[EventRecord]) -> None:
-    """Takes the failures of explicitly retried items out of the groups."""
     slots = {record.task_id: ledger.error_slot(record.slots) for record in reopened}
     ids = [record.id for record in reopened]
     c = item_errors.c

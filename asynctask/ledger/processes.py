@@ -383,7 +383,6 @@ def to_look_at(connection: Connection, now: int, limit: int = 1_000) -> list[Eve
 
 
 def _read_by_ids(connection: Connection, ids: Any) -> list[EventRecord]:
-    """Reads Events by a bounded query of their ids."""
     found = connection.execute(ids).scalars().all()
     return [record for part in chunks(found, 1_000) for record in read_events(connection, _e.id.in_(part))]
 

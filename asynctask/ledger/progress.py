@@ -64,7 +64,6 @@ def _sums(of_these: Any) -> Any:
 
 
 def _columns(sums: Any, next_due: Any) -> list[Any]:
-    """The columns of each Task, except its failures."""
     recent = (_s.task_id == _t.id, _s.at >= sa.bindparam("since"))
     sampled_at = sa.select(_s.at).where(*recent).order_by(_s.at).limit(1).correlate(tasks).scalar_subquery()
     sampled = sa.select(_s.done).where(*recent).order_by(_s.at).limit(1).correlate(tasks).scalar_subquery()

@@ -629,7 +629,6 @@ def _row(whole: NewWhole, now: int) -> dict[str, Any]:
 
 
 def _log_rows(new: NewTask, task_id: int, now: int) -> list[tuple[Any, ...]]:
-    """Rows of the columns :data:`_LOGGED`."""
     submitted = (task_id, now, clean(new.owner)[:255], "submitted", dumps(said_at_submit(new)))
     return [submitted, (task_id, now, "", "split sealed", None)]
 

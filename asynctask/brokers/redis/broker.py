@@ -205,7 +205,6 @@ class RedisBroker:
         return {key: _text(place) for key, place in zip(keys, places, strict=True)}
 
     def _not_in(self, queue: str, keys: Sequence[Key]) -> list[Key]:
-        """The keys whose copy is not in the queue."""
         name = self._keys.queue(queue)
         (length,) = self._server.ask(("LLEN", name))
         if length > LOOKED_THROUGH:

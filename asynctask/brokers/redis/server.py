@@ -306,7 +306,6 @@ class Keys:
         self.deaths = self("asynctask:deaths")
 
     def __call__(self, name: str) -> str:
-        """The key with this name."""
         return self.prefix + name
 
     def queue(self, name: str) -> str:
