@@ -1,10 +1,10 @@
-"""What people may ask of a broker and do to what waits in it: the contract beside the way of a job.
+"""Operations on a broker for its users: the contract for inspecting and changing queues and sets.
 
-Each action takes what it acts on in one step, and only what is still there: a second tool, a poller or a worker may have
-been quicker, and then nothing happens. What else lies beside it, also under the same time, stays.
+An action takes its entries in one step and only if they are still there: another tool, a poller or a worker may have been
+faster, and then it does nothing. Other entries, also those with the same time, stay.
 
-An entry of a set is known by its key (:attr:`Entry.key`), a job of a queue by :func:`job_key`. Both are stable for as long
-as it lies there. Offsets count from the end that is listed first.
+Entries of a set are identified by :attr:`Entry.key`, jobs of a queue by :func:`job_key`, both stable while they wait.
+Offsets count from the end that is listed first.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ __all__ = [
 ]
 
 MAX_PAGE: Final = 1_000
-"""Most entries of one page."""
+"""The most entries of a page."""
 
 MAX_OFFSET: Final = 1_000_000
-"""No page begins behind so many."""
+"""The largest offset of a page."""
 
 LOOKED_THROUGH: Final = 100_000
-"""So many members of a set, or jobs of a queue, are looked at to find one."""
+"""The most members of a set, or jobs of a queue, that a search looks at."""
 
 ACTED_AT_ONCE: Final = 500
-"""So many are acted on in one step of an action on all."""
+"""Entries per step of an action on all."""
 
 _MAX_SEARCH: Final = 255
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A job that waits.
+    """A waiting job.
 
-    ``key`` names it; ``at`` is when it is due, or died, in microseconds (None in a queue); ``raw`` is its text as it lies
-    there; ``sound`` is false for what is no job and can only be looked at and deleted.
+    ``key`` identifies it; ``at``: when it is due, or died, in microseconds (None in a queue); ``raw``: its stored text;
+    ``sound``: false for a text that is no job, which can only be shown and deleted.
     """
 
     key: str
@@ -74,7 +74,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some entries, and how many there are in all. A page of huge texts may be shorter than was asked for."""
+    """Some entries, and the total number. Huge texts make a page shorter than requested."""
 
     entries: Sequence[Entry]
     total: int
@@ -82,7 +82,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a search found; ``complete`` is false where it stopped before the end."""
+    """The result of a search; ``complete`` is false if it stopped before the end."""
 
     entries: Sequence[Entry]
     complete: bool
@@ -90,8 +90,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class QueueFacts:
-    """A queue: its ``length``; ``oldest_at``, when the one that waits longest was pushed, in microseconds (None: unknown);
-    ``paused``; ``next_class``, the name of the worker of the next job."""
+    """A queue. ``oldest_at``: when its oldest job was pushed, in microseconds (None: unknown); ``next_class``: the worker
+    of the next job."""
 
     name: str
     length: int
@@ -102,7 +102,7 @@ class QueueFacts:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """What was taken out of a queue: how many, and the keys of the tracked ones among them."""
+    """Jobs removed from a queue: their number, and the keys of the tracked ones."""
 
     count: int
     tracked: Sequence[Key]
@@ -110,37 +110,37 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class RemoteProcess:
-    """A process that the broker knows of by itself: ``facts`` are its columns as :func:`list_processes` has them."""
+    """A process that registered with the broker; ``facts``: its columns as in :func:`list_processes`."""
 
     identity: str
     facts: Mapping[str, Any]
 
 
 class Operations(Protocol):
-    """Looking into a broker and tidying up. Every method may raise :class:`~asynctask.errors.BrokerUnavailable`, and
-    :class:`~asynctask.errors.InputError` for a set, a limit, a key or a text that cannot be."""
+    """Inspection and cleanup of a broker. Every method may raise :class:`~asynctask.errors.BrokerUnavailable`, and
+    :class:`~asynctask.errors.InputError` for an invalid set, limit, key or text."""
 
     # -- queues
 
     def queues(self) -> list[QueueFacts]:
-        """Every queue that is known, by name, at most 1,000."""
+        """The known queues by name, at most 1,000."""
         ...
 
     def jobs(self, queue: str, *, offset: int = 0, limit: int = 100, newest: bool = False) -> Page:
-        """Jobs that wait in a queue: those next to run first, or the last ones pushed first with ``newest``."""
+        """Waiting jobs of a queue: the next to run first; with ``newest``, the last pushed first."""
         ...
 
     def delete_job(self, queue: str, key: str) -> Copy | None:
-        """Takes one job out of a queue; None where it is not there (any more)."""
+        """Removes one job from a queue; None if it is not there."""
         ...
 
     def clear_some(self, queue: str, limit: int) -> Removed:
-        """Takes up to ``limit`` jobs out of a queue, those next to run first; an empty queue is forgotten."""
+        """Removes up to ``limit`` jobs from a queue, the next to run first; an empty queue is forgotten."""
         ...
 
     def pause(self, queue: str) -> bool:
-        """Nobody takes anything from the queue any more. False where it was so. Raises :class:`Conflict` where the broker
-        has no word for it (``capabilities.pauses``)."""
+        """Stops fetches from the queue. Returns False if it was paused. Raises :class:`Conflict` if the broker cannot pause
+        (``capabilities.pauses``)."""
         ...
 
     def unpause(self, queue: str) -> bool:
@@ -150,11 +150,11 @@ class Operations(Protocol):
     # -- sets
 
     def entries(self, set_name: str, *, offset: int = 0, limit: int = 100, newest: bool = False) -> Page:
-        """Members of a set in the order of their times, or the other way round."""
+        """Members of a set by time, ascending or (``newest``) descending."""
         ...
 
     def find(self, set_name: str, text: str, *, limit: int = 100) -> Found:
-        """Members whose raw text holds ``text``, in the order of their times."""
+        """Members whose raw text contains ``text``, by time."""
         ...
 
     def entry(self, set_name: str, key: str) -> Entry | None:
@@ -162,44 +162,44 @@ class Operations(Protocol):
         ...
 
     def restart(self, set_name: str, entries: Sequence[Entry]) -> int:
-        """Pushes members to the ends of their queues, those of ``retry`` with one retry less counted. Returns how many
-        were still there. Raises :class:`InputError` for what is no job."""
+        """Pushes members to the ends of their queues, those of ``retry`` with one retry less counted. Returns how many were
+        still there. Raises :class:`InputError` for a text that is no job."""
         ...
 
     def kill(self, set_name: str, entries: Sequence[Entry]) -> int:
-        """Moves members to the dead as they are; returns how many were still there."""
+        """Moves members to the dead set unchanged; returns how many were still there."""
         ...
 
     def delete(self, set_name: str, entries: Sequence[Entry]) -> int:
-        """Removes members for good; returns how many were still there."""
+        """Deletes members; returns how many were still there."""
         ...
 
     def reschedule(self, set_name: str, entry: Entry, at: int) -> bool:
-        """Moves a member to another time (microseconds); False where it is not there any more."""
+        """Moves a member to another time (microseconds); False if it is not there."""
         ...
 
     def clear(self, set_name: str) -> int:
-        """Removes every member; returns how many."""
+        """Deletes every member; returns how many."""
         ...
 
     # -- processes
 
     def processes(self) -> list[RemoteProcess]:
-        """Live processes of any language that have told the broker of themselves."""
+        """Live processes of any language that registered with the broker."""
         ...
 
     def signal(self, identity: str, name: str) -> bool:
-        """Leaves a signal (``TSTP`` quiet, ``TERM`` stop) for one of :meth:`processes`; False where there is none."""
+        """Leaves a signal (``TSTP`` quiet, ``TERM`` stop) for one of :meth:`processes`; False if unknown."""
         ...
 
 
 def job_key(copy: Copy) -> str:
-    """What a job of a queue is named by: its jid, and for a tracked one ``jid:attempt``."""
+    """Identifies a job of a queue: its jid, or ``jid:attempt`` of a tracked one."""
     return f"{copy.jid}:{copy.attempt}" if copy.attempt else copy.jid
 
 
 def checked_window(offset: int, limit: int) -> None:
-    """Raises :class:`InputError` for a page that is too large or too far away."""
+    """Raises :class:`InputError` for an invalid limit or offset."""
     if not 1 <= limit <= MAX_PAGE:
         raise InputError(f"limit must be from 1 to {MAX_PAGE:,}, not {limit}", code="out_of_range")
     if not 0 <= offset <= MAX_OFFSET:
@@ -207,7 +207,7 @@ def checked_window(offset: int, limit: int) -> None:
 
 
 def checked_text(text: str) -> str:
-    """What may be searched for. Raises :class:`InputError`."""
+    """A valid text to search for. Raises :class:`InputError`."""
     if not 1 <= len(text) <= _MAX_SEARCH or "\0" in text:
         raise InputError(f"search for 1 to {_MAX_SEARCH} characters without NUL", code="bad_search")
     try:
@@ -226,7 +226,7 @@ def cannot_pause() -> Conflict:
 
 
 def peeked(payload: str) -> Mapping[str, Any]:
-    """The members of a payload for a look at them; none for what is no job."""
+    """The members of a payload, for display; empty for a text that is no JSON object."""
     try:
         job = orjson.loads(payload)
     except ValueError:
@@ -235,21 +235,21 @@ def peeked(payload: str) -> Mapping[str, Any]:
 
 
 def enqueued_at(payload: str) -> int | None:
-    """When a job was put into its queue, in microseconds, or else made; None where it does not say."""
+    """When a job was enqueued, else created, in microseconds; None if its payload has neither."""
     job = peeked(payload)
     at = read_time(job.get("enqueued_at"))
     return read_time(job.get("created_at")) if at is None else at
 
 
 def class_of(payload: str) -> str | None:
-    """The name of the worker of a payload, that of ActiveJob where one is wrapped."""
+    """The worker's name in a payload; of a wrapped job, that of ActiveJob."""
     job = peeked(payload)
     name = job.get("wrapped") if isinstance(job.get("wrapped"), str) else job.get("class")
     return name[:255] if isinstance(name, str) else None
 
 
 def pushed_again(set_name: str, entry: Entry, now: int) -> Copy:
-    """The copy that is pushed for a member of a set. Raises :class:`InputError` for what is no job."""
+    """The copy to push for a member of a set. Raises :class:`InputError` for a text that is no job."""
     try:
         if not entry.sound:
             raise Malformed("it is no JSON object")
@@ -269,5 +269,5 @@ def pushed_again(set_name: str, entry: Entry, now: int) -> Copy:
 
 
 def distinct(entries: Sequence[Entry]) -> list[Entry]:
-    """Each member once, however often it was named."""
+    """The entries without duplicates."""
     return list({entry.key: entry for entry in entries}.values())

@@ -1,15 +1,15 @@
-"""The contract of a broker: where jobs wait between the dispatcher and a worker.
+"""The contract of a broker, which holds jobs between the dispatcher and the workers.
 
-A broker is disposable for tracked jobs: the ledger can fill it again. It promises
+The ledger can refill a broker with tracked jobs, so it may lose them. It guarantees
 
-* **one copy**: it holds at most one copy of the same (jid, attempt); pushing it again does nothing;
-* **no thin air**: a fetched copy leaves its queue into the fetching process's own list in the same step, and stays there
-  until it is acknowledged, put back or taken by recovery;
-* **order**: within a queue smaller priorities come first, then the order of pushing; queues are tried in the order given.
-  Of copies of one priority, processes that fetch at the same time may take some a little before earlier ones;
-* **an honest answer** to "do you hold this copy?", waiting or in a process's list.
+* **one copy**: it holds at most one copy of each (jid, attempt); pushing it again does nothing;
+* **atomic moves**: a fetch moves a copy from its queue into the fetching process's list in one step; it stays there until
+  it is acknowledged, put back or recovered;
+* **order**: within a queue by priority, smallest first, then in the order of pushing; queues in the order given. Processes
+  that fetch concurrently may take copies of one priority slightly out of order;
+* **a truthful** :meth:`Broker.holds`, for copies that wait or are in a process's list.
 
-Attempt 0 is a job that nobody tracks: its jid alone is its identity, and its retries live in the broker's own sets.
+Attempt 0 is an untracked job: its jid alone identifies it, and its retries live in the broker's own sets.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ RETRY = "retry"
 DEAD = "dead"
 
 Key = tuple[str, int]
-"""(jid, attempt): what a broker knows a copy by."""
+"""(jid, attempt): identifies a copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What brokers may differ in; a test asks here and never for a class.
+    """The differences between brokers; tests check these, never a class.
 
-    ``priority``: orders within a queue by priority. ``blocking``: a fetch can wait at the server. ``survives_restart``:
-    what it holds is still there after its server died. ``polled``: each worker process looks for what is due in its sets,
-    at intervals that they share; where not, whoever has the duty of the upkeep does. ``pauses``: a queue can be paused.
-    ``in_ledger``: what it holds lies in the ledger's database, where one query sees both.
+    ``priority``: orders a queue by priority. ``blocking``: a fetch can wait at the server. ``survives_restart``: its copies
+    survive a crash of the server. ``polled``: the worker processes poll its sets for due jobs, at shared intervals;
+    otherwise the leader of the maintenance does. ``pauses``: a queue can be paused. ``in_ledger``: its copies lie in the
+    ledger's database, where one query sees both.
     """
 
     priority: bool
@@ -51,10 +51,10 @@ class Capabilities:
 
 @dataclass(slots=True)
 class Copy:
-    """One copy of a job on its way.
+    """One copy of a job in transit.
 
-    ``payload`` is the job as JSON text, kept byte for byte; ``attempt`` is the fence (0: untracked); ``handle`` is the
-    broker's own mark of a fetched copy; ``job`` is the payload parsed, where the broker has had to read it.
+    ``payload``: the job as JSON text, kept byte for byte; ``attempt``: the fence (0: untracked); ``handle``: the broker's
+    reference to a fetched copy; ``job``: the parsed payload, if the broker had to parse it.
     """
 
     jid: str
@@ -69,68 +69,66 @@ class Copy:
 
     @property
     def key(self) -> Key:
-        """What the broker knows it by."""
+        """Identifies the copy within the broker."""
         return self.jid, self.attempt
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """An entry of one of the sets: ``at`` is when it is due (or died), in microseconds."""
+    """An entry of a set; ``at``: when it is due (or died), in microseconds."""
 
     copy: Copy
     at: int
 
 
 class Broker(Protocol):
-    """Where jobs wait. Every method may raise :class:`~asynctask.errors.BrokerUnavailable`."""
+    """A broker. Every method may raise :class:`~asynctask.errors.BrokerUnavailable`."""
 
     capabilities: Capabilities
 
-    # -- the way of a job
+    # -- jobs in transit
 
     def push(self, copies: Sequence[Copy]) -> None:
-        """Puts copies at the end of their queues, all or none of one call; those held already are left as they are."""
+        """Appends copies to their queues, all or none of one call; skips those it holds already."""
         ...
 
     def exchange(self, process: str, done: Sequence[Copy], queues: Sequence[str], limit: int) -> list[Copy]:
         """Acknowledges ``done`` and fetches up to ``limit`` copies into the process's list, in one round trip.
 
-        ``queues`` are tried in the order given. Acknowledging a copy that is not in the list any more does nothing.
+        ``queues`` are tried in the order given. Acknowledging a copy that is not in the list does nothing.
         """
         ...
 
     def put_back(self, process: str, copies: Sequence[Copy]) -> None:
-        """Unfinished copies return to the head of their queues (of their priority), with the ``deaths`` they carry now."""
+        """Returns unfinished copies to the head of their queues (within their priority), with their current ``deaths``."""
         ...
 
     def defer(self, process: str, copies: Sequence[Copy]) -> None:
-        """Copies that this process cannot perform, but another may, go to where their queue is fetched last, unchanged.
+        """Moves copies that this process cannot perform to the end of their queue, unchanged, for other processes.
 
-        Out of the process's list and into the queue in one step, in the order given; one that is not in the list any more
-        is left where it is.
+        From the process's list to the queue in one step, in the order given; skips copies that are not in the list.
         """
         ...
 
     def withdraw(self, task_id: int, limit: int) -> list[Key]:
-        """Takes up to ``limit`` waiting copies of a Task out of their queues; those in a process's list stay there."""
+        """Removes up to ``limit`` waiting copies of a Task from their queues, not from processes' lists; returns them."""
         ...
 
-    # -- what is where
+    # -- queries
 
     def holds(self, keys: Collection[Key]) -> set[Key]:
-        """Which of these copies are held, waiting or in a process's list; what lies in a set is not on its way."""
+        """Which of these copies wait or are in a process's list; entries of the sets do not count."""
         ...
 
     def waiting(self, queues: Collection[str]) -> Mapping[str, Mapping[int, int]]:
-        """How many copies wait in each of these queues: queue -> priority -> count, nothing for what is empty.
+        """The number of waiting copies: queue -> priority -> count, without empty queues.
 
-        It may stop counting at 100,000 of a queue, those of the smallest priorities first.
-        One that does not order by priority may count all of a queue under one.
+        May stop at 100,000 per queue, smallest priorities first. A broker without priorities may count all under one.
         """
         ...
 
     def queues(self) -> Mapping[str, int]:
-        """Every queue in which something waits, with how many."""
+        """The number of waiting copies of each non-empty queue."""
         ...
 
     # -- processes
@@ -140,47 +138,46 @@ class Broker(Protocol):
         ...
 
     def holders(self) -> set[str]:
-        """Processes in whose list anything is."""
+        """Processes with a non-empty list."""
         ...
 
     def drop(self, process: str, copies: Sequence[Copy]) -> None:
-        """Takes copies out of a process's list for good; what :meth:`exchange` does with ``done``, without a fetch."""
+        """Removes copies from a process's list: acknowledges without fetching."""
         ...
 
     def presence(self, about: About) -> Presence | None:
-        """How a worker process is seen by the tools of this broker; None where it has no such tools."""
+        """Shows a worker process to this broker's tools; None for a broker without such tools."""
         ...
 
     # -- the sets of untracked jobs
 
     def hold(self, set_name: str, copies: Sequence[Held], *, process: str | None = None) -> None:
-        """Puts copies into ``schedule``, ``retry`` or ``dead``; with ``process``, out of its list in the same step, and
-        only those that are still in it."""
+        """Puts copies into ``schedule``, ``retry`` or ``dead``; with ``process``, moves in one step those that are still in
+        its list."""
         ...
 
     def release_due(self, set_name: str, now: int, limit: int) -> int:
-        """Moves members of a set that are due to the ends of their queues.
+        """Moves due members of a set to the ends of their queues.
 
-        Each once, however many processes do so at the same time, and without a moment in which it is in neither. Returns
-        how many it met: 0 also where others have their hands on what is left.
+        Atomically, and each once even if processes compete. Returns the number found; 0 also if others hold the rest.
         """
         ...
 
     def members(self, set_name: str, limit: int) -> list[Held]:
-        """Members of a set, in the order of ``at``."""
+        """Members of a set, by ``at``."""
         ...
 
-    # -- what people ask and do
+    # -- operations
 
     @property
     def operations(self) -> Operations:
-        """Looking into queues and sets, and tidying them up."""
+        """Inspection and cleanup of queues and sets."""
         ...
 
     # -- waiting
 
     def wait(self, timeout: float) -> bool:
-        """Waits until something may have been pushed, by any process, for at most ``timeout`` seconds."""
+        """Waits until any process may have pushed something, at most ``timeout`` seconds; returns False on timeout."""
         ...
 
     def wake(self) -> None:
@@ -188,21 +185,19 @@ class Broker(Protocol):
         ...
 
     def close(self) -> None:
-        """Gives back connections."""
+        """Releases the connections."""
         ...
 
 
-# -- What a worker process shows of itself where its broker has tools that look: what it is, what it runs, what it has done.
-#
-# Nothing of the ledger depends on it: a process that shows nothing works all the same.
+# -- presence: how broker tools such as Sidekiq's see a worker process; the ledger does not depend on it
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a process is; fixed for its life.
+    """The constant description of a process.
 
-    ``identity`` is the one of the ledger, HOST:PID:NONCE; ``started_at`` is in microseconds; ``weights`` are its queues
-    with their weights, ``strict`` if they are taken in that order; ``tag`` names the application.
+    ``identity``: as in the ledger, HOST:PID:NONCE; ``started_at``: microseconds; ``weights``: its queues with their
+    weights; ``strict``: queues are taken in that order; ``tag``: names the application.
     """
 
     identity: str
@@ -218,7 +213,7 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A job that runs now: on which ``thread``, since when (``began_at``, microseconds), from which queue, as what text."""
+    """A job in progress; ``began_at`` in microseconds."""
 
     thread: str
     name: str
@@ -229,27 +224,27 @@ class Running:
 
 
 class Presence(Protocol):
-    """How one process is seen. Every method but :meth:`ended` may raise :class:`~asynctask.errors.BrokerUnavailable`."""
+    """One process as shown. All methods but :meth:`ended` may raise :class:`~asynctask.errors.BrokerUnavailable`."""
 
     def ended(self, name: str, seconds: float, failed: bool) -> None:
-        """Counts a job that ended: of which worker, after how long. Called for each job: it only notes that."""
+        """Counts an ended job of the worker ``name``. Called for each job, so it only counts in memory."""
         ...
 
     def beat(self, running: Sequence[Running], *, quiet: bool, rss_kib: int) -> str | None:
-        """Shows what runs and sends the counts. Returns a signal that somebody left (``TSTP``, ``TERM``, ``TTIN``), if any.
+        """Shows the running jobs and sends the counts. Returns a signal left for it (``TSTP``, ``TERM``, ``TTIN``), if any.
 
         Counts that could not be sent go with a later beat.
         """
         ...
 
     def leave(self) -> None:
-        """Sends the last counts and is seen no more."""
+        """Sends the last counts and removes the process."""
         ...
 
     def processes(self) -> int:
-        """How many processes are seen, of whatever language."""
+        """The number of visible processes, of any language."""
         ...
 
     def prune(self) -> None:
-        """Takes out processes that are seen although they do not live any more; one process at a time does it."""
+        """Removes visible processes that are dead; one process at a time does it."""
         ...

@@ -1,7 +1,8 @@
-"""The state machine of Event and Task: one table. The guard, the diagram in the docs and the tests are made from it.
+"""The state machines of Event and Task, as tables. The guard, the diagram in the docs and the tests are generated from
+them.
 
-An edge is (from, to, reason) with who may take it. ``None`` as *from* means that the row is new. Nothing in the project
-writes ``events.status`` or ``tasks.state`` except by an edge of these tables, as a compare-and-set on *from*.
+An edge is (from, to, reason) with the roles that may take it; *from* ``None`` is a new row. ``events.status`` and
+``tasks.state`` are written only along an edge of these tables, as a compare-and-set on *from*.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ __all__ = [
     "OPEN",
     "PROBLEM",
     "TASK_EDGES",
-    "TASK_OPEN",
     "TERMINAL",
     "Edge",
     "Reason",
@@ -61,20 +61,19 @@ class State(StrEnum):
 OPEN: Final = frozenset({Status.ENQUEUE, Status.WORKING, Status.STOPPED})
 TERMINAL: Final = frozenset({Status.FINISH, Status.FAILED, Status.ERROR, Status.CANCELLED})
 PROBLEM: Final = frozenset({Status.FAILED, Status.ERROR})
-TASK_OPEN: Final = frozenset({State.SPLITTING, State.RUNNING, State.PAUSED, State.FINALIZING})
 
 
 class Who(StrEnum):
-    """Who may take an edge."""
+    """The role that may take an edge."""
 
-    SUBMITTER = "submitter"  # whoever hands in the list, and the splitter working for them
+    SUBMITTER = "submitter"  # the caller who submits the list, and the splitter on their behalf
     WORKER = "worker"  # the middleware and the runtime around one job
-    SWEEP = "sweep"  # recovery, closing and other upkeep, in any process
-    PERSON = "person"  # a person or program through the API, the command line or the handle
+    SWEEP = "sweep"  # recovery, closing and other maintenance, in any process
+    PERSON = "person"  # a user or program through the API, the command line or the handle
 
 
 class Reason(StrEnum):
-    """Why an edge is taken; stands in logs and, where it tells more than the status, beside it."""
+    """The reason of an edge; logged, and stored where it says more than the status."""
 
     SUBMITTED = "submitted"
     STARTED = "started"
@@ -83,17 +82,17 @@ class Reason(StrEnum):
     RAISED = "raised"
     TIMEOUT = "timeout"
     INTERRUPTED = "interrupted"
-    RETRY = "retry"  # the retry policy gives it another attempt
+    RETRY = "retry"  # the retry policy gives another attempt
     WORKER_LOST = "worker_lost"
     POISON = "poison"
-    GIVEN_BACK = "given_back"  # fetched, lent or waiting in the broker, and taken back unrun
-    LENT = "lent"  # a process performs it in the place of another job of its Task, once that one has ended
-    REDISPATCHED = "redispatched"  # the broker does not hold it any more
+    GIVEN_BACK = "given_back"  # fetched, lent or waiting in the broker, and returned unrun
+    LENT = "lent"  # a process performs it in the place of another job of its Task, after that one has ended
+    REDISPATCHED = "redispatched"  # the broker lost its copy
     CANCELLED = "cancelled"
     STOPPED = "stopped"
     RESUMED = "resumed"
-    RETRIED = "retried"  # a person's explicit retry: a new generation
-    RECORDED = "recorded"  # written through the public seam, app.record
+    RETRIED = "retried"  # a user's explicit retry: a new generation
+    RECORDED = "recorded"  # through the public app.record
     DISCARDED = "discarded"  # the runtime gave it up outside the middleware (undecodable, killed, no such worker)
     SEALED = "sealed"
     SPLIT_FAILED = "split_failed"
@@ -107,7 +106,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """One legal step: ``source`` None is a new row; ``why`` is a sentence for the docs."""
+    """A legal transition; ``why`` is a sentence for the docs."""
 
     source: str | None
     target: str
@@ -236,7 +235,7 @@ _TASK_INDEX: Final = {(e.source, e.target, e.reason): e for e in TASK_EDGES}
 
 
 def check_event(source: str | None, target: str, reason: Reason) -> Edge:
-    """The edge of an Event, or :class:`TransitionRefused` where the table has none."""
+    """The edge of an Event. Raises :class:`TransitionRefused` if there is none."""
     try:
         return _EVENT_INDEX[source, target, reason]
     except KeyError:
@@ -244,7 +243,7 @@ def check_event(source: str | None, target: str, reason: Reason) -> Edge:
 
 
 def check_task(source: str | None, target: str, reason: Reason) -> Edge:
-    """The edge of a Task, or :class:`TransitionRefused` where the table has none."""
+    """The edge of a Task. Raises :class:`TransitionRefused` if there is none."""
     try:
         return _TASK_INDEX[source, target, reason]
     except KeyError:
@@ -252,7 +251,7 @@ def check_task(source: str | None, target: str, reason: Reason) -> Edge:
 
 
 def diagram(edges: Iterable[Edge]) -> str:
-    """A Mermaid state diagram of the edges, one arrow per (from, to) with its reasons."""
+    """A Mermaid state diagram of the edges: one arrow per (from, to), with its reasons."""
     arrows: dict[tuple[str, str], list[str]] = {}
     targets = set()
     sources = set()
@@ -267,7 +266,7 @@ def diagram(edges: Iterable[Edge]) -> str:
 
 
 def table(edges: Iterable[Edge]) -> str:
-    """A Markdown table of the edges, one row each: from, to, reason, who may take it, why."""
+    """A Markdown table of the edges."""
     lines = ["| from | to | reason | who | why |", "|---|---|---|---|---|"]
     for edge in edges:
         who = ", ".join(sorted(edge.who))
@@ -276,7 +275,7 @@ def table(edges: Iterable[Edge]) -> str:
 
 
 def page() -> str:
-    """The text of `docs/states.md`: diagram and table of Event and Task, each between its markers."""
+    """The text of `docs/states.md`: diagram and table of Event and Task, each between markers."""
     parts = [
         "# States",
         "Made from the table in `asynctask/core/states.py`; do not edit. Every step that is not listed here is refused.",

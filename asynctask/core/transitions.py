@@ -1,22 +1,20 @@
-"""The bookkeeping core: pure decisions over values, used by the code that talks to SQL and to brokers.
+"""The decisions: pure functions over values, for the code that talks to databases and brokers.
 
-Nothing here reads a clock, a database or a broker. A :class:`Row` is what counting needs to know of one Event. Every
-change of a row is a :class:`Turn`, made by one of the functions below; what the Task's counts move by is never written
-down beside it but derived from the row before and the row after (:func:`measure`), so counts equal rows by construction
-as long as both are written in one transaction.
+Nothing here reads a clock, a database or a broker. A :class:`Row` is the bookkeeping part of one Event. Every change of a
+row is a :class:`Turn` made by a function below. The change of the Task's counts is not stored with it but derived from the
+row before and after (:func:`difference`), so counts equal rows as long as both are written in one transaction.
 
-Four rules carry the rest:
+Four rules:
 
-* **Fence.** ``attempt`` rises with every retry, requeue, recovery and give-back. A copy of a job carries the attempt it
-  was dispatched for; a copy whose attempt is not its row's is acknowledged unrun, and its outcome would lose the
-  compare-and-set.
-* **Flight.** A row is in flight when it is open, the dispatcher has passed it (``reserved``), and it neither waits for
-  ``due_at`` nor is lent. ``in_flight`` of a Task is ``dispatched - returned``, two counters that only rise.
-* **Loan.** A row that is ``enqueue`` under the name of a process is lent to it: that process performs it in the place of
-  another job of the same Task, once that one has ended. So a Task with a ``parallel`` never runs more than that.
-* **Copy key.** A broker holds at most one copy of the same (job id, attempt): pushing it again does nothing.
+* **Fence.** ``attempt`` rises with every retry, requeue, recovery and give-back. A copy carries the attempt it was
+  dispatched for; if that is not its row's, the copy is acknowledged unrun, and its outcome would lose the compare-and-set.
+* **Flight.** A row is in flight if it is open, the dispatcher has passed it (``reserved``), and it neither waits for
+  ``due_at`` nor is lent. A Task's ``in_flight`` is ``dispatched - returned``, two counters that only rise.
+* **Loan.** A row in ``enqueue`` with a process is lent to that process, which performs it in the place of another job of
+  the same Task after that one has ended. So a Task never exceeds its ``parallel``.
+* **Copy key.** A broker holds at most one copy of each (job id, attempt): pushing it again does nothing.
 
-`tests/unit/test_bookkeeping_model.py` drives exactly these functions through interleavings and crashes at every step.
+`tests/unit/test_bookkeeping_model.py` drives these functions through interleavings and crashes at every step.
 """
 
 from __future__ import annotations
@@ -66,20 +64,20 @@ __all__ = [
 ]
 
 COUNTED: Final = tuple(str(s) for s in Status)
-"""The counts of items, one per status; they always sum to the total."""
+"""The item counts, one per status; they sum to the total."""
 
 POISON_DEATHS: Final = 3
-"""So many processes may die under a job that had begun before it ends in ``error`` (reason ``poison``); twice as many where
-others were at work beside it, for one of those may have been the cause."""
+"""Deaths of processes after which a job that had begun ends in ``error`` (reason ``poison``); twice as many if others were
+at work beside it, because one of those may be the cause."""
 
 
 class Row(NamedTuple):
-    """What the bookkeeping needs of an Event.
+    """The bookkeeping columns of an Event.
 
-    ``due_at`` is in microseconds, None when it does not wait; ``retries`` counts attempts that the retry policy gave;
-    ``deaths`` counts processes that died under it since its last outcome; ``reserved`` is true once the dispatcher has
-    passed the row (always for an Event without a Task). ``watched`` is set when a process died that held it, so that its
-    next worker records ``working`` before it performs. ``n_*`` are what the items of a slice came to so far.
+    ``due_at``: microseconds, None if it does not wait; ``retries``: attempts given by the retry policy; ``deaths``:
+    processes that died under it since its last outcome; ``reserved``: the dispatcher has passed the row (always true
+    without a Task); ``watched``: a process that held it died, so its next worker records ``working`` before it performs;
+    ``n_*``: outcomes of a slice's items so far.
     """
 
     status: Status
@@ -99,7 +97,7 @@ class Row(NamedTuple):
 
 @dataclass(slots=True)
 class Delta:
-    """What a Task's counters move by. ``jobs`` counts Events, the rest of the first line counts items."""
+    """A change of a Task's counters. ``jobs``, ``dispatched`` and ``returned`` count Events, the others items."""
 
     enqueue: int = 0
     working: int = 0
@@ -114,7 +112,7 @@ class Delta:
     returned: int = 0
 
     def add(self, other: Delta, times: int = 1) -> None:
-        """Adds another delta to this one, in place, so many times."""
+        """Adds another delta ``times`` times, in place."""
         self.enqueue += other.enqueue * times
         self.working += other.working * times
         self.stopped += other.stopped * times
@@ -132,7 +130,7 @@ class Delta:
 
 
 class Turn(NamedTuple):
-    """One step of one row: legal by the table of states, with what the counts move by."""
+    """One transition of one row, along an edge of the table of states."""
 
     before: Row | None
     after: Row
@@ -140,12 +138,12 @@ class Turn(NamedTuple):
 
     @property
     def delta(self) -> Delta:
-        """What the Task's counters move by when this turn is written."""
+        """The change of the Task's counters."""
         return difference(self.before, self.after)
 
 
 def in_flight(row: Row) -> bool:
-    """Whether a copy of it is, or should be, in the broker or in a process, and it counts under its Task's ``parallel``."""
+    """Whether its copy is, or should be, in the broker or a process; such rows count against ``parallel``."""
     if not row.reserved or row.due_at is not None:
         return False
     return row.status is Status.WORKING or (row.status is Status.ENQUEUE and row.process is None)
@@ -157,17 +155,17 @@ def is_lent(row: Row) -> bool:
 
 
 def at_rest(row: Row) -> bool:
-    """Whether it is open and nobody can be running its attempt: not dispatched yet, waiting for ``due_at``, or stopped.
-    One that is lent may be running, though nothing says so yet.
+    """Whether it is open and its attempt cannot be running: not dispatched, waiting for ``due_at``, or stopped. Not a lent
+    one, which may be running.
 
-    In a cancelled Task such a row is cancelled whenever it is found, not in one pass: an interrupted, retried, given-back
-    or stopped job comes to rest after the pass went by, and no dispatcher starts it any more.
+    In a cancelled Task such a row is cancelled whenever it is found, not in a single pass: an interrupted, retried,
+    given-back or stopped job comes to rest after the pass, and no dispatcher starts it any more.
     """
     return row.status in OPEN and not in_flight(row) and not is_lent(row)
 
 
 def measure(row: Row) -> Mapping[str, int]:
-    """How one row stands in its Task's counts: its items per status, and its items that wait for a retry."""
+    """The counts of one row: its items per status, and those that wait for a retry."""
     done = row.n_finish + row.n_failed + row.n_error + row.n_cancelled
     counts = {
         "finish": row.n_finish,
@@ -182,7 +180,7 @@ def measure(row: Row) -> Mapping[str, int]:
 
 
 def _count(delta: Delta, row: Row, sign: int) -> None:
-    """Adds what :func:`measure` says of a row; written out, for it runs twice for each outcome."""
+    """Adds or subtracts what :func:`measure` returns; inlined, because it runs twice per outcome."""
     done = row.n_finish + row.n_failed + row.n_error + row.n_cancelled
     if done:
         delta.finish += sign * row.n_finish
@@ -197,7 +195,7 @@ def _count(delta: Delta, row: Row, sign: int) -> None:
 
 
 def difference(before: Row | None, after: Row) -> Delta:
-    """What the counters move by when a row goes from ``before`` (None: it is new) to ``after``."""
+    """The change of the counters when a row goes from ``before`` (None: new) to ``after``."""
     delta = Delta()
     if before is None:
         delta.jobs = 1
@@ -206,7 +204,7 @@ def difference(before: Row | None, after: Row) -> Delta:
     _count(delta, after, 1)
     was = before is not None and in_flight(before)
     now = in_flight(after)
-    # A requeue that stays in flight (one copy lost, the next dispatched) returns one and dispatches one.
+    # A requeue that stays in flight (copy lost, next one dispatched) counts as one returned and one dispatched.
     if was and (not now or (before is not None and after.attempt != before.attempt)):
         delta.returned = 1
     if now and (not was or (before is not None and after.attempt != before.attempt)):
@@ -219,7 +217,7 @@ def _turn(row: Row, target: Status, reason: Reason, **changes: Any) -> Turn:
     return Turn(row, row._replace(status=target, **changes), reason)
 
 
-# -- Dispatch -----------------------------------------------------------------------------------------------------------
+# -- dispatch
 
 
 def may_dispatch(state: str) -> bool:
@@ -228,7 +226,7 @@ def may_dispatch(state: str) -> bool:
 
 
 def room(state: str, parallel: int | None, flying: int, wanted: int) -> int:
-    """How many jobs of a Task may be reserved now: what is wanted, under its ``parallel`` less what is in flight."""
+    """How many jobs of a Task may be reserved now: ``wanted``, limited by ``parallel`` less those in flight."""
     if not may_dispatch(state):
         return 0
     limit = wanted if parallel is None else min(wanted, parallel - flying)
@@ -236,35 +234,35 @@ def room(state: str, parallel: int | None, flying: int, wanted: int) -> int:
 
 
 def target(free_threads: int, consumed_per_s: float, ahead_s: float = 0.25) -> int:
-    """How many jobs should wait in a queue: one for each free thread and ``ahead_s`` seconds of consumption."""
+    """The demand of a queue: a job for each free thread, and ``ahead_s`` seconds of consumption."""
     return max(0, free_threads) + int(max(0.0, consumed_per_s) * ahead_s)
 
 
 def release_due(row: Row) -> Turn:
-    """A row whose ``due_at`` has come is reserved: it stops waiting and its next copy is dispatched."""
+    """Reserves a row whose ``due_at`` has come: it is dispatched instead of waiting."""
     if row.status is not Status.ENQUEUE or row.due_at is None:
         raise ValueError(f"only a waiting row can be released, not {row}")
     return Turn(row, row._replace(due_at=None, reserved=True), Reason.RETRY)
 
 
 def lend(row: Row, process: str) -> Turn:
-    """A row that may be dispatched, at the pointer or due, waits in a process behind another job of its Task."""
+    """Lends a row that may be dispatched, at the pointer or due, to a process."""
     if row.status is not Status.ENQUEUE or row.process is not None or in_flight(row):
         raise ValueError(f"only a row that may be dispatched can be lent, not {row}")
     return _turn(row, Status.ENQUEUE, Reason.LENT, process=process, reserved=True, due_at=None)
 
 
 def hurry(row: Row, *, now: int) -> Turn:
-    """A row that waits for ``due_at`` is due now, because a person says so; it keeps its attempt, for none was lost."""
+    """Makes a row that waits for ``due_at`` due now, by a user's request; it keeps its attempt, because none was lost."""
     if row.status is not Status.ENQUEUE or row.due_at is None:
         raise ValueError(f"only a waiting row can be hurried, not {row}")
     return Turn(row, row._replace(due_at=now), Reason.RETRY)
 
 
 def redispatch(row: Row, state: str | None, *, held: bool, missed_before: bool, now: int) -> Turn | None:
-    """An open row in flight that the broker does not hold on two looks: it waits again, or is cancelled with its Task.
+    """Makes an open row in flight that the broker did not hold on two checks wait again, or cancels it with its Task.
 
-    A row that a live process is ``working`` on is left alone: that the broker forgot it does not stop the work.
+    Leaves a row in ``working`` alone: its process goes on without the broker's copy.
     """
     if held or not missed_before or row.status is not Status.ENQUEUE or not in_flight(row):
         return None
@@ -273,36 +271,37 @@ def redispatch(row: Row, state: str | None, *, held: bool, missed_before: bool, 
     return _turn(row, Status.ENQUEUE, Reason.REDISPATCHED, attempt=row.attempt + 1, due_at=now)
 
 
-# -- Begin --------------------------------------------------------------------------------------------------------------
+# -- begin
 
 
 class Begin(Enum):
-    """What to do with a fetched copy."""
+    """The decision on a fetched copy."""
 
     RUN = "run"
-    DROP = "drop"  # acknowledge unrun: terminal, another attempt's copy, not dispatched, or at work in a process
-    GIVE_BACK = "give_back"  # the Task is paused: back to the ledger
+    DROP = "drop"  # acknowledge unrun: terminal, another attempt, not dispatched, or at work in a process
+    GIVE_BACK = "give_back"  # the Task is paused: return it to the ledger
     CANCEL = "cancel"  # the Task is cancelled
 
 
 def is_foreign(row: Row, attempt: int | None, task_id: int | None) -> bool:
-    """Whether a copy of ``attempt`` is the one that another program pushed (0), and the row is what Begin made of it.
+    """Whether a copy of ``attempt`` was pushed by another program (attempt 0), and the row is the Event that Begin made of
+    it.
 
-    It carries no fence, and is the row's own copy as long as the row has had no other attempt.
+    It has no fence; it is the row's own copy until the row gets another attempt.
     """
     return attempt == 0 and task_id is None and row.attempt == 1
 
 
 def begin(row: Row, attempt: int | None, state: str | None) -> Begin:
-    """Decides for a fetched copy of ``attempt`` (None: the engine knows none) by its Task's ``state`` (None: no Task)."""
+    """Decides on a copy of ``attempt`` (None: its engine has no fence) by its Task's ``state`` (None: no Task)."""
     if row.status in TERMINAL or row.status is Status.STOPPED:
         return Begin.DROP
     if attempt is not None and attempt != row.attempt:
         return Begin.DROP
     if row.due_at is not None and attempt is not None:
-        return Begin.DROP  # it waits in the ledger: whoever dispatches it next pushes its own copy
+        return Begin.DROP  # it waits in the ledger; the next dispatch pushes a copy of its own
     if row.status is Status.WORKING and row.process is not None and attempt is not None:
-        return Begin.DROP  # a process is on this attempt; the broker forgot its copy and was given another
+        return Begin.DROP  # a process runs this attempt; the broker lost its copy and got another
     if state == State.CANCELLED:
         return Begin.CANCEL
     if state == State.PAUSED:
@@ -310,34 +309,32 @@ def begin(row: Row, attempt: int | None, state: str | None) -> Begin:
     return Begin.RUN
 
 
-# -- Record -------------------------------------------------------------------------------------------------------------
+# -- record
 
 
 def working(row: Row, process: str, reason: Reason = Reason.STARTED) -> Turn:
-    """The job began and outlasts a flush (or is watched closely because a process died under it)."""
+    """The job began and outlasts a flush, or is watched because a process died under it."""
     return _turn(row, Status.WORKING, reason, process=process)
 
 
 def take_over(row: Row, process: str) -> Turn:
-    """An engine that carries no fence of ours gave a running job to another process: the row is that one's now."""
+    """An engine without our fence gave a running job to another process, which now owns the row."""
     return Turn(row, row._replace(process=process), Reason.STARTED)
 
 
 def held_elsewhere(turn: Turn) -> Turn:
-    """The same turn for a job whose copies another engine keeps: its next attempt waits in that engine's own queue.
+    """The same turn for a job whose copies another engine holds: its next attempt waits in that engine's queue.
 
-    So the row stays in flight instead of waiting in the ledger: whoever dispatched it would push it to a broker that is
-    not its own.
+    The row stays in flight instead of waiting in the ledger, whose dispatcher would push it to the wrong broker.
     """
     return turn._replace(after=turn.after._replace(due_at=None))
 
 
 def outcome(row: Row, status: Status, reason: Reason, *, retry_at: int | None = None, now: int = 0) -> Turn:
-    """What one attempt came to.
+    """The outcome of one attempt.
 
-    Arguments: the terminal ``status`` (``finish``, ``failed``, ``error``) with its reason; ``retry_at`` when the retry
-    policy gives another attempt (then the row waits as ``enqueue`` until that time); with ``Reason.INTERRUPTED`` the row
-    waits again from ``now``.
+    ``status`` (``finish``, ``failed``, ``error``) with its reason; ``retry_at``: the retry policy gives another attempt,
+    and the row waits as ``enqueue`` until then; with ``Reason.INTERRUPTED`` the row waits again from ``now``.
     """
     if reason is Reason.INTERRUPTED:
         return _turn(row, Status.ENQUEUE, reason, attempt=row.attempt + 1, due_at=now, process=None)
@@ -353,33 +350,33 @@ def outcome(row: Row, status: Status, reason: Reason, *, retry_at: int | None = 
             watched=False,
             process=None,
         )
-    return _turn(row, status, reason, process=None, deaths=0, watched=False, due_at=None, **_items_to(row, status))
+    return _turn(row, status, reason, process=None, deaths=0, watched=False, due_at=None, **_end_items(row, status))
 
 
 @lru_cache(maxsize=256)
 def ending(row: Row, status: Status, reason: Reason) -> Turn:
-    """The :func:`outcome` of an attempt that no other follows. In a storm nearly all rows are alike: it is found once."""
+    """The :func:`outcome` of a last attempt; cached, because under load most rows are equal."""
     return outcome(row, status, reason)
 
 
 def give_back(row: Row, *, now: int) -> Turn:
-    """A copy that was fetched or waits in the broker goes back to the ledger unrun, and may be dispatched at once."""
+    """Returns a copy, fetched or waiting in the broker, to the ledger unrun; it may be dispatched at once."""
     return _turn(row, Status.ENQUEUE, Reason.GIVEN_BACK, attempt=row.attempt + 1, due_at=now, process=None)
 
 
 def is_suspect(row: Row) -> bool:
-    """Whether a process died that held it: it may be the job that kills."""
+    """Whether a process that held it died: the job may be the cause."""
     return row.watched or row.deaths > 0
 
 
 def recover(row: Row, state: str | None, *, now: int, beside: Collection[Row] = ()) -> Turn | None:
-    """The process that held this row's copy is dead. None where the row has nothing to recover.
+    """The recovery of a row whose process is dead. None if there is nothing to recover.
 
-    ``beside``: the other rows that were ``working`` in that process. A row that had begun (``working``) counts the death,
-    unless it is its first and there was a suspect beside it, which counts it then. The third death ends it as poison, or
-    the sixth if the last one came while others were beside it. One that is still ``enqueue`` may have begun within the last
-    flush or not at all: it counts no death. Whatever waits again is watched from now on. A row of a cancelled Task is
-    cancelled, for nobody can be running it any more.
+    ``beside``: the other rows that were ``working`` in that process. A row in ``working`` counts the death, unless it is
+    its first and there was a suspect beside it, which counts it then. The third death ends it as poison, or the sixth if
+    others were beside it at the last one. A row in ``enqueue`` may have begun within the last flush or not at all: it
+    counts no death. Rows that wait again are watched. Rows of a cancelled Task are cancelled, because nothing runs them any
+    more.
     """
     if row.status not in (Status.ENQUEUE, Status.WORKING) or row.due_at is not None:
         return None
@@ -389,7 +386,7 @@ def recover(row: Row, state: str | None, *, now: int, beside: Collection[Row] = 
     if had_begun and deaths >= (2 * POISON_DEATHS if beside else POISON_DEATHS):
         return _turn(
             row, Status.ERROR, Reason.POISON, attempt=row.attempt + 1, deaths=deaths, process=None,
-            **_items_to(row, Status.ERROR),
+            **_end_items(row, Status.ERROR),
         )  # fmt: skip
     if state == State.CANCELLED:
         return cancel(row)
@@ -400,45 +397,45 @@ def recover(row: Row, state: str | None, *, now: int, beside: Collection[Row] = 
 
 
 def recorded(row: Row, status: Status, process: str | None = None) -> Turn:
-    """What somebody outside the runtimes says of an open job; the same status again only adds a message.
+    """A status that a caller outside the runtimes records for an open job; an unchanged status only adds a message.
 
-    Raises :class:`~asynctask.errors.TransitionRefused` where the table has no such edge.
+    Raises :class:`~asynctask.errors.TransitionRefused` if the table has no such edge.
     """
     if status is row.status and status in OPEN:
         return Turn(row, row, Reason.RECORDED)
     changes: dict[str, Any] = {"process": process if status is Status.WORKING else None}
     if status is not Status.ENQUEUE:
-        changes["due_at"] = None  # what runs or is over waits for nothing
+        changes["due_at"] = None  # nothing to wait for
     if status in TERMINAL:
-        changes |= _items_to(row, status)
+        changes |= _end_items(row, status)
     return _turn(row, status, Reason.RECORDED, **changes)
 
 
-# -- Control ------------------------------------------------------------------------------------------------------------
+# -- control
 
 
 def cancel(row: Row) -> Turn:
-    """An open row that nobody is running is cancelled; ``attempt`` rises, so that a copy still somewhere is dropped."""
+    """Cancels an open row that is not running; ``attempt`` rises, so that a remaining copy is dropped."""
     return _turn(
         row, Status.CANCELLED, Reason.CANCELLED, attempt=row.attempt + 1, due_at=None, process=None,
-        **_items_to(row, Status.CANCELLED),
+        **_end_items(row, Status.CANCELLED),
     )  # fmt: skip
 
 
 def stop(row: Row) -> Turn:
-    """A person stopped it: it waits, shown, until a person starts it again."""
+    """Stops a row at a user's request, visibly, until a user starts it again."""
     return _turn(row, Status.STOPPED, Reason.STOPPED, attempt=row.attempt + 1, due_at=None, process=None)
 
 
 def start(row: Row, *, now: int) -> Turn:
-    """A person starts a stopped job again: it waits from ``now``, or for the pointer if it was never reached."""
+    """Starts a stopped job again: it waits from ``now``, or for the pointer if that has not passed it."""
     return _turn(row, Status.ENQUEUE, Reason.RESUMED, attempt=row.attempt + 1, due_at=now if row.reserved else None)
 
 
 def explicit_retry(row: Row, *, now: int) -> Turn:
-    """A person's retry of a terminal row: it waits from ``now``, with its retries and deaths forgotten.
+    """A user's retry of a terminal row: it waits from ``now``, with its retries and deaths reset.
 
-    A row that the dispatcher has not reached yet needs no ``due_at``: the pointer will come by.
+    A row that the dispatcher has not passed needs no ``due_at``: the pointer will reach it.
     """
     open_again: dict[str, Any] = {"n_failed": 0, "n_error": 0, "n_cancelled": 0}
     return _turn(
@@ -448,17 +445,17 @@ def explicit_retry(row: Row, *, now: int) -> Turn:
 
 
 def may_close(state: str, sealed: bool, turning: bool, counts: Delta) -> bool:
-    """Whether a Task's generation may close: sealed, nothing being turned, and no open item by its counts.
+    """Whether a Task's generation may close: sealed, no rows being turned, no open item by its counts.
 
-    The caller then asks the rows themselves before it closes: counts are a cache, rows are the truth.
+    The caller must then check the rows, which are the truth; counts are a cache.
     """
     if not sealed or turning or state not in (State.RUNNING, State.PAUSED, State.CANCELLED):
         return False
     return counts.enqueue == 0 and counts.working == 0 and counts.stopped == 0
 
 
-def _items_to(row: Row, status: Status) -> dict[str, Any]:
-    """A job of one item ends whole: its items' column is the status; a slice keeps what its items came to."""
+def _end_items(row: Row, status: Status) -> dict[str, Any]:
+    """A job of one item ends as a whole: all its open items get the status; a slice keeps the items' own outcomes."""
     open_items = row.items - row.n_finish - row.n_failed - row.n_error - row.n_cancelled
     name = f"n_{status}"
     return {name: getattr(row, name) + open_items}

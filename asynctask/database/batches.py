@@ -1,12 +1,11 @@
-"""Many rows in one statement, as each database takes them fastest.
+"""Statements over many rows, in the fastest form of each database.
 
-Each is given the rows as one JSON text and makes a table of it (``json_to_recordset``, ``JSON_TABLE``, ``json_each``): one
-parameter, whatever the number of rows, so the statement stays the same and its plan is kept. New Events go to PostgreSQL by
-COPY.
+Rows go to the database as one JSON text, which it turns into a table (``json_to_recordset``, ``JSON_TABLE``,
+``json_each``): one parameter for any number of rows keeps the statement, and its plan, the same. New Events go to
+PostgreSQL by COPY.
 
-Many rows come back from MariaDB as JSON too: its driver is written in Python, and takes each value of each row apart. From
-SQLite they do where they are small: its driver lets go of the interpreter for each row, read or written, and asks for it
-again. In a thread that is alone this costs nothing, among others it costs more than the row.
+Many rows come from MariaDB as JSON, too, because its driver parses each value in Python; small ones also from SQLite, whose
+driver releases and reacquires the interpreter lock for each row, which among several threads costs more than the row.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ __all__ = [
     "among",
     "among_given",
     "fetch",
-    "fetch_made",
+    "fetch_prepared",
     "fetch_small",
     "for_update",
     "given",
@@ -55,16 +54,16 @@ __all__ = [
 ]
 
 MAX_BYTES: Final = 4_000_000
-"""Of one batch as JSON: a fourth of what MariaDB takes in one packet as it is delivered."""
+"""Of one batch as JSON: a quarter of MariaDB's default packet."""
 
 _STATEMENT_BYTES: Final = 16_384
-"""Left in a packet for the statement around a text."""
+"""Reserved in a packet for the statement around a text."""
 
 LONGEST_TEXT: Final = 16_000_000
-"""Bytes of many rows that come as one text."""
+"""Bytes of rows that are fetched as one text."""
 
 _STATISTICS: Final = "SELECT 1 FROM sqlite_master WHERE name = 'sqlite_stat1'"
-_ENCODED_AT_ONCE: Final = 64
+_ENCODE_BATCH: Final = 64
 _ALL: Final = 2**31 - 1
 _AS_IT_IS: Final = sa.types.NullType()
 
@@ -72,13 +71,13 @@ _log = get_logger("asynctask.database")
 
 
 def for_update(connection: Connection, statement: Any) -> Any:
-    """The statement with its rows locked until the transaction ends; on SQLite the transaction itself keeps others out."""
+    """The statement with its rows locked until the transaction ends; on SQLite the transaction excludes other writers."""
     return statement if connection.dialect.name == "sqlite" else statement.with_for_update()
 
 
 def among(connection: Connection, column: Any, values: Collection[Any]) -> Any:
-    """The condition that ``column`` is one of ``values``, numbers or texts: one parameter, so that the statement stays the
-    same. One for each value would be put into its text each time, which costs more than the look-up."""
+    """The condition that ``column`` is one of ``values``, numbers or texts, as one parameter: a parameter for each value
+    would change the statement, and rendering it costs more than the look-up."""
     dialect = connection.dialect.name
     if dialect == "mariadb" and not values:
         return sa.false()
@@ -86,7 +85,7 @@ def among(connection: Connection, column: Any, values: Collection[Any]) -> Any:
 
 
 def among_given(dialect: str, column: Any, name: str) -> Any:
-    """The same for a statement that is made once: its parameter ``name`` is what :func:`given` makes of the values."""
+    """:func:`among` for a statement built once: its parameter ``name`` takes the result of :func:`given`."""
     return _among(dialect, column, lambda kind: sa.bindparam(name, type_=kind))
 
 
@@ -98,7 +97,7 @@ def given(dialect: str, values: Collection[Any]) -> Any:
 
 
 def _array_text(values: Collection[Any]) -> str:
-    """Numbers or texts as PostgreSQL writes an array: the driver would look at each of them in Python."""
+    """A PostgreSQL array literal; the driver would format each value in Python."""
     if all(type(value) is int for value in values):
         return "{" + ",".join(map(str, values)) + "}"
     text = '","'.join(values)
@@ -109,26 +108,26 @@ def _array_text(values: Collection[Any]) -> str:
 
 def _among(dialect: str, column: Any, parameter: Callable[[Any], Any]) -> Any:
     if dialect == "postgresql":
-        from sqlalchemy.dialects.postgresql import ARRAY  # loaded where that is the database
+        from sqlalchemy.dialects.postgresql import ARRAY  # imported for this database only
 
         item = sa.BigInteger() if isinstance(column.type, sa.Integer) else sa.Text()
         return column == sa.any_(sa.cast(parameter(_Untyped()), ARRAY(item)))
     if dialect == "sqlite":
         return column.in_(sa.select(sa.func.json_each(parameter(sa.Text())).table_valued("value").c.value))
-    return column.op("IN", is_comparison=True)(parameter(_AS_IT_IS))  # the driver writes it out
+    return column.op("IN", is_comparison=True)(parameter(_AS_IT_IS))  # the driver renders it
 
 
 def fetch(connection: Connection, statement: Any) -> Sequence[Sequence[Any]]:
-    """The rows of a SELECT of numbers and texts, however many."""
+    """The rows of a SELECT of numbers and texts, of any number."""
     if connection.dialect.name in ("sqlite", "postgresql"):
         return connection.execute(statement).all()
     return json_rows(connection.execute(packed(statement, connection.dialect.name)).scalars())
 
 
-def fetch_made(
+def fetch_prepared(
     connection: Connection, statement: Any, values: Mapping[str, Any], *, lock: bool = False
 ) -> Sequence[Sequence[Any]]:
-    """The same of a SELECT that is made once, with the values of its parameters. ``lock``: see :func:`for_update`."""
+    """:func:`fetch` for a SELECT built once, with its parameters. ``lock``: see :func:`for_update`."""
     dialect = connection.dialect.name
     found = connection.execute(_readable(dialect, statement, lock), values)
     return found.all() if dialect in ("sqlite", "postgresql") else json_rows(found.scalars())
@@ -137,24 +136,23 @@ def fetch_made(
 def fetch_small(
     connection: Connection, statement: Any, values: Mapping[str, Any], *, lock: bool = False
 ) -> Sequence[Sequence[Any]]:
-    """The same where all rows together are most often small, a megabyte or so: MariaDB and SQLite give them as one text.
-
-    In any order, whatever the statement says of it.
+    """:func:`fetch_prepared` for rows that are usually small in total (about a megabyte): MariaDB and SQLite send them as
+    one text. The order is undefined, even with ORDER BY.
     """
     dialect = connection.dialect.name
     if dialect == "postgresql":
-        return fetch_made(connection, statement, values, lock=lock)
-    one = _one_of_sqlite if dialect == "sqlite" else _one
-    found = _whole(*one(connection, _in_one(dialect, statement, lock), values))
-    return fetch_made(connection, statement, values, lock=lock) if found is None else found
+        return fetch_prepared(connection, statement, values, lock=lock)
+    one = _one_limited if dialect == "sqlite" else _one
+    found = _complete(*one(connection, _as_one_text(dialect, statement, lock), values))
+    return fetch_prepared(connection, statement, values, lock=lock) if found is None else found
 
 
 def _one(connection: Connection, statement: Any, values: Mapping[str, Any]) -> Sequence[Any]:
     return connection.execute(statement, values).one()
 
 
-def _one_of_sqlite(connection: Connection, statement: Any, values: Mapping[str, Any]) -> Sequence[Any]:
-    """The count and the text; no text where it would be longer than :data:`LONGEST_TEXT`, for nothing else stops it."""
+def _one_limited(connection: Connection, statement: Any, values: Mapping[str, Any]) -> Sequence[Any]:
+    """The count and the text; (-1, None) for a text over :data:`LONGEST_TEXT`, which SQLite would not limit otherwise."""
     driver: Any = connection.connection.driver_connection
     before = driver.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_TEXT)
     try:
@@ -167,10 +165,9 @@ def _one_of_sqlite(connection: Connection, statement: Any, values: Mapping[str, 
         driver.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, before)
 
 
-def _whole(count: int, text: str | None) -> list[Any] | None:
-    """The list of ``count`` values that MariaDB gave as one text; None where some are missing.
-
-    It cuts off what is longer than it may be, and closes the list all the same.
+def _complete(count: int, text: str | None) -> list[Any] | None:
+    """The ``count`` values of a JSON text from MariaDB; None if some are missing: the server truncates a long text and
+    closes its list.
     """
     with suppress(orjson.JSONDecodeError):
         found = [] if text is None else list(orjson.loads(text))
@@ -179,7 +176,7 @@ def _whole(count: int, text: str | None) -> list[Any] | None:
 
 
 @cache
-def _in_one(dialect: str, statement: Any, lock: bool) -> Any:
+def _as_one_text(dialect: str, statement: Any, lock: bool) -> Any:
     row = sa.func.json_array(*statement.selected_columns)
     both = (sa.func.count(), _collected(dialect, row))
     whole = statement.order_by(None).with_only_columns(*both, maintain_column_froms=True)
@@ -198,7 +195,7 @@ def _readable(dialect: str, statement: Any, lock: bool) -> Any:
 
 
 def packed(statement: Any, dialect: str) -> Any:
-    """A SELECT of numbers and texts for PostgreSQL or MariaDB: each row is one JSON array, for :func:`json_rows`."""
+    """A SELECT of numbers and texts on PostgreSQL or MariaDB with each row as a JSON array, for :func:`json_rows`."""
     columns = statement.selected_columns
     if dialect == "postgresql":
         row: Any = sa.cast(sa.func.json_build_array(*columns), sa.Text)
@@ -208,25 +205,25 @@ def packed(statement: Any, dialect: str) -> Any:
 
 
 def json_list(dialect: str, columns: Sequence[Any]) -> Any:
-    """A SELECT of one value: the JSON text of a list of rows, each an array; null where there are none."""
+    """A SELECT of one value: the JSON text of a list of rows, each an array; null without rows."""
     if dialect == "postgresql":
         return sa.select(sa.cast(sa.func.json_agg(sa.func.json_build_array(*columns)), sa.Text))
     return sa.select(_collected(dialect, sa.func.json_array(*columns)))
 
 
 def locked(connection: Connection, statement: Any) -> Sequence[Any]:
-    """The values of a SELECT of one column, its rows locked until the transaction ends."""
+    """The values of a SELECT of one column, with the rows locked until the transaction ends."""
     statement = for_update(connection, statement)
     if connection.dialect.name in ("sqlite", "postgresql"):
         return connection.execute(statement).scalars().all()
-    inner = statement.limit(_ALL).subquery()  # the limit keeps it a statement of its own, which locks
+    inner = statement.limit(_ALL).subquery()  # the limit keeps the optimizer from merging it: it locks on its own
     count, text = connection.execute(sa.select(sa.func.count(), sa.func.json_arrayagg(inner.c[0]))).one()
-    found = _whole(count, text)
+    found = _complete(count, text)
     return connection.execute(statement).scalars().all() if found is None else found
 
 
 def json_rows(texts: Iterable[str]) -> list[list[Any]]:
-    """Rows that came as a JSON array each."""
+    """Rows that came as one JSON array each."""
     return [orjson.loads(text) for text in texts]
 
 
@@ -240,10 +237,10 @@ def update(
     same: Mapping[str, Any] | None = None,
     where: str = "",
 ) -> int:
-    """Sets the columns ``written`` to ``v_NAME`` where the columns ``guard`` are ``b_NAME``, for each row of values.
+    """Sets the columns ``written`` to ``v_NAME`` where the columns ``guard`` equal ``b_NAME``, for each row of values.
 
-    The first of ``guard`` is the key. ``same``: columns that are set to one value in every row. ``where``: a condition
-    on the table's columns that holds for all of them, SQL of our own. Returns how many rows were found.
+    ``guard`` begins with the key. ``same``: columns set to one value in all rows. ``where``: a constant SQL condition on
+    the table's columns. Returns the number of rows matched.
     """
     if not rows:
         return 0
@@ -279,17 +276,17 @@ def insert(connection: Connection, table: sa.Table, columns: Sequence[str], rows
 
 
 def has_statistics(connection: Connection) -> bool:
-    """Whether somebody has had SQLite count what is in its tables (``ANALYZE``).
+    """Whether SQLite has statistics of its tables (``ANALYZE``).
 
-    It never counts again by itself. Of a table that was short then it thinks that to go through it costs nothing, and would
-    read the batch once for each of the table's rows. So rows are changed one by one then, each by its key.
+    They are never updated automatically. For a table that was short then it plans a scan and would read the batch once per
+    row of the table. So rows are then changed one by one, by key.
     """
     return connection.exec_driver_sql(_STATISTICS).first() is not None
 
 
 def texts(rows: Sequence[Any], largest: int = MAX_BYTES, size_of: Callable[[bytes], int] = len) -> Iterator[str]:
-    """Rows, lists or mappings, as JSON arrays of at most ``largest`` bytes each by ``size_of``; of more only where a single
-    row has more."""
+    """Rows, lists or mappings, as JSON arrays of at most ``largest`` bytes by ``size_of`` each; a larger single row is
+    alone."""
     parts: list[bytes] = []
     size = 0
     for part in _encoded(rows, largest, size_of):
@@ -303,10 +300,10 @@ def texts(rows: Sequence[Any], largest: int = MAX_BYTES, size_of: Callable[[byte
 
 
 def sendable(connection: Connection, rows: Sequence[Any]) -> Iterator[str]:
-    """:func:`texts` that this server takes as a parameter.
+    """:func:`texts` that the server accepts as a parameter.
 
-    MariaDB hangs up on a packet over ``max_allowed_packet``, which looks like a lost connection; so none is sent. Raises
-    :class:`TooLarge` for a single row that does not fit.
+    MariaDB closes the connection on a packet over ``max_allowed_packet``, so none is sent. Raises :class:`TooLarge` for a
+    single row that does not fit.
     """
     if connection.dialect.name != "mariadb":
         yield from texts(rows)
@@ -326,7 +323,7 @@ def sendable(connection: Connection, rows: Sequence[Any]) -> Iterator[str]:
 
 
 def _packet(connection: Connection) -> int:
-    """The server's ``max_allowed_packet`` in bytes; it never changes while a connection lasts."""
+    """The server's ``max_allowed_packet`` in bytes; constant during a connection."""
     known = connection.info.get("asynctask_packet")
     if known is None:
         known = connection.info["asynctask_packet"] = int(
@@ -336,26 +333,26 @@ def _packet(connection: Connection) -> int:
 
 
 def _sent_size(part: bytes) -> int:
-    """The bytes of a text in a statement of MariaDB's driver, which doubles each quote."""
+    """The bytes of a text in a statement of MariaDB's driver, which doubles quotes."""
     return len(part) + part.count(b"'")
 
 
 def _encoded(rows: Sequence[Any], largest: int, size_of: Callable[[bytes], int]) -> Iterator[bytes]:
-    """Rows as JSON with commas between, some at once: one call for each of them would cost more than the encoding."""
-    for start in range(0, len(rows), _ENCODED_AT_ONCE):
-        some = rows[start : start + _ENCODED_AT_ONCE]
-        part = orjson.dumps(some)[1:-1]
+    """Rows as JSON separated by commas, in batches: a call per row would cost more than the encoding."""
+    for start in range(0, len(rows), _ENCODE_BATCH):
+        batch = rows[start : start + _ENCODE_BATCH]
+        part = orjson.dumps(batch)[1:-1]
         if size_of(part) <= largest:
             yield part
         else:
-            yield from (orjson.dumps(row) for row in some)
+            yield from (orjson.dumps(row) for row in batch)
 
 
 class _Untyped(sa.types.UserDefinedType[str]):
-    """A text that the server takes as whatever it is cast to: it reads an array once, before it plans.
+    """A text without a type, which the server parses as an array once, before it plans.
 
-    A text that is cast from a type of its own is read as the statement runs. The planner cannot count what is in it, and
-    where it goes through a table it compares each row with one value after the other: 0.7 s for 1,000 among 10,000 rows.
+    A typed text is cast during execution. The planner cannot estimate its length, and a table scan compares each row with
+    one value after the other: 0.7 s for 1,000 values among 10,000 rows.
     """
 
     cache_ok = True
@@ -370,7 +367,7 @@ def _copy(connection: Connection, table: str, columns: Sequence[str], rows: Sequ
         with driver.cursor() as cursor, cursor.copy(statement) as copy:
             for row in rows:
                 copy.write_row(row)
-    except error_class as error:  # told as SQLAlchemy tells the errors of every other statement
+    except error_class as error:  # converted as SQLAlchemy does for other statements
         lost = is_lost(connection, error)
         if lost:
             connection.invalidate(error)
@@ -379,13 +376,13 @@ def _copy(connection: Connection, table: str, columns: Sequence[str], rows: Sequ
         ) from error
 
 
-# -- The statements that write many rows at once, as text: one for each kind of database, table and set of columns.
+# -- bulk statements as text, for each database, table and set of columns
 
 _COLLATION: Final = "utf8mb4_nopad_bin"
 
 
 class Form(NamedTuple):
-    """What an UPDATE is made of beside its values: the names of columns, and a condition."""
+    """The variable parts of an UPDATE besides its values: names of columns, and a condition."""
 
     guard: tuple[str, ...]
     written: tuple[str, ...]
@@ -393,7 +390,7 @@ class Form(NamedTuple):
     where: str
 
     def condition(self, guards: Iterable[str]) -> str:
-        """All of these comparisons, and the condition."""
+        """The comparisons and the condition, joined by AND."""
         return " AND ".join([*guards, *([f"({self.where})"] if self.where else [])]) or "TRUE"
 
 
@@ -401,14 +398,14 @@ class Form(NamedTuple):
 
 
 def json_each(count: int) -> str:
-    """SQLite's table ``d`` of columns ``d0``, ``d1``, ... out of one JSON array of arrays, the statement's parameter."""
-    made = ", ".join(f"json_extract(value, '$[{i}]') AS d{i}" for i in range(count))
-    return f"(SELECT {made} FROM json_each(?)) AS d"  # noqa: S608 - nothing but numbers
+    """SQLite's table ``d`` of columns ``d0``, ``d1``, ... from the parameter, a JSON array of arrays."""
+    columns_sql = ", ".join(f"json_extract(value, '$[{i}]') AS d{i}" for i in range(count))
+    return f"(SELECT {columns_sql} FROM json_each(?)) AS d"  # noqa: S608 - nothing but numbers
 
 
 @cache
 def update_sqlite(table: sa.Table, form: Form) -> str:
-    """The UPDATE of all rows of one text: ``same`` come first, then the text of the guard and what is written."""
+    """The UPDATE of all rows in a text. Parameters: ``same``, then the text of the guard and ``written``."""
     guard = form.guard
     sets = ", ".join(
         [
@@ -422,7 +419,7 @@ def update_sqlite(table: sa.Table, form: Form) -> str:
 
 @cache
 def update_each(table: sa.Table, form: Form) -> str:
-    """The UPDATE of one row by its key, on SQLite, for a list of values: ``same``, what is written, the guard."""
+    """The UPDATE of one row by key on SQLite, for executemany. Parameters: ``same``, ``written``, the guard."""
     sets = ", ".join(f'"{name}" = ?' for name in (*form.same, *form.written))
     where = form.condition(f'"{name}" = ?' for name in form.guard)
     return f"UPDATE {table.name} SET {sets} WHERE {where}"  # noqa: S608 - names of our own tables
@@ -430,7 +427,7 @@ def update_each(table: sa.Table, form: Form) -> str:
 
 @cache
 def insert_sqlite(table: sa.Table, columns: tuple[str, ...]) -> str:
-    """The INSERT of all rows of one text."""
+    """The INSERT of all rows in a text."""
     names = ", ".join(f'"{name}"' for name in columns)
     return f"INSERT INTO {table.name} ({names}) SELECT * FROM {json_each(len(columns))}"  # noqa: S608
 
@@ -447,28 +444,28 @@ def _type(column: sa.Column[Any], known: Sequence[tuple[Any, str]], text: str) -
 
 @cache
 def update_postgresql(table: sa.Table, form: Form) -> str:
-    """The UPDATE of all rows of one text, as objects of ``b_NAME`` and ``v_NAME``: ``same`` come first, then the text."""
+    """The UPDATE of all rows in a text, objects of ``b_NAME`` and ``v_NAME``. Parameters: ``same``, then the text."""
     columns = [(f"b_{name}", table.c[name]) for name in form.guard]
     columns += [(f"v_{name}", table.c[name]) for name in form.written]
-    made = ", ".join(f"{name} {_type(column, _POSTGRESQL_TYPES, 'text')}" for name, column in columns)
+    columns_sql = ", ".join(f"{name} {_type(column, _POSTGRESQL_TYPES, 'text')}" for name, column in columns)
     sets = ", ".join([*(f'"{name}" = %s' for name in form.same), *(f'"{name}" = d.v_{name}' for name in form.written)])
     where = form.condition(f'{table.name}."{name}" = d.b_{name}' for name in form.guard)
-    return f"UPDATE {table.name} SET {sets} FROM json_to_recordset(%s::json) AS d({made}) WHERE {where}"  # noqa: S608
+    return f"UPDATE {table.name} SET {sets} FROM json_to_recordset(%s::json) AS d({columns_sql}) WHERE {where}"  # noqa: S608
 
 
 # -- MariaDB
 
 
 def json_table(columns: Sequence[sa.Column[Any]]) -> str:
-    """MariaDB's table ``d`` of columns ``d0``, ``d1``, ... out of one JSON array of arrays, the statement's parameter."""
+    """MariaDB's table ``d`` of columns ``d0``, ``d1``, ... from the parameter, a JSON array of arrays."""
     text = f"LONGTEXT CHARACTER SET utf8mb4 COLLATE {_COLLATION}"
-    made = ", ".join(f"d{i} {_type(column, _MARIADB_TYPES, text)} PATH '$[{i}]'" for i, column in enumerate(columns))
-    return f"JSON_TABLE(%s, '$[*]' COLUMNS ({made})) AS d"
+    columns_sql = ", ".join(f"d{i} {_type(column, _MARIADB_TYPES, text)} PATH '$[{i}]'" for i, column in enumerate(columns))
+    return f"JSON_TABLE(%s, '$[*]' COLUMNS ({columns_sql})) AS d"
 
 
 @cache
 def update_mariadb(table: sa.Table, form: Form) -> str:
-    """The UPDATE of all rows of one text: it comes first, of the guard and what is written, then ``same``."""
+    """The UPDATE of all rows in a text. Parameters: the text of the guard and ``written``, then ``same``."""
     guard = form.guard
     columns = [table.c[name] for name in (*guard, *form.written)]
     sets = ", ".join(
@@ -479,13 +476,13 @@ def update_mariadb(table: sa.Table, form: Form) -> str:
     )
     on = f"t.`{guard[0]}` = d.d0"
     where = form.condition(f"t.`{name}` = d.d{i}" for i, name in enumerate(guard) if i)
-    # The rows that are given come first: each is one look at the key.
+    # The given rows first, so each is one look-up by key.
     return f"UPDATE {json_table(columns)} STRAIGHT_JOIN {table.name} AS t ON {on} SET {sets} WHERE {where}"  # noqa: S608
 
 
 @cache
 def insert_mariadb(table: sa.Table, columns: tuple[str, ...]) -> str:
-    """The INSERT of all rows of one text."""
+    """The INSERT of all rows in a text."""
     names = ", ".join(f"`{name}`" for name in columns)
     picked = ", ".join(f"d{i}" for i in range(len(columns)))
     source = json_table([table.c[name] for name in columns])

@@ -1,8 +1,8 @@
-"""Connections and transactions: one place that knows how each database wants to be talked to.
+"""Connections, transactions and the clock of each kind of database.
 
-A commit whose answer is lost is looked up, never guessed. PostgreSQL can be asked what became of a transaction. MariaDB
-cannot: there every write transaction leaves a number in the row of its connection (table ``write_marks``), and that row
-tells. So a write either stands when :meth:`Database.write` ends, or it raises and nothing of it stands.
+A commit whose answer is lost is looked up, never guessed. PostgreSQL knows the status of a transaction. On MariaDB every
+write transaction leaves a number in its connection's row of ``write_marks``, which is compared. So a write is either
+committed when :meth:`Database.write` ends, or it raises and nothing of it is written.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _EXTRAS: Final = {"postgresql": "postgresql", "mariadb": "mysql"}
 
 _LOCK_S: Final = 20
 _IDLE_S: Final = 60
-_LOOK_UP_S: Final = 60.0
-_KEPT_OPEN: Final = 3
-_LONGEST_LIST: Final = 16_000_000
+_MAX_LOOKUP_S: Final = 60.0
+_MIN_POOL: Final = 3
+_GROUP_CONCAT_BYTES: Final = 16_000_000
 
 
 @dataclass(slots=True)
 class _Mark:
-    """By what a transaction is found again: its id and process on PostgreSQL, its row and number on MariaDB."""
+    """Identifies a transaction: by its id and process on PostgreSQL, by its row and number on MariaDB."""
 
     number: int
     process: int
@@ -59,9 +59,9 @@ class _Mark:
 class Database:
     """The database behind a ledger.
 
-    Arguments: ``url`` as SQLAlchemy takes it; ``postgresql://`` and ``mysql://`` mean psycopg 3 and PyMySQL. ``pool_size``
-    is the most connections that one process opens at a time. ``ids`` names its connections.
-    Raises :class:`ConfigError` for a URL that cannot work.
+    Arguments: ``url`` as SQLAlchemy takes it, with psycopg 3 and PyMySQL for ``postgresql://`` and ``mysql://``;
+    ``pool_size``, the most connections of one process; ``ids``, for names of connections.
+    Raises :class:`ConfigError` for an invalid URL.
     """
 
     def __init__(self, url: str, *, pool_size: int = 10, ids: Ids | None = None) -> None:
@@ -69,7 +69,7 @@ class Database:
         self.dialect = self.url.get_backend_name()
         self.is_sqlite = self.dialect == "sqlite"
         self.pooler: bool | None = None
-        """PostgreSQL: whether a pooler stands between (PgBouncer, pgcat); None before the first connection."""
+        """PostgreSQL: whether connections go through a pooler (PgBouncer, pgcat); None before the first one."""
         self._ids = ids or SystemIds()
         self._password = None if self.url.password is None else str(self.url.password)
         self._lock: WriteLock | None = None
@@ -95,9 +95,9 @@ class Database:
             event.listen(engine, "connect", lambda connection, _record: connect_sqlite(lock, connection))
             event.listen(engine, "begin", _sqlite_begin)
             return engine
-        kept = min(_KEPT_OPEN, pool_size)
+        kept = min(_MIN_POOL, pool_size)
         try:
-            # Statements stand alone unless write() or snapshot() begins a transaction: no BEGIN and ROLLBACK for a look.
+            # Autocommit unless write() or snapshot() begins a transaction: saves BEGIN and ROLLBACK around a query.
             engine = sa.create_engine(
                 self.url,
                 pool_size=kept,
@@ -110,23 +110,23 @@ class Database:
         except ImportError:
             raise ConfigError(not_installed(f"the driver of {self.dialect}", _EXTRAS[self.dialect])) from None
         if self.dialect == "mariadb":
-            event.listen(engine, "do_connect", _dial_mariadb)
+            event.listen(engine, "do_connect", _open_mariadb)
         event.listen(engine, "connect", self._connect_postgresql if self.dialect == "postgresql" else _connect_mariadb)
-        event.listen(engine, "checkout", _refuse_hung_up)
-        event.listen(engine, "handle_error", _give_up_read_only)
+        event.listen(engine, "checkout", _refuse_closed)
+        event.listen(engine, "handle_error", _discard_read_only)
         return engine
 
     def _connect_postgresql(self, connection: Any, _record: Any) -> None:
-        # A pooler answers for a server process of its own making: then no state may be kept in a session.
+        # A pooler reports a process id of its own; then no state may be kept in the session.
         process, isolation = connection.execute(_WHO, prepare=False).fetchone()
         self.pooler = process != connection.info.backend_pid
         if self.pooler:
             connection.prepare_threshold = None
-        elif isolation != "read committed":  # statements that stand alone would fail with what this program never asked for
+        elif isolation != "read committed":  # under another default, autocommit statements could fail to serialize
             connection.execute("SET default_transaction_isolation = 'read committed'", prepare=False)
 
     def behind_pooler(self) -> bool:
-        """Whether a pooler stands between: then LISTEN and advisory locks of a session do not work."""
+        """Whether connections go through a pooler, where LISTEN and session-level advisory locks do not work."""
         if self.dialect == "postgresql" and self.pooler is None:
             with self.read():
                 pass
@@ -138,16 +138,16 @@ class Database:
     def read(self) -> Iterator[Connection]:
         """A connection to read with. Raises :class:`LedgerUnavailable`.
 
-        On SQLite what it reads stands together; elsewhere each statement sees what is committed when it begins.
+        On SQLite all its reads see one snapshot; elsewhere each statement sees what is committed when it begins.
         """
         with translated(self._password), self.engine.connect() as connection:
             yield connection
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
-        """A connection whose statements all see the same moment, on every database. Raises :class:`LedgerUnavailable`.
+        """A connection whose statements see one snapshot, on every database. Raises :class:`LedgerUnavailable`.
 
-        Keep it short: while it lasts, a server keeps every row version that it might still ask for.
+        Keep it short: a server keeps all row versions that the snapshot can see.
         """
         if self.is_sqlite:
             with self.read() as connection:
@@ -168,15 +168,15 @@ class Database:
     def write(self, *, marked: bool = True) -> Iterator[Connection]:
         """A connection in a write transaction, committed at the end.
 
-        Keep it short (50 ms). On SQLite the transaction is IMMEDIATE and behind the blocking lock, so what it reads cannot
-        change under it; elsewhere it is READ COMMITTED. ``marked`` off: it is not looked up when its answer is lost, as
-        befits what makes the tables themselves.
+        Keep it short (50 ms). On SQLite the transaction is IMMEDIATE and behind the blocking lock, so its reads cannot
+        become stale; elsewhere it is READ COMMITTED. ``marked`` off: the commit is not looked up if its answer is lost, for
+        idempotent writes and for those that create the tables.
 
-        Raises :class:`TransactionConflict` where it was undone and may be tried again (see :func:`repeatable`),
+        Raises :class:`TransactionConflict` if it was rolled back and may be repeated (see :func:`repeatable`),
         :class:`OutcomeUnknown`, and :class:`LedgerUnavailable`.
         """
         if self._lock is not None:
-            # The connection is taken before the lock: who holds the lock never waits for a connection.
+            # The connection before the lock: the holder of the lock never waits for a connection.
             with translated(self._password), self._writer.connect() as connection:
                 self._lock.acquire()
                 try:
@@ -190,7 +190,7 @@ class Database:
             try:
                 yield connection
                 if marked:
-                    self._leave(connection, mark)
+                    self._write_mark(connection, mark)
             except BaseException:
                 _roll_back(connection)
                 raise
@@ -203,61 +203,61 @@ class Database:
             owner = info.setdefault("asynctask_owner", self._ids.jids(1)[0])
             info["asynctask_number"] = info.get("asynctask_number", 0) + 1
             return _Mark(info["asynctask_number"], connection.connection.driver_connection.thread_id(), owner)  # type: ignore[union-attr]
-        # One round trip. A prepared statement could not hold more than one, so it goes to the driver itself.
-        with _through(connection):
+        # One round trip by the driver itself, because a prepared statement cannot hold several commands.
+        with _driver_errors(connection):
             cursor = connection.connection.driver_connection.execute(_BEGIN, prepare=False)  # type: ignore[union-attr]
             while cursor.nextset():
                 pass
             number, process = cursor.fetchone()
         return _Mark(int(number), int(process))
 
-    def _leave(self, connection: Connection, mark: _Mark) -> None:
+    def _write_mark(self, connection: Connection, mark: _Mark) -> None:
         if self.dialect == "mariadb":
-            connection.exec_driver_sql(_LEAVE_MARK, (mark.owner, mark.number))
+            connection.exec_driver_sql(_WRITE_MARK, (mark.owner, mark.number))
 
     def _commit(self, connection: Connection, mark: _Mark, marked: bool) -> None:
         try:
             connection.exec_driver_sql("COMMIT")
         except exc.DBAPIError as error:
-            if not error.connection_invalidated or is_read_only(error.orig):  # the server answered, and the answer was no
+            if not error.connection_invalidated or is_read_only(error.orig):  # the server answered: not committed
                 _roll_back(connection)
                 raise
             if not marked:
                 raise
-            if not self._landed(mark):
+            if not self._is_committed(mark):
                 raise TransactionConflict("the connection was lost before the commit; nothing of it stands") from error
 
-    def _landed(self, mark: _Mark) -> bool:
-        """Whether a transaction stands whose commit was not answered. Raises :class:`OutcomeUnknown`."""
-        look = self._landed_postgresql if self.dialect == "postgresql" else self._landed_mariadb
+    def _is_committed(self, mark: _Mark) -> bool:
+        """Whether a transaction whose commit was not answered is committed. Raises :class:`OutcomeUnknown`."""
+        lookup = self._is_committed_postgresql if self.dialect == "postgresql" else self._is_committed_mariadb
         pause, waited, last = threading.Event(), 0.0, ""
-        while waited < _LOOK_UP_S:
+        while waited < _MAX_LOOKUP_S:
             try:
-                if (stands := look(mark)) is not None:
-                    return stands
+                if (committed := lookup(mark)) is not None:
+                    return committed
             except LedgerUnavailable as error:
                 last = str(error)
             pause.wait(0.1)
             waited += 0.1
-        raise OutcomeUnknown(f"the answer to a commit was lost, and for {_LOOK_UP_S:g} s there was no asking: {last}")
+        raise OutcomeUnknown(f"the answer to a commit was lost, and for {_MAX_LOOKUP_S:g} s there was no asking: {last}")
 
-    def _landed_postgresql(self, mark: _Mark) -> bool | None:
+    def _is_committed_postgresql(self, mark: _Mark) -> bool | None:
         with self.read() as connection:
             status = connection.exec_driver_sql("SELECT txid_status(%s)", (mark.number,)).scalar()
-            if status == "in progress":  # its process has not noticed yet that nobody listens; it would hold its locks
+            if status == "in progress":  # its backend has not noticed the lost connection and would hold its locks
                 connection.exec_driver_sql("SELECT pg_terminate_backend(%s)", (mark.process,))
         return None if status == "in progress" else status == "committed"
 
-    def _landed_mariadb(self, mark: _Mark) -> bool | None:
+    def _is_committed_mariadb(self, mark: _Mark) -> bool | None:
         with self.read() as connection:
             connection.exec_driver_sql("START TRANSACTION")
-            try:  # the lock is had only when the transaction in question has ended, one way or the other
+            try:  # the lock is granted only after the transaction in question has ended
                 found = connection.exec_driver_sql(_FIND_MARK, (mark.owner,)).scalar()
             except exc.DBAPIError as error:
                 if code_of(error) != LOCKED:
                     raise
-                # Its thread has not noticed yet that nobody listens. Only who is seen to hold the lock is ended: after a
-                # restart of the server the same number is another's.
+                # Its thread has not noticed the lost connection. It is killed only while it holds the lock: after a restart
+                # of the server its number may be another's.
                 with suppress(exc.DBAPIError):
                     connection.exec_driver_sql(f"KILL {mark.process:d}")
                 return None
@@ -266,13 +266,13 @@ class Database:
         return found is not None and int(found) >= mark.number
 
     def forget_marks(self, connection: Connection) -> None:
-        """Removes what connections of days gone by have left, in the caller's transaction."""
+        """Deletes marks older than two days, in the caller's transaction."""
         if self.dialect == "mariadb":
             connection.exec_driver_sql("DELETE FROM write_marks WHERE at < UNIX_TIMESTAMP() - 172800")
 
     @property
     def absolute_url(self) -> str:
-        """Its URL, with the password, for another process that may run in another folder."""
+        """Its URL, with the password, for a process in another folder."""
         url = self.url if self.path is None else self.url.set(database=str(self.path.absolute()))
         return url.render_as_string(hide_password=False)
 
@@ -288,18 +288,18 @@ _BEGIN: Final = (
     f"BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '{_LOCK_S}s';"
     f" SET LOCAL idle_in_transaction_session_timeout = '{_IDLE_S}s'; SELECT txid_current(), pg_backend_pid()"
 )
-_LEAVE_MARK: Final = (
+_WRITE_MARK: Final = (
     "INSERT INTO write_marks (owner, number, at) VALUES (%s, %s, UNIX_TIMESTAMP())"
     " ON DUPLICATE KEY UPDATE number = VALUES(number), at = VALUES(at)"
 )
 _FIND_MARK: Final = "SELECT number FROM write_marks WHERE owner = %s FOR UPDATE WAIT 1"
 
 _NO_GREETING: Final = 2013
-"""What PyMySQL says of a connection that was lost, also before anything was asked."""
+"""PyMySQL's code for a lost connection, also during the handshake."""
 _ANSWER_S: Final = 300
-"""How long a statement may take on MariaDB. A greeting comes at once or never, so ``read_timeout`` is short until then."""
+"""Longest time of a statement on MariaDB. During the handshake ``read_timeout`` is shorter."""
 _CONNECT_ARGS: Final[dict[str, dict[str, Any]]] = {
-    # A server that vanished without a word is noticed within half a minute, not after the system's two hours.
+    # A server that vanished is noticed within half a minute, instead of the system's two hours.
     "postgresql": {
         "connect_timeout": 10, "keepalives_idle": 15, "keepalives_interval": 5, "keepalives_count": 3,
         "tcp_user_timeout": 30_000, "application_name": "asynctask",
@@ -308,56 +308,56 @@ _CONNECT_ARGS: Final[dict[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def _dial_mariadb(dialect: Any, _record: Any, arguments: Any, options: Any) -> Any:
+def _open_mariadb(dialect: Any, _record: Any, arguments: Any, options: Any) -> Any:
     try:
         return dialect.connect(*arguments, **options)
     except (dialect.loaded_dbapi.OperationalError, dialect.loaded_dbapi.InternalError) as error:
         if isinstance(error, dialect.loaded_dbapi.OperationalError) and error.args[:1] != (_NO_GREETING,):
             raise
-        said = f"no greeting as of MariaDB came; is this a MariaDB port? ({error.args[-1]})"
-        raise dialect.loaded_dbapi.OperationalError(_NO_GREETING, said) from error
+        message = f"no greeting as of MariaDB came; is this a MariaDB port? ({error.args[-1]})"
+        raise dialect.loaded_dbapi.OperationalError(_NO_GREETING, message) from error
 
 
 def _connect_mariadb(connection: Any, _record: Any) -> None:
     connection._read_timeout = _ANSWER_S
-    # Nothing is taken over from the server's own defaults: strictness, isolation and the wait for locks are ours to say.
-    # A list of ids that is cut off in the middle of one would name another row. Where a backslash is no escape the driver
-    # has only quotes to double in a text: else it takes milliseconds for the JSON of 500 rows, and no other thread runs.
+    # Sets everything that matters instead of relying on server defaults. A truncated list of ids would name another row.
+    # NO_BACKSLASH_ESCAPES: the driver then only doubles quotes; else it takes milliseconds for the JSON of 500 rows, during
+    # which no other thread runs.
     with connection.cursor() as cursor:
         cursor.execute(
             "SET SESSION sql_mode ="
             " 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO,NO_BACKSLASH_ESCAPES',"
-            f" innodb_lock_wait_timeout = {_LOCK_S}, group_concat_max_len = {_LONGEST_LIST}, time_zone = '+00:00'"
+            f" innodb_lock_wait_timeout = {_LOCK_S}, group_concat_max_len = {_GROUP_CONCAT_BYTES}, time_zone = '+00:00'"
         )
         cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
 
 
-def _refuse_hung_up(connection: Any, _record: Any, _proxy: Any) -> None:
-    """A connection on which something waits to be read though nothing was asked has been hung up: another is made.
+def _refuse_closed(connection: Any, _record: Any, _proxy: Any) -> None:
+    """Discards a pooled connection that is readable although nothing was asked: the server closed it.
 
-    It costs no question to the server, unlike a ping.
+    Unlike a ping this needs no round trip.
     """
     pgconn = getattr(connection, "pgconn", None)
     try:
         descriptor = pgconn.socket if pgconn is not None else connection._sock.fileno()
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
-        hung_up = bool(poll.poll(0))
-    except Exception:  # it has no socket any more
-        hung_up = True
-    if hung_up:
+        closed = bool(poll.poll(0))
+    except Exception:  # no socket
+        closed = True
+    if closed:
         raise exc.DisconnectionError("the server has hung up")
 
 
-def _give_up_read_only(context: ExceptionContext) -> None:
-    """A session that may only read is taken for a lost connection, and the pool's others with it."""
+def _discard_read_only(context: ExceptionContext) -> None:
+    """Treats a read-only session as a lost connection, which discards the pool's others, too."""
     if is_read_only(context.original_exception):
         context.is_disconnect = True
 
 
 @contextmanager
-def _through(connection: Connection) -> Iterator[None]:
-    """Errors of the driver itself as SQLAlchemy would tell them."""
+def _driver_errors(connection: Connection) -> Iterator[None]:
+    """Converts errors of the driver to those of SQLAlchemy."""
     error_class: Any = connection.dialect.loaded_dbapi.Error
     try:
         yield
@@ -366,7 +366,7 @@ def _through(connection: Connection) -> Iterator[None]:
         if lost:
             connection.invalidate(error)
         raise exc.OperationalError("BEGIN", None, error, connection_invalidated=lost) from error
-    except BaseException:  # broken off in the middle: nobody may use it after that
+    except BaseException:  # interrupted in mid-protocol: unusable
         connection.invalidate()
         raise
 
@@ -376,14 +376,14 @@ def _roll_back(connection: Connection) -> None:
         return
     try:
         connection.exec_driver_sql("ROLLBACK")
-    except Exception:  # whatever is wrong with it, it must not go back to the pool with a transaction open
+    except Exception:  # must not return to the pool with an open transaction
         connection.invalidate()
 
 
 def missing_file(url: str) -> Path | None:
-    """The file of an SQLite database that does not exist yet; None where it does, and for a server.
+    """The file of an SQLite database, if it does not exist yet; None if it does, and for a server.
 
-    Raises :class:`ConfigError` for a URL that cannot work.
+    Raises :class:`ConfigError` for an invalid URL.
     """
     parsed = _normal(url)
     if parsed.get_backend_name() != "sqlite":
@@ -395,7 +395,7 @@ def missing_file(url: str) -> Path | None:
 def _normal(url: str) -> URL:
     try:
         parsed = make_url(url)
-    except (exc.ArgumentError, ValueError):  # ValueError, with parts of a password in it, for a port that is no number
+    except (exc.ArgumentError, ValueError):  # ValueError (bad port) contains parts of the password
         raise ConfigError(
             "database_url is no database URL; write sqlite:///asynctask.db or postgresql://user:password@host:5432/name,"
             " with %40 for @, %3A for : and %2F for / in a password"
@@ -417,17 +417,17 @@ def _sqlite_begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
 
-# -- What a connection to SQLite needs, and the lock that its writers queue at.
+# -- SQLite: set-up of connections, and the writers' lock
 
 
 class WriteLock:
     """A blocking lock between all threads of all processes that write one SQLite file.
 
-    SQLite's own ``busy_timeout`` polls with growing pauses: under load a writer can starve for seconds while others
-    come and go. A blocking lock on a side file queues writers instead, first come, first served.
+    SQLite's own ``busy_timeout`` polls with growing pauses: under load a writer can starve for seconds. A blocking lock on
+    a side file queues the writers, first come, first served.
 
-    The lock belongs to the open file, of which a forked child has a descriptor too: it would outlive a process that is
-    killed while it writes. So a child closes its descriptor as soon as it is forked, and opens the file anew if it writes.
+    The lock belongs to the open file, whose descriptor a forked child inherits, so it would outlive a killed writer. A
+    child therefore closes its descriptor right after the fork, and opens the file again when it writes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -458,7 +458,7 @@ class WriteLock:
         self._fd = None
 
     def leave_to_parent(self) -> None:
-        """In a forked child: the lock stays the parent's alone, whichever of its threads holds it."""
+        """In a forked child: leaves the lock to the parent, whichever of its threads holds it."""
         self._thread = threading.Lock()
         self.close()
 
@@ -469,13 +469,13 @@ def _leave_to_parent(lock: WriteLock | None) -> None:
 
 
 def connect_sqlite(lock: WriteLock, dbapi_connection: Any) -> None:
-    """Sets up a new connection of the driver; ``lock`` is the one of its file."""
-    # The driver's own transaction handling is off: BEGIN is emitted below, IMMEDIATE for writers.
+    """Sets up a new connection of the driver; ``lock`` is its file's."""
+    # Turns the driver's own transactions off: _sqlite_begin emits BEGIN, IMMEDIATE for writers.
     dbapi_connection.isolation_level = None
     cursor = dbapi_connection.cursor()
     cursor.execute("PRAGMA busy_timeout=30000")
     if cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-        # The switch does not wait for others: of two that make it at once, one would fail with "locked".
+        # The switch does not wait for locks: of two at the same time, one would fail with "locked".
         lock.acquire()
         try:
             cursor.execute("PRAGMA journal_mode=WAL")
@@ -487,47 +487,48 @@ def connect_sqlite(lock: WriteLock, dbapi_connection: Any) -> None:
     cursor.close()
 
 
-# -- The database's clock: the one clock that all processes of a ledger share.
+# -- the database's clock, shared by all processes of a ledger
 
-_JUMP: Final = SECOND
-"""Microseconds by which the database's clock and ours may come apart between two answers before that counts as a step."""
+_STEP: Final = SECOND
+"""Microseconds by which the database's clock and the boot clock may diverge between two reads before it counts as a
+step."""
 
-_ASK: Final = 15 * SECOND
-"""Microseconds between two questions for the time: good clocks come apart by less than a millisecond in them."""
+_READ_EVERY: Final = 15 * SECOND
+"""Microseconds between two reads of the database's time: good clocks diverge by less than a millisecond meanwhile."""
 
 _NOW: Final = {
     "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)",
-    # Not now(): that is when the transaction began, however long it has waited for a lock since.
+    # Not now(), which is the start of the transaction, before any wait for a lock.
     "postgresql": "CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)",
-    # Not NOW(6), for the same reason. Each connection is in UTC: another time zone may have an hour twice.
+    # Not NOW(6), for the same reason. Connections are in UTC: other time zones repeat an hour.
     "mariadb": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6))",
 }
 
 
 def database_now(dialect: str) -> sa.ColumnElement[Any]:
-    """The database's clock as an expression of SQL: microseconds since 1970-01-01 UTC, once its statement has its locks."""
+    """The database's time in SQL, microseconds since 1970-01-01 UTC, evaluated after the statement has its locks."""
     return sa.literal_column(_NOW[dialect], sa.BigInteger())
 
 
 def read_now(database: Database) -> int:
-    """What time the database has it: microseconds since 1970-01-01 UTC. Raises LedgerUnavailable."""
+    """The database's time in microseconds since 1970-01-01 UTC. Raises LedgerUnavailable."""
     with database.read() as connection:
         return int(connection.execute(sa.select(database_now(database.dialect))).scalar_one())
 
 
 class DatabaseTime:
-    """The database's clock as one process reads it.
+    """The database's clock in one process.
 
-    Leases and due times are written by one host and judged by another, and hosts disagree about the time. So the database
-    is asked with each heartbeat; between two answers the machine's boot clock carries the time on, which neither a step of
-    the wall clock nor a suspension stops. Before the first answer it is the machine's wall clock.
+    One host writes leases and due times and another judges them, and hosts' clocks differ. So heartbeats read the
+    database's time, and the boot clock extrapolates it, which neither stops in a suspension nor steps with the wall clock.
+    Before the first read it is the machine's wall clock.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._offset: int | None = None
-        self._asked_at = -_ASK
-        self._answered_at: int | None = None  # the last heartbeat, on the boot clock
+        self._asked_at = -_READ_EVERY
+        self._answered_at: int | None = None  # last heartbeat, on the boot clock
         self._steady_since = 0
         self._lease = 0
 
@@ -536,25 +537,25 @@ class DatabaseTime:
         return self._clock.now() if self._offset is None else self._offset + self._clock.boottime()
 
     def set(self, now: int) -> None:
-        """The database says that it is ``now`` (microseconds)."""
+        """Sets the time to ``now`` (microseconds), just read from the database."""
         self._asked_at = self._clock.boottime()
         self._offset = now - self._asked_at
 
     def is_old(self) -> bool:
-        """Whether it is time to ask the database again."""
-        return self._clock.boottime() - self._asked_at >= _ASK
+        """Whether the database's time is due to be read again."""
+        return self._clock.boottime() - self._asked_at >= _READ_EVERY
 
     def answered(self, now: int | None, *, lease_s: float) -> None:
-        """The database took a heartbeat of this process, for a lease of ``lease_s`` seconds; ``now`` (microseconds): and
-        said what time it is.
+        """Notes that the database accepted a heartbeat with a lease of ``lease_s`` seconds, and its time ``now``
+        (microseconds), if read.
 
-        A gap of more than half a lease since the heartbeat before, or a step of the database's clock, is an interruption.
+        A gap of more than half a lease since the last heartbeat, or a step of the database's clock, is an interruption.
         """
         at = self._clock.boottime()
         before = self._offset
         if now is not None:
             self.set(now)
-        stepped = before is not None and self._offset is not None and abs(self._offset - before) > _JUMP
+        stepped = before is not None and self._offset is not None and abs(self._offset - before) > _STEP
         if self._answered_at is None or at - self._answered_at > micros(lease_s / 2) or stepped:
             self._steady_since = at
         self._answered_at, self._lease = at, micros(lease_s)
@@ -562,8 +563,8 @@ class DatabaseTime:
     def may_judge(self) -> bool:
         """Whether this process may take the end of another's lease for its death.
 
-        Only if it has itself had answers for a full lease without an interruption: a database that was away, or a machine
-        that was suspended, kept the others from renewing theirs as well.
+        Only after heartbeats for a full lease without interruption: a database that was away, or a suspended machine, kept
+        other processes from renewing theirs as well.
         """
         at = self._clock.boottime()
         if self._answered_at is None or at - self._answered_at > self._lease // 2:

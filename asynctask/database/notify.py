@@ -1,7 +1,7 @@
-"""Signals: who waits for something in the database is woken by whoever commits it, in any process.
+"""Signals between processes: a commit wakes the threads that wait for rows of its kind.
 
-A signal says only that it is worth looking. One can be lost (a process that dies between its commit and the ring, a
-connection that is being made anew), so whoever waits looks now and then by itself; how often, the timeout of the wait says.
+A signal says only that a query is worthwhile. It can be lost (the process dies between commit and signal, the connection is
+being re-established), so waiting threads also poll, at the interval of their wait's timeout.
 """
 
 from __future__ import annotations
@@ -22,37 +22,47 @@ from sqlalchemy.engine import Connection
 from asynctask.database.engine import Database
 from asynctask.logs import get_logger
 
-__all__ = ["JOBS", "LEDGER", "RUNG", "Bell", "Channel", "Listener", "Signals", "Sleeper", "Waker", "notify"]
+__all__ = [
+    "JOBS",
+    "LEDGER",
+    "TO_SEND",
+    "Channel",
+    "MariadbChannel",
+    "PostgresqlChannel",
+    "Signals",
+    "SqliteChannel",
+    "Waker",
+    "notify",
+]
 
 JOBS: Final = "jobs"
-"""Something was pushed on a queue of the SQL broker: whoever fetches should look."""
+"""Jobs were pushed on a queue of the SQL broker; for fetchers."""
 
 LEDGER: Final = "ledger"
-"""Something waits in the ledger that its writer does not dispatch by itself: whoever is on duty should look."""
+"""The ledger has something to dispatch that its writer does not dispatch itself; for the leader."""
 
 TOPICS: Final = (JOBS, LEDGER)
 
-_FIRST_LOOK_S: Final = 0.02
-_LAST_LOOK_S: Final = 1.0
+_FIRST_POLL_S: Final = 0.02
+_LAST_POLL_S: Final = 1.0
 _RECONNECT_S: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
 
 
 def notify(connection: Connection, topic: str) -> None:
-    """Rings for everybody who waits for ``topic`` (:data:`JOBS`, :data:`LEDGER`), once the transaction is committed.
+    """Signals ``topic`` (:data:`JOBS`, :data:`LEDGER`) to all waiting threads once the transaction is committed.
 
-    Call it inside the write transaction whose rows it speaks of; twice is once. Where the transaction is rolled back, a
-    ring may come all the same.
+    Call it inside the write transaction; repeated calls count once. A rolled-back transaction may signal, too.
     """
     if topic not in TOPICS:
         raise ValueError(f"no such topic: {topic!r}; there are {', '.join(TOPICS)}")
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql("SELECT pg_notify(%s, %s)", ("asynctask", topic))
-    else:  # these cannot tell others by themselves: when the connection goes back to its pool, the commit is over
-        connection.info.setdefault(RUNG, set()).add(topic)
+    else:  # no NOTIFY: sent when the connection returns to its pool, after the commit
+        connection.info.setdefault(TO_SEND, set()).add(topic)
 
 
 class Waker:
-    """Where one thread waits for one topic. Made by :meth:`Signals.waker`.
+    """Waits for one topic, for one thread. Made by :meth:`Signals.waker`.
 
     A signal between two waits is not lost: the next :meth:`wait` returns at once.
     """
@@ -61,41 +71,40 @@ class Waker:
         self.topic = topic
         self._signals = signals
         self._event = threading.Event()
-        self._look_s = _FIRST_LOOK_S
-        self.rung = False
-        """Whether the last wait was ended by a signal, not by it being time to look."""
+        self._poll_s = _FIRST_POLL_S
+        self.signalled = False
+        """Whether a signal, not a poll, ended the last wait."""
 
     def wait(self, timeout: float) -> bool:
-        """Waits for at most ``timeout`` seconds; True where it is time to look, False where nothing was heard.
+        """Waits for at most ``timeout`` seconds; returns whether to query: on a signal, or to poll.
 
-        Where signals cannot be relied on (a pooler that does not pass them on, a connection that is being made anew, the
-        moments after one on MariaDB) it is time to look again and again: after 20 ms, then twice as long each time, up to
-        a second.
+        It polls where signals may be lost (a pooler that does not pass them on, a connection being re-established, the
+        moments after a signal on MariaDB): after 20 ms, then at intervals that double up to a second.
         """
         self._signals.listen(self.topic)
-        look, settled = self._look_s, self._look_s >= _LAST_LOOK_S
-        blind = not self._signals.reliable or not (self._signals.exact or settled)
-        heard = self._event.wait(min(look, timeout) if blind else timeout)
+        poll_s, settled = self._poll_s, self._poll_s >= _LAST_POLL_S
+        polls = not self._signals.reliable or not (self._signals.exact or settled)
+        signalled = self._event.wait(min(poll_s, timeout) if polls else timeout)
         self._event.clear()
-        self.rung = heard
-        self._look_s = _FIRST_LOOK_S if heard else min(look * 2, _LAST_LOOK_S)
-        return heard or (blind and look < timeout)
+        self.signalled = signalled
+        self._poll_s = _FIRST_POLL_S if signalled else min(poll_s * 2, _LAST_POLL_S)
+        return signalled or (polls and poll_s < timeout)
 
     def wake(self) -> None:
-        """Ends this wait, or the next one: something happened in this very process."""
+        """Ends this wait, or the next one, from within this process."""
         self._event.set()
 
 
 class Signals:
-    """The signals of one process on one database: at most one connection and one thread, from the first wait on.
+    """The signals of one process on one database; from the first wait on one thread and at most one connection.
 
     =============  ====================================================================================================
-    database       how a signal travels
+    database       transport
     =============  ====================================================================================================
-    SQLite         a few bytes of a file beside the database, ``NAME.bell``, written after the commit and looked at by
-                   each process every 10 to 20 ms where jobs wait for it, else every 50: no query, no lock
-    PostgreSQL     LISTEN and NOTIFY; behind a pooler they do not arrive, which is found out and said once in the log
-    MariaDB        a statement that sleeps at the server; whoever rings ends it after the commit with KILL QUERY
+    SQLite         a counter per topic in a file beside the database, ``NAME.bell``, written after the commit; each
+                   process reads it every 10 to 20 ms while it waits for jobs, else every 50: no query, no lock
+    PostgreSQL     LISTEN and NOTIFY; a probe finds out whether they pass a pooler, and if not the log says so once
+    MariaDB        a statement that sleeps at the server; the sender ends it after the commit with KILL QUERY
     =============  ====================================================================================================
     """
 
@@ -110,16 +119,16 @@ class Signals:
         self._log = get_logger("asynctask.signals")
         self._channel: Channel = _channel(database)
         self.exact = self._channel.exact
-        if self._channel.ring is not None:
+        if self._channel.send is not None:
             event.listen(database.engine, "checkin", self._checked_in)
 
     @property
     def reliable(self) -> bool:
-        """Whether what others ring arrives here now."""
+        """Whether signals of other processes arrive now."""
         return self._channel.proven
 
     def waker(self, topic: str) -> Waker:
-        """A place to wait for a topic; each waiting thread needs one of its own."""
+        """A new :class:`Waker` for a topic; each waiting thread needs its own."""
         if topic not in TOPICS:
             raise ValueError(f"no such topic: {topic!r}; there are {', '.join(TOPICS)}")
         waker = Waker(self, topic)
@@ -132,7 +141,7 @@ class Signals:
         self._deliver(TOPICS)
 
     def close(self) -> None:
-        """Ends every wait and the thread that listens, and gives back its connection."""
+        """Ends every wait and the listening thread, and closes its connection."""
         self._closed.set()
         self._channel.end()
         self.wake()
@@ -143,9 +152,9 @@ class Signals:
         self._channel.close()
 
     def listen(self, topic: str) -> None:
-        """Starts the thread that hears the others, if it does not run yet: somebody waits for ``topic``."""
+        """Starts the listening thread, if needed, because a thread waits for ``topic``."""
         if topic == JOBS:
-            self._channel.hurry()
+            self._channel.expect_jobs()
         if self._thread is not None:
             return
         with self._lock:
@@ -153,7 +162,7 @@ class Signals:
                 self._thread = threading.Thread(target=self._run, name="signals", daemon=True)
                 self._thread.start()
 
-    # -- hearing
+    # -- receiving
 
     def _deliver(self, topics: tuple[str, ...]) -> None:
         with self._lock:
@@ -165,7 +174,7 @@ class Signals:
         tries = 0
         while not self._closed.is_set():
             try:
-                for topics in self._channel.heard():
+                for topics in self._channel.receive():
                     tries = 0
                     self._deliver(topics)
                 if not self._closed.is_set():
@@ -177,70 +186,63 @@ class Signals:
                 self._closed.wait(_RECONNECT_S[min(tries, len(_RECONNECT_S) - 1)])
                 tries += 1
 
-    # -- ringing
+    # -- sending
 
     def _checked_in(self, driver_connection: object, record: object) -> None:
-        topics = getattr(record, "info", {}).pop(RUNG, None)
-        if not topics or driver_connection is None or self._channel.ring is None:
+        topics = getattr(record, "info", {}).pop(TO_SEND, None)
+        if not topics or driver_connection is None or self._channel.send is None:
             return
         try:
-            self._channel.ring(driver_connection, tuple(topics))
-        except Exception as error:  # the transaction is committed; whoever waits looks by itself a little later
+            self._channel.send(driver_connection, tuple(topics))
+        except Exception as error:  # the transaction is committed; waiting threads poll a little later
             self._log.warning("ring_failed", error=str(error))
         self._deliver(tuple(topics))
 
 
-def _channel(database: Database) -> Channel:
-    if database.is_sqlite:
-        assert database.path is not None
-        return Bell(database.path.with_name(database.path.name + ".bell"), TOPICS)
-    return Listener(database, TOPICS) if database.dialect == "postgresql" else Sleeper(database, TOPICS)
+# -- transports, one for each database
 
+TO_SEND: Final = "asynctask_rung"
+"""Key of the topics that a connection signals when it returns to its pool."""
 
-# -- How a signal travels from process to process: one way for each database. See :mod:`asynctask.database.notify`.
-
-RUNG: Final = "asynctask_rung"
-"""Under this name a connection keeps what it has to ring when it goes back to its pool."""
-
-# How often a bell is looked at: where jobs wait for it; the same after a second of silence; where only upkeep waits for it.
-_SOON_S: Final = 0.01
-_CALM_S: Final = 0.02
-_LATER_S: Final = 0.05
-_CALM_AFTER: Final = 100
+# Poll intervals on SQLite: while jobs are awaited; the same after a second of silence; for other topics only.
+_POLL_S: Final = 0.01
+_QUIET_POLL_S: Final = 0.02
+_SLOW_POLL_S: Final = 0.05
+_QUIET_AFTER: Final = 100
 _PROBE_S: Final = 2.0
 _ALIVE_S: Final = 30.0
 _SLEEP_S: Final = 20.0
 
 
 class Channel(Protocol):
-    """One way. ``ring`` is None where the database itself tells the others; ``exact``: whatever is rung while it is proven
-    arrives, also in the moments after another ring; ``proven``: what is rung arrives, as far as is known."""
+    """A transport. ``send`` is None where the database itself notifies; ``exact``: every signal arrives while ``proven``,
+    also shortly after another one; ``proven``: signals are known to arrive."""
 
     exact: bool
     proven: bool
-    ring: Callable[[Any, tuple[str, ...]], None] | None
+    send: Callable[[Any, tuple[str, ...]], None] | None
 
-    def hurry(self) -> None:
-        """From now on somebody waits for jobs here: a ring should arrive within 20 ms, not only within 50."""
+    def expect_jobs(self) -> None:
+        """A thread waits for jobs from now on: signals should arrive within 20 ms instead of 50."""
         ...
 
-    def heard(self) -> Iterator[tuple[str, ...]]:
-        """Waits for rings and gives the topics of each, until :meth:`end`; ends by itself where none can arrive."""
+    def receive(self) -> Iterator[tuple[str, ...]]:
+        """Yields the topics of each signal until :meth:`end`; returns early if none can arrive."""
         ...
 
     def end(self) -> None:
-        """Ends :meth:`heard`, from another thread."""
+        """Ends :meth:`receive`, from another thread."""
         ...
 
     def close(self) -> None:
-        """Gives back what it holds."""
+        """Releases its resources."""
         ...
 
 
-class Bell:
-    """A file with eight bytes for each topic: they are others after each ring.
+class SqliteChannel:
+    """SQLite: a file with an 8-byte counter per topic, which changes with every signal.
 
-    Looking costs next to nothing but waking up does, so it is looked at as seldom as those who wait can bear.
+    Reading it costs almost nothing, but waking up does, so the interval is as long as the waiting threads allow.
     """
 
     exact = True
@@ -253,9 +255,9 @@ class Bell:
         self._lock = threading.Lock()
         self._count = 0
         self._ended = threading.Event()
-        self._hurried = False
+        self._jobs_expected = False
         self.proven = True
-        self.ring: Callable[[Any, tuple[str, ...]], None] | None = self._ring
+        self.send: Callable[[Any, tuple[str, ...]], None] | None = self._send
 
     def _open(self) -> int:
         with self._lock:
@@ -263,7 +265,7 @@ class Bell:
                 self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             return self._fd
 
-    def _ring(self, _connection: Any, topics: tuple[str, ...]) -> None:
+    def _send(self, _connection: Any, topics: tuple[str, ...]) -> None:
         descriptor = self._open()
         with self._lock:
             self._count += 1
@@ -271,24 +273,24 @@ class Bell:
             for topic in topics:
                 os.pwrite(descriptor, mark, 8 * self._topics.index(topic))
 
-    def hurry(self) -> None:
-        self._hurried = True
+    def expect_jobs(self) -> None:
+        self._jobs_expected = True
 
-    def _every_s(self, silent: int) -> float:
-        if not self._hurried:
-            return _LATER_S
-        return _CALM_S if silent >= _CALM_AFTER else _SOON_S
+    def _interval_s(self, unchanged: int) -> float:
+        if not self._jobs_expected:
+            return _SLOW_POLL_S
+        return _QUIET_POLL_S if unchanged >= _QUIET_AFTER else _POLL_S
 
-    def heard(self) -> Iterator[tuple[str, ...]]:
+    def receive(self) -> Iterator[tuple[str, ...]]:
         descriptor = self._open()
         seen = os.pread(descriptor, self._size, 0)
-        yield self._topics  # what was rung before it was looked at is not known
-        silent = 0
-        while not self._ended.wait(self._every_s(silent)):
+        yield self._topics  # signals before the first read are unknown
+        unchanged = 0
+        while not self._ended.wait(self._interval_s(unchanged)):
             now = os.pread(descriptor, self._size, 0)
-            silent += 1
+            unchanged += 1
             if now != seen:
-                silent = 0
+                unchanged = 0
                 at = [8 * i for i in range(len(self._topics))]
                 yield tuple(t for t, i in zip(self._topics, at, strict=True) if now[i : i + 8] != seen[i : i + 8])
                 seen = now
@@ -304,7 +306,7 @@ class Bell:
 
 
 class _OwnConnection:
-    """A connection beside the pool, outside any transaction, and a pipe that ends the wait for it."""
+    """A connection outside the pool and any transaction, and a pipe that ends a wait on it."""
 
     def __init__(self, database: Database, topics: tuple[str, ...]) -> None:
         self._database = database
@@ -313,13 +315,13 @@ class _OwnConnection:
         self._read, self._write = os.pipe()
         self.proven = False
 
-    def hurry(self) -> None:
-        """It is told of a ring as soon as can be anyway."""
+    def expect_jobs(self) -> None:
+        """No-op: signals arrive at once."""
 
     def _connect(self) -> Connection:
         engine = self._database.engine
-        # The pool's own way to connect, without its bound: this connection is the process's one more. Closed after use, it
-        # needs no reset, which fails on a connection that broke, with a traceback in the log.
+        # Connects as the pool does, without its limit. Closed after use, so it needs no reset, which on a broken connection
+        # fails with a traceback in the log.
         own = sa.create_engine(
             self._database.url, creator=engine.pool._creator, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT",
             skip_autocommit_rollback=True, pool_reset_on_return=None,
@@ -338,39 +340,39 @@ class _OwnConnection:
         self._read = self._write = -1
 
     def _ready(self, descriptor: int, timeout: float) -> bool:
-        """Waits for the connection's socket or the end; True where the socket has something."""
+        """Waits for the connection's socket or :meth:`end`; True if the socket is readable."""
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
         poll.register(self._read, select.POLLIN)
         return any(found == descriptor for found, _ in poll.poll(timeout * 1_000))
 
 
-class Listener(_OwnConnection):
-    """PostgreSQL: LISTEN on a connection of its own. NOTIFY is part of the transaction, so nothing has to be rung after."""
+class PostgresqlChannel(_OwnConnection):
+    """PostgreSQL: LISTEN on its own connection. NOTIFY is part of the transaction, so there is nothing to send after it."""
 
     exact = True
-    ring: Callable[[Any, tuple[str, ...]], None] | None = None
+    send: Callable[[Any, tuple[str, ...]], None] | None = None
 
-    def heard(self) -> Iterator[tuple[str, ...]]:
+    def receive(self) -> Iterator[tuple[str, ...]]:
         if self._database.behind_pooler():
             return
         with self._connect() as connection:
             driver: Any = connection.connection.driver_connection
             driver.execute("LISTEN asynctask", prepare=False)
-            if not self._hears_itself(driver):
+            if not self._receives_probe(driver):
                 return
             self.proven = True
-            yield self._topics  # what was rung before is not known
+            yield self._topics  # earlier signals are unknown
             while not self._ended.is_set():
                 if self._ready(driver.pgconn.socket, _ALIVE_S):
                     driver.pgconn.consume_input()
                 elif not self._ended.is_set():
-                    driver.execute("SELECT 1", prepare=False)  # is it still there?
+                    driver.execute("SELECT 1", prepare=False)  # keepalive
                 if topics := tuple({t for t in self._notices(driver) if t in self._topics}):
                     yield topics
 
-    def _hears_itself(self, driver: Any) -> bool:
-        """Whether what another connection rings arrives here: a pooler would have LISTEN end with its statement."""
+    def _receives_probe(self, driver: Any) -> bool:
+        """Whether another connection's NOTIFY arrives; behind a pooler LISTEN ends with its statement."""
         mark = f"probe {driver.pgconn.backend_pid}"
         with self._database.read() as connection:
             connection.exec_driver_sql("SELECT pg_notify(%s, %s)", ("asynctask", mark))
@@ -393,25 +395,24 @@ _SLEEPERS: Final = (
 )
 
 
-class Sleeper(_OwnConnection):
-    """MariaDB: a statement that sleeps at the server until whoever rings kills it (the statement, not the connection).
+class MariadbChannel(_OwnConnection):
+    """MariaDB: a statement that sleeps at the server until a sender kills it (the statement, not the connection).
 
-    Killing what runs under one's own user name needs no privilege. A ring between two sleeps is lost, so it is not exact.
-    A kill does not say what for: whoever sleeps wakes everybody in its process. The one who rings knows, and leaves its own
-    sleeper alone.
+    Killing statements of one's own user needs no privilege. A signal between two sleeps is lost, so it is not exact. A kill
+    carries no topic, so it wakes every waiting thread of the process. A sender skips its own sleep.
     """
 
     exact = False
 
     def __init__(self, database: Database, topics: tuple[str, ...]) -> None:
         super().__init__(database, topics)
-        self.ring: Callable[[Any, tuple[str, ...]], None] | None = self._ring
+        self.send: Callable[[Any, tuple[str, ...]], None] | None = self._send
         self._id = 0
 
-    def heard(self) -> Iterator[tuple[str, ...]]:
+    def receive(self) -> Iterator[tuple[str, ...]]:
         with self._connect() as connection:
             driver: Any = connection.connection.driver_connection
-            driver._read_timeout = _SLEEP_S + _ALIVE_S  # it was told to wait for a greeting only
+            driver._read_timeout = _SLEEP_S + _ALIVE_S  # was set for the handshake
             self._id = int(connection.exec_driver_sql("SELECT CONNECTION_ID()").scalar_one())
             yield self._topics
             while not self._ended.is_set():
@@ -420,7 +421,7 @@ class Sleeper(_OwnConnection):
                     yield self._topics
 
     def _sleep(self, connection: Connection) -> bool:
-        """Whether it was ended by a ring."""
+        """Whether a signal ended the sleep."""
         try:
             return bool(connection.exec_driver_sql(f"SELECT {_MARK} SLEEP({_SLEEP_S:g})").scalar())
         except exc.OperationalError as error:
@@ -428,8 +429,8 @@ class Sleeper(_OwnConnection):
                 raise
             return True
 
-    def _ring(self, driver: Any, _topics: tuple[str, ...]) -> None:
-        ring_sleepers(driver, but=self._id)
+    def _send(self, driver: Any, _topics: tuple[str, ...]) -> None:
+        _end_sleeps(driver, except_id=self._id)
 
     def end(self) -> None:
         super().end()
@@ -437,15 +438,20 @@ class Sleeper(_OwnConnection):
             connection.exec_driver_sql(f"KILL QUERY {self._id:d}")
 
 
-def ring_sleepers(driver: Any, *, but: int = 0) -> None:
-    """Ends the sleep of every process that waits on the same database, on a connection whose transaction is over.
-
-    ``but``: the connection of one that needs no ring.
-    """
+def _end_sleeps(driver: Any, *, except_id: int = 0) -> None:
+    """Ends the sleep of every process on the same database, on a connection without a transaction, except connection
+    ``except_id``."""
     with driver.cursor() as cursor:
         cursor.execute(_SLEEPERS, (f"SELECT {_MARK} SLEEP%",))
         for (each,) in cursor.fetchall():
-            if int(each) == but:
+            if int(each) == except_id:
                 continue
-            with suppress(Exception):  # it has just ended by itself
+            with suppress(Exception):  # it ended by itself
                 cursor.execute(f"KILL QUERY {int(each):d}")
+
+
+def _channel(database: Database) -> Channel:
+    if database.is_sqlite:
+        assert database.path is not None
+        return SqliteChannel(database.path.with_name(database.path.name + ".bell"), TOPICS)
+    return PostgresqlChannel(database, TOPICS) if database.dialect == "postgresql" else MariadbChannel(database, TOPICS)

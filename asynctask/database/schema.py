@@ -1,6 +1,6 @@
-"""The schema's version: look at it, bring it up to date, refuse to work on another, or on a server that cannot hold it.
+"""The schema's version: read it, migrate it, refuse to work on another one, or on an unsupported server.
 
-Alembic is loaded when the schema is changed, not by every process that only asks whether it is the right one.
+Alembic is imported only to change the schema, not to compare versions.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 __all__ = ["check", "check_server", "current", "downgrade", "ensure", "head", "migrations_folder", "upgrade"]
 
 OLDEST: Final = {"postgresql": (12,), "mariadb": (10, 6)}
-"""The oldest servers that have what the ledger needs: SKIP LOCKED, and on MariaDB atomic DDL and RETURNING."""
+"""The oldest supported servers: with SKIP LOCKED, and on MariaDB atomic DDL and RETURNING."""
 
 _HEAD: Final = "0003"
 _VERSION_TABLE: Final = "alembic_version"
 _VERSION: Final[sa.Select[Any]] = sa.select(sa.column("version_num")).select_from(sa.table(_VERSION_TABLE))
 _LOCK_KEY: Final = 7_276_410_358_002_177
-"""The advisory lock under which a PostgreSQL schema is changed: any number, as long as every version has the same."""
+"""The advisory lock for changes of a PostgreSQL schema: an arbitrary number, the same in every version."""
 
 _LOCK_S: Final = 60
 
 
 def migrations_folder() -> Path:
-    """Where the migrations are: inside the installed package, or beside it in a checkout."""
+    """The folder of the migrations: in the installed package, or beside it in a checkout."""
     package = Path(str(resources.files("asynctask")))
     for folder in (package / "_migrations", package.parent / "migrations"):
         if (folder / "env.py").is_file():
@@ -54,12 +54,12 @@ def _config() -> AlembicConfig:
 
 
 def head() -> str:
-    """The revision that this version of the program needs: the newest of the migrations."""
+    """The revision that this version needs: the newest migration."""
     return _HEAD
 
 
 def current(database: Database) -> str | None:
-    """The revision that the database is at, None where it has none. Raises :class:`ConfigError` for a server too old."""
+    """The revision of the database, None for none. Raises :class:`ConfigError` for a server too old."""
     check_server(database)
     with database.read() as connection:
         if not sa.inspect(connection).has_table(_VERSION_TABLE):
@@ -68,13 +68,13 @@ def current(database: Database) -> str | None:
 
 
 def check_server(database: Database) -> None:
-    """Raises :class:`ConfigError` where the server is none that the ledger can live on."""
+    """Raises :class:`ConfigError` for an unsupported server."""
     if database.is_sqlite:
         return
     try:
         with database.read() as connection:
             found, encoding = _version(connection), _encoding(connection)
-    except exc.InvalidRequestError as error:  # the dialect's own look at the first connection
+    except exc.InvalidRequestError as error:  # the dialect's check of the first connection
         if "MariaDB" not in str(error):
             raise
         raise ConfigError(
@@ -90,7 +90,7 @@ def check_server(database: Database) -> None:
 
 
 def _encoding(connection: Connection) -> str:
-    """What text the database can hold; on MariaDB the tables say so themselves."""
+    """The character set of the database; on MariaDB it is set per table."""
     if connection.dialect.name != "postgresql":
         return "UTF8"
     return str(connection.exec_driver_sql("SHOW server_encoding").scalar())
@@ -101,11 +101,11 @@ def _version(connection: Connection) -> tuple[int, ...]:
 
 
 def upgrade(database: Database, revision: str = "head") -> str | None:
-    """Brings the database to ``revision`` and returns the revision it is at then.
+    """Upgrades the database to ``revision`` and returns its revision afterwards.
 
-    Of several processes that do so at once one works and the others wait. On MariaDB, where a change of the schema cannot
-    be taken back, one that broke off goes on where it was when it is run again.
-    Raises :class:`LedgerUnavailable`, :class:`ConfigError` (server too old) and :class:`SchemaOutdated` (strange tables).
+    Concurrent processes wait for each other. On MariaDB, where DDL cannot be rolled back, an interrupted upgrade continues
+    when it is run again.
+    Raises :class:`LedgerUnavailable`, :class:`ConfigError` (server too old) and :class:`SchemaOutdated` (foreign tables).
     """
     from alembic import command
 
@@ -113,7 +113,7 @@ def upgrade(database: Database, revision: str = "head") -> str | None:
 
 
 def downgrade(database: Database, revision: str) -> str | None:
-    """Takes the database back to ``revision`` (``base``: nothing left) and returns the revision it is at then."""
+    """Downgrades the database to ``revision`` (``base``: empty) and returns its revision afterwards."""
     from alembic import command
 
     return _migrate(database, command.downgrade, revision)
@@ -122,22 +122,22 @@ def downgrade(database: Database, revision: str) -> str | None:
 def _migrate(database: Database, move: Callable[[AlembicConfig, str], None], revision: str) -> str | None:
     check_server(database)
     config = _config()
-    with database.write(marked=False) as connection, _alone(connection):
-        _refuse_strangers(connection, database)
+    with database.write(marked=False) as connection, _exclusive(connection):
+        _refuse_foreign_tables(connection, database)
         config.attributes["connection"] = connection
         move(config, revision)
     return current(database)
 
 
 @contextmanager
-def _alone(connection: Connection) -> Iterator[None]:
-    """Nobody else changes the schema while the block runs. On SQLite the write transaction is enough."""
+def _exclusive(connection: Connection) -> Iterator[None]:
+    """Excludes other changes of the schema during the block. On SQLite the write transaction suffices."""
     if connection.dialect.name == "postgresql":
-        # Of the transaction, not of the session: it works behind a pooler, and goes however the process goes.
+        # Bound to the transaction, not the session: works behind a pooler, and is released however the process ends.
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK_KEY})")
         yield
     elif connection.dialect.name == "mariadb":
-        with _named_lock(connection), _again_and_again(connection):
+        with _named_lock(connection), _repeatable_ddl(connection):
             yield
     else:
         yield
@@ -145,9 +145,9 @@ def _alone(connection: Connection) -> Iterator[None]:
 
 @contextmanager
 def _named_lock(connection: Connection) -> Iterator[None]:
-    # Changing a large table takes its time, and the table must be free of others first: that is waited for, not for ever.
+    # Altering a large table takes long and first waits for its metadata lock, for a limited time.
     driver: Any = connection.connection.driver_connection
-    patience, driver._read_timeout = driver._read_timeout, None
+    timeout, driver._read_timeout = driver._read_timeout, None
     connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {_LOCK_S}")
     name = "CONCAT('asynctask.', MD5(DATABASE()))"
     if connection.exec_driver_sql(f"SELECT GET_LOCK({name}, {_LOCK_S})").scalar() != 1:
@@ -156,7 +156,7 @@ def _named_lock(connection: Connection) -> Iterator[None]:
         yield
     finally:
         if not connection.invalidated:
-            driver._read_timeout = patience
+            driver._read_timeout = timeout
             connection.exec_driver_sql("SET SESSION lock_wait_timeout = DEFAULT")
             connection.exec_driver_sql(f"SELECT RELEASE_LOCK({name})")
 
@@ -173,36 +173,36 @@ _REPEATABLE: Final = (
 
 
 @contextmanager
-def _again_and_again(connection: Connection) -> Iterator[None]:
-    """MariaDB commits each change of the schema at once: what broke off halfway has to bear being run once more."""
+def _repeatable_ddl(connection: Connection) -> Iterator[None]:
+    """Makes DDL repeatable: MariaDB commits each statement at once, so an interrupted migration is run again."""
 
-    def bear(_c: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, _many: bool) -> tuple[str, Any]:
-        return _bearable(statement), parameters
+    def rewrite(_c: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, _many: bool) -> tuple[str, Any]:
+        return _made_repeatable(statement), parameters
 
-    sa.event.listen(connection, "before_cursor_execute", bear, retval=True)
+    sa.event.listen(connection, "before_cursor_execute", rewrite, retval=True)
     try:
         yield
     finally:
-        sa.event.remove(connection, "before_cursor_execute", bear)
+        sa.event.remove(connection, "before_cursor_execute", rewrite)
 
 
-def _bearable(statement: str) -> str:
+def _made_repeatable(statement: str) -> str:
     text = statement.lstrip()
     if not text.startswith(("CREATE ", "DROP ", "ALTER TABLE ")):
         return statement
-    for plain, bearing in _REPEATABLE:
-        if bearing not in text and (text.startswith(plain) or (text.startswith("ALTER TABLE ") and plain[0] == " ")):
-            text = text.replace(plain, bearing)
+    for plain, repeatable in _REPEATABLE:
+        if repeatable not in text and (text.startswith(plain) or (text.startswith("ALTER TABLE ") and plain[0] == " ")):
+            text = text.replace(plain, repeatable)
     return text
 
 
-def _refuse_strangers(connection: Connection, database: Database) -> None:
-    """Tables of our names without a version are not ours: those of a schema that broke off stand beside a version table."""
+def _refuse_foreign_tables(connection: Connection, database: Database) -> None:
+    """Refuses tables with our names and no version table; an interrupted migration has left one."""
     names = set(sa.inspect(connection).get_table_names())
-    strange = sorted(names & set(metadata.tables))
-    if strange and _VERSION_TABLE not in names:
+    foreign = sorted(names & set(metadata.tables))
+    if foreign and _VERSION_TABLE not in names:
         raise SchemaOutdated(
-            f"the database {_shown(database)} has tables of its own named {', '.join(strange)}:"
+            f"the database {_shown(database)} has tables of its own named {', '.join(foreign)}:"
             " give asynctask a database of its own"
         )
 
@@ -212,7 +212,7 @@ def _shown(database: Database) -> str:
 
 
 def check(database: Database) -> None:
-    """Raises :class:`SchemaOutdated`, with the command to run, unless the schema is the one that is needed."""
+    """Raises :class:`SchemaOutdated`, with the command to run, unless the schema has the needed version."""
     at, needed = current(database), head()
     if at == needed:
         return
@@ -232,7 +232,7 @@ def check(database: Database) -> None:
 
 
 def ensure(database: Database) -> None:
-    """Like :func:`check`, but an empty SQLite file is given the schema: the first start needs no command."""
+    """:func:`check`, but creates the schema in an empty SQLite file: the first start needs no command."""
     if database.is_sqlite and current(database) is None:
         with database.read() as connection:
             empty = not sa.inspect(connection).get_table_names()

@@ -1,8 +1,8 @@
-"""The tables. Every time is an integer: microseconds since 1970-01-01 UTC; JSON is text.
+"""The tables. Times are integers: microseconds since 1970-01-01 UTC; JSON is text.
 
-Look-ups use nullable columns that are NULL in the common life (``due_at``, ``problem``, ``process``); their indexes are
-partial where the database can. No index names ``status``: on PostgreSQL that would make every outcome rewrite an index.
-There are no foreign keys on events and tallies (they cost a third of the load rate); ``doctor`` looks for orphans.
+Look-ups use nullable columns that are usually NULL (``due_at``, ``problem``, ``process``), with partial indexes where the
+database has them. No index contains ``status``: on PostgreSQL every outcome would rewrite it. There are no foreign keys on
+events and tallies (they cost a third of the load rate); ``doctor`` looks for orphans.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ tasks: Final = Table(
     Column("session", String(255)),
     Column("state", String(16), nullable=False),
     Column("state_reason", String(255)),
-    # What an explicit retry opens. It closes once, when generation_sealed and every row is terminal.
+    # An explicit retry opens a generation. It closes once, when it is sealed and every row is terminal.
     _count("generation", 1),
     _count("generation_sealed", 0),
     _count("version", 1),
     _count("slots", 1),
-    # Knobs. parallel NULL is no limit of its own.
+    # Knobs. parallel NULL: no limit.
     Column("parallel", Integer),
     Column("interval_s", Float, nullable=False, server_default=text("0")),
     Column("priority", Integer, nullable=False),
@@ -99,19 +99,19 @@ tasks: Final = Table(
     Column("reserved_from", BigInteger),
     Column("dispatch_by", String(64)),
     Column("dispatch_until", BigInteger),
-    # Split: where the items come from, how far it is, and who works on it until when.
+    # Split: its source, its progress, and its lease.
     Column("split_state", String(16), nullable=False),
     Column("split_reason", String(1024)),
     Column("split_source", Json),
     Column("split_by", String(64)),
     Column("split_until", BigInteger),
     _count("split_cursor"),
-    _count("split_tries"),  # processes that took the split and did not move the cursor
+    _count("split_tries"),  # claims of the split since the cursor last moved
     Column("planned", BigInteger),
     _count("created"),  # items
     _count("created_jobs"),
     _count("rejected"),
-    # Rows being turned in slices (cancel, retry): which, and how far.
+    # Cancel or retry in progress: which rows are turned, and how far.
     Column("turning", String(16)),
     Column("turn_statuses", String(64)),
     _count("turn_cursor"),
@@ -124,9 +124,9 @@ tasks: Final = Table(
     Column("updated_at", BigInteger, nullable=False),
     Column("closed_at", BigInteger),
     Column("finished_at", BigInteger),
-    Column("ready", Integer),  # its priority while it may have something to dispatch
-    Column("due_next", BigInteger),  # when somebody should look whether it has
-    # The line of a session: its key; the key again while the Task holds the session; its priority and place while it waits.
+    Column("ready", Integer),  # the priority while the Task may have something to dispatch
+    Column("due_next", BigInteger),  # when to check again whether it has
+    # Session: its key; the key again while the Task holds the session; priority and place in the line while it waits.
     Column("session_key", String(32)),
     Column("session_holder", String(32)),
     Column("session_waits", Integer),
@@ -160,14 +160,14 @@ events: Final = Table(
     Column("n_error", Integer, nullable=False, server_default=text("0")),
     Column("n_cancelled", Integer, nullable=False, server_default=text("0")),
     Column("params", Json),
-    Column("options", Json),  # of an Event without a Task: the rest of its payload
+    Column("options", Json),  # without a Task: the other members of its payload
     Column("added_messages", Json),
     Column("result", Json),
     Column("checkpoint", Json),
     Column("first_row", BigInteger),
     Column("last_row", BigInteger),
-    Column("due_at", BigInteger),  # it waits in the ledger until then
-    Column("look_at", BigInteger),  # without a Task and in flight: when to look whether the broker still holds it
+    Column("due_at", BigInteger),  # waits in the ledger until then
+    Column("look_at", BigInteger),  # without a Task and in flight: when to check that the broker still holds it
     Column("problem", String(64)),
     Column("process", String(64)),
     Column("created_at", BigInteger, nullable=False),
@@ -181,9 +181,9 @@ events: Final = Table(
     _partial("ix_events_process", "process", where="process IS NOT NULL"),
 )
 
-# An outcome makes a row longer, and PostgreSQL writes it anew: beside the old one no index has to be told of it.
-_ROOM: Final[Any] = DDL("ALTER TABLE events SET (fillfactor = 35)")  # type: ignore[no-untyped-call]
-listen(events, "after_create", _ROOM.execute_if(dialect="postgresql"))
+# An outcome lengthens a row, and PostgreSQL writes a new version: on the same page it needs no change of any index.
+_FILLFACTOR: Final[Any] = DDL("ALTER TABLE events SET (fillfactor = 35)")  # type: ignore[no-untyped-call]
+listen(events, "after_create", _FILLFACTOR.execute_if(dialect="postgresql"))
 
 task_tallies: Final = Table(
     "task_tallies",
@@ -269,14 +269,14 @@ jobs: Final = Table(
     Column("queue", String(255), nullable=False),
     Column("priority", Integer, nullable=False),
     Column("task_id", BigInteger),
-    # 'schedule', 'retry', 'dead': it is in that set, with run_at as its score.
+    # 'schedule', 'retry', 'dead': the set that it is in, with run_at as its score.
     Column("held_in", String(8)),
     Column("run_at", BigInteger),
     Column("process", String(64)),
     Column("deaths", Integer, nullable=False, server_default=text("0")),
     Column("payload", Json, nullable=False),
-    # While it waits: 2 * priority + 1, one less if it was put back, so that it comes first again. NULL otherwise: where
-    # there are no partial indexes, what does not wait lies apart from the head of the queue.
+    # While it waits: 2 * priority + 1, one less if it was put back, to come first. NULL otherwise, which without partial
+    # indexes keeps rows that do not wait apart from the head of the queue.
     Column("waits", BigInteger),
     UniqueConstraint("jid", "attempt", name="uq_jobs_jid_attempt"),
     _partial("ix_jobs_waiting", "queue", "waits", "id", where="waits IS NOT NULL"),
@@ -308,7 +308,7 @@ processes: Final = Table(
 )
 
 
-# What one process at a time does for all: who does it, and (where it is no matter of the process's own lease) until when.
+# Duties of one process at a time: the leader and (unless bound to its process's lease) the lease.
 duties: Final = Table(
     "duties",
     metadata,
@@ -318,7 +318,7 @@ duties: Final = Table(
 )
 
 
-# Where a server cannot be asked what became of a transaction (MariaDB): the last write of each connection.
+# The last write of each connection, where a server does not know the status of a transaction (MariaDB).
 write_marks: Final = Table(
     "write_marks",
     metadata,
@@ -329,15 +329,15 @@ write_marks: Final = Table(
 
 
 def full_metadata() -> MetaData:
-    """The tables with what each database is told of its own: conditions of indexes, storage engines, lengths of texts.
+    """The tables with the options of each database: conditions of indexes, storage engines, lengths of texts.
 
-    For whoever makes a schema or compares one. It is added here and not where the tables are: for the first such option
-    SQLAlchemy loads the whole dialect, and no process that merely works needs all three of them.
+    For creating or comparing a schema. Kept apart, because the first such option makes SQLAlchemy load the whole dialect,
+    and other processes do not need all three.
     """
     from sqlalchemy.dialects.mysql import LONGTEXT
 
     for table in metadata.tables.values():
-        # Names are compared byte for byte, as everywhere else; a MariaDB database's own default would take A for a.
+        # Names are compared byte for byte, as on other databases; MariaDB's default is case-insensitive.
         table.dialect_kwargs.update(
             mariadb_engine="InnoDB",
             mariadb_row_format="DYNAMIC",
@@ -354,5 +354,5 @@ def full_metadata() -> MetaData:
 
 
 def as_dict(row: Any) -> dict[str, Any]:
-    """A result row as a plain dict."""
+    """A result row as a dict."""
     return dict(row._mapping)

@@ -1,4 +1,11 @@
-"""What every function of the ledger works with."""
+"""The basis of the ledger's functions: the :class:`Ledger`, JSON text, messages, and locks on Tasks' rows.
+
+Background work (dispatcher, recorder, sweep) must not wait for a locked Task row: one row locked for long, by a session at
+the database's prompt or a process stopped inside a transaction, would delay every other Task. It waits :data:`PATIENCE_S`,
+longer than this program's transactions take, at most once in :data:`AGAIN_S` for rows that it could not lock, and retries
+them later. A user's call waits without limit (:func:`asynctask.ledger.tasks.lock`). One statement locks several rows in the
+order of their ids and skips locked ones. SQLite has one writer at a time and no row locks.
+"""
 
 from __future__ import annotations
 
@@ -37,35 +44,27 @@ __all__ = [
     "try_lock",
 ]
 
-# -- Locks on Tasks' rows for whoever works in the background: a row that somebody else holds is left, and come back to.
-#
-# A user's own call waits for the row of its Task (:func:`asynctask.ledger.tasks.lock`). The dispatcher, the recorder and
-# the sweep must not: one row that is held for long (by a session at the database's prompt, by a process that was stopped
-# inside a transaction) would keep every other Task waiting. They wait :data:`PATIENCE_S`, longer than transactions of
-# this program take, and for a row that they waited for in vain only once in :data:`AGAIN_S`.
-#
-# Several rows are locked in the order of their ids, by one statement that passes over what is held.
-#
-# On SQLite one transaction writes at a time and nothing smaller than the file is locked.
+MAX_SLOTS = 32
+"""Slots of ``task_tallies`` of a large Task: the number of processes that can count without contention."""
+
+ERROR_SLOTS = 2
+"""Slots of ``task_errors``: few, because failures come in few flushes and every poll sums all slots."""
+
+SLOTS_FROM = 1_000
+"""Number of items from which a Task has more than one slot."""
+
+MAX_ID = 2**63 - 1
+"""The largest integer that every database stores."""
+
 
 PATIENCE_S: Final = 0.1
 AGAIN_S: Final = 1.0
 
-_t = tasks.c
-_ONE: Final = sa.select(tasks).where(_t.id == sa.bindparam("task_id"))
-_FREE: Final = _ONE.with_for_update(skip_locked=True)
-# The limit holds for this one statement; innodb_lock_wait_timeout knows whole seconds only.
-_PATIENT_MARIADB: Final = sa.text(
-    "SET STATEMENT max_statement_time = :patience FOR SELECT tasks.* FROM tasks WHERE id = :task_id FOR UPDATE"
-)
-_NOT_HAD: Final = frozenset({"55P03", LOCKED, 1969})
-"""PostgreSQL: lock timeout. MariaDB: lock wait timeout, statement interrupted by its time limit."""
-
 
 class Held:
-    """What one process knows of Tasks whose rows others hold, and what it has to come back to.
+    """Tasks whose rows other transactions have locked, as known to one process, and the updates that it must retry.
 
-    Nothing of it is written down: when the process ends, the sweep finds the same (``ready.repair``, ``sessions.repair``).
+    Kept in memory only: if the process ends, the sweep finds the same (``dispatchable.repair``, ``sessions.repair``).
     """
 
     def __init__(self) -> None:
@@ -76,12 +75,12 @@ class Held:
         self._sessions: set[str] = set()
 
     def worth_waiting(self, task_id: int, now: float) -> bool:
-        """Whether somebody should wait for the row: not where that was in vain a moment before ``now`` (monotonic)."""
+        """Whether to wait for the row: not if a wait failed less than :data:`AGAIN_S` before ``now`` (monotonic)."""
         with self._lock:
             return task_id not in self._in_vain or now >= self._again_at
 
     def waited(self, task_id: int, now: float, *, had: bool) -> None:
-        """The row was locked (``had``), or waited for in vain, ``now`` (monotonic)."""
+        """Notes at ``now`` (monotonic) that the row was locked (``had``) or that the wait failed."""
         with self._lock:
             if had:
                 self._in_vain.discard(task_id)
@@ -90,31 +89,121 @@ class Held:
                 self._again_at = now + AGAIN_S
 
     def keep_hint(self, task_id: int, due: int | None) -> None:
-        """Something of this Task may be dispatched, now or when it is ``due``, and its row could not be told so."""
+        """Keeps a hint that could not be written: the Task has jobs to dispatch, now or when they are ``due``."""
         with self._lock:
             known = self._hints.get(task_id)
             self._hints[task_id] = due if known is None else known if due is None else min(known, due)
 
     def keep_session(self, key: str) -> None:
-        """The session of this key may pass on, but who is first in its line is held."""
+        """Keeps a session that may pass on, because the row of the first Task in its line is locked."""
         with self._lock:
             self._sessions.add(key)
 
     @property
     def keeps(self) -> bool:
-        """Whether there is something to come back to."""
+        """Whether any hint or session is kept."""
         return bool(self._hints or self._sessions)
 
     def take(self) -> tuple[dict[int, int | None], set[str]]:
-        """All hints and sessions that were kept; they are the caller's now."""
+        """Returns and clears all kept hints and sessions."""
         with self._lock:
             hints, self._hints = self._hints, {}
             keys, self._sessions = self._sessions, set()
         return hints, keys
 
 
+@dataclass(frozen=True)
+class Ledger:
+    """The ledger of one process.
+
+    ``identity`` names the process in leases and ``events.process`` and selects its slot of the sharded counters, so that
+    processes do not contend for one hot row. ``time`` is the database's clock, which all times in the ledger come from.
+    ``held``: rows locked by other transactions.
+    """
+
+    database: Database
+    clock: Clock = field(default_factory=SystemClock)
+    ids: Ids = field(default_factory=SystemIds)
+    catalogue: Catalogue = field(default_factory=Catalogue)
+    identity: str = "local"
+    time: DatabaseTime = field(init=False)
+    held: Held = field(default_factory=Held)
+    _seed: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "time", DatabaseTime(self.clock))
+        object.__setattr__(self, "_seed", zlib.crc32(self.identity.encode()))
+
+    def slot(self, slots: int) -> int:
+        """The slot that this process counts in, of a Task with ``slots`` slots."""
+        return self._seed % max(1, slots)
+
+    def error_slot(self, slots: int) -> int:
+        """The slot in which this process groups a Task's failures."""
+        return self.slot(slots) % ERROR_SLOTS
+
+    def now(self) -> int:
+        """The database's time, in microseconds since 1970-01-01 UTC."""
+        return self.time.now()
+
+
+def in_range(number: int) -> int:
+    """The number, clamped to the range of a database integer: no id lies beyond."""
+    return max(-MAX_ID, min(number, MAX_ID))
+
+
+def dumps(value: Any) -> str:
+    """Compact JSON text. Raises TypeError for values that JSON cannot represent."""
+    return orjson.dumps(value, option=orjson.OPT_PASSTHROUGH_SUBCLASS).decode()
+
+
+def loads(text: str | bytes | None) -> Any:
+    """The value of JSON text; None for None."""
+    return None if text is None else orjson.loads(text)
+
+
+def stamp(at: int, status: str, message: str, attempt: int, row: int | None = None) -> dict[str, Any]:
+    """One message of ``added_messages``."""
+    entry: dict[str, Any] = {"at": rfc3339(at), "status": status, "message": message, "attempt": attempt}
+    if row is not None:
+        entry["row"] = row
+    return entry
+
+
+def stamps(at: str, notes: Iterable[tuple[str, str, int | None]], attempt: int) -> list[str]:
+    """Messages as of :func:`stamp`, each as JSON text.
+
+    ``at``: the time of writing in RFC 3339; ``notes``: status, message, and own time in microseconds or None, each.
+    """
+    return [f'{{"at":"{rfc3339(own) if own else at}",{_rest(status, message, attempt)}' for status, message, own in notes]
+
+
+@lru_cache(maxsize=256)
+def _rest(status: str, message: str, attempt: int) -> str:
+    # Cached: many messages have the same text.
+    return dumps({"status": status, "message": message, "attempt": attempt})[1:]
+
+
+def chunks(values: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
+    """Slices of at most ``size``."""
+    return (values[i : i + size] for i in range(0, len(values), size))
+
+
+# -- locks on Tasks' rows
+
+_t = tasks.c
+_ONE: Final = sa.select(tasks).where(_t.id == sa.bindparam("task_id"))
+_FREE: Final = _ONE.with_for_update(skip_locked=True)
+# Limits this one statement; innodb_lock_wait_timeout has whole seconds only.
+_LOCK_MARIADB: Final = sa.text(
+    "SET STATEMENT max_statement_time = :patience FOR SELECT tasks.* FROM tasks WHERE id = :task_id FOR UPDATE"
+)
+_LOCK_TIMEOUTS: Final = frozenset({"55P03", LOCKED, 1969})
+"""PostgreSQL: lock timeout. MariaDB: lock wait timeout, statement interrupted by its time limit."""
+
+
 def try_lock(connection: Connection, ledger: Ledger, task_id: int) -> dict[str, Any] | None:
-    """The Task's columns, its row locked until the transaction ends; None where somebody else holds it."""
+    """Locks the Task's row until the transaction ends and returns its columns; None if another transaction holds it."""
     if connection.dialect.name == "sqlite":
         row = connection.execute(_ONE, {"task_id": task_id}).first()
         return None if row is None else as_dict(row)
@@ -125,7 +214,7 @@ def try_lock(connection: Connection, ledger: Ledger, task_id: int) -> dict[str, 
         try:
             row = _wait(connection, task_id)
         except exc.DBAPIError as error:
-            if code_of(error) not in _NOT_HAD:
+            if code_of(error) not in _LOCK_TIMEOUTS:
                 raise
             ledger.held.waited(task_id, ledger.clock.monotonic(), had=False)
             return None
@@ -134,9 +223,9 @@ def try_lock(connection: Connection, ledger: Ledger, task_id: int) -> dict[str, 
 
 
 def _wait(connection: Connection, task_id: int) -> Any:
-    """Waits in the line for the lock, for a bounded time: polls would starve where one transaction follows the other."""
+    """Waits for the lock in its queue, for a bounded time: polling would starve where transactions follow each other."""
     if connection.dialect.name == "mariadb":
-        return connection.execute(_PATIENT_MARIADB, {"task_id": task_id, "patience": PATIENCE_S}).first()
+        return connection.execute(_LOCK_MARIADB, {"task_id": task_id, "patience": PATIENCE_S}).first()
     with connection.begin_nested():
         before = connection.exec_driver_sql("SHOW lock_timeout").scalar()
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{PATIENCE_S * 1_000:.0f}ms'")
@@ -146,10 +235,10 @@ def _wait(connection: Connection, task_id: int) -> Any:
 
 
 def each_free(ledger: Ledger, task_ids: Collection[int], act: Callable[[Connection, list[int]], object]) -> list[int]:
-    """Has ``act`` change the rows of these Tasks, locked: all that are free in one transaction, the others one by one.
+    """Calls ``act`` on these Tasks' rows, locked: all that are free in one transaction, the others one by one.
 
-    Arguments: ``act`` is given the connection and the ids whose rows are locked; it may be called again for the same ids,
-    where a transaction was undone. Returns the Tasks whose rows somebody holds: nothing was done for them.
+    ``act`` gets the connection and the ids of the locked rows; again for the same ids if the transaction is retried.
+    Returns the Tasks whose rows another transaction holds; nothing was done for them.
     """
     if not task_ids:
         return []
@@ -192,102 +281,8 @@ def _free_ids(dialect: str) -> Any:
 
 
 def is_held(ledger: Ledger, task_id: int) -> bool:
-    """Whether somebody holds the Task's row at this moment."""
+    """Whether another transaction holds the Task's row now."""
     if ledger.database.is_sqlite:
         return False
     with ledger.database.read() as connection:
-        return not _lock_free(connection, [task_id])  # a statement that stands alone: it lets go at once
-
-
-# -- What every function of the ledger works with.
-
-MAX_SLOTS = 32
-"""Slots of ``task_tallies`` that a large Task has: so many processes can count at once without meeting."""
-
-ERROR_SLOTS = 2
-"""Slots of ``task_errors``: failures come in few flushes, and a poll sums them all."""
-
-SLOTS_FROM = 1_000
-"""Items from which a Task has more than one slot."""
-
-
-MAX_ID = 2**63 - 1
-"""The largest whole number that every database has."""
-
-
-@dataclass(frozen=True)
-class Ledger:
-    """The ledger as one process sees it.
-
-    ``identity`` names the process in leases and in ``events.process``; it also chooses the slot of the tallies that this
-    process counts in, so that no two processes wait for each other's row. ``time`` is the database's clock, by which
-    everything in the ledger is written and judged. ``held`` is what this process knows of Tasks' rows that others hold.
-    """
-
-    database: Database
-    clock: Clock = field(default_factory=SystemClock)
-    ids: Ids = field(default_factory=SystemIds)
-    catalogue: Catalogue = field(default_factory=Catalogue)
-    identity: str = "local"
-    time: DatabaseTime = field(init=False)
-    held: Held = field(default_factory=Held)
-    _seed: int = field(init=False, default=0)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "time", DatabaseTime(self.clock))
-        object.__setattr__(self, "_seed", zlib.crc32(self.identity.encode()))
-
-    def slot(self, slots: int) -> int:
-        """The slot of a Task with so many slots that this process counts in."""
-        return self._seed % max(1, slots)
-
-    def error_slot(self, slots: int) -> int:
-        """The slot in which this process groups the failures of a Task."""
-        return self.slot(slots) % ERROR_SLOTS
-
-    def now(self) -> int:
-        """The database's clock, in microseconds since 1970-01-01 UTC."""
-        return self.time.now()
-
-
-def in_range(number: int) -> int:
-    """The number, or the nearest one that a column of the database can hold: no id lies beyond."""
-    return max(-MAX_ID, min(number, MAX_ID))
-
-
-def dumps(value: Any) -> str:
-    """Compact JSON text. Raises TypeError for what JSON cannot say."""
-    return orjson.dumps(value, option=orjson.OPT_PASSTHROUGH_SUBCLASS).decode()
-
-
-def loads(text: str | bytes | None) -> Any:
-    """The value of JSON text; None stays None."""
-    return None if text is None else orjson.loads(text)
-
-
-def stamp(at: int, status: str, message: str, attempt: int, row: int | None = None) -> dict[str, Any]:
-    """One message as it stands in ``added_messages``."""
-    entry: dict[str, Any] = {"at": rfc3339(at), "status": status, "message": message, "attempt": attempt}
-    if row is not None:
-        entry["row"] = row
-    return entry
-
-
-def stamps(at: str, notes: Iterable[tuple[str, str, int | None]], attempt: int) -> list[str]:
-    """Messages as :func:`stamp` makes them, each as JSON text.
-
-    Arguments: ``at``, the time of writing in RFC 3339; ``notes``, each a status, a message, and the microseconds of its own
-    time, or None for that of writing.
-    """
-    return [f'{{"at":"{rfc3339(own) if own else at}",{_rest(status, message, attempt)}' for status, message, own in notes]
-
-
-@lru_cache(maxsize=256)
-def _rest(status: str, message: str, attempt: int) -> str:
-    # Messages come in storms of the same text.
-    return dumps({"status": status, "message": message, "attempt": attempt})[1:]
-
-
-def chunks(values: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
-    """Slices of at most ``size``."""
-    return (values[i : i + size] for i in range(0, len(values), size))
+        return not _lock_free(connection, [task_id])  # outside a transaction: the lock ends with the statement

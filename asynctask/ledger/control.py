@@ -1,4 +1,4 @@
-"""Control of a running Task: pause, resume, cancel, retry, and the knobs. Each is accepted without any living worker."""
+"""Control of a Task: pause, resume, cancel, retry, and its knobs. None needs a living worker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["cancel_task", "give_back_copies", "pause", "resume", "retry", "turn_
 
 _t, _e = tasks.c, events.c
 SLICE = 10_000
-"""Rows that are turned in one transaction at most; less where that would hold the write lock for too long."""
+"""The most rows that one transaction turns; fewer on SQLite, where it holds the only write lock."""
 
 _SQLITE_SLICE = 500
 _KNOBS = frozenset({"parallel", "priority", "title"})
@@ -37,7 +37,7 @@ def _change_state(
     action: str,
     allowed: Callable[[dict[str, Any]], tuple[State, Reason] | None],
 ) -> bool:
-    """Locks the Task, asks ``allowed`` for the edge (None: nothing to do), takes it. Returns whether anything changed."""
+    """Locks the Task, gets the edge from ``allowed`` (None: nothing to do), takes it. Returns whether anything changed."""
     with ledger.database.write() as connection:
         task = task_rows.lock(connection, task_id)
         edge = allowed(task)
@@ -49,9 +49,9 @@ def _change_state(
 
 
 def pause(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
-    """No new start until resumed. Running jobs go on. Idempotent; returns whether it changed anything.
+    """Stops the start of jobs until resumed; running jobs go on. Idempotent; returns whether it changed anything.
 
-    Raises :class:`Conflict` where the Task is over.
+    Raises :class:`Conflict` if the Task is over.
     """
 
     def allowed(task: dict[str, Any]) -> tuple[State, Reason] | None:
@@ -65,7 +65,7 @@ def pause(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
 
 
 def resume(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
-    """A paused Task starts jobs again. Idempotent; raises :class:`Conflict` where the Task is over."""
+    """Lets a paused Task start jobs again. Idempotent; raises :class:`Conflict` if the Task is over."""
 
     def allowed(task: dict[str, Any]) -> tuple[State, Reason] | None:
         if task["state"] in (State.SPLITTING, State.RUNNING):
@@ -79,9 +79,9 @@ def resume(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
 
 @repeatable
 def cancel_task(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
-    """Cancels: the state changes at once, so nothing new starts; rows are turned by :func:`turn_some` afterwards.
+    """Cancels a Task: its state changes at once, so no job starts; :func:`turn_some` cancels its rows afterwards.
 
-    Idempotent; raises :class:`Conflict` where the Task is finished, finalizing or rejected.
+    Idempotent; raises :class:`Conflict` if the Task is finished, finalizing or rejected.
     """
     with ledger.database.write() as connection:
         task = task_rows.lock(connection, task_id)
@@ -99,10 +99,10 @@ def cancel_task(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
 
 @repeatable
 def retry(ledger: Ledger, task_id: int, statuses: Collection[str] = (), *, who: str = "") -> bool:
-    """Opens a new generation in which the chosen terminal rows run again; rows are turned by :func:`turn_some` afterwards.
+    """Opens a new generation that runs the chosen terminal rows again; :func:`turn_some` reopens them afterwards.
 
-    ``statuses``: ``failed``, ``error``, ``cancelled``; default the first two. Returns False where no row is of these.
-    Raises :class:`Conflict` where the state forbids it, :class:`InputError` for a status that cannot be retried.
+    ``statuses``: of ``failed``, ``error``, ``cancelled``; default the first two. Returns False if no row has one of them.
+    Raises :class:`Conflict` if the state forbids it, :class:`InputError` for a status that cannot be retried.
     """
     chosen = tuple(statuses) or (str(Status.FAILED), str(Status.ERROR))
     wrong = set(chosen) - {Status.FAILED, Status.ERROR, Status.CANCELLED}
@@ -130,9 +130,9 @@ def retry(ledger: Ledger, task_id: int, statuses: Collection[str] = (), *, who: 
 
 @repeatable
 def update(ledger: Ledger, task_id: int, changes: dict[str, Any], *, who: str = "") -> dict[str, Any]:
-    """Turns knobs: ``parallel`` (None: no limit), ``priority``, ``title``. Returns the Task's columns as they were before.
+    """Sets knobs: ``parallel`` (None: no limit), ``priority``, ``title``. Returns the Task's columns before the change.
 
-    Raises :class:`Conflict` where the Task is over, :class:`InputError` for a knob or value that is none.
+    Raises :class:`Conflict` if the Task is over, :class:`InputError` for an unknown knob or an invalid value.
     """
     values = _checked(changes)
     with ledger.database.write() as connection:
@@ -150,7 +150,7 @@ def update(ledger: Ledger, task_id: int, changes: dict[str, Any], *, who: str = 
 
 
 def _hints(task: dict[str, Any]) -> dict[str, Any]:
-    """Where the priority stands once more, for the sake of an index; and new room is looked at by the next reservation."""
+    """The columns that repeat the priority for an index; a ready hint makes the next reservation check ``parallel``."""
     return {
         "ready": sessions.readiness(task),
         "session_waits": None if task["session_waits"] is None else task["priority"],
@@ -178,21 +178,21 @@ def _checked(changes: dict[str, Any]) -> dict[str, Any]:
     return dict(changes)
 
 
-# -- Turning rows in slices ---------------------------------------------------------------------------------------------
+# -- turning rows in slices
 
 
 def turning_tasks(connection: Connection) -> list[tuple[int, str]]:
-    """Tasks whose rows are still being turned, and to what end (``cancel``, ``retry``)."""
+    """Tasks whose rows are still being turned, and how (``cancel``, ``retry``)."""
     statement = sa.select(_t.id, _t.turning).where(_t.finished_at.is_(None), _t.turning.is_not(None)).order_by(_t.id)
     return [(int(i), str(turning)) for i, turning in connection.execute(statement)]
 
 
 @repeatable
 def turn_some(ledger: Ledger, task_id: int) -> bool | None:
-    """Turns the next slice of rows of a cancel or retry. Returns whether there is more to do, None where that is not known
-    because somebody else holds the Task's row.
+    """Turns the next slice of rows of a cancel or retry. Returns whether rows are left; None if another transaction holds
+    the Task's row.
 
-    Any process may do it, at any time: the cursor moves in the transaction of the rows.
+    Any process may call it at any time: the cursor moves in the transaction of the rows.
     """
     with ledger.database.write() as connection:
         task = try_lock(connection, ledger, task_id)
@@ -211,17 +211,17 @@ def turn_some(ledger: Ledger, task_id: int) -> bool | None:
         found = [(int(i), int(seq)) for i, seq in connection.execute(statement)]
         apply(connection, ledger, [_turn_change(ledger, task, i) for i, _ in found])
         more = len(found) == size
-        values: dict[str, Any] = {"turn_cursor": found[-1][1]} if more else _turned(task)
+        values: dict[str, Any] = {"turn_cursor": found[-1][1]} if more else _turn_end(task)
         if task["turning"] == "retry":
             values["ready"] = sessions.readiness(task)
         connection.execute(tasks.update().where(_t.id == task_id).values(values))
     return more
 
 
-def _turned(task: dict[str, Any]) -> dict[str, Any]:
+def _turn_end(task: dict[str, Any]) -> dict[str, Any]:
     done: dict[str, Any] = {"turning": None, "turn_statuses": None}
     if task["turning"] == "cancel":
-        # Every row behind the pointer is terminal now; were it left where it is, a later retry would pass them twice.
+        # All rows are terminal or in flight now; with the pointer left in place, a later retry would pass them twice.
         return {**done, "next_seq": task["created_jobs"], "reserved_from": None}
     return {**done, "generation_sealed": 1}
 
@@ -232,19 +232,19 @@ def _turn_change(ledger: Ledger, task: dict[str, Any], event_id: int) -> Change:
     chosen = frozenset(task["turn_statuses"].split(","))
     now = ledger.now()
 
-    def again(record: EventRecord) -> Turn | None:
+    def reopen(record: EventRecord) -> Turn | None:
         return explicit_retry(record.row, now=now) if record.row.status in chosen else None
 
-    return Change(event_id, again, notes=[Note("enqueue", ledger.catalogue("retried"))])
+    return Change(event_id, reopen, notes=[Note("enqueue", ledger.catalogue("retried"))])
 
 
 def _cancel_at_rest(record: EventRecord) -> Turn | None:
-    """Only rows that nobody can be running: another is cancelled when it is fetched or given back, or keeps its outcome."""
+    """Cancels only rows at rest; others are cancelled when fetched or given back, or keep their outcome."""
     return cancel(record.row) if at_rest(record.row) else None
 
 
 def give_back_copies(ledger: Ledger, copies: Sequence[tuple[str, int]]) -> list[Applied]:
-    """(job id, attempt) of copies that were taken out of the broker unrun: their rows wait again, or are cancelled."""
+    """Makes rows wait again, or cancels them, whose copies (job id, attempt) were taken out of the broker unrun."""
     attempts = dict(copies)
     applied: list[Applied] = []
     jids = list(attempts)
@@ -259,10 +259,10 @@ def _give_back_part(ledger: Ledger, jids: Sequence[str], attempts: dict[str, int
     with ledger.database.write() as connection:
         now = ledger.now()
         records = read_events(connection, _e.job_id.in_(jids))
-        return apply(connection, ledger, [_given_back(ledger, r, attempts, now) for r in records])
+        return apply(connection, ledger, [_give_back_change(ledger, r, attempts, now) for r in records])
 
 
-def _given_back(ledger: Ledger, record: EventRecord, attempts: dict[str, int], now: int) -> Change:
+def _give_back_change(ledger: Ledger, record: EventRecord, attempts: dict[str, int], now: int) -> Change:
     def decide(seen: EventRecord) -> Turn | None:
         if seen.row.attempt != attempts[seen.job_id] or seen.row.status is not Status.ENQUEUE or not in_flight(seen.row):
             return None

@@ -1,7 +1,7 @@
-"""The counts of a Task, spread over slots so that no two processes wait for one hot row.
+"""The counts of a Task, sharded over slots so that processes do not contend for one hot row.
 
-They move only in the transaction in which the rows moved, by what :mod:`asynctask.core.transitions` derives from them.
-Rows are written in the order of (task_id, slot), after the events: one order of locks everywhere.
+They move only in the transaction that changes the rows, by the deltas of :mod:`asynctask.core.transitions`. Lock order:
+events first, then slots by (task_id, slot).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _TOTAL = sa.select(*[sa.func.coalesce(sa.func.sum(task_tallies.c[f]), 0) for f i
 def insert_or_add(
     connection: Connection, table: sa.Table, keys: tuple[str, ...], added: tuple[str, ...], replaced: tuple[str, ...] = ()
 ) -> Any:
-    """An INSERT that, where a row of the same ``keys`` stands already, adds to ``added`` and sets ``replaced``."""
+    """An INSERT that on a conflict of ``keys`` adds to ``added`` and sets ``replaced``."""
     return _insert_or_add(connection.dialect.name, table, keys, added, replaced)
 
 
 def _insert_or_add(
     name: str, table: sa.Table, keys: tuple[str, ...], added: tuple[str, ...], replaced: tuple[str, ...]
 ) -> Any:
-    into = _inserting(name)(table)
+    into = _insert_of(name)(table)
     if name == "mariadb":
         sums: dict[str, Any] = {c: table.c[c] + into.inserted[c] for c in added}
         return into.on_duplicate_key_update({**sums, **{c: into.inserted[c] for c in replaced}})
@@ -43,16 +43,16 @@ def _insert_or_add(
 
 
 def insert_new(connection: Connection, table: sa.Table, keys: tuple[str, ...]) -> Any:
-    """An INSERT that leaves a row of the same ``keys`` as it stands."""
+    """An INSERT that skips rows whose ``keys`` exist."""
     name = connection.dialect.name
-    into = _inserting(name)(table)
-    if name == "mariadb":  # INSERT IGNORE would also pass over what is wrong with a row
+    into = _insert_of(name)(table)
+    if name == "mariadb":  # INSERT IGNORE would also hide other errors
         return into.on_duplicate_key_update({keys[0]: table.c[keys[0]]})
     return into.on_conflict_do_nothing(index_elements=list(keys))
 
 
-def _inserting(name: str) -> Any:
-    """The INSERT of a dialect. A process loads that of its own database, not all three."""
+def _insert_of(name: str) -> Any:
+    """The INSERT of a dialect, imported only for the database in use."""
     if name == "mariadb":
         from sqlalchemy.dialects.mysql import insert
     elif name == "sqlite":
@@ -63,7 +63,7 @@ def _inserting(name: str) -> Any:
 
 
 def move(connection: Connection, deltas: Mapping[tuple[int, int], Delta], now: int) -> None:
-    """Moves counts: (task id, slot) to what they move by. Every move raises the Task's version."""
+    """Adds deltas to counts, by (task id, slot). Every move raises the Task's version."""
     rows = [
         {"task_id": task_id, "slot": slot, "version": 1, "updated_at": now, **{f: getattr(delta, f) for f in FIELDS}}
         for (task_id, slot), delta in sorted(deltas.items())
@@ -75,7 +75,7 @@ def move(connection: Connection, deltas: Mapping[tuple[int, int], Delta], now: i
 
 @cache
 def _move(dialect: str) -> Any:
-    """Made once: it moves with every flush."""
+    """Cached: every flush runs it."""
     return _insert_or_add(dialect, task_tallies, ("task_id", "slot"), ("version", *FIELDS), ("updated_at",))
 
 

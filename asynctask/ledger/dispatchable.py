@@ -1,13 +1,12 @@
-"""Which Tasks have something to dispatch, kept so that nobody has to ask all of them.
+"""Hints which Tasks have something to dispatch, so that no query has to visit all of them.
 
-``tasks.ready`` is a Task's priority while it may have something to dispatch, and NULL otherwise: its index holds, for each
-queue, what may go, in the order in which it goes. ``tasks.due_next`` is when somebody should look again. Both are hints,
-and too many of them do no harm: a reservation asks the rows and puts the hints right under the lock of the Task. A hint
-that was lost with its process is found by :func:`repair`.
+``tasks.ready`` is the priority of a Task that may have something to dispatch, else NULL: its index lists the candidates of
+a queue in their order. ``tasks.due_next`` is when to check a Task again. Superfluous hints do no harm: a reservation reads
+the rows and corrects the hints under the Task's lock. :func:`repair` finds hints lost with their process.
 
-Writers of Events do not lock Tasks. They give their hint after their commit, in :func:`announce`: whoever reserved before
-saw the rows as they were, or the hint comes after his. A Task whose row somebody holds gets its hint later, by the next
-round of this process's dispatcher (:func:`catch_up`): outcomes of other Tasks must not wait for it.
+Writers of Events do not lock Tasks. They write hints after their commit, in :func:`announce`: a concurrent reservation read
+the rows before, or the hint follows it. If another transaction holds the Task's row, the next round of this process's
+dispatcher retries the hint (:func:`catch_up`), so that outcomes of other Tasks do not wait.
 """
 
 from __future__ import annotations
@@ -39,42 +38,42 @@ MAY = _t.state.in_(_DISPATCHED) & (_t.session_key.is_(None) | _t.session_holder.
 
 
 def announce(ledger: Ledger, applied: Iterable[Applied], ends: Iterable[End] = ()) -> int | None:
-    """What the committed changes and ``ends`` leave to dispatch: call it after their transaction.
+    """Writes the hints for committed changes and ``ends``; call it after their transaction.
 
-    Returns when the next of it is due (microseconds; the past: now), None where there is nothing. Does not wait for a
-    Task's row that somebody holds.
+    Returns when the first of them is due (microseconds; the past: now), None if there is none. Does not wait for locked
+    rows of Tasks.
     """
     due: dict[int, int | None] = {}
-    landed: dict[int, int] = {}
+    freed_places: dict[int, int] = {}
     for end in ends:
         if (task_id := end.record.task_id) is not None:
-            landed[task_id] = landed.get(task_id, 0) + _landed(end.turn)
+            freed_places[task_id] = freed_places.get(task_id, 0) + _freed_places(end.turn)
     for each in applied:
         if each.turn is None or each.record is None or each.record.task_id is None:
             continue
         task_id, at = each.record.task_id, each.turn.after.due_at
-        landed[task_id] = landed.get(task_id, 0) + _landed(each.turn)
+        freed_places[task_id] = freed_places.get(task_id, 0) + _freed_places(each.turn)
         if at is not None and ((known := due.setdefault(task_id, None)) is None or at < known):
             due[task_id] = at
-    for task_id, count in landed.items():
-        if count > 0:  # else others of the Task took the places of those that ended: nothing came free
+    for task_id, count in freed_places.items():
+        if count > 0:  # else other jobs of the Task took the places that came free
             due.setdefault(task_id, None)
     try:
-        found = [_announce_some(ledger, dict(part)) for part in chunks(sorted(due.items()), 1_000)]
-    except LedgerUnavailable as error:  # what was committed stands; the sweep finds what lacks its hint
+        found = [_announce_batch(ledger, dict(part)) for part in chunks(sorted(due.items()), 1_000)]
+    except LedgerUnavailable as error:  # the changes are committed; the sweep finds missing hints
         get_logger("asynctask.ready").warning("announce_put_off", error=str(error))
         return None
     return min((at for at in found if at is not None), default=None)
 
 
-def _landed(turn: Turn) -> int:
-    """How many fewer jobs are in flight after this turn; 1 where it changed nothing: that may have been done before."""
+def _freed_places(turn: Turn) -> int:
+    """Places in flight that a turn frees; 1 if it changed nothing, because its first try may have freed one."""
     if turn.before is None or turn.before == turn.after:
         return 1
     return int(in_flight(turn.before)) - int(in_flight(turn.after))
 
 
-def _announce_some(ledger: Ledger, due: dict[int, int | None]) -> int | None:
+def _announce_batch(ledger: Ledger, due: dict[int, int | None]) -> int | None:
     with ledger.database.read() as connection:
         found = connection.execute(_ANNOUNCED, {"ids": sorted(due)}).all()
     freed = [int(row.id) for row in found if row.parallel is not None and row.ready is None]
@@ -91,14 +90,14 @@ def _announce_some(ledger: Ledger, due: dict[int, int | None]) -> int | None:
 
 
 def _hint(ledger: Ledger, freed: list[int], waits: dict[int, int]) -> list[int]:
-    """Returns the Tasks that could not be given their hint, for somebody holds them."""
+    """Writes the hints; returns the Tasks whose rows another transaction holds."""
 
     def act(connection: Connection, free: list[int]) -> None:
-        if some := [task_id for task_id in free if task_id in freed]:
-            connection.execute(tasks.update().where(_t.id.in_(some), MAY).values(ready=_t.priority))
+        if batch := [task_id for task_id in free if task_id in freed]:
+            connection.execute(tasks.update().where(_t.id.in_(batch), MAY).values(ready=_t.priority))
         for task_id in free:
             if (at := waits.get(task_id)) is not None:
-                # Without a condition on what it was: a reservation that is under way ends first, and then this one counts.
+                # Compares in the UPDATE itself, after any concurrent reservation has ended, so that this hint counts.
                 earlier = sa.case((_t.due_next <= at, _t.due_next), else_=at)
                 connection.execute(tasks.update().where(_t.id == task_id).values(due_next=earlier))
 
@@ -106,11 +105,11 @@ def _hint(ledger: Ledger, freed: list[int], waits: dict[int, int]) -> list[int]:
 
 
 def catch_up(ledger: Ledger) -> None:
-    """Gives the hints, and passes on the sessions, that this process kept because somebody held a Task's row."""
+    """Retries the hints and promotions that this process kept because a Task's row was locked."""
     hints, keys = ledger.held.take()
     try:
         for part in chunks(sorted(hints.items()), 1_000):
-            _announce_some(ledger, dict(part))
+            _announce_batch(ledger, dict(part))
         for key in keys:
             sessions.promote_alone(ledger, key)
     except LedgerUnavailable:
@@ -122,7 +121,7 @@ def catch_up(ledger: Ledger) -> None:
 
 
 def next_due(connection: Connection, now: int) -> int | None:
-    """When after ``now`` the next of all that waits in the ledger is due: jobs of Tasks, and those without one."""
+    """When, after ``now``, the next job that waits in the ledger is due, of a Task or without one."""
     of_tasks = sa.select(_t.due_next).where(_t.due_next > now).order_by(_t.due_next).limit(1)
     alone = sa.select(_e.due_at).where(_e.task_id.is_(None), _e.due_at > now).order_by(_e.due_at).limit(1)
     times = connection.execute(sa.select(of_tasks.scalar_subquery(), alone.scalar_subquery())).one()
@@ -130,14 +129,14 @@ def next_due(connection: Connection, now: int) -> int | None:
 
 
 def due_tasks(connection: Connection, now: int, limit: int = 1_000) -> list[int]:
-    """Tasks of which somebody should look now whether they have something to dispatch."""
+    """Tasks to check now for something to dispatch."""
     return [int(i) for (i,) in connection.execute(_DUE, {"now": now, "count": limit})]
 
 
 def wake_due(ledger: Ledger, task_ids: list[int]) -> list[int]:
-    """Makes these Tasks ready, as far as they may; those that stood aside join the line of their session again.
+    """Makes these Tasks ready if they may dispatch; those that left their session join its line again.
 
-    Returns those whose rows somebody holds: they are due still.
+    Returns the Tasks whose rows another transaction holds: they remain due.
     """
 
     def act(connection: Connection, free: list[int]) -> None:
@@ -151,8 +150,8 @@ def wake_due(ledger: Ledger, task_ids: list[int]) -> list[int]:
 
 
 def repair(ledger: Ledger, limit: int = 1_000) -> int:
-    """Finds Tasks that have something to dispatch and no hint that says so, or not so early. Returns how many of them have
-    it now: of a Task whose row somebody holds it is found again."""
+    """Finds Tasks with something to dispatch and no hint, or a later one, and writes it. Returns the number written; it
+    finds Tasks with locked rows again."""
     now = ledger.now()
     due = sa.exists().where(_e.task_id == _t.id, _e.due_at < sa.func.coalesce(_t.due_next, _NEVER))
     lost = (
@@ -177,10 +176,10 @@ def repair(ledger: Ledger, limit: int = 1_000) -> int:
 
 
 def settled(task: dict[str, Any], *, left: bool, full: bool, due: int | None, now: int) -> dict[str, Any]:
-    """The hints of a Task (its columns) after a reservation: ``left``: rows before its pointer; ``due``: when its next
-    waiting job is due; ``full``: as many run as its ``parallel`` allows."""
-    some = left or (due is not None and due <= now)
+    """The hints of a Task (its columns) after a reservation. ``left``: rows before its pointer; ``due``: when its next
+    waiting job is due; ``full``: ``parallel`` is used up."""
+    batch = left or (due is not None and due <= now)
     return {
-        "ready": sessions.readiness(task) if some and not full else None,
+        "ready": sessions.readiness(task) if batch and not full else None,
         "due_next": due if due is not None and due > now else None,
     }

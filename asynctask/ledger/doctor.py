@@ -1,4 +1,4 @@
-"""The doctor: proves that the counts equal what the rows say, and mends them where they do not."""
+"""The doctor, which compares the counts with the rows and repairs them, and the readiness check of a process."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ __all__ = ["RESERVE_BYTES", "Finding", "NotWritable", "Readiness", "examine"]
 _e, _t, _x = events.c, tasks.c, item_errors.c
 _PAGE = 5_000
 _REPAIRED = "counts repaired"
-_MENDED = ("counts", "errors")
+_REPAIRABLE = ("counts", "errors")
 _COMPARED = ("enqueue", "working", "stopped", "finish", "failed", "error", "cancelled", "retrying", "jobs")
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is not as it must be: a stable ``code``, the Task it concerns, what it is, whether it was mended."""
+    """A deviation: a stable ``code``, the Task that it concerns, a description, whether it was repaired."""
 
     code: str
     task_id: int | None
@@ -43,12 +43,10 @@ class Finding:
 
 
 def examine(ledger: Ledger, *, repair: bool = False, task_ids: Sequence[int] | None = None) -> list[Finding]:
-    """Looks at every Task (or these) and for orphans.
+    """Examines every Task (or these), and looks for orphans.
 
-    With ``repair`` counts, and the list and groups of failures, are brought to what the rows say.
-
-    A Task is looked at as it stands in one moment, and mended by what was missing then: so it may run on meanwhile.
-    Raises LedgerUnavailable.
+    ``repair`` adjusts the counts, and the list and groups of failures, to the rows. A Task may run meanwhile: it is read in
+    one snapshot, and the differences found are added. Raises LedgerUnavailable.
     """
     if task_ids is None:
         with ledger.database.read() as connection:
@@ -60,11 +58,11 @@ def examine(ledger: Ledger, *, repair: bool = False, task_ids: Sequence[int] | N
 
 
 @dataclass(frozen=True, slots=True)
-class _Looked:
-    """One look at a Task: ``missing`` is what its counts lack, ``created`` what its own numbers of jobs and items do.
+class _Examined:
+    """The result for one Task: ``missing`` from its counts, and ``created`` from its numbers of jobs and items.
 
-    What runs meanwhile moves rows and counts alike, so what is missing stays the same until somebody repairs it:
-    ``repairs`` tells whether that happened since.
+    Concurrent changes move rows and counts alike, so the differences stay the same until another doctor repairs them, which
+    ``repairs`` shows.
     """
 
     findings: list[Finding]
@@ -76,26 +74,26 @@ class _Looked:
 def _examine_task(ledger: Ledger, task_id: int, repair: bool) -> list[Finding]:
     while True:
         with ledger.database.snapshot() as connection:
-            looked = _look(connection, task_id)
-        if not looked.findings or not repair:
-            return looked.findings
-        if _mend(ledger, task_id, looked):
-            return [replace(found, repaired=found.code in _MENDED) for found in looked.findings]
+            examined = _inspect(connection, task_id)
+        if not examined.findings or not repair:
+            return examined.findings
+        if _repair_task(ledger, task_id, examined):
+            return [replace(found, repaired=found.code in _REPAIRABLE) for found in examined.findings]
 
 
 @repeatable
-def _mend(ledger: Ledger, task_id: int, looked: _Looked) -> bool:
-    """Adds what is missing. False where another doctor repaired the Task after this look."""
+def _repair_task(ledger: Ledger, task_id: int, examined: _Examined) -> bool:
+    """Adds what is missing. False if another doctor repaired the Task since the read."""
     with ledger.database.write() as connection:
         task = task_rows.lock(connection, task_id)
-        if _repairs(connection, task_id) != looked.repairs:
+        if _repairs(connection, task_id) != examined.repairs:
             return False
-        codes = {found.code for found in looked.findings}
+        codes = {found.code for found in examined.findings}
         if "counts" in codes:
-            _repair(connection, ledger, task, looked)
+            _repair(connection, ledger, task, examined)
         if "errors" in codes:
-            _list_again(connection, task_id)
-            _group_again(connection, task_id)
+            _rebuild_list(connection, task_id)
+            _rebuild_groups(connection, task_id)
             connection.execute(tasks.update().where(_t.id == task_id).values(version=_t.version + 1))
     return True
 
@@ -106,19 +104,19 @@ def _repairs(connection: Connection, task_id: int) -> int:
     return int(connection.execute(counted).scalar_one())
 
 
-def _look(connection: Connection, task_id: int) -> _Looked:
+def _inspect(connection: Connection, task_id: int) -> _Examined:
     task = task_rows.get(connection, task_id)
-    said, (truth, flying) = counters.total(connection, task_id), _count(connection, task_id)
-    missing = Delta(*(getattr(truth, name) - getattr(said, name) for name in counters.FIELDS))
-    missing.dispatched, missing.returned = flying - (said.dispatched - said.returned), 0
+    stored, (truth, flying) = counters.total(connection, task_id), _count(connection, task_id)
+    missing = Delta(*(getattr(truth, name) - getattr(stored, name) for name in counters.FIELDS))
+    missing.dispatched, missing.returned = flying - (stored.dispatched - stored.returned), 0
     items = sum(getattr(truth, str(status)) for status in Status)
     created = (truth.jobs - task["created_jobs"], items - task["created"])
-    findings = [*_compare(task, said, truth, flying), *_errors(connection, task_id)]
-    return _Looked(findings, missing, created, _repairs(connection, task_id))
+    findings = [*_compare(task, stored, truth, flying), *_errors(connection, task_id)]
+    return _Examined(findings, missing, created, _repairs(connection, task_id))
 
 
 def _count(connection: Connection, task_id: int) -> tuple[Delta, int]:
-    """What the rows say: their counts, and how many are in flight."""
+    """The counts according to the rows, and the number of rows in flight."""
     counts, flying, after = Delta(), 0, 0
     while True:
         page = read_tasks_events(connection, task_id, after, after + _PAGE, limit=_PAGE)
@@ -128,22 +126,22 @@ def _count(connection: Connection, task_id: int) -> tuple[Delta, int]:
             for name, number in measure(record.row).items():
                 setattr(counts, name, getattr(counts, name) + number)
         after += _PAGE
-        if not page and connection.execute(_beyond(task_id, after)).first() is None:
+        if not page and connection.execute(_rows_after(task_id, after)).first() is None:
             return counts, flying
 
 
-def _beyond(task_id: int, after: int) -> Any:
+def _rows_after(task_id: int, after: int) -> Any:
     return sa.select(sa.literal(1)).where(_e.task_id == task_id, _e.seq >= after).limit(1)
 
 
-def _compare(task: dict[str, Any], said: Delta, truth: Delta, flying: int) -> list[Finding]:
+def _compare(task: dict[str, Any], stored: Delta, truth: Delta, flying: int) -> list[Finding]:
     wrong = [
-        f"{name} says {getattr(said, name)}, rows say {getattr(truth, name)}"
+        f"{name} says {getattr(stored, name)}, rows say {getattr(truth, name)}"
         for name in _COMPARED
-        if getattr(said, name) != getattr(truth, name)
+        if getattr(stored, name) != getattr(truth, name)
     ]
-    if said.dispatched - said.returned != flying:
-        wrong.append(f"in_flight says {said.dispatched - said.returned}, rows say {flying}")
+    if stored.dispatched - stored.returned != flying:
+        wrong.append(f"in_flight says {stored.dispatched - stored.returned}, rows say {flying}")
     if task["created_jobs"] != truth.jobs:
         wrong.append(f"created jobs says {task['created_jobs']}, rows say {truth.jobs}")
     items = sum(getattr(truth, str(status)) for status in Status)
@@ -156,17 +154,17 @@ def _compare(task: dict[str, Any], said: Delta, truth: Delta, flying: int) -> li
     return findings
 
 
-def _repair(connection: Connection, ledger: Ledger, task: dict[str, Any], looked: _Looked) -> None:
-    # Added, never set: an outcome that is committed between the look and now has moved the counts by its own.
-    counters.move(connection, {(task["id"], 0): looked.missing}, ledger.now())
-    jobs, items = looked.created
+def _repair(connection: Connection, ledger: Ledger, task: dict[str, Any], examined: _Examined) -> None:
+    # Added, not set: outcomes committed since the read have moved the counts.
+    counters.move(connection, {(task["id"], 0): examined.missing}, ledger.now())
+    jobs, items = examined.created
     values = {"created_jobs": _t.created_jobs + jobs, "created": _t.created + items, "version": _t.version + 1}
     connection.execute(tasks.update().where(_t.id == task["id"]).values(values))
     task_rows.log(connection, ledger, task["id"], _REPAIRED, None, "doctor")
 
 
 def _errors(connection: Connection, task_id: int) -> list[Finding]:
-    """Every item that ended failed or error has its line, every line an item, and the groups add up."""
+    """Compares items that ended failed or error with their lines, and the lines with the groups."""
     ended = connection.execute(sa.select(sa.func.count()).where(_ended(task_id))).scalar_one()
     lines = connection.execute(sa.select(sa.func.count()).where(_x.task_id == task_id)).scalar_one()
     stray = connection.execute(sa.select(sa.func.count()).where(_x.task_id == task_id, _stray(task_id))).scalar_one()
@@ -184,13 +182,13 @@ def _ended(task_id: int) -> Any:
 
 
 def _stray(task_id: int) -> Any:
-    """Lines whose Event did not end as they say, and all but the last of an Event's lines."""
+    """Lines whose Event did not end as they say, and all but the last line of an Event."""
     last = item_errors.alias("last")
     later = sa.exists().where(last.c.event_id == _x.event_id, last.c.id > _x.id)
     return sa.or_(later, ~sa.exists().where(_e.id == _x.event_id, _e.status == _x.status, _ended(task_id)))
 
 
-def _list_again(connection: Connection, task_id: int) -> None:
+def _rebuild_list(connection: Connection, task_id: int) -> None:
     stray = connection.execute(sa.select(_x.id).where(_x.task_id == task_id, _stray(task_id))).scalars().all()
     for part in chunks(stray, 1_000):
         connection.execute(item_errors.delete().where(_x.id.in_(part)))
@@ -203,8 +201,8 @@ def _list_again(connection: Connection, task_id: int) -> None:
 
 
 def _line(event: Any) -> dict[str, Any]:
-    said = [m["message"] for m in loads(event["added_messages"]) or [] if m.get("status") == event["status"]]
-    failure = Failure(str(event["problem"]), said[-1] if said else str(event["problem"]))
+    messages = [m["message"] for m in loads(event["added_messages"]) or [] if m.get("status") == event["status"]]
+    failure = Failure(str(event["problem"]), messages[-1] if messages else str(event["problem"]))
     return {
         "task_id": event["task_id"], "event_id": event["id"], "row": event["first_row"], "status": event["status"],
         "code": failure.code, "message": failure.message, "digest": group_of(failure, event["status"]),
@@ -212,8 +210,8 @@ def _line(event: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _group_again(connection: Connection, task_id: int) -> None:
-    """Adds to the groups what they lack of the lines, or takes it off: found by one statement, for lines go on coming."""
+def _rebuild_groups(connection: Connection, task_id: int) -> None:
+    """Adds the difference between lines and groups, found by one statement, because lines keep coming."""
     c = task_errors.c
     lines = (
         sa.select(_x.digest.label("digest"), sa.func.count().label("n")).where(_x.task_id == task_id).group_by(_x.digest)
@@ -256,23 +254,23 @@ def _orphans(ledger: Ledger) -> list[Finding]:
     return findings + [Finding("orphan_tallies", task_id, "counts of a Task that is not there") for (task_id,) in counted]
 
 
-# -- Whether this process can do its work: not only answer, but write what it is given.
+# -- readiness: whether this process can write what it is given
 
 RESERVE_BYTES: Final = 16 * 1024 * 1024
-"""Free space below which a file system counts as full: room for a list, and for SQLite's log between two checkpoints."""
+"""Free space below which a file system counts as full: for a list, and for SQLite's log between two checkpoints."""
 
 FRESH_S: Final = 3.0
-"""An answer serves this long: whoever asks all the time must not write all the time."""
+"""How long an answer is cached: frequent checks must not write each time."""
 
 
 class NotWritable(Unavailable):
-    """What is handed in could not be kept. The message names a setting, no address and no path."""
+    """Submissions cannot be stored. The message names a setting, not an address or a path."""
 
     code = "not_writable"
 
 
 class Readiness:
-    """Arguments: ``data_dir`` is where uploads go; it is made with the first of them."""
+    """Arguments: ``data_dir``, the folder of uploads, which the first of them creates."""
 
     def __init__(self, ledger: Ledger, data_dir: Path) -> None:
         self._ledger = ledger
@@ -285,19 +283,19 @@ class Readiness:
         self._log = get_logger("asynctask.readiness")
 
     def check(self) -> None:
-        """Raises :class:`NotWritable` where the database takes no write, or a file system that is written to is full.
+        """Raises :class:`NotWritable` if the database accepts no write, or a file system that is written to is full.
 
-        A server's own disk is not seen from here: a transaction that is committed proves that it can be written.
+        A server's own disk is not visible; a committed transaction proves that it is writable.
         """
         with self._lock:
             if self._ledger.clock.monotonic() >= self._fresh_until:
-                self._found = self._look()
+                self._found = self._inspect()
                 self._fresh_until = self._ledger.clock.monotonic() + FRESH_S
             found = self._found
         if found is not None:
             raise NotWritable(str(found))
 
-    def _look(self) -> NotWritable | None:
+    def _inspect(self) -> NotWritable | None:
         for setting, folder in self._folders.items():
             free = _free_bytes(folder)
             if free is not None and free < RESERVE_BYTES:
@@ -312,7 +310,7 @@ class Readiness:
 
     @repeatable
     def _write(self) -> None:
-        """A row that comes and goes in one transaction: its pages are written all the same, and nothing is left of it."""
+        """Inserts and deletes a row in one transaction: writes the pages, and leaves nothing behind."""
         owner = self._ledger.ids.jids(1)[0]
         with self._ledger.database.write(marked=False) as connection:
             at = self._ledger.now() // 1_000_000
@@ -321,7 +319,7 @@ class Readiness:
 
 
 def _free_bytes(folder: Path) -> int | None:
-    """What this user may still write there; None where the file system does not say."""
+    """Bytes that this user may still write there; None if the file system does not say."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:

@@ -28,7 +28,7 @@ __all__ = [
     "EventRecord",
     "Failure",
     "Note",
-    "SeenNoMore",
+    "StaleRead",
     "apply",
     "group_of",
     "lock_events",
@@ -66,7 +66,114 @@ _KEPT = ("result", "checkpoint")  # left as they are unless the change says othe
 _WRITTEN_BUT_KEPT = tuple(name for name in _WRITTEN if name not in _KEPT)
 _GUARD = ("id", "attempt", "status")
 
-_STATUSES = {str(status): status for status in Status}  # a look-up costs less than a call of the enumeration
+_STATUSES = {str(status): status for status in Status}  # a dict look-up is cheaper than calling the enumeration
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an item ended ``failed`` or ``error``: a code for programs, a message for users."""
+
+    code: str
+    message: str
+
+
+class Note(NamedTuple):
+    """A message for ``added_messages``; ``at`` (microseconds) is None for the time of writing."""
+
+    status: str
+    message: str
+    at: int | None = None
+
+
+@dataclass(slots=True)
+class EventRecord:
+    """One Event as read: its bookkeeping row and the other columns that decisions and records need."""
+
+    id: int
+    job_id: str
+    task_id: int | None
+    seq: int | None
+    row: Row
+    messages: str | None
+    first_row: int | None
+    started_at: int | None
+    finished_at: int | None
+    worker_name: str
+    queue: str
+    task_state: str | None
+    slots: int
+    parallel: int | None = None
+
+
+def untouched(record: EventRecord) -> bool:
+    """Whether the Event was dispatched and nothing else was written: no message, no process, one item."""
+    row = record.row
+    return (
+        row.status is Status.ENQUEUE and row.reserved and record.messages is None and row.due_at is None
+        and row.process is None and not row.watched and row.deaths == 0 and row.items == 1
+    )  # fmt: skip
+
+
+class End(NamedTuple):
+    """The end of an Event that was :func:`untouched`, or untouched but lent, when it was read without a lock before the
+    transaction.
+
+    ``record``: the Event as read; the UPDATE compares it instead of reading again. ``turn``: the transition that ends it.
+    ``notes`` and ``failure`` as in :class:`Change`; ``result`` and ``started_at`` are written unless None.
+    """
+
+    record: EventRecord
+    turn: Turn
+    notes: Sequence[Note]
+    failure: Failure | None
+    result: str | None
+    started_at: int | None
+
+
+def problem_of(turn: Turn, failure: Failure | None) -> str | None:
+    """The ``problem`` column: the code of the failure, for a turn that ends ``failed`` or ``error``."""
+    if turn.after.status not in PROBLEM:
+        return None
+    return (failure.code if failure else str(turn.reason))[:64]
+
+
+@dataclass(slots=True)
+class Change:
+    """A requested change of one Event.
+
+    ``decide`` gets the Event as read in the transaction and returns the turn to take, or None to leave it (the
+    compare-and-set is lost). It must not refer to the change: thousands of such reference cycles keep the garbage
+    collector busy. If the change wins, ``notes`` are added to ``added_messages``, and the entry of ``notes_by_reason`` for
+    the turn's reason. ``values``: further columns to set (``result``, ``checkpoint``, ``started_at``); ``failure``: for a
+    turn that ends ``failed`` or ``error``.
+    """
+
+    event_id: int
+    decide: Callable[[EventRecord], Turn | None]
+    notes: Sequence[Note] = ()
+    failure: Failure | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+    notes_by_reason: Mapping[Reason, Note] | None = None
+
+    def notes_for(self, turn: Turn) -> Sequence[Note]:
+        """The messages that this turn adds."""
+        last = self.notes_by_reason.get(turn.reason) if self.notes_by_reason else None
+        return self.notes if last is None else (*self.notes, last)
+
+
+@dataclass(slots=True)
+class Applied:
+    """The result of a change. ``turn`` is None if the compare-and-set was lost; ``record`` too if the Event is gone."""
+
+    change: Change
+    record: EventRecord | None
+    turn: Turn | None
+
+
+class StaleRead(TransactionConflict):
+    """An Event changed after an :class:`End` read it. Nothing is written; the Event must be read again."""
+
+    code = "seen_no_more"
 
 
 def _record(found: Any) -> EventRecord:
@@ -99,17 +206,17 @@ def _record(found: Any) -> EventRecord:
 
 
 def read_events(connection: Connection, condition: Any, *, lock: bool = False) -> list[EventRecord]:
-    """Events by a condition on the table, in the order of their ids; with ``lock`` until the transaction ends."""
+    """Events that match a condition on the table, by id; with ``lock``, locked until the transaction ends."""
     if lock and connection.dialect.name != "sqlite":
         condition = batches.among(connection, _e.id, lock_events(connection, condition))
     return [_record(found) for found in batches.fetch(connection, _READ.where(condition).order_by(_e.id))]
 
 
 def lock_events(connection: Connection, condition: Any) -> Sequence[int]:
-    """Locks the Events of a condition in the order of their ids, and returns these.
+    """Locks the Events that match a condition, in the order of their ids, and returns the ids.
 
-    They are read by a statement of its own after this one: what stands beside them (the Task's pointer) may have moved
-    while the lock was waited for, and a locking read does not look at that again. Nor is the Task's row locked so.
+    The rows must be read by a later statement: a locking read that waited does not re-read joined columns (the Task's
+    pointer), which may have moved meanwhile. Nor does this lock the Task's row.
     """
     return batches.locked(connection, sa.select(_e.id).where(condition).order_by(_e.id))
 
@@ -117,19 +224,18 @@ def lock_events(connection: Connection, condition: Any) -> Sequence[int]:
 def read_tasks_events(
     connection: Connection, task_id: int, low: int, high: int, *, limit: int = 10_000
 ) -> list[EventRecord]:
-    """Events of one Task with ``low <= seq < high``, in the order of their ``seq``."""
+    """Events of one Task with ``low <= seq < high``, by ``seq``."""
     statement = _READ.where(_e.task_id == task_id, _e.seq >= low, _e.seq < high).order_by(_e.seq).limit(limit)
     return [_record(found) for found in batches.fetch(connection, statement)]
 
 
 def apply(connection: Connection, ledger: Ledger, changes: Sequence[Change], ends: Sequence[End] = ()) -> list[Applied]:
-    """Takes every change whose decision still holds, and every end, in the caller's write transaction.
+    """Writes every change count_key decision still holds, and every end, in the caller's write transaction.
 
-    Events, their messages, the Task's counts and its grouped errors move together. The rows are read under the
-    transaction's lock, the decision is made by the bookkeeping core on what was read, and the UPDATE compares status and
-    attempt once more. Ends are decided, of Events that were seen before: they are compared only, and all of them are taken;
-    raises :class:`SeenNoMore` where one was not as it had been. Returns what came of each change, in the order given. An
-    Event may stand in one call only once.
+    Events, their messages, the Task's counts and its grouped errors move together. Changes: rows are read under lock,
+    ``decide`` is called on what was read, and the UPDATE compares status and attempt again. Ends are decided already and
+    are only compared: all are written, or :class:`StaleRead` is raised. Returns the result of each change, in the order
+    given. An Event may occur only once per call.
     """
     applied: list[Applied] = []
     moved: dict[tuple[int, int], Delta] = {}
@@ -138,7 +244,7 @@ def apply(connection: Connection, ledger: Ledger, changes: Sequence[Change], end
         applied += _apply_batch(connection, ledger, batch, moved, now)
     if ends:
         write_unread(connection, ledger, ends, moved, now)
-    # One order of locks in every transaction: events first, all of them, then what counts them.
+    # Lock order of every transaction: all events first, then their counters.
     _write_failures(connection, ledger, applied, ends)
     counters.move(connection, moved, now)
     return applied
@@ -185,7 +291,7 @@ def _values(each: Applied, now: int) -> dict[str, Any]:
     assert turn is not None
     assert turn.before is not None
     before, after = turn.before, turn.after
-    if notes := change.said(turn):
+    if notes := change.notes_for(turn):
         new = [stamp(note.at or now, note.status, note.message, before.attempt) for note in notes]
         record.messages = dumps(append(loads(record.messages) or [], new))
     over = after.status in TERMINAL
@@ -216,7 +322,7 @@ def _values(each: Applied, now: int) -> dict[str, Any]:
 
 
 def group_of(failure: Failure, status: str) -> str:
-    """Failures with a code of their own are one group whatever names their messages carry; others group by message."""
+    """Digest of a failure's group: by code, whatever names the message contains; the generic codes group by message."""
     text = failure.message if failure.code in ("failed", "raised") else failure.code
     return hashlib.blake2b(f"{status}\0{text}".encode(), digest_size=16).hexdigest()
 
@@ -288,7 +394,6 @@ def _known_groups(connection: Connection, task_ids: set[int]) -> dict[int, set[s
 
 
 def _forget_failures(connection: Connection, ledger: Ledger, reopened: Sequence[EventRecord]) -> None:
-    """An explicit retry takes its items' failures out of the groups: they count again if they fail again."""
     slots = {record.task_id: ledger.error_slot(record.slots) for record in reopened}
     ids = [record.id for record in reopened]
     c = item_errors.c
@@ -312,131 +417,19 @@ def _forget_failures(connection: Connection, ledger: Ledger, reopened: Sequence[
     )  # fmt: skip
 
 
-# -- What is wanted of an Event, and what came of it: the values that :mod:`asynctask.ledger.events` works with.
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why an item ended ``failed`` or ``error``: a code for programs, a message for people."""
-
-    code: str
-    message: str
-
-
-class Note(NamedTuple):
-    """A message for ``added_messages``; ``at`` (microseconds) only where it is not the time of writing."""
-
-    status: str
-    message: str
-    at: int | None = None
-
-
-@dataclass(slots=True)
-class EventRecord:
-    """One Event as read: its bookkeeping row, and what deciding and recording need beside it."""
-
-    id: int
-    job_id: str
-    task_id: int | None
-    seq: int | None
-    row: Row
-    messages: str | None
-    first_row: int | None
-    started_at: int | None
-    finished_at: int | None
-    worker_name: str
-    queue: str
-    task_state: str | None
-    slots: int
-    parallel: int | None = None
-
-
-def untouched(record: EventRecord) -> bool:
-    """Whether nothing at all is written of it but that it was dispatched: no message, no process, no item of it."""
-    row = record.row
-    return (
-        row.status is Status.ENQUEUE and row.reserved and record.messages is None and row.due_at is None
-        and row.process is None and not row.watched and row.deaths == 0 and row.items == 1
-    )  # fmt: skip
-
-
-class End(NamedTuple):
-    """What ends an Event that was :func:`untouched` when it was read, without a lock, before the transaction, or untouched
-    but for the process that it was lent to.
-
-    ``record``: the Event as it was read; instead of being read again it is compared. ``turn``: what ends it. ``notes`` and
-    ``failure`` as of a :class:`Change`; ``result`` and ``started_at`` are set where they are not None.
-    """
-
-    record: EventRecord
-    turn: Turn
-    notes: Sequence[Note]
-    failure: Failure | None
-    result: str | None
-    started_at: int | None
-
-
-def problem_of(turn: Turn, failure: Failure | None) -> str | None:
-    """The code of what ended an Event, for a turn that ends it ``failed`` or ``error``."""
-    if turn.after.status not in PROBLEM:
-        return None
-    return (failure.code if failure else str(turn.reason))[:64]
-
-
-@dataclass(slots=True)
-class Change:
-    """A change that is wanted of one Event.
-
-    ``decide`` is given the Event as it stands under the transaction and answers with the turn to take, or None to leave
-    it (the compare-and-set is lost). It should not hold the change itself: thousands of such circles keep the collector of
-    garbage busy. ``notes`` go to ``added_messages``, if it won, and the one that ``told`` has for the turn's reason.
-    ``values`` are further columns to set (``result``, ``checkpoint``, ``started_at``); ``failure`` goes with a turn that
-    ends ``failed`` or ``error``.
-    """
-
-    event_id: int
-    decide: Callable[[EventRecord], Turn | None]
-    notes: Sequence[Note] = ()
-    failure: Failure | None = None
-    values: dict[str, Any] = field(default_factory=dict)
-    told: Mapping[Reason, Note] | None = None
-
-    def said(self, turn: Turn) -> Sequence[Note]:
-        """What goes to ``added_messages`` with this turn."""
-        last = self.told.get(turn.reason) if self.told else None
-        return self.notes if last is None else (*self.notes, last)
-
-
-@dataclass(slots=True)
-class Applied:
-    """What came of a change: ``turn`` is None where the compare-and-set was lost or the Event is gone (``record`` None)."""
-
-    change: Change
-    record: EventRecord | None
-    turn: Turn | None
-
-
-class SeenNoMore(TransactionConflict):
-    """One of the Events was not any more as an end had seen it; nothing is written, and it must be read first."""
-
-    code = "seen_no_more"
-
-
-# -- Events of which nothing was written but that they were dispatched: seen by a few columns, ended without being read
-# again.
+# -- fast path: ends of untouched Events
 #
-# Nearly all of a storm of outcomes is such, and nearly all of them alike. What they were seen to be is compared in the
-# UPDATE itself, so nothing is lost by not reading it; and what is the same in all of them is sent once.
+# Most outcomes under load end Events that are untouched since dispatch, and with equal values. The UPDATE compares the row
+# with the earlier read, so it is not read again; equal values are sent once per batch.
 
-# What untouched() says, of the row as it stands. Whatever else an outcome is decided by never changes while this is true.
-# As one value: of plain conditions PostgreSQL may think that few rows meet them, and begin with a look at all that do.
+# untouched() as SQL. No other column that a decision depends on changes while this holds.
+# A CASE, because PostgreSQL may estimate plain conditions as selective and start from a scan of all rows that match them.
 _IS_UNTOUCHED = "status = 'enqueue' AND added_messages IS NULL AND due_at IS NULL AND process IS NULL AND watched = 0"
 _UNTOUCHED = f"CASE WHEN {_IS_UNTOUCHED} THEN TRUE ELSE FALSE END"
-# Of one that is lent. Its attempt, which is compared too, was lent to one process only.
+# A lent Event. The compared attempt identifies the process, because an attempt is lent to one process only.
 _LENT = _UNTOUCHED.replace("process IS NULL", "process IS NOT NULL")
 
-
-# The same of one whose attempt alone has ever changed: the rest of its bookkeeping is known without being read.
+# Only the attempt ever changed: the rest of the bookkeeping row is known without reading it.
 _NEVER_TOUCHED = (
     f"CASE WHEN {_IS_UNTOUCHED} AND events.started_at IS NULL AND retries = 0 AND deaths = 0 AND items = 1"
     " AND n_finish + n_failed + n_error + n_cancelled = 0 THEN TRUE ELSE FALSE END"
@@ -444,8 +437,8 @@ _NEVER_TOUCHED = (
 
 
 def read_untouched(connection: Connection, job_ids: Sequence[str]) -> list[EventRecord]:
-    """Those of these jobs whose Event is untouched, and was never anything else. Nearly all of a storm are, and a third of
-    the columns tells it; whatever is not among them is to be read as a whole."""
+    """The Events of these jobs that never were anything but untouched, read by a third of the columns. Read the others with
+    :func:`read_events`."""
     if not job_ids:
         return []
     dialect = connection.dialect.name
@@ -461,7 +454,7 @@ def read_untouched(connection: Connection, job_ids: Sequence[str]) -> list[Event
 
 @cache
 def _never_touched(dialect: str) -> Any:
-    """Made once: it is asked of every batch that is fetched."""
+    """Cached: it runs for every fetched batch."""
     is_reserved = _e.task_id.is_(None) | (_e.seq < _t.next_seq)
     return (
         sa.select(
@@ -480,8 +473,8 @@ def _untouched_row(attempt: int) -> Row:
 
 
 @dataclass(slots=True)
-class _Alike:
-    """Events that end alike: what is written of all of them, and the rows of what differs."""
+class _EndBatch:
+    """Ends that write equal values: the common turn, and a row of the differing columns for each Event."""
 
     turn: Turn
     problem: str | None
@@ -492,20 +485,20 @@ class _Alike:
 def write_unread(
     connection: Connection, ledger: Ledger, ends: Sequence[End], moved: dict[tuple[int, int], Delta], now: int
 ) -> None:
-    """The ends of Events that were untouched: nearly all of a storm, and nearly all alike, so little is sent of each.
+    """Writes the ends of untouched Events, one UPDATE for each set of equal values.
 
-    What they move the counts by is added to ``moved``. Raises :class:`SeenNoMore`.
+    Adds the changes of the counts to ``moved``. Raises :class:`StaleRead`.
     """
-    alike: dict[tuple[Any, ...], _Alike] = {}
+    alike: dict[tuple[Any, ...], _EndBatch] = {}
     counted: dict[tuple[int | None, int, int], list[Any]] = {}
     now_text = str(rfc3339(now))
-    for record, turn, notes, failure, result, started_at in sorted(ends, key=_event_id):  # as rows are locked everywhere
+    for record, turn, notes, failure, result, started_at in sorted(ends, key=_event_id):  # the lock order everywhere
         problem = problem_of(turn, failure)
         key = (id(turn), problem, result is None, started_at is None)
         group = alike.get(key)
         if group is None:
             names = (*(["result"] if result is not None else []), *(["started_at"] if started_at is not None else []))
-            group = alike[key] = _Alike(turn, problem, names)
+            group = alike[key] = _EndBatch(turn, problem, names)
         attempt = turn.after.attempt
         messages = _first_messages(notes, attempt, now, now_text)
         row = {"b_id": record.id, "b_attempt": attempt, "v_added_messages": messages}
@@ -514,12 +507,12 @@ def write_unread(
         if started_at is not None:
             row["v_started_at"] = started_at
         group.rows.append(row)
-        count = counted.get(whose := (record.task_id, record.slots, id(turn)))
+        count = counted.get(count_key := (record.task_id, record.slots, id(turn)))
         if count is None:
-            count = counted[whose] = [turn, 0]
+            count = counted[count_key] = [turn, 0]
         count[1] += 1
     for group in alike.values():
-        _write_alike(connection, group, now)
+        _write_end_batch(connection, group, now)
     for (task_id, slots, _), (turn, times) in counted.items():
         if task_id is not None:
             moved.setdefault((task_id, ledger.slot(slots)), Delta()).add(turn.delta, times)
@@ -530,16 +523,16 @@ def _event_id(end: End) -> int:
 
 
 def _first_messages(notes: Sequence[Note], attempt: int, now: int, now_text: str) -> str:
-    """What ``added_messages`` is of an Event that had none."""
+    """``added_messages`` of an Event that had none."""
     if len(notes) > KEEP_FIRST:
         return dumps(append((), [stamp(note.at or now, note.status, note.message, attempt) for note in notes]))
     return f"[{','.join(stamps(now_text, notes, attempt))}]"
 
 
-def _write_alike(connection: Connection, group: _Alike, now: int) -> None:
+def _write_end_batch(connection: Connection, group: _EndBatch, now: int) -> None:
     before, after = group.turn.before, group.turn.after
     if before is None or after.status not in TERMINAL or before[1:7] != after[1:7] or before[12:] != after[12:]:
-        raise SeenNoMore(f"from {before} to {after}: only what ends an untouched Event may be written unread")
+        raise StaleRead(f"from {before} to {after}: only what ends an untouched Event may be written unread")
     same = {
         "status": str(after.status), "problem": group.problem, "n_finish": after.n_finish, "n_failed": after.n_failed,
         "n_error": after.n_error, "n_cancelled": after.n_cancelled, "look_at": None, "finished_at": now,
@@ -549,4 +542,4 @@ def _write_alike(connection: Connection, group: _Alike, now: int) -> None:
     written, where = ("added_messages", *group.names), _UNTOUCHED if before.process is None else _LENT
     found = batches.update(connection, events, ("id", "attempt"), written, group.rows, same=same, where=where)
     if found != len(group.rows):
-        raise SeenNoMore("something else was written of an Event meanwhile; it is read and decided again")
+        raise StaleRead("something else was written of an Event meanwhile; it is read and decided again")

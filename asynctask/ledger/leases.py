@@ -1,8 +1,8 @@
-"""Duties: what one process at a time does for all, and any other takes over when that one is gone.
+"""Leases of duties: work that one process at a time leads for all, and others take over when it is gone.
 
-A duty is a row of the table ``duties`` with the identity of its holder. The dispatching of what waits is held for a moment,
-until ``held_until``, and renewed while there is something to do. The upkeep is held by a registered process for as long as
-its own lease runs, so that holding it costs nothing; on the same machine it shows at once that the holder is gone.
+A duty is a row of ``duties`` with its leader's identity. Dispatching is leased until ``held_until`` and renewed while there
+is work. Maintenance belongs to a registered process for as long as that process's own lease runs, so it costs nothing to
+hold; on the same machine the leader's death shows at once.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ _d, _t, _e, _p, _j = duties.c, tasks.c, events.c, processes.c, jobs.c
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a duty: ``identity`` is None for nobody, ``process`` its registration, None where it has none."""
+    """The leader of a duty: ``identity`` is None without one; ``process``: its registration, None if there is none."""
 
     identity: str | None
     process: Mapping[str, Any] | None = None
 
     def is_gone(self, host: Host, now: int) -> bool:
-        """Whether somebody else should take over. Asks this machine, not the database."""
+        """Whether another process should take over. Checks this machine, not the database."""
         if self.identity is None or self.process is None:
             return True
         return bool(self.process["lease_until"] <= now) or host.knows_dead(self.process)
 
     def is_dead(self, host: Host) -> bool:
-        """Whether it ran on this machine and is gone, as far as this machine can tell."""
+        """Whether it ran on this machine and is certainly gone."""
         return self.process is not None and host.knows_dead(self.process)
 
 
 def take(ledger: Ledger, name: str, for_s: float) -> int | None:
-    """Takes a duty for ``for_s`` seconds, or goes on holding it.
+    """Acquires or renews a duty for ``for_s`` seconds.
 
-    Returns None where this process holds it now, or until when another does (microseconds).
+    Returns None if this process holds it now, else until when another process does (microseconds).
     """
     now = ledger.now()
     with ledger.database.read() as connection:
@@ -70,20 +70,20 @@ def _take(ledger: Ledger, name: str, now: int, until: int, *, known: bool) -> bo
                 return True
             values = {"holder": ledger.identity, "held_until": until}
             return connection.execute(duties.update().where(_d.name == name, free).values(values)).rowcount == 1
-    except exc.IntegrityError:  # another process made the row in the same moment
+    except exc.IntegrityError:  # another process inserted the row concurrently
         return False
 
 
 @repeatable
 def give_up(ledger: Ledger, name: str) -> None:
-    """Lets go of a duty, if this process holds it."""
+    """Releases a duty if this process holds it."""
     with ledger.database.write() as connection:
         mine = duties.update().where(_d.name == name, _d.holder == ledger.identity)
         connection.execute(mine.values(holder=None, held_until=None))
 
 
 def holder_of(ledger: Ledger, name: str) -> Holder:
-    """Who holds a duty that goes with the lease of its process."""
+    """The leader of a duty that is bound to its process's lease."""
     statement = (
         sa.select(_d.holder.label("of_duty"), processes)
         .select_from(duties.outerjoin(processes, _p.identity == _d.holder))
@@ -100,7 +100,7 @@ def holder_of(ledger: Ledger, name: str) -> Holder:
 
 @repeatable
 def take_over(ledger: Ledger, name: str, old: str | None) -> bool:
-    """Takes a duty from ``old``, who is gone (None: nobody had it). False where somebody else was faster."""
+    """Takes a duty over from ``old``, a dead leader (None: no leader). Returns False if another process won."""
     try:
         with ledger.database.write() as connection:
             was = _d.holder.is_(None) if old is None else _d.holder == old
@@ -114,18 +114,17 @@ def take_over(ledger: Ledger, name: str, old: str | None) -> bool:
         return False
 
 
-# -- Whether anything waits for upkeep: one statement, so that a system in which nothing happens stays quiet.
+# -- whether maintenance has work: one statement, to keep an idle system idle
 
 
 @dataclass(frozen=True, slots=True)
 class Upkeep:
-    """What one look found.
+    """The work that one query found.
 
-    ``mine``: this process is still the one whose duty it is; ``dead``: a lease ended; ``open``: there is a Task that is not
-    over; ``ready``: there is something to dispatch; ``alone``: jobs without a Task are to be looked at; ``lost``: jobs are
-    held by a process that nobody knows; ``newest``: when the last process registered; ``due_at``: when the next job that
-    waits in the ledger is due, ``scheduled_at``: the next of the broker's own sets (all three in microseconds, None: there
-    is none).
+    ``mine``: this process still leads the maintenance; ``dead``: a lease ended; ``open``: a Task is not over; ``ready``:
+    something can be dispatched; ``alone``: copies of jobs without a Task are due for a check; ``lost``: an unregistered
+    process holds jobs; ``newest``: when the last process registered; ``due_at``: when the next job in the ledger is due;
+    ``scheduled_at``: the next in the broker's sets (all three in microseconds, None for none).
     """
 
     mine: bool
@@ -140,15 +139,15 @@ class Upkeep:
 
     @property
     def quiet(self) -> bool:
-        """Whether there is nothing to do, now or at a time that is known."""
+        """Whether there is nothing to do, except at a known time."""
         return not (self.dead or self.open or self.alone or self.lost)
 
 
-def _first(column: Any, *where: Any) -> Any:
+def _earliest(column: Any, *where: Any) -> Any:
     return sa.select(column).where(column.is_not(None), *where).order_by(column).limit(1).scalar_subquery()
 
 
-_STATEMENT = sa.select(
+_UPKEEP = sa.select(
     sa.select(_d.holder).where(_d.name == UPKEEP).scalar_subquery(),
     sa.exists().where(_p.lease_until <= sa.bindparam("now")),
     sa.exists().where(_t.finished_at.is_(None)),
@@ -161,17 +160,17 @@ _STATEMENT = sa.select(
     sa.select(sa.func.max(_p.started_at)).scalar_subquery(),
     sa.exists().where(_t.due_next <= sa.bindparam("now")),
     sa.exists().where(_e.task_id.is_(None), _e.due_at <= sa.bindparam("now")),
-    _first(_t.due_next, _t.due_next > sa.bindparam("now")),
-    _first(_e.due_at, _e.task_id.is_(None), _e.due_at > sa.bindparam("now")),
-    _first(_j.run_at, _j.held_in == "schedule"),
-    _first(_j.run_at, _j.held_in == "retry"),
+    _earliest(_t.due_next, _t.due_next > sa.bindparam("now")),
+    _earliest(_e.due_at, _e.task_id.is_(None), _e.due_at > sa.bindparam("now")),
+    _earliest(_j.run_at, _j.held_in == "schedule"),
+    _earliest(_j.run_at, _j.held_in == "retry"),
 )
 
 
 def look(ledger: Ledger) -> Upkeep:
-    """Looks once. Raises LedgerUnavailable."""
+    """Queries once. Raises LedgerUnavailable."""
     with ledger.database.read() as connection:
-        found = connection.execute(_STATEMENT, {"now": ledger.now()}).one()
+        found = connection.execute(_UPKEEP, {"now": ledger.now()}).one()
     holder, dead, open_, ready, alone, lost, newest, due_task, due_alone, *times = found
     of_tasks, of_events, scheduled, retry = (None if at is None else int(at) for at in times)
     waits = bool(ready or due_task or due_alone)

@@ -1,4 +1,4 @@
-"""Processes and their leases; what happens to the jobs of one that died."""
+"""Processes and their leases, recovery of a dead process's jobs, and copies lost by a broker."""
 
 from __future__ import annotations
 
@@ -54,34 +54,34 @@ __all__ = [
 _p, _e, _t, _n = processes.c, events.c, tasks.c, task_tallies.c
 
 LOST = "LOST"
-"""What a process is told that others have declared dead."""
+"""The signal of a process that was declared dead."""
 
 
 def engine_identity(engine: str, host: str, pid: int, nonce: str) -> str:
-    """The identity of a process of an attached engine: its name says whose queue holds the jobs that it had."""
+    """The identity of a process of an attached engine; its prefix names the engine whose queue holds its jobs."""
     return f"{engine[:8]}@{host[:30].replace('@', '_')}:{pid}:{nonce}"
 
 
 def is_engine(identity: str) -> bool:
-    """Whether a process is one of an attached engine. Read from its name, which outlives its registration."""
+    """Whether a process belongs to an attached engine. Read from its name, which outlives its registration."""
     return "@" in identity
 
 
 def engine_of(identity: str) -> str | None:
-    """The name of the engine that an identity is of a process of, see :func:`engine_identity`."""
+    """The engine in an identity made by :func:`engine_identity`."""
     return identity.partition("@")[0] if is_engine(identity) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The machine that this process runs on: enough to tell whether another process of the same machine still lives."""
+    """The machine of this process, as far as needed to tell whether another process on it lives."""
 
     name: str
-    boot_id: str  # of the boot and of the pid namespace: only within both does a pid say anything
+    boot_id: str  # of the boot and the pid namespace: a pid is meaningful only within both
 
     @classmethod
     def local(cls, name: str) -> Host:
-        """This machine; ``name`` is its host name."""
+        """This machine, with ``name`` as its host name."""
         try:
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
             boot = f"{boot[:36]}/{Path('/proc/self/ns/pid').readlink().name.strip('pid:[]')}"
@@ -90,7 +90,7 @@ class Host:
         return cls(name, boot)
 
     def started(self, pid: int) -> int | None:
-        """When process ``pid`` of this machine started, in the kernel's ticks; None where there is none (or a zombie)."""
+        """Start time of process ``pid`` of this machine, in kernel ticks; None if there is none, or a zombie."""
         try:
             stat = Path(f"/proc/{pid}/stat").read_text()
         except OSError:
@@ -99,15 +99,15 @@ class Host:
         return None if fields[0] in ("Z", "X") else int(fields[19])
 
     def knows_dead(self, process: Mapping[str, Any]) -> bool:
-        """Whether a registered process ran on this machine, where its pid can be seen, and is certainly gone."""
+        """Whether a registered process ran on this machine, where its pid is visible, and is gone."""
         return self._sees(process) and self.started(int(process["pid"])) != int(process["pid_started"])
 
     def knows_alive(self, process: Mapping[str, Any]) -> bool:
-        """Whether a registered process runs on this machine, where its pid can be seen: then its lease tells nothing."""
+        """Whether a registered process runs on this machine, where its pid is visible; its lease is then irrelevant."""
         return self._sees(process) and self.started(int(process["pid"])) == int(process["pid_started"])
 
     def _sees(self, process: Mapping[str, Any]) -> bool:
-        """Whether its pid says anything here; containers share a host's name and boot without seeing each other."""
+        """Whether its pid is visible here: containers share a host's name and boot without seeing each other."""
         return bool(self.boot_id) and process["hostname"] == self.name and process["boot_id"] == self.boot_id
 
 
@@ -123,9 +123,9 @@ def register(
     queues: Sequence[str] = (),
     info: Mapping[str, Any] | None = None,
 ) -> None:
-    """Makes a process known under the ledger's identity, with a lease of ``lease_s`` seconds.
+    """Registers a process under the ledger's identity, with a lease of ``lease_s`` seconds.
 
-    Raises :class:`ConfigError` where it is known already.
+    Raises :class:`ConfigError` if it is registered already.
     """
     now = database_now(ledger.database.dialect)
     values = {
@@ -138,7 +138,7 @@ def register(
             connection.execute(processes.insert().values(values))
             ledger.time.answered(_now_if_due(connection, ledger), lease_s=lease_s)
             ledger.database.forget_marks(connection)
-            notify(connection, LEDGER)  # who watches over the others should know of it before it can die
+            notify(connection, LEDGER)  # others must know of it before it can die
     except exc.IntegrityError:
         raise ConfigError(
             "this application already runs a worker or services in this process; give the other an AsyncTask of its own"
@@ -147,20 +147,20 @@ def register(
 
 @repeatable
 def beat(ledger: Ledger, *, lease_s: float, **values: Any) -> str | None:
-    """Renews this process's lease, updates what it says of itself, and learns the database's time.
+    """Heartbeat: renews this process's lease, updates its columns, and reads the database's time if due.
 
-    Returns the signal that somebody left for it (``TSTP``, ``TERM``), or :data:`LOST` where another process has already
-    declared it dead: then it must begin nothing more under this identity.
+    Returns the signal left for it (``TSTP``, ``TERM``), or :data:`LOST` if another process declared it dead: then it must
+    begin nothing more under this identity.
     """
-    # Unmarked: if the answer to the commit of a renewal is lost, the same again is right.
+    # Unmarked: repeating a renewal is correct if the answer to its commit is lost.
     with ledger.database.write(marked=False) as connection:
         if renewed := _beat(connection, ledger, lease_s, values, _p.signal.is_(None)):
             left, now = None, _now_if_due(connection, ledger)
     if not renewed:
-        # Marked: a signal is taken once, and the same again after a lost answer would not find it any more.
+        # Marked: a signal is consumed, so a repeat after a lost answer would not find it.
         with ledger.database.write() as connection:
-            mine = for_update(connection, sa.select(_p.signal).where(_p.identity == ledger.identity))
-            found = connection.execute(mine).one_or_none()
+            own = for_update(connection, sa.select(_p.signal).where(_p.identity == ledger.identity))
+            found = connection.execute(own).one_or_none()
             if found is None or found[0] == LOST:
                 return LOST
             _beat(connection, ledger, lease_s, {**values, "signal": None}, sa.true())
@@ -170,15 +170,15 @@ def beat(ledger: Ledger, *, lease_s: float, **values: Any) -> str | None:
 
 
 def _beat(connection: Connection, ledger: Ledger, lease_s: float, values: Mapping[str, Any], where: Any) -> bool:
-    """Stamped by the database once every lock is had: a renewal that waited must not be old when it is written."""
+    """Stamped with the database's time after all locks are held: a renewal that waited must not be old when written."""
     now = database_now(ledger.database.dialect)
     renewed = {**values, "beat_at": now, "lease_until": now + micros(lease_s)}
-    mine = processes.update().where(_p.identity == ledger.identity, where)
-    return connection.execute(mine.values(renewed)).rowcount == 1
+    own = processes.update().where(_p.identity == ledger.identity, where)
+    return connection.execute(own.values(renewed)).rowcount == 1
 
 
 def _now_if_due(connection: Connection, ledger: Ledger) -> int | None:
-    """What time the database has it, if this process should ask again."""
+    """The database's time if this process should read it again, else None."""
     if not ledger.time.is_old():
         return None
     return int(connection.execute(sa.select(database_now(ledger.database.dialect))).scalar_one())
@@ -186,9 +186,9 @@ def _now_if_due(connection: Connection, ledger: Ledger) -> int | None:
 
 @repeatable
 def renew(database: Database, identities: Sequence[str], *, lease_s: float) -> None:
-    """Renews the leases of processes that live but cannot do so by themselves, in the name of whoever watches over them.
+    """Renews the leases of processes that live but cannot renew themselves, on behalf of their supervisor.
 
-    One that was declared dead already stays so. Raises LedgerUnavailable.
+    A process declared dead stays dead. Raises LedgerUnavailable.
     """
     living = _p.identity.in_(list(identities)) & sa.or_(_p.signal.is_(None), _p.signal != LOST)
     with database.write(marked=False) as connection:
@@ -198,25 +198,25 @@ def renew(database: Database, identities: Sequence[str], *, lease_s: float) -> N
 
 @repeatable
 def signal(ledger: Ledger, identity: str, name: str) -> bool:
-    """Leaves a signal (``TSTP`` quiet, ``TERM`` stop) for a process; it obeys at its next beat. False if there is none."""
+    """Leaves a signal (``TSTP`` quiet, ``TERM`` stop) for a process, which obeys at its next beat. False if unknown."""
     with ledger.database.write() as connection:
-        there = (_p.identity == identity) & sa.or_(_p.signal.is_(None), _p.signal != LOST)  # that one must arrive
+        there = (_p.identity == identity) & sa.or_(_p.signal.is_(None), _p.signal != LOST)  # LOST must not be replaced
         return connection.execute(processes.update().where(there).values(signal=name)).rowcount == 1
 
 
 @repeatable
 def condemn(ledger: Ledger, host: Host, identity: str) -> bool:
-    """Declares a process dead that :func:`is_dead`: from now on it cannot renew. False where it lives after all.
+    """Declares a process dead if :func:`is_dead`, so that it cannot renew any more. Returns False if it lives.
 
-    Only then may its jobs be turned: a process that came back between the turning and the forgetting would otherwise go
-    on under a name that nobody looks for any more.
+    Must precede the recovery of its jobs: a process that came back between recovery and :func:`forget` would go on under a
+    name that nobody watches.
     """
     with ledger.database.write() as connection:
         found = connection.execute(
             for_update(connection, sa.select(processes).where(_p.identity == identity))
         ).one_or_none()
         if found is None:
-            return True  # its registration is gone already, what it held may not be
+            return True  # no registration left; copies in its list may be
         if not is_dead(ledger, host, as_dict(found)):
             return False
         connection.execute(processes.update().where(_p.identity == identity).values(lease_until=0, signal=LOST))
@@ -225,15 +225,15 @@ def condemn(ledger: Ledger, host: Host, identity: str) -> bool:
 
 @repeatable
 def give_up(ledger: Ledger) -> None:
-    """This process works no more under its identity, though it may hold jobs still: others take them back at once."""
+    """Ends this process's work under its identity; others recover the jobs that it still holds at once."""
     with ledger.database.write() as connection:
-        mine = processes.update().where(_p.identity == ledger.identity)
-        connection.execute(mine.values(lease_until=0, signal=LOST))
+        own = processes.update().where(_p.identity == ledger.identity)
+        connection.execute(own.values(lease_until=0, signal=LOST))
         notify(connection, LEDGER)
 
 
 def unknown_workers(connection: Connection) -> set[str]:
-    """Processes named by Events that are being worked on, but registered nowhere."""
+    """Processes named by Events but registered nowhere."""
     named = sa.select(_e.process).where(_e.process.is_not(None)).distinct()
     return {str(i) for (i,) in connection.execute(named.where(~sa.exists().where(_p.identity == _e.process)))}
 
@@ -241,8 +241,8 @@ def unknown_workers(connection: Connection) -> set[str]:
 def forget(ledger: Ledger, identity: str, *, dead: bool = False) -> None:
     """Removes a process that ended in order, or (``dead``) one whose jobs have been recovered.
 
-    With a dead one its other leases end: a split or a reservation of its is taken up at once. One that ended in order
-    may live on in part: a program that runs a worker inside goes on handing in its items.
+    For a dead one, its leases of splits and reservations end too, so others take them over at once. One that ended in order
+    may live on in part: a program with a worker inside goes on submitting its items.
     """
     if dead:
         _end_leases(ledger, identity)
@@ -256,7 +256,7 @@ def _remove(ledger: Ledger, identity: str) -> None:
 
 
 def _end_leases(ledger: Ledger, identity: str) -> None:
-    """A Task whose row somebody holds is left: its leases run out by themselves, before that most often."""
+    """Skips Tasks whose rows another transaction holds: those leases run out by themselves, usually earlier."""
     splits, dispatches = (_t.split_by == identity) & _t.finished_at.is_(None), _t.dispatch_by == identity
     with ledger.database.read() as connection:
         found = [int(i) for (i,) in connection.execute(sa.select(_t.id).where(splits | dispatches))]
@@ -269,7 +269,7 @@ def _end_leases(ledger: Ledger, identity: str) -> None:
 
 
 def list_processes(connection: Connection) -> list[dict[str, Any]]:
-    """Every registered process, as dicts of the columns."""
+    """The columns of every registered process."""
     return [as_dict(row) for row in connection.execute(sa.select(processes).order_by(_p.started_at, _p.identity))]
 
 
@@ -277,18 +277,18 @@ _LIVING = sa.select(processes).where(_p.kind == sa.bindparam("of"), _p.lease_unt
 
 
 def living(connection: Connection, now: int, kind: str = "worker") -> list[dict[str, Any]]:
-    """Processes of a kind whose lease runs."""
+    """Processes of a kind with a valid lease."""
     return [as_dict(row) for row in connection.execute(_LIVING, {"of": kind, "now": now})]
 
 
 def is_dead(ledger: Ledger, host: Host, process: Mapping[str, Any]) -> bool:
-    """Whether a registered process is gone, as far as this one can tell.
+    """Whether a registered process is gone.
 
-    On the same machine its pid tells, at once. Of one elsewhere its lease alone tells, and only while this process may
-    judge: see :meth:`~asynctask.database.engine.DatabaseTime.may_judge`.
+    On this machine its pid tells, at once. Elsewhere only its lease tells, and only while
+    :meth:`~asynctask.database.engine.DatabaseTime.may_judge` allows it.
     """
     if process["signal"] == LOST:
-        return True  # it was declared so, or said so itself: whoever did may not have come to the end of it
+        return True  # declared dead, by another or itself; the recovery may be unfinished
     if host.knows_alive(process):
         return False
     return host.knows_dead(process) or (process["lease_until"] <= ledger.now() and ledger.time.may_judge())
@@ -300,13 +300,13 @@ def dead_processes(connection: Connection, ledger: Ledger, host: Host) -> list[s
 
 
 def recover_events(ledger: Ledger, identity: str, copies: Sequence[tuple[str, int]]) -> list[Applied]:
-    """Turns the Events of a dead process: those whose copies it held, and those it was known to be working on.
+    """Recovers the Events of a dead process: those whose copies it held, and those that name it.
 
-    ``copies`` are (job id, attempt) as the broker lists them; attempt 0 is a job of another program, which may have an
-    Event since it was fetched. Doing it twice changes nothing: the attempt has moved on.
+    ``copies``: (job id, attempt) as the broker lists them; attempt 0 is a job of another program, which may have an Event
+    since it was fetched. Idempotent, because the attempt rises.
     """
     applied: list[Applied] = []
-    attempts = dict(sorted(copies))  # of two copies of a job the later attempt counts
+    attempts = dict(sorted(copies))  # the later attempt of two copies of a job
     for ids in _events_of(ledger, identity, [jid for jid in attempts if is_job_id(jid)]):
         applied += _recover_part(ledger, identity, ids, attempts)
     dispatchable.announce(ledger, applied)
@@ -324,7 +324,7 @@ def _recover_part(ledger: Ledger, identity: str, ids: Sequence[int], attempts: M
 
 
 def _events_of(ledger: Ledger, identity: str, jids: Sequence[str]) -> list[list[int]]:
-    """Ids, a transaction each. Those at work first and together: which of them may be the cause depends on the others."""
+    """Ids per transaction. Those at work come first and together: the suspects among them depend on each other."""
     held: set[int] = set()
     with ledger.database.read() as connection:
         for start in range(0, len(jids), 1000):
@@ -349,7 +349,7 @@ def _change(
         beside = [other for id_, other in at_work.items() if id_ != event_id]
         turn = recover(row, record.task_state, now=now, beside=beside)
         if turn is not None and is_engine(identity):
-            turn = held_elsewhere(turn)  # the engine delivers what its dead process held once more
+            turn = held_elsewhere(turn)  # the engine redelivers its dead process's jobs
         if turn is not None:
             change.notes = _notes(ledger, turn)
             if turn.reason is Reason.POISON:
@@ -365,32 +365,31 @@ def _notes(ledger: Ledger, turn: Turn) -> list[Note]:
     if turn.reason is Reason.CANCELLED:
         return [Note("cancelled", say("cancelled"))]
     if turn.before is None or turn.before.status is not Status.WORKING:
-        return []  # it may never have begun: saying that it was lost would be a guess
+        return []  # it may never have begun, so no message about a lost worker
     lost = [Note("error", say("worker_lost"))]
     if turn.reason is Reason.POISON:
         return [*lost, Note("error", say("poison", str(turn.after.deaths)))]
     return [*lost, Note("enqueue", say("retry"))]
 
 
-# -- Copies that a broker lost: which rows should be there or in a process, and what becomes of those that are not.
+# -- copies lost by a broker
 
-_FLYING = sa.func.coalesce(sa.func.sum(_n.dispatched - _n.returned), 0)
+_IN_FLIGHT = sa.func.coalesce(sa.func.sum(_n.dispatched - _n.returned), 0)
 
 
 def to_look_at(connection: Connection, now: int, limit: int = 1_000) -> list[EventRecord]:
-    """Events without a Task whose copy has been out for so long that somebody should look whether the broker holds it."""
-    return _read_some(connection, sa.select(_e.id).where(_e.look_at <= now).order_by(_e.look_at, _e.id).limit(limit))
+    """Events without a Task whose copy has been out so long that the broker should be asked whether it holds it."""
+    return _read_by_ids(connection, sa.select(_e.id).where(_e.look_at <= now).order_by(_e.look_at, _e.id).limit(limit))
 
 
-def _read_some(connection: Connection, ids: Any) -> list[EventRecord]:
-    """Events by a bounded look-up of their ids: what is left for another look is not read now."""
+def _read_by_ids(connection: Connection, ids: Any) -> list[EventRecord]:
     found = connection.execute(ids).scalars().all()
     return [record for part in chunks(found, 1_000) for record in read_events(connection, _e.id.in_(part))]
 
 
 @repeatable
 def look_later(ledger: Ledger, event_ids: Sequence[int], *, look_again_s: float) -> None:
-    """The broker holds them: look again later."""
+    """The broker holds them: postpones the next check."""
     if not event_ids:
         return
     with ledger.database.write() as connection:
@@ -402,24 +401,24 @@ def look_later(ledger: Ledger, event_ids: Sequence[int], *, look_again_s: float)
 
 
 def flying_tasks(connection: Connection) -> list[int]:
-    """Tasks that have anything in flight."""
+    """Tasks with jobs in flight."""
     statement = (
         sa.select(_t.id)
         .join(task_tallies, _n.task_id == _t.id)
         .where(_t.finished_at.is_(None))
         .group_by(_t.id)
-        .having(_FLYING > 0)
+        .having(_IN_FLIGHT > 0)
     )
     return [int(i) for (i,) in connection.execute(statement)]
 
 
 @repeatable
 def advance_low(ledger: Ledger, task_ids: Sequence[int]) -> None:
-    """Moves each Task's low mark up to its first open row, so that later looks pass over what is over."""
+    """Moves each Task's low mark up to its first open row, so that later checks skip the terminal rows before it."""
     for task_id in task_ids:
         with ledger.database.write() as connection:
             task = try_lock(connection, ledger, task_id)
-            # Rows that are terminal now may be opened by a turn, and would be passed over for ever.
+            # A retry in progress may reopen terminal rows, which would be skipped for ever.
             if task is None or task["turning"] is not None:
                 continue
             behind = (_e.task_id == task_id) & (_e.seq >= task["low_seq"]) & (_e.seq < task["next_seq"])
@@ -431,7 +430,7 @@ def advance_low(ledger: Ledger, task_ids: Sequence[int]) -> None:
 
 
 def flying_rows(connection: Connection, task_id: int, limit: int = 10_000) -> list[EventRecord]:
-    """Rows of a Task that should be in the broker or in a process, not known to have begun."""
+    """Rows of a Task that should be in the broker or in a process and are not known to have begun."""
     task = task_rows.get(connection, task_id)
     condition = (
         (_e.task_id == task_id)
@@ -440,12 +439,12 @@ def flying_rows(connection: Connection, task_id: int, limit: int = 10_000) -> li
         & (_e.status == Status.ENQUEUE)
         & _e.due_at.is_(None)
     )
-    records = _read_some(connection, sa.select(_e.id).where(condition).order_by(_e.seq).limit(limit))
+    records = _read_by_ids(connection, sa.select(_e.id).where(condition).order_by(_e.seq).limit(limit))
     return [record for record in records if in_flight(record.row)]
 
 
 def lost_copies(ledger: Ledger, lost: Sequence[tuple[int, int]]) -> list[Applied]:
-    """(event id, attempt) of rows that the broker did not hold on two looks: each waits in the ledger again."""
+    """Makes rows, (event id, attempt), that the broker did not hold on two checks wait in the ledger again."""
     applied = _lost_copies(ledger, lost)
     dispatchable.announce(ledger, applied)
     return applied

@@ -1,4 +1,4 @@
-"""How far a Task is: the progress object, in one statement whose cost does not grow with the Task, and its samples."""
+"""The progress object of a Task, by one statement whose cost does not grow with the Task, and samples for its rate."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ _COUNTS = tuple(str(status) for status in Status)
 _TALLIED = (*_COUNTS, "retrying", "jobs", "dispatched", "returned", "version")
 RATE_WINDOW_S = 30
 TOP_ERRORS = 5
-_SAID = ("count", "digest", "message", "status", "job")
+_ERROR_FIELDS = ("count", "digest", "message", "status", "job")
 
 
-def _next_due(chosen: Any, asked: str) -> Any:
-    """When the next job of a Task is due. MariaDB reads every due row where the others look the first one up.
+def _next_due(chosen: Any, lookup: str) -> Any:
+    """When the next job of a Task is due, as a subquery that uses the index on each database.
 
-    ``asked``: for ``each`` Task by itself; of MariaDB for the ``one`` there is, which is looked up before any plan is made,
-    or of ``many`` by a loose scan of the index, if it knows how large the table is.
+    ``lookup``: ``each`` correlates per Task; MariaDB would read every due row for that, so it gets ``one`` for a single
+    Task, evaluated before planning, or ``many``: a loose index scan, if the table has statistics.
     """
     is_due = _e.due_at.is_not(None)
-    if asked == "each":
+    if lookup == "each":
         return sa.select(sa.func.min(_e.due_at)).where(_e.task_id == _t.id, is_due).scalar_subquery()
-    if asked == "one":
+    if lookup == "one":
         return sa.select(sa.func.min(_e.due_at)).where(_e.task_id == chosen).scalar_subquery()
     first = sa.select(_e.task_id.label("of_task"), sa.func.min(_e.due_at).label("due_at"))
     due = first.where(is_due, _e.task_id.in_(chosen)).group_by(_e.task_id).subquery("due")
     return sa.select(due.c.due_at).where(due.c.of_task == _t.id).scalar_subquery()
 
 
-# Texts stay out of what is grouped and ordered: MariaDB would write a temporary table to disk for each poll.
-_WRITTEN_IN = sa.func.min(sa.case((_x.message != "", _x.slot)))
+# Texts are neither grouped nor sorted: MariaDB would write a temporary table to disk for each poll.
+_TEXT_SLOT = sa.func.min(sa.case((_x.message != "", _x.slot)))
 _FAILED = sa.func.sum(_x["count"])
 
 
@@ -64,7 +64,6 @@ def _sums(of_these: Any) -> Any:
 
 
 def _columns(sums: Any, next_due: Any) -> list[Any]:
-    """What is asked of each Task beside its failures."""
     recent = (_s.task_id == _t.id, _s.at >= sa.bindparam("since"))
     sampled_at = sa.select(_s.at).where(*recent).order_by(_s.at).limit(1).correlate(tasks).scalar_subquery()
     sampled = sa.select(_s.done).where(*recent).order_by(_s.at).limit(1).correlate(tasks).scalar_subquery()
@@ -79,11 +78,11 @@ def _columns(sums: Any, next_due: Any) -> list[Any]:
 
 
 def _of_one(dialect: str) -> sa.Select[Any]:
-    """The progress of one Task: one row, its most frequent failures as one JSON text in it."""
+    """The progress of one Task: one row, with its most frequent failures as one JSON text."""
     only: Any = sa.bindparam("only", type_=sa.BigInteger)
     sums, next_due = _sums(_n.task_id == only), _next_due(only, "one" if dialect == "mariadb" else "each")
     top = (
-        sa.select(_x.digest, _WRITTEN_IN.label("of_slot"), _FAILED.label("error_count"))
+        sa.select(_x.digest, _TEXT_SLOT.label("of_slot"), _FAILED.label("error_count"))
         .where(_x.task_id == only)
         .group_by(_x.digest)
         .having(_FAILED > 0)
@@ -93,8 +92,8 @@ def _of_one(dialect: str) -> sa.Select[Any]:
     )
     sample = task_errors.alias("sample")
     is_its_sample = sa.and_(sample.c.task_id == only, sample.c.slot == top.c.of_slot, sample.c.digest == top.c.digest)
-    said = (top.c.error_count, top.c.digest, sample.c.message, sample.c.status, sample.c.sample_job_id)
-    listed = batches.json_list(dialect, said).select_from(top.outerjoin(sample, is_its_sample)).scalar_subquery()
+    entries = (top.c.error_count, top.c.digest, sample.c.message, sample.c.status, sample.c.sample_job_id)
+    listed = batches.json_list(dialect, entries).select_from(top.outerjoin(sample, is_its_sample)).scalar_subquery()
     return (
         sa.select(*_columns(sums, next_due), listed.label("top"))
         .select_from(tasks.outerjoin(sums, sums.c.of_task == _t.id))
@@ -102,15 +101,15 @@ def _of_one(dialect: str) -> sa.Select[Any]:
     )
 
 
-def _of_many(asked: str) -> sa.Select[Any]:
-    """The progress of Tasks, a row for each of their most frequent failures; ``asked``: see :func:`_next_due`."""
+def _of_many(lookup: str) -> sa.Select[Any]:
+    """The progress of several Tasks, one row per frequent failure; ``lookup``: see :func:`_next_due`."""
     chosen: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
     sums = _sums(_n.task_id.in_(chosen))
     grouped = (
         sa.select(
             _x.task_id.label("of_task"),
             _x.digest.label("digest"),
-            _WRITTEN_IN.label("of_slot"),
+            _TEXT_SLOT.label("of_slot"),
             _FAILED.label("error_count"),
         )
         .where(_x.task_id.in_(chosen))
@@ -125,7 +124,7 @@ def _of_many(asked: str) -> sa.Select[Any]:
     sample = task_errors.alias("sample")
     return (
         sa.select(
-            *_columns(sums, _next_due(chosen, asked)),
+            *_columns(sums, _next_due(chosen, lookup)),
             ranked.c.error_count,
             ranked.c.digest.label("error_digest"),
             sample.c.message.label("error_message"),
@@ -150,11 +149,11 @@ def _of_many(asked: str) -> sa.Select[Any]:
 
 @cache
 def _statement(dialect: str, *, one: bool) -> tuple[Any, list[str]]:
-    """One statement, whose cost does not depend on how many items a Task has (a few index look-ups and at most 32 slots),
-    and the names of what each row of it holds.
+    """The statement, whose cost does not depend on a Task's size (a few index look-ups and at most 32 slots), and its
+    column names.
 
-    From a server a row comes as one value: its driver takes longer over the descriptions of so many columns than the server
-    over the answer.
+    On a server a row is packed into one value: the driver takes longer over the descriptions of so many columns than the
+    server takes to answer.
     """
     found = _of_one(dialect) if one else _of_many("many" if dialect == "mariadb" else "each")
     names = [str(column.key) for column in found.selected_columns]
@@ -164,14 +163,14 @@ def _statement(dialect: str, *, one: bool) -> tuple[Any, list[str]]:
 def _rows(connection: Connection, task_ids: Sequence[int], since: int) -> list[dict[str, Any]]:
     dialect, one = connection.dialect.name, len(task_ids) == 1
     statement, names = _statement(dialect, one=one)
-    asked: dict[str, Any] = {"since": since, **({"only": task_ids[0]} if one else {"ids": list(task_ids)})}
-    answer = connection.execute(statement, asked)
+    parameters: dict[str, Any] = {"since": since, **({"only": task_ids[0]} if one else {"ids": list(task_ids)})}
+    answer = connection.execute(statement, parameters)
     rows: Any = answer.all() if dialect == "sqlite" else batches.json_rows(answer.scalars())
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def progress(connection: Connection, task_ids: Sequence[int], now: int) -> list[dict[str, Any]]:
-    """The progress objects of these Tasks, newest first; unknown ids are left out. One statement for all of them."""
+    """The progress objects of these Tasks, newest first, by one statement; unknown ids are left out."""
     found: dict[int, dict[str, Any]] = {}
     task_ids = [in_range(task_id) for task_id in task_ids]
     failures: dict[int, list[Any]] = {}
@@ -182,28 +181,28 @@ def progress(connection: Connection, task_ids: Sequence[int], now: int) -> list[
             top = row["top"]
             failures[row["id"]] = (orjson.loads(top) if isinstance(top, str) else top) or []
         elif row["error_count"]:
-            failures.setdefault(row["id"], []).append([row[f"error_{name}"] for name in _SAID])
-    for task_id, said in failures.items():
+            failures.setdefault(row["id"], []).append([row[f"error_{name}"] for name in _ERROR_FIELDS])
+    for task_id, entries in failures.items():
         found[task_id]["top_errors"] = [
             {"message": message or "", "status": status, "count": int(count), "sample_job_id": job}
-            for count, _, message, status, job in sorted(said, key=lambda each: (-int(each[0]), each[1]))
+            for count, _, message, status, job in sorted(entries, key=lambda each: (-int(each[0]), each[1]))
         ]
     return [found[task_id] for task_id in sorted(found, reverse=True)]
 
 
 def first_progress(row: dict[str, Any]) -> dict[str, Any]:
-    """The progress object of a Task that was just made with all its items. ``row``: its columns as they were written."""
+    """The progress object of a Task just created with all its items. ``row``: its columns as written."""
     counts: dict[str, int] = dict.fromkeys((f"n_{name}" for name in _TALLIED), 0)
     if row["created"]:
         counts |= {"n_enqueue": row["created"], "n_jobs": row["created_jobs"], "n_version": 1}
-    return _progress_object({**_AT_FIRST, **row, **counts}, row["created_at"])
+    return _progress_object({**_NEW_TASK, **row, **counts}, row["created_at"])
 
 
-_AT_FIRST: dict[str, Any] = {
+_NEW_TASK: dict[str, Any] = {
     "split_reason": None, "interval_s": 0.0, "tolerated_failures": None, "generation": 1, "version": 1, "started_at": None,
     "next_due_at": None, "moved_at": None, "sampled_at": None, "sampled_done": None,
 }  # fmt: skip
-"""What nothing has changed of a new Task."""
+"""Columns that a new Task has by default."""
 
 
 def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
@@ -262,7 +261,7 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
 
 
 def percent(done: int, total: int) -> float | None:
-    """Floored to two decimals; 100 only when nothing remains, and None where nothing was taken."""
+    """Floored to two decimals; 100 only when nothing remains; None without items."""
     if total == 0:
         return None
     return 100.0 if done >= total else math.floor(done * 10_000 / total) / 100
@@ -276,7 +275,7 @@ def _reason(row: dict[str, Any], counts: dict[str, int]) -> str | None:
 
 
 def _rate(row: dict[str, Any], done: int, now: int) -> float | None:
-    """Items a second over the last 30 s; over its whole life once it is closed or while there is no sample yet."""
+    """Items per second over the last 30 s; over the Task's whole time if it is closed or has no sample yet."""
     if row["started_at"] is None:
         return None
     until, since, before = row["closed_at"] or now, row["started_at"], 0
@@ -287,7 +286,7 @@ def _rate(row: dict[str, Any], done: int, now: int) -> float | None:
 
 
 def _eta_s(row: dict[str, Any], remaining: int, retrying: int, rate: float, now: int) -> float:
-    """Seconds until nothing remains, by the rate of late. Items that wait for a retry begin when the next is due."""
+    """Seconds until nothing remains, at the current rate. Items that wait for a retry begin when the next one is due."""
     pause_s = max(0, (row["next_due_at"] or now) - now) / SECOND if retrying else 0.0
     return round(max(remaining / rate, pause_s + retrying / rate), 1)
 
@@ -309,7 +308,7 @@ def progress_page(
     after: int | None = None,
     limit: int = 50,
 ) -> list[dict[str, Any]]:
-    """Progress objects by conditions, newest first; ``after`` is the last id of the page before."""
+    """Progress objects by filters, newest first; ``after`` is the last id of the previous page."""
     if not all(map(is_storable, filter(None, (state, worker, owner)))):
         return []
     statement = sa.select(_t.id).order_by(_t.id.desc()).limit(limit)
@@ -327,8 +326,7 @@ def progress_page(
     return progress(connection, found, now) if found else []
 
 
-# -- Samples ------------------------------------------------------------------------------------------------------
-
+# -- samples
 
 _LAST = sa.select(sa.func.max(_s.at)).where(_s.task_id == _t.id).scalar_subquery()
 
@@ -340,9 +338,9 @@ def unsampled(connection: Connection, now: int, every_s: float) -> bool:
 
 
 def sample(connection: Connection, now: int, every_s: float, keep: int = 100) -> int:
-    """Notes how far each running Task is, at most once in ``every_s`` seconds each; returns how many were noted.
+    """Stores a sample of each running Task, at most once in ``every_s`` seconds each; returns how many were stored.
 
-    The last ``keep`` samples of a Task stay.
+    Keeps the last ``keep`` samples of a Task.
     """
     done = sa.func.sum(_n.finish + _n.failed + _n.error + _n.cancelled)
     problems = sa.func.sum(_n.failed + _n.error)

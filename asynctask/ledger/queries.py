@@ -1,4 +1,4 @@
-"""What people ask of the ledger beside progress: Events, failures, refused rows, the log. Nothing here writes."""
+"""Queries of the ledger besides progress (Events, failures, refused rows, the log), and operations on single jobs."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ __all__ = [
 _t, _e, _x = tasks.c, events.c, task_errors.c
 
 
-# -- Events -------------------------------------------------------------------------------------------------------
+# -- Events
 
 
 def _event_object(row: dict[str, Any]) -> dict[str, Any]:
-    """An Event as Python, the command line and the API give it.
+    """An Event as returned by Python, the command line and the API.
 
-    ``worker_name`` and ``added_messages`` are its names; ``worker`` and ``messages`` say the same and stay for those who
-    read them.
+    ``worker_name`` and ``added_messages`` are the documented names; ``worker`` and ``messages`` repeat them for older
+    readers.
     """
     messages = loads(row["added_messages"]) or []
     times = {name: rfc3339(row[name]) for name in ("due_at", "created_at", "started_at", "finished_at")}
@@ -103,7 +103,7 @@ def event(connection: Connection, job_id: str) -> dict[str, Any]:
 def event_page(
     connection: Connection, task_id: int, statuses: Collection[str] = (), *, after: int | None = None, limit: int = 100
 ) -> list[dict[str, Any]]:
-    """Events of a Task in the order of their ids, after ``after``; only of ``statuses`` if any are named."""
+    """Events of a Task by id, after ``after``; with ``statuses``, only those."""
     statement = _EVENT.where(_e.task_id == task_id).order_by(_e.id).limit(limit)
     if statuses:
         statement = statement.where(_e.status.in_(list(statuses)))
@@ -115,7 +115,7 @@ def event_page(
 
 
 def error_groups(connection: Connection, task_id: int, samples: int = 5) -> list[dict[str, Any]]:
-    """Failures of a Task grouped by message, the most frequent first, with sample rows."""
+    """Failures of a Task grouped by message, most frequent first, with sample rows."""
     statement = (
         sa.select(
             _x.digest,
@@ -146,7 +146,7 @@ def error_groups(connection: Connection, task_id: int, samples: int = 5) -> list
 
 
 def log(connection: Connection, task_id: int, limit: int = 1_000) -> list[dict[str, Any]]:
-    """Who did what to a Task, the latest first."""
+    """Who did what to a Task, latest first."""
     c = task_log.c
     statement = sa.select(task_log).where(c.task_id == task_id).order_by(c.id.desc()).limit(limit)
     return [
@@ -155,7 +155,7 @@ def log(connection: Connection, task_id: int, limit: int = 1_000) -> list[dict[s
     ]
 
 
-# -- Reports ------------------------------------------------------------------------------------------------------
+# -- reports
 
 _PAGE = 2_000
 _FIRST_PAGE = 100
@@ -163,7 +163,7 @@ _PAGE_BYTES = 2_000_000
 
 
 def _page_size(page: Sequence[Any]) -> int:
-    """How many rows the next page has, going by this one: rows differ a thousandfold, what a page takes must not."""
+    """Number of rows of the next page, from the size of this one: rows differ a thousandfold, a page's memory must not."""
     size = sum(len(cell) for row in page for cell in row.values() if isinstance(cell, str))
     return max(10, min(_PAGE, _PAGE_BYTES * len(page) // max(size, 1)))
 
@@ -171,9 +171,9 @@ def _page_size(page: Sequence[Any]) -> int:
 def rows_by_status(
     database: Database, task_id: int, statuses: Collection[str], *, params: bool = True
 ) -> Iterator[dict[str, Any]]:
-    """Events of a Task in row order, with what a report needs: row, status, attempts, result, and with ``params`` these.
+    """Events of a Task in row order for a report: row, status, attempts, result, and with ``params`` these.
 
-    Each page is a read of its own: a reader who takes minutes must not hold a transaction open for as long.
+    Each page is its own read: a slow reader must not keep a transaction open.
     """
     after, size = -1, _FIRST_PAGE
     columns = [_e.seq, _e.first_row, _e.last_row, _e.status, _e.attempt, _e.retries, _e.result, _e.id, _e.started_at]
@@ -195,7 +195,7 @@ def rows_by_status(
 
 
 def failures_by_row(connection: Connection, event_ids: Sequence[int]) -> dict[int, str]:
-    """event id -> the message it ended with."""
+    """The final message of each Event."""
     c = item_errors.c
     found = sa.select(c.event_id, c.message).where(c.event_id.in_(list(event_ids))).order_by(c.id)
     return {int(event_id): str(message) for event_id, message in connection.execute(found)}
@@ -206,7 +206,7 @@ def rejects(
 ) -> Iterator[dict[str, Any]]:
     """Rows refused before queueing, in row order: ``row``, ``errors`` ([{column, code, message, value}]), ``cells``.
 
-    Without ``cells`` these are None: they are most of it.
+    Without ``cells``, the largest part, these are None.
     """
     c = task_rejects.c
     columns = [c.row, c.errors, c.cells if cells else sa.null().label("cells")]
@@ -226,8 +226,7 @@ def rejects(
         size = _page_size(page)
 
 
-# -- Tracked jobs as tools list them: what waits for a retry or for its time, and what ended in an error; and what people do
-# to one of them. It is the ledger's counterpart of a broker's sets, which hold untracked jobs only.
+# -- lists of tracked jobs, the counterpart of a broker's sets, which contain only untracked ones
 #
 # =============  ====================================================================================================
 # ``retry``      ``enqueue`` with ``due_at``, after at least one retry
@@ -240,9 +239,9 @@ SCHEDULE: Final = "schedule"
 DEAD: Final = "dead"
 
 COUNTED: Final = 100_000
-"""No more are counted: a look at a long list stays a look."""
+"""The most that are counted, to bound the cost on a long list."""
 
-_AT_ONCE: Final = 500  # as long as SQLite's one writer should be held
+_BATCH: Final = 500  # limits how long SQLite's only write lock is held
 
 _NAME = sa.func.coalesce(_e.worker_name, _t.worker_name)
 _LISTED = sa.select(
@@ -266,8 +265,8 @@ def _order(set_name: str) -> tuple[Any, Any]:
 def page(
     connection: Connection, set_name: str, now: int, *, offset: int = 0, limit: int = 100, text: str | None = None
 ) -> list[dict[str, Any]]:
-    """Jobs of a list, those due first or those dead last first; with ``text`` those that have it, letter by letter, in
-    their id, worker or parameters, among the first 100,000."""
+    """Jobs of a list: first due first, or last dead first; with ``text``, those with it in their id, worker or parameters
+    (no wildcards), among the first 100,000."""
     listed = _LISTED.where(_condition(set_name, now)).order_by(*_order(set_name))
     if text is not None:
         position = sa.func.strpos if connection.dialect.name == "postgresql" else sa.func.instr
@@ -280,49 +279,50 @@ def page(
 
 
 def count(connection: Connection, set_name: str, now: int) -> int:
-    """How many a list has; 100,000 may mean more."""
+    """The length of a list; 100,000 may mean more."""
     first = sa.select(_e.id).where(_condition(set_name, now)).limit(COUNTED).subquery()
     return int(connection.execute(sa.select(sa.func.count()).select_from(first)).scalar_one())
 
 
 def find(connection: Connection, set_name: str, now: int, job_ids: Sequence[str]) -> dict[str, int]:
-    """job id -> id of the Event, of those of these jobs that stand in a list."""
+    """job id -> Event id, of those of these jobs that are in a list."""
     named = among(connection, _e.job_id, list(job_ids))
     found = connection.execute(sa.select(_e.job_id, _e.id).where(named, _condition(set_name, now)))
     return {str(job_id): int(i) for job_id, i in found}
 
 
 def ids(connection: Connection, set_name: str, now: int, *, after: int, limit: int) -> list[int]:
-    """Event ids of a list in their own order, after ``after``: for going through all of it once."""
+    """Event ids of a list by id, after ``after``: to visit all of it once."""
     found = sa.select(_e.id).where(_condition(set_name, now), _e.id > after).order_by(_e.id).limit(limit)
     return [int(i) for (i,) in connection.execute(found)]
 
 
 def engines(connection: Connection, event_ids: Collection[int]) -> dict[int, str]:
-    """Event id -> the other engine that keeps its job, of those of these Events that one does."""
+    """Event id -> the other engine that holds its job, for those of these Events that have one."""
     kept = _e.options.like(f'{{"{ENGINE}":%')
     found = connection.execute(sa.select(_e.id, _e.options).where(among(connection, _e.id, list(event_ids)), kept))
     return {int(i): str(loads(options)[ENGINE]) for i, options in found}
 
 
-# -- what waits
+# -- operations on waiting jobs
 
 
 def turn_waiting(ledger: Ledger, action: str, event_ids: Sequence[int], *, who: str = "") -> int:
-    """Has waiting jobs run now (``restart``), be cancelled (``delete``) or end in error (``kill``); returns how many.
+    """Makes waiting jobs run now (``restart``), cancels them (``delete``) or ends them in error (``kill``); returns how
+    many.
 
-    One that does not wait any more is left as it is, and so is another engine's.
+    Skips jobs that do not wait any more, and those of another engine.
     """
     done = 0
-    for part in chunks(list(dict.fromkeys(event_ids)), _AT_ONCE):
+    for part in chunks(list(dict.fromkeys(event_ids)), _BATCH):
         applied = _turn_part(ledger, action, part, who)
-        done += _after(ledger, applied)
+        done += _after_commit(ledger, applied)
     return done
 
 
 @repeatable
 def _turn_part(ledger: Ledger, action: str, event_ids: Sequence[int], who: str) -> list[Applied]:
-    make = {"restart": _hurried, "delete": _cancelled, "kill": _killed}[action]
+    make = {"restart": _hurry_change, "delete": _cancel_change, "kill": _kill_change}[action]
     with ledger.database.write() as connection:
         elsewhere = engines(connection, event_ids)
         applied = apply(connection, ledger, [make(ledger, event_id) for event_id in event_ids if event_id not in elsewhere])
@@ -334,17 +334,17 @@ def _waits(record: EventRecord) -> bool:
     return record.row.status is Status.ENQUEUE and record.row.due_at is not None
 
 
-def _hurried(ledger: Ledger, event_id: int) -> Change:
+def _hurry_change(ledger: Ledger, event_id: int) -> Change:
     now = ledger.now()
     return Change(event_id, lambda seen: hurry(seen.row, now=now) if _waits(seen) else None)
 
 
-def _cancelled(ledger: Ledger, event_id: int) -> Change:
+def _cancel_change(ledger: Ledger, event_id: int) -> Change:
     notes = [Note("cancelled", ledger.catalogue("cancelled"))]
     return Change(event_id, lambda seen: cancel(seen.row) if _waits(seen) else None, notes=notes)
 
 
-def _killed(ledger: Ledger, event_id: int) -> Change:
+def _kill_change(ledger: Ledger, event_id: int) -> Change:
     text = ledger.catalogue("discarded", "killed")
     return Change(
         event_id, lambda seen: recorded(seen.row, Status.ERROR) if _waits(seen) else None,
@@ -353,22 +353,22 @@ def _killed(ledger: Ledger, event_id: int) -> Change:
 
 
 def cancel_removed(ledger: Ledger, keys: Sequence[tuple[str, int]], *, who: str = "") -> int:
-    """Cancels the items of copies, (job id, attempt), that a person took out of a queue; returns how many.
+    """Cancels the items of copies, (job id, attempt), that a user removed from a queue; returns how many.
 
-    Call it after they are out: nobody can be running them then. What the ledger knows to be elsewhere by now stays.
+    Call it after the removal, when no process can be running them. Skips items that the ledger knows to be elsewhere.
     """
     attempts = dict(keys)
     done = 0
-    for part in chunks(sorted(attempts), _AT_ONCE):
-        done += _after(ledger, _cancel_removed(ledger, part, attempts, who))
+    for part in chunks(sorted(attempts), _BATCH):
+        done += _after_commit(ledger, _cancel_removed(ledger, part, attempts, who))
     return done
 
 
 @repeatable
 def _cancel_removed(ledger: Ledger, job_ids: Sequence[str], attempts: dict[str, int], who: str) -> list[Applied]:
     def decide(seen: EventRecord) -> Turn | None:
-        ours = seen.row.attempt == attempts[seen.job_id] and seen.row.status is Status.ENQUEUE
-        return cancel(seen.row) if ours and in_flight(seen.row) else None
+        holds_attempt = seen.row.attempt == attempts[seen.job_id] and seen.row.status is Status.ENQUEUE
+        return cancel(seen.row) if holds_attempt and in_flight(seen.row) else None
 
     notes = [Note("cancelled", ledger.catalogue("cancelled"))]
     with ledger.database.write() as connection:
@@ -379,7 +379,7 @@ def _cancel_removed(ledger: Ledger, job_ids: Sequence[str], attempts: dict[str, 
 
 
 def _log(connection: Connection, ledger: Ledger, applied: Sequence[Applied], action: str, who: str) -> None:
-    """One line for each Task: who did it to how many jobs, and to which first."""
+    """Logs one entry per Task: who did it to how many jobs, and the first of them."""
     changed: dict[int, list[str]] = {}
     for each in applied:
         if each.turn is not None and each.record is not None and each.record.task_id is not None:
@@ -388,8 +388,8 @@ def _log(connection: Connection, ledger: Ledger, applied: Sequence[Applied], act
         task_rows.log(connection, ledger, task_id, f"jobs {action}", {"jobs": len(job_ids), "first": job_ids[0]}, who)
 
 
-def _after(ledger: Ledger, applied: Sequence[Applied]) -> int:
-    """What follows a committed change: the dispatcher's hints, and the close of a Task that this ended."""
+def _after_commit(ledger: Ledger, applied: Sequence[Applied]) -> int:
+    """Follows a committed change with the dispatcher's hints, and closes Tasks that it ended."""
     dispatchable.announce(ledger, applied)
     won = [each for each in applied if each.turn is not None and each.record is not None]
     over = {each.record.task_id for each in won if each.record and each.turn and each.turn.after.status != Status.ENQUEUE}
@@ -398,11 +398,11 @@ def _after(ledger: Ledger, applied: Sequence[Applied]) -> int:
     return len(won)
 
 
-# -- what ended in error
+# -- jobs that ended in error
 
 
 def dead_tasks(connection: Connection, now: int, *, limit: int = 1_000) -> list[tuple[int, int]]:
-    """(Task, how many of its jobs ended in error), of Tasks that have any."""
+    """Tasks with jobs that ended in error, and how many."""
     found = sa.select(_e.task_id, sa.func.count()).where(_condition(DEAD, now), _e.task_id.is_not(None))
     return [(int(i), int(n)) for i, n in connection.execute(found.group_by(_e.task_id).order_by(_e.task_id).limit(limit))]
 
@@ -414,10 +414,10 @@ def alone_dead(connection: Connection, now: int, *, after: int, limit: int) -> l
 
 
 def retry_one(ledger: Ledger, event_id: int, *, who: str = "") -> bool:
-    """An explicit retry of one job that ended in error: its Task opens a new generation in which it runs again.
+    """An explicit retry of one job that ended in error, in a new generation of its Task.
 
-    False where it did not end so, or not any more. Raises :class:`Conflict` where the Task's state forbids it, where the
-    ledger does not have what the job would be called with, and as :class:`OtherEngine` for a job of another engine.
+    Returns False if it is not in error. Raises :class:`Conflict` if the Task's state forbids it or the ledger does not have
+    the job's arguments, and :class:`OtherEngine` for a job of another engine.
     """
     applied = _retry_one(ledger, event_id, who)
     dispatchable.announce(ledger, applied)
@@ -428,10 +428,10 @@ def retry_one(ledger: Ledger, event_id: int, *, who: str = "") -> bool:
 def _retry_one(ledger: Ledger, event_id: int, who: str) -> list[Applied]:
     now = ledger.now()
 
-    def again(seen: EventRecord) -> Turn | None:
+    def reopen(seen: EventRecord) -> Turn | None:
         return explicit_retry(seen.row, now=now) if seen.row.status is Status.ERROR else None
 
-    change = Change(event_id, again, notes=[Note("enqueue", ledger.catalogue("retried"))])
+    change = Change(event_id, reopen, notes=[Note("enqueue", ledger.catalogue("retried"))])
     with ledger.database.write() as connection:
         found = sa.select(_e.task_id, _e.params.is_(None)).where(_e.id == event_id)
         task_id, is_bare = connection.execute(found).one_or_none() or (None, False)
@@ -442,7 +442,7 @@ def _retry_one(ledger: Ledger, event_id: int, who: str) -> list[Applied]:
                 raise Conflict("its arguments were not kept, so it cannot run again: push it anew")
             return apply(connection, ledger, [change])
         task = task_rows.lock(connection, int(task_id))
-        # Only an explicit retry leaves an error, and it holds the Task's row: what is read now stays so.
+        # Only an explicit retry leaves ``error``, and it holds the Task's row: this status cannot change.
         status = connection.execute(sa.select(_e.status).where(_e.id == event_id)).scalar()
         if status != Status.ERROR:
             return []
@@ -453,7 +453,7 @@ def _retry_one(ledger: Ledger, event_id: int, who: str) -> list[Applied]:
 
 
 def _open_generation(connection: Connection, ledger: Ledger, task: dict[str, Any]) -> None:
-    """Sealed at once: its one row is turned in the same transaction."""
+    """Opens a generation, sealed at once: its one row is turned in the same transaction."""
     if task["turning"] is not None:
         raise Conflict(f"Task {task['id']} is still turning rows ({task['turning']}); try again in a moment")
     over = task["state"] == State.CANCELLED and task["closed_at"] is not None

@@ -1,4 +1,4 @@
-"""Group commit: the outcomes of all threads of a process go to the ledger together, one transaction a flush."""
+"""Group commit: the outcomes of all threads of a process are written together, one transaction per flush."""
 
 from __future__ import annotations
 
@@ -14,40 +14,90 @@ from asynctask.database.retrying import OutcomeUnknown, TransactionConflict, rep
 from asynctask.errors import LedgerUnavailable, TooLarge, Unavailable
 from asynctask.ledger import dispatchable
 from asynctask.ledger.base import Ledger
-from asynctask.ledger.events import Applied, Change, End, EventRecord, Failure, Note, SeenNoMore, apply
+from asynctask.ledger.events import Applied, Change, End, EventRecord, Failure, Note, StaleRead, apply
 from asynctask.ledger.reservations import close_small
 from asynctask.ledger.tasks import candidates, try_close
 from asynctask.logs import get_logger
 
-__all__ = ["Closer", "Follower", "Outcome", "Recorder", "forget_seen", "is_mine", "with_followers", "write", "write_once"]
+__all__ = [
+    "Closer",
+    "Follower",
+    "Outcome",
+    "Recorder",
+    "already_recorded",
+    "forget_seen",
+    "with_followers",
+    "write",
+    "write_once",
+]
 
 LINGER_S = 0.005
-"""While other jobs run, an outcome waits so long for theirs. A commit costs about a fifth of it, and holds the lock."""
+"""How long an outcome waits for those of other running jobs. A commit takes about a fifth of it, and holds the lock."""
 
 LONGEST_LINGER_S = 0.1
-"""It waits longer, but no longer than this, while there is enough to do that does not wait for it: see
-:meth:`Recorder._linger`."""
+"""The longest wait, while there is enough work that does not depend on the outcome: see :meth:`Recorder._linger`."""
 
 _LINGERS = 9
-"""So many times as long as the last flush took: so flushing takes a tenth of the time, whatever a commit costs."""
+"""The wait in multiples of the last flush's time, so that flushing takes a tenth of the time at any cost of a commit."""
 
 _MAX_BATCH = 500
 _READS = 100
-"""Flushes that read every Event first, after one was not as it was at Begin: jobs of which something is recorded while they
-run come in storms, too."""
+"""Flushes that read every Event first, after a :class:`StaleRead`: jobs that record something while they run come in
+bursts."""
 
 _RETRY_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The record of one attempt of one Event.
+
+    ``status`` and ``reason`` name the edge; ``retry_at`` (microseconds) turns an error into another attempt. ``then`` is
+    called after the commit with whether the compare-and-set was won; only then may the job's copy be acknowledged.
+    ``elsewhere``: another engine holds the job's copies. They carry no fence, so the open Event's current attempt is meant,
+    and a further attempt waits in that engine's queue, not in the ledger. ``seen``: the untouched Event as read at Begin;
+    the first try to write its end compares with it. ``awaited``: the job itself waits for this record before it begins, or
+    its Task, because of its ``parallel``. ``done``: committed or given up; never flushed again. ``doubtful``: the answer to
+    the commit was lost and it may be written, so it stands only for the attempt that it names. ``follower``: the job that
+    began in this one's place under their Task's ``parallel``.
+    """
+
+    event_id: int
+    attempt: int
+    status: Status
+    reason: Reason
+    notes: list[Note] = field(default_factory=list)
+    retry_at: int | None = None
+    failure: Failure | None = None
+    result: str | None = None
+    started_at: int | None = None
+    then: Callable[[bool], None] | None = None
+    elsewhere: bool = False
+    seen: EventRecord | None = None
+    awaited: bool = False
+    done: bool = False
+    doubtful: bool = False
+    follower: Follower | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """A lent job that took the place of another. It counts as in flight from the transaction that ends the other: that
+    transaction records its outcome too, or its ``working``, which ``begun`` makes."""
+
+    event_id: int
+    begun: Callable[[], Outcome]
 
 
 class Recorder:
     """The group commit of one process.
 
-    :meth:`put` never blocks on the database. A thread flushes what has come together while the flush before it was being
-    committed, and, while other jobs run, for some milliseconds more; so a lone outcome is written at once and a storm is
-    written hundreds at a time. ``busy_for``: None while no job runs, else for how many seconds there is something to do
-    that does not wait for an outcome. While the ledger does not answer, outcomes wait in memory and :attr:`healthy` is
-    false: then the runtime begins nothing new. The thread survives every exception; what is not committed is flushed
-    again. ``on_due`` is told when something that came of the outcomes may be dispatched (microseconds; the past: now).
+    :meth:`put` never blocks on the database. A thread flushes the outcomes that arrived during the previous flush and,
+    while other jobs run, during a linger of some milliseconds: a lone outcome is written at once, a burst hundreds at a
+    time. ``busy_for`` returns None while no job runs, else for how many seconds there is work that does not depend on an
+    outcome. While the ledger does not answer, outcomes wait in memory and :attr:`healthy` is false; the runtime begins
+    nothing new. The thread survives every exception and flushes again what is not committed. ``on_due`` is called with the
+    time (microseconds; the past: now) at which a consequence of the outcomes may be dispatched.
     """
 
     def __init__(
@@ -66,11 +116,11 @@ class Recorder:
         self._flushing = False
         self._reads = 0
         self._closer = Closer(ledger, on_due)
-        self._awaited = False  # one of those that wait is awaited
-        self._flush_s = 0.0  # how long the last flush took
+        self._awaited = False  # a pending outcome is awaited
+        self._flush_s = 0.0  # duration of the last flush
         self._thread: threading.Thread | None = None
         self._log = get_logger("asynctask.recorder")
-        self._flushes = True  # nothing waits because a flush failed
+        self._flushes = True  # no outcome is pending because of a failed flush
         self.recorded = 0
 
     def start(self) -> None:
@@ -79,10 +129,10 @@ class Recorder:
         self._thread.start()
 
     def put(self, outcomes: Sequence[Outcome]) -> None:
-        """Hands over outcomes; they are committed soon, and each one's ``then`` is called after that."""
+        """Accepts outcomes. They are committed soon; then each one's ``then`` is called."""
         with self._condition:
             self._pending.extend(outcomes)
-            # The flusher is told of the first and of a full batch; being woken for each would cost more than the flush.
+            # Wakes the thread for the first outcome and for a full batch; a wake-up for each costs more than the flush.
             if len(self._pending) == len(outcomes) or len(self._pending) >= _MAX_BATCH:
                 self._condition.notify_all()
             if not self._awaited:
@@ -94,23 +144,22 @@ class Recorder:
 
     @property
     def healthy(self) -> bool:
-        """Whether outcomes can be recorded: no flush has failed since the last one that succeeded, and
-        the thread lives if it was started."""
+        """Whether outcomes can be recorded: the last flush succeeded, and the thread, if started, lives."""
         return self._flushes and (self._thread is None or self._thread.is_alive())
 
     @property
     def waiting(self) -> int:
-        """Outcomes that are not committed yet."""
+        """Number of outcomes that are not committed yet."""
         with self._condition:
             return len(self._pending) + int(self._flushing)
 
     def drain(self, timeout: float) -> bool:
-        """Waits until everything handed over is committed; False if that did not happen in time."""
+        """Waits until every accepted outcome is committed; returns False on timeout."""
         with self._condition:
             return self._condition.wait_for(lambda: not self._pending and not self._flushing, timeout)
 
     def stop(self, timeout: float) -> bool:
-        """Commits what is there and ends. Returns False if the ledger did not take everything in time."""
+        """Commits all outcomes and ends the thread. Returns False if the ledger did not accept them in time."""
         drained = self.drain(timeout)
         with self._condition:
             self._stopping = True
@@ -124,7 +173,7 @@ class Recorder:
         while True:
             batch: list[Outcome] | None = []
             try:
-                batch = self._take()
+                batch = self._next_batch()
                 if batch is None:
                     self._closer.look()
                     return
@@ -146,7 +195,8 @@ class Recorder:
                 tries += 1
 
     def _with_followers(self, batch: list[Outcome]) -> list[Outcome]:
-        """What a follower came to may wait for the next flush already: it finds the Event as this one leaves it."""
+        """Adds the followers' ``working``. Their own pending outcomes must then re-read the Event, which this flush
+        changes."""
         whole = with_followers(batch)
         begun = {each.event_id for each in whole[len(batch) :]}
         with self._condition:
@@ -159,14 +209,14 @@ class Recorder:
         self._flush_s = self._ledger.clock.monotonic() - begun
 
     def _flush_all(self, batch: Sequence[Outcome]) -> None:
-        """Flushes a batch. One that the ledger refuses is halved until the outcomes that it refuses stand alone."""
+        """Flushes a batch; halves one that the ledger refuses until each refused outcome is alone."""
         try:
             self.flush(batch)
         except Unavailable:
             raise
         except Exception as error:
             left = [each for each in batch if not each.done]
-            if not left:  # what failed came after the commit
+            if not left:  # the failure came after the commit
                 raise
             if len(left) == 1:
                 self._record_refused(left[0], error)
@@ -177,18 +227,18 @@ class Recorder:
             self._flush_all(left[middle:])
 
     def _record_refused(self, each: Outcome, error: Exception) -> None:
-        """Records what can be recorded of an outcome that the ledger refuses."""
+        """Records as much as possible of an outcome that the ledger refuses."""
         self._log.error(
             "outcome_refused", event_id=each.event_id, attempt=each.attempt, error=_brief(error), exc_info=error
         )
-        if each.status is Status.WORKING:  # it did not begin, as far as the ledger goes; whoever waits must not hang
-            self._tell(each, False)
+        if each.status is Status.WORKING:  # for the ledger it did not begin; the waiting thread must not hang
+            self._notify(each, False)
         elif isinstance(error, TooLarge) and each.result is not None:
             note = Note("working", self._ledger.catalogue("not_kept", str(error)))
             notes = [*each.notes[:-1], note, *each.notes[-1:]]
             self._flush_all([replace(each, result=None, notes=notes, seen=None)])
         else:
-            # What it came to cannot be written as it is: that it ended, and that this is unknown, can.
+            # The outcome cannot be written; its end, with an unknown result, can.
             text = self._ledger.catalogue("discarded", f"its outcome could not be recorded ({type(error).__name__})")
             failure = Failure("unrecordable", text)
             self._flush_last_word(
@@ -205,11 +255,11 @@ class Recorder:
         except Unavailable:
             raise
         except Exception:
-            # Its row takes nothing at all. It stays unacknowledged, shown in the log; the thread goes on for the others.
+            # The row accepts no write. Its copy stays unacknowledged and the log names it; the others go on.
             self._log.exception("outcome_not_recorded", event_id=ended.event_id, attempt=ended.attempt)
 
-    def _take(self) -> list[Outcome] | None:
-        """The next batch; an empty one where it is time to look whether Tasks are over, None at the end."""
+    def _next_batch(self) -> list[Outcome] | None:
+        """The next batch; an empty one if a check for finished Tasks is due, None at the end."""
         with self._condition:
             self._flushing = False
             self._condition.notify_all()
@@ -218,7 +268,7 @@ class Recorder:
             if not self._pending:
                 return None
             if linger_s := self._linger():
-                # Other jobs run and will end soon: one transaction for all of them instead of one each.
+                # Other jobs end soon: one transaction for all instead of one each.
                 self._condition.wait_for(lambda: self._awaited or self._is_enough(), linger_s - LINGER_S)
                 self._condition.wait_for(self._is_enough, LINGER_S)
             batch, self._pending = self._pending[:_MAX_BATCH], self._pending[_MAX_BATCH:]
@@ -230,9 +280,9 @@ class Recorder:
         return len(self._pending) >= _MAX_BATCH or self._stopping
 
     def _linger(self) -> float:
-        """For how long an outcome waits for others, in seconds; 0, or :data:`LINGER_S` and more.
+        """How long a pending outcome waits for others, in seconds: 0, or at least :data:`LINGER_S`.
 
-        An idle thread may wait for what comes of it. So it is long only while there is more to do than it lasts.
+        An idle thread may depend on the outcome, so a long wait is limited to a part of the remaining work's time.
         """
         busy_for = self._busy_for()
         if busy_for is None:
@@ -240,7 +290,7 @@ class Recorder:
         return max(LINGER_S, min(LONGEST_LINGER_S, _LINGERS * self._flush_s, 0.75 * busy_for))
 
     def _give_back(self, batch: Sequence[Outcome]) -> int:
-        """Has what is not committed of a batch flushed again. Returns how much that is."""
+        """Puts the uncommitted outcomes of a batch back in front; returns their number."""
         left = [each for each in batch if not each.done]
         with self._condition:
             self._pending[:0] = left
@@ -252,26 +302,28 @@ class Recorder:
             return self._condition.wait_for(lambda: self._stopping, seconds)
 
     def flush(self, batch: Sequence[Outcome]) -> None:
-        """Commits a batch, then tells each outcome. Looks whether Tasks are over, unless that was done just now and will be
-        done again in a moment. Raises LedgerUnavailable."""
+        """Commits a batch, then notifies each outcome. Checks for finished Tasks at once if no other job runs, else at most
+        once per pause of :class:`Closer`. Raises LedgerUnavailable."""
         for wave in _waves(batch):
             ends, applied = self._record(wave)
-            for each in wave:  # first of all: whatever fails from here on, these are committed
+            for each in wave:  # first: these are committed, whatever fails from here on
                 each.done = True
             self.recorded += len(wave)
             left = {each.change.event_id: each.record for each in applied if each.turn is None}
             for each in wave:
-                self._tell(each, each.event_id not in left or is_mine(self._ledger, each, left[each.event_id]))
-            of_ends = {end.record.task_id for end in ends}
+                self._notify(each, each.event_id not in left or already_recorded(self._ledger, each, left[each.event_id]))
+            ended_tasks = {end.record.task_id for end in ends}
             self.announce(applied, ends)
-            self._closer.ended(of_ends | {each.record.task_id for each in applied if each.record and _is_over(each.record)})
+            self._closer.ended(
+                ended_tasks | {each.record.task_id for each in applied if each.record and _is_over(each.record)}
+            )
         if not self._pending and self._busy_for() is None:
             self._closer.look()
         else:
-            self._closer.look_in_time()  # else with a later flush, or when it is time
+            self._closer.look_in_time()
 
     def _record(self, wave: Sequence[Outcome]) -> tuple[list[End], list[Applied]]:
-        """What was taken as it had been seen, and what came of the others."""
+        """Writes a wave; returns the ends written without a read, and the results of the other outcomes."""
         try:
             return self._write(wave)
         except OutcomeUnknown:
@@ -283,7 +335,7 @@ class Recorder:
         if self._reads == 0:
             try:
                 return write_once(self._ledger, wave)
-            except SeenNoMore:
+            except StaleRead:
                 self._reads = _READS
             except TransactionConflict:
                 pass
@@ -292,7 +344,7 @@ class Recorder:
             forget_seen(wave)
         return write(self._ledger, wave)
 
-    def _tell(self, each: Outcome, won: bool) -> None:
+    def _notify(self, each: Outcome, won: bool) -> None:
         if each.then is None:
             return
         try:
@@ -301,17 +353,17 @@ class Recorder:
             self._log.exception("outcome_not_told", event_id=each.event_id, attempt=each.attempt, won=won)
 
     def announce(self, applied: Sequence[Applied], ends: Sequence[End] = ()) -> None:
-        """Tells whoever dispatches what committed changes and ends left to dispatch.
+        """Reports to the dispatcher what committed changes and ends made ready.
 
-        A change that was lost is announced by its row as it stands: the row may be what the first try of that change, whose
-        answer was lost, has written. A hint too many does no harm.
+        A lost change is reported by the row as it is: its first try may have written that row although the answer was lost.
+        A superfluous hint does no harm.
         """
         if (at := dispatchable.announce(self._ledger, [_as_it_stands(each) for each in applied], ends)) is not None:
             self._on_due(at)
 
 
 def _waves(batch: Sequence[Outcome]) -> list[list[Outcome]]:
-    """Outcomes in transactions such that no Event stands in one transaction twice; nearly always a single one."""
+    """Splits a batch into transactions in which no Event occurs twice; nearly always one."""
     if len({each.event_id for each in batch}) == len(batch):
         return [list(batch)]
     waves: list[list[Outcome]] = []
@@ -340,70 +392,28 @@ def _brief(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:500]
 
 
-# -- What is to be recorded of one attempt of one Event, and the change of its row that this means.
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What is to be recorded of one attempt of one Event.
-
-    ``status`` and ``reason`` name the edge; ``retry_at`` (microseconds) turns an error into another attempt.
-    ``then`` is called once the transaction is committed, with whether the compare-and-set was won: only then may the
-    job's copy be acknowledged. ``elsewhere``: another engine keeps the job's copies. They carry no fence, so whatever
-    attempt the open Event is at is the one meant, and a next attempt waits in that engine's queue, not in the ledger.
-    ``seen``: the Event as it stood at Begin, if it was untouched: the first try to record the end of it goes by that.
-    ``awaited``: something may wait for it to be recorded: the job itself, before it begins, or its Task, which starts no
-    more jobs than a number at a time. ``done``: it is committed or given up, and is never flushed again.
-    ``doubtful``: the answer to its commit was lost and it may stand, so it counts for the attempt it names alone.
-    ``follower``: the job that has begun in this one's place under their Task's ``parallel``.
-    """
-
-    event_id: int
-    attempt: int
-    status: Status
-    reason: Reason
-    notes: list[Note] = field(default_factory=list)
-    retry_at: int | None = None
-    failure: Failure | None = None
-    result: str | None = None
-    started_at: int | None = None
-    then: Callable[[bool], None] | None = None
-    elsewhere: bool = False
-    seen: EventRecord | None = None
-    awaited: bool = False
-    done: bool = False
-    doubtful: bool = False
-    follower: Follower | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Follower:
-    """A lent job that took the place of another. It counts in flight from the transaction that ends the other: either it is
-    over by then, too, or its ``working`` is recorded there, as ``begun`` says."""
-
-    event_id: int
-    begun: Callable[[], Outcome]
-
-
 def with_followers(batch: Sequence[Outcome]) -> list[Outcome]:
-    """These outcomes, and ``working`` of each job that runs in the place of one of them."""
+    """These outcomes, and ``working`` of each follower that has no outcome among them."""
     ids = {each.event_id for each in batch}
     begun = [each.follower.begun() for each in batch if each.follower is not None and each.follower.event_id not in ids]
     for each in batch:
-        each.follower = None  # what is flushed again goes with it in the batch
+        each.follower = None  # a second flush has it in the batch already
     return [*batch, *begun]
 
 
+# -- writing outcomes
+
+
 def write_once(ledger: Ledger, wave: Sequence[Outcome]) -> tuple[list[End], list[Applied]]:
-    """Commits outcomes of different Events: the ends that were taken as they had been seen, and what came of the others.
-    Raises :class:`~asynctask.ledger.events.SeenNoMore` where an Event is not as it was seen, and LedgerUnavailable."""
+    """Commits outcomes of different Events; returns the ends written without a read, and the results of the others.
+    Raises :class:`~asynctask.ledger.events.StaleRead` if an Event changed since Begin, and LedgerUnavailable."""
     ends = [
         End(seen, ending(seen.row, each.status, each.reason), each.notes, each.failure, each.result, each.started_at)
         for each in wave
         if (seen := each.seen) is not None
     ]
     changes = [_change(ledger, each) for each in wave if each.seen is None] if len(ends) < len(wave) else []
-    forget_seen(wave)  # whatever comes of this try, another one reads them: it may have been written and not answered
+    forget_seen(wave)  # a second try must read them: this one may commit without its answer arriving
     with ledger.database.write() as connection:
         return ends, apply(connection, ledger, changes, ends)
 
@@ -412,15 +422,15 @@ write = repeatable(write_once)
 
 
 def forget_seen(wave: Sequence[Outcome]) -> None:
-    """Has the Events of these outcomes read before they are written."""
+    """Makes the next try read the Events of these outcomes first."""
     for each in wave:
         each.seen = None
 
 
-def is_mine(ledger: Ledger, each: Outcome, record: EventRecord | None) -> bool:
-    """Whether an outcome that changed nothing stands already: the answer to its first commit was lost.
+def already_recorded(ledger: Ledger, each: Outcome, record: EventRecord | None) -> bool:
+    """Whether an outcome that changed nothing is already in the ledger, because the answer to its first commit was lost.
 
-    It matters for ``working`` alone. Every other outcome is the last of its attempt, whose copy is acknowledged anyway.
+    Only ``working`` matters: every other outcome is the last of its attempt, and its copy is acknowledged anyway.
     """
     if each.status is not Status.WORKING or record is None or record.row.status is not Status.WORKING:
         return False
@@ -433,7 +443,7 @@ def _change(ledger: Ledger, each: Outcome) -> Change:
         values["result"] = each.result
     if each.started_at is not None:
         values["started_at"] = each.started_at
-    told = {Reason.CANCELLED: Note("cancelled", ledger.catalogue("cancelled"))} if _may_cancel(each) else None
+    cancelled = {Reason.CANCELLED: Note("cancelled", ledger.catalogue("cancelled"))} if _may_cancel(each) else None
     is_fenced = each.doubtful or not each.elsewhere
 
     def decide(record: EventRecord) -> Turn | None:
@@ -445,11 +455,11 @@ def _change(ledger: Ledger, each: Outcome) -> Change:
         turn = _turn(ledger, row, record.task_state, each)
         return held_elsewhere(turn) if turn is not None and each.elsewhere else turn
 
-    return Change(each.event_id, decide, each.notes, each.failure, values, told)
+    return Change(each.event_id, decide, each.notes, each.failure, values, cancelled)
 
 
 def _may_cancel(each: Outcome) -> bool:
-    """Whether its Task's cancel may be what comes of it: of what would run again, or did not run."""
+    """Whether a cancel of its Task may win over the outcome: the job would run again, or did not run."""
     return (
         each.status in (Status.ENQUEUE, Status.CANCELLED) or each.retry_at is not None or each.reason is Reason.INTERRUPTED
     )
@@ -462,7 +472,7 @@ def _turn(ledger: Ledger, row: Row, state: str | None, each: Outcome) -> Turn | 
         if row.status is Status.ENQUEUE:
             return working(row, ledger.identity)
         if row.process == ledger.identity and not each.doubtful and not each.elsewhere:
-            return Turn(row, row, Reason.RECORDED)  # it was recorded with the end of the job before it: adds the messages
+            return Turn(row, row, Reason.RECORDED)  # recorded with the end of the job before it; adds the messages
         return None
     if each.status is Status.CANCELLED:
         return cancel(row)
@@ -470,51 +480,51 @@ def _turn(ledger: Ledger, row: Row, state: str | None, each: Outcome) -> Turn | 
         return cancel(row) if state == State.CANCELLED else give_back(row, now=ledger.now())
     waits_again = each.retry_at is not None or each.reason is Reason.INTERRUPTED
     if waits_again and state == State.CANCELLED:
-        return cancel(row)  # nothing of a cancelled Task starts again; what happened stands in the messages
+        return cancel(row)  # no job of a cancelled Task starts again; the messages keep what happened
     return outcome(row, each.status, each.reason, retry_at=each.retry_at, now=ledger.now())
 
 
-# -- When the process that records outcomes looks whether Tasks are over.
+# -- closing Tasks after their last outcome
 
-_LATEST_S = 0.1  # while other jobs run, it is looked at least so often
-_LOOKS = 30  # and no sooner than so many times as long as the last look took
-_AT_ONCE = 20_000  # larger Tasks are closed beside: their rows are asked first, and outcomes must not wait for that
+_MAX_PAUSE_S = 0.1  # the longest pause between two checks while other jobs run
+_PAUSE_FACTOR = 30  # the pause in multiples of the last check's duration
+_MAX_INLINE_JOBS = 20_000  # a larger Task is closed in a thread: the query over its rows would delay outcomes
 
 
 class Closer:
-    """Closes Tasks of which the last job was recorded here. What it misses the sweep finds.
+    """Closes Tasks whose last job was recorded by this process. The sweep finds those it misses.
 
-    ``on_due`` is told when something may be dispatched that waited for it. Not for several threads at once.
+    ``on_due`` is called when a Task that waited for a close may be dispatched. Not thread-safe.
     """
 
     def __init__(self, ledger: Ledger, on_due: Callable[[int], None]) -> None:
         self._ledger = ledger
         self._on_due = on_due
-        self._ended: set[int] = set()  # not looked at yet
-        self._look_at = 0.0  # on the monotonic clock; not before then, while other jobs run
+        self._ended: set[int] = set()  # not checked yet
+        self._look_at = 0.0  # time of the next check while other jobs run (monotonic clock)
         self._log = get_logger("asynctask.recorder")
 
     def ended(self, task_ids: Iterable[int | None]) -> None:
-        """Jobs of these Tasks ended; None stands for jobs of none."""
+        """Notes that jobs of these Tasks ended; None stands for jobs without a Task."""
         self._ended.update(task_id for task_id in task_ids if task_id is not None)
 
     def until_look(self) -> float | None:
-        """Seconds until it is time to look; None where there is nothing to look for."""
+        """Seconds until the next check is due; None if there is nothing to check."""
         return max(0.0, self._look_at - self._ledger.clock.monotonic()) if self._ended else None
 
     def look_in_time(self) -> None:
-        """Looks, if it is time to."""
+        """Checks if a check is due."""
         if self.until_look() == 0.0:
             self.look()
 
     def look(self) -> None:
-        """Looks now."""
+        """Checks now, and closes the Tasks that are over."""
         begun = self._ledger.clock.monotonic()
         ended, self._ended = self._ended, set()
         if ended:
             self._close(ended)
         now = self._ledger.clock.monotonic()
-        self._look_at = now + min(_LATEST_S, _LOOKS * (now - begun))
+        self._look_at = now + min(_MAX_PAUSE_S, _PAUSE_FACTOR * (now - begun))
 
     def _close(self, task_ids: set[int]) -> None:
         try:
@@ -528,38 +538,38 @@ class Closer:
                 if task_id in small:
                     self._close_one(task_id)
                 else:
-                    self._close_beside(task_id)
+                    self._close_in_thread(task_id)
 
     def _over(self, task_ids: set[int]) -> tuple[list[int], list[int]]:
-        """Those that are over and not closed by this call, and which of them are closed here: most Tasks are so small that
-        many are closed together."""
+        """Closes the small Tasks that are over, many per transaction. Returns the others that are over, and those of them
+        to close in this thread."""
         with self._ledger.database.read() as connection:
             over = candidates(connection, task_ids)
         over = sorted(set(over).difference(self._close_together(over)))
         if not over:
             return [], []
         with self._ledger.database.read() as connection:
-            return over, candidates(connection, over, at_most_jobs=_AT_ONCE)
+            return over, candidates(connection, over, at_most_jobs=_MAX_INLINE_JOBS)
 
     def _close_together(self, over: list[int]) -> list[int]:
         try:
             return close_small(self._ledger, over) if over else []
         except LedgerUnavailable:
             raise
-        except Exception:  # one of them cannot be closed: each by itself
+        except Exception:  # one of them cannot be closed: closes each by itself
             self._log.exception("close_failed", tasks=len(over))
             return []
 
-    def _close_beside(self, task_id: int) -> None:
+    def _close_in_thread(self, task_id: int) -> None:
         try:
             Thread(target=self._close_one, args=(task_id,), name=f"close-{task_id}", daemon=True).start()
-        except RuntimeError as error:  # the system gives this process no further thread; the sweep closes the Task
+        except RuntimeError as error:  # no further thread for this process; the sweep closes the Task
             self._log.warning("close_put_off", task_id=task_id, error=str(error))
 
     def _close_one(self, task_id: int) -> None:
         try:
             if try_close(self._ledger, task_id):
-                self._on_due(0)  # the next one of its session may go now
+                self._on_due(0)  # the next Task of its session may start
         except LedgerUnavailable as error:
             self._log.warning("close_put_off", task_id=task_id, error=str(error))
         except Exception:

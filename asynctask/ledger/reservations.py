@@ -1,8 +1,8 @@
-"""Reservations: which jobs of a Task go to the broker next. The pushing itself is the dispatcher's.
+"""Reservations: the next jobs of a Task to push. The dispatcher pushes them.
 
-Reserve, commit, push, confirm: no lock is held while the broker is talked to. A reservation is held under a lease; when
-the dispatcher dies between reserve and confirm, the next one pushes the same range again, which is harmless, for a
-broker holds at most one copy of the same (job id, attempt).
+Reserve, commit, push, confirm: no lock is held during the push. A reservation has a lease; if the dispatcher dies before
+the confirm, the next one pushes the same range again. That is harmless, because a broker holds one copy of each (job id,
+attempt). Also here: jobs lent to a process, jobs without a Task, and small Tasks reserved or closed many at a time.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ __all__ = [
 ]
 
 MOST_SMALL = 20
-"""A Task of more jobs is not small: what it costs beside its jobs is lost in what they cost."""
+"""Jobs of the largest small Task: in a larger one, the cost of its jobs outweighs its own."""
 
 _t, _e = tasks.c, events.c
 
@@ -81,18 +81,18 @@ _AT_POINTER = (
         _e.status,
     )
     .where(_e.task_id == sa.bindparam("of"), _e.due_at.is_(None))
-    .where(_e.process.is_(None) | (_e.status != str(Status.ENQUEUE)))  # what is lent needs no copy
+    .where(_e.process.is_(None) | (_e.status != str(Status.ENQUEUE)))  # a lent job needs no copy
     .where(_e.seq >= sa.bindparam("low"), _e.seq < sa.bindparam("high"))
     .order_by(_e.seq, _e.id)
 )
 
 
-# Statements of every round are made once: to make one costs as much as to run it.
+# Statements of every dispatch round are built once: building one costs as much as running it.
 _FREE = _t.dispatch_by.is_(None) | (_t.dispatch_by == sa.bindparam("me")) | (_t.dispatch_until <= sa.bindparam("now"))
 _IS_SMALL = (_t.next_seq == 0) & (_t.created_jobs <= MOST_SMALL) & _t.parallel.is_(None) & _t.session_key.is_(None)
 _RUNNABLE = (
     sa.select(_t.id, _t.queue, _t.ready, _IS_SMALL)
-    .with_hint(tasks, "FORCE INDEX (ix_tasks_ready)", "mariadb")  # it would read all those that wait, too
+    .with_hint(tasks, "FORCE INDEX (ix_tasks_ready)", "mariadb")  # else it reads the Tasks that are not ready, too
     .where(_t.queue == sa.bindparam("of"), _t.ready.is_not(None), _FREE)
     .order_by(_t.ready, _t.id)
     .limit(sa.bindparam("count"))
@@ -105,7 +105,7 @@ _DUE_OF_TASK = (
     .limit(sa.bindparam("count"))
 )
 _QUEUE = sa.func.coalesce(_e.queue, "default")
-# Options that are longer are those of a job that another program pushed, without a priority: they are not read for it.
+# Longer options are those of a job that another program pushed, which has no priority: they are not read for one.
 _ALONE = (
     sa.select(_e.id, _QUEUE, sa.func.substr(_e.options, 1, 255))
     .where(_e.due_at <= sa.bindparam("now"), _e.task_id.is_(None))
@@ -124,9 +124,9 @@ _STATES = sa.select(_t.id, _t.state).where(_t.id.in_(sa.bindparam("ids", expandi
 
 @dataclass(frozen=True, slots=True)
 class Runnable:
-    """A Task that may start jobs now: what the dispatcher needs to share out the room in a queue.
+    """A Task that may start jobs now; the dispatcher shares the demand of a queue among these.
 
-    ``small``: it may be one for :func:`asynctask.ledger.reservations.reserve_small`.
+    ``small``: a candidate for :func:`reserve_small`.
     """
 
     task_id: int
@@ -137,8 +137,8 @@ class Runnable:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A job reserved for the broker: ``params`` and ``options`` are JSON text as the ledger holds them; ``row`` is its row
-    in the list, ``slots`` how many rows its Task's counts have."""
+    """A job reserved for the broker. ``params`` and ``options``: JSON text as in the ledger; ``row``: its row in the list;
+    ``slots``: number of counter slots of its Task."""
 
     event_id: int
     job_id: str
@@ -165,11 +165,10 @@ class Alone:
 
 
 def runnable(connection: Connection, ledger: Ledger, queues: Collection[str], limit: int = 100) -> list[Runnable]:
-    """The first Tasks with something to dispatch in each of these queues, in the order in which they may go: priority, then
-    the order submitted.
+    """The first Tasks with jobs to dispatch in each of these queues, by priority, then in the order submitted.
 
-    At most ``limit`` of each queue are read, however many wait: what cannot go now (its ``parallel`` is used up, its
-    session is another's, it is paused) is not in the index, and what another dispatcher has reserved is passed over.
+    Reads at most ``limit`` per queue. The index leaves out Tasks that cannot go now (``parallel`` is used up, another Task
+    holds the session, paused); Tasks reserved by another dispatcher are skipped.
     """
     found: list[Runnable] = []
     given = {"me": ledger.identity, "now": ledger.now(), "count": limit}
@@ -180,13 +179,13 @@ def runnable(connection: Connection, ledger: Ledger, queues: Collection[str], li
 
 
 def reserve(ledger: Ledger, task_id: int, wanted: int, *, lease_s: float) -> list[Ready]:
-    """Reserves up to ``wanted`` jobs of a Task under its ``parallel``, jobs that are due again first.
+    """Reserves up to ``wanted`` jobs of a Task within its ``parallel``, due ones first.
 
-    Nothing while another dispatcher's reservation is unconfirmed under its lease, or while somebody holds the Task's row.
+    None while another dispatcher's lease on an unconfirmed reservation runs, or another transaction holds the Task's row.
     """
     reserved = _reserve(ledger, task_id, wanted, lease_s)
     if reserved.full:
-        _look_again(ledger, task_id)  # a place that came free while the Task was locked may have been told to nobody
+        _recheck_parallel(ledger, task_id)  # the hint of a job that ended while the Task was locked may be lost
     if reserved.idle:
         sessions.step_aside(ledger, task_id)
     return reserved.jobs
@@ -195,8 +194,8 @@ def reserve(ledger: Ledger, task_id: int, wanted: int, *, lease_s: float) -> lis
 @dataclass(slots=True)
 class _Reserved:
     jobs: list[Ready]
-    full: bool = False  # as many run as its ``parallel`` allows
-    idle: bool = False  # it holds its session, and there was nothing to reserve
+    full: bool = False  # ``parallel`` is used up
+    idle: bool = False  # holds its session, but has nothing to reserve
 
 
 @repeatable
@@ -235,11 +234,11 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Rese
 
 @repeatable
 def lend_jobs(ledger: Ledger, task_id: int, wanted: int, places: int) -> list[Ready]:
-    """Lends this process up to ``wanted`` jobs of a Task with a ``parallel``, those that are due again first.
+    """Lends this process up to ``wanted`` jobs of a Task with a ``parallel``, due ones first.
 
     The process performs them one after the other in ``places`` of its jobs of that Task that are in flight, so its share of
-    what may go is no larger than theirs of ``parallel``. Nothing while more jobs are in flight than ``parallel`` allows, or
-    while somebody holds the Task's row. A suspect that is due is not lent: it runs alone.
+    the waiting jobs is at most ``places / parallel``. None while more jobs are in flight than ``parallel`` allows, or while
+    another transaction holds the Task's row. A due suspect is not lent: it runs alone.
     """
     with ledger.database.write() as connection:
         task = try_lock(connection, ledger, task_id)
@@ -262,7 +261,7 @@ def lend_jobs(ledger: Ledger, task_id: int, wanted: int, places: int) -> list[Re
         values: dict[str, Any] = {"next_seq": high}
         due = sessions.next_due(connection, task_id)
         if high == task["created_jobs"] and (due is None or due > now):
-            # Else the hint stays as it is: a place that came free just now may have been told while there was one.
+            # Else the hint stays: it may have been written for a job that ended just now.
             values |= dispatchable.settled(task, left=False, full=False, due=due, now=now)
         connection.execute(tasks.update().where(_t.id == task_id).values(values))
     return found
@@ -279,8 +278,8 @@ def _lend_due(connection: Connection, ledger: Ledger, event_ids: Sequence[int]) 
 
 
 def _lend_fresh(connection: Connection, ledger: Ledger, fresh: Sequence[Ready]) -> None:
-    """What :func:`~asynctask.core.transitions.lend` says of rows at the pointer, which are locked and wait for nothing:
-    their process alone changes, and no count."""
+    """Applies :func:`~asynctask.core.transitions.lend` to the locked rows at the pointer: only ``process`` changes, and no
+    count."""
     rows = [
         {"b_id": each.event_id, "b_attempt": each.attempt, "b_status": str(Status.ENQUEUE), "v_process": ledger.identity}
         for each in fresh
@@ -290,31 +289,31 @@ def _lend_fresh(connection: Connection, ledger: Ledger, fresh: Sequence[Ready]) 
 
 
 def take_back_loans(ledger: Ledger, known: Collection[int]) -> int:
-    """Jobs that are lent to this process and not ``known`` to it (Event ids) wait in the ledger again; returns how many.
+    """Returns jobs lent to this process that it does not know (``known``: Event ids) to the ledger; returns how many.
 
-    A loan is unknown where the answer to its transaction was lost.
+    A loan is unknown if the answer to its transaction was lost.
     """
     with ledger.database.read() as connection:
         lent = read_events(connection, (_e.process == ledger.identity) & (_e.status == str(Status.ENQUEUE)))
-    applied = _take_back(ledger, [record.id for record in lent if record.id not in known])
+    applied = _return_loans(ledger, [record.id for record in lent if record.id not in known])
     dispatchable.announce(ledger, applied)
     return len(applied)
 
 
 @repeatable
-def _take_back(ledger: Ledger, event_ids: Sequence[int]) -> list[Applied]:
+def _return_loans(ledger: Ledger, event_ids: Sequence[int]) -> list[Applied]:
     def decide(record: EventRecord) -> Turn | None:
         if not is_lent(record.row) or record.row.process != ledger.identity:
             return None
         return cancel(record.row) if record.task_state == State.CANCELLED else give_back(record.row, now=ledger.now())
 
-    told = {Reason.CANCELLED: Note("cancelled", ledger.catalogue("cancelled"))}
+    notes = {Reason.CANCELLED: Note("cancelled", ledger.catalogue("cancelled"))}
     with ledger.database.write() as connection:
-        return apply(connection, ledger, [Change(event_id, decide, told=told) for event_id in event_ids])
+        return apply(connection, ledger, [Change(event_id, decide, notes_by_reason=notes) for event_id in event_ids])
 
 
 @repeatable
-def _look_again(ledger: Ledger, task_id: int) -> None:
+def _recheck_parallel(ledger: Ledger, task_id: int) -> None:
     with ledger.database.read() as connection:
         task = task_rows.get(connection, task_id)
         flying = _flying(connection, task)
@@ -327,7 +326,7 @@ def _look_again(ledger: Ledger, task_id: int) -> None:
 
 
 def _flying(connection: Connection, task: Mapping[str, Any]) -> int:
-    """How many jobs of a Task are in flight, where it matters: under a ``parallel``."""
+    """Number of a Task's jobs in flight; 0 without a ``parallel``, where nobody needs it."""
     if task["parallel"] is None:
         return 0
     counts = counters.total(connection, task["id"])
@@ -353,13 +352,13 @@ def _release_if_due(now: int) -> Any:
 
 
 def _at_pointer(connection: Connection, task: Mapping[str, Any], low: int, high: int) -> tuple[list[Ready], int]:
-    """The jobs of a range that must be pushed, and how many rows of it are in flight once the pointer is past them.
+    """The jobs of a range to push, and how many rows of it are in flight once the pointer is past them.
 
-    The latter may be more: a row that was recorded as ``working`` before needs no copy, but it runs. The Task is locked;
-    one statement locks the rows and reads them, and leaves the Task out of it.
+    The second may be larger: a row recorded as ``working`` before needs no copy, but it runs. The Task is locked; one
+    statement locks and reads the rows without the Task.
     """
     found = batches.fetch_small(connection, _AT_POINTER, {"of": task["id"], "low": low, "high": high}, lock=True)
-    # A Task's Events are numbered in the order of their places.
+    # The ids of a Task's Events ascend with ``seq``.
     flying = [each for each in sorted(found, key=itemgetter(0)) if each[-1] in _FLYING]
     fresh = [
         Ready(
@@ -386,35 +385,30 @@ def _advanced(ledger: Ledger, task: Mapping[str, Any], low: int, high: int, unti
 
 
 def _read_ready(connection: Connection, condition: Any) -> list[Ready]:
-    return [Ready(*each[:-1]) for each in _select_ready(connection, condition)]
-
-
-def _select_ready(connection: Connection, condition: Any) -> Sequence[Any]:
-    """The columns of :class:`Ready`, and the status."""
     statement = (
         sa.select(
             _e.id, _e.job_id, _e.task_id, _e.attempt, _e.retries, sa.func.coalesce(_e.worker_name, _t.worker_name),
             sa.func.coalesce(_e.queue, _t.queue, "default"), _t.priority, _e.params,
-            sa.func.coalesce(_e.options, _t.options), _e.created_at, _e.first_row, sa.func.coalesce(_t.slots, 1), _e.status,
+            sa.func.coalesce(_e.options, _t.options), _e.created_at, _e.first_row, sa.func.coalesce(_t.slots, 1),
         )
         .select_from(events.outerjoin(tasks, _t.id == _e.task_id))
         .where(condition)
         .order_by(_e.seq, _e.id)
     )  # fmt: skip
-    return batches.fetch(connection, statement)
+    return [Ready(*each) for each in batches.fetch(connection, statement)]
 
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """``held``: Tasks whose rows somebody holds, which are to be confirmed again. ``stopped``: those that may not dispatch
-    any more, paused or cancelled between the reservation and now: what was pushed of them is to be taken back."""
+    """``held``: Tasks whose rows another transaction holds; confirm them again. ``stopped``: Tasks paused or cancelled
+    since the reservation; take back their pushed copies."""
 
     held: list[int]
     stopped: list[int]
 
 
 def confirm(ledger: Ledger, task_ids: Sequence[int]) -> Confirmed:
-    """What this process reserved of these Tasks is in the broker."""
+    """Confirms that everything this process reserved of these Tasks is in the broker."""
     states: dict[int, str] = {}
 
     def act(connection: Connection, free: list[int]) -> None:
@@ -432,9 +426,9 @@ def unconfirmed(connection: Connection, now: int) -> list[int]:
 
 @repeatable
 def take_again(ledger: Ledger, task_id: int, *, lease_s: float, limit: int = 10_000) -> list[Ready]:
-    """Takes over an unconfirmed reservation whose lease ended: the jobs of its range that must be pushed again.
+    """Takes over an unconfirmed reservation whose lease ended; returns the jobs of its range to push again.
 
-    None of them where somebody holds the Task's row: its time comes with a later round.
+    None while another transaction holds the Task's row; a later round retries.
     """
     with ledger.database.write() as connection:
         task = try_lock(connection, ledger, task_id)
@@ -451,10 +445,10 @@ def take_again(ledger: Ledger, task_id: int, *, lease_s: float, limit: int = 10_
 
 
 def alone_due(connection: Connection, now: int, queues: Collection[str], limit: int = 1_000) -> list[Alone]:
-    """Jobs without a Task that are due in these queues, in the order in which they came due.
+    """Jobs without a Task that are due in these queues, in the order of their due times.
 
-    Where there are more than ``limit``, the first so many and the last so many: an urgent job that came just now is seen
-    behind any number of others, and no look reads them all.
+    If more than ``limit`` are due, the first and the last ``limit``: an urgent job that came last is seen behind any number
+    of others, and no query reads all of them.
     """
     if not queues:
         return []
@@ -467,7 +461,7 @@ def alone_due(connection: Connection, now: int, queues: Collection[str], limit: 
 
 
 def _priority(options: str | None) -> int:
-    """What orders a job among others; a value that cannot be is found and told when its copy is made."""
+    """The priority in the options; 0 for an invalid one, which is reported when the copy is made."""
     try:
         return int((loads(options) or {}).get("priority") or 0)
     except (AttributeError, TypeError, ValueError, OverflowError):
@@ -476,10 +470,10 @@ def _priority(options: str | None) -> int:
 
 @repeatable
 def reserve_alone(ledger: Ledger, event_ids: Sequence[int], *, look_again_s: float) -> list[Ready]:
-    """Reserves these jobs without a Task, as far as they are still due.
+    """Reserves these jobs without a Task, if they are still due.
 
-    An Event without a Task has no pointer to be behind: ``look_at`` is what finds it again if its copy is lost before it
-    begins. Every turn it takes clears it.
+    No pointer covers an Event without a Task: ``look_at`` is when to check for a copy lost before it began. Every later
+    transition clears it.
     """
     with ledger.database.write() as connection:
         now = ledger.now()
@@ -489,41 +483,39 @@ def reserve_alone(ledger: Ledger, event_ids: Sequence[int], *, look_again_s: flo
         return _read_ready(connection, batches.among(connection, _e.id, ids)) if ids else []
 
 
-# -- Small Tasks, many at a time: reserved in one transaction, and closed in one.
+# -- small Tasks, many per transaction
 #
-# One by one each of them would cost as many statements and commits as a large one. Only Tasks of which nothing has happened
-# yet are reserved so: no limit, no session, nothing due again, the pointer at the first row. All others, and those of which
-# somebody holds the row, go the way of :mod:`asynctask.ledger.reservations` and :mod:`asynctask.ledger.tasks`.
+# One by one, a small Task costs as many statements and commits as a large one. Batched are only Tasks without limit,
+# session or due job whose pointer is at the first row; all others, and locked ones, are reserved and closed one by one.
 
 MOST_CLOSED: Final = 100
-"""Tasks of more jobs are closed one by one, and so are the last of very many: no transaction may take long."""
+"""Tasks of more jobs are closed one by one, to keep transactions short."""
 AT_ONCE: Final = 200
 
-_RESERVED: Final = (
+_TO_RESERVE: Final = (
     "id", "state", "parallel", "session_key", "next_seq", "created_jobs", "reserved_from", "dispatch_by", "due_next",
     "worker_name", "queue", "priority", "options", "slots",
 )  # fmt: skip
-_CLOSED: Final = ("id", "state", "generation", "generation_sealed", "closed_at", "turning", "session_key", "created_jobs")
+_TO_CLOSE: Final = ("id", "state", "generation", "generation_sealed", "closed_at", "turning", "session_key", "created_jobs")
 
 
 @repeatable
 def reserve_small(ledger: Ledger, task_ids: Collection[int], wanted: int, *, lease_s: float) -> dict[int, list[Ready]]:
-    """Reserves every job of some of these Tasks, in the order of their ids, up to ``wanted`` jobs; by Task.
+    """Reserves all jobs of these Tasks, by id, up to ``wanted`` jobs; returns them by Task.
 
-    Left out are those that are not small, not untouched, or held by somebody: :func:`asynctask.ledger.reservations.reserve`
-    knows what to do with each.
+    Skips Tasks that are not small, not untouched, or locked by another transaction: :func:`reserve` handles them.
     """
     with ledger.database.write() as connection:
         chosen: dict[int, Any] = {}
-        for row in _locked(connection, _RESERVED, task_ids):
+        for row in _lock_columns(connection, _TO_RESERVE, task_ids):
             if _is_untouched(row) and row.created_jobs <= wanted:
                 chosen[int(row.id)] = row
                 wanted -= row.created_jobs
-        found = _events_of(connection, list(chosen))
+        found = _waiting_events(connection, list(chosen))
         by_task: dict[int, list[Any]] = defaultdict(list)
         for each in found:
             by_task[int(each[1])].append(each)
-        # A row that was recorded as more than waiting before its Task was dispatched: the ordinary way knows which run.
+        # Skips a Task with a row recorded beyond ``enqueue`` before its dispatch: reserve() counts those that run.
         whole = {i: by_task[i] for i, row in chosen.items() if _all_wait(row, by_task[i])}
         if not whole:
             return {}
@@ -565,16 +557,16 @@ def _ready(task: Any, job: Any) -> Ready:
     )  # fmt: skip
 
 
-def _events_of(connection: Connection, task_ids: list[int]) -> list[Any]:
+def _waiting_events(connection: Connection, task_ids: list[int]) -> list[Any]:
     if not task_ids:
         return []
     dialect = connection.dialect.name
-    found = batches.fetch_small(connection, _waiting(dialect), {"ids": batches.given(dialect, task_ids)}, lock=True)
+    found = batches.fetch_small(connection, _select_waiting(dialect), {"ids": batches.given(dialect, task_ids)}, lock=True)
     return sorted(found, key=lambda each: (each[1], each[2]))
 
 
 @cache
-def _waiting(dialect: str) -> Any:
+def _select_waiting(dialect: str) -> Any:
     return (
         sa.select(
             _e.id, _e.task_id, _e.seq, _e.job_id, _e.attempt, _e.retries, _e.worker_name, _e.queue, _e.params, _e.options,
@@ -601,50 +593,52 @@ def _advance(dialect: str) -> Any:
     )
 
 
-def _locked(connection: Connection, names: tuple[str, ...], task_ids: Collection[int]) -> Sequence[Any]:
-    """These columns of the Tasks whose rows are free, locked until the transaction ends."""
+def _lock_columns(connection: Connection, names: tuple[str, ...], task_ids: Collection[int]) -> Sequence[Any]:
+    """Locks those of these Tasks whose rows are free, until the transaction ends; returns these columns."""
     if not task_ids:
         return []
     dialect = connection.dialect.name
-    return connection.execute(_free(dialect, names), {"ids": batches.given(dialect, sorted(task_ids))}).all()
+    return connection.execute(_select_free(dialect, names), {"ids": batches.given(dialect, sorted(task_ids))}).all()
 
 
 @cache
-def _free(dialect: str, names: tuple[str, ...]) -> Any:
+def _select_free(dialect: str, names: tuple[str, ...]) -> Any:
     found = sa.select(*(_t[name] for name in names)).where(batches.among_given(dialect, _t.id, "ids")).order_by(_t.id)
     return found if dialect == "sqlite" else found.with_for_update(skip_locked=True)
 
 
 @repeatable
 def close_small(ledger: Ledger, task_ids: Collection[int]) -> list[int]:
-    """Closes those of these Tasks that run, have no session, few jobs, and no open row. Returns which.
+    """Closes those of these Tasks that run, have no session, few jobs, and no open row; returns their ids.
 
-    ``task_ids``: what :func:`asynctask.ledger.tasks.candidates` found, so their counts say that nothing is open. Once a
-    Task's row is locked nothing of it can be opened again before the transaction ends, so its rows are asked in it. What is
-    left out is left to :func:`asynctask.ledger.tasks.try_close`.
+    ``task_ids``: found by :func:`asynctask.ledger.tasks.candidates`, so no item is open by the counts. No row of a locked
+    Task can be opened again, so this transaction checks the rows. :func:`asynctask.ledger.tasks.try_close` handles the
+    rest.
     """
     with ledger.database.write() as connection:
-        found = {int(row.id): row for row in _locked(connection, _CLOSED, sorted(task_ids)[:AT_ONCE]) if _may_be_over(row)}
+        found = {
+            int(row.id): row for row in _lock_columns(connection, _TO_CLOSE, sorted(task_ids)[:AT_ONCE]) if _may_close(row)
+        }
         if not found:
             return []
         dialect = connection.dialect.name
-        open_ = connection.execute(_still_open(dialect), {"ids": batches.given(dialect, list(found))})
+        open_ = connection.execute(_select_open(dialect), {"ids": batches.given(dialect, list(found))})
         for (task_id,) in open_.all():
             del found[int(task_id)]
         if not found:
             return []
-        # No callback is queued with it, so the step through finalizing ends in the same statement.
+        # No callback is queued, so the step through finalizing ends in the same statement.
         check_task(State.RUNNING, State.FINALIZING, Reason.CLOSED)
         check_task(State.FINALIZING, State.FINISHED, Reason.CALLED_BACK)
         now = ledger.now()
         connection.execute(_close(dialect), {"ids": batches.given(dialect, list(found)), "now": now})
-        said = {"at": now, "who": "", "action": "closed"}
-        logged = [{**said, "task_id": i, "detail": dumps({"generation": row.generation})} for i, row in found.items()]
+        entry = {"at": now, "who": "", "action": "closed"}
+        logged = [{**entry, "task_id": i, "detail": dumps({"generation": row.generation})} for i, row in found.items()]
         connection.execute(_LOG, logged)
     return list(found)
 
 
-def _may_be_over(task: Any) -> bool:
+def _may_close(task: Any) -> bool:
     return bool(
         task.state == State.RUNNING
         and task.generation_sealed
@@ -656,7 +650,7 @@ def _may_be_over(task: Any) -> bool:
 
 
 @cache
-def _still_open(dialect: str) -> Any:
+def _select_open(dialect: str) -> Any:
     statuses = [str(status) for status in sorted(OPEN)]
     found = sa.select(_e.task_id).where(batches.among_given(dialect, _e.task_id, "ids"), _e.status.in_(statuses))
     return found.distinct()

@@ -1,9 +1,9 @@
-"""Sessions: Tasks of one session run one after the other.
+"""Sessions: the Tasks of a session run one after the other.
 
-A session is a name within an owner. The Task that holds it has the session's key in ``session_holder``, which is unique: so
-of two processes that pass it on at once, one loses the compare-and-set. The others stand in line, by ``session_waits`` (the
-priority) and ``session_place``. A Task that has nothing left but jobs that wait for a retry stands aside, in no line; when
-the first of them is due it joins again, at the end.
+A session is a name within an owner. Its holder has the session's key in the unique column ``session_holder``, so of two
+processes that promote concurrently one loses the compare-and-set. The other Tasks wait in line, by ``session_waits`` (the
+priority) and ``session_place``. A Task with nothing left but jobs waiting for a retry leaves the session, and joins the
+line again, at its end, when the first of them is due.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _OVER = (State.FINALIZING, State.FINISHED, State.REJECTED)
 def key_of(owner: str, session: str | None) -> str | None:
     """The key of an owner's session, 32 hex digits; None without one.
 
-    The owner is part of it: a name like ``import`` must not have one customer's Tasks wait for another's.
+    Includes the owner, so that a name such as ``import`` does not make customers wait for each other.
     """
     if session is None:
         return None
@@ -52,26 +52,26 @@ def key_of(owner: str, session: str | None) -> str | None:
 
 
 def may(task: Mapping[str, Any]) -> bool:
-    """Whether a Task (its columns) may start jobs as far as its session goes."""
+    """Whether the session of a Task (its columns) allows it to start jobs."""
     return task["session_key"] is None or task["session_holder"] is not None
 
 
 def readiness(task: Mapping[str, Any]) -> int | None:
-    """``tasks.ready`` of a Task (its columns) that has something to dispatch: its priority, None where it may not."""
+    """``tasks.ready`` of a Task (its columns) with something to dispatch: its priority; None if it may not dispatch."""
     return task["priority"] if task["state"] in _DISPATCHED and may(task) else None
 
 
 def waiting_in_line(task: Mapping[str, Any]) -> bool:
-    """Whether a Task (its columns) waits for its session, as its user is told."""
+    """Whether a Task (its columns) waits for its session, as shown to its user."""
     return task["session_waits"] is not None and task["state"] in _DISPATCHED
 
 
 def turning_to(task: Mapping[str, Any], target: State, reason: Reason, now: int) -> dict[str, Any]:
-    """What else changes with a Task's state: whether it may dispatch, and its place in the line."""
+    """Further columns that a state change sets: readiness, and the place in the session's line."""
     if target in _OVER:
         return {"ready": None, "due_next": None, "session_holder": None, "session_waits": None}
     if target in (State.PAUSED, State.CANCELLED):
-        return {"ready": None, "session_waits": None}  # who holds a session goes on holding it
+        return {"ready": None, "session_waits": None}  # a holder keeps the session
     if reason not in (Reason.RESUMED, Reason.RETRIED):
         return {}
     if may(task):
@@ -81,13 +81,13 @@ def turning_to(task: Mapping[str, Any], target: State, reason: Reason, now: int)
 
 
 def after_turn(connection: Connection, ledger: Ledger, before: Mapping[str, Any], target: State) -> None:
-    """Passes a session on, or takes a free one, in the transaction that changed the Task's state."""
+    """Promotes the next Task of a session that the state change freed or joined, in the caller's transaction."""
     if before["session_key"] is not None and (target in _OVER or target in (State.SPLITTING, State.RUNNING)):
         promote(connection, ledger, before["session_key"])
 
 
 def release(connection: Connection, ledger: Ledger, task: Mapping[str, Any]) -> None:
-    """The Task is over: its session passes on, in the caller's transaction."""
+    """Releases the session of a Task that is over and promotes the next one, in the caller's transaction."""
     if task["session_key"] is None:
         return
     connection.execute(tasks.update().where(_t.id == task["id"]).values(session_holder=None, session_waits=None))
@@ -95,10 +95,10 @@ def release(connection: Connection, ledger: Ledger, task: Mapping[str, Any]) -> 
 
 
 def promote(connection: Connection, ledger: Ledger, key: str) -> int | None:
-    """Gives a session that nobody holds to the first in its line, in the caller's transaction. Returns that Task's id.
+    """Gives a free session to the first Task in its line, in the caller's transaction. Returns that Task's id.
 
-    The smaller priority goes first, then who came first. None where some Task holds it, or none waits. Where the row of the
-    first is locked by somebody else the session is passed on later (``ready.catch_up``): nobody overtakes it.
+    Smaller priority first, then first come. None if the session is held or nobody waits. If another transaction
+    has locked the first Task's row, a later ``dispatchable.catch_up`` promotes it: no Task overtakes it.
     """
     if connection.execute(sa.select(_t.id).where(_t.session_holder == key)).first() is not None:
         return None
@@ -109,24 +109,24 @@ def promote(connection: Connection, ledger: Ledger, key: str) -> int | None:
     if try_lock(connection, ledger, int(first)) is None:
         ledger.held.keep_session(key)
         return None
-    took = (
+    promoted = (
         tasks.update()
         .where(_t.id == first, _t.session_waits.is_not(None), _t.session_holder.is_(None), _t.state.in_(_DISPATCHED))
         .values(session_holder=key, session_waits=None, ready=_t.priority, version=_t.version + 1)
     )
     try:
         with _one_statement(connection):
-            return int(first) if connection.execute(took).rowcount == 1 else None
-    except exc.IntegrityError:  # another process gave it away in the same moment
+            return int(first) if connection.execute(promoted).rowcount == 1 else None
+    except exc.IntegrityError:  # another process promoted a Task concurrently
         return None
 
 
 @contextmanager
 def _one_statement(connection: Connection) -> Iterator[None]:
-    """Around a statement that may meet a unique key, so that it alone is undone.
+    """Wraps a statement that may violate a unique key, so that only it is rolled back.
 
-    PostgreSQL gives up the whole transaction without a savepoint. The others undo the statement by themselves; a savepoint
-    on MariaDB is gone after a deadlock, and to say so would hide the deadlock, after which the same again is right.
+    PostgreSQL needs a savepoint for that. The others roll the statement back by themselves; on MariaDB a savepoint is gone
+    after a deadlock, and the error about it would hide the deadlock, which must be retried.
     """
     if connection.dialect.name != "postgresql":
         yield
@@ -137,13 +137,13 @@ def _one_statement(connection: Connection) -> Iterator[None]:
 
 @repeatable
 def step_aside(ledger: Ledger, task_id: int) -> bool:
-    """Passes a session on whose Task has nothing left but jobs that wait for a retry. Returns whether it did."""
+    """Takes a session from a Task with nothing left but jobs waiting for a retry, and promotes. Returns whether it did."""
     with ledger.database.write() as connection:
         row = try_lock(connection, ledger, task_id)
         if row is None:
             ledger.held.keep_hint(task_id, None)
             return False
-        if not _rests(connection, row, ledger.now()):
+        if not _waits_for_retries(connection, row, ledger.now()):
             return False
         now = ledger.now()
         due = next_due(connection, task_id)
@@ -156,7 +156,7 @@ def step_aside(ledger: Ledger, task_id: int) -> bool:
     return True
 
 
-def _rests(connection: Connection, task: Mapping[str, Any], now: int) -> bool:
+def _waits_for_retries(connection: Connection, task: Mapping[str, Any], now: int) -> bool:
     if (
         task["session_holder"] is None
         or task["state"] != State.RUNNING
@@ -183,9 +183,9 @@ def next_due(connection: Connection, task_id: int) -> int | None:
 
 
 def join_again(connection: Connection, ledger: Ledger, task_ids: list[int], now: int) -> None:
-    """Tasks that stood aside, and whose retry is due, join the line at its end.
+    """Puts Tasks whose retry is due at the end of their session's line, and promotes.
 
-    In the caller's transaction, which has locked the rows of all of them.
+    In the caller's transaction, which has locked their rows.
     """
     aside = (
         _t.id.in_(task_ids)
@@ -203,7 +203,7 @@ def join_again(connection: Connection, ledger: Ledger, task_ids: list[int], now:
 
 
 def repair(ledger: Ledger, limit: int = 1_000) -> int:
-    """Gives sessions that nobody holds to their lines, and has those step aside who should have. Returns how many."""
+    """Promotes in free sessions, and has stalled holders step aside. Returns the number of repairs."""
     other = tasks.alias("other")
     free = (
         sa.select(_t.session_key)
@@ -213,20 +213,20 @@ def repair(ledger: Ledger, limit: int = 1_000) -> int:
     )
     with ledger.database.read() as connection:
         keys = [str(key) for (key,) in connection.execute(free)]
-        resting = [int(i) for (i,) in connection.execute(_resting().limit(limit))]
-    mended = sum(promote_alone(ledger, key) for key in keys)
-    return mended + sum(step_aside(ledger, task_id) for task_id in resting)
+        stalled = [int(i) for (i,) in connection.execute(_stalled_holders().limit(limit))]
+    repaired = sum(promote_alone(ledger, key) for key in keys)
+    return repaired + sum(step_aside(ledger, task_id) for task_id in stalled)
 
 
 @repeatable
 def promote_alone(ledger: Ledger, key: str) -> bool:
-    """As :func:`promote`, in a transaction of its own. Returns whether the session passed on."""
+    """:func:`promote` in its own transaction. Returns whether a Task was promoted."""
     with ledger.database.write() as connection:
         return promote(connection, ledger, key) is not None
 
 
-def _resting() -> sa.Select[Any]:
-    """Holders that by their counts wait for retries only, while others wait for them."""
+def _stalled_holders() -> sa.Select[Any]:
+    """Holders that by their counts only wait for retries, while other Tasks wait for the session."""
     other = tasks.alias("other")
     open_items = sa.func.sum(_n.enqueue)
     return (

@@ -1,4 +1,4 @@
-"""Events that are made or moved from outside the runtimes: jobs without a Task, and the public seam ``app.record``."""
+"""Events created or changed from outside the runtimes: jobs without a Task, and the public ``app.record``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 ENGINE: Final = "engine"
-"""The one option of an Event whose job another engine keeps: that engine's name."""
+"""The option that names the engine that holds an Event's job; the only one of such an Event."""
 
 MAX_JOB_ID: Final = 64
 """Characters of a job id."""
@@ -47,10 +47,10 @@ MAX_PARAMS: Final = MAX_BYTES
 """Bytes of the parameters of one Event."""
 
 MAX_OPTIONS: Final = 1_000_000
-"""Bytes of what else travels with the job of one Event."""
+"""Bytes of the other members of one Event's job."""
 
 _MAX_NAME: Final = 255
-_AT_ONCE: Final = 1_000
+_BATCH: Final = 1_000
 _SHOWN: Final = 500
 
 _RECORDABLE = (Status.ENQUEUE, Status.WORKING, Status.FINISH, Status.FAILED, Status.ERROR)
@@ -61,8 +61,7 @@ _e = events.c
 class NewJob:
     """A job without a Task.
 
-    ``params`` are its arguments, JSON-ready; ``attempt`` is the one that its copy carries; ``options``, JSON text, what
-    else travels with it.
+    ``params``: its arguments, JSON-ready; ``attempt``: as in its copy; ``options``: its other members, JSON text.
     """
 
     job_id: str
@@ -74,14 +73,14 @@ class NewJob:
 
 
 def is_job_id(text: str) -> bool:
-    """Whether an Event can have this id on every database."""
+    """Whether every database can store this id of an Event."""
     return 0 < len(text) <= MAX_JOB_ID and clean(text) == text
 
 
 def fitted(job: NewJob) -> tuple[NewJob, str | None]:
-    """A job of another program as an Event can hold it, and what of it had to be changed for that; None: nothing.
+    """A job of another program made to fit an Event, and a description of the changes; None without changes.
 
-    Names are cut and cleaned; arguments that the ledger cannot keep are left out, and the reason shows how they begin.
+    Names are truncated and cleaned; arguments that cannot be stored are dropped, and the reason quotes their beginning.
     """
     worker_name, queue = clean(job.worker_name)[:_MAX_NAME], clean(job.queue)[:_MAX_NAME]
     params, reasons = job.params, []
@@ -94,7 +93,7 @@ def fitted(job: NewJob) -> tuple[NewJob, str | None]:
         params = None
         reasons.append(unfit)
     if job.options is not None and (size := len(job.options.encode())) > MAX_OPTIONS:
-        job, params = replace(job, options=None), None  # without them it would be another job
+        job, params = replace(job, options=None), None  # without its options it would be another job
         reasons.append(f"the members beside its arguments have {size:,} bytes, the most is {MAX_OPTIONS:,}")
     if not reasons:
         return job, None
@@ -110,7 +109,7 @@ def _unfit_name(name: str) -> str:
 def _unfit_params(params: Any) -> str | None:
     try:
         size = len(dumps(params).encode())
-    except TypeError as error:  # the encoder's error for everything: long integers, depth, half characters
+    except TypeError as error:  # the encoder's error for all: long integers, depth, lone surrogates
         return f"the ledger cannot keep its arguments ({error}): {repr(params)[:_SHOWN]}"
     if size > MAX_PARAMS:
         return f"its arguments have {size:,} bytes, the most is {MAX_PARAMS:,}: put the data somewhere and send where it is"
@@ -120,10 +119,10 @@ def _unfit_params(params: Any) -> str | None:
 def enqueue(
     ledger: Ledger, jobs: Sequence[NewJob], *, due_at: int | None = None, options: Mapping[str, Any] | None = None
 ) -> None:
-    """Makes stand-alone Events; ids that are known already are left as they are.
+    """Creates stand-alone Events; skips ids that exist.
 
-    ``due_at`` (microseconds): the dispatcher pushes them then; None: they are in somebody's queue already. ``options``
-    travel in their payload (``retry``, ``priority``). Raises :class:`InputError` for what the database cannot hold.
+    ``due_at`` (microseconds): when the dispatcher pushes them; None: they are in a queue already. ``options`` travel in
+    their payload (``retry``, ``priority``). Raises :class:`InputError` for values that the database cannot store.
     """
     check_event(None, Status.ENQUEUE, Reason.SUBMITTED)
     unique = {job.job_id: job for job in jobs}
@@ -132,8 +131,8 @@ def enqueue(
         for part in _slices([_row(job, rest) for job in unique.values()]):
             _enqueue(ledger, part, due_at)
     except (TypeError, UnicodeError, exc.DataError) as error:
-        said = getattr(error, "orig", None) or error
-        raise InputError(f"no Event can be made: {clean(str(said))[:_SHOWN]}", code="not_recordable") from error
+        cause = getattr(error, "orig", None) or error
+        raise InputError(f"no Event can be made: {clean(str(cause))[:_SHOWN]}", code="not_recordable") from error
 
 
 def _row(job: NewJob, options: str | None) -> dict[str, Any]:
@@ -145,12 +144,12 @@ def _row(job: NewJob, options: str | None) -> dict[str, Any]:
 
 
 def _slices(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Rows of which each database takes as many in one statement."""
+    """Slices that fit one statement of every database."""
     part: list[dict[str, Any]] = []
     size = 0
     for row in rows:
         length = len(row["params"] or "") + len(row["options"] or "")
-        if part and (len(part) == _AT_ONCE or size + length > MAX_BYTES):
+        if part and (len(part) == _BATCH or size + length > MAX_BYTES):
             yield part
             part, size = [], 0
         part.append(row)
@@ -164,12 +163,12 @@ def _enqueue(ledger: Ledger, part: Sequence[dict[str, Any]], due_at: int | None)
     with ledger.database.write() as connection:
         _insert(connection, part, due_at, ledger.now())
         if due_at is not None and due_at > ledger.now():
-            notify(connection, LEDGER)  # its pusher may be gone by then
+            notify(connection, LEDGER)  # this process may be gone when they are due
 
 
 def _insert(connection: Connection, rows: Sequence[dict[str, Any]], due_at: int | None, now: int) -> None:
-    asked = among(connection, _e.job_id, [row["job_id"] for row in rows])
-    known = set(connection.execute(sa.select(_e.job_id).where(asked)).scalars())
+    condition = among(connection, _e.job_id, [row["job_id"] for row in rows])
+    known = set(connection.execute(sa.select(_e.job_id).where(condition)).scalars())
     new = [{**row, "due_at": due_at, "created_at": now} for row in rows if row["job_id"] not in known]
     if new:
         connection.execute(insert_new(connection, events, ("job_id",)), new)
@@ -177,7 +176,7 @@ def _insert(connection: Connection, rows: Sequence[dict[str, Any]], due_at: int 
 
 @repeatable
 def record(ledger: Ledger, job_id: str, status: str, message: str) -> bool:
-    """Notes a status and a message; see ``AsyncTask.record``."""
+    """Records a status and a message; see ``AsyncTask.record``."""
     if status not in _RECORDABLE:
         raise InputError(f"no status to record: {status!r}; there are {', '.join(_RECORDABLE)}")
     if not is_job_id(job_id):
@@ -202,7 +201,7 @@ def _find(connection: Connection, ledger: Ledger, job_id: str) -> int:
 
 
 def _change(ledger: Ledger, event_id: int, wanted: Status, message: str) -> Change:
-    text = clean(message) or ledger.catalogue(_key(wanted), "")
+    text = clean(message) or ledger.catalogue(_message_key(wanted), "")
 
     def decide(seen: EventRecord) -> Turn | None:
         return None if seen.row.status in TERMINAL else recorded(seen.row, wanted)
@@ -211,13 +210,13 @@ def _change(ledger: Ledger, event_id: int, wanted: Status, message: str) -> Chan
     return Change(event_id, decide, notes=[Note(str(wanted), text)], failure=failure)
 
 
-def _key(status: Status) -> str:
+def _message_key(status: Status) -> str:
     return "retry" if status is Status.ENQUEUE else str(status)
 
 
 @repeatable
 def discard(ledger: Ledger, reasons: Mapping[tuple[str, int], str]) -> None:
-    """(job id, attempt) -> why: jobs that are given up outside the middleware end in ``error`` with that reason."""
+    """Ends jobs given up outside the middleware in ``error``: (job id, attempt) -> reason."""
     for part in chunks(sorted(reasons), 1_000):
         with ledger.database.write() as connection:
             found = connection.execute(sa.select(_e.id, _e.job_id).where(_e.job_id.in_([jid for jid, _ in part]))).all()

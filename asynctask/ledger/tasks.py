@@ -1,4 +1,4 @@
-"""Tasks: making one, adding its items in slices, sealing it, and the one function that changes its state."""
+"""Tasks: creation, items added in slices, the split's lease, and closing; :func:`turn` alone changes a Task's state."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ __all__ = [
 
 _t, _n = tasks.c, task_tallies.c
 _ONE = sa.select(tasks).where(_t.id == sa.bindparam("task_id"))
-_LOCKED = _ONE.with_for_update()  # on SQLite the transaction itself keeps others out
+_LOCKED = _ONE.with_for_update()  # on SQLite the write transaction excludes others
 
 _SOURCES = (
     sa.select(_t.id, _t.split_state, _t.split_source)
@@ -72,11 +72,11 @@ _SOURCES = (
 NEW_EVENT = ("job_id", "task_id", "seq", "status", "params", "first_row", "last_row", "created_at")
 
 MAX_SPLIT_TRIES = 3
-"""So many processes may take a split one after the other without moving it on."""
+"""How many processes in a row may claim a split that makes no progress."""
 
 
 class SplitLost(Exception):
-    """Somebody else holds the split, or it is over: whoever raised this must stop adding items. ``reason`` says which."""
+    """Another process holds the split, or it is over: the caller must stop adding items. ``reason`` says which."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -85,7 +85,7 @@ class SplitLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NewTask:
-    """What a submission says of itself. ``source`` (JSON-ready) is how a split can be taken up again, None if it cannot."""
+    """A submission. ``source`` (JSON-ready) is where a split can be resumed from; None if it cannot be resumed."""
 
     worker_name: str
     queue: str
@@ -105,7 +105,7 @@ class NewTask:
 
 @dataclass(frozen=True, slots=True)
 class NewItem:
-    """One accepted item: its params as JSON text and the row it came from."""
+    """One accepted item: its params as JSON text and its row in the list."""
 
     params: str
     row: int
@@ -122,10 +122,10 @@ class Reject:
 
 @repeatable
 def create(ledger: Ledger, new: NewTask, *, lease_s: float) -> tuple[int, bool]:
-    """Makes a Task in ``splitting`` whose split this process holds for ``lease_s`` seconds.
+    """Creates a Task in ``splitting`` and its split's lease for this process, of ``lease_s`` seconds.
 
-    Returns (task id, True), or (the first submission's id, False) where the owner's idempotency key was used before with
-    the same body. Raises :class:`InputError` (422) where it was used with another body.
+    Returns (task id, True), or (first submission's id, False) if the owner used the idempotency key before with the same
+    body. Raises :class:`InputError` (422) if it was used with another body.
     """
     check_task(None, State.SPLITTING, Reason.SUBMITTED)
     now = ledger.now()
@@ -149,7 +149,7 @@ def create(ledger: Ledger, new: NewTask, *, lease_s: float) -> tuple[int, bool]:
 
 
 def described(new: NewTask, now: int) -> dict[str, Any]:
-    """The columns of a Task that say what was submitted, and when."""
+    """The columns of a Task that describe its submission."""
     key = sessions.key_of(new.owner, new.session)
     return {
         "worker_name": new.worker_name, "queue": new.queue, "priority": new.priority, "title": new.title[:255],
@@ -163,18 +163,18 @@ def described(new: NewTask, now: int) -> dict[str, Any]:
 
 
 def said_at_submit(new: NewTask) -> dict[str, Any]:
-    """What the log of a Task says of its submission."""
+    """The log entry of a submission."""
     return {"title": new.title, "worker": new.worker_name}
 
 
 def nothing_taken(reason: Reason, rejected: int) -> str:
-    """``state_reason`` of a Task of which nothing was taken, with so many refused rows."""
+    """``state_reason`` of a Task of which nothing was accepted and ``rejected`` rows were refused."""
     return str(reason) if reason is Reason.ROWS_REJECTED else "all_rejected" if rejected else "no_items"
 
 
 def first_answer(ledger: Ledger, new: NewTask) -> int:
-    """The Task that the owner submitted before under this idempotency key. Raises :class:`InputError` (422) where its body
-    was another, :class:`Conflict` where it is gone again."""
+    """The Task that the owner submitted first under this idempotency key. Raises :class:`InputError` (422) if its body was
+    different, :class:`Conflict` if it is gone."""
     assert new.idempotency_key is not None
     first = by_idempotency_key(ledger, new.owner, new.idempotency_key)
     if first is None:
@@ -188,7 +188,7 @@ def first_answer(ledger: Ledger, new: NewTask) -> int:
 
 
 def by_idempotency_key(ledger: Ledger, owner: str, key: str) -> dict[str, Any] | None:
-    """The Task that an owner submitted under this key, as a dict of its columns."""
+    """The columns of the Task that an owner submitted under this key."""
     with ledger.database.read() as connection:
         row = connection.execute(sa.select(tasks).where(_t.owner == owner, _t.idempotency_key == key)).one_or_none()
     return None if row is None else as_dict(row)
@@ -200,8 +200,8 @@ def get(connection: Connection, task_id: int) -> dict[str, Any]:
 
 
 def lock(connection: Connection, task_id: int) -> dict[str, Any]:
-    """Like :func:`get`, with the row locked until the transaction ends. Waits for whoever holds it: see
-    :mod:`asynctask.ledger.base` for those who must not."""
+    """Like :func:`get`, with the row locked until the transaction ends. Waits for the lock; background work uses
+    :func:`~asynctask.ledger.base.try_lock` instead."""
     return _found(connection.execute(_LOCKED, {"task_id": in_range(task_id)}), task_id)
 
 
@@ -219,9 +219,9 @@ def turn(
     reason: Reason,
     **values: Any,
 ) -> bool:
-    """The one way a Task's state changes: a compare-and-set on its state and generation, legal by the table.
+    """Changes a Task's state by compare-and-set on state and generation, along a legal edge. Nothing else does.
 
-    ``task`` is the row as read; ``values`` are further columns to set. Returns whether this caller won.
+    ``task`` is the row as read; ``values`` are further columns to set. Returns whether the compare-and-set was won.
     """
     check_task(task["state"], target, reason)
     now = ledger.now()
@@ -241,7 +241,7 @@ def turn(
 def log(
     connection: Connection, ledger: Ledger, task_id: int, action: str, detail: dict[str, Any] | None, who: str = ""
 ) -> None:
-    """Notes who did what to a Task."""
+    """Logs who did what to a Task."""
     row = {"task_id": task_id, "at": ledger.now(), "who": clean(who)[:255], "action": action}
     connection.execute(task_log.insert().values({**row, "detail": dumps(detail) if detail else None}))
 
@@ -258,18 +258,18 @@ def add_slice(
     lease_s: float,
     tell: bool = False,
 ) -> int:
-    """Adds one slice of items, in one transaction with the split's progress and the counts.
+    """Adds one slice of items, with the split's progress and the counts, in one transaction.
 
-    The slice covers the rows of the source after ``after``, up to ``cursor``: whoever takes the split over goes on there.
-    ``tell``: whoever is on duty is woken, for these may begin although the split goes on. Returns the jobs created so far.
+    The slice covers the source's rows after ``after``, up to ``cursor``, where a process that takes the split over goes on.
+    ``tell``: notifies the dispatcher, because these jobs may begin during the split. Returns the jobs created so far.
 
-    Raises :class:`SplitLost` where this process does not hold the split any more, the Task was cancelled, or another
-    splitter has been further meanwhile: one that slept may hold the lease again.
+    Raises :class:`SplitLost` if this process no longer holds the split, the Task was cancelled, or another splitter moved
+    the cursor meanwhile: one that slept may hold the lease again.
     """
     jids = ledger.ids.jids(len(items))
     with ledger.database.write() as connection:
         task = lock(connection, task_id)
-        _still_mine(ledger, task)
+        _check_split_held(ledger, task)
         if task["split_cursor"] != after:
             raise SplitLost(f"row {task['split_cursor']} was reached by another, this one goes on after row {after}")
         now = ledger.now()
@@ -303,13 +303,13 @@ def add_slice(
 
 
 def write_rejects(connection: Connection, task_id: int, rejects: Sequence[Reject]) -> None:
-    """Keeps refused rows of a Task."""
+    """Stores refused rows of a Task."""
     if rejects:
         rows = [{"row": each.row, "errors": dumps(list(each.errors)), "cells": dumps(each.cells)} for each in rejects]
         connection.execute(task_rejects.insert().values(task_id=task_id), rows)
 
 
-def _still_mine(ledger: Ledger, task: dict[str, Any]) -> None:
+def _check_split_held(ledger: Ledger, task: dict[str, Any]) -> None:
     if task["state"] == State.CANCELLED:
         raise SplitLost("cancelled")
     if task["split_state"] != "splitting":
@@ -320,22 +320,22 @@ def _still_mine(ledger: Ledger, task: dict[str, Any]) -> None:
 
 @repeatable
 def seal(ledger: Ledger, task_id: int) -> None:
-    """Every item is in the ledger: the generation may close once they are all terminal. Raises :class:`SplitLost`."""
+    """Marks the list as complete: the generation closes once all its items are terminal. Raises :class:`SplitLost`."""
     with ledger.database.write() as connection:
         task = lock(connection, task_id)
-        _still_mine(ledger, task)
+        _check_split_held(ledger, task)
         _end_split(connection, ledger, task, "sealed", None, Reason.SEALED)
 
 
 @repeatable
 def refuse_list(ledger: Ledger, task_id: int, planned: int) -> None:
-    """A strict list of ``planned`` rows of which some were refused is over, and nothing of it was taken.
+    """Ends the split of a strict list of ``planned`` rows of which some were refused, so nothing was accepted.
 
     Raises :class:`SplitLost`.
     """
     with ledger.database.write() as connection:
         task = lock(connection, task_id)
-        _still_mine(ledger, task)
+        _check_split_held(ledger, task)
         assert task["created_jobs"] == 0, "a strict list is taken as a whole or not at all"
         _end_split(connection, ledger, task, "sealed", None, Reason.ROWS_REJECTED, planned=planned)
 
@@ -344,18 +344,17 @@ def refuse_list(ledger: Ledger, task_id: int, planned: int) -> None:
 def fail_split(
     ledger: Ledger, task_id: int, reason: str, *, said: dict[str, Any] | None = None, anyone: bool = False
 ) -> None:
-    """The split broke off for good: what was created runs on, and the Task says why it is not whole.
+    """Ends a split for good; created jobs run on, and the Task says why it is incomplete.
 
-    ``said``: ``text`` and ``params`` of the reason, for those who read another language, and its single ``errors``; kept in
-    the Task's log.
-    ``anyone``: the caller is the sweep, which found the lease of a split that cannot be taken up again ended.
+    ``said``: ``text`` and ``params`` of the reason, for translation, and its ``errors``; kept in the Task's log.
+    ``anyone``: the caller is the sweep, which found the lease of a split ended that cannot be resumed.
     """
     with ledger.database.write() as connection:
         task = try_lock(connection, ledger, task_id) if anyone else lock(connection, task_id)
-        if task is None:  # somebody holds it; the sweep comes by again
+        if task is None:  # another transaction holds it; a later sweep retries
             return
         if not anyone:
-            _still_mine(ledger, task)
+            _check_split_held(ledger, task)
         elif task["split_state"] != "splitting" or (task["split_until"] or 0) > ledger.now():
             return
         _end_split(connection, ledger, task, "failed", reason[:1024], Reason.SPLIT_FAILED, said=said)
@@ -379,10 +378,10 @@ def _end_split(
         values["planned"] = task["created"] + task["rejected"] if planned is None else planned
     now = ledger.now()
     if task["created_jobs"] == 0 and task["state"] in (State.SPLITTING, State.PAUSED):
-        # Nothing to run and nothing to wait for: the end, said as what it is.
+        # Nothing to run and nothing to wait for: rejected.
         strict = reason is Reason.ROWS_REJECTED
-        said_so = why or nothing_taken(reason, task["rejected"])
-        values |= {"closed_at": now, "finished_at": now, "state_reason": said_so[:255]}
+        state_reason = why or nothing_taken(reason, task["rejected"])
+        values |= {"closed_at": now, "finished_at": now, "state_reason": state_reason[:255]}
         turn(connection, ledger, task, State.REJECTED, reason if strict else Reason.NOTHING_ACCEPTED, **values)
     elif task["state"] == State.SPLITTING:
         turn(connection, ledger, task, State.RUNNING, reason, state_reason="split_failed" if why else None, **values)
@@ -395,7 +394,7 @@ def _end_split(
 
 @repeatable
 def refuse_submission(ledger: Ledger, task_id: int) -> None:
-    """Takes back a Task of which nothing was accepted, so that a corrected upload may use the same idempotency key."""
+    """Releases the idempotency key of a Task of which nothing was accepted, for a corrected upload."""
     with ledger.database.write() as connection:
         task = lock(connection, task_id)
         if task["created_jobs"] == 0:
@@ -404,7 +403,7 @@ def refuse_submission(ledger: Ledger, task_id: int) -> None:
 
 @repeatable
 def plan(ledger: Ledger, task_id: int, planned: int) -> None:
-    """Notes how many rows the source says it has, for progress while it is split."""
+    """Stores the source's number of rows, for progress during the split."""
     with ledger.database.write() as connection:
         connection.execute(
             tasks.update()
@@ -415,18 +414,18 @@ def plan(ledger: Ledger, task_id: int, planned: int) -> None:
 
 @repeatable
 def claim_split(ledger: Ledger, task_id: int, *, lease_s: float, of: str | None = None) -> dict[str, Any] | None:
-    """Takes a split whose lease has ended, or (``of``) hands it on from the process that held it so far.
+    """Claims a split whose lease ended, or (``of``) takes it over from that process.
 
-    Returns the Task's columns (``split_cursor`` says where to go on), or None where somebody else has it. A split that
-    three processes took without getting anywhere has most likely killed them: it ends as broken.
+    Returns the Task's columns (resume after ``split_cursor``), or None if another process holds it. A split that three
+    processes claimed without progress probably killed them: it ends as failed.
     """
     with ledger.database.write() as connection:
         task = lock(connection, task_id)
         now = ledger.now()
-        mine = task["split_by"] in (of, ledger.identity)
-        if task["split_state"] != "splitting" or not (mine or (task["split_until"] or 0) <= now):
+        own = task["split_by"] in (of, ledger.identity)
+        if task["split_state"] != "splitting" or not (own or (task["split_until"] or 0) <= now):
             return None
-        tries = task["split_tries"] + (not mine)
+        tries = task["split_tries"] + (not own)
         if tries > MAX_SPLIT_TRIES:
             why = f"split_gave_up: {MAX_SPLIT_TRIES} processes ended at row {task['split_cursor']}; is the file too large?"
             _end_split(connection, ledger, task, "failed", why, Reason.SPLIT_FAILED)
@@ -438,47 +437,47 @@ def claim_split(ledger: Ledger, task_id: int, *, lease_s: float, of: str | None 
 
 
 def stalled_splits(connection: Connection, now: int) -> list[tuple[int, bool]]:
-    """Tasks whose split nobody works on any more: (id, whether it can be taken up again)."""
+    """Tasks whose split's lease ended: (id, whether it can be resumed)."""
     rows = connection.execute(
         sa.select(_t.id, _t.split_source.is_not(None))
         .where(_t.finished_at.is_(None), _t.split_state == "splitting", _t.split_until <= now)
         .order_by(_t.id)
     )
-    return [(int(task_id), bool(again)) for task_id, again in rows]
+    return [(int(task_id), bool(resumable)) for task_id, resumable in rows]
 
 
 def split_sources(connection: Connection, after: int, limit: int) -> list[tuple[int, str, Any]]:
-    """The first Tasks after this id that keep where their list is: (id, state of the split, its source)."""
+    """The next Tasks by id that store where their list is: (id, state of the split, source)."""
     rows = connection.execute(_SOURCES, {"after": after, "count": limit})
     return [(int(task_id), str(state), loads(source)) for task_id, state, source in rows]
 
 
 @repeatable
 def forget_sources(ledger: Ledger, task_ids: Sequence[int]) -> None:
-    """These Tasks, whose splits are over, have no stored list any more."""
+    """Removes the source of these Tasks, whose split is over and whose list is not stored any more."""
     with ledger.database.write() as connection:
         over = _t.id.in_(task_ids) & (_t.split_state != "splitting")
         connection.execute(tasks.update().where(over).values(split_source=None))
 
 
-# -- Tasks that are made with all their items: lists that fit one slice, those that come together in one transaction.
+# -- Tasks created with all their items, several per transaction
 #
-# Whoever sees such a Task sees a list that is sealed: there is no split, no lease and nothing to take up.
+# For lists that fit one slice. Such a Task is sealed when it becomes visible: no split, no lease, nothing to resume.
 
 MOST_ROWS: Final = 1_000
-"""Rows of one transaction: a list of so many is written alone."""
+"""Rows of one transaction; a list with as many is written alone."""
 
 _INSERT: Final = tasks.insert().returning(_t.id, sort_by_parameter_order=True)
-_LOGGED: Final = ("task_id", "at", "who", "action", "detail")
+_LOG_COLUMNS: Final = ("task_id", "at", "who", "action", "detail")
 
 
 @dataclass(frozen=True, slots=True)
 class NewWhole:
     """A Task with all its items.
 
-    ``planned``: how many rows the list has; ``cursor``: the last of them; ``refused``: the list is strict, and its
-    ``rejects`` refuse it. Of one with no items nothing was accepted: it is ``rejected``, and keeps no idempotency key, for
-    a corrected list may use it. ``tell``: whoever is on duty is woken to dispatch it.
+    ``planned``: number of rows of the list; ``cursor``: its last row; ``refused``: the list is strict and its ``rejects``
+    refuse it. Without items the Task is ``rejected`` and keeps no idempotency key, for a corrected list to use.
+    ``tell``: notifies the dispatcher.
     """
 
     new: NewTask
@@ -491,14 +490,14 @@ class NewWhole:
 
     @property
     def rows(self) -> int:
-        """How many rows it writes."""
+        """Number of rows to write."""
         return len(self.items) + len(self.rejects)
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A Task that was made with all its items. ``row``: its columns as they were written; None where it was ``created``
-    before, under the same idempotency key."""
+    """The result of :meth:`GroupSubmit.create`. ``row``: the columns as written; None if the Task was ``created`` before
+    under the same idempotency key."""
 
     task_id: int
     created: bool
@@ -506,7 +505,7 @@ class Whole:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _Submission:
     whole: NewWhole
     made: Whole | None = None
     error: BaseException | None = None
@@ -514,40 +513,40 @@ class _Waiting:
 
 @dataclass
 class GroupSubmit:
-    """The group commit of submissions: what comes while a transaction is being committed is written with the next one.
+    """The group commit of submissions: those that arrive during a commit are written together by the next.
 
-    Each caller waits until its own Task stands, and is told what became of that one alone.
+    Each caller waits for its own Task and gets the result of that one alone.
     """
 
     ledger: Ledger
-    _waiting: list[_Waiting] = field(default_factory=list)
+    _waiting: list[_Submission] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _turn: threading.Lock = field(default_factory=threading.Lock)
+    _commit_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def create(self, whole: NewWhole) -> Whole:
-        """Makes a Task with its items.
+        """Creates a Task with its items.
 
-        Returns the first submission's Task, not ``created``, where the owner's idempotency key was used before with the
-        same body. Raises :class:`InputError` (422) where it was used with another body, and LedgerUnavailable.
+        Returns the first submission's Task, not ``created``, if the owner used the idempotency key before with the same
+        body. Raises :class:`InputError` (422) if it was used with another body, and LedgerUnavailable.
         """
-        mine = _Waiting(whole)
+        own = _Submission(whole)
         with self._lock:
-            self._waiting.append(mine)
-        with self._turn:
-            if mine.made is None and mine.error is None:
-                self._write(self._take())
-        if mine.error is not None:
-            raise mine.error
-        assert mine.made is not None
-        return mine.made
+            self._waiting.append(own)
+        with self._commit_lock:
+            if own.made is None and own.error is None:
+                self._write(self._take_waiting())
+        if own.error is not None:
+            raise own.error
+        assert own.made is not None
+        return own.made
 
-    def _take(self) -> list[_Waiting]:
-        """Those that came first, the caller's own at the latest with the last of them: it holds the turn until then."""
+    def _take_waiting(self) -> list[_Submission]:
+        """All waiting submissions, the caller's own among them: it holds the commit lock."""
         with self._lock:
             taken, self._waiting = self._waiting, []
         return taken
 
-    def _write(self, taken: list[_Waiting]) -> None:
+    def _write(self, taken: list[_Submission]) -> None:
         while taken:
             count = rows = 0
             for each in taken:
@@ -555,20 +554,20 @@ class GroupSubmit:
                 if count and rows > MOST_ROWS:
                     break
                 count += 1
-            self._write_some(taken[:count])
+            self._write_batch(taken[:count])
             del taken[:count]
 
-    def _write_some(self, some: list[_Waiting]) -> None:
+    def _write_batch(self, batch: list[_Submission]) -> None:
         try:
-            for each, made in zip(some, _create(self.ledger, [each.whole for each in some]), strict=True):
+            for each, made in zip(batch, _create(self.ledger, [each.whole for each in batch]), strict=True):
                 each.made = made
         except BaseException as error:
-            if len(some) == 1 or isinstance(error, Unavailable):
-                for each in some:
+            if len(batch) == 1 or isinstance(error, Unavailable):
+                for each in batch:
                     each.error = error
                 return
-            for each in some:  # one of them is at fault, and the others must not hear of it
-                self._write_some([each])
+            for each in batch:  # one of them is at fault: writes each alone
+                self._write_batch([each])
 
 
 def _create(ledger: Ledger, wholes: Sequence[NewWhole]) -> list[Whole]:
@@ -589,8 +588,8 @@ def _insert(ledger: Ledger, wholes: Sequence[NewWhole]) -> list[Whole]:
     with ledger.database.write() as connection:
         ids = [int(i) for (i,) in connection.execute(_INSERT, rows)]
         made = list(zip(ids, wholes, rows, strict=True))
-        entries = [entry for task_id, each, _ in made for entry in _logged(each.new, task_id, now)]
-        batches.insert(connection, task_log, _LOGGED, entries)
+        entries = [entry for task_id, each, _ in made for entry in _log_rows(each.new, task_id, now)]
+        batches.insert(connection, task_log, _LOG_COLUMNS, entries)
         new_events = [
             (next(jids), task_id, seq, "enqueue", one.params, one.row, one.row, now)
             for task_id, each, _ in made
@@ -613,7 +612,7 @@ def _row(whole: NewWhole, now: int) -> dict[str, Any]:
     new, count = whole.new, len(whole.items)
     refused = Reason.ROWS_REJECTED if whole.refused else Reason.NOTHING_ACCEPTED
     state, reason = (State.RUNNING, Reason.SEALED) if count else (State.REJECTED, refused)
-    # Nobody sees the Task between the two steps, so one statement takes both.
+    # The Task is invisible between the two steps, so one statement takes both.
     check_task(None, State.SPLITTING, Reason.SUBMITTED)
     check_task(State.SPLITTING, state, reason)
     row = {
@@ -629,33 +628,32 @@ def _row(whole: NewWhole, now: int) -> dict[str, Any]:
     return row
 
 
-def _logged(new: NewTask, task_id: int, now: int) -> list[tuple[Any, ...]]:
-    """Rows of the columns :data:`_LOGGED`."""
+def _log_rows(new: NewTask, task_id: int, now: int) -> list[tuple[Any, ...]]:
     submitted = (task_id, now, clean(new.owner)[:255], "submitted", dumps(said_at_submit(new)))
     return [submitted, (task_id, now, "", "split sealed", None)]
 
 
 def _write_rest(connection: Connection, ledger: Ledger, task_id: int, whole: NewWhole, row: dict[str, Any]) -> None:
-    """What few Tasks have."""
+    """Writes what few Tasks have: refused rows, a released idempotency key, a session."""
     write_rejects(connection, task_id, whole.rejects)
-    if not whole.items and whole.new.idempotency_key is not None:  # not before: another Task may have had the key
+    if not whole.items and whole.new.idempotency_key is not None:  # after the insert, which checks the key
         connection.execute(tasks.update().where(_t.id == task_id).values(idempotency_key=None))
     if whole.items and row["session_key"] is not None:
         sessions.promote(connection, ledger, row["session_key"])
 
 
-# -- Closing: a Task ends exactly once per generation, found out after the flush and again by the sweep.
+# -- closing: once per generation, after a flush or by the sweep
 #
-# The test runs in a transaction of its own after the outcomes were committed. Inside that one, racing processes would each
-# see the other's job still open and nobody would close.
+# Checked in a transaction after the one that commits outcomes: inside it, concurrent processes would each see the other's
+# job open, and none would close.
 
 
 def candidates(
     connection: Connection, task_ids: Iterable[int] | None = None, *, at_most_jobs: int | None = None
 ) -> list[int]:
-    """Sealed, unclosed Tasks that have no open item by their counts; of ``task_ids``, or of all.
+    """Sealed, unclosed Tasks without an open item by their counts; of ``task_ids``, or of all.
 
-    ``at_most_jobs`` leaves out larger ones: asking their rows takes long enough to be somebody else's work.
+    ``at_most_jobs`` leaves out larger Tasks, whose rows take long to query.
     """
     given: dict[str, Any] = {}
     if task_ids is not None:
@@ -667,8 +665,8 @@ def candidates(
 
 @cache
 def _candidates(given: frozenset[str]) -> Any:
-    """Made once: it is asked after a flush."""
-    # A Task that was cancelled before its first slice has no counts at all.
+    """Cached: it runs after every flush."""
+    # Outer join: a Task cancelled before its first slice has no counts.
     open_items = sa.func.coalesce(sa.func.sum(_n.enqueue + _n.working + _n.stopped), 0)
     statement = (
         sa.select(_t.id)
@@ -688,36 +686,36 @@ def _candidates(given: frozenset[str]) -> Any:
 def try_close(ledger: Ledger, task_id: int) -> bool:
     """Closes the Task's generation if counts and rows both say that nothing is open. Returns whether this caller did.
 
-    While somebody holds the Task's row it is left to the sweep.
+    A Task whose row another transaction holds is left to the sweep.
     """
     with ledger.database.read() as connection:
         task = get(connection, task_id)
-        if task["closed_at"] is not None or not _ready(connection, task) or _open_rows(connection, task_id):
+        if task["closed_at"] is not None or not _may_close(connection, task) or _open_rows(connection, task_id):
             return False
-    # Between the look and the compare-and-set nothing can open a row but an explicit retry, which raises the generation.
+    # Until the compare-and-set only an explicit retry can open a row, and it raises the generation.
     with ledger.database.write() as connection:
-        again = try_lock(connection, ledger, task_id)
-        if again is None or again["generation"] != task["generation"] or again["closed_at"] is not None:
+        current = try_lock(connection, ledger, task_id)
+        if current is None or current["generation"] != task["generation"] or current["closed_at"] is not None:
             return False
-        if not _ready(connection, again):
+        if not _may_close(connection, current):
             return False
         now = ledger.now()
-        if again["state"] == State.CANCELLED:
+        if current["state"] == State.CANCELLED:
             connection.execute(
                 tasks.update()
                 .where(_t.id == task_id)
                 .values(closed_at=now, finished_at=now, updated_at=now, version=_t.version + 1)
             )
-            sessions.release(connection, ledger, again)
+            sessions.release(connection, ledger, current)
         else:
             # No callback is queued with it, so the step through finalizing ends in the same transaction.
-            turn(connection, ledger, again, State.FINALIZING, Reason.CLOSED, closed_at=now)
-            turn(connection, ledger, again, State.FINISHED, Reason.CALLED_BACK, finished_at=now)
-        log(connection, ledger, task_id, "closed", {"generation": again["generation"]})
+            turn(connection, ledger, current, State.FINALIZING, Reason.CLOSED, closed_at=now)
+            turn(connection, ledger, current, State.FINISHED, Reason.CALLED_BACK, finished_at=now)
+        log(connection, ledger, task_id, "closed", {"generation": current["generation"]})
     return True
 
 
-def _ready(connection: Connection, task: dict[str, object]) -> bool:
+def _may_close(connection: Connection, task: dict[str, object]) -> bool:
     counts = counters.total(connection, int(str(task["id"])))
     return may_close(str(task["state"]), bool(task["generation_sealed"]), task["turning"] is not None, counts)
 

@@ -1,7 +1,7 @@
-"""Chains of middleware, the same on the client side (push) and on the server side (perform).
+"""Chains of middleware, for the client side (push) and the server side (perform).
 
-A middleware is called as ``middleware(worker, job, queue, call_next)``. It returns what ``call_next()`` returned (or
-something else in its place). On the client side one that does not call ``call_next`` stops the push.
+A middleware is called as ``middleware(worker, job, queue, call_next)`` and returns the result of ``call_next()``, or
+another one. On the client side, not calling ``call_next`` stops the push.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ Middleware = Callable[[Worker, CurrentJob, str, Callable[[], Any]], Any]
 
 
 class Chain:
-    """An ordered list of middleware. A class is instantiated anew for each job, a function or object is called as it is.
+    """An ordered list of middleware. A class is instantiated for each job; a function or object is called as it is.
 
-    Adding what is there already moves it to the new place.
+    Adding an existing entry moves it.
     """
 
     def __init__(self) -> None:
         self._entries: tuple[Any, ...] = ()
 
     def add(self, middleware: Any) -> None:
-        """Puts it at the end: nearest to the job."""
+        """Appends it: nearest to the job."""
         self._entries = (*self._without(middleware), middleware)
 
     def prepend(self, middleware: Any) -> None:
-        """Puts it at the front: farthest from the job."""
+        """Prepends it: farthest from the job."""
         self._entries = (middleware, *self._without(middleware))
 
     def insert_before(self, existing: Any, middleware: Any) -> None:
-        """Puts it right before ``existing``; at the front if that is not there."""
+        """Inserts it before ``existing``; at the front if that is missing."""
         self._insert(existing, middleware, after=False)
 
     def insert_after(self, existing: Any, middleware: Any) -> None:
-        """Puts it right after ``existing``; at the end if that is not there."""
+        """Inserts it after ``existing``; at the end if that is missing."""
         self._insert(existing, middleware, after=True)
 
     def remove(self, middleware: Any) -> None:
-        """Takes it out; nothing happens if it is not there."""
+        """Removes it, if it is there."""
         self._entries = self._without(middleware)
 
     def exists(self, middleware: Any) -> bool:
@@ -53,11 +53,11 @@ class Chain:
         return any(_is(entry, middleware) for entry in self._entries)
 
     def clear(self) -> None:
-        """Takes everything out."""
+        """Removes all."""
         self._entries = ()
 
     def names(self) -> list[str]:
-        """The names in order, the outermost first."""
+        """The names, outermost first."""
         return [_name(entry) for entry in self._entries]
 
     def __iter__(self) -> Iterator[Any]:
@@ -67,7 +67,7 @@ class Chain:
         return len(self._entries)
 
     def invoke(self, worker: Worker, job: CurrentJob, queue: str, inner: Callable[[], Any]) -> Any:
-        """Calls the chain around ``inner``; returns what the outermost middleware returned."""
+        """Calls the chain around ``inner``; returns the result of the outermost middleware."""
         call = inner
         for entry in reversed(self._entries):
             middleware: Middleware = entry() if isinstance(entry, type) else entry

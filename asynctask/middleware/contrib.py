@@ -1,6 +1,6 @@
 """Ready middleware for the server side: a database session, a Flask application, log lines that name their job.
 
-None of it imports SQLAlchemy or Flask: it is given what it works with.
+It imports neither SQLAlchemy nor Flask: the session or application is passed in.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class FlaskApp(Protocol):
 
 
 def sqlalchemy_cleanup(session: Session) -> Middleware:
-    """Leaves no session behind: a job never sees what the one before it in the same thread had open.
+    """Cleans up the session after each job, so that no job sees what an earlier one in its thread left open.
 
-    Arguments: ``session``, best a ``scoped_session``: its ``remove()`` is called after each job; a plain ``Session``, which
-    only a worker with one thread may share, is closed. What the job did not commit is rolled back with that, however the
-    job ended; after an exception this is done first of all. A clean-up that fails is logged: the job's outcome stands.
+    Arguments: ``session``, best a ``scoped_session``, whose ``remove()`` is called; a plain ``Session``, which only a
+    worker with one thread may share, is closed. Either rolls uncommitted work back; after an exception a rollback comes
+    first. A failed clean-up is logged and does not change the job's outcome.
 
     ``async def`` workers share one thread: give their ``scoped_session`` a ``scopefunc`` (``asyncio.current_task``), and
     clean up in the coroutine itself.
@@ -64,7 +64,7 @@ def _attempt(clean_up: Callable[[], Any], worker: Worker, job: CurrentJob) -> No
 
 
 def flask_context(app: FlaskApp) -> Middleware:
-    """Pushes an application context around each job: ``current_app`` and extensions work, ``g`` is the job's own.
+    """Pushes an application context around each job: ``current_app`` and extensions work, ``g`` belongs to the job.
 
     Arguments: ``app``, the Flask application.
     """
@@ -79,8 +79,8 @@ def flask_context(app: FlaskApp) -> Middleware:
 class LogContext:
     """Binds ``job_id``, ``task_id``, ``worker`` and ``attempt`` to structlog's context variables around each job.
 
-    They stand in every log line of the job where structlog is configured with ``structlog.contextvars.merge_contextvars``,
-    in coroutines of ``async def`` workers too; what was bound before is there again afterwards.
+    With ``structlog.contextvars.merge_contextvars`` they are in every log line of the job, also in coroutines of ``async
+    def`` workers; earlier bindings are restored afterwards.
     """
 
     def __call__(self, worker: Worker, job: CurrentJob, queue: str, call_next: Callable[[], Any]) -> Any:

@@ -1,12 +1,11 @@
-"""The tracker: what every engine's middleware calls to have the life of a job recorded.
+"""The tracker: records the life of a job, for the middleware of any engine.
 
-An engine (the own runtime, Dramatiq, ...) takes these steps for a job that it got hold of:
+An engine (the own runtime, Dramatiq, ...) takes these steps for a job:
 
-1. :meth:`Tracker.begin` with the whole batch it fetched: a :class:`Ticket` each, which says whether to run it.
-2. :meth:`Tracker.start` when it is really performed.
-3. One of :meth:`Ticket.finish`, :meth:`Ticket.fail`, :meth:`Ticket.raised` with what it came to. Nothing is written yet.
-4. :meth:`Tracker.settle` once the engine has decided what follows (a retry, or nothing): one outcome goes to the group
-   commit, and ``then`` is called when it is in the ledger. Only after that may the engine acknowledge the job.
+1. :meth:`Tracker.begin` with the fetched batch: a :class:`Ticket` each, which says whether to run it. 2.
+:meth:`Tracker.start` when the job is performed. 3. :meth:`Ticket.finish`, :meth:`Ticket.fail` or :meth:`Ticket.raised` with
+its result. Nothing is written yet. 4. :meth:`Tracker.settle` once the engine has decided on a retry: hands the outcome to
+the group commit, which calls ``then`` after the commit. Only then may the engine acknowledge the job.
 """
 
 from __future__ import annotations
@@ -49,10 +48,10 @@ __all__ = ["TICKET", "Arrival", "AttemptLost", "TaskEventMiddleware", "Ticket", 
 
 
 class AttemptLost(AsyncTaskError):
-    """What a thread has of an attempt counts no more.
+    """The attempt of this thread counts no more.
 
-    The attempt was another's or over when it was to begin; or the thread was given up while it performed it, and whoever
-    did that said what it came to.
+    It belonged to another process or was over when it was to begin; or the thread was given up while it performed, and the
+    outcome was recorded without it.
     """
 
     code = "attempt_lost"
@@ -60,10 +59,10 @@ class AttemptLost(AsyncTaskError):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A job that an engine got hold of.
+    """A job that an engine fetched.
 
-    ``attempt`` is the fence that travels with the job; None where the engine's jobs carry none. ``params`` and ``options``
-    (JSON text) are what its Event should say if it has none yet.
+    ``attempt``: the fence in the copy; None if the engine has none. ``params`` and ``options`` (JSON text): for its Event,
+    if it has none yet.
     """
 
     job_id: str
@@ -76,7 +75,7 @@ class Arrival:
 
 @dataclass(slots=True)
 class Ticket:
-    """The right to perform one attempt of one job, and what came of it."""
+    """The right to perform one attempt of a job, and its outcome."""
 
     verdict: Begin
     job_id: str
@@ -91,19 +90,19 @@ class Ticket:
     reason: Reason = Reason.RETURNED
     failure: Failure | None = None
     result: str | None = None
-    said: bool = False  # the working message stands in an outcome already
-    lost: bool = False  # the compare-and-set of `working` was lost: whatever this attempt does counts no more
+    said: bool = False  # an outcome already contains the working message
+    lost: bool = False  # the compare-and-set of `working` was lost: this attempt does not count
     settled: bool = False
-    exited: bool = False  # job code raised SystemExit or KeyboardInterrupt itself
-    seen: EventRecord | None = None  # at Begin, if it was untouched and nothing was written of it here since
+    exited: bool = False  # job code raised SystemExit or KeyboardInterrupt
+    seen: EventRecord | None = None  # the Event at Begin, if untouched and not written by this process since
     job: CurrentJob | None = None
     _notes: list[Note] = field(default_factory=list)
     _free: list[None] = field(default_factory=lambda: [None])
 
     def acquire(self) -> bool:
-        """Whether this thread alone may now say what is recorded of it. Not where another thread does, or it is settled.
+        """Makes this thread the only one to record the ticket; False if another thread is, or it is settled.
 
-        One step that needs no lock: on one that all threads of a process share they would wait for each other.
+        Atomic without a lock: threads would contend for a lock shared by all tickets.
         """
         try:
             self._free.pop()
@@ -112,25 +111,25 @@ class Ticket:
         return True
 
     def free(self) -> None:
-        """The thread that acquired it has handed over what it says, and it is not settled by that."""
+        """Releases an acquired ticket that was not settled."""
         self._free.append(None)
 
     def finish(self, result: Any, limit: int = 65_536) -> None:
-        """It returned; ``result`` is kept if it is JSON of at most ``limit`` bytes."""
+        """The job returned; ``result`` is kept if it is JSON of at most ``limit`` bytes."""
         self.status, self.reason, self.failure = Status.FINISH, Reason.RETURNED, None
         self.result, note = _result(result, limit)
         if note:
             self._notes.append(Note("working", note))
 
     def fail(self, error: BaseException) -> None:
-        """The business said no."""
-        self._forget_result()
+        """The job refused, for a business reason."""
+        self._drop_result()
         self.status, self.reason = Status.FAILED, Reason.REFUSED
         self.failure = Failure(clean(str(getattr(error, "code", "failed")))[:64] or "failed", clean(str(error)))
 
     def raised(self, error: BaseException) -> None:
-        """It raised: a bug, a timeout, an interruption."""
-        self._forget_result()
+        """The job raised: a bug, a timeout, an interruption."""
+        self._drop_result()
         if isinstance(error, JobTimeout):
             self.status, self.reason, self.failure = Status.ERROR, Reason.TIMEOUT, Failure("timeout", str(error))
             return
@@ -139,21 +138,21 @@ class Ticket:
             return
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         self.status, self.reason = Status.ERROR, Reason.RAISED
-        # SystemExit and KeyboardInterrupt of job code's own: said as an interruption, retried as any error.
+        # SystemExit and KeyboardInterrupt of job code: reported as an interruption, retried like an error.
         self.exited = isinstance(error, SystemExit | KeyboardInterrupt)
         self.failure = Failure("interrupted" if self.exited else "raised", clean(text))
 
-    def _forget_result(self) -> None:
-        """A middleware around the one that records may raise after the job returned: what it returned counts no more."""
+    def _drop_result(self) -> None:
+        """Drops the result: a middleware outside the recording one may raise after the job returned."""
         self.result, self._notes = None, []
 
 
 class Tracker:
     """Records the life of jobs in the ledger, for any engine.
 
-    ``elsewhere``: the engine keeps, delivers and retries its jobs by itself, and they carry no fence (``attempt`` of every
-    :class:`Arrival` is None). Then the outcome of a copy counts as long as the Event is open, the engine's word alone says
-    whether another attempt follows, and nothing of it ever waits in the ledger for our dispatcher.
+    ``elsewhere``: the engine itself keeps, delivers and retries its jobs, without a fence (``attempt`` of every
+    :class:`Arrival` is None). Then the outcome of any copy counts while the Event is open, the engine alone decides on
+    another attempt, and no job waits in the ledger for our dispatcher.
     """
 
     def __init__(self, ledger: Ledger, recorder: Recorder, *, elsewhere: bool = False) -> None:
@@ -166,18 +165,18 @@ class Tracker:
         self._working_text = ledger.catalogue("working")
 
     def now(self) -> int:
-        """What time it is in the ledger, in microseconds: what is due later is written by that clock."""
+        """The ledger's time, in microseconds."""
         return self._ledger.now()
 
     # -- 1. begin
 
     def begin(self, arrivals: Sequence[Arrival]) -> list[Ticket]:
-        """A ticket for each of a batch of jobs, in order; one read for all that run for the first time, one for the others.
+        """Tickets for a batch of jobs, in order; one query for those that run for the first time, one for the others.
         Raises LedgerUnavailable.
 
-        A job without an Event (pushed by hand, or by another program) is given a stand-alone one now.
+        A job without an Event (pushed by hand, or by another program) gets a stand-alone one.
         """
-        records = self._look([arrival.job_id for arrival in arrivals])
+        records = self._read_narrow([arrival.job_id for arrival in arrivals])
         missing = [arrival for arrival in arrivals if arrival.job_id not in records]
         if missing:
             self.enqueue(missing)
@@ -185,14 +184,14 @@ class Tracker:
         return [self._ticket(arrival, records[arrival.job_id]) for arrival in arrivals]
 
     def known(self, job_id: str) -> Ticket | None:
-        """The ticket of a job that carries no fence; None where it has no Event. Raises LedgerUnavailable."""
+        """The ticket of a job without a fence; None if it has no Event. Raises LedgerUnavailable."""
         record = self._read([job_id]).get(job_id)
         return None if record is None else self._ticket(Arrival(job_id, None, record.worker_name, record.queue), record)
 
     def lent(self, job: Ready) -> Ticket:
-        """The ticket of a job that the ledger has just lent this process: the loan was the question."""
+        """The ticket of a job that the ledger has just lent to this process; the loan replaces Begin."""
         seen = None
-        if job.attempt == 1 and job.retries == 0:  # nothing can have been written of it but the loan
+        if job.attempt == 1 and job.retries == 0:  # nothing but the loan can have been written
             row = Row(Status.ENQUEUE, reserved=True, process=self._ledger.identity)
             seen = EventRecord(
                 job.event_id, job.job_id, job.task_id, None, row, None, job.row, None, None, job.worker_name, job.queue,
@@ -200,8 +199,8 @@ class Tracker:
             )  # fmt: skip
         return Ticket(Begin.RUN, job.job_id, job.event_id, job.task_id, job.attempt, job.retries, awaited=True, seen=seen)
 
-    def _look(self, job_ids: Sequence[str]) -> dict[str, EventRecord]:
-        """As :meth:`_read`, with a narrower look first: only what that does not find is read as a whole."""
+    def _read_narrow(self, job_ids: Sequence[str]) -> dict[str, EventRecord]:
+        """:meth:`_read`, with a narrower query first for untouched Events."""
         with self._ledger.database.read() as connection:
             records = {record.job_id: record for record in read_untouched(connection, job_ids)}
         others = [job_id for job_id in job_ids if job_id not in records] if len(records) < len(job_ids) else []
@@ -222,10 +221,10 @@ class Tracker:
         )  # fmt: skip
 
     def enqueue(self, arrivals: Sequence[Arrival]) -> None:
-        """Makes stand-alone Events of jobs that are in their engine's queue already. Ids that are known are left.
+        """Creates stand-alone Events for jobs that are in their engine's queue already; skips known ids.
 
-        A copy that outlived its Event is given one at its own attempt: at any other its fence would have it dropped, and
-        the Event would wait for nothing. Raises :class:`~asynctask.errors.InputError` for what the database cannot hold.
+        A copy that outlived its Event gets one at its own attempt; otherwise its fence would drop it, and the Event would
+        wait for ever. Raises :class:`~asynctask.errors.InputError` for values that the database cannot store.
         """
         jobs = [NewJob(a.job_id, a.worker_name, a.queue, a.params, a.attempt or 1, a.options) for a in arrivals]
         engine = engine_of(self._ledger.identity)
@@ -234,9 +233,9 @@ class Tracker:
     # -- 2. start
 
     def start(self, ticket: Ticket) -> None:
-        """It is being performed now. For a watched job the ``working`` status is in the ledger when this returns.
+        """Marks the job as performed now. For a watched job, ``working`` is in the ledger when this returns.
 
-        If the ticket is ``lost`` then, the attempt is another's or over: acknowledge the job and do not perform it.
+        If the ticket is ``lost`` then, acknowledge the job and do not perform it: the attempt is another's, or over.
         """
         ticket.started_at = self._ledger.now()
         self._running[id(ticket)] = (self._ledger.clock.monotonic(), ticket)
@@ -246,19 +245,18 @@ class Tracker:
             done.wait()
 
     def note_long(self, older_than_s: float) -> None:
-        """Has ``working`` recorded of jobs that run for longer than this, once each; called at a steady beat."""
+        """Records ``working`` of jobs that run for longer than this, once each; called periodically."""
         limit = self._ledger.clock.monotonic() - older_than_s
         with self._lock:
             long = [t for begun, t in self._started() if begun <= limit and not t.said and t.status is None]
-            # Acquired until it is handed over: what is settled meanwhile stands behind it. Not every engine's jobs have a
-            # fence.
-            mine = [ticket for ticket in long if ticket.acquire()]
-            self._recorder.put([self._working(ticket) for ticket in mine])
-            for ticket in mine:
+            # Held until handed over, so that a later outcome follows it: not every engine has a fence.
+            acquired = [ticket for ticket in long if ticket.acquire()]
+            self._recorder.put([self._working(ticket) for ticket in acquired])
+            for ticket in acquired:
                 ticket.free()
 
     def running(self) -> list[Ticket]:
-        """Tickets that were started and not settled."""
+        """Tickets started and not settled."""
         return [ticket for _, ticket in self._started()]
 
     def _started(self) -> list[tuple[float, Ticket]]:
@@ -267,13 +265,13 @@ class Tracker:
     def _acquire(self, ticket: Ticket) -> bool:
         if ticket.acquire():
             return True
-        with self._lock:  # `note_long` holds it while it has acquired any
+        with self._lock:  # held by `note_long` while it holds tickets
             return ticket.acquire()
 
-    def _settled(self, ticket: Ticket) -> None:
+    def _mark_settled(self, ticket: Ticket) -> None:
         ticket.settled = True
         self._running.pop(id(ticket), None)
-        ticket.job = None  # it holds the ticket: a reference cycle would wait for the garbage collector
+        ticket.job = None  # breaks the reference cycle, which would wait for the garbage collector
 
     def _working(self, ticket: Ticket, done: Callable[[], None] | None = None) -> Outcome:
         notes = self._opening(ticket)
@@ -289,9 +287,9 @@ class Tracker:
             elsewhere=self._elsewhere, awaited=done is not None,
         )  # fmt: skip
 
-    def _begun(self, ticket: Ticket) -> Outcome:
-        """``working`` of a lent job that has begun, with its messages unless another outcome of it has them: that one waits
-        for a later flush, and must read what this one writes."""
+    def _working_of_follower(self, ticket: Ticket) -> Outcome:
+        """``working`` of a lent job that has begun. Its messages are left out if another outcome has them, which is flushed
+        later and must read what this one writes."""
         with self._lock:
             if not ticket.settled and not ticket.said and ticket.started_at is not None:
                 return self._working(ticket)
@@ -315,17 +313,16 @@ class Tracker:
         then: Callable[[bool], None] | None = None,
         follower: Ticket | None = None,
     ) -> None:
-        """Hands the outcome to the group commit. ``then`` is called once it is committed, with whether it was won.
+        """Hands the outcome to the group commit. ``then`` is called after the commit, with whether it was won.
 
-        ``retry_at`` (microseconds) where another attempt follows; ``discarded`` says why the engine gave the job up
-        outside its own code; ``follower`` is a lent job that begins now in the place of this one. Settling twice does
-        nothing: the first word stands.
+        ``retry_at`` (microseconds): another attempt follows; ``discarded``: why the engine gave the job up outside its
+        code; ``follower``: a lent job that begins now in this one's place. Settling twice does nothing.
         """
         if not ticket.awaited:
             if self._acquire(ticket):
                 self._hand_over(ticket, retry_at, discarded, then, None)
             return
-        with self._lock:  # whoever finds it settled finds its outcome handed over, see `_begun`
+        with self._lock:  # a settled ticket's outcome is handed over under this lock, see `_working_of_follower`
             if ticket.acquire():
                 self._hand_over(ticket, retry_at, discarded, then, follower)
 
@@ -339,16 +336,16 @@ class Tracker:
     ) -> None:
         outcome = self._outcome(ticket, retry_at, discarded, then)
         if follower is not None:
-            outcome.follower = Follower(follower.event_id, partial(self._begun, follower))
-            outcome.awaited = False  # its place is taken: nobody waits for it
-        self._settled(ticket)
+            outcome.follower = Follower(follower.event_id, partial(self._working_of_follower, follower))
+            outcome.awaited = False  # the follower has its place, so nothing waits for it
+        self._mark_settled(ticket)
         self._recorder.put([outcome])
 
     def release(self, ticket: Ticket, then: Callable[[bool], None] | None = None) -> None:
-        """A fetched job that was not run: back to the ledger, or cancelled with its Task."""
+        """Returns a fetched job to the ledger unrun, or cancels it with its Task."""
         if not self._acquire(ticket):
             return
-        self._settled(ticket)
+        self._mark_settled(ticket)
         cancelled = ticket.verdict is Begin.CANCEL
         status, reason = (Status.CANCELLED, Reason.CANCELLED) if cancelled else (Status.ENQUEUE, Reason.GIVEN_BACK)
         outcome = Outcome(
@@ -357,15 +354,16 @@ class Tracker:
         self._recorder.put([outcome])
 
     def forget(self, ticket: Ticket) -> None:
-        """An attempt that was lost before it was performed: nothing of it is recorded, its copy may be acknowledged."""
+        """Drops an attempt lost before it was performed: records nothing; its copy may be acknowledged."""
         self._acquire(ticket)
-        self._settled(ticket)
+        self._mark_settled(ticket)
 
     def put_off(self, tickets: Sequence[tuple[Ticket, str]], until: int) -> None:
-        """Fetched jobs that cannot be performed here wait in the ledger until ``until`` (microseconds), no retry spent.
+        """Makes fetched jobs that cannot be performed here wait in the ledger until ``until`` (microseconds), spending no
+        retry.
 
-        Each comes with a message that says why; it is not said again while it is the last one that the Event has.
-        Committed when this returns: their copies may be acknowledged. Raises LedgerUnavailable.
+        Each has a message with the reason, which is not repeated while it is the Event's last one. Committed on return, so
+        the copies may be acknowledged. Raises LedgerUnavailable.
         """
         applied = self._put_off(tickets, until)
         for ticket, _ in tickets:
@@ -386,7 +384,7 @@ class Tracker:
             if record.task_state == State.CANCELLED:
                 change.notes = [Note("cancelled", self._ledger.catalogue("cancelled"))]
                 return cancel(record.row)
-            if not _last_is(record.messages, why):
+            if not _last_message_is(record.messages, why):
                 change.notes = [Note("enqueue", why)]
             return give_back(record.row, now=until)
 
@@ -399,10 +397,10 @@ class Tracker:
         if discarded is not None:
             ticket.status, ticket.reason = Status.ERROR, Reason.DISCARDED
             ticket.failure = Failure("discarded", self._ledger.catalogue("discarded", discarded))
-        elif ticket.status is None:  # nobody between the engine and the job said what came of it
+        elif ticket.status is None:  # no middleware recorded a result
             ticket.status, ticket.reason = Status.FINISH, Reason.RETURNED
         elif self._elsewhere and ticket.reason is Reason.INTERRUPTED and retry_at is None:
-            # Our own runtime runs what it interrupted again, always; another engine may have given it up with that.
+            # Our runtime always repeats what it interrupted; another engine may have given it up.
             ticket.reason, ticket.exited = Reason.RAISED, True
             ticket.failure = Failure("interrupted", self._ledger.catalogue("interrupted"))
         notes = self._opening(ticket) if ticket.started_at is not None else []
@@ -438,7 +436,7 @@ class Tracker:
         return notes
 
 
-def _last_is(messages: str | None, text: str) -> bool:
+def _last_message_is(messages: str | None, text: str) -> bool:
     said = orjson.loads(messages) if messages else []
     return bool(said) and said[-1].get("message") == text
 
@@ -464,16 +462,16 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-# -- The middleware that leaves the record of a tracked job; the table of what it records is in docs/middleware.md.
+# -- the middleware that records a tracked job; docs/middleware.md has the table of what it records
 
 TICKET = "asynctask.ticket"
-"""Where the runtime leaves the ticket of a tracked job, in the job's ``state``."""
+"""Key of a tracked job's ticket in the job's ``state``."""
 
 
 class TaskEventMiddleware:
-    """Notes when the job starts and what it came to; a business refusal ends here, anything else is raised on.
+    """Records the start and the result of the job; stops a business refusal, re-raises everything else.
 
-    It writes nothing itself: the runtime around it decides first whether a retry follows, and then settles the ticket.
+    Writes nothing itself: the runtime around it first decides on a retry, then settles the ticket.
     """
 
     def __init__(self, tracker: Tracker, max_result_bytes: int = 65_536) -> None:
@@ -487,7 +485,7 @@ class TaskEventMiddleware:
         self._tracker.start(ticket)
         try:
             result = call_next()
-        except AttemptLost:  # the ticket is not this thread's to write on
+        except AttemptLost:  # the ticket does not belong to this thread any more
             raise
         except BaseException as error:
             if worker.refuses(error) and not interrupted(job, error):

@@ -317,10 +317,10 @@ def test_who_looks_because_a_ring_may_have_been_lost_did_not_come_too_late(broke
     def look() -> float:
         assert broker.exchange("p", [], ["default"], 1) == []
         wait_for(lambda: broker.wait(0.5), "it is time to look")
-        return broker._not_before
+        return broker._quiet_until
 
     wait_for(lambda: look() > 0.0, "it has heard that it can hear now, and found nothing")
-    after_a_ring = broker._not_before
+    after_a_ring = broker._quiet_until
     assert [look() for _ in range(3)] == [after_a_ring] * 3
 
 
@@ -337,7 +337,7 @@ def test_copies_that_are_large_come_one_by_one(broker: SqlBroker, monkeypatch: p
     monkeypatch.setattr(dialects, "_results", counted)
     broker.push([a_copy(n) for n in range(12)])
     taken = broker.exchange("p", [], ["default"], 6)
-    monkeypatch.setattr(dialects, "_TOGETHER", 10)
+    monkeypatch.setattr(dialects, "_PACKED_BYTES", 10)
     taken += broker.exchange("p", [], ["default"], 6)
     assert [copy.key for copy in taken] == [a_copy(n).key for n in range(12)]
     assert rows == [1, 6]

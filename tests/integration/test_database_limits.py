@@ -428,7 +428,7 @@ def test_a_commit_that_a_read_only_server_refuses_does_not_stand(
 ) -> None:
     """Nobody asks then what became of it: the server has said so."""
     database = Database(as_user(store, ordinary))
-    monkeypatch.setattr(Database, "_landed", lambda self, mark: pytest.fail("it was asked"))
+    monkeypatch.setattr(Database, "_is_committed", lambda self, mark: pytest.fail("it was asked"))
     commit = Database._commit
 
     def read_only_before(self: Database, *args: Any) -> None:

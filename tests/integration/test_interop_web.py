@@ -348,8 +348,8 @@ def test_sidekiqmon_counts_what_we_wrote(world: RedisWorld, broker: RedisBroker,
     broker.hold(SCHEDULE, [Held(a_job(1), NOW)])
     broker.hold(RETRY, [Held(failed(a_job(n)), NOW + n) for n in (1, 2)])
     broker.hold(DEAD, [Held(failed(a_job(n)), app.clock.now()) for n in (1, 2, 3)])
-    broker.count("stat:processed", 1_234)
-    broker.count("stat:failed", 5)
+    broker._counters.add("stat:processed", 1_234)
+    broker._counters.add("stat:failed", 5)
     with world.working(app, "none", "other", concurrency=3) as launcher:
         assert launcher.showing is not None
         launcher.showing.beat()

@@ -146,7 +146,7 @@ def test_a_deadlock_is_tried_again_and_counts_once(world: World) -> None:
 @SERVERS
 @pytest.mark.parametrize("sent", [True, False])
 def test_a_commit_whose_answer_is_lost_is_looked_up(world: World, sent: bool) -> None:
-    """Taken out: `_landed` (it guessed either way): one of the two cases came out wrong."""
+    """Taken out: `_is_committed` (it guessed either way): one of the two cases came out wrong."""
     app = world.app()
     database = app.ledger.database
     with database.engine.connect() as connection:
@@ -203,7 +203,7 @@ def test_a_transaction_that_still_runs_behind_a_lost_connection_is_ended_before_
         holder.exec_driver_sql("INSERT INTO write_marks (owner, number, at) VALUES ('it', 5, 1)")
         driver: Any = holder.connection.driver_connection
         mark = _Mark(5, driver.thread_id(), "it")
-        assert database._landed(mark) is False
+        assert database._is_committed(mark) is False
         holder.invalidate()
     assert world.one("SELECT COUNT(*) FROM write_marks WHERE owner = ?", "it") == 0
 

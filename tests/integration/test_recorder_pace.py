@@ -89,7 +89,7 @@ def test_a_task_whose_last_outcome_comes_just_before_the_end_of_the_process_is_c
 def test_a_large_task_is_closed_beside_the_outcomes_of_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows are asked whether they are over, all of them: what ends meanwhile is recorded all the same."""
     app = world.app()
-    monkeypatch.setattr("asynctask.ledger.recorder._AT_ONCE", 0)
+    monkeypatch.setattr("asynctask.ledger.recorder._MAX_INLINE_JOBS", 0)
     monkeypatch.setattr("asynctask.ledger.recorder.close_small", lambda ledger, task_ids: [])
     asked, go_on = threading.Event(), threading.Event()
 
@@ -136,7 +136,7 @@ def test_an_outcome_of_which_its_task_waits_ends_the_long_wait(world: World) -> 
     taken: list[int] = []
     # Without the one that is awaited it would wait for an hour, and this test for ever.
     recorder._linger = lambda: 3_600.0  # type: ignore[method-assign]
-    taker = threading.Thread(target=lambda: taken.append(len(recorder._take() or [])), daemon=True)
+    taker = threading.Thread(target=lambda: taken.append(len(recorder._next_batch() or [])), daemon=True)
     taker.start()
     recorder.put([Outcome(1, 1, Status.FINISH, Reason.RETURNED)])
     recorder.put([Outcome(2, 1, Status.FINISH, Reason.RETURNED)])

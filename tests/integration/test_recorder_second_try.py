@@ -183,7 +183,7 @@ def test_a_task_whose_thread_cannot_be_started_is_left_to_the_sweep(
     recorder = Recorder(app.ledger, busy_for=lambda: 5.0)  # so it looks between flushes, where nothing else catches it
     tracker = Tracker(app.ledger, recorder)
     recorder.start()
-    monkeypatch.setattr(closer, "_AT_ONCE", 0)
+    monkeypatch.setattr(closer, "_MAX_INLINE_JOBS", 0)
     monkeypatch.setattr(closer, "close_small", lambda ledger, task_ids: [])
     monkeypatch.setattr(closer, "Thread", Refused)
     told: list[bool] = []

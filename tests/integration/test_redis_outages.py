@@ -256,7 +256,7 @@ def test_a_worker_process_starts_and_ends_in_order_while_redis_is_away(on_redis:
 def test_after_a_failover_the_work_goes_on_at_the_new_primary(
     tmp_path: Path, store: Store, own: OwnRedis, quick: None, redis_release: str
 ) -> None:
-    """Taken out: `Server._let_go`. What was connected stayed with the old primary, which took no writes any more."""
+    """Taken out: `Server._drop_idle`. What was connected stayed with the old primary, which took no writes any more."""
     (tmp_path / "new").mkdir()
     with (
         OwnRedis(tmp_path / "new", release=redis_release) as new, Proxy(own.port) as proxy, new.client() as at_new,
@@ -531,12 +531,12 @@ def test_counts_outlast_a_full_server_and_count_once_when_a_fetch_fails(own: Own
     done = broker.exchange("p", [], ["default"], 1)
     with own.client() as client:
         client.config_set("maxmemory", "1")
-        broker.count("stat:processed", 3)
+        broker._counters.add("stat:processed", 3)
         broker.exchange("p", done, ["default"], 1)
         assert client.get("stat:processed") == b"3"
         client.config_set("maxmemory", "0")
         client.set("queue:wrong", "x")
-        broker.count("stat:processed", 4)
+        broker._counters.add("stat:processed", 4)
         with pytest.raises(BrokerUnavailable, match="holds a string"):
             broker.exchange("p", [], ["wrong"], 1)
         broker.exchange("p", [], ["default"], 1)

@@ -64,8 +64,8 @@ def test_what_a_process_rings_itself_wakes_only_those_of_its_threads_that_wait_f
         with database.write() as connection:
             notify(connection, JOBS)
         for waker in (jobs, others):
-            wait_for(lambda waker=waker: waker.wait(0.1) and waker.rung, "it is told", LONG_S)
-        wait_for(lambda: others.wait(0.1) or others._look_s >= 1.0, "what there was to hear is heard")
+            wait_for(lambda waker=waker: waker.wait(0.1) and waker.signalled, "it is told", LONG_S)
+        wait_for(lambda: others.wait(0.1) or others._poll_s >= 1.0, "what there was to hear is heard")
         assert not ledger._event.is_set()
 
 
@@ -91,7 +91,7 @@ def test_the_first_slice_of_a_long_list_wakes_whoever_is_on_duty_while_the_rest_
 
         def items() -> Iterator[dict[str, int]]:
             yield from ({"n": n} for n in range(FIRST_SLICE))
-            wait_for(lambda: waker.wait(0.1) and waker.rung, "it is told", LONG_S)
+            wait_for(lambda: waker.wait(0.1) and waker.signalled, "it is told", LONG_S)
             heard_of_it.append(True)
             yield {"n": FIRST_SLICE}
 

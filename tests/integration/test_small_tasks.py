@@ -180,7 +180,7 @@ def together(group: GroupSubmit, wholes: list[NewWhole]) -> list[Any]:
             found[at] = error
 
     threads = [threading.Thread(target=submit, args=(at,)) for at in range(len(wholes))]
-    with group._turn:
+    with group._commit_lock:
         for thread in threads:
             thread.start()
         wait_for(lambda: len(group._waiting) == len(wholes), "all of them wait", 10)

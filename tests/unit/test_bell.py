@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from asynctask.database.notify import Bell
+from asynctask.database.notify import SqliteChannel
 
 TOPICS = ("jobs", "ledger")
 
@@ -14,26 +14,26 @@ TOPICS = ("jobs", "ledger")
 class Looks:
     """In the place of the event that ends the looking: notes the pause before each look, and rings before some."""
 
-    def __init__(self, looks: int, ringer: Bell, rings_before: set[int]) -> None:
+    def __init__(self, looks: int, ringer: SqliteChannel, rings_before: set[int]) -> None:
         self.pauses: list[float] = []
         self._looks, self._ringer, self._rings_before = looks, ringer, rings_before
 
     def wait(self, seconds: float) -> bool:
         self.pauses.append(seconds)
         if len(self.pauses) in self._rings_before:
-            assert self._ringer.ring is not None
-            self._ringer.ring(None, ("jobs",))
+            assert self._ringer.send is not None
+            self._ringer.send(None, ("jobs",))
         return len(self.pauses) > self._looks
 
 
 def looked(folder: Path, *, hurried: bool, looks: int, rings_before: set[int]) -> tuple[list[float], int]:
     """The pauses between looks, and how many rings were heard."""
-    bell, ringer = Bell(folder / "a.bell", TOPICS), Bell(folder / "a.bell", TOPICS)
+    bell, ringer = SqliteChannel(folder / "a.bell", TOPICS), SqliteChannel(folder / "a.bell", TOPICS)
     if hurried:
-        bell.hurry()
+        bell.expect_jobs()
     seen = Looks(looks, ringer, rings_before)
     bell._ended = seen  # type: ignore[assignment]
-    first, *rings = list(bell.heard())
+    first, *rings = list(bell.receive())
     assert first == TOPICS, "what was rung before is not known"
     assert all(ring == ("jobs",) for ring in rings)
     bell.close()

@@ -1,7 +1,7 @@
-"""Looking into the queues and sets of one Redis server, and tidying them up, as Ruby's own tools do it.
+"""Inspection and cleanup of the queues and sets on a Redis server, compatible with Ruby's tools.
 
-An entry of a set is ``SCORE-JID``, as Ruby's tools print it in their addresses. Where they take everything of one score
-out and put the neighbours back, a script here removes the one member by its text: nothing else moves.
+The key of a set's entry is ``SCORE-JID``, as in the URLs of Ruby's tools. Those take all entries of a score out and put the
+others back; here a script removes the one member by its text, and nothing else moves.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from asynctask.brokers.admin import (
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
 from asynctask.brokers.redis.envelope import MALFORMED, held_key, key_of, opened, sealed_for_set, shown
 from asynctask.brokers.redis.presence import process_facts
-from asynctask.brokers.redis.server import Server
+from asynctask.brokers.redis.server import Keys, Server
 from asynctask.clock import SECOND, Clock, micros
 from asynctask.errors import InputError
 from asynctask.wire.payload import Malformed, dump, parse, write_time
@@ -38,13 +38,13 @@ __all__ = ["RedisOperations", "Sets", "score", "time_of"]
 
 _SETS: Final = (SCHEDULE, RETRY, DEAD)
 _MOST_NAMES: Final = 1_000
-_AT_A_LOOK: Final = 500
+_SCAN_BATCH: Final = 500
 _PART: Final = 50
 _PAGE_BYTES: Final = 33_554_432
 _SAME_SCORE: Final = 10_000
 _SIGNAL_S: Final = 60
 _MAX_KEY: Final = 255
-# Whatever a score can be, as Python writes it: 1700000000.5, 5e-07, -inf.
+# Any score as Python formats it: 1700000000.5, 5e-07, -inf.
 _KEY: Final = re.compile(r"(-?(?:[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?|inf))-(.+)", re.DOTALL)
 _GLOB: Final = str.maketrans({c: f"\\{c}" for c in "*?[]\\^-"})
 
@@ -68,8 +68,8 @@ class RedisOperations:
         found, paused_names = self._server.ask(("SMEMBERS", self._keys.queues), ("SMEMBERS", self._keys.paused))
         paused = {_text(name) for name in paused_names}
         names = sorted({_text(name) for name in found} | paused)[:_MOST_NAMES]
-        looks = [look for name in names for look in self._look(name)]
-        answers = iter(self._server.ask(*looks)) if looks else iter(())
+        commands = [command for name in names for command in self._facts_commands(name)]
+        answers = iter(self._server.ask(*commands)) if commands else iter(())
         facts = []
         for name in names:
             length, oldest = next(answers), next(answers)
@@ -78,7 +78,7 @@ class RedisOperations:
             facts.append(QueueFacts(name, int(length), at, name in paused, next_class))
         return facts
 
-    def _look(self, name: str) -> tuple[tuple[str, str], tuple[str, str, int]]:
+    def _facts_commands(self, name: str) -> tuple[tuple[str, str], tuple[str, str, int]]:
         key = self._keys.queue(name)
         return ("LLEN", key), ("LINDEX", key, -1)
 
@@ -95,18 +95,17 @@ class RedisOperations:
         return Page([_job(raw, queue) for raw in _bounded(part, len, offset, limit)], int(length))
 
     def delete_job(self, queue: str, key: str) -> Copy | None:
-        """The queue is looked through from the newest to the oldest, up to 100,000: what others fetch meanwhile does not
-        move what was not looked at yet."""
+        """Searches from the newest to the oldest, up to 100,000 jobs: concurrent fetches do not move those not yet seen."""
         name = self._keys.queue(queue)
-        for first in range(0, LOOKED_THROUGH, _AT_A_LOOK):
-            (texts,) = self._server.ask(("LRANGE", name, first, first + _AT_A_LOOK - 1))
+        for first in range(0, LOOKED_THROUGH, _SCAN_BATCH):
+            (texts,) = self._server.ask(("LRANGE", name, first, first + _SCAN_BATCH - 1))
             for raw in texts:
                 job = _job(raw, queue)
                 if job.key == key:
                     held = held_key(job.copy.key) if job.copy.attempt else ""
                     taken = self._server.run("take_out", (name, self._keys.held), (raw, held))
                     return job.copy if taken else None
-            if len(texts) < _AT_A_LOOK:
+            if len(texts) < _SCAN_BATCH:
                 return None
         return None
 
@@ -127,14 +126,9 @@ class RedisOperations:
 
     # -- sets
 
-    def _key(self, set_name: str) -> str:
-        if set_name not in _SETS:
-            raise InputError(f"there is no set {set_name!r}; there are {', '.join(_SETS)}")
-        return self._keys(set_name)
-
     def entries(self, set_name: str, *, offset: int = 0, limit: int = 100, newest: bool = False) -> Page:
         checked_window(offset, limit)
-        key = self._key(set_name)
+        key = _set_key(self._keys, set_name)
         (total,) = self._server.ask(("ZCARD", key))
         found = _bounded(
             lambda first, size: self._members(key, first, first + size - 1, newest=newest),
@@ -152,25 +146,25 @@ class RedisOperations:
     def find(self, set_name: str, text: str, *, limit: int = 100) -> Found:
         checked_window(0, limit)
         pattern = f"*{checked_text(text).translate(_GLOB)}*"
-        key = self._key(set_name)
+        key = _set_key(self._keys, set_name)
         found: dict[bytes, float] = {}
-        cursor, looks = 0, 0
+        cursor, commands = 0, 0
         while True:
             cursor, part = self._scan(key, cursor, pattern)
             found.update(part)
-            looks += 1
-            if cursor == 0 or len(found) > limit or looks * _AT_A_LOOK >= LOOKED_THROUGH:
+            commands += 1
+            if cursor == 0 or len(found) > limit or commands * _SCAN_BATCH >= LOOKED_THROUGH:
                 break
         ordered = sorted(found.items(), key=lambda each: (each[1], each[0]))
         return Found([_entry(raw, at) for raw, at in ordered[:limit]], cursor == 0 and len(found) <= limit)
 
     def _scan(self, key: str, cursor: int, pattern: str) -> tuple[int, dict[bytes, float]]:
         redis = self._server.redis
-        at, part = self._server.guarded(lambda: redis.zscan(key, cursor, pattern, _AT_A_LOOK), (key,), repeat=True)
+        at, part = self._server.guarded(lambda: redis.zscan(key, cursor, pattern, _SCAN_BATCH), (key,), repeat=True)
         return int(at), {raw: float(member_score) for raw, member_score in part}
 
     def entry(self, set_name: str, key: str) -> Entry | None:
-        name = self._key(set_name)
+        name = _set_key(self._keys, set_name)
         at, _ = _split(key)
         redis = self._server.redis
         there = self._server.guarded(
@@ -179,7 +173,7 @@ class RedisOperations:
         return next((found for raw in there if (found := _entry(raw, at)).key == key), None)
 
     def restart(self, set_name: str, entries: Sequence[Entry]) -> int:
-        name, now = self._key(set_name), self._clock.now()
+        name, now = _set_key(self._keys, set_name), self._clock.now()
         numbers: dict[str, int] = {}
         moves: list[Any] = []
         for each in distinct(entries):
@@ -191,18 +185,18 @@ class RedisOperations:
         return int(self._server.run("release", keys, (score(now), len(numbers), *numbers, *moves)))
 
     def kill(self, set_name: str, entries: Sequence[Entry]) -> int:
-        name, now = self._key(set_name), self._clock.now()
+        name, now = _set_key(self._keys, set_name), self._clock.now()
         if set_name == DEAD:
             raise InputError("what is dead cannot be killed; delete it, or start it again", code="bad_action")
         moves = [text for each in distinct(entries) for text in (_raw(each), _as_dead(each))]
         if not moves:
             return 0
         oldest = score(now - self._dead_timeout_s * SECOND)
-        args = (score(now), oldest, self._dead_max - 1, *moves)  # one less than the limit, as Ruby trims it
+        args = (score(now), oldest, self._dead_max - 1, *moves)  # one less than the limit, as in Ruby
         return int(self._server.run("bury", (name, self._keys.dead), args))
 
     def delete(self, set_name: str, entries: Sequence[Entry]) -> int:
-        name = self._key(set_name)
+        name = _set_key(self._keys, set_name)
         members = [_raw(each) for each in distinct(entries)]
         if not members:
             return 0
@@ -210,24 +204,26 @@ class RedisOperations:
         return int(gone)
 
     def reschedule(self, set_name: str, entry: Entry, at: int) -> bool:
-        name, member = self._key(set_name), _raw(entry)
+        name, member = _set_key(self._keys, set_name), _raw(entry)
         if at <= 0:
             raise InputError("a time before 1970 is none to wait for", code="bad_time")
         there, _ = self._server.ask(("ZSCORE", name, member), ("ZADD", name, "XX", score(at), member))
         return there is not None
 
     def clear(self, set_name: str) -> int:
-        (gone,) = self._server.ask(("ZREMRANGEBYRANK", self._key(set_name), 0, -1), repeat=False)
+        (gone,) = self._server.ask(("ZREMRANGEBYRANK", _set_key(self._keys, set_name), 0, -1), repeat=False)
         return int(gone)
 
     # -- processes
 
     def processes(self) -> list[RemoteProcess]:
-        """Those of the set ``processes`` whose own key has not run out."""
+        """The members of the set ``processes`` whose own key has not expired."""
         (names,) = self._server.ask(("SMEMBERS", self._keys("processes")))
         identities = sorted(_text(name) for name in names)[:_MOST_NAMES]
-        asked = [("HMGET", self._keys(name), "info", "busy", "beat", "quiet", "rss", "concurrency") for name in identities]
-        answers = self._server.ask(*asked) if asked else []
+        queries = [
+            ("HMGET", self._keys(name), "info", "busy", "beat", "quiet", "rss", "concurrency") for name in identities
+        ]
+        answers = self._server.ask(*queries) if queries else []
         return [
             RemoteProcess(identity, process_facts(identity, answer))
             for identity, answer in zip(identities, answers, strict=True)
@@ -244,17 +240,23 @@ class RedisOperations:
 
 
 def _bounded(part: Callable[[int, int], list[T]], size_of: Callable[[T], int], offset: int, limit: int) -> list[T]:
-    """A page in small parts, ended early where its texts are huge: anybody can push what no memory holds a page of."""
+    """A page read in small parts, cut short by huge texts: clients can push more than fits into memory."""
     found: list[T] = []
     size = 0
     while len(found) < limit and size < _PAGE_BYTES:
         wanted = min(_PART, limit - len(found))
-        some = part(offset + len(found), wanted)
-        found += some
-        size += sum(map(size_of, some))
-        if len(some) < wanted:
+        batch = part(offset + len(found), wanted)
+        found += batch
+        size += sum(map(size_of, batch))
+        if len(batch) < wanted:
             break
     return found
+
+
+def _set_key(keys: Keys, set_name: str) -> str:
+    if set_name not in _SETS:
+        raise InputError(f"there is no set {set_name!r}; there are {', '.join(_SETS)}")
+    return keys(set_name)
 
 
 def _check_queue(queue: str) -> None:
@@ -285,7 +287,7 @@ def _raw(entry: Entry) -> bytes:
 
 
 def _as_dead(entry: Entry) -> bytes:
-    """As it lies in its set, unless the pages of the dead could not show that."""
+    """The entry's text in a form for the dead set."""
     return shown(entry.raw, entry.copy.queue).encode("utf-8", "surrogateescape")
 
 
@@ -293,26 +295,25 @@ def _text(raw: bytes | str) -> str:
     return raw.decode("utf-8", "surrogateescape") if isinstance(raw, bytes) else raw
 
 
-# -- The sets ``schedule``, ``retry`` and ``dead``, as Sidekiq has them: payloads by the second they are due (or died).
+# -- the sets ``schedule``, ``retry`` and ``dead``: payloads by the second in which they are due (or died), as in Sidekiq
 #
-# A score is float seconds to the microsecond, so that neighbours rarely share one: Ruby's tools find an entry by its score.
+# A score is float seconds to the microsecond: Ruby's tools find an entry by its score, so neighbours should not share one.
 
 _LAST_S: Final = 253_402_300_799.0
 
 
 def score(at: int) -> str:
-    """Microseconds as the score of a set's member."""
+    """Microseconds as a score."""
     return repr(at / SECOND)
 
 
 def time_of(at: float) -> int:
-    """The score of a member as microseconds. Anybody can write one that is no time: then the nearest that is, from 1970 to
-    the year 9999."""
+    """A score as microseconds, clamped to the years 1970 to 9999: clients can write any score."""
     return micros(min(max(at, 0.0), _LAST_S))
 
 
 class Sets:
-    """The sets of one server. ``dead_max``, ``dead_timeout_s``: how many dead jobs are kept, and for how many seconds."""
+    """The sets of one server; arguments as of :class:`RedisOperations`."""
 
     def __init__(self, server: Server, clock: Clock, *, dead_max: int, dead_timeout_s: int) -> None:
         self._server = server
@@ -320,18 +321,14 @@ class Sets:
         self._dead_max = dead_max
         self._dead_timeout_s = dead_timeout_s
 
-    def _key(self, set_name: str) -> str:
-        if set_name not in _SETS:
-            raise InputError(f"there is no set {set_name!r}; there are {', '.join(_SETS)}")
-        return self._server.keys(set_name)
-
     def hold(self, set_name: str, copies: Sequence[Held], process: str | None) -> None:
-        """Puts copies into a set; those of a process only if they are still in its list, so that a repeat does nothing."""
+        """Puts copies into a set; those of a process only if still in its list, so that a repeat does nothing."""
         if not copies:
             return
-        keys, key = self._server.keys, self._key(set_name)
+        keys = self._server.keys
+        key = _set_key(keys, set_name)
         oldest = score(self._clock.now() - self._dead_timeout_s * SECOND) if set_name == DEAD else ""
-        args: list[Any] = [process or "", oldest, self._dead_max - 1]  # one less than the limit, as Ruby trims it
+        args: list[Any] = [process or "", oldest, self._dead_max - 1]  # one less than the limit, as in Ruby
         for held in copies:
             tracked = held_key(held.copy.key) if held.copy.attempt else ""
             text = sealed_for_set(held.copy).encode("utf-8", "surrogateescape")
@@ -339,12 +336,13 @@ class Sets:
         self._server.run("hold", (key, keys.fetched(process or ""), keys.held, keys.holders), args, repeat=True)
 
     def release_due(self, set_name: str, now: int, limit: int) -> int:
-        """Moves due members to their queues: read here, changed here, and moved by a script only where still there.
+        """Moves due members to their queues: read and rewritten here, moved by a script if still there.
 
-        So a crash at any moment leaves a member in the set or in its queue, and two pollers of whatever language move it
-        once. Client middleware does not run. What is no job goes to the dead, unchanged. Returns how many were due.
+        So after a crash a member is in the set or in its queue, and concurrent pollers of any language move it once. Client
+        middleware does not run. A text that is no job goes to the dead set unchanged. Returns how many were due.
         """
-        keys, key = self._server.keys, self._key(set_name)
+        keys = self._server.keys
+        key = _set_key(keys, set_name)
         due = ("ZRANGEBYSCORE", key, "-inf", score(now), "LIMIT", 0, limit)
         (members,) = self._server.ask(due)
         if not members:
@@ -362,8 +360,8 @@ class Sets:
         return len(members)
 
     def members(self, set_name: str, limit: int) -> list[Held]:
-        """The first members, in the order of their scores."""
-        key = self._key(set_name)
+        """The first members, by score."""
+        key = _set_key(self._server.keys, set_name)
         if limit <= 0:
             return []
         found = self._server.guarded(
@@ -373,8 +371,8 @@ class Sets:
 
 
 def _renewed(member: bytes, now: int) -> tuple[str, str | bytes]:
-    """(queue, payload to push): the member with a new ``enqueued_at``; no queue, and what the dead get, for what is no
-    job."""
+    """(queue, payload to push): the member with a new ``enqueued_at``; for a text that is no job, no queue, and the text
+    for the dead set."""
     copy = opened(member, None)
     if not copy.jid.startswith(MALFORMED):
         try:

@@ -1,13 +1,12 @@
-"""The broker that is a Redis server, in the keys and texts of Sidekiq.
+"""The broker on a Redis server, in Sidekiq's keys and format, so that Ruby's tools and workers see its queues and sets.
 
-Ruby's tools and workers see its queues and sets as their own. What Sidekiq has no word for lies in keys of its own
-(:mod:`asynctask.brokers.redis.server`) and in one member of the payload (:mod:`asynctask.brokers.redis.envelope`):
+What Sidekiq does not have lies in separate keys (:mod:`asynctask.brokers.redis.server`) and in one member of the payload
+(:mod:`asynctask.brokers.redis.envelope`):
 
-* a fetched copy lies in its process's own list, moved there by the script that took it from its queue;
-* a tracked copy is held once: the scripts keep the set of what is held. A job that nobody tracks, such as one that Ruby
-  pushed, is in no such set, and a push of it that is repeated because its answer was lost makes two: at least once, as in
-  Ruby;
-* a queue knows no priorities: what matters waits in the ledger until the dispatcher's next round.
+* a fetched copy lies in the process's own list, moved there by the script that takes it from its queue;
+* a tracked copy is held once, by the scripts' set of held copies. Untracked jobs, such as those that Ruby pushes, are not
+  in it: a push repeated because its answer was lost makes two. At least once, as in Ruby;
+* a queue has no priorities: jobs wait in the ledger until the dispatcher's next round.
 """
 
 from __future__ import annotations
@@ -35,26 +34,25 @@ from asynctask.logs import get_logger
 __all__ = ["RedisBroker", "Waiter"]
 
 PUSHED_AT_ONCE: Final = 10_000
-"""Copies of one script call; a larger push is made of several, each all or none."""
+"""Copies per script call; a larger push takes several calls, each all or none."""
 
 DEATHS_S: Final = 259_200
-"""Seconds for which it is remembered how often a job was taken back from the dead."""
+"""Seconds for which the count of a job's dead processes is kept."""
 
 LOOKED_THROUGH: Final = 10_000
-"""A queue up to this length is read to see whether a tracked copy is still in it; in a longer one it is believed to be."""
+"""The longest queue that is read to check for a tracked copy; a longer one is assumed to hold it."""
 
 _WITHDRAWN_AT_ONCE: Final = 2_000
-_TOO_LATE_MOST_S: Final = 0.015
-_TOO_LATE_S: Final = 0.001
+_MAX_BACKOFF_S: Final = 0.015
+_BACKOFF_S: Final = 0.001
 
 
 class RedisBroker:
     """Jobs in Redis.
 
     Arguments: the server's ``url``; the ``namespace`` of every key; ``clock`` and ``ids``; ``connections``, the most that
-    it opens beside the one that waits; ``timeout_s`` of a connect or an answer; ``dead_max`` and ``dead_timeout_s``: how
-    many dead jobs are kept, and for how long. Connects when it is first needed. Raises ConfigError for a URL or a namespace
-    that cannot be.
+    it opens, besides the one that waits; ``timeout_s`` of a connect or an answer; ``dead_max`` and ``dead_timeout_s``: how
+    many dead jobs are kept, and for how long. Connects on first use. Raises ConfigError for an invalid URL or namespace.
     """
 
     capabilities = Capabilities(priority=False, blocking=True, survives_restart=True, polled=True, pauses=True)
@@ -77,16 +75,16 @@ class RedisBroker:
         self._sets = Sets(self._server, self._clock, dead_max=dead_max, dead_timeout_s=dead_timeout_s)
         self._operations = RedisOperations(self._server, self._clock, dead_max=dead_max, dead_timeout_s=dead_timeout_s)
         self._waiter = Waiter(self._server, self._clock)
-        self._batches = (ids or SystemIds(self._clock)).nonce()  # handles of another broker object are never ours
+        self._batches = (ids or SystemIds(self._clock)).nonce()  # makes handles unique to this broker object
         self._numbers = itertools.count(1)
         self._counters = Counters()
         self._statistics = Statistics(self._clock, self._counters)
         self._queues: tuple[str, ...] | None = None  # of the last fetch; None before the first one
         self._seen_empty: tuple[str, ...] = ()
-        self._heard = False
-        self._too_late = 0
+        self._notified = False
+        self._misses = 0
 
-    # -- the way of a job
+    # -- jobs in transit
 
     def push(self, copies: Sequence[Copy]) -> None:
         for first in range(0, len(copies), PUSHED_AT_ONCE):
@@ -95,7 +93,7 @@ class RedisBroker:
     def _push(self, copies: Sequence[Copy]) -> None:
         texts = [sealed(copy) for copy in copies]
         queues = list(dict.fromkeys(copy.queue for copy in copies))
-        if len(queues) == 1 and not any(copy.attempt for copy in copies):  # as Ruby's own client does it
+        if len(queues) == 1 and not any(copy.attempt for copy in copies):  # the commands of Ruby's client
             (queue,) = queues
             self._server.ask(("SADD", self._keys.queues, queue), ("LPUSH", self._keys.queue(queue), *texts), repeat=False)
             return
@@ -120,29 +118,21 @@ class RedisBroker:
         args: list[Any] = [process, max(0, limit), batch, self._clock.now() // SECOND, len(queues), *queues, len(counters)]
         args += [word for (_, keep_s), by in counters.items() for word in (by, keep_s)]
         try:
-            # A fetch is not repeated: what its lost answer carried lies in the process's list, and is found there.
+            # A fetch is not repeated: copies of a lost answer lie in the process's list, and are found there.
             repeat = limit <= 0 and not counters
             answer = self._server.run("exchange", keys, (*args, *_acknowledged(done)), repeat=repeat)
         except BrokerUnavailable:
             self._counters.put_back(counters)
             raise
-        copies = self._arrived(queues, *answer, batch=batch)
+        copies = self._opened(queues, *answer, batch=batch)
         if limit > 0 and queues:
-            self._note(queues, dry=len(copies) < limit, found=bool(copies))
+            self._note_fetch(queues, exhausted=len(copies) < limit, found=bool(copies))
         return copies
-
-    def count(self, name: str, by: int, keep_s: int = 0) -> None:
-        """Adds to a counter, such as ``stat:processed``, with the next exchange: in its round trip.
-
-        Arguments: the key's ``name`` without the namespace; ``keep_s``: seconds after which it is forgotten, 0 for never.
-        An exchange whose answer is lost counts again.
-        """
-        self._counters.add(name, by, keep_s)
 
     def _own(self, process: str) -> tuple[str, str, str]:
         return self._keys.fetched(process), self._keys.held, self._keys.holders
 
-    def _arrived(
+    def _opened(
         self, queues: Sequence[str], counts: Sequence[int], texts: Sequence[bytes], deaths: Sequence[bytes], *, batch: Any
     ) -> list[Copy]:
         copies: list[Copy] = []
@@ -168,7 +158,7 @@ class RedisBroker:
         args: list[Any] = [process, self._clock.now() // SECOND + DEATHS_S, DEATHS_S, push, len(queues), *queues]
         for copy in copies:
             key = held_key(copy.key) if copy.attempt else ""
-            args += (numbers[copy.queue], copy.handle or "", key, copy.jid, copy.deaths, _named(copy))
+            args += (numbers[copy.queue], copy.handle or "", key, copy.jid, copy.deaths, _renamed_text(copy))
         keys = (*self._own(process), self._keys.queues, self._keys.deaths, *map(self._keys.queue, queues))
         self._server.run("put_back", keys, args, repeat=True)
 
@@ -180,7 +170,7 @@ class RedisBroker:
         return taken
 
     def _withdraw_from(self, queue: str, task_id: int, limit: int, taken: list[Key]) -> None:
-        """From the newest to the oldest: what others fetch meanwhile does not move what was not looked at yet."""
+        """From the newest to the oldest: concurrent fetches do not move the copies not yet looked at."""
         at = 0
         gone = f"withdrawn {self._batches}.{next(self._numbers)}"
         while len(taken) < limit:
@@ -191,7 +181,7 @@ class RedisBroker:
             taken += [key_of(_text(key)) for key in found]
             at += looked - len(found)
 
-    # -- what is where
+    # -- queries
 
     def holds(self, keys: Collection[Key]) -> set[Key]:
         asked = [key for key in keys if key[1] > 0]
@@ -203,7 +193,7 @@ class RedisBroker:
         doubtful: list[Key] = []
         for queue, waiting_keys in waiting.items():
             doubtful += self._not_in(queue, waiting_keys)
-        # One that is not there any more has just been fetched, or a tool deleted it.
+        # A copy that is not there was fetched just now, or deleted by a tool.
         still = {key for key, place in self._places(doubtful).items() if place == "p"} if doubtful else set()
         return {key for key, place in places.items() if place} - (set(doubtful) - still)
 
@@ -215,7 +205,6 @@ class RedisBroker:
         return {key: _text(place) for key, place in zip(keys, places, strict=True)}
 
     def _not_in(self, queue: str, keys: Sequence[Key]) -> list[Key]:
-        """Those of the keys whose copy the queue does not have."""
         name = self._keys.queue(queue)
         (length,) = self._server.ask(("LLEN", name))
         if length > LOOKED_THROUGH:
@@ -241,7 +230,7 @@ class RedisBroker:
         fields, deaths = self._server.ask(("HGETALL", name), ("HGETALL", self._keys.deaths))
         found = fields.items() if isinstance(fields, dict) else zip(fields[::2], fields[1::2], strict=True)
         copies = [opened(text, _text(field).split(":", 2)[2], _text(field)) for field, text in found]
-        copies.sort(key=lambda copy: _age(copy.handle))
+        copies.sort(key=lambda copy: _fetch_order(copy.handle))
         self._count_all_deaths(copies, deaths)
         return copies
 
@@ -263,7 +252,7 @@ class RedisBroker:
         self.exchange(process, copies, (), 0)
 
     def presence(self, about: About) -> Presence:
-        """How a worker process is seen by Sidekiq's tools. One for each broker object: they share what it counts."""
+        """Shows a worker process to Sidekiq's tools. One per broker object: they share its counters."""
         return RedisPresence(self._server, self._clock, self._counters, self._statistics, about)
 
     # -- the sets of untracked jobs
@@ -284,29 +273,29 @@ class RedisBroker:
     # -- waiting
 
     def wait(self, timeout: float) -> bool:
-        """Waits for news of the queues of the last fetch; before the first one, of any queue; after one of no queue, for
-        :meth:`wake` alone.
+        """Waits for changes of the queues of the last fetch; before the first one, of any queue; after a fetch from no
+        queue, for :meth:`wake` only.
 
-        Of many idle processes each is told, and one has the job. Who came too late hangs back a little, a few milliseconds
-        at most: a hundred of them must not all run at once for each job.
+        Every idle process is notified of a job that one gets. After misses it backs off for a few milliseconds, so that not
+        a hundred processes run for each job.
         """
-        if self._too_late and self._heard:
-            self._waiter.rest(min(_TOO_LATE_S * 2 ** min(self._too_late, 8), _TOO_LATE_MOST_S))
+        if self._misses and self._notified:
+            self._waiter.rest(min(_BACKOFF_S * 2 ** min(self._misses, 8), _MAX_BACKOFF_S))
         if self._queues == ():
             return self._waiter.doze(timeout)
         news = self._waiter.wait(timeout, self._queues or (), self._seen_empty)
         if news:
             self._seen_empty = ()
-        self._heard = self._waiter.told
+        self._notified = self._waiter.notified
         return news
 
-    def _note(self, queues: Sequence[str], *, dry: bool, found: bool) -> None:
+    def _note_fetch(self, queues: Sequence[str], *, exhausted: bool, found: bool) -> None:
         self._queues = tuple(dict.fromkeys(queues))
-        self._seen_empty = self._queues if dry else ()
+        self._seen_empty = self._queues if exhausted else ()
         if found:
-            self._too_late = 0
-        elif self._heard:
-            self._too_late += 1
+            self._misses = 0
+        elif self._notified:
+            self._misses += 1
 
     def wake(self) -> None:
         self._waiter.wake()
@@ -316,19 +305,19 @@ class RedisBroker:
         self._server.close()
 
     def health_check(self) -> Mapping[str, Any]:
-        """Facts about the server and what is wrong with it, see :meth:`Server.health_check`."""
+        """Facts about the server and its problems, see :meth:`Server.health_check`."""
         return self._server.health_check()
 
 
 def _acknowledged(done: Sequence[Copy]) -> list[Any]:
-    """The end of an exchange's arguments."""
+    """The last part of an exchange's arguments."""
     untracked = [copy.handle or "" for copy in done if not copy.attempt]
     tracked = [word for copy in done if copy.attempt for word in (copy.handle or "", held_key(copy.key))]
     return [len(untracked), *untracked, *tracked]
 
 
-def _named(copy: Copy) -> str:
-    """The text to put back for a job that came without an id, with the one that it has now; empty: as it stood."""
+def _renamed_text(copy: Copy) -> str:
+    """The text to put back for a job that came without an id: with its new one. Empty: unchanged."""
     if copy.attempt or copy.jid in copy.payload or copy.jid.startswith(MALFORMED):
         return ""
     return sealed(copy)
@@ -340,7 +329,7 @@ def _count_deaths(copies: Sequence[Copy], deaths: Sequence[bytes]) -> None:
         copy.deaths = counts.get(copy.jid, 0)
 
 
-def _age(handle: str) -> tuple[str, int, int]:
+def _fetch_order(handle: str) -> tuple[str, int, int]:
     batch, n, _ = handle.split(":", 2)
     broker, _, number = batch.partition(".")
     return broker, int(number), int(n)
@@ -350,54 +339,53 @@ def _text(raw: bytes | str) -> str:
     return raw.decode("utf-8", "surrogateescape") if isinstance(raw, bytes) else raw
 
 
-# -- Waiting for news of queues without taking anything from them, and without asking again and again.
+# -- waiting for changes of queues, without fetching and without polling
 #
-# Redis tells a connection which keys change (CLIENT TRACKING in broadcast mode, from version 6 on): that takes no setting
-# of the server, and hears what any client of any language pushes. Where a server or a proxy does not offer it, the wait
-# is cut into short ones, and whoever waits looks for itself.
+# CLIENT TRACKING in broadcast mode (Redis 6 and later) notifies a connection of changed keys, whatever client changed them,
+# and needs no server setting. Where a server or proxy does not offer it, waits are short and the caller polls.
 
 LOOK_S: Final = 0.5
-"""Seconds of one wait at a server that tells no news."""
+"""Seconds of one wait without client tracking."""
 
 
 class Waiter:
-    """The one connection of a process that waits. :meth:`wait` is for one thread at a time, :meth:`wake` for any."""
+    """The waiting connection of a process. :meth:`wait` is for one thread at a time, :meth:`wake` for any."""
 
     def __init__(self, server: Server, clock: Clock) -> None:
         self._server = server
         self._clock = clock
         self._lock = threading.Lock()
         self._connection: Any = None
-        self._moves = 0  # of the server, when it was connected
-        self._unread = 0  # answers that were not waited for
-        self._tells = True  # whether this server tells news at all
-        self.told = False  # whether the last wait ended with news, not with :meth:`wake`
+        self._moves = 0  # the server's, when this connection was made
+        self._unread_replies = 0  # replies not read yet
+        self._tracks = True  # whether the server offers client tracking
+        self.notified = False  # whether a notification, not :meth:`wake`, ended the last wait
         self._woken = False
         self._closed = False
-        self._ear, self._bell = socket.socketpair()
-        self._ear.setblocking(False)
-        self._bell.setblocking(False)
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_reader.setblocking(False)
+        self._wake_writer.setblocking(False)
 
     def wait(self, timeout: float, queues: Sequence[str], empty: Sequence[str]) -> bool:
         """Waits for a change of one of these queues (none: of any), for :meth:`wake`, or ``timeout`` seconds.
 
-        ``empty`` are queues that were seen empty: if one is not any more, that is news. Returns whether there was any.
-        Raises :class:`BrokerUnavailable`.
+        ``empty``: queues that were empty when last seen; if one is not any more, that is a change. Returns whether there
+        was a change or a wake-up. Raises :class:`BrokerUnavailable`.
         """
         until = self._clock.monotonic() + timeout
         with self._lock:
-            self.told = False
+            self.notified = False
             if self._closed:
                 return True
             try:
-                found = self._listen(queues, empty) if self._tells else False
-                if not self._tells:
+                found = self._listen(queues, empty) if self._tracks else False
+                if not self._tracks:
                     self._rest(min(until, self._clock.monotonic() + LOOK_S))
                     return self._was_woken() or bool(empty)
-                self.told = found
-                news = found or self._heard(until)
+                self.notified = found
+                news = found or self._await_change(until)
                 self._connection.send_command("CLIENT", "TRACKING", "OFF")
-                self._unread += 1
+                self._unread_replies += 1
                 return news
             except (redis.exceptions.RedisError, OSError) as error:
                 self._disconnect()
@@ -406,15 +394,15 @@ class Waiter:
                 ) from error
 
     def rest(self, seconds: float) -> None:
-        """Rests for so long, or until :meth:`wake`, which still ends the next wait."""
+        """Sleeps, or until :meth:`wake`, which still ends the next wait."""
         with self._lock:
             if not self._closed:
                 self._rest(self._clock.monotonic() + seconds)
 
     def doze(self, seconds: float) -> bool:
-        """Waits for :meth:`wake` alone; returns whether it came."""
+        """Waits for :meth:`wake` only; returns whether it came."""
         with self._lock:
-            self.told = False
+            self.notified = False
             if self._closed:
                 return True
             self._rest(self._clock.monotonic() + seconds)
@@ -424,62 +412,62 @@ class Waiter:
         """Ends the wait, or the next one."""
         self._woken = True
         try:
-            self._bell.send(b"!")
-        except OSError:  # it rings already, or is closed
+            self._wake_writer.send(b"!")
+        except OSError:  # the socket is full, or closed
             pass
 
     def close(self) -> None:
-        """Ends the connection, and every wait from now on."""
+        """Closes the connection and ends every wait from now on."""
         self._closed = True
         self.wake()
         with self._lock:
             self._disconnect()
-            self._ear.close()
-            self._bell.close()
+            self._wake_reader.close()
+            self._wake_writer.close()
 
     # -- the connection
 
     def _listen(self, queues: Sequence[str], empty: Sequence[str]) -> bool:
-        """Asks to be told; returns whether there is news already."""
+        """Turns tracking on; returns whether there is a change already."""
         keys = self._server.keys
         if self._connection is not None and self._moves != self._server.moves:
-            self._disconnect()  # it may listen to the primary that was
+            self._disconnect()  # it may be a connection to the former primary
         if self._connection is None:
             self._moves = self._server.moves
-            self._connection, self._unread = self._server.listener(), 0
+            self._connection, self._unread_replies = self._server.listener(), 0
         connection = self._connection
-        prefixes = _shortest(keys.queue(name) for name in queues) if queues else [keys.queue("")]
+        prefixes = _without_overlaps(keys.queue(name) for name in queues) if queues else [keys.queue("")]
         words = [word for prefix in prefixes for word in ("PREFIX", prefix)]
         connection.send_command("CLIENT", "TRACKING", "ON", "BCAST", *words)
-        if empty:  # looked at after it listens, lest a push falls between
+        if empty:  # after tracking is on, so that no push is missed in between
             connection.send_command("SMISMEMBER", keys.paused, *empty)
         for name in empty:
             connection.send_command("LLEN", keys.queue(name))
-        for _ in range(self._unread):
-            self._answer()
-        self._unread = 0
-        listening = self._answer()
-        paused = self._answer() if empty else []
-        lengths = [self._answer() for _ in empty]
+        for _ in range(self._unread_replies):
+            self._read_reply()
+        self._unread_replies = 0
+        listening = self._read_reply()
+        paused = self._read_reply() if empty else []
+        lengths = [self._read_reply() for _ in empty]
         if isinstance(listening, Exception):
-            self._tells = False
+            self._tracks = False
             get_logger("asynctask.redis").warning("redis_tells_no_news", error=str(listening), look_s=LOOK_S)
             return False
         if isinstance(paused, Exception) or any(isinstance(length, Exception) for length in lengths):
-            return True  # whoever fetches now is told what is wrong
+            return True  # the fetch reports the error
         return any(length > 0 and not stopped for length, stopped in zip(lengths, paused, strict=True))
 
-    def _answer(self) -> Any:
-        """The next answer, past all news; an error is returned too."""
+    def _read_reply(self) -> Any:
+        """The next reply, skipping notifications; returns an error, too."""
         try:
             return self._connection.read_response()
         except redis.exceptions.ResponseError as error:
             return error
 
-    def _heard(self, until: float) -> bool:
-        """Whether anything was told before ``until``, or :meth:`wake` was called."""
+    def _await_change(self, until: float) -> bool:
+        """Waits for a notification or :meth:`wake`; returns whether one came before ``until``."""
         with selectors.DefaultSelector() as selector:
-            selector.register(self._ear, selectors.EVENT_READ)
+            selector.register(self._wake_reader, selectors.EVENT_READ)
             selector.register(self._connection._sock, selectors.EVENT_READ)
             while True:
                 news = False
@@ -487,7 +475,7 @@ class Waiter:
                     self._connection.read_response(push_request=True)
                     news = True
                 if self._was_woken() or news:
-                    self.told = news
+                    self.notified = news
                     return True
                 left = until - self._clock.monotonic()
                 if left <= 0:
@@ -496,14 +484,14 @@ class Waiter:
 
     def _rest(self, until: float) -> None:
         with selectors.DefaultSelector() as selector:
-            selector.register(self._ear, selectors.EVENT_READ)
+            selector.register(self._wake_reader, selectors.EVENT_READ)
             if not self._woken:
                 selector.select(max(0.0, until - self._clock.monotonic()))
 
     def _was_woken(self) -> bool:
         woken, self._woken = self._woken, False
         try:
-            while self._ear.recv(64):
+            while self._wake_reader.recv(64):
                 pass
         except BlockingIOError:
             pass
@@ -515,8 +503,8 @@ class Waiter:
             self._connection = None
 
 
-def _shortest(prefixes: Any) -> list[str]:
-    """Prefixes without those that begin with another one: Redis refuses what overlaps."""
+def _without_overlaps(prefixes: Any) -> list[str]:
+    """Prefixes without those that begin with another one: Redis refuses overlaps."""
     kept: list[str] = []
     for prefix in sorted(prefixes):
         if not kept or not prefix.startswith(kept[-1]):

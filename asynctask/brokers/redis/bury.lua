@@ -1,8 +1,8 @@
--- Moves members of a set to the dead, each only if it is still there, and keeps the dead within their limits.
+-- Moves members of a set to the dead set, each only if it is still there, and keeps the dead set within its limits.
 -- KEYS: 1 the set, 2 dead
--- ARGV: 1 the second that it is now, 2 score below which the dead are dropped, 3 how many may stay, then for each: the member, and
---       how it lies there
--- Returns how many were moved.
+-- ARGV: 1 now in seconds, 2 score below which dead members are dropped, 3 number of members to keep, then for each: the member,
+--       and its text in the dead set
+-- Returns the number moved.
 local moved = 0
 redis.call('ZCARD', KEYS[2])
 for i = 4, #ARGV, 2 do

@@ -1,4 +1,4 @@
-"""A client that only pushes: jobs for whoever works Sidekiq's format, in Ruby or in Python. It needs no database.
+"""A client that only pushes jobs, for workers of Sidekiq's format in Ruby or Python. It needs no database.
 
 .. code-block:: python
 
@@ -10,9 +10,9 @@
     hard.perform_in(60, 1, "two")
     hard.set(queue="critical").perform_bulk([[1], [2], [3]])
 
-Such a job is tracked by nobody, unless whoever runs it tracks its worker. No client middleware runs, but what ``outgoing``
-is: an application puts its own there. If the connection breaks while a push is on its way, the push raises, and may have
-been done: push again, and the job may run twice.
+Such a job is untracked, unless the process that runs it tracks its worker. No client middleware runs except ``outgoing``,
+with which an application runs its own. If the connection breaks during a push, the push raises but may have succeeded;
+pushed again, the job may run twice.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from asynctask.wire.payload import REMOTE, When, check, check_names, check_value
 __all__ = ["BATCH", "Outgoing", "RedisClient", "RemoteWorker"]
 
 BATCH: Final = 1_000
-"""Jobs of one round trip of :meth:`RedisClient.push_bulk`."""
+"""Jobs per round trip of :meth:`RedisClient.push_bulk`."""
 
 MAX_PAYLOAD_BYTES: Final = 4_194_304
 _NO_LIST: Final = "each job's arguments must be a list: [[1], [2]], not [1, 2]"
@@ -40,15 +40,15 @@ _Due = tuple[str, dict[str, Any], int | None]
 
 T = TypeVar("T")
 Outgoing = Callable[[dict[str, Any]], Mapping[str, Any] | None]
-"""Asked of each job before it is pushed; gives it back as it is to be pushed, or None to stop it."""
+"""Called for each job before it is pushed; returns the job to push, or None to stop it."""
 
 
 class RedisClient:
     """Pushes jobs.
 
     Arguments: the server's ``url``; the ``namespace`` of every key; ``connections``; ``timeout_s`` of a connect or an
-    answer; ``clock`` and ``ids``; ``outgoing``, what is asked of each job. Connects when it is first needed. Raises
-    ConfigError for a URL that cannot be.
+    answer; ``clock`` and ``ids``; ``outgoing``, called for each job. Connects on first use. Raises ConfigError for an
+    invalid URL.
     """
 
     def __init__(
@@ -84,17 +84,17 @@ class RedisClient:
     def remote_worker(
         self, name: str, *, queue: str = "default", retry: bool | int = True, active_job: bool = False, **options: Any
     ) -> RemoteWorker:
-        """A worker that another process runs; arguments as of :class:`RemoteWorker`."""
+        """A worker run by another process; arguments as of :class:`RemoteWorker`."""
         return RemoteWorker(name, self, queue=queue, retry=retry, active_job=active_job, **options)
 
-    # -- jobs as Sidekiq's client takes them
+    # -- jobs in the form of Sidekiq's client
 
     def push(self, item: Mapping[str, Any]) -> str | None:
-        """Pushes one job; returns its jid, or None where ``outgoing`` stopped it.
+        """Pushes one job; returns its jid, or None if ``outgoing`` stopped it.
 
-        Arguments: ``item`` with ``class`` and ``args``, and what else it needs: ``queue``, ``retry``, ``at`` (seconds since
-        1970: it waits in the schedule), ``tags``, any member of its own. Raises :class:`InputError` for what is no job,
-        nothing is written then; BrokerUnavailable.
+        ``item`` has ``class`` and ``args``, and optionally ``queue``, ``retry``, ``at`` (seconds since 1970: it waits in
+        the schedule), ``tags``, any other member. Raises :class:`InputError` for an invalid job, and writes nothing then;
+        BrokerUnavailable.
         """
         due = self._job(item, self._ids.jid())
         if due is None:
@@ -105,11 +105,11 @@ class RedisClient:
     def push_bulk(
         self, item: Mapping[str, Any], args: Iterable[Sequence[Any]], at: float | Sequence[float] | None = None
     ) -> list[str | None]:
-        """Pushes many jobs that differ in their arguments, 1,000 in a round trip; returns their jids.
+        """Pushes many jobs that differ in their arguments, 1,000 per round trip; returns their jids.
 
-        Arguments: ``item`` as of :meth:`push`, without ``args`` and ``jid``; ``args``, any iterable of lists, gone through
-        as they are pushed; ``at``: one time for all or a list of one for each, in seconds since 1970. Raises as
-        :meth:`push`; slices before the one that failed are pushed then.
+        ``item``: as of :meth:`push`, without ``args`` and ``jid``; ``args``: any iterable of lists, consumed during the
+        push; ``at``: one time for all or a list of one for each, in seconds since 1970. Raises as :meth:`push`; earlier
+        slices are pushed then.
         """
         if "jid" in item:
             raise InputError("many jobs cannot share one jid: leave 'jid' out", code="bad_job")
@@ -121,15 +121,15 @@ class RedisClient:
             ids = self._ids.jids(len(part))
             jobs: Sequence[_Due | None]
             if at is None and "at" not in item and self._outgoing is None:
-                jobs = self._alike(item, part, ids)
+                jobs = self._bulk_jobs(item, part, ids)
             else:
-                jobs = [self._job(self._one_of(item, each, times), jid) for each, jid in zip(part, ids, strict=True)]
+                jobs = [self._job(self._item_of(item, each, times), jid) for each, jid in zip(part, ids, strict=True)]
             self._send([due for due in jobs if due is not None])
             jids += [None if due is None else str(due[1]["jid"]) for due in jobs]
         return jids
 
-    def _alike(self, item: Mapping[str, Any], part: Sequence[Any], ids: Sequence[str]) -> list[_Due]:
-        """Jobs that are to run now and differ in arguments and jid alone: what they share is checked once."""
+    def _bulk_jobs(self, item: Mapping[str, Any], part: Sequence[Any], ids: Sequence[str]) -> list[_Due]:
+        """Jobs to run now that differ in arguments and jid only: validates the common members once."""
         frame, _ = normalise({**item, "args": ()}, jid=ids[0], now=self._clock.now())
         frame["enqueued_at"] = write_time(self._clock.now())
         jobs: list[_Due] = []
@@ -143,7 +143,7 @@ class RedisClient:
         return jobs
 
     @staticmethod
-    def _one_of(item: Mapping[str, Any], args: Any, times: Iterator[Any]) -> dict[str, Any]:
+    def _item_of(item: Mapping[str, Any], args: Any, times: Iterator[Any]) -> dict[str, Any]:
         if not isinstance(args, list | tuple):
             raise InputError(_NO_LIST, code="bad_job")
         try:
@@ -156,11 +156,11 @@ class RedisClient:
         now = self._clock.now()
         job, at = normalise(item, jid=jid, now=now)
         if self._outgoing is not None:
-            left = self._outgoing(job if at is None else {**job, "at": at / SECOND})
-            if left is None:
+            filtered = self._outgoing(job if at is None else {**job, "at": at / SECOND})
+            if filtered is None:
                 return None
             try:
-                job, at = normalise(left, jid=job["jid"], now=now)
+                job, at = normalise(filtered, jid=job["jid"], now=now)
                 dump(job)
             except InputError as error:
                 raise InputError(f"a client middleware left what cannot be pushed: {error}", code=error.code) from None
@@ -171,7 +171,7 @@ class RedisClient:
         return _text_of(job), job, at
 
     def _send(self, jobs: Sequence[_Due]) -> None:
-        """One pipeline: what is to run now by queue, what is to wait into the schedule."""
+        """Sends one pipeline: pushes jobs to run now to their queues, adds the others to the schedule."""
         if not jobs:
             return
         keys, commands = self._server.keys, list[Command]()
@@ -186,20 +186,20 @@ class RedisClient:
             commands += [("SADD", keys.queues, queue), ("LPUSH", keys.queue(queue), *texts)]
         if waiting:
             commands.append(("ZADD", keys(SCHEDULE), *map(str, waiting)))
-        self._server.ask(*commands, repeat=not queues)  # a member of a set is there once, however often it is put there
+        self._server.ask(*commands, repeat=not queues)  # adding to a set is idempotent, a push is not
 
-    # -- Sidekiq's verbs, by the worker's name
+    # -- Sidekiq's verbs by the worker's name
 
     def perform_async(self, worker: str, *args: Any) -> str | None:
         """Pushes a job of this worker; returns its jid."""
         return self.push({"class": worker, "args": args})
 
     def perform_in(self, when: When, worker: str, *args: Any) -> str | None:
-        """Pushes a job that is due after so many seconds or that time; returns its jid."""
+        """Pushes a job due after that many seconds or at that time; returns its jid."""
         return RemoteWorker(worker, self).perform_in(when, *args)
 
     def perform_at(self, when: When, worker: str, *args: Any) -> str | None:
-        """Pushes a job that is due at that time; returns its jid."""
+        """Pushes a job due at that time; returns its jid."""
         return RemoteWorker(worker, self).perform_at(when, *args)
 
     def perform_bulk(self, worker: str, args: Iterable[Sequence[Any]]) -> list[str | None]:
@@ -207,7 +207,7 @@ class RedisClient:
         return self.push_bulk({"class": worker}, args)
 
     def due(self, when: When) -> float | None:
-        """Seconds since 1970 of a time, or of a span from now; None if that is over. Raises :class:`InputError`."""
+        """A time, or a span from now, in seconds since 1970; None if it is past. Raises :class:`InputError`."""
         now = self._clock.now()
         at = due_at(when, now)
         return None if at <= now else at / SECOND
@@ -215,10 +215,10 @@ class RedisClient:
     def active_job(
         self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], *, queue: str, at: float | None = None
     ) -> dict[str, Any]:
-        """The members of a job that Rails' ActiveJob performs as the class ``name``: what :meth:`push` takes.
+        """The members of a job of Rails' ActiveJob class ``name``, for :meth:`push`.
 
-        Arguments: the job's own ``args`` and ``keywords``, of any type that :mod:`asynctask.wire.activejob` knows; ``at``
-        in seconds since 1970. Raises :class:`InputError`.
+        ``args`` and ``keywords``: the job's own, of types that :mod:`asynctask.wire.activejob` supports; ``at``: seconds
+        since 1970. Raises :class:`InputError`.
         """
         now = rfc3339(self._clock.now()) or ""
         due: dict[str, Any] = {} if at is None else {"scheduled_at": rfc3339(micros(at))}
@@ -226,14 +226,14 @@ class RedisClient:
 
 
 class RemoteWorker:
-    """A worker that another process runs, by its name: for Ruby a constant, such as ``Shop::HardWorker``.
+    """A worker run by another process, by its name: for Ruby a constant, such as ``Shop::HardWorker``.
 
     Arguments: its ``name``; the ``client`` that pushes; ``queue``; ``retry`` (true: 25 times, false: never, a number);
-    ``active_job``, whether it is a job of Rails' ActiveJob: arguments may be of any type that
-    :mod:`asynctask.wire.activejob` knows then, and have keywords. ``options``: ``retry_for``, ``retry_queue``, ``dead``,
-    ``backtrace``, ``tags``, ``log_level``, ``display_class``, and ``members``, a dict of whatever else the payload is to
-    hold (:mod:`asynctask.wire.payload`). Raises ConfigError for another, :class:`InputError` for a value that cannot be.
-    The verbs raise as :meth:`RedisClient.push`.
+    ``active_job``: a job of Rails' ActiveJob, whose arguments may have all types that :mod:`asynctask.wire.activejob`
+    supports, and keywords. ``options``: ``retry_for``, ``retry_queue``, ``dead``, ``backtrace``, ``tags``, ``log_level``,
+    ``display_class``, and ``members``, a dict of further members of the payload (:mod:`asynctask.wire.payload`). Raises
+    ConfigError for an unknown option, :class:`InputError` for an invalid value. The verbs raise as
+    :meth:`RedisClient.push`.
     """
 
     def __init__(
@@ -258,35 +258,34 @@ class RemoteWorker:
         return f"<RemoteWorker {self.name} on {self._options['queue']}>"
 
     def set(self, **options: Any) -> RemoteWorker:
-        """The same worker with other options for the jobs pushed through it; ``wait`` and ``wait_until`` are what
-        :meth:`perform_in` takes first."""
-        said = sorted({"wait", "wait_until"} & options.keys())
-        if len(said) > 1:
+        """The worker with other options; ``wait`` and ``wait_until`` take the first argument of :meth:`perform_in`."""
+        given = sorted({"wait", "wait_until"} & options.keys())
+        if len(given) > 1:
             raise ConfigError("wait and wait_until say the same: give one of them")
-        wait = options.pop(said[0]) if said else self._wait
+        wait = options.pop(given[0]) if given else self._wait
         if wait is not None:
-            self._client.due(wait)  # what is no time is refused where it is said
-        made = RemoteWorker(self.name, self._client, active_job=self._active_job, **{**self._options, **options})
-        made._wait = wait
-        return made
+            self._client.due(wait)  # refuses an invalid time here, not at the push
+        worker = RemoteWorker(self.name, self._client, active_job=self._active_job, **{**self._options, **options})
+        worker._wait = wait
+        return worker
 
     def perform_async(self, *args: Any, **keywords: Any) -> str | None:
-        """Pushes a job; returns its jid. Only a job of ActiveJob has ``keywords``."""
+        """Pushes a job; returns its jid. Only jobs of ActiveJob have ``keywords``."""
         return self._push(self._wait, args, keywords)
 
     def perform_in(self, when: When, *args: Any, **keywords: Any) -> str | None:
-        """Pushes a job that is due after so many seconds (from 1,000,000,000 on: at that second since 1970), or now if that
-        is over; returns its jid. A timedelta and an aware datetime mean themselves."""
+        """Pushes a job due after that many seconds (from 1,000,000,000 on: at that second since 1970), at once if that is
+        past; returns its jid. Also takes a timedelta or an aware datetime."""
         return self._push(when, args, keywords)
 
     def perform_at(self, when: When, *args: Any, **keywords: Any) -> str | None:
-        """The same as :meth:`perform_in`; returns its jid."""
+        """Same as :meth:`perform_in`."""
         return self._push(when, args, keywords)
 
     def perform_bulk(self, args: Iterable[Sequence[Any]], at: float | Sequence[float] | None = None) -> list[str | None]:
-        """Pushes a job for each list of arguments, 1,000 in a round trip; returns their jids.
+        """Pushes a job for each list of arguments, 1,000 per round trip; returns their jids.
 
-        ``args`` is any iterable, gone through as they are pushed; ``at`` as of :meth:`RedisClient.push_bulk`.
+        ``args``: any iterable, consumed during the push; ``at``: as of :meth:`RedisClient.push_bulk`.
         """
         if at is None and self._wait is not None:
             at = self._client.due(self._wait)
@@ -322,7 +321,7 @@ class RemoteWorker:
 
 
 def _uuid(ids: Ids) -> str:
-    """A random id in the form that Rails gives its jobs."""
+    """A random id in the form of Rails' job ids."""
     digits = f"{ids.jid():0>24}{ids.nonce():0>12}"[:32]
     digits = f"{digits[:12]}4{digits[13:16]}{'89ab'[int(digits[16], 16) & 3]}{digits[17:]}"
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))

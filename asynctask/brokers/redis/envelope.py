@@ -1,11 +1,11 @@
-"""How what the broker knows of a copy travels in its payload: one last member that other tools keep untouched.
+"""The envelope: one last member of the payload with the broker's data of a copy, which other tools keep unchanged.
 
 .. code-block:: json
 
     {"class": "...", "args": [], "jid": "...", "asynctask": {"jid": "...", "attempt": 3, "task_id": 7, "priority": 220}}
 
-It stands last and holds no braces of its own, so that the scripts find it without reading JSON, and the text before it is
-the payload as it was handed in, byte for byte. A job that nobody tracks has none, unless its payload names no jid.
+It is last and contains no braces, so that the scripts find it without parsing JSON, and the text before it is the pushed
+payload, byte for byte. An untracked job has none, unless its payload names no jid.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ __all__ = [
 ]
 
 MALFORMED: Final = "bad-"
-"""The jid of a copy that is no job starts so; its payload is what was found, its attempt 0. It is for the dead, where it
-lies as :func:`shown` says."""
+"""Prefix of the jid of a copy that is no job, whose payload is the text found, with attempt 0. It goes to the dead set, in
+the form of :func:`shown`."""
 
 MAX_PAYLOAD_BYTES: Final = 4_194_304
-"""Of one job that is pushed."""
+"""Of one pushed job."""
 
 _OPENING: Final = '"asynctask":'
-_NO_OBJECT: Final = re.compile(r'\s*(?:[\[\d"/-]|true|false|null)')  # how it begins; Ruby takes comments for spaces
+_NO_OBJECT: Final = re.compile(r'\s*(?:[\[\d"/-]|true|false|null)')  # its beginning; Ruby skips comments like spaces
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _MAX_ENVELOPE: Final = 500  # as in the scripts
 _MAX_JID: Final = 64
@@ -56,12 +56,12 @@ _NAMES: Final = frozenset({"jid", "queue", *_LIMITS})
 
 
 def held_key(key: Key) -> str:
-    """What the hash of held copies knows a tracked copy by."""
+    """The field of a tracked copy in the hash of held copies."""
     return f"{key[0]}:{key[1]}"
 
 
 def key_of(held: str) -> Key:
-    """Back from :func:`held_key`."""
+    """The inverse of :func:`held_key`."""
     jid, _, attempt = held.rpartition(":")
     return jid, int(attempt)
 
@@ -70,29 +70,29 @@ def key_of(held: str) -> Key:
 
 
 def sealed(copy: Copy) -> str:
-    """The text that is pushed for a copy. Raises :class:`InputError` for one that cannot be kept as it is."""
+    """The text to push for a copy. Raises :class:`InputError` if it cannot be stored unchanged."""
     is_plain = _is_plain(copy)
     if not is_plain:
         _check(copy)
     if copy.attempt == 0:
         return _sealed_untracked(copy)
-    if is_plain:  # then it is what the encoder would write
+    if is_plain:  # written as the encoder would
         task_id = "" if copy.task_id is None else f',"task_id":{copy.task_id}'
         priority = f',"priority":{copy.priority}' if copy.priority else ""
-        return _before_the_end(copy.payload, f'{{"jid":"{copy.jid}","attempt":{copy.attempt}{task_id}{priority}}}')
+        return _append_member(copy.payload, f'{{"jid":"{copy.jid}","attempt":{copy.attempt}{task_id}{priority}}}')
     members: dict[str, Any] = {"jid": copy.jid, "attempt": copy.attempt}
     if copy.task_id is not None:
         members["task_id"] = copy.task_id
     if copy.priority:
         members["priority"] = copy.priority
-    return _spliced(copy.payload, members)
+    return _with_envelope(copy.payload, members)
 
 
 def sealed_for_set(copy: Copy) -> str:
-    """The text that is put into a set for a copy, in the form of Ruby's generator, with members that its pages can show.
+    """The text to put into a set for a copy, as Ruby's generator writes it, with members that its pages can show.
 
-    Ruby's tools move an entry by the text that they would write themselves: of any other one a second appears. What is no
-    job stays as it is, but for a mark where it needs one, and for members that would break a page.
+    Ruby's tools move an entry by its regenerated text; of an entry with another text they would make a second one. A text
+    that is no job stays unchanged, except for a mark, or members that would break a page.
     """
     if copy.jid.startswith(MALFORMED):
         return shown(copy.payload, copy.queue)
@@ -105,7 +105,7 @@ def sealed_for_set(copy: Copy) -> str:
 
 
 def shown(text: str, queue: str) -> str:
-    """A text that came from ``queue`` as it lies among the dead: as it is, unless Ruby's pages could not show that."""
+    """A text from ``queue`` in the form for the dead set: unchanged, unless Ruby's pages could not show it."""
     try:
         found = parse(text, keep_numbers=True)
     except Malformed:
@@ -120,27 +120,27 @@ def shown(text: str, queue: str) -> str:
 
 
 def marked(text: str) -> str:
-    """What is no job, as Ruby's pages can show it: they show text that is no JSON, and answer nothing but an error for a
-    list with JSON in it that is no object. So that which may be such JSON gets words before it."""
+    """A text that is no job, in a form for Ruby's pages. They show text that is no JSON, but fail on a whole list that
+    contains JSON other than objects. So a text that may be such JSON gets a prefix."""
     return f"no job: {text}" if _NO_OBJECT.match(text) else text
 
 
 def _sealed_untracked(copy: Copy) -> str:
-    """A payload that names its jid is written as it is."""
+    """A payload that names its jid is unchanged; others get an envelope with it."""
     job = _peeked(copy.payload)
     if job is None or job.get("jid") == copy.jid:
         return copy.payload
-    return _spliced(copy.payload, {"jid": copy.jid})
+    return _with_envelope(copy.payload, {"jid": copy.jid})
 
 
-def _spliced(payload: str, members: dict[str, Any]) -> str:
+def _with_envelope(payload: str, members: dict[str, Any]) -> str:
     envelope = orjson.dumps(members).decode()
     if "{" in envelope[1:] or "}" in envelope[:-1] or len(envelope) > _MAX_ENVELOPE - len(_OPENING) - 1:
         raise InputError("this job cannot be put on a queue: its jid and queue may hold no braces; choose plainer names")
-    return _before_the_end(payload, envelope)
+    return _append_member(payload, envelope)
 
 
-def _before_the_end(payload: str, envelope: str) -> str:
+def _append_member(payload: str, envelope: str) -> str:
     body = payload.rstrip()
     if not (body.startswith("{") and body.endswith("}")):
         raise InputError('this job cannot be put on a queue: its payload must be a JSON object with "class" and "args"')
@@ -149,7 +149,7 @@ def _before_the_end(payload: str, envelope: str) -> str:
 
 
 def _is_plain(copy: Copy) -> bool:
-    """Whether nothing can be wrong with it, as with nearly all: names of letters and digits, a short payload of ASCII."""
+    """A fast test that passes nearly every copy: plain names, a short ASCII payload. :func:`_check` decides on others."""
     payload, task_id = copy.payload, copy.task_id
     return (
         _is_plain_name(copy.jid) and _is_plain_name(copy.queue)
@@ -167,8 +167,8 @@ def _is_plain_name(name: str) -> bool:
 def _check(copy: Copy) -> None:
     problems = list(_problems(copy))
     if problems:
-        said = "; ".join(problem.message for problem in problems)
-        raise InputError(f"this job cannot be put on a queue: {said}", code="bad_job", errors=problems)
+        messages = "; ".join(problem.message for problem in problems)
+        raise InputError(f"this job cannot be put on a queue: {messages}", code="bad_job", errors=problems)
     if len(copy.payload) * 4 > MAX_PAYLOAD_BYTES and len(copy.payload.encode()) > MAX_PAYLOAD_BYTES:
         raise TooLarge(
             f"the job's payload has {len(copy.payload.encode()):,} bytes, the most is {MAX_PAYLOAD_BYTES:,}: put the data"
@@ -197,10 +197,9 @@ def _problems(copy: Copy) -> Iterable[Problem]:
 
 
 def opened(raw: bytes, queue: str | None, handle: str | None = None) -> Copy:
-    """The copy of a text that lay in a queue or a set; never refuses one.
+    """The copy in a text of a queue or a set; accepts any text.
 
-    Arguments: the ``queue`` that it lay in (None: a set, its payload says which); ``handle``, its field in a process's
-    list.
+    ``queue``: where it was (None: in a set, and its payload names the queue); ``handle``: its field in a process's list.
     """
     text = raw.decode("utf-8", "surrogateescape")
     envelope, payload = _split(text)
@@ -212,12 +211,12 @@ def opened(raw: bytes, queue: str | None, handle: str | None = None) -> Copy:
         job = {}
     if not (isinstance(job.get("class"), str) and isinstance(job.get("args"), list)):
         return Copy(MALFORMED + hashlib.sha256(raw).hexdigest()[:20], 0, queue or DEFAULT_QUEUE, text, handle=handle)
-    if not envelope and isinstance(job.get("asynctask"), dict):  # another tool has added members behind it
+    if not envelope and isinstance(job.get("asynctask"), dict):  # another tool appended members
         envelope = _valid(job["asynctask"])
     own = queue or envelope.get("queue") or job.get("queue")
     jid = envelope.get("jid") or job.get("jid")
     if not (isinstance(jid, str) and 0 < len(jid) <= _MAX_JID):
-        # Jobs without an id are different jobs however alike they are, and each keeps one from now on.
+        # Jobs without an id are distinct even if equal, and each keeps its id from now on.
         jid = hashlib.sha256(f"{handle}\n".encode() + raw).hexdigest()[:24]
     if not (isinstance(own, str) and own):
         own = DEFAULT_QUEUE
@@ -234,14 +233,14 @@ def _copy(envelope: dict[str, Any], payload: str, queue: str, handle: str | None
 
 
 def _split(text: str) -> tuple[dict[str, Any], str]:
-    """(the envelope, the payload without it); an empty one and the whole text where none stands last."""
+    """(envelope, payload without it); an empty envelope and the whole text if there is none at the end."""
     at = text.rfind(_OPENING, max(0, len(text) - _MAX_ENVELOPE))
     if at < 0 or not text.endswith("}}"):
         return {}, text
     inner = text[at + len(_OPENING) : -1]
     if (
         at == 0 or text[at - 1] not in ",{" or inner[:1] != "{" or "{" in inner[1:] or "}" in inner[:-1]
-    ):  # it belongs to something inside, or holds something
+    ):  # a member of an inner object, or not flat
         return {}, text
     try:
         envelope = _valid(orjson.loads(inner))
@@ -251,7 +250,7 @@ def _split(text: str) -> tuple[dict[str, Any], str]:
 
 
 def _valid(found: dict[str, Any]) -> dict[str, Any]:
-    """An envelope with nothing wrong in it, or an empty one: whoever can push can write anything."""
+    """The envelope if it is valid, else an empty one: any client can push any text."""
     jid, queue = found.get("jid"), found.get("queue")
     if not (isinstance(jid, str) and 0 < len(jid) <= _MAX_JID and jid.isprintable()):
         found = {name: value for name, value in found.items() if name != "jid"}
@@ -267,7 +266,7 @@ def _valid(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _peeked(payload: str) -> dict[str, Any] | None:
-    """The members of a payload, for a look; None for a text that no reader of the format takes."""
+    """The members of a payload; None for a text that no reader of the format accepts."""
     try:
         if len(payload) > MAX_BYTES or payload.count("[") + payload.count("{") > MAX_DEPTH:
             return parse(payload)
@@ -278,7 +277,7 @@ def _peeked(payload: str) -> dict[str, Any] | None:
 
 
 def keys_in(raws: Iterable[bytes]) -> set[str]:
-    """What the hash of held copies knows the tracked copies among these texts by."""
+    """The fields, in the hash of held copies, of the tracked copies among these texts."""
     found = set()
     for raw in raws:
         tail = raw[-_MAX_ENVELOPE:].decode("utf-8", "replace")

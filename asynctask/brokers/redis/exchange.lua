@@ -1,14 +1,14 @@
 -- Acknowledges copies, then moves the next ones from their queues into the process's own list.
 -- KEYS: 1 asynctask:fetched:ID, 2 asynctask:held, 3 asynctask:holders, 4 paused, 5 asynctask:deaths, 6... the queues' lists,
 --       then the counters
--- ARGV: 1 process, 2 limit, 3 batch, 4 the second that it is now, 5 number of queues, their names, number of counters, how
---       much and for how many seconds (0: for ever) of each, number of untracked copies to acknowledge, their fields, then
---       field and jid:attempt of each tracked one
--- Returns {how many of each queue, payloads, {jid, deaths, ...}}
+-- ARGV: 1 process, 2 limit, 3 batch, 4 now in seconds, 5 number of queues, their names, number of counters, increment and
+--       expiry in seconds (0: none) of each, number of untracked copies to acknowledge, their fields, then field and
+--       jid:attempt of each tracked one
+-- Returns {number from each queue, payloads, {jid, deaths, ...}}
 local fetched, held, holders = KEYS[1], KEYS[2], KEYS[3]
 local process, limit, batch, now, queues = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 
--- A key of another type must be found before anything is taken from a queue: it could not be put anywhere.
+-- Fails on a key of another type before anything is taken from a queue.
 local left = redis.call('HLEN', fetched)
 redis.call('HLEN', held)
 redis.call('SCARD', holders)
@@ -36,7 +36,7 @@ local function keep(queue, popped)
     for i = first, math.min(first + 1999, #popped) do
       local text, field = popped[i], batch .. ':' .. (#texts + i) .. ':' .. queue
       pairs_[#pairs_ + 1], pairs_[#pairs_ + 2] = field, text
-      -- Where a tracked copy is: told by its last member, see envelope.py.
+      -- The place of a tracked copy; it has this last member, see envelope.py.
       if string.find(text, '"asynctask":{"jid":"', -500, true) then
         local jid, attempt = string.match(text, '"asynctask":{"jid":"([^"]+)","attempt":(%d+)[^{}]*}}$', -500)
         if jid then
@@ -82,9 +82,9 @@ elseif left == 0 and #ARGV > at then
   redis.call('SREM', holders, process)
 end
 
--- Last: what failed above was not counted either, and a full server still counts what it had written before.
+-- Last: an error above must not count, and a full server still counts what it wrote before.
 for i = 1, counters do
-  redis.pcall('INCRBY', KEYS[5 + queues + i], ARGV[counted_at + 2 * i - 1]) -- one that is none must not stop the work
+  redis.pcall('INCRBY', KEYS[5 + queues + i], ARGV[counted_at + 2 * i - 1]) -- a key of another type must not stop the work
   if ARGV[counted_at + 2 * i] ~= '0' then
     redis.call('EXPIRE', KEYS[5 + queues + i], ARGV[counted_at + 2 * i])
   end

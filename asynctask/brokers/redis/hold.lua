@@ -1,10 +1,10 @@
--- Puts copies into a set; those of a process out of its list in the same step, and only if they are still there.
+-- Puts copies into a set; with a process, moves those that are still in its list in the same step.
 -- KEYS: 1 the set, 2 asynctask:fetched:ID, 3 asynctask:held, 4 asynctask:holders
--- ARGV: 1 process (empty: of none), 2 score below which members are dropped (empty: none), 3 how many members may stay,
---       then for each copy: score, payload, field, jid:attempt (empty: untracked)
--- Returns how many were put in.
+-- ARGV: 1 process (empty: none), 2 score below which members are dropped (empty: none), 3 number of members to keep, then for
+--       each copy: score, payload, field, jid:attempt (empty: untracked)
+-- Returns the number put into the set.
 local process, put = ARGV[1], 0
-redis.call('ZCARD', KEYS[1]) -- a key of another type is found before anything leaves the list
+redis.call('ZCARD', KEYS[1]) -- fails on a key of another type before anything leaves the list
 redis.call('HLEN', KEYS[3])
 redis.call('SCARD', KEYS[4])
 for i = 4, #ARGV, 4 do

@@ -1,7 +1,7 @@
--- Where tracked copies are. What is known to have left without us (a tool deleted it) is forgotten.
+-- Where tracked copies are. Forgets copies that a tool deleted.
 -- KEYS: 1 asynctask:held
 -- ARGV: 1 prefix of every key, 2... jid:attempt
--- Returns for each: '' (not held), 'p' (in the list of a process), or 'q' and the queue that it was put into.
+-- Returns for each: '' (not held), 'p' (in the list of a process), or 'q' and the queue that it was pushed to.
 local lengths, answers = {}, {}
 for i = 2, #ARGV do
   local place = redis.call('HGET', KEYS[1], ARGV[i])

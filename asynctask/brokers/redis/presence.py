@@ -1,17 +1,17 @@
-"""A worker process as Sidekiq's tools see it: in the set of processes, with what it runs, its counts and its signals.
+"""A worker process as Sidekiq's tools see it: its state, running jobs, signals, counters and metrics.
 
 ====================================  ======  ======================================================================
-key                                   type    what
+key                                   type    value
 ====================================  ======  ======================================================================
 ``processes``                         set     identities
-``ID``                                hash    what the process is and how it does; gone 60 s after its last beat
-``ID:work`` and ``ID:workers``        hash    thread -> what it runs; the second name is of Sidekiq up to 6.4.1
-``ID-signals``                        list    signals that tools left; one is taken at each beat
-``process_cleanup``                   string  who prunes ``processes`` holds it for 60 s
+``ID``                                hash    state of the process; expires 60 s after its last beat
+``ID:work`` and ``ID:workers``        hash    thread -> its job; the second name is of Sidekiq up to 6.4.1
+``ID-signals``                        list    signals left by tools; one is taken at each beat
+``process_cleanup``                   string  lock for 60 s of the process that prunes ``processes``
 ``stat:processed`` ``stat:failed``    string  jobs that ended, and those that raised; also with ``:YYYY-MM-DD``
 ====================================  ======  ======================================================================
 
-The metrics have keys of their own, see :mod:`asynctask.brokers.redis.presence`.
+The keys of the metrics are described at :data:`BOUNDS`.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from asynctask.wire.ruby_json import dump_any
 __all__ = ["BOUNDS", "Counters", "Figures", "Metrics", "RedisPresence", "Statistics", "commands", "day", "process_facts"]
 
 SEEN_S: Final = 60
-"""Seconds after the last beat for which a process is seen."""
+"""Seconds after its last beat until a process disappears."""
 
 MAX_SHOWN: Final = 65_536
-"""Characters of a payload that is shown as what runs; of a longer one only what it is."""
+"""Characters of the longest payload shown for a running job; a longer one is replaced by a summary."""
 
 MAX_SHOWN_IN_ALL: Final = 4_194_304
 MAX_PRUNED: Final = 10_000
-_AT_ONCE: Final = 500  # commands of one round trip
+_BATCH: Final = 500  # commands of one round trip
 _MAX_SIGNAL: Final = 64
 
 
@@ -63,7 +63,7 @@ class RedisPresence:
         self.ended = statistics.ended
 
     def beat(self, running: Sequence[Running], *, quiet: bool, rss_kib: int) -> str | None:
-        """One beat, see :class:`~asynctask.brokers.base.Presence`."""
+        """See :meth:`asynctask.brokers.base.Presence.beat`."""
         before = self._clock.monotonic()
         self._server.ask(("PING",))
         rtt_us = round((self._clock.monotonic() - before) * SECOND)
@@ -72,8 +72,8 @@ class RedisPresence:
             "beat", repr(self._clock.now() / SECOND), "rtt_us", rtt_us, "quiet", "true" if quiet else "false",
             "rss", rss_kib,
         )  # fmt: skip
-        answers = self._at_once(
-            *self._shown(running),
+        answers = self._transaction(
+            *self._work_commands(running),
             ("SADD", self._server.keys("processes"), self._about.identity),
             ("HSET", self._key, *state),
             ("EXPIRE", self._key, SEEN_S),
@@ -81,16 +81,16 @@ class RedisPresence:
         )
         try:
             self.send()
-        except BrokerUnavailable as error:  # it is seen all the same, and a signal is taken once
+        except BrokerUnavailable as error:  # the beat succeeded, and the signal it took must not be lost
             self._log.warning("counts_put_off", error=str(error))
         return _signal(answers[-1])
 
-    def _shown(self, running: Sequence[Running]) -> list[Command]:
-        """The work hash anew, under both names."""
+    def _work_commands(self, running: Sequence[Running]) -> list[Command]:
+        """Commands that rewrite the work hash, under both names."""
         entries: list[str] = []
         room = MAX_SHOWN_IN_ALL
         for each in running:
-            payload = each.payload if len(each.payload) <= min(MAX_SHOWN, room) else _stand_in(each)
+            payload = each.payload if len(each.payload) <= min(MAX_SHOWN, room) else _summary(each)
             room -= len(payload)
             entry = {"queue": _plain(each.queue), "payload": _plain(payload), "run_at": each.began_at // SECOND}
             entries += (each.thread, dump_any(entry))
@@ -101,39 +101,39 @@ class RedisPresence:
         return shown
 
     def leave(self) -> None:
-        """Sends the last counts; the hash of the process is left to expire, as Ruby does."""
+        """Sends the last counts; the process's hash expires, as with Ruby."""
         gone = ("SREM", self._server.keys("processes"), self._about.identity)
         self._server.ask(gone, ("UNLINK", *self._work))
         self.send()
 
-    # -- the others
+    # -- other processes
 
     def processes(self) -> int:
-        """How many processes are in the set, at least this one."""
+        """The number of processes in the set, at least 1."""
         (count,) = self._server.ask(("SCARD", self._server.keys("processes")))
         return max(1, int(count))
 
     def prune(self) -> None:
-        """Takes those out of the set whose hash is gone; once a minute for all processes together."""
+        """Removes processes from the set whose hash is gone; once a minute among all processes."""
         keys = self._server.keys
-        (mine,) = self._server.ask(("SET", keys("process_cleanup"), 1, "NX", "EX", SEEN_S), repeat=False)
-        if not mine:
+        (won,) = self._server.ask(("SET", keys("process_cleanup"), 1, "NX", "EX", SEEN_S), repeat=False)
+        if not won:
             return
         seen: Iterator[Any] = self._server.guarded(
             lambda: iter(list(islice(self._server.redis.sscan_iter(keys("processes"), count=1000), MAX_PRUNED)))
         )
-        while members := list(islice(seen, _AT_ONCE)):
+        while members := list(islice(seen, _BATCH)):
             prefix = keys.prefix.encode()
-            # EXISTS, for a member may be the name of anything; a key of another type is no reason to forget the others.
+            # EXISTS, because a member may name a key of any type, which must not stop the pruning of others.
             there = self._server.ask(*(("EXISTS", prefix + member) for member in members))
             gone = [member for member, exists in zip(members, there, strict=True) if not exists]
             if gone:
                 self._server.ask(("SREM", keys("processes"), *gone))
 
-    # -- the counts
+    # -- counters
 
     def send(self) -> None:
-        """Sends every count; what does not arrive is kept. A call whose answer is lost counts again."""
+        """Sends every count; keeps those that could not be sent. A call whose answer is lost counts again."""
         self._statistics.fold(at_once=True)
         self._send_counters()
         self._send_metrics()
@@ -148,7 +148,7 @@ class RedisPresence:
                 ups.append(("EXPIRE", key, keep_s))
         if ups:
             try:
-                self._at_once(*ups)
+                self._transaction(*ups)
             except BrokerUnavailable:
                 self._counters.put_back(taken)
                 raise
@@ -170,11 +170,11 @@ class RedisPresence:
     def _send_minute(self, minute: int, figures: dict[str, Figures]) -> None:
         prefix = self._server.keys.prefix
         wanted = ((verb, f"{prefix}{key}", *rest) for verb, key, *rest in commands(minute, figures))
-        while part := list(islice(wanted, _AT_ONCE)):
-            self._at_once(*part)
+        while part := list(islice(wanted, _BATCH)):
+            self._transaction(*part)
 
-    def _at_once(self, *wanted: Command) -> list[Any]:
-        """The answers of one transaction. A key that holds something else is told of, and the rest of it is done."""
+    def _transaction(self, *wanted: Command) -> list[Any]:
+        """The answers of one transaction. Logs commands that met a key of another type; the others are executed."""
 
         def call() -> list[Any]:
             pipeline = self._server.redis.pipeline(transaction=True)
@@ -190,7 +190,7 @@ class RedisPresence:
 
 
 def _info(about: About) -> dict[str, Any]:
-    """In every form that a version of Sidekiq reads: without ``concurrency`` some show no page at all."""
+    """The facts in the forms of all versions of Sidekiq: some show no page at all without ``concurrency``."""
     weights = {name: 0 if about.strict else weight for name, weight in about.weights.items()}
     mode = "strict" if about.strict else "random" if set(weights.values()) == {1} else "weighted"
     return {
@@ -209,15 +209,15 @@ def _info(about: About) -> dict[str, Any]:
     }
 
 
-def _stand_in(running: Running) -> str:
-    """Of a job that is too large to be shown: what it is, without its arguments."""
+def _summary(running: Running) -> str:
+    """Replaces a payload that is too large to show: the job without its arguments."""
     args = [f"({len(running.payload):,} characters, not shown)"]
     name, jid, queue = (_plain(each[:255]) for each in (running.name, running.jid, running.queue))
     return dump_any({"class": name, "args": args, "jid": jid, "queue": queue})
 
 
 def _plain(text: str) -> str:
-    """Text that has a form in UTF-8."""
+    """The text with unencodable characters replaced."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -228,15 +228,15 @@ def _signal(popped: Any) -> str | None:
     return name[:_MAX_SIGNAL]
 
 
-# -- What a process, in whatever language, says of itself in Redis: read with care, for anybody can write it.
+# -- facts that processes of any language write about themselves: untrusted input
 
 _MOST_QUEUES = 1_000
 
 
 def process_facts(identity: str, answer: Sequence[bytes | None]) -> dict[str, Any]:
-    """The facts of a process as the ledger's own are listed.
+    """The facts of a process, in the form of the ledger's own processes.
 
-    Arguments: its ``identity``; the values of ``info``, ``busy``, ``beat``, ``quiet``, ``rss`` (KiB) and ``concurrency``.
+    ``answer``: the values of ``info``, ``busy``, ``beat``, ``quiet``, ``rss`` (KiB) and ``concurrency``.
     """
     info_text, busy, beat, quiet, rss, concurrency = [
         None if value is None else bytes(value).decode("utf-8", "replace") for value in answer
@@ -284,40 +284,41 @@ def _seconds(value: object) -> float | None:
     return found if 0 <= found < 1e12 else None
 
 
-# -- What a process counts until it is sent: totals and days with the next exchange, and everything with the next beat.
+# -- counts until they are sent: totals and days with the next exchange, all with the next beat
 
 STAT_S: Final = 157_680_000
-"""Seconds for which the counts of a day are kept: five years, as Sidekiq does."""
+"""Seconds for which a day's counts are kept: five years, as in Sidekiq."""
 
 _FOLD_S: Final = 1.0
 
 
 class Counters:
-    """Keys to be counted up, by how much and for how long they are kept. For any thread."""
+    """Pending increments of counters. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: dict[tuple[str, int], int] = {}
 
     def add(self, name: str, by: int, keep_s: int = 0) -> None:
-        """Adds to a counter; ``name`` is its key without the namespace, ``keep_s`` seconds, 0 for ever."""
+        """Adds to a counter; ``name``: its key without the namespace; ``keep_s``: expiry in seconds, 0 for none. An
+        exchange whose answer is lost counts again."""
         with self._lock:
             self._counts[name, keep_s] = self._counts.get((name, keep_s), 0) + by
 
     def take(self) -> dict[tuple[str, int], int]:
-        """Everything, for whoever sends it: (name, keep_s) -> by how much."""
+        """Returns and clears the increments: (name, keep_s) -> increment."""
         with self._lock:
             taken, self._counts = self._counts, {}
         return taken
 
     def put_back(self, taken: Mapping[tuple[str, int], int]) -> None:
-        """It could not be sent."""
+        """Adds increments again that could not be sent."""
         for (name, keep_s), by in taken.items():
             self.add(name, by, keep_s)
 
 
 class Statistics:
-    """The jobs that ended. ``counters`` takes the totals and the days; the metrics stay here until :meth:`take`."""
+    """Ended jobs. Adds the totals and days to ``counters``; keeps the metrics until :meth:`take`."""
 
     def __init__(self, clock: Clock, counters: Counters) -> None:
         self._clock = clock
@@ -328,11 +329,11 @@ class Statistics:
         self._folded: float | None = None
 
     def ended(self, name: str, seconds: float, failed: bool) -> None:
-        """Notes a job that ended: no lock, for every job of every thread comes here."""
+        """Notes an ended job, without a lock: every job of every thread is noted."""
         self._ended.append((name, seconds, failed))
 
     def fold(self, *, at_once: bool = False) -> None:
-        """Adds up what was noted; not more often than once a second, unless ``at_once``."""
+        """Adds up the noted jobs, at most once a second unless ``at_once``."""
         if not self._ended:
             return
         with self._lock:
@@ -342,7 +343,7 @@ class Statistics:
             self._folded = now
             second = self._clock.now() // SECOND
             take = self._ended.popleft
-            ended = [take() for _ in range(len(self._ended))]  # what ends meanwhile comes the next time
+            ended = [take() for _ in range(len(self._ended))]  # those that end meanwhile are for the next call
             self._metrics.add(second // 60, ended)
         count, failures = len(ended), sum(failed for _, _, failed in ended)
         today = day(second)
@@ -352,23 +353,22 @@ class Statistics:
                 self._counters.add(f"stat:{name}:{today}", by, STAT_S)
 
     def take(self) -> dict[tuple[int, str], Figures]:
-        """The metrics, for whoever sends them."""
+        """Returns and clears the metrics."""
         with self._lock:
             return self._metrics.take()
 
     def put_back(self, taken: Mapping[tuple[int, str], Figures]) -> None:
-        """They could not be sent."""
+        """Adds metrics again that could not be sent."""
         with self._lock:
             self._metrics.put_back(taken)
 
 
-# -- How often each worker ran, failed, and how long it took, in the keys that Sidekiq's metrics page reads.
+# -- metrics of each worker, in the keys that Sidekiq's metrics page reads
 #
-# The page of version 7 and the one of version 8 read different keys of the same facts, and neither the other's: both are
-# written.
+# The pages of versions 7 and 8 read different keys, so both are written.
 #
 # =====================  ========================  ======================  ==============================================
-# what                   version 7                 version 8               data
+# value                  version 7                 version 8               data
 # =====================  ========================  ======================  ==============================================
 # a minute, 8 h          ``j|YYYYMMDD|H:M``        ``j|YYMMDD|H:MM``       hash: ``NAME|p`` runs, ``NAME|f`` failures,
 #                                                                          ``NAME|ms`` milliseconds of the others
@@ -380,10 +380,10 @@ BOUNDS: Final = (
     20, 30, 45, 65, 100, 150, 225, 335, 500, 750, 1_100, 1_700, 2_500, 3_800, 5_750, 8_500, 13_000, 20_000, 30_000, 45_000,
     65_000, 100_000, 150_000, 225_000, 335_000,
 )  # fmt: skip
-"""Milliseconds below which a job belongs into each counter of a histogram; there is one more for the rest."""
+"""Upper bounds in milliseconds of the counters of a histogram; one more counter holds the rest."""
 
 MAX_FIGURES: Final = 5_000
-"""Pairs of worker and minute that are kept while they cannot be sent; the oldest are let go."""
+"""Pairs of worker and minute kept while they cannot be sent; the oldest are dropped."""
 
 _SHORT_S: Final = 8 * 3600
 _LONG_S: Final = 3 * 24 * 3600
@@ -394,7 +394,7 @@ Increment = tuple[str | int, ...]
 
 @dataclass(slots=True)
 class Figures:
-    """What jobs of one worker came to in one minute."""
+    """The metrics of one worker in one minute."""
 
     runs: int = 0
     failures: int = 0
@@ -402,7 +402,7 @@ class Figures:
     histogram: dict[int, int] = field(default_factory=dict)
 
     def add(self, seconds: float, failed: bool) -> None:
-        """Counts a job; how long a failed one took says nothing."""
+        """Counts a job; the duration of a failed one does not count."""
         self.runs += 1
         if failed:
             self.failures += 1
@@ -413,7 +413,7 @@ class Figures:
         self.histogram[counter] = self.histogram.get(counter, 0) + 1
 
     def merge(self, other: Figures) -> None:
-        """Adds another's counts."""
+        """Adds the counts of another."""
         self.runs += other.runs
         self.failures += other.failures
         self.ms += other.ms
@@ -422,35 +422,34 @@ class Figures:
 
 
 class Metrics:
-    """Figures by minute (of the epoch) and worker, bounded. Not for several threads at once."""
+    """Figures by minute (of the epoch) and worker, bounded. Not thread-safe."""
 
     def __init__(self) -> None:
         self._figures: dict[tuple[int, str], Figures] = {}
 
     def add(self, minute: int, ended: Iterable[tuple[str, float, bool]]) -> None:
-        """Counts jobs of a minute: name, seconds and whether it raised of each. A name that the page could not read is left
-        out."""
+        """Counts jobs of a minute: name, seconds and whether it raised, each. Skips names that the page cannot read."""
         known: dict[str, Figures] = {}
         for name, seconds, failed in ended:
             figures = known.get(name)
             if figures is None:
-                figures = known[name] = self._of(minute, name)
+                figures = known[name] = self._figures_of(minute, name)
             figures.add(seconds, failed)
         self._bound()
 
-    def _of(self, minute: int, name: str) -> Figures:
-        """Figures that are kept, or some that are thrown away."""
+    def _figures_of(self, minute: int, name: str) -> Figures:
+        """The stored figures of a worker, or a throw-away object for an unreadable name."""
         if not name or len(name) > _MAX_NAME or "|" in name or not name.isprintable():
             return Figures()
         return self._figures.setdefault((minute, name), Figures())
 
     def take(self) -> dict[tuple[int, str], Figures]:
-        """Everything, for whoever sends it."""
+        """Returns and clears the figures."""
         taken, self._figures = self._figures, {}
         return taken
 
     def put_back(self, taken: Mapping[tuple[int, str], Figures]) -> None:
-        """It could not be sent."""
+        """Merges figures again that could not be sent."""
         since, self._figures = self._figures, dict(taken)
         for key, figures in since.items():
             self._figures.setdefault(key, Figures()).merge(figures)
@@ -462,12 +461,12 @@ class Metrics:
 
 
 def day(seconds: int) -> str:
-    """The day in UTC, as the names of counters have it."""
+    """The UTC day as in the names of counters."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d")
 
 
 def commands(minute: int, figures: Mapping[str, Figures]) -> Iterator[Increment]:
-    """The commands that write the figures of a minute, by worker; keys are without the namespace."""
+    """The commands that write a minute's figures, by worker; keys without the namespace."""
     at = datetime.fromtimestamp(minute * 60, UTC)
     eight = f"j|{at:%y%m%d}|{at.hour}:{at:%M}"
     hashes = {f"j|{at:%Y%m%d}|{at.hour}:{at.minute}": _SHORT_S, eight: _SHORT_S, eight[:-1]: _LONG_S}

@@ -1,9 +1,9 @@
--- Puts copies at the end of their queues. One of a tracked job that is held already is left as it is.
+-- Appends copies to their queues; skips tracked ones that are held already.
 -- KEYS: 1 queues, 2 asynctask:queues, 3 asynctask:held, 4... the list of each queue
--- ARGV: 1 the number of queues, their names, then for each copy: number of its queue, jid:attempt (empty: untracked), payload
--- Returns how many were pushed.
+-- ARGV: 1 number of queues, their names, then for each copy: number of its queue, jid:attempt (empty: untracked), payload
+-- Returns the number pushed.
 local n = tonumber(ARGV[1])
-for i = 1, n do -- a key of another type is found before anything is written
+for i = 1, n do -- fails on a key of another type before anything is written
   redis.call('LLEN', KEYS[3 + i])
 end
 redis.call('SCARD', KEYS[1])

@@ -1,11 +1,11 @@
--- Unfinished copies go back to their queues, as they stood there: to the head, or to where they are fetched last.
+-- Returns unfinished copies to their queues, unchanged: to the head, or to the end.
 -- KEYS: 1 asynctask:fetched:ID, 2 asynctask:held, 3 asynctask:holders, 4 queues, 5 asynctask:deaths, 6... the queues' lists
--- ARGV: 1 process, 2 second until which deaths count, 3 its distance from now, 4 RPUSH (the head) or LPUSH, 5 number of
---       queues, their names, then for each copy in the order of the pushes: number of its queue, field, jid:attempt (empty:
---       untracked), jid, deaths, payload to write instead (empty: as it stood)
--- Returns how many went back.
+-- ARGV: 1 process, 2 second until which deaths count, 3 the same from now, 4 RPUSH (the head) or LPUSH, 5 number of queues,
+--       their names, then for each copy in the order of the pushes: number of its queue, field, jid:attempt (empty:
+--       untracked), jid, deaths, payload to write instead (empty: unchanged)
+-- Returns the number put back.
 local queues, back = tonumber(ARGV[5]), 0
-redis.call('HLEN', KEYS[2]) -- a key of another type is found before anything leaves the list
+redis.call('HLEN', KEYS[2]) -- fails on a key of another type before anything leaves the list
 redis.call('SCARD', KEYS[3])
 redis.call('SCARD', KEYS[4])
 redis.call('HLEN', KEYS[5])

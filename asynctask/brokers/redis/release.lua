@@ -1,10 +1,10 @@
--- Moves members of a set to their queues, each only if it is still there: another process may have moved it.
+-- Moves members of a set to their queues, each only if another process has not moved it.
 -- KEYS: 1 the set, 2 queues, 3 dead, 4... the queues' lists
--- ARGV: 1 the second that it is now, 2 number of queues, their names, then for each member: number of its queue (0: it is no
---       job, and goes to the dead), member, payload to push
--- Returns how many were moved.
+-- ARGV: 1 now in seconds, 2 number of queues, their names, then for each member: number of its queue (0: it is no job, and goes
+--       to the dead set), member, payload to push
+-- Returns the number moved.
 local queues, moved = tonumber(ARGV[2]), 0
-redis.call('SCARD', KEYS[2]) -- a key of another type is found before anything leaves the set
+redis.call('SCARD', KEYS[2]) -- fails on a key of another type before anything leaves the set
 redis.call('ZCARD', KEYS[3])
 for i = 1, queues do
   redis.call('LLEN', KEYS[3 + i])

@@ -1,7 +1,7 @@
-"""One Redis server: its connections, its scripts, and what its errors mean.
+"""One Redis server: its connections, scripts, keys, and the meaning of its errors.
 
-A call is repeated once, and only where the first may have been done without harm and the connection is what broke. The
-repeats of redis-py itself are off, for it would repeat anything.
+A call is repeated once, only if that is harmless and the connection broke. The retries of redis-py are off, because it
+would repeat any command.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ T = TypeVar("T")
 Command = tuple[str | int | bytes, ...]
 
 SOCKET_S: Final = 5.0
-"""Seconds that a connect and an answer may take."""
+"""Timeout of a connect and of an answer, in seconds."""
 
 CONNECTIONS: Final = 10
-"""Most connections that a process opens; a call waits for a free one as long as for an answer."""
+"""The most connections of a process; a call waits for a free one as long as for an answer."""
 
 OLDEST: Final = (6, 2)
 _SCHEMES: Final = ("redis", "rediss", "unix")
@@ -40,8 +40,8 @@ class Server:
     """A server.
 
     Arguments: its ``url`` (``redis://``, ``rediss://`` or ``unix://``, with redis-py's options in the query: certificates,
-    ``protocol=3``); the ``namespace`` of every key; ``connections``; ``timeout_s`` of a connect or an answer. Connects when
-    it is first needed. Raises :class:`ConfigError` for a URL that means nothing.
+    ``protocol=3``); the ``namespace`` of every key; ``connections``; ``timeout_s`` of a connect or an answer. Connects on
+    first use. Raises :class:`ConfigError` for an invalid URL.
     """
 
     def __init__(
@@ -60,21 +60,21 @@ class Server:
         }
         if url.startswith("unix"):
             del self._options["socket_keepalive"]
-        self._pool: Any = self._made(redis.BlockingConnectionPool, max_connections=connections, timeout=timeout_s)
-        self.moves = 0  # how often this server turned out to be the primary no more
+        self._pool: Any = self._make_pool(redis.BlockingConnectionPool, max_connections=connections, timeout=timeout_s)
+        self.moves = 0  # how often this server turned out to be a replica
         self.redis: Any = redis.Redis(connection_pool=self._pool)
 
-    def _made(self, kind: type[redis.ConnectionPool], **more: Any) -> redis.ConnectionPool:
+    def _make_pool(self, kind: type[redis.ConnectionPool], **more: Any) -> redis.ConnectionPool:
         try:
             pool = kind.from_url(self._url, **more)
         except (ValueError, TypeError) as error:
             raise ConfigError(f"broker_url: {error}; write redis://[user:password@]host:port/db") from None
-        pool.connection_kwargs.update(self._options)  # these are not the URL's to choose
+        pool.connection_kwargs.update(self._options)  # the URL must not override these
         return pool
 
     def listener(self) -> Any:
-        """A connection of its own that is told news, in the protocol that has them; whoever asks for it ends it."""
-        pool = self._made(redis.ConnectionPool)
+        """A new connection in RESP3, which carries notifications; the caller closes it."""
+        pool = self._make_pool(redis.ConnectionPool)
         pool.connection_kwargs.update(protocol=3, health_check_interval=0)
         connection: Any = pool.make_connection()
         connection.connect()
@@ -84,11 +84,11 @@ class Server:
         """Closes every connection."""
         self._pool.disconnect()
 
-    def _let_go(self) -> None:
-        """Closes the connections that nobody uses: whoever asks next asks anew where the URL leads.
+    def _drop_idle(self) -> None:
+        """Closes the idle connections, so that the next calls resolve the URL again.
 
-        After a failover the name, or the proxy, leads to the new primary, while what is connected stays with the old one,
-        which refuses every write from then on. One that is in use is closed here when it was refused, too.
+        After a failover the name, or the proxy, leads to the new primary, while open connections stay with the old one,
+        which refuses every write. Connections in use are closed when they are refused.
         """
         self.moves += 1
         idle: list[Any] = []
@@ -101,14 +101,14 @@ class Server:
             if connection is not None:
                 connection.disconnect()
         for connection in reversed(idle):
-            self._pool.pool.put_nowait(connection)  # a closed one connects when it is used
+            self._pool.pool.put_nowait(connection)  # reconnects on use
 
     # -- calls
 
     def run(self, script: str, keys: Sequence[str], args: Iterable[Any], *, repeat: bool = False) -> Any:
-        """Runs a script that lies beside this module.
+        """Runs a script beside this module.
 
-        ``repeat``: doing it twice does no harm. Raises :class:`BrokerUnavailable`.
+        ``repeat``: running it twice is harmless. Raises :class:`BrokerUnavailable`.
         """
         text, sha = _script(script)
         rest = (len(keys), *keys, *args)
@@ -116,13 +116,13 @@ class Server:
         def call() -> Any:
             try:
                 return self.redis.execute_command("EVALSHA", sha, *rest)
-            except redis.exceptions.NoScriptError:  # a new server, or a failover: nothing was done, and this loads it
+            except redis.exceptions.NoScriptError:  # a new server, or a failover: nothing was done; EVAL loads the script
                 return self.redis.execute_command("EVAL", text, *rest)
 
         return self.guarded(call, keys, repeat=repeat)
 
     def ask(self, *commands: Command, repeat: bool = True) -> list[Any]:
-        """The answers to commands in one round trip, which is no transaction: a full server refuses those, even to read."""
+        """The answers to commands in one round trip, not in a transaction: a full server refuses MULTI, even to read."""
         keys = [str(command[1]) for command in commands if len(command) > 1]
 
         def call() -> list[Any]:
@@ -134,31 +134,31 @@ class Server:
         return self.guarded(call, keys, repeat=repeat)
 
     def guarded(self, call: Callable[[], T], keys: Sequence[str] = (), *, repeat: bool = False) -> T:
-        """What a call returns; its errors as :class:`BrokerUnavailable` that says what to do."""
+        """Runs a call; converts its errors to :class:`BrokerUnavailable` with a remedy."""
         try:
             try:
                 return call()
             except redis.exceptions.ConnectionError as error:
-                # Those with a name of their own are answers: the server is there, and would give the same again.
+                # Subclasses are answers of a live server, which would give the same again.
                 if not repeat or type(error) is not redis.exceptions.ConnectionError:
                     raise
                 return call()
         except redis.exceptions.RedisError as raised:
-            meant = _out_of_script(raised)
-            if isinstance(meant, redis.exceptions.ReadOnlyError):
-                self._let_go()
-            raise BrokerUnavailable(self._explained(meant, keys)) from raised
+            cause = _unwrapped(raised)
+            if isinstance(cause, redis.exceptions.ReadOnlyError):
+                self._drop_idle()
+            raise BrokerUnavailable(self._explanation(cause, keys)) from raised
 
-    # -- what errors mean
+    # -- the meaning of errors
 
-    def _explained(self, error: redis.exceptions.RedisError, keys: Sequence[str]) -> str:
-        said = " ".join(str(error).split())[:300]
-        if "WRONGTYPE" in said:
+    def _explanation(self, error: redis.exceptions.RedisError, keys: Sequence[str]) -> str:
+        text = " ".join(str(error).split())[:300]
+        if "WRONGTYPE" in text:
             return f"Redis at {self.name}: {self._wrong_types(keys)}"
         for kind, mark, meaning in _MEANINGS:
-            if isinstance(error, kind) and mark in said:
-                return f"Redis at {self.name} {meaning} ({said})"
-        return f"Redis at {self.name} refused a command: {said}"
+            if isinstance(error, kind) and mark in text:
+                return f"Redis at {self.name} {meaning} ({text})"
+        return f"Redis at {self.name} refused a command: {text}"
 
     def _wrong_types(self, keys: Sequence[str]) -> str:
         try:
@@ -231,14 +231,14 @@ _NAMED: Final[Mapping[str, type[redis.exceptions.RedisError]]] = {
 }
 
 
-def _out_of_script(error: redis.exceptions.RedisError) -> redis.exceptions.RedisError:
-    """The error itself where Redis before 7.0 says it inside that of the script, which has no name then."""
+def _unwrapped(error: redis.exceptions.RedisError) -> redis.exceptions.RedisError:
+    """The error that Redis before 7.0 wraps in an error of the script; other errors unchanged."""
     found = _FROM_SCRIPT.match(str(error)) if type(error) is redis.exceptions.ResponseError else None
     return error if found is None else _NAMED[found[2]](found[1])
 
 
 def _shown(url: str) -> str:
-    """Where a URL leads, without its password. Raises :class:`ConfigError`."""
+    """Host and port of a URL, without its password. Raises :class:`ConfigError`."""
     try:
         parts = urlsplit(url)
         place = f"{parts.hostname or '127.0.0.1'}:{parts.port or 6379}"
@@ -255,25 +255,25 @@ def _script(name: str) -> tuple[str, str]:
     return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
-# -- Every key, with the namespace before it.
+# -- the keys, each with the namespace before it
 #
 # ===========================  ======  ===============================================================================
-# key                          type    what
+# key                          type    value
 # ===========================  ======  ===============================================================================
 # ``queues``                   set     names of queues, for tools; Sidekiq's own, as are the next five
 # ``queue:Q``                  list    payloads; the right end is next to run
 # ``schedule`` ``retry``       zset    payloads of untracked jobs by the second in which they are due
 # ``dead``                     zset    payloads by the second of their death
-# ``paused``                   set     names of queues from which nothing is taken
+# ``paused``                   set     names of queues from which nothing is fetched
 # ``asynctask:held``           hash    ``jid:attempt`` of each tracked copy -> ``qQUEUE`` or ``pPROCESS LF FIELD``
-# ``asynctask:queues``         set     queues that tracked copies were ever pushed to: where a Task's are looked for
-# ``asynctask:fetched:ID``     hash    a process's own list: ``BATCH:N:QUEUE`` -> the payload as it stood in its queue
+# ``asynctask:queues``         set     queues that ever held tracked copies: searched for those of a Task
+# ``asynctask:fetched:ID``     hash    a process's own list: ``BATCH:N:QUEUE`` -> the payload as in its queue
 # ``asynctask:holders``        set     processes that have such a list
-# ``asynctask:deaths``         hash    jid -> ``COUNT SECOND``: how often it was taken back from the dead, and until when
-#                                      that counts; gone 72 h after the last
+# ``asynctask:deaths``         hash    jid -> ``COUNT SECOND``: how often its process died, and until when that counts;
+#                                      expires 72 h after the last
 # ===========================  ======  ===============================================================================
 #
-# Those by which a process is seen are in :mod:`asynctask.brokers.redis.presence`.
+# Keys of live processes: :mod:`asynctask.brokers.redis.presence`.
 
 _TYPES: Final = {
     "queues": "set",
@@ -291,7 +291,7 @@ _MAX_NAMESPACE: Final = 255
 
 
 class Keys:
-    """Keys of one namespace. Raises :class:`ConfigError` for a namespace that could not be told from a key."""
+    """Keys of one namespace. Raises :class:`ConfigError` for an invalid namespace."""
 
     def __init__(self, namespace: str = "") -> None:
         if len(namespace) > _MAX_NAMESPACE or not namespace.isprintable() or any(c in namespace for c in " {}*?[]\\"):
@@ -306,7 +306,6 @@ class Keys:
         self.deaths = self("asynctask:deaths")
 
     def __call__(self, name: str) -> str:
-        """The key of this name."""
         return self.prefix + name
 
     def queue(self, name: str) -> str:
@@ -318,7 +317,7 @@ class Keys:
         return f"{self.prefix}asynctask:fetched:{process}"
 
     def type_of(self, key: str) -> str | None:
-        """The type that a key must have; None for a key that is none of these."""
+        """The type that a key must have; None for other keys."""
         name = key.removeprefix(self.prefix)
         if name.startswith("queue:"):
             return "list"

@@ -1,7 +1,7 @@
--- Takes the waiting copies of one Task out of a part of a queue.
+-- Removes the waiting copies of one Task from a part of a queue.
 -- KEYS: 1 the queue's list, 2 asynctask:held
--- ARGV: 1 position of the first, 2 how many to look at, 3 task id, 4 how many to take at most, 5 a text that no payload is
--- Returns {how many were looked at, jid:attempt, ...}
+-- ARGV: 1 position of the first, 2 number to look at, 3 task id, 4 the most to remove, 5 a text that no payload equals
+-- Returns {number looked at, jid:attempt, ...}
 local first, limit, gone = tonumber(ARGV[1]), tonumber(ARGV[4]), ARGV[5]
 redis.call('HLEN', KEYS[2])
 local texts = redis.call('LRANGE', KEYS[1], first, first + tonumber(ARGV[2]) - 1)

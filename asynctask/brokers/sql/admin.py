@@ -1,7 +1,7 @@
-"""Looking into the queues and sets of the table ``jobs``, and tidying them up.
+"""Inspection and cleanup of the queues and sets in the table ``jobs``.
 
-An entry of a set is ``ID-JID``: the row's own number, and the jid beside it, for SQLite gives a number again once the last
-row of the table is gone. Every action asks for both, and for the set, in the statement that acts.
+The key of a set's entry is ``ID-JID``: SQLite reuses an id once the table's last row is gone, so the jid is compared, too.
+Every action compares both, and the set, in the statement that acts.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ T = TypeVar("T")
 class SqlOperations:
     """Operations on one database.
 
-    Arguments: the ``database``; ``clock``; ``add`` puts new rows in, in the caller's transaction, and tells who waits.
+    Arguments: the ``database``; ``clock``; ``add``, which inserts rows in the caller's transaction and notifies workers.
     """
 
     def __init__(self, database: Database, clock: Clock, add: Callable[[Connection, Sequence[Row]], None]) -> None:
@@ -61,7 +61,7 @@ class SqlOperations:
         self._clock = clock
         self._add = add
 
-    def _asked(self, statement: Any) -> list[Any]:
+    def _query(self, statement: Any) -> list[Any]:
         return self._translated(lambda: self._rows(statement))
 
     def _rows(self, statement: Any) -> list[Any]:
@@ -79,15 +79,15 @@ class SqlOperations:
 
     def queues(self) -> list[QueueFacts]:
         waiting = sa.select(_j.queue, sa.func.count()).where(_j.waits.is_not(None)).group_by(_j.queue)
-        counts = self._asked(waiting.order_by(_j.queue).limit(_MOST_NAMES))
+        counts = self._query(waiting.order_by(_j.queue).limit(_MOST_NAMES))
         return [self._facts(str(name), int(count)) for name, count in counts]
 
     def _facts(self, name: str, length: int) -> QueueFacts:
-        """The oldest is looked for at the head, and at the head of the least urgent: urgent ones may pass it for long."""
+        """Finds the oldest at the head, and at the head of the least urgent, which urgent ones may pass for long."""
         waiting = sa.select(_j.payload, _j.waits).where(_j.queue == name, _j.waits.is_not(None))
-        head = self._asked(waiting.order_by(_j.waits, _j.id).limit(1))
+        head = self._query(waiting.order_by(_j.waits, _j.id).limit(1))
         least = sa.select(sa.func.max(_j.waits)).where(_j.queue == name, _j.waits.is_not(None)).scalar_subquery()
-        last = self._asked(waiting.where(_j.waits == least).order_by(_j.id).limit(1))
+        last = self._query(waiting.where(_j.waits == least).order_by(_j.id).limit(1))
         times = [at for payload, _ in (*head, *last) if (at := enqueued_at(payload)) is not None]
         return QueueFacts(name, length, min(times, default=None), False, class_of(head[0][0]) if head else None)
 
@@ -95,8 +95,8 @@ class SqlOperations:
         checked_window(offset, limit)
         here = (_j.queue == queue) & _j.waits.is_not(None)
         order = (_j.waits.desc(), _j.id.desc()) if newest else (_j.waits, _j.id)
-        found = self._asked(sa.select(*_COPY).where(here).order_by(*order).offset(offset).limit(limit))
-        ((total,),) = self._asked(sa.select(sa.func.count()).select_from(jobs).where(here))
+        found = self._query(sa.select(*_COPY).where(here).order_by(*order).offset(offset).limit(limit))
+        ((total,),) = self._query(sa.select(sa.func.count()).select_from(jobs).where(here))
         return Page([_job(row) for row in found], int(total))
 
     def delete_job(self, queue: str, key: str) -> Copy | None:
@@ -142,23 +142,23 @@ class SqlOperations:
         checked_window(offset, limit)
         here = _j.held_in == _checked(set_name)
         order = (_j.run_at.desc(), _j.id.desc()) if newest else (_j.run_at, _j.id)
-        found = self._asked(sa.select(*_COPY, _j.run_at).where(here).order_by(*order).offset(offset).limit(limit))
-        ((total,),) = self._asked(sa.select(sa.func.count()).select_from(jobs).where(here))
+        found = self._query(sa.select(*_COPY, _j.run_at).where(here).order_by(*order).offset(offset).limit(limit))
+        ((total,),) = self._query(sa.select(sa.func.count()).select_from(jobs).where(here))
         return Page([_entry(row) for row in found], int(total))
 
     def find(self, set_name: str, text: str, *, limit: int = 100) -> Found:
         checked_window(0, limit)
         here = sa.select(*_COPY, _j.run_at).where(_j.held_in == _checked(set_name)).order_by(_j.run_at, _j.id)
         first = here.limit(LOOKED_THROUGH).subquery()
-        position = sa.func.strpos if self._database.dialect == "postgresql" else sa.func.instr  # to the letter, unlike LIKE
+        position = sa.func.strpos if self._database.dialect == "postgresql" else sa.func.instr  # no wildcards, unlike LIKE
         holds = position(first.c.payload, checked_text(text)) > 0
-        found = self._asked(sa.select(first).where(holds).order_by(first.c.run_at, first.c.id).limit(limit + 1))
-        more = self._asked(sa.select(_j.id).where(_j.held_in == set_name).offset(LOOKED_THROUGH).limit(1))
+        found = self._query(sa.select(first).where(holds).order_by(first.c.run_at, first.c.id).limit(limit + 1))
+        more = self._query(sa.select(_j.id).where(_j.held_in == set_name).offset(LOOKED_THROUGH).limit(1))
         return Found([_entry(row) for row in found[:limit]], len(found) <= limit and not more)
 
     def entry(self, set_name: str, key: str) -> Entry | None:
-        here = (_j.held_in == _checked(set_name)) & _named(key)
-        return next((_entry(row) for row in self._asked(sa.select(*_COPY, _j.run_at).where(here))), None)
+        here = (_j.held_in == _checked(set_name)) & _key_condition(key)
+        return next((_entry(row) for row in self._query(sa.select(*_COPY, _j.run_at).where(here))), None)
 
     def restart(self, set_name: str, entries: Sequence[Entry]) -> int:
         now = self._clock.now()
@@ -171,7 +171,7 @@ class SqlOperations:
         with self._database.write() as connection:
             there = self._still_there(connection, set_name, entries)
             _remove(connection, [each.copy for each in there])
-            if there:  # as new rows: they come to the end of their queue
+            if there:  # as new rows, at the end of their queue
                 self._add(connection, [rows[each.key] for each in there])
         return len(there)
 
@@ -216,7 +216,7 @@ class SqlOperations:
     def clear(self, set_name: str) -> int:
         count = 0
         until = self.entries(set_name, limit=1).total
-        while count < until:  # in slices: one delete of a million would hold the write lock for seconds
+        while count < until:  # in slices: deleting a million at once would hold the write lock for seconds
             gone = self._translated(lambda: self._clear(_checked(set_name)))
             count += gone
             if not gone:
@@ -234,7 +234,7 @@ class SqlOperations:
     # -- processes
 
     def processes(self) -> list[RemoteProcess]:
-        """None: whoever works on this database is in the ledger."""
+        """None: the ledger has the processes of this database."""
         return []
 
     def signal(self, identity: str, name: str) -> bool:
@@ -258,7 +258,7 @@ def _checked(set_name: str) -> str:
     return set_name
 
 
-def _named(key: str) -> Any:
+def _key_condition(key: str) -> Any:
     number, _, jid = key.partition("-")
     if not (number.isascii() and number.isdecimal() and 0 < len(number) < 19 and jid and len(jid) <= 64) or "\0" in jid:
         raise InputError(f"{key[:100]!r} is no entry: write its key as the list shows it", code="bad_key")

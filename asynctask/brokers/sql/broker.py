@@ -1,6 +1,4 @@
-"""The broker that is a table of the ledger's database: nothing else to install.
-
-The table, ``jobs``:
+"""The broker in a table of the ledger's database, ``jobs``: no other server needed.
 
 ====================  ==================================================================================================
 row                   meaning
@@ -10,9 +8,8 @@ process set           it is in that process's list
 held_in set           it is in the set ``schedule``, ``retry`` or ``dead``; ``run_at`` is when it is due (or died)
 ====================  ==================================================================================================
 
-What the databases are told, each in its own way, is in :mod:`asynctask.brokers.sql.dialects`. A process uses the
-connections of its :class:`~asynctask.database.engine.Database`, one for each call and for no longer; and one more that
-:class:`~asynctask.database.notify.Signals` listen on.
+The statements of each database are in :mod:`asynctask.brokers.sql.dialects`. A call uses one connection of the process's
+:class:`~asynctask.database.engine.Database`; :class:`~asynctask.database.notify.Signals` listen on one more.
 """
 
 from __future__ import annotations
@@ -49,11 +46,11 @@ _TABLES: Final[Mapping[str, Callable[[Database], JobsTable]]] = {
 }
 
 COUNTED: Final = 100_000
-"""Of one queue no more are counted, those of the smallest priorities first: a look at a long queue stays a look."""
+"""The most that :meth:`SqlBroker.waiting` counts per queue, smallest priorities first, to bound its cost."""
 
 _PUSHED_AT_ONCE: Final = 1_000
-_LOST_S: Final = 0.01
-_LOST_MOST_S: Final = 0.15
+_BACKOFF_S: Final = 0.01
+_MAX_BACKOFF_S: Final = 0.15
 
 _FIRST_ONES: Final = (
     sa.select(_j.waits)
@@ -63,14 +60,14 @@ _FIRST_ONES: Final = (
     .subquery()
 )
 _WAITING: Final = sa.select(_FIRST_ONES.c.waits, sa.func.count()).group_by(_FIRST_ONES.c.waits)
-"""Made once: it is asked in each round of a dispatcher."""
+"""Built once: every dispatch round runs it."""
 
 
 class SqlBroker:
     """Jobs in a table.
 
-    Arguments: the ``database`` that holds it; ``signals`` of the process, if others wait for them too, and then whoever
-    made them closes them; ``clock``.
+    Arguments: the ``database`` that holds it; ``signals`` of the process, if shared (the caller then closes them);
+    ``clock``.
     """
 
     capabilities = Capabilities(priority=True, blocking=False, survives_restart=True, in_ledger=True)
@@ -82,16 +79,16 @@ class SqlBroker:
         self._heads = Heads(self._clock.monotonic)
         self._operations = SqlOperations(database, self._clock, self._add)
         self._own_signals = Signals(database) if signals is None else None
-        heard = signals or self._own_signals
-        assert heard is not None
-        self._waker = heard.waker(JOBS)
+        source = signals or self._own_signals
+        assert source is not None
+        self._waker = source.waker(JOBS)
         self._woken = threading.Event()
-        self._heard = False
+        self._notified = False
         self._more = False
-        self._lost = 0
-        self._not_before = 0.0
+        self._misses = 0
+        self._quiet_until = 0.0
 
-    # -- the way of a job
+    # -- jobs in transit
 
     def push(self, copies: Sequence[Copy]) -> None:
         rows = [row_of(copy) for copy in copies]
@@ -122,7 +119,7 @@ class SqlBroker:
             self._heads.met(taken.spread, limit)
             dry = queues if len(taken.copies) < limit else ()
             self._heads.told(whole, taken.places, dry=dry, cost_s=self._clock.monotonic() - began)
-            self._note_luck(bool(taken.copies))
+            self._back_off(bool(taken.copies))
             self._more = bool(taken.copies) and taken.spread > spread
         return taken.copies
 
@@ -139,8 +136,8 @@ class SqlBroker:
         with self._database.write() as connection:
             for (deaths, priority), group in groups.items():
                 for part in parts([copy.handle for copy in group]):
-                    mine = jobs.update().where(_j.id.in_(part), _j.process == process)
-                    connection.execute(mine.values(process=None, deaths=deaths, waits=put_back(priority)))
+                    held = jobs.update().where(_j.id.in_(part), _j.process == process)
+                    connection.execute(held.values(process=None, deaths=deaths, waits=put_back(priority)))
             notify(connection, JOBS)
 
     def defer(self, process: str, copies: Sequence[Copy]) -> None:
@@ -151,30 +148,30 @@ class SqlBroker:
     @repeatable
     def _defer(self, process: str, copies: Sequence[Copy]) -> None:
         with self._database.write() as connection:
-            moved = self._taken_out(connection, process, copies)
-            last = {queue: self._last_of(connection, queue) for queue in {copy.queue for copy in moved}}
+            moved = self._remove_held(connection, process, copies)
+            last = {queue: self._last_waits(connection, queue) for queue in {copy.queue for copy in moved}}
             rows = [row_of(copy) for copy in moved]
             for row in rows:
                 row["waits"] = max(row["waits"], last[row["queue"]])
-            if rows:  # as new rows, which come behind all of the same place
+            if rows:  # as new rows, whose ids are behind all others of the same ``waits``
                 self._add(connection, rows)
 
-    def _taken_out(self, connection: Connection, process: str, copies: Sequence[Copy]) -> list[Copy]:
-        """Those of the copies that were in the process's list; they are not any more."""
-        mine = {
+    def _remove_held(self, connection: Connection, process: str, copies: Sequence[Copy]) -> list[Copy]:
+        """Removes the copies from the process's list; returns those that were in it."""
+        held = {
             (handle, jid)
             for part in parts([copy.handle for copy in copies])
             for handle, jid in connection.execute(
                 sa.select(_j.id, _j.jid).where(_j.id.in_(part), _j.process == process).with_for_update()
             )
         }
-        moved = [copy for copy in copies if (copy.handle, copy.jid) in mine]
+        moved = [copy for copy in copies if (copy.handle, copy.jid) in held]
         self._table.remove(connection, process, moved)
         return moved
 
     @staticmethod
-    def _last_of(connection: Connection, queue: str) -> int:
-        """The place of what is fetched last from a queue: of any priority."""
+    def _last_waits(connection: Connection, queue: str) -> int:
+        """The highest ``waits`` of a queue, which is fetched last."""
         waiting = sa.select(_j.waits).where(_j.queue == queue, _j.waits.is_not(None))
         return int(connection.scalar(waiting.order_by(_j.waits.desc()).limit(1)) or 0)
 
@@ -182,7 +179,7 @@ class SqlBroker:
         with self._translated():
             return self._table.withdraw(task_id, limit)
 
-    # -- what is where
+    # -- queries
 
     def holds(self, keys: Collection[Key]) -> set[Key]:
         wanted = set(keys)
@@ -220,7 +217,7 @@ class SqlBroker:
             return {str(process) for (process,) in found}
 
     def presence(self, about: About) -> None:
-        """Its processes are seen in the ledger."""
+        """None: the ledger shows these processes."""
 
     def drop(self, process: str, copies: Sequence[Copy]) -> None:
         if copies:
@@ -244,7 +241,7 @@ class SqlBroker:
     def _hold(self, rows: Mapping[Key, Row], copies: Sequence[Copy], process: str | None) -> None:
         with self._database.write() as connection:
             if process is not None:
-                copies = self._taken_out(connection, process, copies)
+                copies = self._remove_held(connection, process, copies)
             self._add(connection, [rows[copy.key] for copy in copies])
 
     def release_due(self, set_name: str, now: int, limit: int) -> int:
@@ -258,10 +255,10 @@ class SqlBroker:
     @repeatable
     def _release(self, due: Any) -> int:
         with self._database.write() as connection:
-            copies = [copy_of(row) for row in connection.execute(_passing_over(connection, due))]
+            copies = [copy_of(row) for row in connection.execute(_skip_locked(connection, due))]
             for part in parts([copy.handle for copy in copies]):
                 connection.execute(jobs.delete().where(_j.id.in_(part)))
-            if copies:  # as new rows: they come to the end of their queue
+            if copies:  # as new rows, at the end of their queue
                 self._add(connection, [row_of(copy) for copy in copies])
         return len(copies)
 
@@ -277,28 +274,28 @@ class SqlBroker:
     # -- waiting
 
     def wait(self, timeout: float) -> bool:
-        """Whoever came too late the last times hangs back a little: a hundred idle processes must not run for each job."""
-        if self._more:  # there was more, in the hands of others for a moment
+        """Backs off after wake-ups that found nothing: not a hundred idle processes run for each job."""
+        if self._more:  # locked by others for a moment
             self._more = False
             return True
         if not self._waker.wait(timeout):
             return False
-        # Whoever looks because he may have missed something did not come too late if there is nothing.
-        self._heard = self._waker.rung and not self._woken.is_set()
-        rest = self._not_before - self._clock.monotonic()
-        if self._heard and rest > 0:
+        # Only a notification counts as a miss, not a look in case one was lost.
+        self._notified = self._waker.signalled and not self._woken.is_set()
+        rest = self._quiet_until - self._clock.monotonic()
+        if self._notified and rest > 0:
             self._woken.wait(rest)
         self._woken.clear()
         return True
 
-    def _note_luck(self, found: bool) -> None:
+    def _back_off(self, found: bool) -> None:
         if found:
-            self._lost, self._not_before = 0, 0.0
-        elif self._heard:
-            self._lost += 1
-            pause = min(_LOST_S * 2 ** min(self._lost, 8), _LOST_MOST_S)
-            self._not_before = self._clock.monotonic() + pause
-        self._heard = False
+            self._misses, self._quiet_until = 0, 0.0
+        elif self._notified:
+            self._misses += 1
+            pause = min(_BACKOFF_S * 2 ** min(self._misses, 8), _MAX_BACKOFF_S)
+            self._quiet_until = self._clock.monotonic() + pause
+        self._notified = False
 
     def wake(self) -> None:
         self._woken.set()
@@ -321,6 +318,6 @@ class SqlBroker:
             yield connection
 
 
-def _passing_over(connection: Connection, statement: Any) -> Any:
-    """Others' rows are passed over, not waited for; on SQLite the write transaction excludes other writers anyway."""
+def _skip_locked(connection: Connection, statement: Any) -> Any:
+    """Skips rows locked by others; on SQLite the write transaction excludes other writers."""
     return statement if connection.dialect.name == "sqlite" else statement.with_for_update(skip_locked=True)

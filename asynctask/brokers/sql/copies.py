@@ -1,7 +1,7 @@
-"""A copy as a row of the table ``jobs``, checked before any database sees it, and back.
+"""A copy as a row of the table ``jobs``, validated, and back; and the heads of the queues, where claims begin.
 
-The three databases differ in what they refuse, cut off or take: SQLite knows no lengths, PostgreSQL no NUL character. So
-what a row may hold is decided here, alike for all of them.
+The databases differ in what they refuse or truncate (SQLite ignores lengths, PostgreSQL has no NUL character), so rows are
+validated here, alike for all.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ __all__ = [
 Row = dict[str, Any]
 
 COLUMNS: Final = ("jid", "attempt", "queue", "priority", "task_id", "held_in", "run_at", "deaths", "payload", "waits")
-"""What a new row is made of."""
+"""The columns of a new row."""
 
 COPY: Final = ("id", "jid", "attempt", "queue", "payload", "priority", "task_id", "deaths")
-"""What a copy is made of, in the order of :func:`copy_of`."""
+"""The columns of a copy, in the order of :func:`copy_of`."""
 
 MAX_PAYLOAD_BYTES: Final = 4_194_304
-"""Of one job: escaped, it fits into one packet of MariaDB as it is delivered (16 MB)."""
+"""Of one job: escaped on delivery, it fits one packet of MariaDB (16 MB)."""
 
 _INT: Final = 2**31 - 1
 _BIGINT: Final = 2**63 - 1
@@ -50,17 +50,17 @@ T = TypeVar("T")
 
 
 def ordinary(priority: int) -> int:
-    """The value of ``waits`` of a copy that was pushed."""
+    """``waits`` of a pushed copy."""
     return 2 * priority + 1
 
 
 def put_back(priority: int) -> int:
-    """The value of ``waits`` of a copy that was put back: before all that were pushed at its priority."""
+    """``waits`` of a copy that was put back: before all pushed ones of its priority."""
     return 2 * priority
 
 
 def row_of(copy: Copy, *, held_in: str | None = None, run_at: int | None = None) -> Row:
-    """A copy as a new row: waiting, or in a set. Raises :class:`InputError` for what cannot be kept as it is."""
+    """A new row for a copy, waiting or in a set. Raises :class:`InputError` for a copy that cannot be stored unchanged."""
     if not _fits(copy):
         _check(copy)
     return {
@@ -71,7 +71,7 @@ def row_of(copy: Copy, *, held_in: str | None = None, run_at: int | None = None)
 
 
 def _fits(copy: Copy) -> bool:
-    """Whether nothing can be wrong with it, as with nearly all; what is no ASCII is looked at again."""
+    """A fast test that passes nearly every valid copy; :func:`_check` decides on the others."""
     jid, queue, payload = copy.jid, copy.queue, copy.payload
     return (
         0 < len(jid) <= _NAMES[0][1]
@@ -96,8 +96,8 @@ def _check(copy: Copy) -> None:
             problems.append(Problem(None, name, "out_of_range", f"{name} must be from {least} to {most}", value))
     problems += _text_problems("payload", copy.payload)
     if problems:
-        said = "; ".join(problem.message for problem in problems)
-        raise InputError(f"this job cannot be put on a queue: {said}", code="bad_job", errors=problems)
+        messages = "; ".join(problem.message for problem in problems)
+        raise InputError(f"this job cannot be put on a queue: {messages}", code="bad_job", errors=problems)
     if len(copy.payload) * 4 > MAX_PAYLOAD_BYTES and len(copy.payload.encode()) > MAX_PAYLOAD_BYTES:
         raise TooLarge(
             f"the job's payload has {len(copy.payload.encode()):,} bytes, the most is {MAX_PAYLOAD_BYTES:,}: put the data"
@@ -123,7 +123,7 @@ def _text_problems(name: str, value: str) -> list[Problem]:
 
 
 def copy_of(row: Sequence[Any]) -> Copy:
-    """The copy of a row of the columns :data:`COPY`."""
+    """The copy in a row of the columns :data:`COPY`."""
     handle, jid, attempt, queue, payload, priority, task_id, deaths = row
     return Copy(jid, attempt, queue, payload, priority, task_id, deaths, handle)
 
@@ -133,37 +133,35 @@ def parts(values: Sequence[T], size: int = 1_000) -> Iterator[Sequence[T]]:
     return (values[i : i + size] for i in range(0, len(values), size))
 
 
-# -- Where the heads of the queues are: so that a claim need not walk over what others have taken already.
+# -- heads of the queues: where a claim begins
 #
-# What is taken leaves its entry in the index for a while: PostgreSQL and MariaDB remove it only when no snapshot of any
-# session can see it any more, and until then every claim that began at the front would walk over all of it, which a
-# long report in another session turns into seconds. So a process remembers, for each queue and ``waits``, an id up to which
-# everything was gone some time ago, and begins behind it.
+# A claimed row leaves its index entry until no snapshot of any session can see it (PostgreSQL, MariaDB). Claims from the
+# front would walk over all of them, for seconds during a long report in another session. So a process keeps, for each queue
+# and ``waits``, an id up to which everything was gone some time ago, and begins behind it.
 #
-# Where many claim at once, the first copies are in the hands of others at any moment, and to walk over those costs each
-# claim more the more processes there are, until nothing else is done. So a process that met others begins at any of the
-# first copies of the smallest priority, out of as many as keep them apart (:attr:`Heads.spread`); one that is alone at
-# the first.
+# With concurrent claimers the first copies are locked at any moment, and skipping them costs each claim more with every
+# process. So a process that met locked copies begins at a random one of the first :attr:`Heads.spread` copies of the
+# smallest priority; a process alone begins at the first.
 #
-# Something may appear before that place all the same: a push that took longer to commit, or what a claim had locked when it
-# was undone. So the place lags behind what is claimed, and the whole queue is looked at now and then; the dearer that is,
-# the more seldom. What is put back has ``waits`` values of its own, whose places are not remembered, so it is seen at once.
+# Rows can still appear before a mark: a push that took longer to commit, or rows locked by a claim that was rolled back. So
+# marks lag behind the claims, and the whole queue is scanned at times, less often the more a scan costs. ``waits`` values
+# of copies put back are not marked, so those are seen at once.
 
 FIRST: Final = -(2**62)
 LAST: Final = 2**62
-"""Before the first and behind the last value of ``waits``."""
+"""Before the first and behind the last ``waits``."""
 
 LAG_S: Final = 0.5
-"""A push has so long to commit before its copies could be passed over until the next look at the whole queue."""
+"""Time for a push to commit; copies of a slower one may be skipped until the next scan of the whole queue."""
 
 LOOK_S: Final = 5.0
 DRY_LOOK_S: Final = 0.25
 _COST: Final = 400
-_MOST_PLACES: Final = 16
+_MAX_MARKS: Final = 16
 
 
 class Range(NamedTuple):
-    """Rows of a queue behind (``waits``, ``id``) and before the value ``until`` of ``waits``."""
+    """Rows of a queue behind (``waits``, ``id``) and before ``until``, a value of ``waits``."""
 
     queue: str
     waits: int
@@ -172,8 +170,8 @@ class Range(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Place:
-    """``id``: up to here everything was gone; ``next_id`` will be that place, ``LAG_S`` after ``since``."""
+class _Mark:
+    """Everything up to ``id`` was gone; it becomes ``next_id`` :data:`LAG_S` after ``since``."""
 
     id: int = 0
     next_id: int = 0
@@ -181,67 +179,67 @@ class _Place:
 
 
 @dataclass(slots=True)
-class _Queue:
-    places: dict[int, _Place] = field(default_factory=dict)
+class _QueueMarks:
+    places: dict[int, _Mark] = field(default_factory=dict)
     look_at: float = 0.0
 
 
 class Heads:
-    """The places of one process.
+    """The marks of one process. Thread-safe.
 
-    Arguments: ``now`` is a monotonic clock, in seconds. Threads may share it.
+    Arguments: ``now``, a monotonic clock in seconds.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._spread = 0.0
-        self._queues: dict[str, _Queue] = {}
+        self._queues: dict[str, _QueueMarks] = {}
         self._lock = threading.Lock()
 
     def ranges(self, queues: Sequence[str]) -> tuple[list[Range], frozenset[str]]:
-        """What to look at, in order, and which of the queues are looked at as a whole."""
+        """The ranges to claim from, in order, and the queues that they cover as a whole."""
         now = self._now()
         found: list[Range] = []
         whole = set()
         with self._lock:
             for name in dict.fromkeys(queues):
-                queue = self._queues.setdefault(name, _Queue())
+                queue = self._queues.setdefault(name, _QueueMarks())
                 if queue.look_at <= now:
-                    # Others of this process go on behind the places meanwhile; told() says when the next one is due.
+                    # Other threads use the marks meanwhile; told() sets the time of the next scan.
                     queue.look_at = now + LOOK_S
                     whole.add(name)
                     found.append(Range(name, FIRST, 0, LAST))
                 else:
-                    found += _behind(name, queue, now)
+                    found += _ranges_after(name, queue, now)
         return found, frozenset(whole)
 
     def told(
         self, whole: Iterable[str], taken: Sequence[tuple[str, int, int]], *, dry: Iterable[str], cost_s: float
     ) -> None:
-        """What came of it: (queue, waits, id) of each copy in order, which queues had no more, how long it took."""
+        """Notes a claim: (queue, waits, id) of each copy in order, the queues that had no more, and its duration."""
         now = self._now()
         with self._lock:
             for name in whole:
-                self._queues.setdefault(name, _Queue()).look_at = now + max(LOOK_S, _COST * cost_s)
+                self._queues.setdefault(name, _QueueMarks()).look_at = now + max(LOOK_S, _COST * cost_s)
             for (name, waits), last in {(name, waits): last for name, waits, last in taken if waits % 2}.items():
-                _move(self._queues.setdefault(name, _Queue()), waits, last, now)
+                _advance(self._queues.setdefault(name, _QueueMarks()), waits, last, now)
             for name in dry:
-                # Nothing is lost by looking again soon: this process has nothing else to do.
-                queue = self._queues.setdefault(name, _Queue())
+                # An early scan costs nothing: this process is idle.
+                queue = self._queues.setdefault(name, _QueueMarks())
                 queue.look_at = min(queue.look_at, now + max(DRY_LOOK_S, _COST * cost_s))
 
     @property
     def spread(self) -> int:
-        """Out of how many of the first copies the next claim begins at any."""
+        """The number of first copies among which the next claim begins at a random one."""
         return int(self._spread)
 
     def met(self, spread: int, limit: int) -> None:
-        """A claim of ``limit`` had to go ``spread`` apart: the same again, and a little nearer to the head each time."""
+        """Notes the spread that a claim of ``limit`` needed; later claims shrink it by a tenth each."""
         near = 0.9 * spread
         self._spread = near if near >= limit else 0.0
 
 
-def _behind(name: str, queue: _Queue, now: float) -> list[Range]:
+def _ranges_after(name: str, queue: _QueueMarks, now: float) -> list[Range]:
     found = []
     waits, last = FIRST, 0
     for key in sorted(queue.places):
@@ -255,14 +253,14 @@ def _behind(name: str, queue: _Queue, now: float) -> list[Range]:
     return found
 
 
-def _move(queue: _Queue, waits: int, last: int, now: float) -> None:
-    place = queue.places.pop(waits, None) or _Place()
-    queue.places[waits] = place  # the one that was moved last stands last
-    if last < place.id:  # something was left behind it: what else may be there is looked at too
+def _advance(queue: _QueueMarks, waits: int, last: int, now: float) -> None:
+    place = queue.places.pop(waits, None) or _Mark()
+    queue.places[waits] = place  # keeps them in the order of their last advance
+    if last < place.id:  # a row before the mark: there may be more
         place.id, place.next_id = last, 0
     if not place.next_id:
         place.next_id, place.since = last, now
     elif now - place.since >= LAG_S:
         place.id, place.next_id, place.since = place.next_id, last, now
-    while len(queue.places) > _MOST_PLACES:
+    while len(queue.places) > _MAX_MARKS:
         del queue.places[next(iter(queue.places))]

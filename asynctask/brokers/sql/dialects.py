@@ -1,11 +1,11 @@
-"""How each kind of database is talked to about the table ``jobs``: pushing, the exchange, withdrawing.
+"""The statements of each database on the table ``jobs``: push, exchange, withdraw.
 
-``exchange`` is the statement that everything else waits for, so it is written for each by hand:
+``exchange`` limits the throughput, so it is hand-written for each:
 
 ==========  =========================================================================================================
-SQLite      one immediate transaction; no other writer is there, and what was taken leaves nothing behind
-PostgreSQL  :mod:`asynctask.brokers.sql.dialects`: one call of a function, which is a transaction of its own
-MariaDB     :mod:`asynctask.brokers.sql.dialects`: a look, then a short transaction
+SQLite      one immediate transaction, without other writers; claimed rows leave nothing behind in the index
+PostgreSQL  one call of a function, which is a transaction of its own
+MariaDB     a query without locks, then one compound statement
 ==========  =========================================================================================================
 """
 
@@ -49,7 +49,7 @@ _INSERT: Final = (
     f"INSERT INTO jobs ({', '.join(COLUMNS)}) SELECT * FROM {json_each(len(COLUMNS))} WHERE TRUE"  # noqa: S608
     " ON CONFLICT (jid, attempt) DO NOTHING"
 )
-# The rows that are given come first: each is one look at the key.
+# The given rows first, so each is one look-up by key.
 _REMOVE: Final = (
     f"DELETE FROM jobs WHERE id IN (SELECT t.id FROM {json_each(3)} CROSS JOIN jobs AS t"  # noqa: S608
     " ON t.id = d.d0 AND t.jid = d.d1 AND t.attempt = d.d2 WHERE t.process = ?)"
@@ -69,8 +69,8 @@ _FIRST: Final = sa.select(
 
 @dataclass(slots=True)
 class Taken:
-    """What a claim gave: the copies in order, (queue, ``waits`` before, id) of each, and how far apart
-    the claimers had to go (see :class:`~asynctask.brokers.sql.copies.Heads`)."""
+    """The result of a claim: the copies in order, (queue, previous ``waits``, id) of each, and the spread that it needed
+    (see :class:`~asynctask.brokers.sql.copies.Heads`)."""
 
     copies: list[Copy]
     places: list[tuple[str, int, int]]
@@ -81,13 +81,13 @@ class JobsTable(Protocol):
     """The table ``jobs`` of one database."""
 
     def insert(self, connection: Connection, rows: Sequence[Row]) -> None:
-        """New rows in this order, in the caller's transaction; those whose key is there already are left as they are."""
+        """Inserts rows in this order, in the caller's transaction; skips those whose key exists."""
         ...
 
     def exchange(self, process: str, done: Sequence[Copy], ranges: Sequence[Range], limit: int, spread: int) -> Taken:
-        """Removes ``done`` from the process's list and takes up to ``limit`` of what waits in ``ranges`` into it.
+        """Removes ``done`` from the process's list and claims up to ``limit`` waiting copies in ``ranges``.
 
-        ``spread``: it begins at any of so many of the first ones, if there are enough of the same priority.
+        ``spread``: begins at a random one of that many first copies, if enough have the same priority.
         """
         ...
 
@@ -101,7 +101,7 @@ class JobsTable(Protocol):
 
 
 class SqliteJobs:
-    """SQLite: the write transaction keeps everybody else out."""
+    """SQLite: the write transaction excludes other writers."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -113,7 +113,7 @@ class SqliteJobs:
     def exchange(self, process: str, done: Sequence[Copy], ranges: Sequence[Range], limit: int, spread: int) -> Taken:
         queues = [each.queue for each in ranges]
         if not done and (limit <= 0 or not self._anything_waits(queues)):
-            return Taken([], [])  # a write transaction for nothing would make every idle process queue for the write lock
+            return Taken([], [])  # else every idle process would queue for the write lock
         found: list[Any] = []
         with self._database.write() as connection:
             self.remove(connection, process, done)
@@ -134,7 +134,7 @@ class SqliteJobs:
 
     def remove(self, connection: Connection, process: str, copies: Sequence[Copy]) -> None:
         if copies:
-            # By its key too: an id is given again once the last row of the table is gone.
+            # By key too: SQLite reuses an id once the table's last row is deleted.
             rows = [(c.handle, c.jid, c.attempt) for c in copies]
             if has_statistics(connection):
                 connection.exec_driver_sql(_REMOVE_EACH, [(*row, process) for row in rows])
@@ -149,33 +149,30 @@ class SqliteJobs:
             return [(jid, attempt) for jid, attempt in gone]
 
 
-# -- MariaDB: an exchange is one compound statement, sent at once and over at once.
+# -- MariaDB: an exchange is one compound statement
 #
-# What had to be forced, and why:
-#
-# * the first copies that wait are looked up without a lock, at READ UNCOMMITTED, and then locked by their id. A locking
-# read of the index would stop at every entry of what others have taken, and lock it: with a hundred processes nothing
-# else would be done. Uncommitted reads see at once what others are taking; the lock is what decides, and is asked again.
-# (The look is a SELECT ... INTO: as the right side of a SET it would lock what it reads.) * rows are changed by their key
-# (``FORCE INDEX (PRIMARY)``): a short table would be read as a whole, and others waited for; * the index of the claim
-# (``FORCE INDEX``): with statistics of an empty queue another one would be chosen, and sorted; * ``ON DUPLICATE KEY
-# UPDATE id = id`` rather than ``INSERT IGNORE``, which would hide every other error as well and cut off what is too long;
-# * a claim is not marked (see :mod:`asynctask.database.engine`): where its answer is lost, the process looks into its
-# list.
+# * The first waiting copies are found at READ UNCOMMITTED without locks and then locked by id. A locking read of the index
+#   would stop at, and lock, every entry that others claimed; with a hundred processes nothing else would happen.
+#   Uncommitted reads see concurrent claims at once; the locking read decides. (SELECT ... INTO, because the right side of a
+#   SET would lock what it reads.)
+# * Rows are changed by key (``FORCE INDEX (PRIMARY)``): of a short table MariaDB would read every row, and wait for locks.
+# * The claim's index is forced: with statistics of an empty queue MariaDB would choose another one, and sort.
+# * ``ON DUPLICATE KEY UPDATE id = id`` rather than ``INSERT IGNORE``, which hides other errors and truncates values.
+# * A claim is not marked (see :mod:`asynctask.database.engine`): if its answer is lost, the process reads its list.
 
 _INSERT_MARIADB: Final = (
     f"INSERT INTO jobs ({', '.join(COLUMNS)}) SELECT {', '.join(f'd{n}' for n in range(len(COLUMNS)))}"  # noqa: S608
     f" FROM {json_table([jobs.c[name] for name in COLUMNS])} ON DUPLICATE KEY UPDATE jobs.id = jobs.id"
 )
-# By the key: the index on process is wider than the few rows that are meant.
+# By key: the index on process covers more rows.
 _REMOVE_MARIADB: Final = "DELETE t FROM jobs AS t FORCE INDEX (PRIMARY) WHERE t.id IN %s AND CONCAT(t.process, '') = %s"
-_FIND: Final = (
+_FIND_MARIADB: Final = (
     "SELECT id, jid, attempt FROM jobs FORCE INDEX (ix_jobs_task) WHERE task_id = %s AND waits IS NOT NULL"
     " LIMIT %s FOR UPDATE SKIP LOCKED"
 )
-_WITHDRAW: Final = "DELETE t FROM jobs AS t FORCE INDEX (PRIMARY) WHERE t.id IN %s"
+_WITHDRAW_MARIADB: Final = "DELETE t FROM jobs AS t FORCE INDEX (PRIMARY) WHERE t.id IN %s"
 
-_BEGIN: Final = """BEGIN NOT ATOMIC
+_BEGIN_MARIADB: Final = """BEGIN NOT ATOMIC
 DECLARE missing, spread, tries, begin_at, seen, taken INT DEFAULT 0;
 DECLARE top BIGINT;
 DECLARE ids LONGTEXT;
@@ -186,17 +183,16 @@ SET missing = %s, spread = %s;
 SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED;
 START TRANSACTION;
 """
-_END: Final = """COMMIT;
+_END_MARIADB: Final = """COMMIT;
 SELECT spread, taken;
 END"""
-_TOGETHER: Final = 750_000
-"""Bytes of payloads, as they stand there, that come as one text: each row of an answer costs the driver microseconds. With
-the other columns of 1,000 copies it is below a megabyte. What is longer than its packets the server would cut off."""
+_PACKED_BYTES: Final = 750_000
+"""Bytes of payloads, JSON-quoted, that are sent as one text: each row of an answer costs the driver microseconds. With the
+other columns of 1,000 copies it stays below a megabyte; the server truncates what exceeds its packet size."""
 
-# One queue. The first copies are those of the smallest priority; where many claim at once, each begins at another of them.
-# What is missing then, because there are too few of them, is sought once more from the head of the queue, in all of it.
-# The ids in the inner statements are numbers that come from the table.
-_QUEUE: Final = """IF missing > 0 THEN
+# Claims from one queue, among the copies of the smallest priority, with a random offset below ``spread``. If too few are
+# left behind the offset, the last try covers the whole queue from its head. ``ids`` are numbers read from the table.
+_CLAIM_MARIADB: Final = """IF missing > 0 THEN
 SET tries = 0, top = NULL;
 SELECT waits INTO top FROM jobs FORCE INDEX (ix_jobs_waiting) WHERE {where} ORDER BY waits, id LIMIT 1;
 WHILE missing > 0 AND top IS NOT NULL AND tries < 5 DO
@@ -243,7 +239,7 @@ END IF;
 
 
 def _where(ranges: Sequence[Range]) -> tuple[str, list[Any]]:
-    """What lies in a queue's ranges; the optimizer makes one pass over the index of it, in order."""
+    """The condition of a queue's ranges; the optimizer makes one ordered pass over its index of it."""
     alternatives, values = [], []
     for each in ranges:
         if each.waits != FIRST:
@@ -255,7 +251,7 @@ def _where(ranges: Sequence[Range]) -> tuple[str, list[Any]]:
 
 
 def look_statement(ranges: Sequence[Range]) -> tuple[str, list[Any]]:
-    """The statement that finds one of a queue's copies in ``ranges``, and its values."""
+    """A statement that finds one of a queue's copies in ``ranges``, and its values."""
     where, values = _where(ranges)
     return (
         f"SELECT id FROM jobs FORCE INDEX (ix_jobs_waiting) WHERE {where} ORDER BY waits, id LIMIT 1"  # noqa: S608
@@ -265,18 +261,20 @@ def look_statement(ranges: Sequence[Range]) -> tuple[str, list[Any]]:
 def exchange_statement(
     process: str, done: Sequence[Copy], queues: Sequence[Sequence[Range]], limit: int, spread: int
 ) -> tuple[str, list[Any]]:
-    """The compound statement of an exchange, and its values. It gives rows of copies as often as it takes any, then how far
-    it had to go apart, and how many it took."""
-    text = [_BEGIN]
+    """The compound statement of an exchange, and its values. Its results: copies for each batch claimed, then one row with
+    the spread that it needed and the number of copies."""
+    text = [_BEGIN_MARIADB]
     values: list[Any] = [process, max(0, limit), spread]
     for part in parts([copy.handle for copy in done]):
         text.append(_REMOVE_MARIADB + ";\n")
         values += [list(part), process]
     for ranges in queues:
         where, these = _where(ranges)
-        text.append(_QUEUE.format(where=where, copy=", ".join(COPY), limit=int(limit), last=LAST, together=_TOGETHER))
+        text.append(
+            _CLAIM_MARIADB.format(where=where, copy=", ".join(COPY), limit=int(limit), last=LAST, together=_PACKED_BYTES)
+        )
         values += [*these, *these]
-    return "".join([*text, _END]), values
+    return "".join([*text, _END_MARIADB]), values
 
 
 class MariadbJobs:
@@ -309,15 +307,15 @@ class MariadbJobs:
             with self._database.read() as connection:
                 return _results(connection, statement, values)
         except LedgerUnavailable as error:
-            # Undone for the sake of another transaction: the same again. Where the answer was lost it may stand: what it
-            # took is in this process's list, and is looked for there.
+            # A deadlock or lock timeout rolled it back: repeat. If only the answer was lost, the claimed copies are in this
+            # process's list and are found there.
             cause = error.__cause__
             if isinstance(cause, exc.DBAPIError) and cause.orig is not None and cause.orig.args[:1] in ((1205,), (1213,)):
                 raise TransactionConflict(str(error)) from cause
             raise
 
     def _anything_waits(self, queues: dict[str, list[Range]]) -> bool:
-        """A transaction for nothing would cost an idle process more than a look."""
+        """A query is cheaper for an idle process than an empty transaction."""
         if not queues:
             return False
         with self._database.read() as connection:
@@ -334,14 +332,14 @@ class MariadbJobs:
     @repeatable
     def withdraw(self, task_id: int, limit: int) -> list[Key]:
         with self._database.write() as connection:
-            rows = connection.exec_driver_sql(_FIND, (task_id, limit)).all()
+            rows = connection.exec_driver_sql(_FIND_MARIADB, (task_id, limit)).all()
             for part in parts([row[0] for row in rows]):
-                connection.exec_driver_sql(_WITHDRAW, (list(part),))
+                connection.exec_driver_sql(_WITHDRAW_MARIADB, (list(part),))
         return [(jid, attempt) for _, jid, attempt in rows]
 
 
 def _rows(results: Sequence[Sequence[Any]], taken: int) -> list[Any]:
-    """The copies that an exchange gave. One that the server cut off may look whole: it closes the list all the same."""
+    """The copies in the results. A truncated JSON text may still parse, so the count is compared, too."""
     found: list[Any] = []
     with suppress(orjson.JSONDecodeError):
         found = list(chain.from_iterable(json_rows(text for rows in results for (text,) in rows)))
@@ -354,7 +352,7 @@ def _rows(results: Sequence[Sequence[Any]], taken: int) -> list[Any]:
 
 
 def _results(connection: Connection, statement: str, values: Sequence[Any]) -> list[list[Any]]:
-    """Every table that a statement gives; errors of the driver as SQLAlchemy would tell them."""
+    """Every result set of a statement; raises the driver's errors as SQLAlchemy does."""
     driver: Any = connection.connection.driver_connection
     error_class: Any = connection.dialect.loaded_dbapi.Error
     found = []
@@ -373,16 +371,15 @@ def _results(connection: Connection, statement: str, values: Sequence[Any]) -> l
         raise exc.OperationalError(statement, None, error, connection_invalidated=lost) from error
 
 
-# -- PostgreSQL: an exchange is one statement, and a statement alone is a transaction: one round trip, and locks for as long
-# as it runs.
+# -- PostgreSQL: an exchange is one statement, so one transaction and one round trip
 #
-# What it does is in the function ``asynctask_exchange`` of the schema (``migrations/versions/0002_wider.py``). In a
-# function, plans can be kept *and* kept to the indexes. A plan that a session kept from the time when the table was
-# empty, which is how a queue spends its life, would read the whole table and sort it until the next ANALYZE; to plan anew
-# each time would double what a small exchange costs.
+# The work is in the function ``asynctask_exchange`` of the schema (``migrations/versions/0002_wider.py``). A function can
+# keep its plans and force them to use indexes. A plan that a session made while the table was empty, which is the usual
+# state of a queue, would scan and sort the whole table until the next ANALYZE; planning each time would double the cost of
+# a small exchange.
 
-# Locks in the order of the key, whoever pushes: two pushes of the same copies cannot wait for each other. The ids follow
-# the order of the copies, for they are the order of the queue.
+# Locks in the order of the key, so that concurrent pushes of the same copies cannot deadlock. Ids ascend in the order of
+# the copies, because they order the queue.
 _INSERT_POSTGRESQL: Final = """
 INSERT INTO jobs (id, jid, attempt, queue, priority, task_id, held_in, run_at, deaths, payload, waits)
 SELECT id, jid, attempt, queue, priority, task_id, held_in, run_at, deaths, payload, waits FROM (
@@ -426,7 +423,7 @@ class PostgresqlJobs:
         self._database = database
 
     def insert(self, connection: Connection, rows: Sequence[Row]) -> None:
-        for text in texts(rows):  # not as arrays: the driver writes those in Python, one value after the other
+        for text in texts(rows):  # not arrays, which the driver formats in Python, value by value
             connection.exec_driver_sql(_INSERT_POSTGRESQL, (text,))
 
     def exchange(self, process: str, done: Sequence[Copy], ranges: Sequence[Range], limit: int, spread: int) -> Taken:
