@@ -94,8 +94,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a module marked ``one_database`` each test, with each of its parameters, stays on one kind, drawn by its name; of
-    one marked ``one_redis`` on one release."""
+    """Of what is marked ``one_database`` each test, with each of its parameters, stays on one kind, drawn by its name, but
+    for a test marked ``each_database``; of what is marked ``one_redis`` on one release."""
     if not config.getoption("every_database"):
         items[:] = [item for item in items if _is_drawn(item)]
 
@@ -106,7 +106,8 @@ def _is_drawn(item: pytest.Item) -> bool:
         return True
     among: dict[str, tuple[str, ...]] = {}
     # A test on both brokers, too, runs on each database with the SQL broker only: with Redis the ledger does the same.
-    if called.params.get("broker_kind") == "redis" or item.get_closest_marker("one_database") is not None:
+    one = item.get_closest_marker("one_database") is not None and item.get_closest_marker("each_database") is None
+    if called.params.get("broker_kind") == "redis" or one:
         marker = item.get_closest_marker("databases")
         among["database_kind"] = marker.args if marker else KINDS
     if item.get_closest_marker("one_redis") is not None:
