@@ -11,7 +11,7 @@ import pytest
 import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.numbers import examples
+from support.drawn import examples
 from support.redis_dead import buried
 from support.redis_watch import Fixed, Monitor
 from support.servers import RedisServer

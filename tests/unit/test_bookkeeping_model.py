@@ -16,7 +16,7 @@ from bookkeeping_steps import STEPS, can, do
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
-from support.numbers import examples
+from support.drawn import examples
 
 from asynctask.core import transitions as core
 from asynctask.core.states import State, Status

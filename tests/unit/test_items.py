@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field
-from support.numbers import examples
+from support.drawn import examples
 
 from asynctask.errors import InputError, Problem
 from asynctask.lists.coerce import Unclear, coercer_for

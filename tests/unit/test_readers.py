@@ -19,7 +19,7 @@ import pytest
 import xlsxwriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.numbers import examples
+from support.drawn import examples
 
 from asynctask.config import Config
 from asynctask.errors import InputError, TooLarge, UnsupportedFormat

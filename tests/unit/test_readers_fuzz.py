@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.numbers import examples
+from support.drawn import examples
 
 HERE = Path(__file__).parents[1]
 WORKBOOKS = sorted((HERE / "data/workbooks").glob("*.[xo]*"))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.numbers import examples
+from support.drawn import examples
 from support.sheets import read, saved
 
 from asynctask.errors import InputError

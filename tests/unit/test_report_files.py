@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
-from support.numbers import examples
+from support.drawn import examples
 
 from asynctask.errors import Unavailable
 from asynctask.lists.cells import Percent, csv_cell

@@ -15,7 +15,7 @@ import pytest
 import xlsxwriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.numbers import examples
+from support.drawn import examples
 
 from asynctask.clock import SystemClock, SystemIds
 from asynctask.lists import uploads as workbooks

@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
-from support.numbers import examples
+from support.drawn import examples
 
 from asynctask.clock import SECOND
 from asynctask.core.states import Reason, Status

@@ -7,7 +7,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.numbers import examples
+from support.drawn import examples
 from support.ruby_floats import newer, older
 
 from asynctask.brokers.admin import Entry, pushed_again

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from support.numbers import examples
+from support.drawn import examples
 from support.payloads import EDGES, TEXTS, VALUES
 from support.redis_ruby import RubyJson
 
