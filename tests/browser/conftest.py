@@ -50,3 +50,10 @@ def open_shop(running: tuple[Shop, str]) -> tuple[Shop, str]:
     """The same, whose gate is closed."""
     running[0].open_gate(0)
     return running
+
+
+@pytest.fixture(scope="module")
+def web_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a web server for tests whose lists nobody has to perform: it validates them itself."""
+    with Shop(tmp_path_factory.mktemp("web")).web() as (_, said):
+        yield said["url"]

@@ -135,11 +135,8 @@ def test_a_task_is_paused_resumed_steered_cancelled_and_run_again(
     expect(page.locator("[data-kind=finish] dd")).to_have_text("10")
 
 
-def test_a_sheet_that_cannot_be_taken_is_explained_on_the_form(
-    page: Page, open_shop: tuple[Shop, str], tmp_path: Path
-) -> None:
-    _, url = open_shop
-    hand_in(page, url, sheet(tmp_path / "bad.xlsx", ("A", 500, "x"), ("B", "many", "x")), "enroll")
+def test_a_sheet_that_cannot_be_taken_is_explained_on_the_form(page: Page, web_alone: str, tmp_path: Path) -> None:
+    hand_in(page, web_alone, sheet(tmp_path / "bad.xlsx", ("A", 500, "x"), ("B", "many", "x")), "enroll")
     alert = page.get_by_role("alert")
     expect(alert).to_contain_text("no row could be accepted")
     expect(alert.locator("tbody tr td:first-child")).to_have_text(["2", "3"])
@@ -150,22 +147,20 @@ def test_a_sheet_that_cannot_be_taken_is_explained_on_the_form(
     expect(page).to_have_url(re.compile(r"/tasks/\d+$"))
 
 
-def test_an_encoding_in_doubt_is_chosen_with_one_click(page: Page, open_shop: tuple[Shop, str], tmp_path: Path) -> None:
+def test_an_encoding_in_doubt_is_chosen_with_one_click(page: Page, web_alone: str, tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_bytes("sku,quantity,note\nA,1,It’s urgent\n".encode("cp1252"))
-    _, url = open_shop
-    hand_in(page, url, tmp_path / "list.csv", "enroll")
+    hand_in(page, web_alone, tmp_path / "list.csv", "enroll")
     alert = page.get_by_role("alert")
     expect(alert.locator("li").first).to_contain_text("It’s urgent")
     page.get_by_role("button", name="Read it as windows-1252").click()
     expect(page).to_have_url(re.compile(r"/tasks/\d+$"))
 
 
-def test_a_list_that_was_rejected_says_why_on_its_page(page: Page, open_shop: tuple[Shop, str], tmp_path: Path) -> None:
+def test_a_list_that_was_rejected_says_why_on_its_page(page: Page, web_alone: str, tmp_path: Path) -> None:
     (tmp_path / "spring.csv").write_text("Quantity,colour\n1,red\n")
-    _, url = open_shop
-    hand_in(page, url, tmp_path / "spring.csv", "enroll")
+    hand_in(page, web_alone, tmp_path / "spring.csv", "enroll")
     expect(page.get_by_role("alert")).to_contain_text("no column for sku")
-    page.goto(url)
+    page.goto(web_alone)
     page.get_by_role("link", name="spring.csv").click()
     expect(page.locator("#state")).to_have_text("rejected")
     expect(page.locator("#words")).to_contain_text("Rejected: the sheet has no column for sku")
@@ -186,9 +181,8 @@ def test_jobs_in_the_queue_are_not_said_to_run(page: Page, open_shop: tuple[Shop
     expect(page.locator("#state")).to_have_text("finished")
 
 
-def test_one_row_is_not_spoken_of_as_many(page: Page, open_shop: tuple[Shop, str]) -> None:
-    _, url = open_shop
-    page.goto(url)
+def test_one_row_is_not_spoken_of_as_many(page: Page, web_alone: str) -> None:
+    page.goto(web_alone)
     for state, changes, sentence in SENTENCES:
         p = {**PROGRESS, **changes, "state": state, "done": state in ("finished", "cancelled", "rejected")}
         found = page.evaluate("(p) => import('/static/words.js').then((words) => words.sentence(p))", p)
