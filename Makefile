@@ -21,7 +21,7 @@ test: .venv/.dev ## Run every test (ARGS="-k name" picks some, ARGS="-n 0" runs 
 	@$(BIN)/python -m pytest -n 3 --dist worksteal --tb=native $(ARGS) || { code=$$?; [ -n "$$TEST_STATUS" ] || exit $$code; echo $$code > "$$TEST_STATUS"; }
 
 test-full: export TEST_FULL = 1
-test-full: ARGS += --every-database
+test-full: override ARGS += --every-database
 test-full: test ## Run every test on every database and Redis, with many more drawn examples, for an hour or more
 
 # On SQLite, of the integration tests, those of the promises, of the ledger and of what stands on it; of the unit tests all but
@@ -29,8 +29,8 @@ test-full: test ## Run every test on every database and Redis, with many more dr
 QUICK := tests/unit tests/conformance/test_sql_broker.py tests/webapi/test_submitting.py $(addprefix tests/integration/test_,\
 	promises.py ledger.py ledger_splits.py small_tasks.py sessions.py)
 SLOW := $(addprefix --ignore=tests/unit/test_,bookkeeping_model.py bookkeeping_mutants.py envelope.py example_promotions.py \
-	extras.py internals.py interrupt.py layout.py lean_import.py readers.py readers_fuzz.py report_files.py workbook_child.py \
-	workbooks.py)
+	extras.py internals.py interrupt.py layout.py lean_import.py readers.py readers_fuzz.py readers_text.py report_files.py \
+	sessions_model.py workbook_child.py workbooks.py)
 
 test-quick: .venv/.dev ## Run unit tests and the most telling others on SQLite alone, without a server, within a minute
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal --tb=native --sqlite-alone $(QUICK) $(SLOW) $(ARGS)
