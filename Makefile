@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-api test-pythons check bench bench-full clean
+.PHONY: help demo test test-full test-quick test-api test-pythons check bench bench-full clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,6 +19,21 @@ demo: .venv/.runtime ## Show everything at work on an example shop, and audit th
 test: .venv/.dev ## Run every test (ARGS="-k name" picks some, ARGS="-n 0" runs them in one process)
 	@sh scripts/test-servers.sh
 	@$(BIN)/python -m pytest -n 3 --dist worksteal --tb=native $(ARGS) || { code=$$?; [ -n "$$TEST_STATUS" ] || exit $$code; echo $$code > "$$TEST_STATUS"; }
+
+test-full: export TEST_FULL = 1
+test-full: override ARGS += --every-database
+test-full: test ## Run every test on every database and Redis, with many more drawn examples, for an hour or more
+
+# On SQLite, of the integration tests, those of the promises, of the ledger and of what stands on it; of the unit tests all but
+# the slow ones and those of the sources.
+QUICK := tests/unit tests/conformance/test_sql_broker.py tests/webapi/test_submitting.py $(addprefix tests/integration/test_,\
+	promises.py ledger.py ledger_splits.py small_tasks.py sessions.py)
+SLOW := $(addprefix --ignore=tests/unit/test_,bookkeeping_model.py bookkeeping_mutants.py envelope.py example_promotions.py \
+	extras.py internals.py interrupt.py layout.py lean_import.py readers.py readers_fuzz.py readers_text.py report_files.py \
+	sessions_model.py workbook_child.py workbooks.py)
+
+test-quick: .venv/.dev ## Run unit tests and the most telling others on SQLite alone, without a server, within a minute
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal --tb=native --sqlite-alone $(QUICK) $(SLOW) $(ARGS)
 
 test-api: .venv/.dev ## Call every operation of the API in every way that its document tells of, for 3 minutes (API_SECONDS=600)
 	@API_SECONDS=$${API_SECONDS:-180} $(BIN)/python -m pytest -q tests/webapi/test_schemathesis.py $(ARGS)

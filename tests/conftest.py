@@ -94,10 +94,26 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a module marked ``one_database`` each test, with each of its parameters, stays on one kind, drawn by its name; of
-    one marked ``one_redis`` on one release."""
-    if not config.getoption("every_database"):
+    """Of what is marked ``one_database`` each test, with each of its parameters, stays on one kind, drawn by its name, but
+    for a test marked ``each_database``; of what is marked ``one_redis`` on one release."""
+    if config.getoption("sqlite_alone"):
+        items[:] = [item for item in items if _is_of_sqlite_alone(item)]
+    elif not config.getoption("every_database"):
         items[:] = [item for item in items if _is_drawn(item)]
+
+
+SERVED = {"databases", "fragile", "redis_server", "redis_release", "desk", "ruby", "browser"}
+"""Fixtures that start a server or another program."""
+
+
+def _is_of_sqlite_alone(item: pytest.Item) -> bool:
+    """Whether it starts no server: its database, if it has one, is a file, and its jobs do not wait in Redis."""
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    if params.get("database_kind", "sqlite") != "sqlite" or params.get("broker_kind") == "redis":
+        return False
+    # A store of SQLite needs what starts servers and has none started.
+    served = SERVED - {"databases"} if "store" in getattr(item, "fixturenames", ()) else SERVED
+    return served.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 def _is_drawn(item: pytest.Item) -> bool:
@@ -106,7 +122,8 @@ def _is_drawn(item: pytest.Item) -> bool:
         return True
     among: dict[str, tuple[str, ...]] = {}
     # A test on both brokers, too, runs on each database with the SQL broker only: with Redis the ledger does the same.
-    if called.params.get("broker_kind") == "redis" or item.get_closest_marker("one_database") is not None:
+    one = item.get_closest_marker("one_database") is not None and item.get_closest_marker("each_database") is None
+    if called.params.get("broker_kind") == "redis" or one:
         marker = item.get_closest_marker("databases")
         among["database_kind"] = marker.args if marker else KINDS
     if item.get_closest_marker("one_redis") is not None:
@@ -121,8 +138,9 @@ def _is_its(item: pytest.Item, called: Any, value: str, among: tuple[str, ...]) 
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--every-database`` for the tests that stand on the ledger too."""
+    """``--every-database`` for the tests that stand on the ledger too; ``--sqlite-alone`` for those without a server."""
     parser.addoption("--every-database", action="store_true", help="run every test with a database on each kind")
+    parser.addoption("--sqlite-alone", action="store_true", help="run what needs no server, and on SQLite what needs one")
 
 
 def pytest_configure() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import redis
 from support.databases import Databases
+from support.forked import run_program
 from support.servers import missing
 
 from asynctask import AsyncTask
@@ -36,8 +37,7 @@ KEYS = ["name", "n", "ours", "peer", "ratio", "unit", "settings"]
 def bench(folder: Path, name: str, *words: str) -> subprocess.CompletedProcess[str]:
     """A benchmark in a process of its own, whose temporary files are in ``folder``."""
     environ = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
-    argv = [sys.executable, "-m", f"benchmarks.{name}", *words]
-    return subprocess.run(argv, cwd=folder, env=environ, capture_output=True, text=True, timeout=300, check=False)
+    return run_program([f"benchmarks.{name}", *words], cwd=folder, env=environ, timeout=300)
 
 
 def result(folder: Path, name: str, *words: str) -> dict[str, Any]:
@@ -177,6 +177,7 @@ def test_a_database_file_that_is_named_is_made_for_the_run_and_removed(tmp_path:
 
 
 @pytest.mark.databases("postgresql", "mariadb")
+@pytest.mark.one_database(reason="what is dropped is named in the same way")
 def test_a_run_that_is_told_to_end_takes_its_database_and_its_processes_with_it(
     tmp_path: Path, databases: Databases, database_kind: str
 ) -> None:

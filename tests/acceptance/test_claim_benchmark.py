@@ -6,13 +6,13 @@ import array
 import json
 import os
 import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.databases import Databases
+from support.forked import run_program
 
 from asynctask.database import schema
 from asynctask.database.engine import Database
@@ -24,8 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def bench(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """The benchmark in a process of its own, whose temporary files are in ``folder``."""
     environ = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
-    argv = [sys.executable, "-m", "benchmarks.claim", *words]
-    return subprocess.run(argv, cwd=folder, env=environ, capture_output=True, text=True, timeout=300, check=False)
+    return run_program(["benchmarks.claim", *words], cwd=folder, env=environ, timeout=300)
 
 
 @pytest.mark.one_database(reason="what is told is the same on each")

@@ -33,4 +33,27 @@ def page(browser: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Shop:
+    """Of the test's own: it starts the processes, or looks at the list of all Tasks."""
     return Shop(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Shop, str]]:
+    """A shop with a worker and a web server, and its address, for all tests that look at their own Task."""
+    kept = Shop(tmp_path_factory.mktemp("shop"))
+    with kept.worker(), kept.web() as (_, said):
+        yield kept, said["url"]
+
+
+@pytest.fixture
+def open_shop(running: tuple[Shop, str]) -> tuple[Shop, str]:
+    """The same, whose gate is closed."""
+    running[0].open_gate(0)
+    return running
+
+
+@pytest.fixture(scope="module")
+def web_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a web server for tests whose lists nobody has to perform: it validates them itself."""
+    with Shop(tmp_path_factory.mktemp("web")).web() as (_, said):
+        yield said["url"]

@@ -43,45 +43,45 @@ def share(page: Page) -> float:
 
 
 def test_a_sheet_is_handed_in_its_bar_moves_and_its_refused_rows_are_found_and_downloaded(
-    page: Page, shop: Shop, tmp_path: Path
+    page: Page, open_shop: tuple[Shop, str], tmp_path: Path
 ) -> None:
     rows = [(f"{'NO' if n % 5 == 0 else 'OK'}-{n}", n, "red") for n in range(1, 11)]
     file = sheet(tmp_path / "products.xlsx", *rows, ("TOO-MANY", 500, "blue"), (None, 3, "green"))
-    with shop.worker(), shop.web() as (_, said):
-        hand_in(page, said["url"], file, "gated", Title="Spring sale", **{"At once": "2"})
-        expect(page).to_have_url(re.compile(r"/tasks/\d+$"))
-        expect(page.get_by_role("heading", level=1)).to_have_text("Spring sale")
-        page.evaluate("window.notReloaded = true")
-        for step in (3, 6):
-            shop.open_gate(step)
-            expect(page.get_by_role("progressbar")).to_have_attribute("aria-valuenow", str(step * 10))
-        expect(page.locator("#failed tbody tr")).to_have_count(1)
-        shop.open_gate(10)
-        expect(page.locator("#state")).to_have_text("finished")
-        expect(page.locator("#words")).to_contain_text("2 rows of 10 did not succeed. 2 rows were not taken.")
-        expect(page.locator("#percent")).to_have_text("100 %")
-        assert page.evaluate("window.notReloaded") is True
+    shop, url = open_shop
+    hand_in(page, url, file, "gated", Title="Spring sale", **{"At once": "2"})
+    expect(page).to_have_url(re.compile(r"/tasks/\d+$"))
+    expect(page.get_by_role("heading", level=1)).to_have_text("Spring sale")
+    page.evaluate("window.notReloaded = true")
+    for step in (3, 6):
+        shop.open_gate(step)
+        expect(page.get_by_role("progressbar")).to_have_attribute("aria-valuenow", str(step * 10))
+    expect(page.locator("#failed tbody tr")).to_have_count(1)
+    shop.open_gate(10)
+    expect(page.locator("#state")).to_have_text("finished")
+    expect(page.locator("#words")).to_contain_text("2 rows of 10 did not succeed. 2 rows were not taken.")
+    expect(page.locator("#percent")).to_have_text("100 %")
+    assert page.evaluate("window.notReloaded") is True
 
-        expect(page.locator("#groups tbody tr")).to_have_count(1)
-        expect(page.locator("#groups")).to_contain_text("seller is not qualified")
-        expect(page.locator("#failed tbody tr td:first-child")).to_have_text(["6", "11"])
-        expect(page.locator("#rejected tbody tr td:first-child")).to_have_text(["12", "13"])
-        expect(page.locator("#rejected")).to_contain_text("Quantity")
-        for verb in ("Pause", "Resume", "Cancel"):
-            expect(page.get_by_role("button", name=verb)).to_be_hidden()
-        expect(page.get_by_role("button", name="Retry failed rows")).to_be_visible()
+    expect(page.locator("#groups tbody tr")).to_have_count(1)
+    expect(page.locator("#groups")).to_contain_text("seller is not qualified")
+    expect(page.locator("#failed tbody tr td:first-child")).to_have_text(["6", "11"])
+    expect(page.locator("#rejected tbody tr td:first-child")).to_have_text(["12", "13"])
+    expect(page.locator("#rejected")).to_contain_text("Quantity")
+    for verb in ("Pause", "Resume", "Cancel"):
+        expect(page.get_by_role("button", name=verb)).to_be_hidden()
+    expect(page.get_by_role("button", name="Retry failed rows")).to_be_visible()
 
-        with page.expect_download() as download:
-            page.get_by_role("link", name="Rows to correct, as xlsx").click()
-        book = openpyxl.load_workbook(io.BytesIO(Path(download.value.path()).read_bytes()))
-        found = list(book.worksheets[0].iter_rows(values_only=True))
-        book.close()
-        assert [row[0] for row in found] == ["sku", "NO-5", "NO-10", "TOO-MANY", None]
-        with page.expect_download() as download:
-            page.get_by_role("link", name="Rows that succeeded, as csv").click()
-        text = Path(download.value.path()).read_text("utf-8-sig")
-        assert len(list(csv.DictReader(io.StringIO(text)))) == 8
-        assert "Spring sale" in download.value.suggested_filename
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Rows to correct, as xlsx").click()
+    book = openpyxl.load_workbook(io.BytesIO(Path(download.value.path()).read_bytes()))
+    found = list(book.worksheets[0].iter_rows(values_only=True))
+    book.close()
+    assert [row[0] for row in found] == ["sku", "NO-5", "NO-10", "TOO-MANY", None]
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Rows that succeeded, as csv").click()
+    text = Path(download.value.path()).read_text("utf-8-sig")
+    assert len(list(csv.DictReader(io.StringIO(text)))) == 8
+    assert "Spring sale" in download.value.suggested_filename
 
 
 def test_the_bar_goes_on_after_the_server_was_away(page: Page, shop: Shop, tmp_path: Path) -> None:
@@ -104,91 +104,89 @@ def test_the_bar_goes_on_after_the_server_was_away(page: Page, shop: Shop, tmp_p
             assert page.evaluate("window.notReloaded") is True
 
 
-def test_a_task_is_paused_resumed_steered_cancelled_and_run_again(page: Page, shop: Shop, tmp_path: Path) -> None:
+def test_a_task_is_paused_resumed_steered_cancelled_and_run_again(
+    page: Page, open_shop: tuple[Shop, str], tmp_path: Path
+) -> None:
     file = sheet(tmp_path / "products.xlsx", *((f"OK-{n}", n, "red") for n in range(1, 11)))
-    with shop.worker(), shop.web() as (_, said):
-        hand_in(page, said["url"], file, "gated", **{"At once": "1"})
-        shop.open_gate(1)
-        page.get_by_role("button", name="Pause").click()
-        expect(page.locator("#state")).to_have_text("paused")
-        expect(page.get_by_role("button", name="Pause")).to_be_hidden()
-        page.get_by_label("Jobs at once").fill("7")
-        page.get_by_label("Priority").fill("120")
-        page.get_by_role("button", name="Apply").click()
-        expect(page.locator("#knobs-said")).to_contain_text("Applied")
-        task = page.url.rpartition("/")[2]
-        control = get(f"{said['url'].rstrip('/')}/api/tasks/{task}")["control"]
-        assert (control["parallel"], control["priority"]) == (7, 120)
-        page.get_by_role("button", name="Resume").click()
-        expect(page.locator("#state")).to_have_text("running")
-        page.get_by_role("button", name="Cancel…").click()
-        page.get_by_role("button", name="Keep it running").click()
-        expect(page.locator("#state")).to_have_text("running")
-        page.get_by_role("button", name="Cancel…").click()
-        page.get_by_role("button", name="Cancel the Task").click()
-        expect(page.locator("#state")).to_have_text("cancelled")
-        shop.open_gate(10)  # what had begun goes on to its end
-        page.get_by_role("button", name="Run the cancelled rows").click()
-        expect(page.locator("#state")).to_have_text("finished")
-        expect(page.locator("[data-kind=finish] dd")).to_have_text("10")
+    shop, url = open_shop
+    hand_in(page, url, file, "gated", **{"At once": "1"})
+    shop.open_gate(1)
+    page.get_by_role("button", name="Pause").click()
+    expect(page.locator("#state")).to_have_text("paused")
+    expect(page.get_by_role("button", name="Pause")).to_be_hidden()
+    page.get_by_label("Jobs at once").fill("7")
+    page.get_by_label("Priority").fill("120")
+    page.get_by_role("button", name="Apply").click()
+    expect(page.locator("#knobs-said")).to_contain_text("Applied")
+    task = page.url.rpartition("/")[2]
+    control = get(f"{url.rstrip('/')}/api/tasks/{task}")["control"]
+    assert (control["parallel"], control["priority"]) == (7, 120)
+    page.get_by_role("button", name="Resume").click()
+    expect(page.locator("#state")).to_have_text("running")
+    page.get_by_role("button", name="Cancel…").click()
+    page.get_by_role("button", name="Keep it running").click()
+    expect(page.locator("#state")).to_have_text("running")
+    page.get_by_role("button", name="Cancel…").click()
+    page.get_by_role("button", name="Cancel the Task").click()
+    expect(page.locator("#state")).to_have_text("cancelled")
+    shop.open_gate(10)  # what had begun goes on to its end
+    page.get_by_role("button", name="Run the cancelled rows").click()
+    expect(page.locator("#state")).to_have_text("finished")
+    expect(page.locator("[data-kind=finish] dd")).to_have_text("10")
 
 
-def test_a_sheet_that_cannot_be_taken_is_explained_on_the_form(page: Page, shop: Shop, tmp_path: Path) -> None:
-    with shop.web() as (_, said):
-        hand_in(page, said["url"], sheet(tmp_path / "bad.xlsx", ("A", 500, "x"), ("B", "many", "x")), "enroll")
-        alert = page.get_by_role("alert")
-        expect(alert).to_contain_text("no row could be accepted")
-        expect(alert.locator("tbody tr td:first-child")).to_have_text(["2", "3"])
-        expect(alert.locator("tbody tr td:nth-child(2)")).to_have_text(["Quantity", "Quantity"])
-        # The form is still there, and takes the corrected sheet.
-        page.set_input_files("#file", sheet(tmp_path / "good.xlsx", ("A", 5, "x")))
-        page.get_by_role("button", name="Start").click()
-        expect(page).to_have_url(re.compile(r"/tasks/\d+$"))
+def test_a_sheet_that_cannot_be_taken_is_explained_on_the_form(page: Page, web_alone: str, tmp_path: Path) -> None:
+    hand_in(page, web_alone, sheet(tmp_path / "bad.xlsx", ("A", 500, "x"), ("B", "many", "x")), "enroll")
+    alert = page.get_by_role("alert")
+    expect(alert).to_contain_text("no row could be accepted")
+    expect(alert.locator("tbody tr td:first-child")).to_have_text(["2", "3"])
+    expect(alert.locator("tbody tr td:nth-child(2)")).to_have_text(["Quantity", "Quantity"])
+    # The form is still there, and takes the corrected sheet.
+    page.set_input_files("#file", sheet(tmp_path / "good.xlsx", ("A", 5, "x")))
+    page.get_by_role("button", name="Start").click()
+    expect(page).to_have_url(re.compile(r"/tasks/\d+$"))
 
 
-def test_an_encoding_in_doubt_is_chosen_with_one_click(page: Page, shop: Shop, tmp_path: Path) -> None:
+def test_an_encoding_in_doubt_is_chosen_with_one_click(page: Page, web_alone: str, tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_bytes("sku,quantity,note\nA,1,It’s urgent\n".encode("cp1252"))
-    with shop.web() as (_, said):
-        hand_in(page, said["url"], tmp_path / "list.csv", "enroll")
-        alert = page.get_by_role("alert")
-        expect(alert.locator("li").first).to_contain_text("It’s urgent")
-        page.get_by_role("button", name="Read it as windows-1252").click()
-        expect(page).to_have_url(re.compile(r"/tasks/\d+$"))
+    hand_in(page, web_alone, tmp_path / "list.csv", "enroll")
+    alert = page.get_by_role("alert")
+    expect(alert.locator("li").first).to_contain_text("It’s urgent")
+    page.get_by_role("button", name="Read it as windows-1252").click()
+    expect(page).to_have_url(re.compile(r"/tasks/\d+$"))
 
 
-def test_a_list_that_was_rejected_says_why_on_its_page(page: Page, shop: Shop, tmp_path: Path) -> None:
+def test_a_list_that_was_rejected_says_why_on_its_page(page: Page, web_alone: str, tmp_path: Path) -> None:
     (tmp_path / "spring.csv").write_text("Quantity,colour\n1,red\n")
-    with shop.web() as (_, said):
-        hand_in(page, said["url"], tmp_path / "spring.csv", "enroll")
-        expect(page.get_by_role("alert")).to_contain_text("no column for sku")
-        page.goto(said["url"])
-        page.get_by_role("link", name="spring.csv").click()
-        expect(page.locator("#state")).to_have_text("rejected")
-        expect(page.locator("#words")).to_contain_text("Rejected: the sheet has no column for sku")
-        expect(page.get_by_role("alert").locator("tbody tr td:nth-child(2)")).to_have_text(["sku"])
-        expect(page.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "0")
-        for empty in ("#percent", "#of"):
-            expect(page.locator(empty)).to_have_text("")
+    hand_in(page, web_alone, tmp_path / "spring.csv", "enroll")
+    expect(page.get_by_role("alert")).to_contain_text("no column for sku")
+    page.goto(web_alone)
+    page.get_by_role("link", name="spring.csv").click()
+    expect(page.locator("#state")).to_have_text("rejected")
+    expect(page.locator("#words")).to_contain_text("Rejected: the sheet has no column for sku")
+    expect(page.get_by_role("alert").locator("tbody tr td:nth-child(2)")).to_have_text(["sku"])
+    expect(page.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "0")
+    for empty in ("#percent", "#of"):
+        expect(page.locator(empty)).to_have_text("")
 
 
-def test_jobs_in_the_queue_are_not_said_to_run(page: Page, shop: Shop, tmp_path: Path) -> None:
+def test_jobs_in_the_queue_are_not_said_to_run(page: Page, open_shop: tuple[Shop, str], tmp_path: Path) -> None:
     file = sheet(tmp_path / "products.xlsx", *((f"OK-{n}", n, "red") for n in range(1, 31)))
-    with shop.worker(), shop.web() as (_, said):
-        hand_in(page, said["url"], file, "gated")
-        facts = page.locator("#facts")
-        expect(facts).to_contain_text("In flight (queued or running)")
-        expect(facts).not_to_contain_text("Running now")
-        shop.open_gate(30)
-        expect(page.locator("#state")).to_have_text("finished")
+    shop, url = open_shop
+    hand_in(page, url, file, "gated")
+    facts = page.locator("#facts")
+    expect(facts).to_contain_text("In flight (queued or running)")
+    expect(facts).not_to_contain_text("Running now")
+    shop.open_gate(30)
+    expect(page.locator("#state")).to_have_text("finished")
 
 
-def test_one_row_is_not_spoken_of_as_many(page: Page, shop: Shop) -> None:
-    with shop.web() as (_, said):
-        page.goto(said["url"])
-        for state, changes, sentence in SENTENCES:
-            p = {**PROGRESS, **changes, "state": state, "done": state in ("finished", "cancelled", "rejected")}
-            found = page.evaluate("(p) => import('/static/words.js').then((words) => words.sentence(p))", p)
-            assert found == sentence
+def test_one_row_is_not_spoken_of_as_many(page: Page, web_alone: str) -> None:
+    page.goto(web_alone)
+    for state, changes, sentence in SENTENCES:
+        p = {**PROGRESS, **changes, "state": state, "done": state in ("finished", "cancelled", "rejected")}
+        found = page.evaluate("(p) => import('/static/words.js').then((words) => words.sentence(p))", p)
+        assert found == sentence
 
 
 def split(**changes: Any) -> dict[str, Any]:
@@ -269,39 +267,41 @@ def test_the_list_of_tasks_starts_empty_moves_by_itself_and_works_by_keyboard(
 
 
 @pytest.mark.parametrize("width", [360, 1200])
-def test_the_pages_fit_their_window(page: Page, shop: Shop, tmp_path: Path, width: int) -> None:
+def test_the_pages_fit_their_window(page: Page, open_shop: tuple[Shop, str], tmp_path: Path, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 800})
     file = sheet(
         tmp_path / "products.xlsx", ("NO-" + "x" * 30, 1, "y" * 999), ("NO-2", 2, "word " * 99), ("BUG" * 15, 3, "z")
     )
-    with shop.worker(), shop.web() as (_, said):
-        hand_in(page, said["url"], file, "enroll", Title="W" * 255)
-        expect(page.locator("#state")).to_have_text("finished")
-        expect(page.locator("#failed tbody tr")).to_have_count(2)
-        for path in (page.url, said["url"], f"{said['url'].rstrip('/')}/docs"):
-            page.goto(path)
-            page.wait_for_load_state("networkidle")
-            assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), path
+    _, url = open_shop
+    hand_in(page, url, file, "enroll", Title="W" * 255)
+    expect(page.locator("#state")).to_have_text("finished")
+    expect(page.locator("#failed tbody tr")).to_have_count(2)
+    for path in (page.url, url, f"{url.rstrip('/')}/docs"):
+        page.goto(path)
+        page.wait_for_load_state("networkidle")
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), path
 
 
-def test_refused_rows_are_read_page_by_page_and_go_when_they_are_run_again(page: Page, shop: Shop, tmp_path: Path) -> None:
+def test_refused_rows_are_read_page_by_page_and_go_when_they_are_run_again(
+    page: Page, open_shop: tuple[Shop, str], tmp_path: Path
+) -> None:
     file = sheet(tmp_path / "products.xlsx", *((f"NO-{n}", 1 if n % 5 else 500, "x") for n in range(1, 31)))
-    with shop.worker(), shop.web() as (_, said):
-        hand_in(page, said["url"], file, "gated")
-        shop.open_gate(1)
-        expect(page.locator("#state")).to_have_text("finished")
-        rows, pager = page.locator("#failed tbody tr"), page.locator("[data-pager=failed]")
-        expect(pager).to_contain_text("1–20 of 24")
-        expect(rows).to_have_count(20)
-        pager.get_by_role("button", name="Later").click()
-        expect(pager).to_contain_text("21–24 of 24")
-        expect(rows).to_have_count(4)
-        pager.get_by_role("button", name="Earlier").click()
-        expect(rows).to_have_count(20)
-        expect(page.locator("#rejected tbody tr")).to_have_count(6)
-        shop.open_gate(0)
-        page.get_by_role("button", name="Retry failed rows").click()
-        expect(page.locator("#failed-card")).to_be_hidden()
-        shop.open_gate(1)
-        expect(page.locator("#state")).to_have_text("finished")
-        expect(rows.first.locator("td").nth(3)).to_have_text("2")
+    shop, url = open_shop
+    hand_in(page, url, file, "gated")
+    shop.open_gate(1)
+    expect(page.locator("#state")).to_have_text("finished")
+    rows, pager = page.locator("#failed tbody tr"), page.locator("[data-pager=failed]")
+    expect(pager).to_contain_text("1–20 of 24")
+    expect(rows).to_have_count(20)
+    pager.get_by_role("button", name="Later").click()
+    expect(pager).to_contain_text("21–24 of 24")
+    expect(rows).to_have_count(4)
+    pager.get_by_role("button", name="Earlier").click()
+    expect(rows).to_have_count(20)
+    expect(page.locator("#rejected tbody tr")).to_have_count(6)
+    shop.open_gate(0)
+    page.get_by_role("button", name="Retry failed rows").click()
+    expect(page.locator("#failed-card")).to_be_hidden()
+    shop.open_gate(1)
+    expect(page.locator("#state")).to_have_text("finished")
+    expect(rows.first.locator("td").nth(3)).to_have_text("2")

@@ -24,6 +24,8 @@ from asynctask.maintenance import MaintenanceLeadership
 from asynctask.testing import wait_for
 from asynctask.worker import Priority
 
+pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
+
 
 class Still(SystemClock):
     """A clock whose seconds pass only when it is moved on: a stalled machine ends no lease."""
@@ -86,6 +88,7 @@ def grown(app: AsyncTask, count: int) -> None:
 # -- dispatching
 
 
+@pytest.mark.each_database(reason="what is read and locked is each one's own")
 def test_what_a_round_reads_does_not_grow_with_the_tasks_that_are_open(world: World) -> None:
     app = world.app()
     reads = {
@@ -103,6 +106,7 @@ def test_what_a_round_reads_does_not_grow_with_the_tasks_that_are_open(world: Wo
         assert cost(app.ledger.database, read) <= before[name] * 1.5 + 20, name
 
 
+@pytest.mark.each_database(reason="what is read and locked is each one's own")
 def test_tasks_that_cannot_go_now_hide_no_other(world: World) -> None:
     app = world.app()
     full = [app.submit("note", [{"n": 0}, {"n": 1}], parallel=1, priority=1) for _ in range(12)]
@@ -138,6 +142,7 @@ def test_one_process_at_a_time_goes_on_dispatching_and_another_takes_over_in_a_s
     assert leases.take(one, leases.DISPATCH, 1.0) is None
 
 
+@pytest.mark.each_database(reason="what is read and locked is each one's own")
 def test_of_many_that_want_a_duty_at_once_one_gets_it(world: World) -> None:
     app = world.app()
     for _ in range(3):
@@ -414,6 +419,7 @@ def test_the_first_rings_are_answered_at_once_and_those_that_follow_together(
     assert waits[3] == pytest.approx(0.25)
 
 
+@pytest.mark.each_database(reason="what is read and locked is each one's own")
 def test_an_idle_process_asks_less_than_one_question_a_second(world: World) -> None:
     """Its own parts, over a minute of a clock that is moved on: the beats, the fetches and the look after others."""
     app = world.app()

@@ -23,7 +23,10 @@ from asynctask.ledger.tasks import try_close
 from asynctask.maintenance import Sweep
 from asynctask.testing import wait_for
 
-pytestmark = pytest.mark.databases("postgresql", "mariadb", reason="on SQLite the file is locked, not a row")
+pytestmark = [
+    pytest.mark.databases("postgresql", "mariadb", reason="on SQLite the file is locked, not a row"),
+    pytest.mark.one_database(reason="how each says that a row is held is proved by those that run on each"),
+]
 
 
 def numbers(count: int) -> list[dict[str, int]]:
@@ -76,6 +79,7 @@ def dies_with(app: AsyncTask, task_id: int, count: int) -> str:
     return ledger.identity
 
 
+@pytest.mark.each_database(reason="each locks in its own way")
 def test_a_row_that_somebody_holds_costs_its_task_alone(world: World) -> None:
     """Everything of B goes on while A is held, by a worker with all its threads; then A goes on, too."""
     app = world.app(lease_s=20.0)
@@ -131,6 +135,7 @@ def test_who_waited_in_vain_does_not_wait_again_at_once(world: World, monkeypatc
     assert len(reservations.reserve(app.ledger, tasks[0].id, 1, lease_s=5)) == 1
 
 
+@pytest.mark.each_database(reason="each locks in its own way")
 def test_who_holds_a_row_for_a_moment_is_waited_for(world: World) -> None:
     """As transactions of this program do: the one behind stands in the line, and loses nothing by it."""
     app = world.app()
@@ -195,6 +200,7 @@ def test_hints_of_held_tasks_are_kept_and_given_by_the_next_round(world: World) 
     assert not ledger.held.keeps
 
 
+@pytest.mark.each_database(reason="each locks in its own way")
 def test_of_tasks_that_are_due_a_held_one_keeps_no_other(world: World) -> None:
     app = world.app()
     tasks = [app.submit("note", numbers(1)) for _ in range(3)]
@@ -270,6 +276,7 @@ def test_the_leases_of_a_dead_process_end_but_for_that_of_a_held_task(world: Wor
     assert not world.sql("SELECT 1 FROM processes WHERE identity = 'dead'")
 
 
+@pytest.mark.each_database(reason="each locks in its own way")
 def test_a_user_who_acts_on_a_held_task_is_told_why_it_failed_and_waits_once(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,8 @@ from asynctask.ledger.tasks import try_close
 from asynctask.messages import KEEP_FIRST, KEEP_LAST
 from asynctask.task import TaskHandle
 
+decided_by_us = pytest.mark.one_database(reason="it is decided in Python, of rows that were read")
+
 
 def numbers(count: int) -> list[dict[str, int]]:
     return [{"n": n} for n in range(count)]
@@ -107,6 +109,7 @@ def test_an_event_that_is_gone_and_a_decision_for_nothing_are_no_errors(world: W
     assert (gone.record, gone.turn, left.turn) == (None, None, None)
 
 
+@decided_by_us
 def test_messages_keep_the_first_10_and_the_last_90_and_say_how_many_were_dropped(world: World) -> None:
     app = world.app()
     task = app.submit("note", numbers(1))
@@ -153,6 +156,7 @@ def test_counts_move_with_each_kind_of_turn(world: World) -> None:
     assert app.doctor() == []
 
 
+@decided_by_us
 def test_groups_of_failures_are_bounded_and_the_rest_is_counted_as_other(world: World) -> None:
     app = world.app()
     task = app.submit("note", numbers(150))
@@ -244,6 +248,7 @@ def test_parallel_bounds_what_is_reserved_by_all_dispatchers_together(world: Wor
     assert len(reservations.reserve(two.ledger, task.id, 10, lease_s=60)) == 1
 
 
+@decided_by_us
 def test_a_death_is_counted_only_of_a_job_that_had_begun_and_the_third_is_poison(world: World) -> None:
     app = world.app()
     task = app.submit("note", numbers(1))
@@ -260,6 +265,7 @@ def test_a_death_is_counted_only_of_a_job_that_had_begun_and_the_third_is_poison
     assert app.doctor() == []
 
 
+@decided_by_us
 def test_a_suspect_takes_the_blame_of_a_death_from_the_jobs_beside_it(world: World) -> None:
     app = world.app()
     task = app.submit("note", numbers(3))
@@ -364,6 +370,7 @@ def test_the_doctor_may_look_while_the_task_runs(world: World) -> None:
 # -- knobs
 
 
+@decided_by_us
 def test_knobs_that_are_none_or_have_no_such_value_are_refused(world: World) -> None:
     app = world.app()
     task = app.submit("note", numbers(1))
@@ -385,6 +392,7 @@ def test_knobs_that_are_none_or_have_no_such_value_are_refused(world: World) -> 
     assert task.update(title="renamed all the same")["title"] == "renamed all the same"
 
 
+@decided_by_us
 def test_every_edge_that_a_person_asks_for_names_the_state_when_it_is_refused(world: World) -> None:
     app = world.app()
     with world.working(app):

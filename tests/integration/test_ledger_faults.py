@@ -20,6 +20,8 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.testing import wait_for
 
+pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
+
 
 @pytest.fixture
 def app(tmp_path: Path, store: Store) -> Iterator[AsyncTask]:
@@ -108,6 +110,7 @@ def test_of_a_process_in_another_container_only_its_lease_tells() -> None:
     assert here.knows_dead({**there, "boot_id": "boot/1", "pid_started": -1})
 
 
+@pytest.mark.each_database(reason="each locks in its own way")
 def test_a_report_holds_no_transaction_while_its_reader_takes_time(app: AsyncTask) -> None:
     task = submit(app, [{"n": i} for i in range(5_000)])
     rows = task.report("all").rows
@@ -116,6 +119,7 @@ def test_a_report_holds_no_transaction_while_its_reader_takes_time(app: AsyncTas
     assert sum(1 for _ in rows) == 4_999
 
 
+@pytest.mark.each_database(reason="each locks in its own way")
 def test_the_doctor_holds_nobody_up_where_nothing_is_wrong(app: AsyncTask) -> None:
     submit(app, [1, 2, 3])
     found: list[Any] = []

@@ -23,6 +23,8 @@ from asynctask.maintenance import Sweep
 from asynctask.middleware.tracker import Tracker
 from asynctask.testing import wait_for
 
+pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
+
 
 def numbers(count: int) -> list[dict[str, int]]:
     return [{"n": n} for n in range(count)]
@@ -49,6 +51,7 @@ def holding(world: World, app: Any, count: int) -> Any:
 # -- processes and leases
 
 
+@pytest.mark.each_database(reason="each locks and compares in its own way")
 def test_what_a_process_held_waits_again_when_its_lease_has_ended_and_not_before(world: World) -> None:
     app, late = world.judging(world.app()), world.app()
     task = holding(world, late, 3)
@@ -111,6 +114,7 @@ def test_a_process_of_this_machine_that_lives_is_never_dead_whatever_its_lease_s
     assert task.progress()["control"]["in_flight"] == 1
 
 
+@pytest.mark.each_database(reason="each locks and compares in its own way")
 def test_a_renewal_is_stamped_when_it_has_its_locks_and_not_before_it_waits(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +156,7 @@ def test_lost_copies_are_looked_for_after_the_clock_was_put_back(world: World) -
     assert task.progress()["control"]["in_flight"] == 0
 
 
+@pytest.mark.each_database(reason="each locks and compares in its own way")
 def test_a_process_that_renewed_between_the_look_and_the_verdict_lives(world: World) -> None:
     app, late = world.app(), world.app()
     task = holding(world, late, 2)
@@ -171,6 +176,7 @@ def test_what_a_process_held_that_is_registered_nowhere_is_taken_on_the_second_l
     assert task.progress()["control"]["in_flight"] == 0
 
 
+@pytest.mark.each_database(reason="each locks and compares in its own way")
 def test_recovering_twice_changes_nothing_the_second_time(world: World) -> None:
     app, dead = world.app(), world.app()
     task = holding(world, dead, 2)
@@ -214,6 +220,7 @@ def test_a_job_under_which_three_processes_died_ends_as_poison_and_its_neighbour
 # -- lost copies
 
 
+@pytest.mark.each_database(reason="each locks and compares in its own way")
 def test_a_copy_that_the_broker_lost_is_dispatched_again_after_two_looks(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,6 +334,7 @@ def test_copies_that_were_fetched_when_the_ledger_went_away_begin_when_it_is_bac
     world.check_promises(app, [task.id], 20)
 
 
+@pytest.mark.each_database(reason="each locks and compares in its own way")
 def test_another_programs_lock_delays_outcomes_and_loses_none(world: World) -> None:
     app = world.app()
     with world.working(app):
@@ -462,6 +470,7 @@ def test_a_cancel_that_takes_many_turns_does_not_rest_between_them(world: World,
     assert task.progress()["counts"]["cancelled"] == 1_000
 
 
+@pytest.mark.each_database(reason="each locks and compares in its own way")
 def test_a_round_of_two_dispatchers_at_once_pushes_no_job_twice(world: World) -> None:
     apps = [world.app() for _ in range(3)]
     registered(apps[0], concurrency=200, queues=("default",))

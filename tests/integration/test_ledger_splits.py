@@ -16,6 +16,8 @@ from asynctask.ledger.tasks import NewItem, NewTask, SplitLost
 from asynctask.lists import split
 from asynctask.testing import wait_for
 
+pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
+
 
 def numbers(count: int) -> list[dict[str, int]]:
     return [{"n": n} for n in range(count)]
@@ -63,6 +65,7 @@ def test_a_split_that_stopped_is_taken_up_after_its_last_slice_when_its_lease_en
     world.check_promises(second, [task.id], 35)
 
 
+@pytest.mark.each_database(reason="each locks in its own way")
 def test_of_two_processes_that_fight_for_a_split_the_loser_adds_nothing(world: World) -> None:
     one, two = world.app(), world.app()
     task_id, _ = task_rows.create(one.ledger, NewTask("note", "default", 240), lease_s=60)
@@ -87,6 +90,7 @@ def test_of_two_processes_that_fight_for_a_split_the_loser_adds_nothing(world: W
     assert one.doctor() == []
 
 
+@pytest.mark.each_database(reason="each locks in its own way")
 def test_a_splitter_that_was_passed_while_it_slept_adds_no_row_again_though_it_holds_the_lease_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,10 @@ from support.world import World
 from asynctask import AsyncTask
 from asynctask.lists import split
 
-pytestmark = pytest.mark.databases("postgresql", "mariadb", reason="a file has no connection to lose")
+pytestmark = [
+    pytest.mark.databases("postgresql", "mariadb", reason="a file has no connection to lose"),
+    pytest.mark.one_database(reason="each tells a lost answer to its claims, and all moments ask the same then"),
+]
 ITEMS = 40
 
 
@@ -73,6 +76,7 @@ def test_a_commit_whose_answer_is_lost_is_looked_up_and_neither_lost_nor_made_tw
     assert world.shop.performed() == dict.fromkeys(range(ITEMS), 1)
 
 
+@pytest.mark.each_database(reason="each has a claim of its own")
 @pytest.mark.parametrize("when", [BEFORE, AFTER])
 def test_a_claim_whose_answer_is_lost_is_found_again(
     world: World, proxy: Proxy, behind: Callable[[], AsyncTask], when: str

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from support.databases import Databases
+from support.databases import Store
 
 from asynctask import AsyncTask
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
@@ -22,16 +22,21 @@ from asynctask.testing.operations_suite import untracked
 LATER = 3_600
 
 
-@pytest.fixture(params=["sqlite", "redis", "postgresql", "mariadb"])
-def app(request: pytest.FixtureRequest, databases: Databases, tmp_path: Path) -> Iterator[AsyncTask]:
-    """An application on each database with its own queue, and on SQLite with Redis as the broker."""
+pytestmark = [
+    pytest.mark.one_database(reason="what stands on the ledger and on a broker is the same on each database"),
+    pytest.mark.parametrize("broker_kind", ["sql", "redis"]),
+]
+
+
+@pytest.fixture
+def app(request: pytest.FixtureRequest, store: Store, broker_kind: str, tmp_path: Path) -> Iterator[AsyncTask]:
+    """An application with a queue in its database, and with Redis as the broker."""
     settings: dict[str, Any] = {}
-    if request.param == "redis":
+    if broker_kind == "redis":
         server = request.getfixturevalue("redis_server")
         with server.client() as client:
             client.flushall()
         settings["broker_url"] = server.url
-    store = databases.fresh("sqlite" if request.param == "redis" else request.param, tmp_path)
     made = AsyncTask(environ={}, database_url=store.url, data_dir=str(tmp_path / "data"), **settings)
     fails = tmp_path / "fails"
     fails.touch()
@@ -52,7 +57,6 @@ def app(request: pytest.FixtureRequest, databases: Databases, tmp_path: Path) ->
 
     yield made
     made.close()
-    store.close()
 
 
 @pytest.fixture

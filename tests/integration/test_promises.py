@@ -29,6 +29,8 @@ from asynctask.ledger import progress as progresses
 from asynctask.ledger.base import dumps
 from asynctask.testing import wait_for
 
+kept_by_the_runtime = pytest.mark.one_database(reason="nothing in it is a database's own: those tests are of the ledger")
+
 ROOT = Path(__file__).parents[2]
 
 with_each_broker = pytest.mark.parametrize("broker_kind", ["sql", "redis"])
@@ -96,6 +98,7 @@ def test_promise_2_counts_sum_to_the_total_never_fall_and_equal_the_rows(world: 
     world.check_promises(app, [task.id], 200)
 
 
+@kept_by_the_runtime
 @with_each_broker
 def test_promise_3_the_outcome_of_a_process_that_was_declared_dead_loses_against_the_next_attempt(world: World) -> None:
     """Taken out: the comparison of `attempt` in the recorder's decision. The late outcome was taken for the second
@@ -139,6 +142,7 @@ def test_promise_3_a_terminal_event_changes_by_an_explicit_retry_only_and_that_o
     world.check_promises(app, [task.id], 20, generations=2)
 
 
+@kept_by_the_runtime
 @with_each_broker
 def test_promise_5_nothing_is_acknowledged_before_its_outcome_is_committed(
     world: World, monkeypatch: pytest.MonkeyPatch
@@ -262,6 +266,7 @@ def slot(app: AsyncTask) -> int:
     return zlib.crc32(app.ledger.identity.encode()) % 32
 
 
+@kept_by_the_runtime
 def test_promise_7_processes_count_in_slots_of_their_own_and_no_outcome_updates_the_task(world: World) -> None:
     """Taken out: `Ledger.slot` (always 0): both processes moved one row. And `apply` raised `tasks.version` with each
     flush: the update was seen."""
@@ -297,6 +302,7 @@ def starts(world: World, low: int, high: int) -> list[float]:
     return sorted(float(line[2]) for line in world.shop.lines() if line[0] == "began" and low <= int(line[1]) < high)
 
 
+@kept_by_the_runtime
 @with_each_broker
 def test_promise_8_pause_resume_and_cancel_act_on_new_starts_within_a_second(world: World) -> None:
     """Taken out: `may_dispatch` (it let a paused and a cancelled Task go on) with the states in `runnable`, and the look at
@@ -341,6 +347,7 @@ def at_once(world: World, since: float, until: float) -> int:
     return most
 
 
+@kept_by_the_runtime
 def test_promise_8_parallel_acts_on_new_starts_within_a_second(world: World) -> None:
     """Taken out: the `parallel` in `room`. Four ran at once from the start."""
     app = world.app()
@@ -360,6 +367,7 @@ def test_promise_8_parallel_acts_on_new_starts_within_a_second(world: World) -> 
     assert at_once(world, lowered_at + 1, now()) == 2
 
 
+@kept_by_the_runtime
 @with_each_broker
 def test_promise_8_control_is_accepted_though_no_worker_lives(world: World) -> None:
     """Put in, for there is nothing to take out: `pause` asked for a living worker first. It was not accepted."""
@@ -419,6 +427,7 @@ def test_promise_9_no_source_unpickles_evaluates_or_imports_by_name() -> None:
     assert found == []
 
 
+@kept_by_the_runtime
 @pytest.mark.parametrize("name", ["os.system", "os:system", "this.s", "antigravity", "support.world.World", "__import__"])
 def test_promise_9_a_payload_that_names_no_registered_worker_runs_and_imports_nothing(world: World, name: str) -> None:
     """Taken out: the look-up in the registered workers (a name with a dot was imported). The folder had a new file."""
@@ -470,6 +479,7 @@ def test_promise_9_hostile_text_comes_back_as_it_went_in(world: World) -> None:
     world.check_promises(app, [task.id], 2 * len(HOSTILE))
 
 
+@kept_by_the_runtime
 def test_promise_9_text_that_is_no_unicode_ends_one_job_and_hinders_no_other(world: World) -> None:
     """Taken out: `clean` where messages are written. The outcome could not be recorded as what it was."""
     app = world.app()

@@ -25,7 +25,7 @@ from asynctask.testing import wait_for
 from asynctask.wire.activejob import OLD_WRAPPER, unwrap
 from asynctask.worker import Worker
 
-pytestmark = pytest.mark.redis_releases
+pytestmark = pytest.mark.one_redis("what the broker and the client do on each is proved by their own tests")
 
 NOW = 1_763_700_000_123_456
 TIMES = '"created_at":1763700000.123456,"enqueued_at":1763700000.123456'

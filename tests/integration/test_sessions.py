@@ -19,6 +19,8 @@ from asynctask.maintenance import Sweep
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 
+pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
+
 
 def numbers(first: int, count: int) -> list[dict[str, int]]:
     return [{"n": n} for n in range(first, first + count)]
@@ -57,6 +59,7 @@ def test_tasks_of_a_session_run_one_after_the_other_and_others_meanwhile(world: 
     world.check_promises(app, [first.id, second.id, alone.id], 90)
 
 
+@pytest.mark.each_database(reason="each locks and sorts in its own way")
 def test_the_smaller_priority_goes_first_then_the_order_submitted(world: World) -> None:
     app = world.app()
     tasks = [app.submit("note", numbers(0, 1), session="s", priority=priority) for priority in (5, 5, 9, 5, 1)]
@@ -157,6 +160,7 @@ def test_a_cancelled_task_passes_on_when_the_last_of_its_jobs_has_ended(world: W
     assert holder(world) == second.id
 
 
+@pytest.mark.each_database(reason="each locks and sorts in its own way")
 def test_of_many_that_give_a_session_away_at_once_one_does(world: World) -> None:
     app = world.app()
     tasks = [app.submit("note", numbers(0, 1), session="s") for _ in range(6)]
@@ -178,6 +182,7 @@ def test_of_many_that_give_a_session_away_at_once_one_does(world: World) -> None
         assert world.sql("SELECT id FROM tasks WHERE ready IS NOT NULL") == [(tasks[0].id,)]
 
 
+@pytest.mark.each_database(reason="each locks and sorts in its own way")
 def test_the_sweep_finds_a_session_without_a_holder_and_a_task_without_its_hint(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

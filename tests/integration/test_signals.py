@@ -133,6 +133,7 @@ def test_the_end_wakes_whoever_waits(world: World) -> None:
         thread.join()
 
 
+@pytest.mark.one_database(reason="it is refused before anybody asks")
 def test_an_unknown_topic_is_refused(world: World) -> None:
     world.app()
     with listening(world.store.url) as (database, heard):

@@ -25,6 +25,8 @@ from asynctask.lists.split import MAX_WHOLE_BYTES
 from asynctask.maintenance import Sweep
 from asynctask.testing import wait_for
 
+pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
+
 
 def numbers(count: int) -> list[dict[str, int]]:
     return [{"n": n} for n in range(count)]
@@ -189,6 +191,7 @@ def together(group: GroupSubmit, wholes: list[NewWhole]) -> list[Any]:
     return found
 
 
+@pytest.mark.each_database(reason="what is written for many at once is each one's own")
 def test_what_comes_together_is_committed_together(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     app = world.app()
     with transactions(monkeypatch) as seen:
@@ -241,6 +244,7 @@ def test_a_ledger_that_is_away_is_told_to_each(world: World, monkeypatch: pytest
 # -- dispatching and closing
 
 
+@pytest.mark.each_database(reason="what is written for many at once is each one's own")
 def test_many_small_tasks_cost_a_round_as_much_as_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     app = world.app()
     ids = [GroupSubmit(app.ledger).create(new_whole(n)).task_id for n in range(30)]
@@ -257,6 +261,7 @@ def test_many_small_tasks_cost_a_round_as_much_as_one(world: World, monkeypatch:
     world.check_promises(app, [*ids, limited], 33)
 
 
+@pytest.mark.each_database(reason="what is written for many at once is each one's own")
 def test_only_an_untouched_small_task_is_reserved_with_others(world: World) -> None:
     app = world.app()
     group = GroupSubmit(app.ledger)
@@ -271,6 +276,7 @@ def test_only_an_untouched_small_task_is_reserved_with_others(world: World) -> N
     assert world.sql("SELECT next_seq FROM tasks WHERE id IN (?, ?, ?)", held, paused, waits) == [(0,)] * 3
 
 
+@pytest.mark.each_database(reason="what is written for many at once is each one's own")
 def test_small_tasks_that_are_over_are_closed_together_and_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     app = world.app()
     group = GroupSubmit(app.ledger)

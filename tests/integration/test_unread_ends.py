@@ -140,6 +140,7 @@ def test_of_a_batch_in_which_one_has_changed_that_one_is_decided_anew_and_no_oth
     assert doctor.examine(app.ledger, task_ids=[task_id]) == []
 
 
+@pytest.mark.one_database(reason="what is written is proved on each by the others")
 def test_after_one_that_had_changed_the_next_flushes_read_first(world: World) -> None:
     app = world.app()
     _, recorder, tracker, tickets = begun(app, 3)
@@ -176,6 +177,7 @@ def test_an_end_whose_transaction_failed_is_read_before_it_is_written_again(
     assert doctor.examine(app.ledger, task_ids=[task_id]) == []
 
 
+@pytest.mark.one_database(reason="it is decided in Python, of a row that was read")
 @pytest.mark.parametrize("change", ["messages", "due", "process", "watched", "status"])
 def test_only_an_event_of_which_nothing_was_written_is_untouched(world: World, change: str) -> None:
     app = world.app()
@@ -195,6 +197,7 @@ def test_only_an_event_of_which_nothing_was_written_is_untouched(world: World, c
     assert not is_untouched()
 
 
+@pytest.mark.one_database(reason="it is decided in Python, of a row that was read")
 @pytest.mark.parametrize(
     "change",
     [
@@ -220,6 +223,7 @@ def test_begin_sees_by_a_few_columns_what_it_would_see_by_all_of_them(world: Wor
     assert sorted(narrow, key=lambda record: record.id) == whole[:2]
 
 
+@pytest.mark.one_database(reason="what is written is proved on each by the others")
 def test_of_a_batch_with_others_in_it_every_job_gets_its_ticket(world: World) -> None:
     app = world.app()
     task_id, _, tracker, _ = begun(app, 3)
@@ -275,6 +279,7 @@ def test_an_outcome_is_written_beside_the_row_that_it_replaces(world: World) -> 
     assert len(stayed) > 240, f"{len(stayed)} of 300 outcomes stand on the page of their row"
 
 
+@pytest.mark.one_database(reason="what is written is proved on each by the others")
 def test_a_fetched_job_of_a_cancelled_task_says_so_once(world: World) -> None:
     app = world.app()
     task = app.submit("note", [{"n": 1}])

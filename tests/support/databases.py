@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import sqlite3
 import tempfile
 import threading
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -328,13 +328,26 @@ def _ddl(cursor: Any) -> str:
     return ";\n".join([*statements, *WATCH["mariadb"]])
 
 
+@cache
+def _migrated() -> bytes:
+    with tempfile.TemporaryDirectory(prefix="asynctask-sqlite-") as folder:
+        made = sqlite_store(Path(folder))
+        database = Database(made.url)
+        schema.upgrade(database)
+        database.close()
+        return (Path(folder) / "a.db").read_bytes()
+
+
+def migrated_file(path: Path) -> None:
+    """Makes a SQLite file with the migrated schema: once for all tests, each would migrate its own otherwise."""
+    path.write_bytes(_migrated())
+
+
 class Databases:
     """The servers of a whole run, started when a test first needs one. ``close`` ends them."""
 
     def __init__(self) -> None:
         self._templates: dict[str, Templates] = {}
-        self._file: Path | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def templates(self, dialect: str) -> Templates:
         """Of the shared server of a dialect. Skips or fails the test where its program is not installed."""
@@ -352,14 +365,7 @@ class Databases:
         """A database for one test; ``folder`` is where a file goes."""
         if kind != "sqlite":
             return self.templates(kind).fresh()
-        if self._file is None:  # made once: each test would migrate its own otherwise
-            self._folder = tempfile.TemporaryDirectory(prefix="asynctask-sqlite-")
-            made = sqlite_store(Path(self._folder.name))
-            database = Database(made.url)
-            schema.upgrade(database)
-            database.close()
-            self._file = Path(self._folder.name) / "a.db"
-        shutil.copyfile(self._file, folder / "a.db")
+        migrated_file(folder / "a.db")
         return sqlite_store(folder)
 
     def empty(self, kind: str, folder: Path) -> Store:
@@ -370,5 +376,3 @@ class Databases:
         """Ends every server that was started."""
         for templates in self._templates.values():
             templates.server.remove()
-        if self._folder is not None:
-            self._folder.cleanup()

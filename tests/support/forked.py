@@ -58,6 +58,7 @@ def _run(words: Sequence[str], cwd: str, env: Mapping[str, str], paths: Sequence
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
+    tempfile.tempdir = None  # where TMPDIR says now
     sys.argv = list(words)
     if words[0].endswith(".py"):
         sys.path[:0] = [str(Path(words[0]).parent)]

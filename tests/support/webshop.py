@@ -8,6 +8,7 @@ from typing import Any
 
 from flask.testing import FlaskClient
 from pydantic import BaseModel, Field
+from support.databases import migrated_file
 
 from asynctask import AsyncTask, NormalException
 from webapi import create_app
@@ -20,6 +21,8 @@ class Product(BaseModel):
 
 
 def build_app(folder: Path, **settings: Any) -> AsyncTask:
+    if not (folder / "ledger.db").exists():
+        migrated_file(folder / "ledger.db")
     app = AsyncTask(environ={}, database_url=f"sqlite:///{folder / 'ledger.db'}", data_dir=str(folder / "data"), **settings)
 
     @app.worker(retry=0)

@@ -149,11 +149,32 @@ NEEDED = {
 
 LIVES = 250
 
+FOUND_BY = {
+    "begin ignores attempt": 7,
+    "begin ignores a pause": 13,
+    "begin ignores a cancel": 1,
+    "begin ignores who is working": 133,
+    "give_back keeps the attempt": 2,
+    "outcome keeps the attempt of a retry": 8,
+    "at_rest takes what is lent": 133,
+    "in_flight counts what is lent": 3,
+    "lend names no process": 3,
+    "start forgets due_at": 4,
+    "start lets the pointer and the clock both dispatch": 3,
+    "may_close ignores turning": 5,
+    "may_close ignores an open generation": 2,
+    "push is not idempotent": 22,
+    "a cancel passes once only": 25,
+    "nobody recovers": 3,
+}
+"""The first life that each of them breaks, where it is not the very first: it is looked at before all others. When the
+model changes, another life may be the one; the search finds it, and says which."""
+
 
 @pytest.mark.parametrize("name", [name for name in MUTANTS if name not in BY_TALE_ALONE])
 def test_an_invariant_is_broken_when(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*MUTANTS[name])
-    assert first_broken_life() is not None, f"no life is broken though {name}: the invariants prove nothing about it"
+    assert first_broken_life(name) is not None, f"no life is broken though {name}: the invariants prove nothing about it"
 
 
 @pytest.mark.parametrize("name", sorted(BY_TALE_ALONE))
@@ -166,11 +187,13 @@ def test_a_tale_fails_when(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_some_life_never_ends_when(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # By lives only: a tale that takes the missing step would fail whether or not the step is needed.
     monkeypatch.setitem(STEPS, NEEDED[name], STEPS[NEEDED[name]]._replace(choices=lambda world: []))
-    assert first_broken_life() is not None
+    assert first_broken_life(name) is not None
 
 
-def first_broken_life() -> int | None:
-    return next((seed for seed in range(LIVES) if fails(partial(walk, seed))), None)
+def first_broken_life(name: str) -> int | None:
+    found = next((seed for seed in (FOUND_BY.get(name, 0), *range(LIVES)) if fails(partial(walk, seed))), None)
+    print(f"{name}: {found}")  # what FOUND_BY should say
+    return found
 
 
 def fails(life: Callable[[], None]) -> bool:

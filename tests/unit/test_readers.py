@@ -19,6 +19,7 @@ import pytest
 import xlsxwriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.drawn import examples
 
 from asynctask.config import Config
 from asynctask.errors import InputError, TooLarge, UnsupportedFormat
@@ -581,7 +582,7 @@ class TestJson:
     def test_too_many_items_are_refused(self, tmp_path: Path) -> None:
         assert "max_rows" in str(refusal(saved(tmp_path / "a.json", "[1,2,3]"), limits=Limits(max_rows=2)))
 
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=examples(40, 100), deadline=None)
     @given(
         st.recursive(
             st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(st.characters(exclude_categories=["Cs"])),
@@ -607,13 +608,13 @@ def expected(rows: list[list[str]]) -> list[list[str | None]]:
 
 
 class TestRoundTrips:
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=examples(40, 100), deadline=None)
     @given(ROWS)
     def test_a_workbook_gives_back_its_texts(self, tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]]) -> None:
         path = grid(tmp_path_factory.mktemp("x") / "a.xlsx", [["a", "b", "c"], *rows])
         assert [list(row.values.values()) for row in read(path)[1]] == expected(rows)
 
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=examples(40, 100), deadline=None)
     @given(ROWS, st.sampled_from([",", ";", "\t", "|"]))
     def test_a_csv_gives_back_its_texts(
         self, tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]], delimiter: str
@@ -624,7 +625,7 @@ class TestRoundTrips:
         found = read(path, expect={"a", "b", "c"})[1]
         assert [list(row.values.values()) for row in found] == expected(plain)
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=examples(60, 200), deadline=None)
     @given(
         st.binary(max_size=200) | st.text(max_size=100).map(str.encode), st.sampled_from(["a.csv", "a.json", "a", "a.txt"])
     )

@@ -15,6 +15,7 @@ import pytest
 import xlsxwriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.drawn import examples
 
 from asynctask.clock import SystemClock, SystemIds
 from asynctask.lists import uploads as workbooks
@@ -149,7 +150,7 @@ VALUES = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40, 100), deadline=None)
 @given(rows=st.lists(st.fixed_dictionaries({"a": VALUES, "b": VALUES}, optional={"Column D": VALUES, "Column B": VALUES})))
 def test_every_value_is_kept_with_its_type(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]) -> None:
     target = tmp_path_factory.mktemp("kept") / "list.rows"

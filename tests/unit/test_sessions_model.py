@@ -12,6 +12,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from support.drawn import examples
 
 from asynctask.clock import SECOND
 from asynctask.core.states import Reason, Status
@@ -247,7 +248,7 @@ class Lines(RuleBasedStateMachine):
 
 def test_tasks_of_a_session_go_one_after_the_other_and_none_starves_whatever_happens() -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        Lines, settings=settings(max_examples=12, stateful_step_count=30, deadline=None)
+        Lines, settings=settings(max_examples=examples(6, 12), stateful_step_count=30, deadline=None)
     )
     shutil.rmtree(_TEMPLATE.pop().parent)
 

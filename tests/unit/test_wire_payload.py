@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from support.drawn import examples
 from support.payloads import EDGES, TEXTS, VALUES
 from support.redis_ruby import RubyJson
 
@@ -53,7 +54,7 @@ def nested(depth: int) -> str:
 # -- text
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100, 300), deadline=None)
 @given(JOBS)
 @example({"a": EDGES})
 def test_what_is_written_is_read_and_written_again_without_a_change(job: dict[str, Any]) -> None:
@@ -65,7 +66,7 @@ def test_what_is_written_is_read_and_written_again_without_a_change(job: dict[st
     assert [type(value) for value in again.values()] == [type(value) for value in job.values()]
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(80, 200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(JOBS)
 @example({"a": EDGES})
 def test_ruby_writes_the_same_bytes(ruby: RubyJson, job: dict[str, Any]) -> None:

@@ -13,11 +13,12 @@ import sys
 import urllib.request
 from pathlib import Path
 
+from support.drawn import examples
 from support.serving import PATIENCE_S, ROOT, Shop, answers, get, until
 
 SECONDS = int(os.environ.get("API_SECONDS", "0"))
 SEED = os.environ.get("API_SEED", "1")
-EXAMPLES = 10
+EXAMPLES = examples(4, 20)
 """Requests for each operation and phase, at most."""
 
 MOST_S = 600
