@@ -85,6 +85,7 @@ class HttpLoop:
         self._beat = beat
         self._wakeup = Wakeup()
         self._connections: dict[int, Connection] = {}
+        self._accepts = False  # whether the listener is registered
         self._most = most or _most_connections()
         self._work: queue.SimpleQueue[tuple[Connection, IncomingRequest] | None] = queue.SimpleQueue()
         self._threads = [threading.Thread(target=self._answer, name="http", daemon=True) for _ in range(threads)]
@@ -96,7 +97,6 @@ class HttpLoop:
     def run(self) -> None:
         """Serves until :meth:`stop`, then for at most :data:`GRACE_S` more."""
         self._listener.setblocking(False)
-        self.poll.register(self._listener.fileno(), select.EPOLLIN)
         self.poll.register(self._wakeup.fileno(), select.EPOLLIN)
         for thread in self._threads:
             thread.start()
@@ -105,6 +105,9 @@ class HttpLoop:
         while (now := self.now()) < stop_at and not (self.stopping and not self._connections):
             if now >= next_check:
                 next_check = now + _CHECK_S
+                if not self._accepts and not self.stopping:
+                    self.poll.register(self._listener.fileno(), select.EPOLLIN)
+                    self._accepts = True
                 self._beat()
                 self._close_late(now)
             for descriptor, _ in self.poll.poll(0.05 if self.stopping else _CHECK_S, 256):
@@ -137,17 +140,25 @@ class HttpLoop:
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     _log.error("no connection can be taken: %s", error)
-                    self._make_room()
-                return  # EMFILE and its like, or the client disconnected meanwhile
+                    if not self._make_room():  # the next check tries again: until then every poll would end at once
+                        self._deafen()
+                return  # else the client disconnected meanwhile
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._connections[sock.fileno()] = Connection(self, sock, address[:2])
 
-    def _make_room(self) -> None:
-        """Closes the connection that has waited longest for its next request; uploads in progress last."""
+    def _deafen(self) -> None:
+        if self._accepts:
+            self.poll.unregister(self._listener.fileno())
+            self._accepts = False
+
+    def _make_room(self) -> bool:
+        """Closes the connection that has waited longest for its next request, uploads in progress last; whether there was
+        one."""
         waiting = [c for c in list(self._connections.values()) if c.phase in (Phase.READING, Phase.LINGERING)]
         if waiting:
             min(waiting, key=lambda c: (c.moved > IN_MEMORY, c.since)).close()
+        return bool(waiting)
 
     def _close_late(self, now: float) -> None:
         for connection in list(self._connections.values()):
@@ -156,7 +167,7 @@ class HttpLoop:
 
     def _begin_stop(self) -> None:
         self.stopping = True
-        self.poll.unregister(self._listener.fileno())
+        self._deafen()
         self._listener.close()
         for connection in list(self._connections.values()):
             if connection.idle or connection.phase is Phase.LINGERING:

@@ -365,7 +365,7 @@ def test_the_planner_knows_which_values_are_asked_for(world: World) -> None:
     app = world.app()
     app.submit("note", numbers(3))
     for column, values, kind in ((events.c.id, range(1, 200), "bigint"), (events.c.job_id, map(str, range(200)), "text")):
-        with app.ledger.database.read() as connection:
+        with app.ledger.database.snapshot() as connection:
             asked = sa.select(events.c.seq).where(batches.among(connection, column, list(values)))
             made = asked.compile(connection)
             connection.exec_driver_sql("SET LOCAL enable_indexscan = off")

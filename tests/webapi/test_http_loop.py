@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import socket
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from asynctask.clock import SystemClock
+from asynctask.testing import wait_for
 from webapi.http_loop import HttpLoop
 
 PATIENCE_S = 60.0
@@ -54,8 +56,9 @@ class Server:
         self.clock = Clock()
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.place = self.listener.getsockname()
+        wrapped = how.pop("wrapped", lambda listener: listener)
         settings = {"threads": 1, "body_limit": lambda *_: LIMIT, "storage": 10**9, "clock": self.clock, **how}
-        self.loop = HttpLoop(application, self.listener, **settings)
+        self.loop = HttpLoop(application, wrapped(self.listener), **settings)
         self.thread = threading.Thread(target=self.loop.run, name="loop")
         self.thread.start()
 
@@ -124,6 +127,24 @@ def server() -> Iterator[Server]:
 def talk(server: Server) -> Iterator[Talk]:
     with closing(server.connect()) as found:
         yield found
+
+
+class Exhausted:
+    """A listener of a process that has no descriptor left."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self.exhausted = threading.Event()
+        self.tries = 0
+
+    def accept(self) -> Any:
+        if self.exhausted.is_set():
+            self.tries += 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self._listener.accept()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._listener, name)
 
 
 def post(body: bytes, *lines: str) -> bytes:
@@ -312,3 +333,23 @@ def test_a_stop_ends_what_is_idle_and_waits_for_what_has_begun(server: Server) -
         assert idle.ended
         status, headers, body = begun.send(b"hello").answer()
         assert (status, headers["connection"], body["body"]) == (200, "close", "hello")
+
+
+def test_a_process_without_descriptors_does_not_spin_and_takes_connections_again() -> None:
+    """Before, the listener stayed ready: each poll ended at once, and each accept logged an error."""
+    made: list[Exhausted] = []
+
+    def wrapped(listener: socket.socket) -> Exhausted:
+        made.append(Exhausted(listener))
+        return made[0]
+
+    beats = [0]
+    with serving(wrapped=wrapped, beat=lambda: beats.__setitem__(0, beats[0] + 1)) as server:
+        made[0].exhausted.set()
+        with closing(server.connect()) as talk:
+            talk.get("/late")
+            first = beats[0]
+            wait_for(lambda: beats[0] >= first + 2, "two checks passed")
+            assert made[0].tries <= beats[0] - first + 1, "one try a check"
+            made[0].exhausted.clear()
+            assert talk.answer()[2]["path"] == "/late"
