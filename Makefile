@@ -46,7 +46,7 @@ check: .venv/.dev ## Run every check that is not a test of behaviour: format, li
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q tests/unit/test_docs.py
+	$(BIN)/python -m pytest -q tests/unit/test_docs.py tests/unit/test_internals.py tests/unit/test_layout.py
 
 bench: .venv/.dev ## Run every benchmark with a small number, for about a minute: a quick look
 	@$(BIN)/python -m benchmarks.figures --quick $(ARGS)

@@ -72,9 +72,10 @@ class Sweep:
         self._cleared = 0  # of the Tasks up to this id no stored list can become one that nobody needs
         self._nudge = nudge
         self._every_s = every_s
-        self._rota = MaintenanceLeadership(
+        self._leadership = MaintenanceLeadership(
             ledger, host, nudge, expect, waker, every_s=every_s, can_split=take_up is not None,
-            foreign=not (broker.capabilities.in_ledger or broker.capabilities.polled), apart=broker.capabilities.polled,
+            broker_apart=not (broker.capabilities.in_ledger or broker.capabilities.polled),
+            apart=broker.capabilities.polled,
         )  # fmt: skip
         self._steps: Mapping[str, Callable[[], object]] = {
             "recover_dead": self.recover_dead,
@@ -100,22 +101,22 @@ class Sweep:
 
     def stop(self) -> None:
         """Ends the thread; another process has the duty then."""
-        self._rota.stop()
+        self._leadership.stop()
         if self._thread is not None:
             self._thread.join(10)
 
     def _run(self) -> None:
-        while not self._rota.stopped:
+        while not self._leadership.stopped:
             wanted: Sequence[str] = ()
             try:
-                wanted = self._rota.wanted()
+                wanted = self._leadership.wanted()
             except Unavailable as error:
                 self._log.warning("sweep_put_off", part="look", error=str(error))
             except Exception:
                 self._log.exception("sweep_failed", part="look")
             self._do(wanted)
-            self._rota.pause()
-        self._rota.leave()
+            self._leadership.pause()
+        self._leadership.leave()
 
     def sweep(self) -> None:
         """Does each part once; a part that fails leaves the others their turn."""
@@ -351,7 +352,7 @@ class MaintenanceLeadership:
         *,
         every_s: float,
         can_split: bool,
-        foreign: bool,
+        broker_apart: bool,
         apart: bool = False,
     ) -> None:
         self._ledger = ledger
@@ -361,7 +362,7 @@ class MaintenanceLeadership:
         self._waker = waker
         self._every_s = every_s
         self._can_split = can_split
-        self._foreign = foreign  # the broker is not in the ledger's database: one look does not see it
+        self._broker_apart = broker_apart  # outside the ledger's database: one query does not see it
         self._apart = apart  # so are the lists of processes
         self._strays_at = -1e9
         self._cleared_at = -1e9
@@ -431,9 +432,9 @@ class MaintenanceLeadership:
 
     def _wants(self, part: str, found: leases.Upkeep, died: bool) -> bool:
         if part == "recover_dead":
-            return found.dead or found.lost or died or (self._foreign and found.open) or self._is_time_for_strays()
+            return found.dead or found.lost or died or (self._broker_apart and found.open) or self._is_time_for_strays()
         if part == "release_due":
-            return self._foreign or (found.scheduled_at is not None and found.scheduled_at <= self._ledger.now())
+            return self._broker_apart or (found.scheduled_at is not None and found.scheduled_at <= self._ledger.now())
         if part == "clear_uploads":
             return self._can_split and self._is_time_to_clear()
         return found.open or (part == "find_lost" and found.alone)
@@ -455,7 +456,7 @@ class MaintenanceLeadership:
     def _look(self, now: float) -> leases.Upkeep:
         found = leases.look(self._ledger)
         self._looked = now
-        self._active = self._foreign or not found.quiet
+        self._active = self._broker_apart or not found.quiet
         self._scheduled_at = found.scheduled_at
         if found.ready:
             self._nudge()

@@ -21,9 +21,11 @@ _LATER = frozenset({"interval", "tolerated_failures"})
 
 
 class Control:
-    """Pause, resume, cancel, retry and knobs. Each takes effect on new starts at once, with or without living workers.
+    """Pause, resume, cancel, retry and knobs; accepted with or without living workers, and while the broker is away.
 
-    Each is accepted while the broker is away, too: what waits there is looked at once more before it starts.
+    A pause or cancel reaches what waits in the broker, and what a worker fetched half a second ago or earlier: Begin is
+    asked again before it starts. A changed ``parallel`` or ``priority`` applies to reservations and loans from then on; the
+    few jobs that were fetched before still start.
     """
 
     def __init__(self, ledger: Ledger, broker: Broker, clock: Clock) -> None:

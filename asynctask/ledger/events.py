@@ -230,7 +230,7 @@ def read_tasks_events(
 
 
 def apply(connection: Connection, ledger: Ledger, changes: Sequence[Change], ends: Sequence[End] = ()) -> list[Applied]:
-    """Writes every change count_key decision still holds, and every end, in the caller's write transaction.
+    """Writes every change whose decision still holds, and every end, in the caller's write transaction.
 
     Events, their messages, the Task's counts and its grouped errors move together. Changes: rows are read under lock,
     ``decide`` is called on what was read, and the UPDATE compares status and attempt again. Ends are decided already and

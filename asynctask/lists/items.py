@@ -367,6 +367,7 @@ class ItemShape:
 def _take_cells(
     number: int, values: Mapping[str, Any], columns: tuple[_Column, ...]
 ) -> tuple[dict[str, Any], list[Problem]]:
+    """Cells of a row become values for the fields of their columns, with every problem of the row."""
     data: dict[str, Any] = {}
     problems: list[Problem] = []
     for column in columns:

@@ -302,7 +302,7 @@ class Tracker:
             ticket.event_id, ticket.attempt, Status.WORKING, Reason.STARTED, then=then, elsewhere=self._elsewhere
         )  # fmt: skip
 
-    # -- 4. settle
+    # -- 3. settle
 
     def settle(
         self,

@@ -46,7 +46,7 @@ class Follow(Enum):
     DROP = "drop"  # it is not the attempt that counts: nothing is recorded
     RETRY = "retry"
     DEAD = "dead"  # no retry is left, or the policy says so: kept, shown, hooks run
-    DISCARD = "discard"  # dropped without the hooks
+    DISCARD = "discard"  # dropped, and the worker is not asked what to do about it
     AGAIN = "again"  # the runtime stopped under it: it was not its fault
 
 

@@ -65,7 +65,7 @@ def process(app: AsyncTask, name: str, clock: Any = None) -> Ledger:
 
 
 def rota(ledger: Ledger, app: AsyncTask, **more: Any) -> MaintenanceLeadership:
-    options = {"every_s": 1.0, "can_split": True, "foreign": False, "waker": None, **more}
+    options = {"every_s": 1.0, "can_split": True, "broker_apart": False, "waker": None, **more}
     return MaintenanceLeadership(ledger, app.host, lambda: None, lambda at: None, options.pop("waker"), **options)
 
 
@@ -376,7 +376,7 @@ def test_a_process_is_watched_over_from_the_moment_it_registers(world: World) ->
 def known(app: AsyncTask) -> list[dict[str, object]]:
     """The processes that the one on duty watches."""
     services = app._web
-    return list(services._sweep._rota._known) if services is not None else []
+    return list(services._sweep._leadership._known) if services is not None else []
 
 
 class Rung:
