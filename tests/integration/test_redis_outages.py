@@ -441,7 +441,7 @@ def test_a_silence_is_no_work_that_a_look_has_to_rest_from(on_redis: World, monk
         clock.passed += 5.0
         raise BrokerUnavailable("it did not answer in time")
 
-    monkeypatch.setattr(made, "find_lost", wait_in_vain)
+    monkeypatch.setitem(made._steps, "find_lost", wait_in_vain)  # type: ignore[misc]
     with structlog.testing.capture_logs():
         made._do(["find_lost"])
         made._do(["find_lost"])

@@ -281,7 +281,7 @@ def asks_for_everything(broker: RedisBroker) -> None:
     fetched[0].deaths = 1
     broker.put_back("p", fetched[:1])
     fetched += broker.exchange("p", [], ["q0", "q1"], 1)
-    broker.count("stat:processed", 1)
+    broker._counters.add("stat:processed", 1)
     broker.exchange("p", fetched[1:2], ["q2"], 1)
     broker.defer("p", fetched[2:3])
     broker.hold(RETRY, [Held(fetched[3], 5)], process="p")
