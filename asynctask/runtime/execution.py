@@ -212,7 +212,8 @@ class Performer:
 
     def _is_ours(self, execution: Execution) -> bool:
         """Whether this thread settles the job; not if the thread was given up."""
-        return not execution.abandoned and execution.claim()
+        watch = execution.watch
+        return (watch is None or not watch.lost) and execution.claim()
 
     # -- execute: context > middleware > timeout > function
 
@@ -272,7 +273,7 @@ class Performer:
         """What follows the execution. Asks the worker's policy; records nothing."""
         error, worker, ticket, job = execution.error, execution.worker, execution.ticket, execution.job
         if error is None:
-            return Decision(Follow.FINISH)
+            return _FINISH
         if isinstance(error, AttemptLost):
             return Decision(Follow.DROP)
         if ticket is None:
@@ -290,8 +291,15 @@ class Performer:
 
     def settle(self, execution: Execution, decision: Decision) -> None:
         """Has the outcome recorded, or the copy moved to where a job without a record waits; then acknowledges."""
+        if decision is _FINISH:
+            self._observers.ended(execution, False)
+            if execution.ticket is None:
+                self._place.done(execution)
+            else:
+                self._record(execution, execution.ticket)
+            return
         if decision.follow is not Follow.DROP:
-            self._observers.ended(execution, decision.follow is not Follow.FINISH)
+            self._observers.ended(execution, True)
         if execution.error is not None and decision.follow in _REPORTED:
             self._report(execution, execution.error, decision)
         if execution.ticket is None:
@@ -450,6 +458,7 @@ class Performer:
             self._log.exception("job_not_buried", job_id=execution.copy.jid)
 
 
+_FINISH = Decision(Follow.FINISH)  # one for all: most jobs return
 _REPORTED = (Follow.RETRY, Follow.DEAD, Follow.DISCARD)
 
 

@@ -182,12 +182,16 @@ class Fetcher:
             if len(copies) > 1:
                 self._begin_singly(copies)
             return
+        missing, ready = [], []
         for each in executions:
             if not each.begins:
                 self._pool.release(each)
-        begin = [each for each in executions if each.begins]
-        self._pool.put([each for each in begin if not self._missing.takes(each)])
-        if missing := [each for each in begin if self._missing.takes(each)]:
+            elif self._missing.takes(each):
+                missing.append(each)
+            else:
+                ready.append(each)
+        self._pool.put(ready)
+        if missing:
             self._put_off(missing)
 
     def _put_off(self, missing: Sequence[Execution]) -> None:

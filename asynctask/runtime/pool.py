@@ -206,8 +206,7 @@ class Pool:
         for execution in executions:
             if execution.is_suspect:
                 self._line_up(execution)
-        for execution in executions:
-            if not execution.is_suspect:
+            else:
                 self._buffer.put(execution)
 
     def _line_up(self, suspect: Execution) -> None:
