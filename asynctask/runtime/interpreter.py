@@ -1,4 +1,4 @@
-"""What a worker process changes of its interpreter: how often the garbage collector runs, and how long a thread may run."""
+"""Settings of a worker's interpreter: the thresholds of the garbage collector, and the switch interval of threads."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Final
 __all__ = ["OFTEN_S", "QUICK_S", "SELDOM", "Defaults", "Switching", "collect_seldom", "defaults"]
 
 SELDOM: Final = 50_000
-"""A process holds some thousand jobs at a time, each of a few dozen objects, that live for a fraction of a second. By
-CPython's threshold that alone has every object of the program examined again and again: a third of the processor."""
+"""A process holds some thousand jobs at a time, of a few dozen short-lived objects each. With CPython's own threshold these
+alone trigger full collections again and again: a third of the processor time."""
 
 OFTEN_S: Final = 0.00005
-"""A job of a millisecond that has waited for something must not wait five more until outcomes are written or the next jobs
-are read: the threads that do so keep the interpreter for as long as they may."""
+"""Switch interval while jobs take their time. With CPython's 5 ms, a job of one millisecond would wait that long for the
+interpreter whenever outcomes are written or jobs are read."""
 
 QUICK_S: Final = 0.0003
-"""Jobs that are done sooner come by ten thousands a second. Then it costs more to change threads so often than it gives."""
+"""Shorter jobs come by ten thousands a second; frequent thread switches then cost more than they give."""
 
 _ASK: Final = "import gc, json, sys; print(json.dumps([gc.get_threshold(), sys.getswitchinterval()]))"
 _ANSWER_S: Final = 30.0

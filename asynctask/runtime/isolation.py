@@ -1,4 +1,4 @@
-"""Who runs beside whom in one process: a suspect, a job under which a process died, is kept from the others for a while."""
+"""Isolation of suspects: a job under which a process died runs alone in its process for some seconds."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from asynctask.runtime.execution import Execution
 __all__ = ["ALONE_S", "Isolation"]
 
 ALONE_S: Final = 5.0
-"""Seconds for which a suspect may close its process: while the jobs beside it end, and then while it runs alone. A job that
-kills its process mostly does so at once; and no other job waits longer than this for a suspect."""
+"""Seconds for which a suspect may close its process: until the jobs beside it have ended, and while it runs alone. A job
+that kills its process mostly does so at once, and no other job waits longer than this."""
 
 _LOOK_S: Final = 0.1
-"""How often whoever waits asks whether it should give up."""
+"""Seconds between two checks of a waiting thread whether to give up."""
 
 
 class Isolation:
     """The jobs that run now, at most ``limit`` of them.
 
-    A suspect may be the job that kills, and its crash would count against those beside it. So:
+    A crash under a suspect would count against the jobs beside it. So:
 
-    - One suspect at a time has its turn. The others wait until it has ended, however long that takes.
-    - From the beginning of its turn the process is closed: nothing else starts, and the suspect starts as soon as nothing
-      runs beside it. After :data:`ALONE_S` the process is open again, whether the suspect runs by then, and then it runs
-      beside others, or still waits for those beside it, and then it starts in the next place that is free.
-    - After that the process stays open for as long as it was closed, before the next suspect has its turn. So suspects take
-      at most half of its time.
+    - One suspect at a time has its turn; the others wait until it has ended, however long that takes.
+    - Its turn closes the process: nothing else starts, and the suspect starts once nothing runs beside it. After
+      :data:`ALONE_S` the process opens again. A suspect that runs by then goes on beside others; one that still waits
+      starts in the next free place.
+    - The process then stays open for as long as it was closed, before the next suspect has its turn: suspects take at most
+      half of its time.
 
-    Jobs enter here outside their function only, where no exception of another thread can hit them while they hold the lock.
-    While there is no suspect, jobs come and go without the lock: every thread of the process would wait for the one that
-    lost the interpreter while it held it. A job enters first and then checks that no suspect has its turn; a suspect takes
-    its turn first and then checks who is running. So one of the two sees the other.
+    Jobs enter outside their function only, where no exception of another thread can interrupt them under the lock. Without
+    a suspect they enter and leave without the lock: every thread would wait for the one that lost the interpreter while it
+    held it. A job enters first and then checks for a turn; a suspect takes its turn first and then checks who runs. So one
+    of the two sees the other.
     """
 
     def __init__(self, clock: Clock, limit: int) -> None:
@@ -44,7 +44,7 @@ class Isolation:
         self._condition = threading.Condition(self._lock)
         self._waiting = 0  # threads that wait for the condition
         self._running: dict[int, Execution] = {}
-        self._closed_at: float | None = None  # when the suspect whose turn it is began it; None: it is nobody's
+        self._closed_at: float | None = None  # when the current turn began; None: no suspect has one
         self._suspect: int | None = None  # that one, while it runs
         self._kept = 0  # places kept for it while it does not run
         self._stays_open_until = 0.0

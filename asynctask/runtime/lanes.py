@@ -1,12 +1,12 @@
-"""Jobs of a Task with a ``parallel`` that follow each other in one place of it, without a way through the broker each.
+"""Lanes: jobs of a Task with a ``parallel`` follow each other in one of its places, without the broker between them.
 
-A place that comes free costs a round trip through ledger and broker before the next job has it: a flush, a reservation, a
-push, a fetch. Where jobs are short that is longer than the jobs. So the process that has a place is lent the next jobs of
-the Task, as many as take :data:`SPAN_S`, and begins one as soon as the one before has returned. The ledger moves the place
-on in the transaction that records the end of the first, so it never counts more jobs in flight than ``parallel``.
+Through the broker the next job gets a free place after a flush, a reservation, a push and a fetch, which takes longer than
+a short job. So the process that has a place is lent the next jobs of the Task, as many as take :data:`SPAN_S`, and begins
+each as soon as the one before has returned. The transaction that records the end of one job moves the place on to the next,
+so that no more jobs are in flight than ``parallel``.
 
-The thread whose lane runs low asks for more, for all lanes of its Task that are low, before it begins its next job. It does
-not while anything else waits for a thread of the process: then the place goes back when its lane is empty.
+The thread whose lane runs low borrows more, for all low lanes of its Task, before it begins its next job. It does not while
+other jobs wait for a thread of the process: then the place goes back when its lane is empty.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from asynctask.runtime.execution import Execution
 __all__ = ["MOST", "SPAN_S", "Lane", "Lanes"]
 
 SPAN_S: Final = 0.35
-"""Seconds of work that are lent for one place. What is lent begins within half a second or goes back, as everything that
-was fetched ahead: so a knob acts within a second, and an urgent job waits no longer for a thread."""
+"""Seconds of work lent for one place. A loan begins within half a second or goes back, like every job fetched ahead: a knob
+acts within a second, and an urgent job waits no longer for a thread."""
 
 LOW: Final = 0.25
-"""With so much of a lane left its thread asks for more, while there is work for as long as the answer takes."""
+"""Share of a lane left at which its thread borrows more: work for as long as the answer takes."""
 
 WORN: Final = 0.6
-"""With so much or less left, a lane is filled up when another of its Task asks: few threads ask then, for many."""
+"""Share of a lane left up to which it is refilled when another lane of its Task borrows: few threads ask, for many."""
 
 MOST: Final = 100
-"""Jobs that are lent for one place, however short they are."""
+"""Jobs lent for one place at most, however short they are."""
 
 IN_VAIN_S: Final = 0.1
-"""For so long nobody asks for more of a Task that had nothing to lend: at its end every job would ask."""
+"""Seconds without another question to a Task that had nothing to lend: at its end every job would ask."""
 
 _TASKS: Final = 1_000
-"""Tasks of which the time of a job is remembered."""
+"""Tasks whose time per job is remembered."""
 
 Lend = Callable[[int, int, int], Sequence[tuple[Copy, Ready]]]
 """Is given a Task, how many jobs of it are wanted, and for how many places; see ``ledger.dispatch.lend_jobs``."""

@@ -1,6 +1,6 @@
-"""The poller: looks in the broker's sets for what is due, at intervals that all worker processes share.
+"""The poller: moves due jobs from the broker's sets to their queues, at intervals that all worker processes share.
 
-Only where the broker is polled: what waits in the ledger is the dispatcher's.
+It runs where the broker is polled; jobs that wait in the ledger are the dispatcher's.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from asynctask.logs import get_logger
 __all__ = ["Poller"]
 
 EACH_S: Final = 5.0
-"""Seconds between two looks of any process, on the average: each of n processes looks every n times as many."""
+"""Seconds between two polls by any process, on average: each of n processes polls every n times as many."""
 
 FIRST_S: Final = 10.0
-"""Seconds before the first look, in which all processes of a start have come to be counted."""
+"""Seconds before the first poll, for all processes of a roll-out to be counted."""
 
 JITTER_S: Final = 5.0
 AT_ONCE: Final = 100
-"""Jobs of one step; between two it may be told to stop."""
+"""Jobs moved in one step; a stop takes effect between two steps."""
 
 PRUNE_S: Final = 60.0
 """Seconds between two prunings of this process."""
 
 MAX_PAUSE_S: Final = 3600.0
-"""However many names somebody wrote into the set of processes, it looks this often."""
+"""It polls at least this often, however many names stand in the set of processes."""
 
 _MANY: Final = 10
 
 
 class Poller:
-    """One thread. Its arguments: ``processes`` counts the processes that look; ``prune`` forgets the dead among them;
-    ``average_s``, the average seconds between two looks of this process, 0: by their number."""
+    """One thread. ``processes`` counts the polling processes; ``prune`` removes the dead among them; ``average_s``: average
+    seconds between two polls of this process, 0: by the number of processes."""
 
     def __init__(
         self,
@@ -60,33 +60,33 @@ class Poller:
         self._log = get_logger("asynctask.poller")
 
     def start(self) -> None:
-        """Starts looking."""
+        """Starts polling."""
         self._thread = threading.Thread(target=self._run, name="poller", daemon=True)
         self._thread.start()
 
     def quiet(self) -> None:
-        """Looks no more; returns at once."""
+        """Stops polling; returns at once."""
         self._stop.set()
 
     def stop(self) -> None:
-        """Looks no more, and waits for a step that is under way."""
+        """Stops polling, and waits for a step that is under way."""
         self.quiet()
         if self._thread is not None:
             self._thread.join(10)
 
     def first(self) -> float:
-        """Seconds before the first look."""
+        """Seconds before the first poll."""
         return (0.0 if self._average_s else FIRST_S) + JITTER_S * self._ids.random()
 
     def pause(self) -> float:
-        """Seconds before the next look, drawn so that processes do not keep step. Raises Unavailable."""
+        """Seconds before the next poll, drawn so that processes do not keep step. Raises Unavailable."""
         count = max(1, self._processes())
         average = self._average_s or count * EACH_S
         noise = self._ids.random()
         return min(MAX_PAUSE_S, 2 * average * noise if count >= _MANY else average * noise + average / 2)
 
     def look(self) -> int:
-        """Moves what is due to its queues, until nothing is or it is told to stop; returns how much. Raises Unavailable."""
+        """Moves due jobs to their queues until none is left or a stop comes; returns how many. Raises Unavailable."""
         moved = 0
         for name in (RETRY, SCHEDULE):
             while not self._stop.is_set():
