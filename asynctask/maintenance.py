@@ -1,7 +1,6 @@
-"""The sweep: everything that must happen although nobody is there to do it.
+"""Maintenance: what must happen although nobody asks for it. Any process can do it, and one at a time leads.
 
-Any process can do it, and one at a time has the duty; doing anything of it twice is harmless. Where nothing happens, it
-asks the database one question every few seconds.
+Doing any step twice is harmless. Where nothing happens, it costs one query every few seconds.
 """
 
 from __future__ import annotations
@@ -320,26 +319,26 @@ PARTS: Final = (
 )  # fmt: skip
 
 _QUIET: Final = 3
-"""While nothing happens, the one on duty looks after so many pauses; the others look who that is after twice as many."""
+"""Pauses between two queries of the leader while nothing happens; other processes check the leader after twice as many."""
 
 STRAYS_S: Final = 10.0
-"""Where each process has a list in a server apart from the ledger: seconds between two looks for those of nobody."""
+"""Seconds between two searches for lists of unregistered processes, where the broker is a server of its own."""
 
 CLEAR_S: Final = 3_600.0
-"""Seconds between two looks for stored lists that nobody needs any more; hardly ever is there one."""
+"""Seconds between two searches for stored lists that no Task needs; there hardly ever is one."""
 
 _OFTEN: Final = 0.25
-"""The one on duty looks no more often than after this part of a pause because of what it hears, but for a few looks."""
+"""Share of a pause between two queries that notifications cause, after the first few."""
 
 _AT_ONCE: Final = 2
-"""So many looks come before their time."""
+"""Queries that notifications cause at once."""
 
 
 class MaintenanceLeadership:
-    """What one process knows of the upkeep: whether it is its duty, and what is wanted.
+    """Whether this process leads the maintenance, and which steps are due.
 
-    Between two looks at the database it watches, on its own machine, whether the processes that it knows still live: one
-    that died there is recovered at once, and if it was the one on duty, another takes over.
+    Between two queries it checks whether the processes of its own machine still live: one that died there is recovered at
+    once, and if it led, another process takes over.
     """
 
     def __init__(
@@ -392,12 +391,12 @@ class MaintenanceLeadership:
             self._waker.wake()
 
     def pause(self) -> None:
-        """Waits for the next look."""
+        """Waits for the next query."""
         if self._waker is None or not self._mine:
             self._stop.wait(self._every_s)
         elif not self._stop.is_set() and self._waker.wait(self._every_s):
-            # Something was left in the ledger for whoever is on duty. A few looks are made at once, for the ring before may
-            # have been about something else; where much happens, one does for all of it.
+            # A process left something in the ledger for the leader. The first notifications cause a query each, as one
+            # may have been about something else; where much happens, one query serves all of them.
             distance = self._every_s * _OFTEN
             early = self._due_at - self._ledger.clock.monotonic()
             self._stop.wait(max(0.0, min(early - _AT_ONCE * distance, distance)))
@@ -405,7 +404,7 @@ class MaintenanceLeadership:
             self._looked = -1e9
 
     def leave(self) -> None:
-        """Lets go of the duty."""
+        """Gives up leadership."""
         if self._mine:
             self._mine = False
             try:
@@ -416,7 +415,7 @@ class MaintenanceLeadership:
     # -- what is wanted
 
     def wanted(self) -> Sequence[str]:
-        """The parts of the upkeep that this process should do now. Raises LedgerUnavailable."""
+        """The steps that this process should do now, none where it does not lead. Raises LedgerUnavailable."""
         if not self._on_duty():
             return ()
         now = self._ledger.clock.monotonic()
