@@ -395,8 +395,8 @@ class MaintenanceLeadership:
         if self._waker is None or not self._mine:
             self._stop.wait(self._every_s)
         elif not self._stop.is_set() and self._waker.wait(self._every_s):
-            # A process left something in the ledger for the leader. The first notifications cause a query each, as one
-            # may have been about something else; where much happens, one query serves all of them.
+            # A process left something in the ledger for the leader. The first few notifications cause a query each, for the
+            # query before may have come too early; where much happens, one query serves all of them.
             distance = self._every_s * _OFTEN
             early = self._due_at - self._ledger.clock.monotonic()
             self._stop.wait(max(0.0, min(early - _AT_ONCE * distance, distance)))
