@@ -103,14 +103,24 @@ def split_and_killed(world: World, web: subprocess.Popen[bytes], url: str) -> in
 def kill_one_at_work(world: World, seen: set[int]) -> int:
     """Kills a worker process that holds jobs; returns how many it had begun and not ended."""
 
+    def held_by(pid: int) -> int:
+        return sum(count for process, count in world.broker.held().items() if pid_of(process) == pid)
+
     def at_work() -> int:
-        return next((pid for pid in map(pid_of, world.broker.held()) if pid not in seen and not gone(pid)), 0)
+        """One that holds jobs and is stopped, so that it holds them still when it is killed."""
+        for pid in map(pid_of, world.broker.held()):
+            if pid not in seen and not gone(pid):
+                os.kill(pid, signal.SIGSTOP)
+                if held_by(pid) > 0:
+                    return pid
+                os.kill(pid, signal.SIGCONT)
+        return 0
 
     victim = wait_for(at_work, "a worker that was not killed yet holds jobs", every=0.002)
     seen.add(victim)
     kill([victim])
     wait_for(lambda: gone(victim), "it is dead")
-    held = sum(count for process, count in world.broker.held().items() if pid_of(process) == victim)
+    held = held_by(victim)
     lines = [line for line in world.shop.lines() if line[2] == str(victim)]
     begun = {line[1] for line in lines if line[0] == "began"} - {line[1] for line in lines if line[0] == "did"}
     assert held > 0, "it held jobs when it died"

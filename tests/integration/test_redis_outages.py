@@ -350,7 +350,7 @@ def test_a_process_fetches_again_after_thousands_of_tries(on_redis: World) -> No
         raise BrokerUnavailable("away")
 
     launcher = app.launcher(concurrency=1)
-    launcher.fetcher._quiet = Hasty()
+    launcher.fetcher._quiet = launcher.pool._quiet = Hasty()
     with structlog.testing.capture_logs():
         broker.exchange = refuse
         launcher.start()
