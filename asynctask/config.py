@@ -63,6 +63,12 @@ class Config:
     trusted_proxies: str = _field("", "Addresses or networks of proxies whose headers are believed (spaces between).")
     proxy_headers: str = _field("x-forwarded", "What trusted proxies set: x-forwarded (-For, -Host, -Proto) or forwarded.")
     web_threads: int = _field(8, "Threads of the web server.", low=1, high=256)
+    submit_wait_s: float = _field(
+        1.0,
+        "Seconds that the answer to a submission waits for its validation, to contain the refused rows.",
+        low=0,
+        high=60,
+    )
     dry_run_s: float = _field(30.0, "Seconds that a dry run of a stored list may take.", low=0.1, high=3600)
 
     max_body_bytes: int = _field(16_777_216, "Largest JSON body of a request.", low=1024)

@@ -230,9 +230,6 @@ RAW: Final = {
 }
 """Media types of raw bodies, with the file name from which the readers take the format."""
 
-WAIT_S: Final = 1.0
-"""Seconds that an answer waits for the validation of an upload, to contain its refused rows."""
-
 KEY_PATTERN: Final = "^[!-~]([ -~]{0,253}[!-~])?$"
 
 
@@ -289,7 +286,7 @@ def _submit_json(app: AsyncTask, incoming: ApiRequest, key: str | None) -> Submi
     if options.get("dry_run"):
         return _hand_in(app, worker, app.uploads.store_items(items), key, options)
     options.pop("dry_run", None)
-    return app.submit_items(worker, items, wait_s=WAIT_S, idempotency_key=key, **options)
+    return app.submit_items(worker, items, wait_s=app.config.submit_wait_s, idempotency_key=key, **options)
 
 
 def _submit_file(app: AsyncTask, incoming: ApiRequest, key: str | None) -> Submission | DryRun:
@@ -338,7 +335,7 @@ def _hand_in(
 ) -> Submission | DryRun:
     if options.pop("dry_run", False):
         return app.check_file(worker, stored, **options)
-    return app.submit_file(worker, stored, wait_s=WAIT_S, idempotency_key=key, **options)
+    return app.submit_file(worker, stored, wait_s=app.config.submit_wait_s, idempotency_key=key, **options)
 
 
 def _refuse_unknown(app: AsyncTask, worker: str) -> None:

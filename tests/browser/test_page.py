@@ -89,6 +89,7 @@ def test_the_bar_goes_on_after_the_server_was_away(page: Page, shop: Shop, tmp_p
     with shop.worker():
         with shop.web() as (_, said):
             hand_in(page, said["url"], file, "gated")
+            expect(page).to_have_url(re.compile(r"/tasks/\d+$"))
             shop.open_gate(3)
             expect(page.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "30")
             expect(page.locator("#connection")).to_be_hidden()

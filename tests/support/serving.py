@@ -20,7 +20,10 @@ PATIENCE_S = 60.0
 
 
 class Shop:
-    """A folder with a ledger, and the processes that work on it."""
+    """A folder with a ledger, and the processes that work on it.
+
+    An answer waits until its list is validated, however slow the machine, unless ``settings`` say otherwise.
+    """
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder
@@ -31,6 +34,7 @@ class Shop:
             "ASYNCTASK_DATABASE_URL": f"sqlite:///{folder / 'ledger.db'}",
             "ASYNCTASK_DATA_DIR": str(folder / "data"),
             "GATE": str(self.gate),
+            "ASYNCTASK_SUBMIT_WAIT_S": str(PATIENCE_S),
             **{f"ASYNCTASK_{name.upper()}": str(value) for name, value in settings.items()},
         }
 

@@ -21,6 +21,8 @@ class Product(BaseModel):
 
 
 def build_app(folder: Path, **settings: Any) -> AsyncTask:
+    """An answer waits until its list is validated, however slow the machine, unless ``settings`` say otherwise."""
+    settings = {"submit_wait_s": 60.0, **settings}
     if not (folder / "ledger.db").exists():
         migrated_file(folder / "ledger.db")
     app = AsyncTask(environ={}, database_url=f"sqlite:///{folder / 'ledger.db'}", data_dir=str(folder / "data"), **settings)

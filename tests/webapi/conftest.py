@@ -12,13 +12,6 @@ from flask.testing import FlaskClient
 from support.webshop import build_app, client_of, form_of
 
 from asynctask import AsyncTask
-from asynctask.testing import PATIENCE_S
-
-
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer waits until the list is validated, however slow the machine; a test of lists that take long says so."""
-    monkeypatch.setattr("webapi.tasks.WAIT_S", PATIENCE_S)
 
 
 @pytest.fixture

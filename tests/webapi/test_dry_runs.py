@@ -179,9 +179,10 @@ def test_a_strict_list_with_bad_rows_is_answered_422_with_all_of_them(client: Fl
 
 
 def test_a_strict_list_whose_validation_goes_on_is_answered_202_and_ends_rejected(
-    app: AsyncTask, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+    make_app: Callable[..., AsyncTask],
 ) -> None:
-    monkeypatch.setattr("webapi.tasks.WAIT_S", 0.0)
+    app = make_app(submit_wait_s=0)
+    client = client_of(app)
     items = [{"sku": f"S{n}", "quantity": 0 if n == 19_999 else 1} for n in range(20_000)]
     body = {"worker": "enroll", "items": items, "strict": True}
     headers = {"Idempotency-Key": "k"}

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
+from support.webshop import client_of
 
 from asynctask import AsyncTask
 
@@ -124,9 +125,10 @@ def test_options_of_later_versions_are_refused_and_never_ignored(client: FlaskCl
 
 
 def test_a_list_whose_validation_goes_on_is_answered_at_once(
-    app: AsyncTask, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+    make_app: Callable[..., AsyncTask],
 ) -> None:
-    monkeypatch.setattr("webapi.tasks.WAIT_S", 0.0)
+    app = make_app(submit_wait_s=0)
+    client = client_of(app)
     items = [{"sku": f"S{n}", "quantity": 0 if n % 50 else 1} for n in range(20_000)]
     answer = client.post("/api/tasks", json={"worker": "enroll", "items": items})
     assert answer.status_code == 202
