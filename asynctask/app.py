@@ -331,7 +331,7 @@ class AsyncTask(OnDemand):
             self._find(worker)
             source, options = ListSource.checked(sheet, columns, encoding), _checked(given, may_be_dry=check)
         except InputError:
-            self.uploads.discard(stored)
+            self.uploads.remove(stored.name)
             raise
         return self.hand_in(worker, stored, options, source, wait_s=wait_s)
 

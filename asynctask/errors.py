@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from asynctask._version import DISTRIBUTION
@@ -112,6 +112,18 @@ class InputError(AsyncTaskError):
         if status is not None:
             self.status = status
         self.errors: Sequence[Problem] = tuple(errors)
+
+    def as_json(self) -> dict[str, Any]:
+        """For another process, JSON-ready; :meth:`from_json` makes an error of it again."""
+        return {
+            "message": str(self), "code": self.code, "status": self.status, "text": self.text, "params": self.params,
+            "errors": [asdict(each) for each in self.errors],
+        }  # fmt: skip
+
+    @staticmethod
+    def from_json(kept: Mapping[str, Any]) -> InputError:
+        """The error that :meth:`as_json` described, without its class."""
+        return InputError(**{**kept, "errors": [Problem(**each) for each in kept["errors"]]})
 
     @property
     def suggestions(self) -> Sequence[Mapping[str, Any]]:

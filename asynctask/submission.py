@@ -21,7 +21,7 @@ from asynctask.lists.items import Accepted, ItemShape, Refused
 from asynctask.lists.problems import fault, kept_problems, problems_of, refusal
 from asynctask.lists.readers import RawRow
 from asynctask.lists.rows import ListSource, all_good, checked, open_list
-from asynctask.lists.split import WHOLE_S, Splitter, Tally
+from asynctask.lists.split import WHOLE_S, Splitter
 from asynctask.lists.uploads import ITEMS, StoredFile, is_workbook, items_body
 from asynctask.logs import get_logger
 from asynctask.task import Services, TaskHandle
@@ -105,7 +105,7 @@ class Submitter:
             kept = made.created
         finally:
             if not kept:
-                self._services.uploads.discard(stored)
+                self._services.uploads.remove(stored.name)
         if not made.created:
             return self._submitted_before(worker, made.task_id)
         if whole is not None:
@@ -284,13 +284,13 @@ class Submitter:
             pause.wait(0.05)
         return False
 
-    def take_up(self, worker: Worker, task_id: int, of: str | None = None) -> Tally | None:
-        """Splits a Task whose split this process holds or may take. None where another process has it."""
+    def take_up(self, worker: Worker, task_id: int, of: str | None = None) -> None:
+        """Splits a Task whose split this process holds or may take; does nothing where another process has it."""
         task = task_rows.claim_split(self._ledger, task_id, lease_s=self._lease_s, of=of)
         if task is None or task.source is None:
-            return None
+            return
         try:
-            return self._splitter.split_source(
+            self._splitter.split_source(
                 task_id, ListSource.from_json(task.source), lambda columns: self._shape(worker, columns),
                 after=task.split_cursor, created=task.created_jobs,
             )  # fmt: skip
@@ -301,7 +301,6 @@ class Submitter:
         except Exception as error:
             self._log.exception("split_failed", task_id=task_id)
             task_rows.fail_split(self._ledger, task_id, f"internal_error: {type(error).__name__}")
-        return None
 
     def check_for_parent(self, worker: Worker, kept: Mapping[str, Any]) -> bytes:
         """What a child answers that was started to check a list: see :class:`Checker`."""

@@ -172,9 +172,8 @@ def progress_response(progress: dict[str, Any], status: int = 200) -> Response:
     While the Task is not done, ``Retry-After`` is ``poll_after_ms`` in whole seconds.
     """
     kind = "e" if "errors" in progress else "p"
-    response = json_response(progress, status)
+    response = json_response(progress, status, cache="no-cache")
     response.set_etag(f"{progress['task_id']}.{progress['generation']}.{progress['version']}{kind}", weak=True)
-    response.headers["Cache-Control"] = "no-cache"
     if not progress["done"]:
         response.headers["Retry-After"] = retry_after(progress)
     if request.method in ("GET", "HEAD"):

@@ -27,7 +27,7 @@ blueprint: Final = APIBlueprint("health", __name__, tag="Health")
 @blueprint.doc(operation_id="healthz")
 def healthz(query: NoQuery) -> Response:
     """The process lives"""
-    return _fresh(json_response({"status": "ok"}))
+    return json_response({"status": "ok"}, cache="no-store")
 
 
 @blueprint.get("/readyz")
@@ -44,9 +44,4 @@ def readyz(query: NoQuery) -> Response:
         code = "unavailable" if isinstance(error, BrokerUnavailable) else error.code
         _log.error("not ready: %s", error)
         return problem_response(503, public_message(error), code=code, headers={"Retry-After": "2"})
-    return _fresh(json_response({"status": "ok"}))
-
-
-def _fresh(response: Response) -> Response:
-    response.headers["Cache-Control"] = "no-store"
-    return response
+    return json_response({"status": "ok"}, cache="no-store")

@@ -35,9 +35,10 @@ def json_text(value: Any) -> bytes:
         return json.dumps(value, default=_plain).encode()
 
 
-def json_response(value: Any, status: int = 200) -> Response:
-    """An ``application/json`` response."""
-    return Response(json_text(value), status=status, mimetype="application/json")
+def json_response(value: Any, status: int = 200, *, cache: str | None = None) -> Response:
+    """An ``application/json`` response. ``cache``: its Cache-Control."""
+    headers = {"Cache-Control": cache} if cache is not None else None
+    return Response(json_text(value), status=status, mimetype="application/json", headers=headers)
 
 
 def _plain(value: Any) -> Any:

@@ -221,9 +221,7 @@ def _operations() -> Operations:
 
 
 def _uncached(value: Any) -> Response:
-    response = json_response(value)
-    response.headers["Cache-Control"] = "no-cache"
-    return response
+    return json_response(value, cache="no-cache")
 
 
 def _outcome(result: Result) -> Response:

@@ -88,9 +88,7 @@ def index(query: TaskQuery) -> Response:
         limit=query.limit,
     )
     after = found[-1]["task_id"] if len(found) == query.limit else None
-    response = json_response({"tasks": [with_links(each) for each in found], "links": page_links(after)})
-    response.headers["Cache-Control"] = "no-cache"
-    return response
+    return json_response({"tasks": [with_links(each) for each in found], "links": page_links(after)}, cache="no-cache")
 
 
 @blueprint.get("/<int:task_id>")
@@ -247,8 +245,7 @@ def answer(found: Submission | DryRun) -> Response:
     result of a dry run."""
     locale = reader_locale()
     if isinstance(found, DryRun):
-        response = json_response(found.as_dict(locale))
-        response.headers["Cache-Control"] = "no-store"
+        response = json_response(found.as_dict(locale), cache="no-store")
         set_language(response, locale)
         return response
     if found.progress is None and (error := found.task.refusal()) is not None:
@@ -258,12 +255,11 @@ def answer(found: Submission | DryRun) -> Response:
     url = task_url(found.task.id)
     if found.problems:
         progress["errors"] = problem_objects(found.problems[:MAX_ERRORS], locale)
-    response = json_response(progress, 202)
+    response = json_response(progress, 202, cache="no-store")
     if found.problems:
         set_language(response, locale)
     response.headers["Location"] = url
     response.headers["Retry-After"] = retry_after(progress)
-    response.headers["Cache-Control"] = "no-store"
     if not found.created:
         response.headers["Idempotency-Replayed"] = "true"
     return response

@@ -73,24 +73,13 @@ def _load_commands(module: str) -> Sequence[click.Command]:
 
 def build() -> Root:
     """The root group with every command."""
-    return Root(
+    root = Root(
         "asynctask",
         help=_HELP,
         lists=True,
-        params=[_version()],
         context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
     )
-
-
-def _version() -> click.Option:
-    def show(context: click.Context, _option: click.Parameter, value: bool) -> None:
-        if value:
-            click.echo(f"asynctask {__version__}")
-            context.exit()
-
-    return click.Option(
-        ["--version"], is_flag=True, expose_value=False, is_eager=True, callback=show, help="Show the version."
-    )
+    return click.version_option(__version__, message="asynctask %(version)s", help="Show the version.")(root)
 
 
 def run(

@@ -264,13 +264,14 @@ def retry(session: Session, task_id: int, status: tuple[str, ...]) -> int:
 
 ROWS: Final = ("failed", "succeeded", "unprocessed", "rejected", "all")
 _SUFFIXES: Final = (".xlsx", ".csv")
+_output_option: Final = click.option(
+    "-o", "--output", "path", required=True, type=click.Path(dir_okay=False, path_type=Path), help="FILE.xlsx or FILE.csv."
+)
 
 
 @click.command("report", cls=Command)
 @click.argument("task_id", type=TASK_ID)
-@click.option(
-    "-o", "--output", "path", required=True, type=click.Path(dir_okay=False, path_type=Path), help="FILE.xlsx or FILE.csv."
-)
+@_output_option
 @click.option("--rows", type=click.Choice(ROWS), default="failed", show_default=True, help="Which rows to write.")
 @pass_session
 def report(session: Session, task_id: int, path: Path, rows: str) -> int:
@@ -299,9 +300,7 @@ def _write_report(handle: TaskHandle, path: Path, suffix: str, rows: str) -> int
 
 @click.command("template", cls=Command)
 @click.argument("worker")
-@click.option(
-    "-o", "--output", "path", required=True, type=click.Path(dir_okay=False, path_type=Path), help="FILE.xlsx or FILE.csv."
-)
+@_output_option
 @pass_session
 def template(session: Session, worker: str, path: Path) -> int:
     """Write an empty sheet for a worker, to be filled in and submitted.

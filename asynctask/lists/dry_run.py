@@ -15,7 +15,7 @@ import orjson
 from asynctask.clock import Clock
 from asynctask.errors import InputError, Problem, Unavailable
 from asynctask.lists.items import Accepted, ItemShape, Refused
-from asynctask.lists.problems import render, revived, say, stored
+from asynctask.lists.problems import render, say
 from asynctask.lists.readers import Limits
 from asynctask.lists.rows import ListSource, open_list, too_many_items
 from asynctask.lists.uploads import Uploads
@@ -144,21 +144,10 @@ class Checker:
         try:
             found = self.check_here(source, shape)
         except InputError as error:
-            return orjson.dumps(
-                {
-                    "message": str(error), "code": error.code, "status": error.status, "text": error.text,
-                    "params": error.params, "errors": [_as_kept(problem) for problem in error.errors],
-                }
-            )  # fmt: skip
+            return orjson.dumps(error.as_json())
         except DryRunTimeout:
             return orjson.dumps({"seconds": self._seconds})
-        return orjson.dumps(
-            {
-                "accepted": found.accepted, "rejected": found.rejected, "truncated": found.truncated,
-                "strict": found.strict,
-                "problems": [_as_kept(problem) for problem in found.problems], "first_items": found.first_items,
-            }
-        )  # fmt: skip
+        return orjson.dumps(found)
 
 
 def _from_json(answer: bytes) -> DryRun:
@@ -171,13 +160,6 @@ def _from_json(answer: bytes) -> DryRun:
     if "seconds" in result:
         raise DryRunTimeout(result["seconds"])
     if "code" in result:
-        raise InputError(
-            result["message"], code=result["code"], status=result["status"], text=result["text"], params=result["params"],
-            errors=[revived(each["row"], each, "en") for each in result["errors"]],
-        )  # fmt: skip
-    problems = [revived(each["row"], each, "en") for each in result["problems"]]
+        raise InputError.from_json(result)
+    problems = [Problem(**each) for each in result["problems"]]
     return DryRun(**{**result, "problems": problems})
-
-
-def _as_kept(problem: Problem) -> dict[str, Any]:
-    return {"row": problem.row, **stored(problem)}

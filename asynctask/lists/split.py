@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from asynctask.clock import Clock
-from asynctask.errors import InputError, LedgerUnavailable, Problem
+from asynctask.errors import InputError, LedgerUnavailable
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.tasks import NewItem, NewTask, NewWhole, Reject, SplitLost
@@ -24,7 +24,7 @@ from asynctask.lists.uploads import Uploads
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 
-__all__ = ["WHOLE_S", "Splitter", "Tally", "Writing"]
+__all__ = ["WHOLE_S", "Splitter", "Writing"]
 
 FIRST_SLICE = 100
 SLICE = 1_000
@@ -36,19 +36,8 @@ MAX_WHOLE_BYTES = 256_000
 WHOLE_S = 0.25
 """Nor is a list that takes longer than these seconds: its sender is answered that validation goes on."""
 
-KEPT_PROBLEMS = 1_000
 KEPT_FAULTS = 100
 """Faults of the list as a whole (missing columns, for instance) kept with the reason of its refusal."""
-
-
-@dataclass(slots=True)
-class Tally:
-    """The result of a split: ``problems`` are the first :data:`KEPT_PROBLEMS`."""
-
-    accepted: int = 0
-    rejected: int = 0
-    problems: list[Problem] = field(default_factory=list)
-    error: InputError | None = None
 
 
 @dataclass(slots=True)
@@ -95,29 +84,26 @@ class Splitter:
         *,
         after: int = 0,
         created: int = 0,
-    ) -> Tally:
+    ) -> None:
         """Splits a stored list after the row ``after``, and ends the split: sealed, or failed with a reason.
 
         ``created``: jobs that exist already; for a strict list a number above 0 means that every row was accepted before.
         Raises :class:`SplitLost` where another process took over, and LedgerUnavailable; then the split stays as it is and
         is resumed later.
         """
-        tally = Tally()
         with self._lease(task_id):
             try:
                 with open_list(self._uploads, self._limits, source, shape_of(source.columns)) as opened:
                     if opened.planned is not None:
                         task_rows.plan(self._ledger, task_id, opened.planned)
-                    if source.strict and not created and not self._all_good(task_id, opened.checked(), tally, after):
-                        task_rows.refuse_list(self._ledger, task_id, tally.accepted + tally.rejected)
+                    if source.strict and not created and (count := self._refused(task_id, opened.checked(), after)):
+                        task_rows.refuse_list(self._ledger, task_id, count)
                         self._clear(task_id, source)
-                        return tally
-                    tally = Tally()
+                        return
                     rows = opened.checked(after)
-                    self._split(task_id, _still_good(rows) if source.strict else rows, tally, after)
+                    self._split(task_id, _still_good(rows) if source.strict else rows, after)
                 task_rows.seal(self._ledger, task_id)
             except InputError as error:
-                tally.error = error
                 detail: dict[str, Any] = {}
                 if error.text or error.params:
                     detail = {"text": error.text, "params": error.params}
@@ -126,7 +112,6 @@ class Splitter:
                 task_rows.fail_split(self._ledger, task_id, f"{error.code}: {error}", said=detail or None)
         self._clear(task_id, source)
         self._on_slice()
-        return tally
 
     def _clear(self, task_id: int, source: ListSource) -> None:
         """Removes a list that was stored only to be split. After an error here, maintenance removes it."""
@@ -138,12 +123,11 @@ class Splitter:
         except (OSError, LedgerUnavailable) as error:
             self._log.warning("upload_not_removed", task_id=task_id, error=str(error))
 
-    def split_items(self, task_id: int, rows: Iterable[Accepted | Refused]) -> Tally:
+    def split_items(self, task_id: int, rows: Iterable[Accepted | Refused]) -> None:
         """Splits a program's items, consumed one by one in the caller's thread; re-raises what the iterable raises."""
-        tally = Tally()
         with self._lease(task_id):
             try:
-                self._split(task_id, rows, tally)
+                self._split(task_id, rows)
             except (SplitLost, LedgerUnavailable):
                 raise
             except BaseException as error:
@@ -151,7 +135,6 @@ class Splitter:
                 raise
             task_rows.seal(self._ledger, task_id)
         self._on_slice()
-        return tally
 
     # -- lists that fit one slice
 
@@ -165,56 +148,52 @@ class Splitter:
         None for a list that must be split: too large, too slow, or broken; the split meets the error again and records it.
         A refused ``strict`` list has rejects only.
         """
-        current, tally = _Slice(begun=self._clock.monotonic()), Tally()
+        current, count = _Slice(begun=self._clock.monotonic()), 0
         try:
-            for row in rows:
-                count = tally.accepted + tally.rejected
-                if count and self._clock.monotonic() - current.begun > WHOLE_S:
+            for count, row in enumerate(rows, 1):
+                if count > 1 and self._clock.monotonic() - current.begun > WHOLE_S:
                     return None
-                _add(current, row, tally)
-                if count >= min(SLICE, self._limits.max_rows) or current.size > MAX_SLICE_BYTES:
+                _add(current, row)
+                if count > min(SLICE, self._limits.max_rows) or current.size > MAX_SLICE_BYTES:
                     return None
         except Exception:  # the split meets the error again and records it
             return None
         refused = strict and bool(current.rejects)
-        items, planned = [] if refused else current.items, tally.accepted + tally.rejected
-        return NewWhole(new, items, current.rejects, planned, current.cursor, refused)
+        return NewWhole(new, [] if refused else current.items, current.rejects, count, current.cursor, refused)
 
     # -- strict lists
 
-    def _all_good(self, task_id: int, rows: Iterable[Accepted | Refused], tally: Tally, after: int) -> bool:
-        """Whether every row is accepted. Writes refused rows to the ledger, and nothing else.
+    def _refused(self, task_id: int, rows: Iterable[Accepted | Refused], after: int) -> int:
+        """The number of rows of a list with refused ones, 0 if all are accepted. Writes refused rows, and nothing else.
 
         ``rows`` are all rows; the refused ones up to the row ``after`` are in the ledger already.
         """
-        current, begun_before = _Slice(begun=self._clock.monotonic()), after > 0
-        for row in rows:
-            if isinstance(row, Accepted):
-                tally.accepted += 1
-            elif row.row <= after:
-                tally.rejected += 1
-            else:
-                _add(current, row, tally)
-                if self._full(current, SLICE):
-                    self._commit(task_id, current, after)
-                    after, current = current.cursor, _Slice(begun=self._clock.monotonic())
-            self._refuse_too_many(tally)
+        # A cursor above 0 without a job means that an earlier attempt has passed refused rows.
+        current, count, refused = _Slice(begun=self._clock.monotonic()), 0, after > 0
+        for count, row in enumerate(rows, 1):
+            if isinstance(row, Refused):
+                refused = True
+                if row.row > after:
+                    _add(current, row)
+                    if self._full(current, SLICE):
+                        self._commit(task_id, current, after)
+                        after, current = current.cursor, _Slice(begun=self._clock.monotonic())
+            self._refuse_too_many(count)
         if current.rejects:
             self._commit(task_id, current, after)
-        # A cursor above 0 without a job means that an earlier attempt has passed refused rows.
-        return not tally.rejected and not begun_before
+        return count if refused else 0
 
     # -- slices
 
-    def _split(self, task_id: int, rows: Iterable[Accepted | Refused], tally: Tally, after: int = 0) -> None:
+    def _split(self, task_id: int, rows: Iterable[Accepted | Refused], after: int = 0) -> None:
         current = _Slice(begun=self._clock.monotonic(), after=after)
         sizes = self._sizes()
         largest = next(sizes)
         ahead = not self._ledger.database.is_sqlite
         notified = False
         with Writing[_Slice](lambda each: self._commit(task_id, each, each.after), ahead=ahead) as writing:
-            for row in rows:
-                _add(current, row, tally)
+            for count, row in enumerate(rows, 1):
+                _add(current, row)
                 if self._full(current, largest):
                     # The submitter dispatches only after the split, long after the first jobs could begin.
                     current.tell = bool(current.items) and not notified
@@ -222,7 +201,7 @@ class Splitter:
                     writing.add(current)
                     current = _Slice(begun=self._clock.monotonic(), after=current.cursor)
                     largest = next(sizes)
-                self._refuse_too_many(tally)
+                self._refuse_too_many(count)
             if current.items or current.rejects:
                 writing.add(current)
 
@@ -235,8 +214,8 @@ class Splitter:
         yield SLICE
         yield from repeat(SLICE * 4)
 
-    def _refuse_too_many(self, tally: Tally) -> None:
-        if tally.accepted + tally.rejected > self._limits.max_rows:
+    def _refuse_too_many(self, count: int) -> None:
+        if count > self._limits.max_rows:
             raise too_many_items(self._limits.max_rows)
 
     def _full(self, current: _Slice, largest: int) -> bool:
@@ -290,18 +269,14 @@ def _still_good(rows: Iterable[Accepted | Refused]) -> Iterator[Accepted]:
         yield row
 
 
-def _add(current: _Slice, row: Accepted | Refused, tally: Tally) -> None:
+def _add(current: _Slice, row: Accepted | Refused) -> None:
     current.cursor = row.row
     if isinstance(row, Accepted):
         params = dumps(row.item)
         current.items.append(NewItem(params, row.row))
         current.size += len(params)
-        tally.accepted += 1
-        return
-    current.rejects.append(Reject(row.row, [stored(problem) for problem in row.problems], row.values))
-    tally.rejected += 1
-    if len(tally.problems) < KEPT_PROBLEMS:
-        tally.problems += row.problems
+    else:
+        current.rejects.append(Reject(row.row, [stored(problem) for problem in row.problems], row.values))
 
 
 # -- writing ahead

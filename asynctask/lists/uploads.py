@@ -24,7 +24,7 @@ import orjson
 
 from asynctask._version import __version__
 from asynctask.clock import Ids
-from asynctask.errors import InputError, Problem, TooLarge, Unavailable
+from asynctask.errors import InputError, TooLarge, Unavailable
 from asynctask.lists.cells import unpacked
 from asynctask.lists.readers import Limits, RawRow, Source, open_source
 from asynctask.lists.readers.base import over_limit, too_costly
@@ -132,10 +132,6 @@ class Uploads:
     def kept_rows(self, name: str) -> Path:
         """Where the rows of a stored workbook are cached for reports; removed with the workbook."""
         return self._folder / f"{name}{KEPT_ROWS}"
-
-    def discard(self, stored: StoredFile) -> None:
-        """Removes a list that became no Task, with its cached rows."""
-        self.remove(stored.name)
 
     def remove(self, name: str) -> None:
         """Removes a list by its name, with its cached rows; does nothing for a missing one. Raises OSError."""
@@ -343,7 +339,7 @@ class Workbook:
             if "rows" not in answer:
                 self._pending = None
             if "error" in answer:
-                raise _input_error(answer["error"])
+                raise InputError.from_json(answer["error"])
             yield answer
             if "rows" not in answer:
                 return
@@ -447,11 +443,6 @@ class _Sheet:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _input_error(answer: dict[str, Any]) -> InputError:
-    problems = [Problem(**each) for each in answer.pop("errors")]
-    return InputError(answer.pop("message"), errors=problems, **answer)
 
 
 def _close(stream: IO[bytes] | None) -> None:

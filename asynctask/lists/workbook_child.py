@@ -57,10 +57,10 @@ def main() -> int:
         try:
             child.obey(command)
         except InputError as error:
-            _send({"error": _as_json(error)})
+            _send({"error": error.as_json()})
         except MemoryError:
             child.forget()
-            _send({"error": _as_json(too_costly("split_memory", limits))})
+            _send({"error": too_costly("split_memory", limits).as_json()})
 
 
 class _Child:
@@ -137,15 +137,6 @@ def _as_list(row: RawRow, width: int) -> list[Any]:
         return [row.number, list(cells.values())]
     every: Iterator[tuple[str, Any]] = iter(cells.items())
     return [row.number, [value for _, value in islice(every, width)], dict(every)]
-
-
-def _as_json(error: InputError) -> dict[str, Any]:
-    return {
-        "message": str(error), "code": error.code, "status": error.status, "text": error.text, "params": error.params,
-        "errors": [
-            {"row": e.row, "column": e.column, "code": e.code, "message": e.message, "value": e.value} for e in error.errors
-        ],
-    }  # fmt: skip
 
 
 def _send(what: Mapping[str, Any]) -> None:

@@ -106,7 +106,7 @@ def test_unique_that_names_no_field_is_refused_before_anything_is_written(world:
             app.submit("order", [], unique=wrong)
         assert caught.value.code == "invalid_options"
     assert app.tasks() == []
-    assert list(app.uploads.store_items([]).path.parent.iterdir())[1:] == []
+    assert list(app.uploads.store_body(b"[]").path.parent.iterdir())[1:] == []
 
 
 # -- strict
