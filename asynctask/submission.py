@@ -30,7 +30,7 @@ from asynctask.worker import Worker
 if TYPE_CHECKING:
     from asynctask.lists.options import Options  # loads pydantic, which a worker process need not
 
-__all__ = ["INLINE_BYTES", "Submission", "Submitter", "check_unique"]
+__all__ = ["Submission", "Submitter", "check_unique"]
 
 INLINE_BYTES = 1_000_000
 """Lists up to this size are split in a thread of the process that took them, larger ones in a child process."""

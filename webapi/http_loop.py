@@ -30,18 +30,7 @@ from asynctask.clock import SECOND, Clock
 from asynctask.runtime.supervisor import Wakeup
 from webapi.problems import server_problem
 
-__all__ = [
-    "ClientGone",
-    "Connection",
-    "HttpLoop",
-    "IncomingRequest",
-    "Loop",
-    "Phase",
-    "Refusal",
-    "Site",
-    "Storage",
-    "respond",
-]
+__all__ = ["HttpLoop"]
 
 MAX_CONNECTIONS: Final = 2_000
 """Beyond it, the connection that has waited longest for its next request is closed."""

@@ -14,7 +14,7 @@ from flask import Response
 from asynctask.errors import InputError
 from asynctask.lists.readers.json import check_depth
 
-__all__ = ["InvalidJson", "json_response", "json_text", "parse_json"]
+__all__ = ["json_response", "json_text", "parse_json"]
 
 _MAY_OVERFLOW: Final = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{300}")
 

@@ -15,21 +15,7 @@ from webapi.context import asynctask_app, page_links, who
 from webapi.json_body import json_response
 from webapi.shapes import Name, NoQuery, PageLinks, Time, _In, _Out, _Query
 
-__all__ = [
-    "EntryPage",
-    "Found",
-    "JobPage",
-    "JobQuery",
-    "Keys",
-    "ListQuery",
-    "Outcome",
-    "PauseState",
-    "Processes",
-    "Queues",
-    "SearchQuery",
-    "Signalled",
-    "blueprint",
-]
+__all__ = ["blueprint"]
 
 # -- schemas of requests and responses
 

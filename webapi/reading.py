@@ -21,16 +21,7 @@ from asynctask.errors import InputError, TooLarge
 from webapi.json_body import parse_json
 from webapi.problems import MalformedBody
 
-__all__ = [
-    "CHARSETS",
-    "ApiRequest",
-    "Transcoded",
-    "UnsupportedMediaType",
-    "current_request",
-    "longest_body",
-    "longest_upload",
-    "register",
-]
+__all__ = ["CHARSETS", "ApiRequest", "Transcoded", "current_request", "longest_body", "longest_upload", "register"]
 
 JSON: Final = "application/json"
 FORM: Final = "multipart/form-data"

@@ -26,19 +26,7 @@ from webapi.context import TASKS, find_task, page_links, reader_locale, set_lang
 from webapi.json_body import json_response
 from webapi.shapes import RejectedPage, RejectedQuery, ReportQuery
 
-__all__ = [
-    "CSV",
-    "XLSX",
-    "Busy",
-    "attachment",
-    "blueprint",
-    "client_check",
-    "content",
-    "no_content",
-    "register",
-    "slot",
-    "until_gone",
-]
+__all__ = ["CSV", "XLSX", "attachment", "blueprint", "register"]
 
 # -- files as answers: limited in number, given up when the client disconnects
 

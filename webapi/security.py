@@ -20,7 +20,7 @@ from asynctask.config import Config
 from asynctask.errors import InputError
 from webapi.problems import CrossSite
 
-__all__ = ["AllowedHosts", "TrustedProxies", "UnknownHost", "is_loopback", "is_wildcard", "name_of", "register"]
+__all__ = ["AllowedHosts", "register"]
 
 _WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared, not bound
 

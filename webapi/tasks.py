@@ -51,7 +51,7 @@ from webapi.shapes import (
     TaskQuery,
 )
 
-__all__ = ["KEY_PATTERN", "RAW", "answer", "blueprint", "submit"]
+__all__ = ["KEY_PATTERN", "RAW", "blueprint"]
 
 blueprint: Final = APIBlueprint("tasks", __name__, url_prefix=TASKS, tag="Tasks")
 

@@ -33,17 +33,7 @@ from asynctask.clock import SystemClock
 from asynctask.config import ENV_PREFIX
 from asynctask.errors import AsyncTaskError, ConfigError, InputError, Unavailable
 
-__all__ = [
-    "COMMANDS",
-    "Answer",
-    "Api",
-    "Finding",
-    "ReportRows",
-    "audit_campaigns",
-    "audit_products",
-    "read_report",
-    "sheet_codes",
-]
+__all__ = ["COMMANDS", "ReportRows", "audit_campaigns"]
 
 _MARK: Final = ".asynctask-demo"
 _SHOP: Final = "PROMOTIONS_DATABASE_URL"

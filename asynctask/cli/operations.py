@@ -19,7 +19,7 @@ from asynctask.database.engine import Database
 from asynctask.middleware.tracker import TaskEventMiddleware
 from asynctask.operations import ACTIONS, LISTS
 
-__all__ = ["COMMANDS", "Listing", "sure"]
+__all__ = ["COMMANDS"]
 
 _AFTER: Final = click.IntRange(0)
 _LIMIT: Final = click.IntRange(1, 1_000)

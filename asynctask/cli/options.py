@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TASK_ID",
-    "BadTarget",
     "Command",
     "Group",
     "Session",
@@ -36,10 +35,8 @@ __all__ = [
     "environment",
     "examples_folder",
     "file_options",
-    "load_app",
     "load_file",
     "pass_session",
-    "setting_options",
     "variables",
 ]
 

@@ -25,7 +25,6 @@ __all__ = [
     "FAILURES",
     "INTERNAL",
     "OK",
-    "UNAVAILABLE",
     "USAGE",
     "Bars",
     "Output",

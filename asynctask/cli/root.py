@@ -15,7 +15,7 @@ from asynctask.cli.options import Group, Session
 from asynctask.cli.output import DETACHED, OK, Output
 from asynctask.errors import AsyncTaskError, not_installed
 
-__all__ = ["Root", "build", "run"]
+__all__ = ["build", "run"]
 
 _EXTRAS: Final = {"psycopg": "postgresql", "pymysql": "mysql", "dramatiq": "dramatiq", "yaml": "yaml"}
 _HELP = """Hand over a list, and have every item accounted for.

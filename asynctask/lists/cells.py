@@ -22,7 +22,7 @@ from asynctask.lists.problems import jsonable
 from asynctask.lists.readers.base import CellError
 from asynctask.lists.readers.csv import FORMULA_STARTS
 
-__all__ = ["ERROR_CELLS", "Percent", "csv_cell", "cut", "dump", "packed", "sheet_text", "sheet_value", "unpacked"]
+__all__ = ["Percent", "csv_cell", "cut", "dump", "packed", "sheet_text", "sheet_value", "unpacked"]
 
 # -- as JSON
 

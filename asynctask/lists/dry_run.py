@@ -20,7 +20,7 @@ from asynctask.lists.readers import Limits
 from asynctask.lists.rows import ListSource, open_list, too_many_items
 from asynctask.lists.uploads import Uploads
 
-__all__ = ["Checker", "DryRun", "DryRunTimeout", "Elsewhere", "check_rows"]
+__all__ = ["Checker", "DryRun", "DryRunTimeout", "check_rows"]
 
 KEPT_PROBLEMS: Final = 1_000
 FIRST_ITEMS: Final = 5

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pydantic
     from pydantic.fields import FieldInfo
 
-__all__ = ["Accepted", "Binding", "ItemShape", "Refused", "aliases", "either", "has_nul", "listed", "names_of"]
+__all__ = ["Accepted", "Binding", "ItemShape", "Refused", "listed"]
 
 _SHOWN: Final = 20
 """Columns named in a message, unless more are required."""

@@ -26,15 +26,11 @@ from asynctask.lists.uploads import ITEMS, ListFile, Uploads, list_file
 from asynctask.messages import is_storable
 
 __all__ = [
-    "SMALL_FILE",
     "FirstRows",
     "ListSource",
-    "OpenList",
-    "Twins",
     "all_good",
     "checked",
     "encoding_option",
-    "explained",
     "open_list",
     "refuse_absent",
     "too_many_items",

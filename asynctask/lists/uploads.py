@@ -30,17 +30,7 @@ from asynctask.lists.readers import Limits, RawRow, Source, open_source
 from asynctask.lists.readers.base import over_limit, too_costly
 from asynctask.messages import clean
 
-__all__ = [
-    "ITEMS",
-    "KEPT_ROWS",
-    "ListFile",
-    "StoredFile",
-    "Uploads",
-    "Workbook",
-    "is_workbook",
-    "items_body",
-    "list_file",
-]
+__all__ = ["ITEMS", "ListFile", "StoredFile", "Uploads", "Workbook", "is_workbook", "items_body", "list_file"]
 
 ITEMS = "items.json"
 """The file name of a list of JSON items."""

@@ -23,7 +23,7 @@ from asynctask.errors import Unavailable
 from asynctask.lists.cells import Percent, csv_cell, cut, sheet_text, sheet_value
 from asynctask.lists.readers.base import COLUMNS, SUFFIX, CellError, normalise, of_locale, report_block
 
-__all__ = ["MAX_COMMENTS", "SHEET_ROWS", "ReportRow", "iter_csv", "report_headers", "write_csv", "write_xlsx"]
+__all__ = ["SHEET_ROWS", "ReportRow", "iter_csv", "report_headers", "write_csv", "write_xlsx"]
 
 SHEET_ROWS: Final = 1_048_575
 """The rows of a sheet without its header."""

@@ -30,7 +30,7 @@ from asynctask.lists.uploads import Uploads, Workbook, is_workbook
 from asynctask.logs import get_logger
 from asynctask.reports.files import ReportRow
 
-__all__ = ["KINDS", "Original", "Report", "make_report", "open_original"]
+__all__ = ["Original", "Report", "make_report", "open_original"]
 
 KINDS: Mapping[str, frozenset[str]] = {
     "failed": frozenset({Status.FAILED, Status.ERROR}),

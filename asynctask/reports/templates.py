@@ -21,7 +21,7 @@ from asynctask.lists.items import ItemShape
 from asynctask.reports.files import SHEET_ROWS
 from asynctask.worker import Worker
 
-__all__ = ["TEXTS", "Column", "NoTemplate", "Template", "make_template", "template_csv", "template_xlsx"]
+__all__ = ["TEXTS", "NoTemplate", "Template", "make_template", "template_csv", "template_xlsx"]
 
 _MAX_COLUMNS: Final = 16_384
 _DAY: Final = date(2026, 3, 5)

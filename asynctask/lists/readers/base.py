@@ -12,7 +12,6 @@ from asynctask.errors import InputError, Problem, TooLarge
 
 __all__ = [
     "COLUMNS",
-    "REPORT_COLUMNS",
     "SUFFIX",
     "CellError",
     "Limits",

@@ -13,7 +13,7 @@ from asynctask.lists.readers.base import Limits, OpenOptions, normalise, over_li
 from asynctask.lists.readers.encodings import prove_encoding
 from asynctask.lists.readers.table import HEADER_ROWS, TableSource, matches
 
-__all__ = ["DELIMITERS", "FORMULA_STARTS", "open_csv", "open_tsv"]
+__all__ = ["FORMULA_STARTS", "open_csv", "open_tsv"]
 
 DELIMITERS: Final = ",;\t|"
 FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")

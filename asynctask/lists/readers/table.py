@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, Self
 from asynctask.errors import InputError, Problem
 from asynctask.lists.readers.base import Limits, OpenOptions, RawRow, column_letters, normalise, over_limit, shorten
 
-__all__ = ["HEADER_ROWS", "Cells", "Header", "Table", "TableSource", "find_header", "matches", "sheet_source"]
+__all__ = ["HEADER_ROWS", "Table", "TableSource", "matches", "sheet_source"]
 
 Cells = Callable[[], Iterator[tuple[int, list[Any]]]]
 """Iterates over the non-empty rows: their numbers, and their cells from column A on, empty ones None."""

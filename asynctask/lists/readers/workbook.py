@@ -24,15 +24,11 @@ from asynctask.lists.readers.base import CellError, Limits, over_limit
 
 __all__ = [
     "BUILT_IN",
-    "DATE",
-    "DURATION",
     "MOMENT",
     "NO_VALUE",
     "NUMBER",
-    "TIME",
     "Package",
     "SheetPart",
-    "Workbook",
     "choose_sheet",
     "classify",
     "damaged",

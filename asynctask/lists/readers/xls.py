@@ -24,18 +24,7 @@ from asynctask.lists.readers.workbook import (
     tidy,
 )
 
-__all__ = [
-    "STREAMS",
-    "Globals",
-    "Record",
-    "XlsSheet",
-    "characters",
-    "open_xls",
-    "read_globals",
-    "records",
-    "sheet_cells",
-    "xls_table",
-]
+__all__ = ["STREAMS", "open_xls", "xls_table"]
 
 STREAMS: Final = ("workbook", "book")
 _MAX_UNORDERED: Final = 1_000_000

@@ -31,7 +31,7 @@ from asynctask.lists.readers.workbook import (
     sheet_kinds,
 )
 
-__all__ = ["Book", "SheetXml", "open_xlsx", "xlsx_sheets", "xlsx_table"]
+__all__ = ["open_xlsx", "xlsx_sheets", "xlsx_table"]
 
 
 def open_xlsx(path: Path, options: OpenOptions) -> TableSource:
