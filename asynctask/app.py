@@ -327,12 +327,8 @@ class AsyncTask(OnDemand):
         wait_s: float = 1.0,
         check: bool = False,
     ) -> Submission | DryRun:
-        try:
-            self._find(worker)
+        with self.uploads.removing_refused(stored):
             source, options = ListSource.checked(sheet, columns, encoding), _checked(given, may_be_dry=check)
-        except InputError:
-            self.uploads.remove(stored.name)
-            raise
         return self.hand_in(worker, stored, options, source, wait_s=wait_s)
 
     def hand_in(
@@ -348,10 +344,12 @@ class AsyncTask(OnDemand):
 
         With the option ``dry_run`` it is only checked. Raises as :meth:`submit_file` and :meth:`check_file`.
         """
-        submitter, found = self._made().submitter, self._find(worker)
-        if isinstance(listed, StoredFile):
-            return submitter.submit_stored(found, listed, source or ListSource(), options, wait_s=wait_s)
-        return submitter.submit_items(found, listed, options, wait_s=wait_s)
+        submitter = self._made().submitter
+        if not isinstance(listed, StoredFile):
+            return submitter.submit_items(self._find(worker), listed, options, wait_s=wait_s)
+        with self.uploads.removing_refused(listed):
+            found = self._find(worker)
+        return submitter.submit_stored(found, listed, source or ListSource(), options, wait_s=wait_s)
 
     def check_for_parent(self, order: Mapping[str, Any]) -> bytes:
         """What a child process answers that was started to check a large list: see :mod:`asynctask.lists.dry_run`."""

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -106,6 +107,15 @@ class Uploads:
     def store_body(self, body: bytes) -> StoredFile:
         """Stores the result of :func:`items_body`."""
         return replace(self.store(io.BytesIO(body), ITEMS, limit=len(body), named=False), is_items=True)
+
+    @contextmanager
+    def removing_refused(self, stored: StoredFile) -> Iterator[None]:
+        """Removes a stored list if the block raises :class:`InputError`."""
+        try:
+            yield
+        except InputError:
+            self.remove(stored.name)
+            raise
 
     def find(self, name: str) -> Path:
         """The path of a stored list. Raises :class:`InputError` for a missing file or an invalid name."""

@@ -6,6 +6,7 @@ import io
 import json
 import zipfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,6 +119,18 @@ def test_an_unknown_worker_is_refused_with_the_known_ones(client: FlaskClient, f
     answer = client.post("/api/tasks", **form("sku\nA\n", worker="enrol"))
     assert (answer.status_code, answer.json["code"]) == (422, "unknown_worker")
     assert "'enroll'" in answer.json["detail"]
+
+
+def test_a_file_for_a_worker_that_takes_no_tasks_is_refused_and_removed(app: AsyncTask, form: Form) -> None:
+    """Taken out: the removal in `AsyncTask.hand_in`; the file stays in data_dir for good."""
+
+    @app.worker(use_task_event=False)
+    def untracked(item: dict[str, Any]) -> None: ...
+
+    answer = client_of(app).post("/api/tasks", **form("sku\nA\n", worker="untracked"))
+    assert answer.status_code == 422
+    assert "use_task_event" in answer.json["detail"]
+    assert list(Path(app.config.data_dir).rglob("uploads/*")) == []
 
 
 @pytest.mark.parametrize(
