@@ -315,7 +315,7 @@ class Launcher:
         self.start()
         collect_seldom()
         self._log.info("working", identity=self._parts.ledger.identity, concurrency=self._concurrency)
-        switching = Switching()
+        switching = Switching(self._concurrency)
         while not self._stopping:
             self._wakeup.wait(_LOOK_S)
             switching.follow(self.performer.performed, self.performer.quick)
