@@ -376,7 +376,7 @@ def test_a_process_is_watched_over_from_the_moment_it_registers(world: World) ->
 def known(app: AsyncTask) -> list[dict[str, object]]:
     """The processes that the one on duty watches."""
     services = app._web
-    return list(services._sweep._leadership._known) if services is not None else []
+    return list(services.sweep._leadership._known) if services is not None else []
 
 
 class Rung:
