@@ -68,7 +68,7 @@ class Place:
         """Where uploads would lie."""
         return self.folder / "data"
 
-    def settings(self) -> dict[str, str]:
+    def settings(self) -> dict[str, Any]:
         """What an application is given to work here."""
         found = {"database_url": self.database_url, "data_dir": str(self.data_dir)}
         if self.redis is not None:

@@ -89,7 +89,7 @@ class Broker:
             return self._private
         try:
             with redis.Redis.from_url(self._url) as client:
-                return client.dbsize() == 0
+                return bool(client.dbsize() == 0)
         except redis.RedisError as error:
             raise self._refused(self._url, error) from error
 

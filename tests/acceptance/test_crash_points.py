@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 from support.broker_looks import RedisLook
@@ -32,7 +33,7 @@ SMALL = [
 UNTRACKED = [f"{when}:{point}:1" for point in ("fetch", "perform", "hold", "ack") for when in ("before", "after")]
 
 
-def wanted(item: dict) -> str:
+def wanted(item: dict[str, Any]) -> str:
     """How an item ends."""
     return "failed" if item["refuse"] else "error" if item["bug"] else "finish"
 

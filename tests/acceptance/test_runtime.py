@@ -122,9 +122,12 @@ def test_a_killed_child_is_replaced_and_term_ends_supervisor_and_children(world:
     before = {p["pid"] for p in app.processes()}
     victim = min(before)
     os.kill(victim, signal.SIGKILL)
-    after = wait_for(
-        lambda: (now := {p["pid"] for p in app.processes()}) - before and victim not in now and now, "another in its place"
-    )
+
+    def replaced() -> set[int]:
+        now = {p["pid"] for p in app.processes()}
+        return now if now - before and victim not in now else set()
+
+    after = wait_for(replaced, "another in its place")
     assert len(after) == 2
     assert len(after & before) == 1
     task = app.submit("note", numbers(20))

@@ -146,7 +146,8 @@ def test_one_process_at_a_time_goes_on_dispatching_and_another_takes_over_in_a_s
 def test_of_many_that_want_a_duty_at_once_one_gets_it(world: World) -> None:
     app = world.app()
     for _ in range(3):
-        start, got = threading.Barrier(4), []
+        start = threading.Barrier(4)
+        got: list[str] = []
 
         def want(name: str, start: threading.Barrier = start, got: list[str] = got) -> None:
             ledger = replace(app.ledger, identity=name)

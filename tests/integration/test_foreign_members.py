@@ -53,12 +53,12 @@ class Failing:
 def ended(app: AsyncTask, jid: str) -> dict[str, Any]:
     """The Event of a job, once it is over."""
 
-    def event() -> dict[str, Any] | None:
+    def event() -> dict[str, Any]:
         try:
             found = app.event(jid)
         except NotFound:  # it was not begun yet
-            return None
-        return found if found["status"] in ("finish", "error") else None
+            return {}
+        return found if found["status"] in ("finish", "error") else {}
 
     return wait_for(event, "it is over")
 

@@ -86,7 +86,7 @@ def test_a_worker_may_say_what_is_unique_and_a_submission_may_say_otherwise(worl
     app = world.app()
 
     @app.worker(retry=0, unique=["n"])
-    def once(item: dict) -> None:
+    def once(item: dict[str, Any]) -> None:
         """Nothing."""
 
     assert app.check("once", numbers(4, twice=1)).rejected == 1
@@ -258,8 +258,9 @@ def test_a_model_that_changes_its_mind_between_the_two_passes_ends_the_split_as_
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = world.app()
-    shape = app.workers["order"].shape
-    real, seen = shape.validate, []
+    shape: Any = app.workers["order"].shape
+    real = shape.validate
+    seen: list[int] = []
 
     def validate(row: Any, binding: Any) -> Any:
         seen.append(row.number)

@@ -42,17 +42,17 @@ def app(request: pytest.FixtureRequest, store: Store, broker_kind: str, tmp_path
     fails.touch()
 
     @made.worker(retry=0)
-    def once(item: dict) -> None:
+    def once(item: dict[str, Any]) -> None:
         if fails.exists():
             raise ValueError("a bug")
 
     @made.worker(retry=3, retry_in=lambda *_: LATER)
-    def again(item: dict) -> None:
+    def again(item: dict[str, Any]) -> None:
         if fails.exists():
             raise ValueError("for now")
 
     @made.worker(use_task_event=False, retry=0)
-    def loose(item: dict) -> None:
+    def loose(item: dict[str, Any]) -> None:
         pass
 
     yield made

@@ -272,6 +272,7 @@ def test_promise_7_processes_count_in_slots_of_their_own_and_no_outcome_updates_
     flush: the update was seen."""
     one = world.app()
     other = wait_for(lambda: elsewhere(world.app(), one), "an application that counts in another slot")
+    assert other is not None
     with counted(one) as ones, counted(other) as others, world.working(one), world.working(other):
         large = one.submit("gated", numbers(2_000))
         wait_for(lambda: len(world.shop.performed("began")) == 8, "each process has begun four, and so will end some")
@@ -409,7 +410,7 @@ def test_promise_9_no_source_unpickles_evaluates_or_imports_by_name() -> None:
             elif isinstance(node, ast.ImportFrom):
                 words = [(node.module or "").partition(".")[0]]
             if FORBIDDEN & set(words) and not (name == YAML_READER and words == ["yaml"]):
-                found.append(f"{name}:{node.lineno}: imports {words}")
+                found.append(f"{name}: imports {words}")
             if (
                 isinstance(node, ast.Attribute)
                 and (said := ast.unparse(node)).startswith("yaml.")
@@ -455,7 +456,7 @@ def test_promise_9_hostile_text_comes_back_as_it_went_in(world: World) -> None:
     app = world.app()
 
     @app.worker(retry=0)
-    def echo(item: dict) -> dict:
+    def echo(item: dict[str, Any]) -> dict[str, Any]:
         """Says back what it was given, as a message, an error and a result."""
         from asynctask import NormalException, current_job
 
@@ -485,7 +486,7 @@ def test_promise_9_text_that_is_no_unicode_ends_one_job_and_hinders_no_other(wor
     app = world.app()
 
     @app.worker(retry=0)
-    def odd(item: dict) -> dict:
+    def odd(item: dict[str, Any]) -> dict[str, Any]:
         """A file name with a byte that is no UTF-8, as the operating system gives it."""
         raise ValueError("no such file: caf\udce9.txt\0")
 

@@ -60,7 +60,7 @@ def test_a_push_is_the_two_commands_that_ruby_sends(client: RedisClient, redis_s
         script = (
             'Sidekiq::Client.push("class" => "HardWorker", "args" => [1, "é/</script>", {"a" => 1e20}], "jid" => ARGV[0])'
         )
-        sidekiq(redis_server.url, script, jid)
+        sidekiq(redis_server.url, script, str(jid))
         rubys = [command for command in monitor.commands() if command[0].upper() in ("SADD", "LPUSH")]
     assert ours == [
         ["SADD", "queues", "default"],
@@ -221,7 +221,7 @@ def test_ruby_reads_what_the_client_pushed(client: RedisClient, redis_server: Re
                "scheduled" => Sidekiq::ScheduledSet.new.map { |job| [job.jid, job.at.to_f, job.args] },
                "enqueued" => Sidekiq::Stats.new.enqueued)
         """,
-        jids[1],
+        str(jids[1]),
     )
     assert found == {
         "queues": ["default"],

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +199,7 @@ def test_the_work_waits_says_so_and_goes_on_by_itself(on_redis: World, own: OwnR
         assert never.cancel()
         assert later.resume()
         for event, text in outage.said.items():
-            wait_for(lambda event=event, text=text: heard(logs, event, text), f"{event}: {text}")
+            wait_for(partial(heard, logs, event, text), f"{event}: {text}")
         assert not task.progress()["done"]
         outage.end(own)
         for each in (task, later, never):
@@ -389,7 +390,9 @@ def test_a_fetch_that_the_network_delivers_late_is_found_too(on_redis: World, mo
     monkeypatch.setattr(fetcher, "_IDLE_WAIT_S", 0.1)
     app = on_redis.app()
     broker: Any = app.broker
-    exchange, held_by, broke, looked = broker.exchange, broker.held_by, [], []
+    exchange, held_by = broker.exchange, broker.held_by
+    broke: list[Any] = []
+    looked: list[Any] = []
 
     def break_off(*words: Any) -> Any:
         if not broke:
@@ -441,7 +444,7 @@ def test_a_silence_is_no_work_that_a_look_has_to_rest_from(on_redis: World, monk
         clock.passed += 5.0
         raise BrokerUnavailable("it did not answer in time")
 
-    monkeypatch.setitem(made._steps, "find_lost", wait_in_vain)  # type: ignore[misc]
+    monkeypatch.setitem(made._steps, "find_lost", wait_in_vain)
     with structlog.testing.capture_logs():
         made._do(["find_lost"])
         made._do(["find_lost"])

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from support.redis_ruby import sidekiq
 from support.redis_servers import OwnRedis
 from support.redis_watch import NOW, Fixed, Monitor
@@ -76,7 +75,7 @@ class Gated:
 
 
 @pytest.fixture
-def gated(world: World, redis_server: RedisServer, raw: redis.Redis) -> Iterator[Gated]:
+def gated(world: World, redis_server: RedisServer, raw: Any) -> Iterator[Gated]:
     made = Gated(world, redis_server.url)
     yield made
     made.gate.set()
@@ -85,7 +84,7 @@ def gated(world: World, redis_server: RedisServer, raw: redis.Redis) -> Iterator
 # -- what it writes
 
 
-def test_a_beat_writes_every_field_in_the_form_that_each_version_reads(broker: RedisBroker, raw: redis.Redis) -> None:
+def test_a_beat_writes_every_field_in_the_form_that_each_version_reads(broker: RedisBroker, raw: Any) -> None:
     beat(presence(broker), running(1), quiet=True)
     assert raw.smembers("processes") == {ME.encode()}
     found = {key.decode(): value.decode() for key, value in raw.hgetall(ME).items()}
@@ -117,7 +116,7 @@ def test_a_beat_writes_every_field_in_the_form_that_each_version_reads(broker: R
     ],
 )
 def test_how_it_takes_from_its_queues_is_shown(
-    broker: RedisBroker, raw: redis.Redis, strict: bool, weights: dict[str, int], mode: str, shown: dict[str, int]
+    broker: RedisBroker, raw: Any, strict: bool, weights: dict[str, int], mode: str, shown: dict[str, int]
 ) -> None:
     made = broker.presence(About(ME, "box", 17, NOW, 3, weights, strict=strict))
     made.beat((), quiet=False, rss_kib=1)
@@ -125,7 +124,7 @@ def test_how_it_takes_from_its_queues_is_shown(
     assert (info["capsules"]["default"]["mode"], info["weights"]) == (mode, [shown])
 
 
-def test_the_next_beat_forgets_what_has_ended(broker: RedisBroker, raw: redis.Redis) -> None:
+def test_the_next_beat_forgets_what_has_ended(broker: RedisBroker, raw: Any) -> None:
     made = presence(broker)
     beat(made, running(1), running(2))
     beat(made, running(2))
@@ -135,7 +134,7 @@ def test_the_next_beat_forgets_what_has_ended(broker: RedisBroker, raw: redis.Re
     assert raw.hget(ME, "quiet") == b"false"
 
 
-def test_a_payload_too_large_to_show_is_shown_without_its_arguments(broker: RedisBroker, raw: redis.Redis) -> None:
+def test_a_payload_too_large_to_show_is_shown_without_its_arguments(broker: RedisBroker, raw: Any) -> None:
     beat(presence(broker), running(1, json.dumps({"class": "Hard", "args": ["x" * MAX_SHOWN]})), running(2, '"\ud800"'))
     entries = {key: json.loads(value) for key, value in raw.hgetall(f"{ME}:work").items()}
     large = json.loads(entries[b"t1"]["payload"])
@@ -144,7 +143,7 @@ def test_a_payload_too_large_to_show_is_shown_without_its_arguments(broker: Redi
     assert entries[b"t2"]["payload"] == '"?"'
 
 
-def test_who_leaves_is_gone_from_every_list_and_its_last_counts_arrive(broker: RedisBroker, raw: redis.Redis) -> None:
+def test_who_leaves_is_gone_from_every_list_and_its_last_counts_arrive(broker: RedisBroker, raw: Any) -> None:
     made = presence(broker)
     beat(made, running(1))
     made.ended("Hard", 0.01, False)
@@ -153,7 +152,7 @@ def test_who_leaves_is_gone_from_every_list_and_its_last_counts_arrive(broker: R
     assert raw.get("stat:processed") == b"1"
 
 
-def test_everything_lies_under_the_namespace(redis_server: RedisServer, raw: redis.Redis) -> None:
+def test_everything_lies_under_the_namespace(redis_server: RedisServer, raw: Any) -> None:
     broker = RedisBroker(redis_server.url, namespace="shop", clock=Fixed(NOW))
     made = presence(broker)
     made.ended("Hard", 0.01, False)
@@ -168,16 +167,14 @@ def test_everything_lies_under_the_namespace(redis_server: RedisServer, raw: red
 # -- signals
 
 
-def test_signals_are_taken_in_the_order_in_which_they_were_left_one_a_beat(broker: RedisBroker, raw: redis.Redis) -> None:
+def test_signals_are_taken_in_the_order_in_which_they_were_left_one_a_beat(broker: RedisBroker, raw: Any) -> None:
     made = presence(broker)
     raw.lpush(f"{ME}-signals", "TSTP")
     raw.lpush(f"{ME}-signals", "TERM")
     assert [beat(made) for _ in range(3)] == ["TSTP", "TERM", None]
 
 
-def test_a_key_that_holds_something_else_hides_neither_the_process_nor_its_signal(
-    broker: RedisBroker, raw: redis.Redis
-) -> None:
+def test_a_key_that_holds_something_else_hides_neither_the_process_nor_its_signal(broker: RedisBroker, raw: Any) -> None:
     made = presence(broker)
     raw.rpush("processes", "not a set")
     raw.rpush("stat:processed", "not a number")
@@ -194,7 +191,7 @@ def test_a_key_that_holds_something_else_hides_neither_the_process_nor_its_signa
 
 
 def test_counts_travel_with_the_next_exchange_and_for_a_day_are_kept_for_five_years(
-    broker: RedisBroker, raw: redis.Redis, redis_server: RedisServer
+    broker: RedisBroker, raw: Any, redis_server: RedisServer
 ) -> None:
     made = presence(broker)
     for n in range(5):
@@ -213,7 +210,7 @@ def test_counts_travel_with_the_next_exchange_and_for_a_day_are_kept_for_five_ye
     assert raw.get("stat:processed") == b"5"
 
 
-def test_a_counter_that_is_none_stops_no_fetch(broker: RedisBroker, raw: redis.Redis) -> None:
+def test_a_counter_that_is_none_stops_no_fetch(broker: RedisBroker, raw: Any) -> None:
     made = presence(broker)
     raw.set("stat:processed", "lots")
     raw.lpush("queue:default", '{"class":"Hard","args":[],"jid":"000000000000000000000001"}')
@@ -221,7 +218,7 @@ def test_a_counter_that_is_none_stops_no_fetch(broker: RedisBroker, raw: redis.R
     assert len(broker.exchange(ME, [], ["default"], 1)) == 1
 
 
-def test_an_outage_loses_no_counts(redis_server: RedisServer, raw: redis.Redis) -> None:
+def test_an_outage_loses_no_counts(redis_server: RedisServer, raw: Any) -> None:
     broker = RedisBroker(redis_server.url, clock=Fixed(NOW))
     made = presence(broker)
     made.ended("Hard", 0.05, False)
@@ -241,7 +238,7 @@ def test_an_outage_loses_no_counts(redis_server: RedisServer, raw: redis.Redis) 
     away.close()
 
 
-def test_an_exchange_that_fails_keeps_the_counts(raw: redis.Redis, redis_server: RedisServer) -> None:
+def test_an_exchange_that_fails_keeps_the_counts(raw: Any, redis_server: RedisServer) -> None:
     broker = RedisBroker(redis_server.url, clock=Fixed(NOW))
     made = presence(broker)
     made.ended("Hard", 0.05, False)
@@ -257,7 +254,7 @@ def test_an_exchange_that_fails_keeps_the_counts(raw: redis.Redis, redis_server:
 # -- metrics
 
 
-def test_metrics_stand_where_both_versions_read_them(broker: RedisBroker, raw: redis.Redis) -> None:
+def test_metrics_stand_where_both_versions_read_them(broker: RedisBroker, raw: Any) -> None:
     made = presence(broker)
     for ms, failed in ((5, False), (20, False), (25, False), (400_000, False), (7, True)):
         made.ended("Hard::Job", ms / 1000, failed)
@@ -276,7 +273,7 @@ def test_metrics_stand_where_both_versions_read_them(broker: RedisBroker, raw: r
 
 
 def test_metrics_that_could_not_be_sent_go_with_a_later_beat(
-    broker: RedisBroker, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    broker: RedisBroker, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = presence(broker)
     known = made._server.guarded
@@ -297,7 +294,7 @@ def test_metrics_that_could_not_be_sent_go_with_a_later_beat(
     assert raw.hget("j|251121|4:40", "Hard|p") == b"1"
 
 
-def test_a_metrics_key_that_holds_something_else_costs_its_own_figures_alone(broker: RedisBroker, raw: redis.Redis) -> None:
+def test_a_metrics_key_that_holds_something_else_costs_its_own_figures_alone(broker: RedisBroker, raw: Any) -> None:
     made = presence(broker)
     raw.rpush("j|20251121|4:40", "not a hash")
     for _ in range(2):
@@ -309,7 +306,7 @@ def test_a_metrics_key_that_holds_something_else_costs_its_own_figures_alone(bro
 # -- the set of processes
 
 
-def test_the_dead_are_pruned_by_one_process_a_minute(broker: RedisBroker, raw: redis.Redis) -> None:
+def test_the_dead_are_pruned_by_one_process_a_minute(broker: RedisBroker, raw: Any) -> None:
     made = presence(broker)
     beat(made)
     raw.sadd("processes", "gone:1:aa", "list")
@@ -375,7 +372,7 @@ answer(%w[/ /busy /queues /retries /scheduled /morgue /stats].to_h { |path|
 
 
 def test_rubys_page_shows_the_process_and_what_it_runs(
-    gated: Gated, world: World, redis_server: RedisServer, raw: redis.Redis
+    gated: Gated, world: World, redis_server: RedisServer, raw: Any
 ) -> None:
     with world.working(gated.app, concurrency=3) as launcher:
         gated.plain.perform_async(-1)
@@ -395,9 +392,7 @@ def tell(server: RedisServer, what: str) -> None:
     sidekiq(server.url, f"Sidekiq::ProcessSet.new.each(&:{what})")
 
 
-def test_ruby_quiets_a_process_and_sees_that_it_is(
-    gated: Gated, world: World, redis_server: RedisServer, raw: redis.Redis
-) -> None:
+def test_ruby_quiets_a_process_and_sees_that_it_is(gated: Gated, world: World, redis_server: RedisServer, raw: Any) -> None:
     with world.working(gated.app) as launcher:
         assert launcher.showing is not None
         launcher.showing.beat()
@@ -425,7 +420,7 @@ def test_ruby_has_a_process_show_its_stacks(
 
 
 def test_ruby_stops_a_process_that_serves_and_its_last_counts_arrive(
-    world: World, redis_server: RedisServer, raw: redis.Redis
+    world: World, redis_server: RedisServer, raw: Any
 ) -> None:
     child = world.spawn("-m", "asynctask", "-A", "support.redis_app:app", "worker", "-c", "2", TEST_BROKER=redis_server.url)
     wait_for(lambda: raw.scard("processes") == 1, "the process is seen")
@@ -435,7 +430,7 @@ def test_ruby_stops_a_process_that_serves_and_its_last_counts_arrive(
     assert raw.scard("processes") == 0
 
 
-def test_a_process_that_waits_for_its_last_jobs_is_seen_as_stopping(gated: Gated, raw: redis.Redis) -> None:
+def test_a_process_that_waits_for_its_last_jobs_is_seen_as_stopping(gated: Gated, raw: Any) -> None:
     launcher = gated.app.launcher(concurrency=1, shutdown_s=60.0)
     assert launcher.showing is not None
     launcher.showing._every_s = 3600.0  # the beat that is waited for is not one that comes anyhow
@@ -473,7 +468,7 @@ def test_an_outage_of_redis_ends_nothing_and_the_process_is_seen_again(world: Wo
 
 
 @pytest.mark.parametrize(("wrapped", "counted"), [("Real", "Real"), (None, "Wrapper"), (7, "Wrapper")])
-def test_a_wrapped_job_counts_under_its_own_name(gated: Gated, raw: redis.Redis, wrapped: Any, counted: str) -> None:
+def test_a_wrapped_job_counts_under_its_own_name(gated: Gated, raw: Any, wrapped: Any, counted: str) -> None:
     launcher = gated.app.launcher()
     assert launcher.showing is not None
     copy = Copy("0" * 24, 0, "default", "{}")
@@ -484,7 +479,7 @@ def test_a_wrapped_job_counts_under_its_own_name(gated: Gated, raw: redis.Redis,
     assert raw.hget(key, f"{counted}|p") == b"1"
 
 
-def test_a_signal_that_nobody_knows_does_nothing(gated: Gated, world: World, raw: redis.Redis) -> None:
+def test_a_signal_that_nobody_knows_does_nothing(gated: Gated, world: World, raw: Any) -> None:
     with world.working(gated.app) as launcher:
         assert launcher.showing is not None
         for name in ("KILL", "", "\xff" * 10_000, "LOST"):
@@ -494,9 +489,7 @@ def test_a_signal_that_nobody_knows_does_nothing(gated: Gated, world: World, raw
         assert not launcher._lost
 
 
-def test_what_is_cut_off_at_the_end_goes_back_unchanged_and_counts_as_failed(
-    gated: Gated, world: World, raw: redis.Redis
-) -> None:
+def test_what_is_cut_off_at_the_end_goes_back_unchanged_and_counts_as_failed(gated: Gated, world: World, raw: Any) -> None:
     with world.working(gated.app, concurrency=1, shutdown_s=0.0) as launcher:
         gated.hard.perform_async(1)
         assert gated.began.acquire(timeout=120)

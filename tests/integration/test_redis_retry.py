@@ -213,7 +213,7 @@ def test_an_error_that_came_of_an_interruption_is_none_of_the_jobs() -> None:
 # -- as a whole
 
 
-HELD = {
+HELD: dict[str, tuple[dict[str, Any], str | None, list[str]]] = {
     "retried": ({"retry": 1}, "retry", []),
     "dead when no retry is left": ({"retry": 0}, "dead", ["exhausted", "death"]),
     "never dead where it must not be": ({"retry": 0, "dead": False}, None, ["exhausted", "death"]),
@@ -287,7 +287,8 @@ def test_while_redis_is_away_the_outcome_waits_for_it(world: RedisWorld, monkeyp
     app = world.app()
     hooked(app)
     broker: Any = app.broker
-    hold, refused = broker.hold, []
+    hold = broker.hold
+    refused: list[int] = []
 
     def refuses(*args: Any, **more: Any) -> None:
         if len(refused) < 2:

@@ -7,7 +7,6 @@ import threading
 from typing import Any
 
 import pytest
-import redis
 from support.redis_ruby import sidekiq
 from support.redis_watch import NOW, Fixed
 from support.servers import RedisServer
@@ -83,7 +82,7 @@ def test_ruby_sees_our_sets_entry_by_entry(broker: RedisBroker, redis_server: Re
 
 @pytest.mark.parametrize("name", SETS)
 def test_ruby_reschedules_our_entry_without_making_a_second_one(
-    broker: RedisBroker, raw: redis.Redis, redis_server: RedisServer, name: str
+    broker: RedisBroker, raw: Any, redis_server: RedisServer, name: str
 ) -> None:
     broker.hold(name, [Held(failed(1), NOW)])
     (before,) = raw.zrange(name, 0, -1)
@@ -92,7 +91,7 @@ def test_ruby_reschedules_our_entry_without_making_a_second_one(
 
 
 def test_ruby_puts_our_entries_back_to_work_kills_and_deletes_them(
-    broker: RedisBroker, raw: redis.Redis, redis_server: RedisServer
+    broker: RedisBroker, raw: Any, redis_server: RedisServer
 ) -> None:
     broker.hold(RETRY, [Held(failed(n), NOW + n) for n in range(4)])
     ruby(
@@ -115,7 +114,7 @@ def test_ruby_puts_our_entries_back_to_work_kills_and_deletes_them(
 
 
 def test_rubys_poller_moves_our_due_jobs_and_ours_moves_rubys(
-    broker: RedisBroker, raw: redis.Redis, redis_server: RedisServer
+    broker: RedisBroker, raw: Any, redis_server: RedisServer
 ) -> None:
     broker.hold(SCHEDULE, [Held(a_job(1), NOW)])
     ruby(redis_server, 'require "sidekiq/scheduled"; Sidekiq::Scheduled::Enq.new.enqueue_jobs(["schedule"])')
@@ -136,9 +135,7 @@ def test_rubys_poller_moves_our_due_jobs_and_ours_moves_rubys(
     assert raw.smembers("queues") == {b"default", b"low"}
 
 
-def test_two_pollers_at_the_same_time_move_each_job_once(
-    broker: RedisBroker, raw: redis.Redis, redis_server: RedisServer
-) -> None:
+def test_two_pollers_at_the_same_time_move_each_job_once(broker: RedisBroker, raw: Any, redis_server: RedisServer) -> None:
     broker.hold(SCHEDULE, [Held(a_job(n), NOW - n) for n in range(300)])
     other = RedisBroker(redis_server.url, clock=Fixed(NOW))
     script = 'require "sidekiq/scheduled"; STDOUT.sync = true; Sidekiq::Scheduled::Enq.new.enqueue_jobs(["schedule"])'
@@ -160,7 +157,7 @@ def _release_all(broker: RedisBroker) -> None:
 
 
 def test_what_ruby_pushes_comes_as_an_untracked_job_with_its_own_text(
-    broker: RedisBroker, raw: redis.Redis, redis_server: RedisServer
+    broker: RedisBroker, raw: Any, redis_server: RedisServer
 ) -> None:
     jids = ruby(
         redis_server,
@@ -178,7 +175,7 @@ def test_what_ruby_pushes_comes_as_an_untracked_job_with_its_own_text(
 
 
 def test_a_job_that_ruby_ran_and_will_retry_keeps_our_member(
-    broker: RedisBroker, raw: redis.Redis, redis_server: RedisServer
+    broker: RedisBroker, raw: Any, redis_server: RedisServer
 ) -> None:
     broker.push([a_job(1, attempt=4)])
     ruby(

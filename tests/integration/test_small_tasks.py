@@ -86,10 +86,11 @@ def test_a_list_that_fits_one_slice_takes_one_transaction_of_the_callers_own_thr
 
 def test_the_answer_says_what_asking_would(world: World) -> None:
     app = world.app()
-    for items, options in (
+    cases: tuple[tuple[list[Any], dict[str, Any]], ...] = (
         ([{"n": 1, "kind": "ok"}], {}),
         ([{"n": 1, "kind": "ok"}, {"n": "many", "kind": "ok"}], {"title": "T", "parallel": 3, "owner": "o", "priority": 7}),
-    ):
+    )
+    for items, options in cases:
         found = app.submit_items("order", items, **options)
         assert found.progress is not None
         assert found.progress == found.task.progress()

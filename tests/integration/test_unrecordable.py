@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,10 @@ def app(world: RedisWorld, store: Store) -> AsyncTask:
     return made
 
 
+def ended_in_error(app: AsyncTask, jid: str) -> bool:
+    return bool(status(app, jid) == "error")
+
+
 def status(app: AsyncTask, jid: str) -> Any:
     try:
         return app.event(jid)["status"]
@@ -71,7 +76,7 @@ def test_each_ends_where_it_is_seen_and_none_costs_its_neighbours(world: RedisWo
         world.push("work", "beside it")
     with world.working(app, *queues) as launcher:
         for what, jid in jids.items():
-            wait_for(lambda jid=jid: status(app, jid) == "error", f"{what} ends in error")
+            wait_for(partial(ended_in_error, app, jid), f"{what} ends in error")
         wait_for(lambda: len(world.members("dead")) == 1, "what can have no Event is among the dead")
         wait_for(lambda: world.fetched() == 0, "nothing is left in the process's list")
         wait_for(lambda: launcher.pool.busy == 0, "nothing runs")

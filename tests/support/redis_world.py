@@ -20,7 +20,7 @@ class RedisWorld:
     def __init__(self, folder: Path, server: RedisServer) -> None:
         self.folder = folder
         self.server = server
-        self.raw = server.client()
+        self.raw: Any = server.client()
         self.raw.flushall()
         self._apps: list[AsyncTask] = []
 

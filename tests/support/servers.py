@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import redis
@@ -15,7 +16,7 @@ import redis
 from asynctask.testing import wait_for
 
 
-def missing(program: str, package: str) -> None:
+def missing(program: str, package: str) -> NoReturn:
     """Skips the test at home, fails it where CI is set: there nothing may go untested."""
     reason = f"{program} is not installed; on Debian: apt-get install {package}"
     if os.environ.get("CI"):

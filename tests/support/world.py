@@ -89,7 +89,7 @@ def make_app(folder: Path, **more: Any) -> AsyncTask:
     shop = Shop(folder)
 
     @app.worker(retry=0)
-    def note(item: dict) -> dict:
+    def note(item: dict[str, Any]) -> dict[str, Any]:
         """Does at once; refuses where the item says ``refuse``, breaks where it says ``bug``."""
         shop.note("did", item["n"], os.getpid(), current_job().attempt)
         if item.get("refuse"):
@@ -99,7 +99,7 @@ def make_app(folder: Path, **more: Any) -> AsyncTask:
         return {"n": item["n"]}
 
     @app.worker(retry=0, use_task_event=False)
-    def plain(item: dict) -> None:
+    def plain(item: dict[str, Any]) -> None:
         """Nobody tracks it: takes a moment, says that it did, and breaks where the item says ``bug``."""
         threading.Event().wait(0.005)
         shop.note("plain", item["n"], os.getpid())
@@ -107,7 +107,7 @@ def make_app(folder: Path, **more: Any) -> AsyncTask:
             raise ValueError("a bug")
 
     @app.worker(retry=0)
-    def gated(item: dict) -> dict:
+    def gated(item: dict[str, Any]) -> dict[str, Any]:
         """Says that it began and waits for a file ``gate``."""
         shop.note("began", item["n"], os.getpid(), current_job().attempt)
         wait_for((folder / "gate").exists, "the gate opens", 120, every=0.01)
@@ -115,20 +115,20 @@ def make_app(folder: Path, **more: Any) -> AsyncTask:
         return {"n": item["n"]}
 
     @app.worker(retry=0)
-    def brief(item: dict) -> None:
+    def brief(item: dict[str, Any]) -> None:
         """Says when it began and ended, on the machine's clock, and takes a fiftieth of a second."""
         shop.note("began", item["n"], time.monotonic())
         threading.Event().wait(0.02)
         shop.note("ended", item["n"], time.monotonic())
 
     @app.worker(retry=0)
-    def hung(item: dict) -> None:
+    def hung(item: dict[str, Any]) -> None:
         """Sits in one call that nothing can interrupt."""
         shop.note("began", item["n"], os.getpid())
         threading.Event().wait()
 
     @app.worker(retry=0)
-    def deadly(item: dict) -> dict:
+    def deadly(item: dict[str, Any]) -> dict[str, Any]:
         """Says that it began, and ends its process at once, as often as the item's ``deaths`` says."""
         shop.note("began", item["n"], os.getpid(), current_job().attempt)
         if shop.performed("began")[item["n"]] <= item["deaths"]:
@@ -136,7 +136,7 @@ def make_app(folder: Path, **more: Any) -> AsyncTask:
         return {"n": item["n"]}
 
     @app.worker(retry=0)
-    def order(item: Order) -> dict:
+    def order(item: Order) -> dict[str, Any]:
         """A row of a file: says that it began, takes a moment, does, and ends as its ``kind`` says."""
         shop.note("began", item.n, os.getpid())
         threading.Event().wait(0.006)
@@ -148,7 +148,7 @@ def make_app(folder: Path, **more: Any) -> AsyncTask:
         return {"n": item.n}
 
     @app.worker(retry=2, retry_in=lambda count, error, job: 0.05)
-    def shaky(item: dict) -> dict:
+    def shaky(item: dict[str, Any]) -> dict[str, Any]:
         """Breaks in its first attempts, as often as the item's ``breaks`` says."""
         shop.note("did", item["n"], os.getpid(), current_job().attempt)
         if current_job().payload.get("retry_count", -1) + 1 < item.get("breaks", 1):

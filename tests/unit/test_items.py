@@ -56,7 +56,7 @@ def refused(row: RawRow, binding: Binding | None = None, shape: ItemShape = SHAP
 def accepted(row: RawRow, binding: Binding | None = None, shape: ItemShape = SHAPE) -> dict[str, Any]:
     outcome = shape.validate(row, binding)
     assert isinstance(outcome, Accepted), outcome
-    return outcome.item
+    return dict(outcome.item)
 
 
 def of_sheet(**cells: Any) -> RawRow:
@@ -447,8 +447,8 @@ class TestWhatPeopleType:
         for annotation in (int | None, Annotated[int | None, Field(ge=1)], Annotated[int, 1] | None, Sku):
             assert coerced(annotation, "１２") == 12
         assert coerced(Kind, 1) == "1"
-        for annotation in (int | str, list[int], Any, Campaign, dict[str, int]):
-            assert coercer_for(annotation, sheet=True) is None
+        for other in (int | str, list[int], Any, Campaign, dict[str, int]):
+            assert coercer_for(other, sheet=True) is None
 
     def test_numbers_in_json_stay_time_stamps_where_the_model_takes_them(self) -> None:
         assert coerced(dt.datetime, 86_400, sheet=False) == 86_400

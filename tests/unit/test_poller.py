@@ -26,6 +26,9 @@ class Machine:
     def monotonic(self) -> float:
         return self.ticks
 
+    def boottime(self) -> int:
+        return int(self.ticks * 1_000_000)
+
     def random(self) -> float:
         return self.noise
 

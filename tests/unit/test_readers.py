@@ -396,7 +396,12 @@ class TestFormats:
 
 class TestHeaders:
     def test_expected_names_tell_the_header_from_the_titles_over_it(self, tmp_path: Path) -> None:
-        rows = [["Our campaigns", "of spring"], ["as of", "today"], [" CAMPAIGN　code ", "Ｂｕｄｇｅｔ", "x"], ["c1", 5, 6]]
+        rows: list[list[Any]] = [
+            ["Our campaigns", "of spring"],
+            ["as of", "today"],
+            [" CAMPAIGN　code ", "Ｂｕｄｇｅｔ", "x"],
+            ["c1", 5, 6],
+        ]
         headers, found = read(grid(tmp_path / "a.xlsx", rows), expect={"campaign code", "budget"})
         assert headers == ("CAMPAIGN code", "Ｂｕｄｇｅｔ", "x")
         assert [row.number for row in found] == [4]

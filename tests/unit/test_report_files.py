@@ -43,7 +43,13 @@ CELLS = st.one_of(
 
 
 def line(values: dict[str, Any] | None = None, **more: Any) -> ReportRow:
-    fields = {"number": 5, "status": "failed", "error": "seller is not qualified", "attempts": 1, "result": None} | more
+    fields: dict[str, Any] = {
+        "number": 5,
+        "status": "failed",
+        "error": "seller is not qualified",
+        "attempts": 1,
+        "result": None,
+    } | more
     return ReportRow(VALUES if values is None else values, **fields)
 
 

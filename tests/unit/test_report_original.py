@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime as dt
 import fcntl
 import io
+import subprocess
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,6 @@ from hypothesis import strategies as st
 from support.drawn import examples
 
 from asynctask.clock import SystemClock, SystemIds
-from asynctask.lists import uploads as workbooks
 from asynctask.lists.cells import Percent
 from asynctask.lists.original_rows import KeptRows, Percents, keep_rows, percents_of
 from asynctask.lists.readers import CellError, Limits, RawRow
@@ -81,7 +81,7 @@ def test_a_large_workbook_is_read_by_a_child_and_only_once(
     assert cells["rate"].pattern == "0.0%"
     assert left(tmp_path) == {"", ".rows"}
 
-    monkeypatch.setattr(workbooks.subprocess, "Popen", lambda *_, **__: pytest.fail("it was read again"))
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("it was read again"))
     again = opened(uploads, file)
     assert again is not None
     assert list(again.rows()) == rows
