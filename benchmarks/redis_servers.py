@@ -127,9 +127,20 @@ def redis_server(folder: Path) -> Iterator[str]:
         raise NotHere("redis-server is not installed here: apt-get install redis-server")
     port = free_port()
     command = [
-        program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(folder),
-        "--logfile", str(folder / "redis.log"),
-    ]  # fmt: skip
+        program,
+        "--port",
+        str(port),
+        "--bind",
+        "127.0.0.1",
+        "--save",
+        "",
+        "--appendonly",
+        "no",
+        "--dir",
+        str(folder),
+        "--logfile",
+        str(folder / "redis.log"),
+    ]
     with started(command, _end, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
         _await(port, process)
         yield f"redis://127.0.0.1:{port}/0"

@@ -371,9 +371,7 @@ def test_a_place_follows_what_was_claimed_half_a_second_ago() -> None:
     assert found.ranges(["q"])[0] == [Range("q", FIRST, 0, 481), Range("q", 481, 10, LAST)]
     found.told((), [("q", 479, 50), ("q", 480, 51), ("q", 481, 60)], dry=(), cost_s=0)
     clock.seconds += 0.6
-    assert found.ranges(["q"])[0] == [
-        Range("q", FIRST, 0, 479), Range("q", 479, 50, 481), Range("q", 481, 60, LAST)
-    ]  # fmt: skip
+    assert found.ranges(["q"])[0] == [Range("q", FIRST, 0, 479), Range("q", 479, 50, 481), Range("q", 481, 60, LAST)]
 
 
 def test_a_place_goes_back_to_what_was_left_behind_it() -> None:

@@ -101,9 +101,12 @@ def test_only_the_named_actors_are_tracked_and_an_actors_own_word_counts_more(st
     actors = {
         name: actor(lambda: None, actor_name=name, broker=broker, **options)
         for name, options in {
-            "named": {}, "other": {}, "other_but_in": {"use_task_event": True}, "named_but_out": {"use_task_event": False},
+            "named": {},
+            "other": {},
+            "other_but_in": {"use_task_event": True},
+            "named_but_out": {"use_task_event": False},
         }.items()
-    }  # fmt: skip
+    }
     sent = {name: actor.send() for name, actor in actors.items()}
     assert stub.app.event(sent["named"].message_id)["status"] == "enqueue"
     assert stub.app.event(sent["other_but_in"].message_id)["worker"] == "other_but_in"

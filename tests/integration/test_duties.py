@@ -76,10 +76,18 @@ def grown(app: AsyncTask, count: int) -> None:
         rows = []
         for n in range(taken, taken + count):
             common = {
-                "worker_name": "note", "queue": "default", "state": "running", "split_state": "sealed", "priority": 240,
-                "created_at": 1, "updated_at": 1, "generation_sealed": 1, "created_jobs": 9, "session": f"s{n}",
+                "worker_name": "note",
+                "queue": "default",
+                "state": "running",
+                "split_state": "sealed",
+                "priority": 240,
+                "created_at": 1,
+                "updated_at": 1,
+                "generation_sealed": 1,
+                "created_jobs": 9,
+                "session": f"s{n}",
                 "session_key": f"{n:032x}",
-            }  # fmt: skip
+            }
             rows.append({**common, "session_holder": f"{n:032x}", "session_waits": None, "ready": 240})
             rows.append({**common, "session_holder": None, "session_waits": 240, "ready": None})
         connection.execute(tasks.insert(), rows)

@@ -264,8 +264,12 @@ def ours(world: RedisWorld, rubys: Traces, request: pytest.FixtureRequest) -> Tr
 
 # What we write beside it: what an older Sidekiq (6.4.1, Debian's) has not got yet, and versions 7 and 8 read.
 _METRICS = {
-    "j|MINUTE": 28_800, "j8|MINUTE": 28_800, "j8|TEN": 259_200, "Shop::Echo-MINUTE": 28_800, "h|Shop::Echo-MINUTE": 28_800,
-}  # fmt: skip
+    "j|MINUTE": 28_800,
+    "j8|MINUTE": 28_800,
+    "j8|TEN": 259_200,
+    "Shop::Echo-MINUTE": 28_800,
+    "h|Shop::Echo-MINUTE": 28_800,
+}
 _NEWER = {*_METRICS, "ID:work"}
 _NEWER_INFO = {("weights", "list"), ("capsules", "dict"), ("version", "str"), ("embedded", "bool")}
 

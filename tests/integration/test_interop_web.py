@@ -358,8 +358,14 @@ def test_sidekiqmon_counts_what_we_wrote(world: RedisWorld, broker: RedisBroker,
         me = launcher.pool.identity
     numbers = {name: int(text.replace(",", "")) for name, text in re.findall(r"^ *(\w+): ([\d,]+)$", said, re.MULTILINE)}
     assert numbers == {
-        "Processed": 1_234, "Failed": 5, "Busy": 0, "Enqueued": len(KINDS) + 1, "Retries": 2, "Scheduled": 1, "Dead": 3,
-    }  # fmt: skip
+        "Processed": 1_234,
+        "Failed": 5,
+        "Busy": 0,
+        "Enqueued": len(KINDS) + 1,
+        "Retries": 2,
+        "Scheduled": 1,
+        "Dead": 3,
+    }
     assert me in said
     assert "Threads: 3 (0 busy)" in said
     assert "Queues: none, other" in said
@@ -389,6 +395,8 @@ def test_a_search_by_letters_finds_what_we_wrote(world: RedisWorld, broker: Redi
           words.map { |word| set.new.scan(word).map(&:jid) }
         end
         """,
-        "üße", "世界 😀/</b>", f"{2:024x}",
-    )  # fmt: skip
+        "üße",
+        "世界 😀/</b>",
+        f"{2:024x}",
+    )
     assert found == [[[a_job(1).jid], [a_job(1).jid], [a_job(2).jid]]] * 3

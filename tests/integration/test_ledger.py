@@ -150,8 +150,15 @@ def test_counts_move_with_each_kind_of_turn(world: World) -> None:
     )
     progress = task.progress()
     assert progress["counts"] == {
-        "total": 6, "enqueue": 2, "working": 1, "stopped": 0, "finish": 1, "failed": 0, "error": 1, "cancelled": 1,
-    }  # fmt: skip
+        "total": 6,
+        "enqueue": 2,
+        "working": 1,
+        "stopped": 0,
+        "finish": 1,
+        "failed": 0,
+        "error": 1,
+        "cancelled": 1,
+    }
     assert (progress["retrying"], progress["control"]["in_flight"]) == (1, 2)
     assert [(g["message"], g["count"]) for g in task.error_groups()] == [("a bug", 1)]
     assert app.doctor() == []

@@ -562,8 +562,11 @@ def test_anybody_may_record_legal_steps_of_a_job(app: AsyncTask) -> None:
     event = app.event("from-elsewhere")
     assert (event["status"], event["problem"]) == ("failed", "recorded")
     assert said(event) == [
-        ("working", "I began"), ("working", "and go on"), ("enqueue", "Waiting for retry"), ("failed", "no stock"),
-    ]  # fmt: skip
+        ("working", "I began"),
+        ("working", "and go on"),
+        ("enqueue", "Waiting for retry"),
+        ("failed", "no stock"),
+    ]
 
 
 def test_steps_that_are_not_legal_are_refused(app: AsyncTask) -> None:

@@ -446,9 +446,18 @@ def test_promise_9_a_payload_that_names_no_registered_worker_runs_and_imports_no
 
 
 HOSTILE = [
-    "<script>alert(1)</script>", "'; DROP TABLE events; --", '"}],"jid":"x', "{0} {1!r} %s %(x)s ${x}", "=cmd|'!A0",
-    "\x01\x1b[31m", "\u202egnp.exe", "line\r\nSet-Cookie: a=b", "\\u0000\\", "日本語 🎉 \U0010ffff", "a" * 5_000,
-]  # fmt: skip
+    "<script>alert(1)</script>",
+    "'; DROP TABLE events; --",
+    '"}],"jid":"x',
+    "{0} {1!r} %s %(x)s ${x}",
+    "=cmd|'!A0",
+    "\x01\x1b[31m",
+    "\u202egnp.exe",
+    "line\r\nSet-Cookie: a=b",
+    "\\u0000\\",
+    "日本語 🎉 \U0010ffff",
+    "a" * 5_000,
+]
 
 
 def test_promise_9_hostile_text_comes_back_as_it_went_in(world: World) -> None:

@@ -153,8 +153,11 @@ def test_many_jobs_can_be_due_at_one_time_or_each_at_its_own(client: RedisClient
     worker.perform_bulk([[1], [2]], at=1_763_800_000)
     worker.perform_bulk([[3], [4]], at=[1_763_800_001, 1_763_800_002.5])
     assert sorted((score, job["args"]) for job, score in schedule(redis_server)) == [
-        (1_763_800_000, [1]), (1_763_800_000, [2]), (1_763_800_001, [3]), (1_763_800_002.5, [4]),
-    ]  # fmt: skip
+        (1_763_800_000, [1]),
+        (1_763_800_000, [2]),
+        (1_763_800_001, [3]),
+        (1_763_800_002.5, [4]),
+    ]
 
 
 @pytest.mark.parametrize(

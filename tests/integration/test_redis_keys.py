@@ -136,12 +136,20 @@ def test_jobs_without_an_id_are_different_jobs_and_each_keeps_the_one_it_is_give
     args=st.lists(
         st.recursive(
             st.none() | st.text(max_size=5),
-            lambda inner: st.lists(inner, max_size=3)
-            | st.dictionaries(st.sampled_from(["asynctask", "jid", "attempt", "{}", '"'], ), inner, max_size=3),
+            lambda inner: (
+                st.lists(inner, max_size=3)
+                | st.dictionaries(
+                    st.sampled_from(
+                        ["asynctask", "jid", "attempt", "{}", '"'],
+                    ),
+                    inner,
+                    max_size=3,
+                )
+            ),
         ),
         max_size=3,
     ),
-)  # fmt: skip
+)
 def test_the_fence_travels_and_the_payload_comes_back_byte_for_byte(
     jid: str, attempt: int, task_id: int | None, priority: int, args: list[Any]
 ) -> None:
@@ -168,8 +176,11 @@ def test_a_member_of_that_name_inside_an_argument_is_an_argument(broker: RedisBr
     assert broker.withdraw(7, 10) == []
     fetched = broker.exchange("p", [], ["default"], 10)
     assert [(copy.jid, copy.attempt, copy.task_id) for copy in fetched] == [
-        (a_copy(1).jid, 1, 8), ("a", 0, None), ("b", 0, None), ("c", 0, None),
-    ]  # fmt: skip
+        (a_copy(1).jid, 1, 8),
+        ("a", 0, None),
+        ("b", 0, None),
+        ("c", 0, None),
+    ]
     assert [copy.payload for copy in fetched[1:]] == texts
     broker.exchange("p", fetched[1:], [], 0)
     assert broker.holds([a_copy(1).key]) == {a_copy(1).key}

@@ -105,17 +105,34 @@ def test_a_search_takes_the_signs_of_patterns_as_themselves(client: Any, broker:
 
 
 def test_processes_of_other_languages_are_listed_and_signalled(client: Any, broker: RedisBroker) -> None:
-    info = {"hostname": "host", "pid": 7, "tag": "shop", "queues": ["default", "low"], "started_at": 1_700_000_000.5,
-            "concurrency": 5, "identity": ID, "labels": []}  # fmt: skip
+    info = {
+        "hostname": "host",
+        "pid": 7,
+        "tag": "shop",
+        "queues": ["default", "low"],
+        "started_at": 1_700_000_000.5,
+        "concurrency": 5,
+        "identity": ID,
+        "labels": [],
+    }
     client.sadd("processes", ID, "gone:1:0")
     client.hset(ID, mapping={"info": json.dumps(info), "busy": 2, "beat": 1_700_000_009.25, "quiet": "true", "rss": 2048})
     (process,) = broker.operations.processes()
     assert process.identity == ID
     assert process.facts == {
-        "identity": ID, "hostname": "host", "pid": 7, "started_at": 1_700_000_000_500_000, "beat_at": 1_700_000_009_250_000,
-        "concurrency": 5, "busy": 2, "quiet": True, "rss": 2048 * 1024, "queues": ["default", "low"], "tag": "shop",
+        "identity": ID,
+        "hostname": "host",
+        "pid": 7,
+        "started_at": 1_700_000_000_500_000,
+        "beat_at": 1_700_000_009_250_000,
+        "concurrency": 5,
+        "busy": 2,
+        "quiet": True,
+        "rss": 2048 * 1024,
+        "queues": ["default", "low"],
+        "tag": "shop",
         "version": "",
-    }  # fmt: skip
+    }
     assert broker.operations.signal(ID, "TSTP")
     assert client.lrange(f"{ID}-signals", 0, -1) == [b"TSTP"]
     assert 0 < client.ttl(f"{ID}-signals") <= 60

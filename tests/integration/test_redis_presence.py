@@ -93,10 +93,19 @@ def test_a_beat_writes_every_field_in_the_form_that_each_version_reads(broker: R
     assert found == {"busy": "1", "beat": repr(NOW / SECOND), "quiet": "true", "rss": "2048", "concurrency": "3"}
     weights = {"default": 2, "low": 1}
     assert info == {
-        "hostname": "box", "started_at": NOW / SECOND, "pid": 17, "tag": "shop", "concurrency": 3, "identity": ME,
-        "queues": ["default", "low"], "weights": [weights], "labels": [], "version": "1.2.3", "embedded": False,
+        "hostname": "box",
+        "started_at": NOW / SECOND,
+        "pid": 17,
+        "tag": "shop",
+        "concurrency": 3,
+        "identity": ME,
+        "queues": ["default", "low"],
+        "weights": [weights],
+        "labels": [],
+        "version": "1.2.3",
+        "embedded": False,
         "capsules": {"default": {"concurrency": 3, "mode": "weighted", "weights": weights}},
-    }  # fmt: skip
+    }
     assert 0 < raw.ttl(ME) <= 60
     for key in (f"{ME}:work", f"{ME}:workers"):
         ((thread, entry),) = raw.hgetall(key).items()

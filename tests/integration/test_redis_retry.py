@@ -154,7 +154,7 @@ def test_a_backtrace_is_kept_as_far_as_it_is_wanted(wanted: Any, lines: int | No
         ({"retry": 5, "retry_count": 1, "retry_for": "60", "failed_at": NOW / SECOND - 61}, Follow.RETRY),
         ({"retry": False, "retry_for": 60}, Follow.DEAD),
     ],
-)  # fmt: skip
+)
 def test_a_job_is_retried_as_often_as_ruby_would(job: dict[str, Any], expected: Follow) -> None:
     assert follow(**job).follow is expected
 

@@ -86,9 +86,15 @@ def test_a_push_is_the_two_commands_that_ruby_sends(world: RedisWorld, plain: Wo
 
 def test_options_of_the_decorator_and_of_set_are_members_as_sidekiq_has_them(world: RedisWorld, app: AsyncTask) -> None:
     worker = app.worker(
-        lambda: None, name="Plain", use_task_event=False, queue="low", retry=7, tags=("a", "b"), dead=False,
+        lambda: None,
+        name="Plain",
+        use_task_event=False,
+        queue="low",
+        retry=7,
+        tags=("a", "b"),
+        dead=False,
         members={"tenant": 5, "kept": [1.5]},
-    )  # fmt: skip
+    )
     worker.perform_async()
     said = worker.set(queue="high", retry=False, retry_for=90, retry_queue="slow", backtrace=3, members={"tenant": 6})
     said.set(tags=["c"]).perform_async()
@@ -99,13 +105,28 @@ def test_options_of_the_decorator_and_of_set_are_members_as_sidekiq_has_them(wor
     ((first, tags),), ((second, other_tags),) = ruby
     times = ("jid", "created_at", "enqueued_at")
     assert {name: value for name, value in first.items() if name not in times} == {
-        "retry": 7, "queue": "low", "class": "Plain", "args": [], "tags": ["a", "b"], "dead": False, "tenant": 5,
+        "retry": 7,
+        "queue": "low",
+        "class": "Plain",
+        "args": [],
+        "tags": ["a", "b"],
+        "dead": False,
+        "tenant": 5,
         "kept": [1.5],
-    }  # fmt: skip
+    }
     assert {name: value for name, value in second.items() if name not in times} == {
-        "retry": False, "queue": "high", "class": "Plain", "args": [], "tags": ["c"], "dead": False, "tenant": 6,
-        "kept": [1.5], "retry_for": 90, "retry_queue": "slow", "backtrace": 3,
-    }  # fmt: skip
+        "retry": False,
+        "queue": "high",
+        "class": "Plain",
+        "args": [],
+        "tags": ["c"],
+        "dead": False,
+        "tenant": 6,
+        "kept": [1.5],
+        "retry_for": 90,
+        "retry_queue": "slow",
+        "backtrace": 3,
+    }
     assert (tags, other_tags) == (["a", "b"], ["c"])
 
 
@@ -329,8 +350,9 @@ def test_the_client_middleware_sees_changes_and_stops_jobs_as_rubys_does(
     ((waiting, at),) = schedule(world)
     assert (waiting["jid"], waiting["args"], at) == (later, ["2026-01-01 00:00:00+00:00"], 1_763_700_060.123456)
     assert [(name, queue, payload.get("at")) for name, queue, payload in seen] == [
-        *[("Plain", "default", None)] * 3, ("Plain", "default", 1_763_700_060.123456),
-    ]  # fmt: skip
+        *[("Plain", "default", None)] * 3,
+        ("Plain", "default", 1_763_700_060.123456),
+    ]
 
 
 @pytest.mark.parametrize("spoil", [{"args": None}, {"class": 7}, {"queue": ""}, {"x": object()}, {"args": [object()]}])
@@ -402,13 +424,18 @@ def test_ruby_reads_what_is_pushed_for_its_worker_and_no_ledger_is_opened(
     )
     assert found == {
         "item": {
-            "class": "SleepWorker", "args": [1, "é"], "jid": jid, "retry": False, "queue": "slow", "tags": ["a"],
+            "class": "SleepWorker",
+            "args": [1, "é"],
+            "jid": jid,
+            "retry": False,
+            "queue": "slow",
+            "tags": ["a"],
             "unique_for": 60,
         },
         "size": 1_500,
         "last": [1_499],
         "later": [later, 1_763_700_060.123456, [2], 3],
-    }  # fmt: skip
+    }
     assert len(set(many)) == 1_500
     assert list(tmp_path.glob("*.db")) == []
 

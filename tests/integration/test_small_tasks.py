@@ -107,8 +107,12 @@ def test_one_item_more_than_a_slice_is_split_and_its_file_goes_with_the_split(
     assert len(seen) == 1
     found = app.submit_items("note", numbers(11), wait_s=20)
     assert found.task.progress()["split"] == {
-        "state": "sealed", "reason": None, "planned": 11, "created": 11, "rejected": 0,
-    }  # fmt: skip
+        "state": "sealed",
+        "reason": None,
+        "planned": 11,
+        "created": 11,
+        "rejected": 0,
+    }
     assert uploads(app) == []
     assert world.one("SELECT split_source FROM tasks WHERE id = ?", found.task.id) is None
     long = {"n": 1, "text": "x" * (MAX_WHOLE_BYTES // 8)}

@@ -33,9 +33,14 @@ class Desk:
         program = ruby_program()
         self._log = (self._folder / "desk.log").open("wb")
         self._process = subprocess.Popen(
-            [program, "-W0", str(RUBY / "desk.rb")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=self._log, text=True, cwd=self._folder, env={**os.environ, "REDIS_URL": self._server.url},
-        )  # fmt: skip
+            [program, "-W0", str(RUBY / "desk.rb")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            cwd=self._folder,
+            env={**os.environ, "REDIS_URL": self._server.url},
+        )
         try:
             first = self._line()
             if first.startswith("?"):
@@ -91,9 +96,12 @@ class RubyWorker:
         with (self._folder / "sidekiq.log").open("wb") as log:
             self.process = subprocess.Popen(
                 [str(program), "-r", str(RUBY / "jobs.rb"), "-c", str(self._threads), "-t", "1", *words],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._folder,
                 env={**os.environ, "REDIS_URL": self._server.url},
-            )  # fmt: skip
+            )
         try:
             wait_for(lambda: self.identity or self._ended(), "the Ruby process is seen")
         except BaseException:

@@ -70,9 +70,20 @@ class RedisServer:
         for _ in range(3):
             self.port = free_port()
             command = [
-                program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
-                "--dir", str(self._folder), "--logfile", str(self._folder / "redis.log"),
-            ]  # fmt: skip
+                program,
+                "--port",
+                str(self.port),
+                "--bind",
+                "127.0.0.1",
+                "--save",
+                "",
+                "--appendonly",
+                "no",
+                "--dir",
+                str(self._folder),
+                "--logfile",
+                str(self._folder / "redis.log"),
+            ]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
             if wait_for(lambda: self._answers() or self._ended(), "redis-server answers or ends") == "answers":
                 return

@@ -44,9 +44,14 @@ _TERMINAL = ", ".join(f"'{status}'" for status in TERMINAL)
 def settings(folder: Path, **more: Any) -> dict[str, Any]:
     """The configuration of a world: short leases, everything in the folder; in a child, the servers of its parent."""
     return {
-        "database_url": os.environ.get(DATABASE, f"sqlite:///{folder}/a.db"), "broker_url": os.environ.get(BROKER, ""),
-        "data_dir": str(folder / "data"), "lease_s": 2.0, "heartbeat_s": 0.5, "environ": {}, **more,
-    }  # fmt: skip
+        "database_url": os.environ.get(DATABASE, f"sqlite:///{folder}/a.db"),
+        "broker_url": os.environ.get(BROKER, ""),
+        "data_dir": str(folder / "data"),
+        "lease_s": 2.0,
+        "heartbeat_s": 0.5,
+        "environ": {},
+        **more,
+    }
 
 
 class Order(BaseModel):
@@ -238,9 +243,14 @@ class World:
         """A child process that is killed when the test ends; what it says goes to a file in the folder."""
         with (self.folder / log).open("ab") as out:
             child = subprocess.Popen(
-                [sys.executable, *argv], cwd=self.folder, env=self.environ(**environ), stdin=subprocess.DEVNULL,
-                stdout=out, stderr=out, pass_fds=self._lifeline[:1],
-            )  # fmt: skip
+                [sys.executable, *argv],
+                cwd=self.folder,
+                env=self.environ(**environ),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                pass_fds=self._lifeline[:1],
+            )
         self._children.append(child)
         return child
 

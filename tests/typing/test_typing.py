@@ -30,9 +30,18 @@ def elsewhere(tmp_path: Path) -> Path:
 
 def test_mypy_reports_what_is_wrong_and_nothing_else(elsewhere: Path) -> None:
     command = [
-        sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--hide-error-context", "--python-executable",
-        sys.executable, "--cache-dir", str(ROOT / ".mypy_cache/applications"), *EXPECTED,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--no-error-summary",
+        "--hide-error-context",
+        "--python-executable",
+        sys.executable,
+        "--cache-dir",
+        str(ROOT / ".mypy_cache/applications"),
+        *EXPECTED,
+    ]
     done = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     found: dict[str, set[int]] = {name: set() for name in EXPECTED}

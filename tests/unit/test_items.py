@@ -456,13 +456,21 @@ class TestWhatPeopleType:
     @settings(max_examples=examples(100, 300), deadline=None)
     @given(
         st.sampled_from([int, float, Decimal, bool, str, dt.date, dt.datetime, dt.time, dt.timedelta]),
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=30)
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats()
+        | st.text(max_size=30)
         | st.from_regex(r"[0-9１-９]{1,4}[-/.年][0-9]{1,2}[-/.月][0-9]{1,4}日?( [0-9]{1,2}:[0-9]{2})?", fullmatch=True)
         | st.from_regex(r"[+-]?[0-9,]{1,12}(\.[0-9]*)?(e[+-]?[0-9]{1,4})?", fullmatch=True)
         | st.from_regex(r"[0-9]{1,7}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,7})?)?( ?[aApP]\.?[mM])?", fullmatch=True)
-        | st.dates() | st.datetimes() | st.times() | st.timedeltas() | st.just(CellError("#N/A")),
+        | st.dates()
+        | st.datetimes()
+        | st.times()
+        | st.timedeltas()
+        | st.just(CellError("#N/A")),
         st.booleans(),
-    )  # fmt: skip
+    )
     def test_any_cell_is_accepted_or_refused_never_more(self, kind: type, value: Any, sheet: bool) -> None:
         model = pydantic.create_model("Item", field=(kind, ...))
         shape = ItemShape(model)

@@ -104,8 +104,16 @@ class TestWorkbooks:
         _, rows = read(workbook(tmp_path / "a.xlsx", fill))
         assert rows[0].number == 2
         assert list(rows[0].values.values()) == [
-            3, 3.5, "春 🎉", dt.date(2026, 3, 5), dt.datetime(2026, 3, 5, 14, 30), True, 2, "1234567890123456789", "00123",
-        ]  # fmt: skip
+            3,
+            3.5,
+            "春 🎉",
+            dt.date(2026, 3, 5),
+            dt.datetime(2026, 3, 5, 14, 30),
+            True,
+            2,
+            "1234567890123456789",
+            "00123",
+        ]
         assert type(rows[0].values["int"]) is int
 
     def test_an_error_cell_is_told_from_an_empty_one_and_from_its_text(self, tmp_path: Path) -> None:

@@ -144,10 +144,17 @@ class Listed:
 
 
 VALUES = st.one_of(
-    st.none(), st.booleans(), st.integers(-(2**53), 2**53), st.floats(allow_nan=False, allow_infinity=False), st.dates(),
-    st.text(st.characters(exclude_categories=["Cs"])), st.datetimes(), st.times(), st.timedeltas(),
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**53), 2**53),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.dates(),
+    st.text(st.characters(exclude_categories=["Cs"])),
+    st.datetimes(),
+    st.times(),
+    st.timedeltas(),
     st.builds(CellError, st.sampled_from(["#N/A", "#SPILL!"])),
-)  # fmt: skip
+)
 
 
 @settings(max_examples=examples(40, 100), deadline=None)
@@ -203,8 +210,11 @@ def test_percentages_of_an_opendocument_sheet_are_found_where_rows_and_cells_are
         archive.writestr("content.xml", content)
     found = percents_of(tmp_path / "a.ods", Limits(), "ods", "Data")
     assert [[found.of(row, column) is not None for column in range(4)] for row in (1, 2, 5, 6)] == [
-        [False] * 4, [False, True, True, False], [False, True, True, False], [False] * 4,
-    ]  # fmt: skip
+        [False] * 4,
+        [False, True, True, False],
+        [False, True, True, False],
+        [False] * 4,
+    ]
 
 
 def test_a_percentage_is_a_number_with_a_format() -> None:

@@ -98,8 +98,12 @@ def test_a_problem_is_kept_without_words_and_read_in_any_language() -> None:
     (problem,) = refused(sku="A-12345", quantity=2)
     kept = stored(problem)
     assert kept == {
-        "column": "sku", "code": "too_long", "value": "A-12345", "text": "string_too_long", "params": {"max_length": 4},
-    }  # fmt: skip
+        "column": "sku",
+        "code": "too_long",
+        "value": "A-12345",
+        "text": "string_too_long",
+        "params": {"max_length": 4},
+    }
     assert render(kept, "en") == "must have at most 4 characters"
     assert render(kept, "zh_CN") == "最多 4 个字符，请缩短"
     assert render(kept, "ja") == "4 文字以内で入力してください"
@@ -150,7 +154,7 @@ def test_broken_parameters_never_raise() -> None:
         {"code": "odd"},
         {},
     )
-    for kept in broken:  # fmt: skip
+    for kept in broken:
         assert all(isinstance(render(kept, locale), str) for locale in (*TEXTS, "xx"))
 
 

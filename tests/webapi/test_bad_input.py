@@ -163,8 +163,12 @@ def test_options_of_a_form_are_checked_too(client: Client, form: Form) -> None:
 def test_a_form_needs_exactly_one_file(client: Client) -> None:
     multipart = {"content_type": "multipart/form-data"}
     two = [(io.BytesIO(b"sku\nA\n"), "a.csv"), (io.BytesIO(b"sku\nB\n"), "b.csv")]
-    for data in ({"worker": "enroll"}, {"worker": "enroll", "file": "sku\nA\n"}, {"worker": "enroll", "file": two},
-                 {"worker": "enroll", "sheet": (io.BytesIO(b"x"), "x.csv")}):  # fmt: skip
+    for data in (
+        {"worker": "enroll"},
+        {"worker": "enroll", "file": "sku\nA\n"},
+        {"worker": "enroll", "file": two},
+        {"worker": "enroll", "sheet": (io.BytesIO(b"x"), "x.csv")},
+    ):
         answer = client.post("/api/tasks", data=data, **multipart)
         assert (answer.status_code, answer.json["code"]) == (422, "missing_file")
         assert answer.json["errors"][0]["column"] == "file"
@@ -271,8 +275,10 @@ def test_a_key_that_is_none_is_refused(client: Client, key: str) -> None:
 
 
 def test_a_key_that_is_given_twice_is_refused_with_its_name(client: Client) -> None:
-    for body in (b'{"worker": "enroll", "items": [{"sku": "A"}], "worker": "anything"}',
-                 b'{"worker": "enroll", "items": [{"sku": "A", "sku": "B"}]}'):  # fmt: skip
+    for body in (
+        b'{"worker": "enroll", "items": [{"sku": "A"}], "worker": "anything"}',
+        b'{"worker": "enroll", "items": [{"sku": "A", "sku": "B"}]}',
+    ):
         answer = client.post("/api/tasks", data=body, content_type="application/json")
         assert (answer.status_code, answer.json["code"]) == (400, "duplicate_key")
         assert ("'worker'" if b"anything" in body else "'sku'") in answer.json["detail"]

@@ -38,7 +38,7 @@ FOREIGN = ["evil.example", "evil.example:8000",
         (".a.example", "::", [*LOCAL, "a.example", "x.y.a.example"], [*FOREIGN, "xa.example", "a.example.evil.example"]),
         ("*", "127.0.0.1", [*LOCAL, *FOREIGN], []),
     ],
-)  # fmt: skip
+)
 def test_which_names_are_the_servers_own(allowed: str, bound: str, passed: list[str], refused: list[str]) -> None:
     hosts = AllowedHosts(allowed, bound)
     assert [host for host in passed if not hosts.knows(host)] == []
@@ -115,7 +115,7 @@ def test_the_own_page_works_behind_a_trusted_proxy_that_writes_another_host(behi
         ({**OWN_PAGE, **SAID, "Origin": "https://evil.example"}, {}, (403, None)),
         ({**SAID, "Host": "localhost"}, {"proxy": "192.0.2.9"}, (200, "web 192.0.2.9")),
     ],
-)  # fmt: skip
+)
 def test_nobody_else_may_say_whom_a_request_is_for(
     behind: Callable[..., Any], headers: dict[str, str], how: dict[str, Any], expected: tuple[int, str | None]
 ) -> None:

@@ -78,8 +78,9 @@ def test_options_are_refused_in_the_readers_language(client: Client) -> None:
     body = {"worker": "enroll", "items": [{"sku": "A"}], "parallel": 0, "titel": "x"}
     answer = client.post("/api/tasks", json=body, headers={"Accept-Language": "zh"})
     assert {e["column"]: e["message"] for e in answer.json["errors"]} == {
-        "parallel": "不能小于 1", "titel": "没有这个选项，是不是想写 'title'？",
-    }  # fmt: skip
+        "parallel": "不能小于 1",
+        "titel": "没有这个选项，是不是想写 'title'？",
+    }
     assert answer.json["detail"].startswith("选项有误，请更正后重新提交（parallel: 不能小于 1")
     later = client.post("/api/tasks", json={**body, "chunk_size": 10}, headers={"Accept-Language": "ja"})
     assert later.status_code == 422

@@ -83,7 +83,7 @@ def test_every_operation_is_in_the_document(schema: Any) -> None:
         ({"worker": "anything", "items": []}, False),
         ({"worker": "nobody", "items": [{"sku": "A"}]}, False),
     ],
-)  # fmt: skip
+)
 def test_the_document_says_which_lists_are_taken(app: AsyncTask, body: dict[str, Any], fits: bool) -> None:
     client = client_of(app)
     spec = client.get("/openapi.json").json

@@ -119,8 +119,9 @@ def test_a_page_of_another_site_changes_nothing(app: AsyncTask, client: Client, 
     assert client.get(f"/api/tasks/{task.id}", headers=headers).status_code == 200
 
 
-@pytest.mark.parametrize("headers", [{}, {"Origin": "http://localhost"}, {"Sec-Fetch-Site": "same-origin"},
-                                     {"Sec-Fetch-Site": "none"}])  # fmt: skip
+@pytest.mark.parametrize(
+    "headers", [{}, {"Origin": "http://localhost"}, {"Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"}]
+)
 def test_programs_and_the_own_page_may_change_things(app: AsyncTask, client: Client, headers: dict[str, str]) -> None:
     task = app.submit("enroll", [{"sku": "A"}])
     assert client.post(f"/api/tasks/{task.id}/pause", headers=headers).status_code == 200
@@ -166,8 +167,17 @@ def test_worker_docs_are_escaped(app: AsyncTask) -> None:
 
 def test_every_answer_carries_the_headers_that_keep_browsers_out_of_trouble(app: AsyncTask, client: Client) -> None:
     task = app.submit("enroll", [{"sku": "A"}])
-    paths = ["/", f"/tasks/{task.id}", "/docs", "/openapi.json", "/static/app.css", "/api/tasks", "/nope", "/healthz",
-             f"/api/tasks/{task.id}/report.csv"]  # fmt: skip
+    paths = [
+        "/",
+        f"/tasks/{task.id}",
+        "/docs",
+        "/openapi.json",
+        "/static/app.css",
+        "/api/tasks",
+        "/nope",
+        "/healthz",
+        f"/api/tasks/{task.id}/report.csv",
+    ]
     for path in paths:
         headers = client.get(path).headers
         policy = headers["Content-Security-Policy"]

@@ -105,13 +105,19 @@ def test_a_character_cut_in_two_by_the_stream_stays_whole() -> None:
 
 @pytest.mark.parametrize(
     ("query", "column", "code"),
-    [("", "worker", "missing"), ("worker=enroll&titel=x", "titel", "unknown_option"),
-     ("worker=enroll&parallel=many", "parallel", "wrong_type"), ("worker=enroll&title=a&title=b", "title", "duplicate"),
-     ("worker=enrol", "worker", "unknown_worker"), ("worker=enroll&columns=[1]", "columns", "wrong_type"),
-     ("worker=enroll&columns={", "columns", "invalid_json"), ("worker=enroll&unique=skew", "unique", "invalid_option"),
-     ("worker=enroll&chunk_size=9", "chunk_size", "not_supported_yet"),
-     ("worker=enroll&dry_run=perhaps", "dry_run", "wrong_type")],
-)  # fmt: skip
+    [
+        ("", "worker", "missing"),
+        ("worker=enroll&titel=x", "titel", "unknown_option"),
+        ("worker=enroll&parallel=many", "parallel", "wrong_type"),
+        ("worker=enroll&title=a&title=b", "title", "duplicate"),
+        ("worker=enrol", "worker", "unknown_worker"),
+        ("worker=enroll&columns=[1]", "columns", "wrong_type"),
+        ("worker=enroll&columns={", "columns", "invalid_json"),
+        ("worker=enroll&unique=skew", "unique", "invalid_option"),
+        ("worker=enroll&chunk_size=9", "chunk_size", "not_supported_yet"),
+        ("worker=enroll&dry_run=perhaps", "dry_run", "wrong_type"),
+    ],
+)
 def test_a_wrong_option_in_the_query_is_named(client: Client, query: str, column: str, code: str) -> None:
     answer = post(client, b"sku\nA\n", query=query)
     assert answer.status_code == 422, answer.json
@@ -144,9 +150,11 @@ def test_an_empty_body_is_refused(client: Client, body: bytes) -> None:
 def test_a_body_that_was_cut_off_is_refused(client: Client) -> None:
     for terminated in (True, False):
         answer = client.post(
-            "/api/tasks?worker=enroll", data=b"sku\nA\n", content_type="text/csv",
+            "/api/tasks?worker=enroll",
+            data=b"sku\nA\n",
+            content_type="text/csv",
             environ_overrides={"CONTENT_LENGTH": "20", **({"wsgi.input_terminated": True} if terminated else {})},
-        )  # fmt: skip
+        )
         assert (answer.status_code, answer.json["code"]) == (400, "malformed_body"), answer.json
     assert client.get("/api/tasks").json["tasks"] == []
 

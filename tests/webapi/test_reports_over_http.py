@@ -195,8 +195,15 @@ def test_types_and_percentages_of_a_workbook_come_back(
     found = book_of(client.get(f"/api/tasks/{task_id}/report.xlsx"))
     cells = found.worksheets[0][2]
     assert [cell.value for cell in cells[:8]] == [
-        "NO-1", 0.125, 0.25, "00123", "1234567890123456789", True, dt.datetime(2026, 3, 5, 14, 30), dt.timedelta(hours=30),
-    ]  # fmt: skip
+        "NO-1",
+        0.125,
+        0.25,
+        "00123",
+        "1234567890123456789",
+        True,
+        dt.datetime(2026, 3, 5, 14, 30),
+        dt.timedelta(hours=30),
+    ]
     assert (cells[1].number_format, cells[2].number_format) == ("0.0%", "General")
     found.close()
     (row,) = rows_of(client.get(f"/api/tasks/{task_id}/report.csv").get_data(as_text=True))
@@ -295,8 +302,11 @@ def test_a_list_that_cannot_be_read_to_its_end_again_loses_no_row(
     path.write_text(head + '"NO-1')
     rows = rows_of(client.get(f"/api/tasks/{task_id}/report.csv?rows=all").get_data(as_text=True))
     assert [(r["row"], r["sku"], r["Quantity"], r["Colour"]) for r in rows[29:]] == [
-        ("31", "A", "1", "red"), ("32", "NO-1", "2", ""), ("33", "B", "many", "green"), ("34", "BUG-1", "3", ""),
-    ]  # fmt: skip
+        ("31", "A", "1", "red"),
+        ("32", "NO-1", "2", ""),
+        ("33", "B", "many", "green"),
+        ("34", "BUG-1", "3", ""),
+    ]
 
 
 def test_head_answers_what_get_would_without_making_anything(client: Client, ended: Callable[..., int]) -> None:

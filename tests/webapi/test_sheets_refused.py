@@ -67,8 +67,11 @@ def test_a_header_of_columns_that_is_not_there_is_an_unknown_column(client: Clie
 def test_every_required_column_is_named_once_and_first(app: AsyncTask, form: Form) -> None:
     fields: dict[str, Any] = {f"a{n:02}": (int, Field(0, title=f"Optional {n:02}")) for n in range(30)}
     fields |= {f"z{n:02}": (int, Field(title=f"Needed {n:02}")) for n in range(25)}
-    wide = type("Wide", (BaseModel,), {"__annotations__": {k: v[0] for k, v in fields.items()},
-                                       **{k: v[1] for k, v in fields.items()}})  # fmt: skip
+    wide = type(
+        "Wide",
+        (BaseModel,),
+        {"__annotations__": {k: v[0] for k, v in fields.items()}, **{k: v[1] for k, v in fields.items()}},
+    )
 
     def take(item: Any) -> None:
         """Take it."""

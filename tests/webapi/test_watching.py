@@ -22,8 +22,15 @@ def test_the_progress_object_has_exactly_what_the_contract_says(client: Client, 
     assert seen["done"] is True
     assert seen["state"] == "finished"
     assert seen["counts"] == {
-        "total": 4, "enqueue": 0, "working": 0, "stopped": 0, "finish": 2, "failed": 1, "error": 1, "cancelled": 0,
-    }  # fmt: skip
+        "total": 4,
+        "enqueue": 0,
+        "working": 0,
+        "stopped": 0,
+        "finish": 2,
+        "failed": 1,
+        "error": 1,
+        "cancelled": 0,
+    }
     assert seen["progress"]["percent"] == 100.0
     assert seen["links"] == {
         "self": f"/api/tasks/{task_id}",
@@ -96,10 +103,18 @@ def test_tasks_are_found_by_ids_state_worker_and_owner(app: AsyncTask, client: C
 
 @pytest.mark.parametrize(
     ("query", "column"),
-    [("limit=0", "limit"), ("limit=201", "limit"), ("limit=x", "limit"), ("ids=a", "ids"),
-     ("ids=" + "1," * 200 + "1", "ids"), ("state=done", "state"), ("after=0", "after"),
-     ("after=" + "9" * 30, "after"), ("wroker=x", "wroker")],
-)  # fmt: skip
+    [
+        ("limit=0", "limit"),
+        ("limit=201", "limit"),
+        ("limit=x", "limit"),
+        ("ids=a", "ids"),
+        ("ids=" + "1," * 200 + "1", "ids"),
+        ("state=done", "state"),
+        ("after=0", "after"),
+        ("after=" + "9" * 30, "after"),
+        ("wroker=x", "wroker"),
+    ],
+)
 def test_a_query_parameter_that_is_wrong_is_named(client: Client, query: str, column: str) -> None:
     answer = client.get(f"/api/tasks?{query}")
     assert answer.status_code == 422
@@ -213,10 +228,16 @@ def test_knobs_turn_while_it_runs(app: AsyncTask, client: Client) -> None:
 
 @pytest.mark.parametrize(
     ("body", "status", "code"),
-    [({}, 422, "invalid_knob"), ([], 422, "invalid_knob"), ({"parallel": 0}, 422, "invalid_knob"),
-     ({"priority": None}, 422, "invalid_knob"), ({"paralel": 1}, 422, "invalid_knob"),
-     ({"interval": 1.0}, 422, "not_supported_yet"), ({"tolerated_failures": 3}, 422, "not_supported_yet")],
-)  # fmt: skip
+    [
+        ({}, 422, "invalid_knob"),
+        ([], 422, "invalid_knob"),
+        ({"parallel": 0}, 422, "invalid_knob"),
+        ({"priority": None}, 422, "invalid_knob"),
+        ({"paralel": 1}, 422, "invalid_knob"),
+        ({"interval": 1.0}, 422, "not_supported_yet"),
+        ({"tolerated_failures": 3}, 422, "not_supported_yet"),
+    ],
+)
 def test_a_knob_that_cannot_be_turned_is_named(app: AsyncTask, client: Client, body: Any, status: int, code: str) -> None:
     task = app.submit("enroll", [{"sku": "A"}], parallel=9)
     answer = client.patch(f"/api/tasks/{task.id}", json=body)
