@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from support.costs import analyze, cost
 from support.world import World
 
-from asynctask import AsyncTask
+from asynctask import AsyncTask, maintenance
 from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, SystemClock
 from asynctask.database.tables import tasks
@@ -367,16 +367,17 @@ def test_a_process_that_can_split_takes_the_duty_from_one_of_an_engine_that_cann
     assert leases.holder_of(worker, leases.UPKEEP).identity == "two"
 
 
-def test_a_process_is_watched_over_from_the_moment_it_registers(world: World) -> None:
+def test_a_process_is_watched_over_from_the_moment_it_registers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Taken out: the ring of `register`, or the look at the newest. One that died soon after was found only when its lease
     ended, and another engine's process had taken its message over by then."""
+    monkeypatch.setattr(maintenance, "_QUIET", 3_600)
     app = world.app()
     app.start_services()
     wait_for(lambda: world.sql("SELECT holder FROM duties WHERE name = 'upkeep' AND holder IS NOT NULL"), "it has the duty")
     child = world.spawn("-c", "import time; time.sleep(600)")
     brief = replace(app.ledger, identity="brief")
     processes.register(brief, app.host, kind="worker", pid=child.pid, lease_s=3600)
-    wait_for(lambda: any(each["identity"] == "brief" for each in known(app)), "it is known", 2.5)
+    wait_for(lambda: any(each["identity"] == "brief" for each in known(app)), "it is known")
     child.kill()
     child.wait()
     wait_for(lambda: not world.sql("SELECT identity FROM processes WHERE identity = 'brief'"), "it is recovered")

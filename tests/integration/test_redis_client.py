@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from support.redis_ruby import sidekiq
+from support.redis_ruby import Desk
 from support.redis_watch import Fixed, Monitor
 from support.servers import RedisServer
 
@@ -53,14 +53,14 @@ def test_importing_it_imports_no_database_and_no_web() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_push_is_the_two_commands_that_ruby_sends(client: RedisClient, redis_server: RedisServer) -> None:
+def test_a_push_is_the_two_commands_that_ruby_sends(client: RedisClient, redis_server: RedisServer, desk: Desk) -> None:
     with Monitor(redis_server) as monitor:
         jid = client.perform_async("HardWorker", 1, "é/</script>", {"a": 1e20})
         ours = monitor.commands()
         script = (
             'Sidekiq::Client.push("class" => "HardWorker", "args" => [1, "é/</script>", {"a" => 1e20}], "jid" => ARGV[0])'
         )
-        sidekiq(redis_server.url, script, str(jid))
+        desk(script, str(jid))
         rubys = [command for command in monitor.commands() if command[0].upper() in ("SADD", "LPUSH")]
     assert ours == [
         ["SADD", "queues", "default"],
@@ -212,11 +212,10 @@ def test_a_url_that_means_nothing_is_refused(url: str) -> None:
         RedisClient(url)
 
 
-def test_ruby_reads_what_the_client_pushed(client: RedisClient, redis_server: RedisServer) -> None:
+def test_ruby_reads_what_the_client_pushed(client: RedisClient, desk: Desk) -> None:
     jids = [client.perform_async("Hard", n, "é") for n in range(3)]
     later = client.perform_in(60, "Hard", {"a": [1.5]})
-    found = sidekiq(
-        redis_server.url,
+    found = desk(
         """
         queue = Sidekiq::Queue.new("default")
         answer("queues" => Sidekiq::Queue.all.map(&:name), "size" => queue.size, "jids" => queue.map(&:jid),

@@ -20,7 +20,7 @@ from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
 from asynctask.brokers.redis.broker import DEATHS_S, LOOKED_THROUGH, RedisBroker
 from asynctask.brokers.redis.client import RedisClient
 from asynctask.brokers.redis.envelope import MALFORMED, key_of, keys_in, opened, sealed
-from asynctask.clock import SECOND, SystemClock
+from asynctask.clock import SECOND
 from asynctask.errors import BrokerUnavailable, ConfigError, InputError, TooLarge
 from asynctask.testing import wait_for
 
@@ -568,10 +568,7 @@ def test_who_may_not_be_told_news_looks_from_time_to_time(
     try:
         assert broker.exchange("p", [], ["default"], 1) == []
         raw.lpush("queue:default", '{"class":"w","args":[],"jid":"a"}')
-        clock = SystemClock()
-        began = clock.monotonic()
         assert broker.wait(PATIENCE_S)
-        assert clock.monotonic() - began < PATIENCE_S / 2
         assert [copy.jid for copy in broker.exchange("p", [], ["default"], 1)] == ["a"]
         ended, _ = waiting_for(broker, ["default"])
         broker.wake()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.redis_ruby import sidekiq
+from support.redis_ruby import Desk
 from support.redis_servers import OwnRedis
 from support.redis_watch import NOW, Fixed, Monitor
 from support.servers import RedisServer
@@ -331,9 +331,8 @@ def test_the_dead_are_pruned_by_one_process_a_minute(broker: RedisBroker, raw: A
 # -- what Ruby sees of a process, and tells it
 
 
-def seen(server: RedisServer) -> Any:
-    return sidekiq(
-        server.url,
+def seen(desk: Desk) -> Any:
+    return desk(
         """
         stats = Sidekiq::Stats.new
         answer("processes" => Sidekiq::ProcessSet.new.map { |process|
@@ -347,7 +346,7 @@ def seen(server: RedisServer) -> Any:
     )
 
 
-def test_ruby_sees_the_process_and_its_jobs_and_counts(gated: Gated, world: World, redis_server: RedisServer) -> None:
+def test_ruby_sees_the_process_and_its_jobs_and_counts(gated: Gated, world: World, desk: Desk) -> None:
     with world.working(gated.app, concurrency=3, queues={"default": 1}) as launcher:
         me = launcher.pool.identity
         showing = launcher.showing
@@ -358,13 +357,13 @@ def test_ruby_sees_the_process_and_its_jobs_and_counts(gated: Gated, world: Worl
         assert gated.began.acquire(timeout=120)
         wait_for(lambda: launcher.performer.performed == 3, "three jobs have ended")
         showing.beat()
-        found = seen(redis_server)
+        found = seen(desk)
         assert found["processes"] == [[me, 3, 1, ["default"], [], False, True, False]]
         assert found["work"] == [[me, "default", [7], "Integer"]]
         assert (found["processed"], found["failed"], found["size"]) == (3, 1, 1)
         assert found["history"][datetime.now(UTC).strftime("%Y-%m-%d")] == 3
         gated.gate.set()
-    found = seen(redis_server)
+    found = seen(desk)
     assert (found["processes"], found["work"], found["processed"]) == ([], [], 4)
 
 
@@ -380,9 +379,7 @@ answer(%w[/ /busy /queues /retries /scheduled /morgue /stats].to_h { |path|
 """
 
 
-def test_rubys_page_shows_the_process_and_what_it_runs(
-    gated: Gated, world: World, redis_server: RedisServer, raw: Any
-) -> None:
+def test_rubys_page_shows_the_process_and_what_it_runs(gated: Gated, world: World, desk: Desk, raw: Any) -> None:
     with world.working(gated.app, concurrency=3) as launcher:
         gated.plain.perform_async(-1)
         gated.hard.perform_async(7)
@@ -391,36 +388,36 @@ def test_rubys_page_shows_the_process_and_what_it_runs(
         launcher.showing.beat()
         fetched = map(json.loads, raw.hvals(f"asynctask:fetched:{launcher.pool.identity}"))
         (jid,) = [job["jid"] for job in fetched if job["class"] == "Hard"]
-        pages = sidekiq(redis_server.url, _PAGES, launcher.pool.identity, jid)
+        pages = desk(_PAGES, launcher.pool.identity, jid)
         gated.gate.set()
     assert {path: status for path, (status, _) in pages.items()} == dict.fromkeys(pages, 200)
     assert pages["/busy"][1] == [True, True]
 
 
-def tell(server: RedisServer, what: str) -> None:
-    sidekiq(server.url, f"Sidekiq::ProcessSet.new.each(&:{what})")
+def tell(desk: Desk, what: str) -> None:
+    desk(f"Sidekiq::ProcessSet.new.each(&:{what})")
 
 
-def test_ruby_quiets_a_process_and_sees_that_it_is(gated: Gated, world: World, redis_server: RedisServer, raw: Any) -> None:
+def test_ruby_quiets_a_process_and_sees_that_it_is(gated: Gated, world: World, desk: Desk, raw: Any) -> None:
     with world.working(gated.app) as launcher:
         assert launcher.showing is not None
         launcher.showing.beat()
-        tell(redis_server, "quiet!")
+        tell(desk, "quiet!")
         launcher.showing.beat()
         assert launcher.pool.is_quiet
         gated.plain.perform_async(1)
         launcher.showing.beat()
-        assert [process[5] for process in seen(redis_server)["processes"]] == [True]
+        assert [process[5] for process in seen(desk)["processes"]] == [True]
         assert raw.llen("queue:default") == 1
 
 
 def test_ruby_has_a_process_show_its_stacks(
-    gated: Gated, world: World, redis_server: RedisServer, capfd: pytest.CaptureFixture[str]
+    gated: Gated, world: World, desk: Desk, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with world.working(gated.app) as launcher:
         assert launcher.showing is not None
         launcher.showing.beat()
-        tell(redis_server, "dump_threads")
+        tell(desk, "dump_threads")
         launcher.showing.beat()
         assert not launcher.pool.is_quiet
     said = capfd.readouterr().err
@@ -429,11 +426,11 @@ def test_ruby_has_a_process_show_its_stacks(
 
 
 def test_ruby_stops_a_process_that_serves_and_its_last_counts_arrive(
-    world: World, redis_server: RedisServer, raw: Any
+    world: World, redis_server: RedisServer, raw: Any, desk: Desk
 ) -> None:
     child = world.spawn("-m", "asynctask", "-A", "support.redis_app:app", "worker", "-c", "2", TEST_BROKER=redis_server.url)
     wait_for(lambda: raw.scard("processes") == 1, "the process is seen")
-    tell(redis_server, "stop!")
+    tell(desk, "stop!")
     assert wait_for(lambda: child.poll() is not None, "it stops")
     assert child.returncode == 0, world.said()
     assert raw.scard("processes") == 0

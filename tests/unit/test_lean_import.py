@@ -64,7 +64,7 @@ with tempfile.TemporaryDirectory() as folder, contextlib.suppress(SystemExit):
     app.ensure_schema()
 
     @app.worker
-    def note(item: dict[str, Any]) -> None:
+    def note(item: dict) -> None:
         pass
 
     run(["worker", "--help"])

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.hooks import noting
 from support.redis_world import RedisWorld
-from support.servers import RedisServer
 
 from asynctask.testing import wait_for
 from asynctask.wire.payload import parse
 
 pytestmark = pytest.mark.one_redis("what the broker does on each is proved by the tests of the broker")
-
-
-@pytest.fixture
-def world(tmp_path: Path, redis_server: RedisServer) -> Iterator[RedisWorld]:
-    made = RedisWorld(tmp_path, redis_server)
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("tracked", [False, True], ids=["untracked", "tracked"])

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.payloads import HARD, UNKNOWN
-from support.redis_interop import Desk, RubyWorker, noted
+from support.redis_ruby import Desk, RubyWorker, noted
 from support.redis_world import RedisWorld
 from support.servers import RedisServer
 
@@ -30,26 +30,10 @@ LATER = 4_000_000_000
 
 
 @pytest.fixture(scope="module")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """A server of its own: Ruby's processes stay between two tests."""
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture(scope="module")
 def ruby(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RubyWorker]:
     """A process of Ruby's that works the queue ``ruby``; ours work ``python``."""
     with RubyWorker(redis_server, tmp_path_factory.mktemp("ruby"), "ruby") as made:
         yield made
-
-
-@pytest.fixture
-def world(tmp_path: Path, redis_server: RedisServer) -> Iterator[RedisWorld]:
-    made = RedisWorld(tmp_path, redis_server)
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -10,13 +10,12 @@ import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 from support.payloads import HARD, UNKNOWN
-from support.redis_interop import PACKAGES, Desk
+from support.redis_ruby import PACKAGES, Desk
 from support.redis_world import RedisWorld
 from support.servers import RedisServer, missing
 
@@ -46,21 +45,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "with a number of retries": {"retry": 0, "retry_for": 60, "retry_queue": "low", "dead": False, "backtrace": 5},
     "in another queue": {"queue": "low:1.x-Y_z"},
 }
-
-
-@pytest.fixture(scope="module")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def world(tmp_path: Path, redis_server: RedisServer) -> Iterator[RedisWorld]:
-    made = RedisWorld(tmp_path, redis_server)
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.redis_ruby import sidekiq
+from support.redis_ruby import Desk
 from support.redis_watch import Fixed, Monitor
 from support.redis_world import RedisWorld
-from support.servers import RedisServer
 
 from asynctask import AsyncTask, CurrentJob, current_job
 from asynctask.client import RemoteWorker, Symbol
@@ -29,13 +28,6 @@ pytestmark = pytest.mark.one_redis("what the broker and the client do on each is
 
 NOW = 1_763_700_000_123_456
 TIMES = '"created_at":1763700000.123456,"enqueued_at":1763700000.123456'
-
-
-@pytest.fixture
-def world(redis_server: RedisServer, tmp_path: Path) -> Iterator[RedisWorld]:
-    made = RedisWorld(tmp_path, redis_server)
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -84,7 +76,9 @@ def test_a_push_is_the_two_commands_that_ruby_sends(world: RedisWorld, plain: Wo
     assert commands == [["SADD", "queues", "default"], ["LPUSH", "queue:default", text]]
 
 
-def test_options_of_the_decorator_and_of_set_are_members_as_sidekiq_has_them(world: RedisWorld, app: AsyncTask) -> None:
+def test_options_of_the_decorator_and_of_set_are_members_as_sidekiq_has_them(
+    world: RedisWorld, app: AsyncTask, desk: Desk
+) -> None:
     worker = app.worker(
         lambda: None,
         name="Plain",
@@ -98,8 +92,7 @@ def test_options_of_the_decorator_and_of_set_are_members_as_sidekiq_has_them(wor
     worker.perform_async()
     said = worker.set(queue="high", retry=False, retry_for=90, retry_queue="slow", backtrace=3, members={"tenant": 6})
     said.set(tags=["c"]).perform_async()
-    ruby = sidekiq(
-        world.server.url,
+    ruby = desk(
         "answer(%w[low high].map { |name| Sidekiq::Queue.new(name).map { |job| [job.item, job.tags] } })",
     )
     ((first, tags),), ((second, other_tags),) = ruby
@@ -406,14 +399,13 @@ def test_without_redis_there_is_no_worker_elsewhere(tmp_path: Path) -> None:
 
 
 def test_ruby_reads_what_is_pushed_for_its_worker_and_no_ledger_is_opened(
-    world: RedisWorld, unopened: AsyncTask, tmp_path: Path
+    world: RedisWorld, unopened: AsyncTask, tmp_path: Path, desk: Desk
 ) -> None:
     sleeper = unopened.remote_worker("SleepWorker", queue="slow", retry=False, tags=["a"], members={"unique_for": 60})
     jid = sleeper.perform_async(1, "é")
     later = sleeper.set(wait=60, retry=3).perform_async(2)
     many = sleeper.set(queue="many").perform_bulk([n] for n in range(1_500))
-    found = sidekiq(
-        world.server.url,
+    found = desk(
         """
         job = Sidekiq::Queue.new("slow").first
         entry = Sidekiq::ScheduledSet.new.first
@@ -513,12 +505,11 @@ def test_arguments_by_name_are_for_active_job_alone(world: RedisWorld, app: Asyn
 # -- ActiveJob
 
 
-def test_a_job_of_active_job_is_the_wrapper_that_rails_reads(world: RedisWorld, app: AsyncTask) -> None:
+def test_a_job_of_active_job_is_the_wrapper_that_rails_reads(world: RedisWorld, app: AsyncTask, desk: Desk) -> None:
     mail = app.remote_worker("Shop::MailJob", queue="mail", active_job=True, retry=5)
     jid = mail.perform_async(1, Symbol("now"), {"a": [None]}, to="b@example.com", when=datetime(2026, 1, 1, tzinfo=UTC))
     later = mail.perform_in(60, 2)
-    found = sidekiq(
-        world.server.url,
+    found = desk(
         """
         job = Sidekiq::Queue.new("mail").first
         answer("shown" => job.display_class, "args" => job.display_args, "item" => job.item,

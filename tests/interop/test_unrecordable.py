@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.databases import Store
 from support.redis_world import RedisWorld
-from support.servers import RedisServer
 
 from asynctask import AsyncTask
 from asynctask.errors import InputError, NotFound
@@ -34,13 +31,6 @@ AMONG_THE_DEAD: dict[str, dict[str, Any]] = {
     "a jid with NUL in an envelope": {"jid": "a", "asynctask": {"jid": "a\0b", "attempt": 1}},
 }
 SOUND = {"class": "work", "queue": "default", "retry": 3}
-
-
-@pytest.fixture
-def world(tmp_path: Path, redis_server: RedisServer) -> Iterator[RedisWorld]:
-    made = RedisWorld(tmp_path, redis_server)
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -80,6 +70,7 @@ def test_each_ends_where_it_is_seen_and_none_costs_its_neighbours(world: RedisWo
         wait_for(lambda: len(world.members("dead")) == 1, "what can have no Event is among the dead")
         wait_for(lambda: world.fetched() == 0, "nothing is left in the process's list")
         wait_for(lambda: launcher.pool.busy == 0, "nothing runs")
+        wait_for(lambda: len(ran) == 1 + len(IN_AN_EVENT) + len(AMONG_THE_DEAD), "all beside them ran")
     for what, jid in jids.items():
         event = app.event(jid)
         assert IN_AN_EVENT[what][1] in event["messages"][-1]["message"], what

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +10,6 @@ import sqlalchemy as sa
 import structlog
 from support.hooks import noting
 from support.redis_world import RedisWorld
-from support.servers import RedisServer
 
 from asynctask import AsyncTask
 from asynctask.brokers.base import Copy
@@ -31,13 +28,6 @@ THEIRS: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
     "a batch of a tracked worker": ("tracked", [{}], {"bid": "b1"}),
     "delayed extensions": ("Sidekiq::Extensions::DelayedClass", ["--- !ruby/object:Kernel {}"], {}),
 }
-
-
-@pytest.fixture
-def world(tmp_path: Path, redis_server: RedisServer) -> Iterator[RedisWorld]:
-    made = RedisWorld(tmp_path, redis_server)
-    yield made
-    made.close()
 
 
 def events(app: AsyncTask) -> list[str]:

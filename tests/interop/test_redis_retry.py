@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pytest
-from support.redis_ruby import RubyJson, sidekiq
+from support.redis_ruby import Desk, RubyJson
 from support.redis_world import RedisWorld
-from support.servers import RedisServer
 
 from asynctask import AsyncTask, current_job
 from asynctask.brokers.base import Copy
@@ -32,13 +29,6 @@ STRANGE = (
     '{"b":1.0,"class":"bad","unknown":{"z":1e20,"a":[1.50,-0.0,123456789012345678901234567890]},"args":[1.0,"é\\u2028"],'
     '"jid":"aaaaaaaaaaaaaaaaaaaaaaaa","queue":"default","retry":true,"tags":["t"],"cattr":{"user":1},"created_at":1.25}'
 )
-
-
-@pytest.fixture
-def world(tmp_path: Path, redis_server: RedisServer) -> Iterator[RedisWorld]:
-    made = RedisWorld(tmp_path, redis_server)
-    yield made
-    made.close()
 
 
 def fail(**members: Any) -> dict[str, Any]:
@@ -264,15 +254,14 @@ def test_what_becomes_of_it_and_who_is_told(world: RedisWorld, case: str) -> Non
     assert world.waiting() == []
 
 
-def test_ruby_sees_our_retry_and_puts_it_off_without_making_a_second_one(world: RedisWorld) -> None:
+def test_ruby_sees_our_retry_and_puts_it_off_without_making_a_second_one(world: RedisWorld, desk: Desk) -> None:
     app = world.app()
     hooked(app)
     world.push_text(STRANGE)
     with world.working(app):
         wait_for(lambda: world.members("retry"), "it waits for its retry")
     (text,) = world.members("retry")
-    found = sidekiq(
-        world.server.url,
+    found = desk(
         """
         job = Sidekiq::RetrySet.new.first
         job.reschedule(1_900_000_000.5)
