@@ -18,7 +18,7 @@ from support.serving import PATIENCE_S, ROOT, Shop, answers, get, until
 
 SECONDS = int(os.environ.get("API_SECONDS", "0"))
 SEED = os.environ.get("API_SEED", "1")
-EXAMPLES = examples(4, 20)
+EXAMPLES = examples(2, 20)
 """Requests for each operation and phase, at most."""
 
 MOST_S = 600
