@@ -92,7 +92,8 @@ def test_what_was_fetched_ahead_and_dispatched_again_does_not_start_twice(world:
 @pytest.mark.usefixtures("fetches_ahead")
 def test_what_cannot_be_asked_about_again_is_neither_begun_nor_lost(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     app = world.app()
-    real, refused = Tracker.begin, []
+    real = Tracker.begin
+    refused: list[Any] = []
 
     def away(self: Tracker, arrivals: Any) -> Any:
         if len(refused) < 2 and len(began(world)) > 1:

@@ -63,12 +63,18 @@ class Picky:
 
 # -- one job that cannot be pushed
 
-WRONG = [
+WRONG: list[dict[str, Any]] = [
     {"priority": 2**63}, {"priority": -(10**6) - 1}, {"priority": "high"}, {"priority": None}, {"priority": 1.5},
     {"retry": -1}, {"retry": 1_001}, {"retry": "often"}, {"queue": ""}, {"queue": "a b"}, {"queue": "q" * 256},
     {"queue": "a\n"}, {"queue": None},
 ]  # fmt: skip
-RIGHT = [{"priority": 10**6}, {"priority": Priority.ADMIN_HIGH}, {"retry": True}, {"retry": 0}, {"queue": "a:b_c.d-E9"}]
+RIGHT: list[dict[str, Any]] = [
+    {"priority": 10**6},
+    {"priority": Priority.ADMIN_HIGH},
+    {"retry": True},
+    {"retry": 0},
+    {"queue": "a:b_c.d-E9"},
+]
 
 
 @pytest.mark.parametrize("options", WRONG, ids=str)
@@ -178,7 +184,7 @@ def stopping(app: AsyncTask, stop: Callable[[], object]) -> Any:
         if stops:
             stops.pop()()
 
-    return Picky(app.broker, stop_once)  # type: ignore[arg-type]
+    return Picky(app.broker, stop_once)
 
 
 @pytest.mark.parametrize("broker_kind", ["sql", "redis"])
@@ -245,7 +251,7 @@ SPOILS = [spoil_object, spoil_args, spoil_class, spoil_text]
 def spoiling(app: AsyncTask, name: str, spoil: Callable[[dict[str, Any]], None]) -> None:
     def middleware(worker: Worker, job: CurrentJob, queue: str, call_next: Callable[[], Any]) -> Any:
         if worker.name == name:
-            spoil(job.payload)  # type: ignore[arg-type]
+            spoil(job.payload)
         return call_next()
 
     app.client_middleware.add(middleware)

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from support.costs import analyze, cost
 from support.world import World
 
-from asynctask import AsyncTask
+from asynctask import AsyncTask, maintenance
 from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, SystemClock
 from asynctask.database.tables import tasks
@@ -76,10 +76,18 @@ def grown(app: AsyncTask, count: int) -> None:
         rows = []
         for n in range(taken, taken + count):
             common = {
-                "worker_name": "note", "queue": "default", "state": "running", "split_state": "sealed", "priority": 240,
-                "created_at": 1, "updated_at": 1, "generation_sealed": 1, "created_jobs": 9, "session": f"s{n}",
+                "worker_name": "note",
+                "queue": "default",
+                "state": "running",
+                "split_state": "sealed",
+                "priority": 240,
+                "created_at": 1,
+                "updated_at": 1,
+                "generation_sealed": 1,
+                "created_jobs": 9,
+                "session": f"s{n}",
                 "session_key": f"{n:032x}",
-            }  # fmt: skip
+            }
             rows.append({**common, "session_holder": f"{n:032x}", "session_waits": None, "ready": 240})
             rows.append({**common, "session_holder": None, "session_waits": 240, "ready": None})
         connection.execute(tasks.insert(), rows)
@@ -146,7 +154,8 @@ def test_one_process_at_a_time_goes_on_dispatching_and_another_takes_over_in_a_s
 def test_of_many_that_want_a_duty_at_once_one_gets_it(world: World) -> None:
     app = world.app()
     for _ in range(3):
-        start, got = threading.Barrier(4), []
+        start = threading.Barrier(4)
+        got: list[str] = []
 
         def want(name: str, start: threading.Barrier = start, got: list[str] = got) -> None:
             ledger = replace(app.ledger, identity=name)
@@ -358,16 +367,17 @@ def test_a_process_that_can_split_takes_the_duty_from_one_of_an_engine_that_cann
     assert leases.holder_of(worker, leases.UPKEEP).identity == "two"
 
 
-def test_a_process_is_watched_over_from_the_moment_it_registers(world: World) -> None:
+def test_a_process_is_watched_over_from_the_moment_it_registers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Taken out: the ring of `register`, or the look at the newest. One that died soon after was found only when its lease
     ended, and another engine's process had taken its message over by then."""
+    monkeypatch.setattr(maintenance, "_QUIET", 3_600)
     app = world.app()
     app.start_services()
     wait_for(lambda: world.sql("SELECT holder FROM duties WHERE name = 'upkeep' AND holder IS NOT NULL"), "it has the duty")
     child = world.spawn("-c", "import time; time.sleep(600)")
     brief = replace(app.ledger, identity="brief")
     processes.register(brief, app.host, kind="worker", pid=child.pid, lease_s=3600)
-    wait_for(lambda: any(each["identity"] == "brief" for each in known(app)), "it is known", 2.5)
+    wait_for(lambda: any(each["identity"] == "brief" for each in known(app)), "it is known")
     child.kill()
     child.wait()
     wait_for(lambda: not world.sql("SELECT identity FROM processes WHERE identity = 'brief'"), "it is recovered")

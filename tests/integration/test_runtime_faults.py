@@ -483,7 +483,9 @@ def test_a_broker_that_is_away_at_the_end_does_not_keep_the_process_from_stoppin
 
     monkeypatch.setattr(app.broker, "put_back", away)
     launcher.stop()
-    assert not launcher.heartbeat._thread.is_alive(), "the rest of the stop came"
+    thread = launcher.heartbeat._thread
+    assert thread is not None
+    assert not thread.is_alive(), "the rest of the stop came"
     gate.set()
 
 

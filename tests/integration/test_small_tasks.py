@@ -86,10 +86,11 @@ def test_a_list_that_fits_one_slice_takes_one_transaction_of_the_callers_own_thr
 
 def test_the_answer_says_what_asking_would(world: World) -> None:
     app = world.app()
-    for items, options in (
+    cases: tuple[tuple[list[Any], dict[str, Any]], ...] = (
         ([{"n": 1, "kind": "ok"}], {}),
         ([{"n": 1, "kind": "ok"}, {"n": "many", "kind": "ok"}], {"title": "T", "parallel": 3, "owner": "o", "priority": 7}),
-    ):
+    )
+    for items, options in cases:
         found = app.submit_items("order", items, **options)
         assert found.progress is not None
         assert found.progress == found.task.progress()
@@ -106,8 +107,12 @@ def test_one_item_more_than_a_slice_is_split_and_its_file_goes_with_the_split(
     assert len(seen) == 1
     found = app.submit_items("note", numbers(11), wait_s=20)
     assert found.task.progress()["split"] == {
-        "state": "sealed", "reason": None, "planned": 11, "created": 11, "rejected": 0,
-    }  # fmt: skip
+        "state": "sealed",
+        "reason": None,
+        "planned": 11,
+        "created": 11,
+        "rejected": 0,
+    }
     assert uploads(app) == []
     assert world.one("SELECT split_source FROM tasks WHERE id = ?", found.task.id) is None
     long = {"n": 1, "text": "x" * (MAX_WHOLE_BYTES // 8)}

@@ -183,9 +183,12 @@ def test_only_an_event_of_which_nothing_was_written_is_untouched(world: World, c
     app = world.app()
     begun(app, 1)
     made = {
-        "messages": "added_messages = '[]'", "due": "due_at = 5", "process": "process = 'p'", "watched": "watched = 1",
+        "messages": "added_messages = '[]'",
+        "due": "due_at = 5",
+        "process": "process = 'p'",
+        "watched": "watched = 1",
         "status": "status = 'working'",
-    }[change]  # fmt: skip
+    }[change]
 
     def is_untouched() -> bool:
         with app.ledger.database.read() as connection:
@@ -201,10 +204,19 @@ def test_only_an_event_of_which_nothing_was_written_is_untouched(world: World, c
 @pytest.mark.parametrize(
     "change",
     [
-        "added_messages = '[]'", "due_at = 5", "process = 'p'", "watched = 1", "status = 'working'", "retries = 1",
-        "deaths = 1", "items = 2", "n_error = 1", "started_at = 5", "seq = 99",
+        "added_messages = '[]'",
+        "due_at = 5",
+        "process = 'p'",
+        "watched = 1",
+        "status = 'working'",
+        "retries = 1",
+        "deaths = 1",
+        "items = 2",
+        "n_error = 1",
+        "started_at = 5",
+        "seq = 99",
     ],
-)  # fmt: skip
+)
 def test_begin_sees_by_a_few_columns_what_it_would_see_by_all_of_them(world: World, change: str) -> None:
     app = world.app()
     begun(app, 3)

@@ -15,8 +15,10 @@ from asynctask.runtime.interpreter import MOST_THREADS, OFTEN_S, Defaults, Switc
 
 FRESH = subprocess.run(
     [sys.executable, "-c", "import gc, sys; print(*gc.get_threshold(), sys.getswitchinterval())"],
-    capture_output=True, text=True, check=True,
-).stdout.split()  # fmt: skip
+    capture_output=True,
+    text=True,
+    check=True,
+).stdout.split()
 THRESHOLDS = tuple(map(int, FRESH[:-1]))
 INTERVAL_S = float(FRESH[-1])
 
