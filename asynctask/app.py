@@ -23,6 +23,7 @@ from asynctask.ledger import progress, queries, standalone
 from asynctask.ledger import tasks as task_rows
 from asynctask.lists.dry_run import DryRun
 from asynctask.lists.items import ItemShape
+from asynctask.lists.rows import ListSource
 from asynctask.lists.uploads import StoredFile
 from asynctask.logs import get_logger
 from asynctask.operations import Operations
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from asynctask.brokers.redis.client import RemoteWorker
+    from asynctask.lists.options import Options
 
 __all__ = ["AsyncTask"]
 
@@ -247,7 +249,7 @@ class AsyncTask(OnDemand):
             if worker.wait is not None:
                 raise InputError("a Task cannot wait for a time: submit it then, or leave wait out of set()")
             found = replace(found, **worker.overrides)  # worker.set(queue=...) means its Tasks too
-        return self._made().submitter.submit(found, items, options)
+        return self._made().submitter.submit(found, items, _checked(options))
 
     @overload
     def check(self, worker: Takes[Model], items: Iterable[Model | Mapping[str, Any]], **options: Any) -> DryRun: ...
@@ -281,22 +283,18 @@ class AsyncTask(OnDemand):
 
         Raises :class:`InputError` (with ``status``, ``code`` and every problem) where nothing of it can be taken.
         """
-        core = self._made()
-        try:
-            found = self._find(worker)
-        except InputError:
-            core.uploads.discard(stored)
-            raise
-        return core.submitter.submit_stored(
-            found, stored, options, sheet=sheet, columns=columns, encoding=encoding, wait_s=wait_s
-        )
+        found = self._hand_in_file(worker, stored, options, sheet, columns, encoding, wait_s=wait_s)
+        assert isinstance(found, Submission)
+        return found
 
     def submit_items(
         self, worker: Worker | str, items: Sequence[Any], *, wait_s: float = 1.0, **options: Any
     ) -> Submission:
         """Hands in JSON items. Many are kept on disk like an upload while they are split, so that the split survives this
         process; few are written with their Task. Raises as :meth:`submit_file`."""
-        return self._made().submitter.submit_items(self._find(worker), items, options, wait_s=wait_s)
+        found = self.hand_in(worker, items, _checked(options, may_be_dry=False), wait_s=wait_s)
+        assert isinstance(found, Submission)
+        return found
 
     def check_file(
         self,
@@ -312,13 +310,47 @@ class AsyncTask(OnDemand):
 
         Raises :class:`InputError` as it does, :class:`Unavailable` where it takes longer than ``dry_run_s``.
         """
-        core = self._made()
+        found = self._hand_in_file(worker, stored, {**options, "dry_run": True}, sheet, columns, encoding, check=True)
+        assert isinstance(found, DryRun)
+        return found
+
+    def _hand_in_file(
+        self,
+        worker: Worker | str,
+        stored: StoredFile,
+        given: Mapping[str, Any],
+        sheet: str | None,
+        columns: Mapping[str, str] | None,
+        encoding: str | None,
+        *,
+        wait_s: float = 1.0,
+        check: bool = False,
+    ) -> Submission | DryRun:
         try:
-            found = self._find(worker)
+            self._find(worker)
+            source, options = ListSource.checked(sheet, columns, encoding), _checked(given, may_be_dry=check)
         except InputError:
-            core.uploads.discard(stored)
+            self.uploads.discard(stored)
             raise
-        return core.submitter.check_stored(found, stored, options, sheet=sheet, columns=columns, encoding=encoding)
+        return self.hand_in(worker, stored, options, source, wait_s=wait_s)
+
+    def hand_in(
+        self,
+        worker: Worker | str,
+        listed: StoredFile | Sequence[Any],
+        options: Options,
+        source: ListSource | None = None,
+        *,
+        wait_s: float = 1.0,
+    ) -> Submission | DryRun:
+        """Submits a stored file, to be read as ``source`` says, or JSON items; their options are validated already.
+
+        With the option ``dry_run`` it is only checked. Raises as :meth:`submit_file` and :meth:`check_file`.
+        """
+        submitter, found = self._made().submitter, self._find(worker)
+        if isinstance(listed, StoredFile):
+            return submitter.submit_stored(found, listed, source or ListSource(), options, wait_s=wait_s)
+        return submitter.submit_items(found, listed, options, wait_s=wait_s)
 
     def check_for_parent(self, order: Mapping[str, Any]) -> bytes:
         """What a child process answers that was started to check a large list: see :mod:`asynctask.lists.dry_run`."""
@@ -338,9 +370,7 @@ class AsyncTask(OnDemand):
     def task(self, task_id: int) -> TaskHandle:
         """The handle of a Task. Raises :class:`NotFound`."""
         core = self._made()
-        with core.ledger.database.read() as connection:
-            name = task_rows.get(connection, task_id)["worker_name"]
-        worker = self._workers.get(name)
+        worker = self._workers.get(task_rows.read(core.ledger, task_id).worker_name)
         return TaskHandle(core.services, task_id, worker.shape if worker and isinstance(worker.shape, ItemShape) else None)
 
     def progress(self, task_id: int, errors: bool = False) -> dict[str, Any]:
@@ -433,9 +463,8 @@ class AsyncTask(OnDemand):
     def take_up_split(self, task_id: int) -> None:
         """Takes up a split whose process died: in a child process where the application can be named, else in a thread."""
         core = self._made()
-        with core.ledger.database.read() as connection:
-            if task_rows.get(connection, task_id)["worker_name"] not in self._workers:
-                return  # its rows cannot be checked here: it stays free for a process that knows the worker
+        if task_rows.read(core.ledger, task_id).worker_name not in self._workers:
+            return  # its rows cannot be checked here: it stays free for a process that knows the worker
         if task_rows.claim_split(core.ledger, task_id, lease_s=self.config.lease_s) is None:
             return
         if not core.split_elsewhere(task_id):
@@ -444,13 +473,21 @@ class AsyncTask(OnDemand):
     def split_task(self, task_id: int, of: str | None = None) -> None:
         """Splits a Task in this process: its split must be this process's, free, or handed over by the process ``of``."""
         core = self._made()
-        with core.ledger.database.read() as connection:
-            name = task_rows.get(connection, task_id)["worker_name"]
+        name = task_rows.read(core.ledger, task_id).worker_name
         worker = self._workers.get(name)
         if worker is None:
             self._log.error("split_without_worker", task_id=task_id, worker=name)
             return
         core.submitter.take_up(worker, task_id, of)
+
+
+def _checked(given: Mapping[str, Any], *, may_be_dry: bool = True) -> Options:
+    from asynctask.lists.options import check_options  # loads pydantic, which a worker process need not
+
+    options = check_options(given)
+    if options.dry_run and not may_be_dry:
+        raise InputError("a stored list is dry-run by check_file, which answers what it would come to")
+    return options
 
 
 def _check_worker(worker: Worker) -> None:

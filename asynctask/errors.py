@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from asynctask._version import DISTRIBUTION
 
@@ -29,6 +29,7 @@ __all__ = [
     "UnknownWorker",
     "UnsupportedFormat",
     "not_installed",
+    "without_later",
 ]
 
 
@@ -152,6 +153,29 @@ class NotBuilt(InputError):
     def __init__(self, option: str) -> None:
         super().__init__(f"{option!r} is not supported by this version yet; leave it out")
         self.option = option
+
+
+NOT_BUILT: Final[Mapping[str, Mapping[str, Collection[str]]]] = {
+    "option": {
+        "interval": ("0", "0.0"),
+        "chunk_size": ("1",),
+        "tolerated_failures": (),
+        "on_complete": (),
+        "resubmit_of": (),
+    },
+    "knob": {"interval": (), "tolerated_failures": ()},
+    "poll": {"wait": (), "version": ()},
+}
+"""What later versions will take, with the values that ask for nothing; null never asks for anything."""
+
+
+def without_later(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """``given`` without the neutral values of :data:`NOT_BUILT`. Raises :class:`NotBuilt` for any other value of these."""
+    known = NOT_BUILT.get(kind, {})
+    for name in known.keys() & given.keys():
+        if given[name] is not None and str(given[name]) not in known[name]:
+            raise NotBuilt(name)
+    return {name: value for name, value in given.items() if name not in known}
 
 
 class NotFound(AsyncTaskError):

@@ -22,7 +22,8 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, is_held
 from asynctask.ledger.events import EventRecord
 from asynctask.ledger.tasks import candidates, try_close
-from asynctask.lists.uploads import Uploads, is_for_split_only
+from asynctask.lists.rows import ListSource
+from asynctask.lists.uploads import Uploads
 from asynctask.logs import get_logger
 
 __all__ = ["PARTS", "STRAYS_S", "MaintenanceLeadership", "Sweep"]
@@ -239,9 +240,10 @@ class Sweep:
         while True:
             with self._ledger.database.read() as connection:
                 found = task_rows.split_sources(connection, after, _SOURCES_AT_ONCE)
-            over = {i: source for i, state, source in found if state != "splitting" and is_for_split_only(source)}
-            for source in over.values():
-                self._uploads.remove(str(source["name"]))
+            sources = {i: ListSource.from_json(kept) for i, state, kept in found if state != "splitting"}
+            over = {i: source.name for i, source in sources.items() if source.items}
+            for name in over.values():
+                self._uploads.remove(name)
             if over:
                 task_rows.forget_sources(self._ledger, list(over))
             cleared += len(over)

@@ -132,7 +132,10 @@ class TaskHandle:
         with self._s.ledger.database.read() as connection:
             task_rows.get(connection, self.id)
         found = queries.rejects(self._s.ledger.database, self.id, after=after, limit=max(1, min(limit, MAX_PAGE)))
-        return [{**row, "errors": [self._said(each, locale) for each in row["errors"]]} for row in found]
+        return [
+            {"row": each.row, "errors": [self._said(problem, locale) for problem in each.errors], "cells": each.cells}
+            for each in found
+        ]
 
     def _said(self, kept: Mapping[str, Any], locale: str | None) -> dict[str, Any]:
         problem = revived(None, kept, locale or self._s.ledger.catalogue.locale).as_dict()

@@ -11,11 +11,11 @@ from typing import Any, Final, NoReturn
 import orjson
 from flask import Response
 
-from asynctask.errors import InputError, TooLarge
+from asynctask.errors import InputError
+from asynctask.lists.readers.json import check_depth
 
 __all__ = ["InvalidJson", "json_response", "json_text", "parse_json"]
 
-_TOKENS: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
 _MAY_OVERFLOW: Final = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{300}")
 
 
@@ -54,9 +54,9 @@ def parse_json(body: bytes, *, max_depth: int) -> Any:
     """Parses ``body``, after a check of its depth, so that no nesting can exhaust the stack.
 
     Integers of any size stay exact. Raises :class:`InvalidJson` (400) with line and column, also for duplicate keys, NaN,
-    Infinity, numbers that overflow and lone surrogates; :class:`TooLarge` for nesting deeper than ``max_depth``.
+    Infinity, numbers that overflow and lone surrogates; :class:`InputError` ``too_deep`` beyond ``max_depth``.
     """
-    _check_depth(body, max_depth)
+    check_depth(body, max_depth)
     try:
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -76,23 +76,6 @@ def parse_json(body: bytes, *, max_depth: int) -> Any:
         # int() refuses numbers of more than 4,300 digits, which take quadratic time.
         raise InvalidJson(f"the JSON holds a number that cannot be taken: {error}") from None
     return value
-
-
-def _check_depth(body: bytes, limit: int) -> None:
-    depth = 0
-    for match in _TOKENS.finditer(body):
-        token = match[0]
-        if token in (b"[", b"{"):
-            depth += 1
-            if depth > limit:
-                raise TooLarge(
-                    f"the JSON is nested more than {limit} deep at byte {match.start() + 1} (max_json_depth);"
-                    " make it flatter, or have the operator raise ASYNCTASK_MAX_JSON_DEPTH",
-                    status=422,
-                    code="too_deep",
-                )
-        elif token in (b"]", b"}"):
-            depth -= 1
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -9,16 +9,17 @@ from typing import Any, Final, cast
 from apiflask import APIFlask
 
 from asynctask.app import AsyncTask
+from asynctask.lists.options import NOT_BLANK, NUL_FREE
 from asynctask.lists.readers import FORMATS
 from webapi.problems import MEDIA_TYPE
-from webapi.shapes import LATER, NOT_BLANK, DryRunResult, FileSubmission, JsonSubmission, ProblemDetails
+from webapi.shapes import DryRunResult, FileSubmission, JsonSubmission, ProblemDetails
 from webapi.tasks import KEY_PATTERN, RAW
 
 __all__ = ["register"]
 
 _METHODS: Final = frozenset({"get", "post", "put", "patch", "delete"})
 _REF: Final = "#/components/schemas/{model}"
-_NO_NUL: Final = {"pattern": r"^[^\x00]*$"}
+_NO_NUL: Final = {"pattern": NUL_FREE}
 _SHEETS: Final = (
     "text/csv",
     "text/tab-separated-values",
@@ -61,8 +62,6 @@ def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | st
         schemas.update(schema.pop("$defs", {}))
         schemas[model.__name__] = schema
     schemas["FileSubmission"] = _with_file(schemas["FileSubmission"])
-    for schema in schemas.values():
-        _drop_later(schema)
     if app.workers:
         worker = schemas["FileSubmission"]["properties"]["worker"]
         schemas["FileSubmission"]["properties"]["worker"] = {
@@ -151,12 +150,6 @@ def _without_nul(schema: Any) -> Any:
     return found
 
 
-def _drop_later(schema: dict[str, Any]) -> None:
-    properties = schema.get("properties", {})
-    for name in [name for name, field in properties.items() if LATER in field]:
-        del properties[name]
-
-
 def _with_file(schema: dict[str, Any]) -> dict[str, Any]:
     properties = {name: _without_null(field) for name, field in schema["properties"].items()}
     # In a form every field is text; an object is its JSON.
@@ -228,7 +221,6 @@ def _complete_operation(path: str, operation: dict[str, Any]) -> None:
             response["content"] = _PROBLEM
         elif status == "304":
             response.pop("content", None)
-    operation["parameters"] = [p for p in operation.get("parameters", ()) if LATER not in p["schema"]]
-    for parameter in operation["parameters"]:
+    for parameter in operation.setdefault("parameters", []):
         if parameter["in"] == "path" and parameter["name"] == "task_id":
             parameter["schema"] = {"type": "integer", "minimum": 1, "maximum": 2**63 - 1}

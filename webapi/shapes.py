@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    JsonValue,
-    StringConstraints,
-    ValidationError,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, StringConstraints, ValidationError
 
+from asynctask.errors import without_later
+from asynctask.lists.options import NUL_FREE, CommonOptions, Parallel, Priority, Title, Unique, listed_or_text
 from webapi.problems import from_validation
 
 __all__ = [
-    "LATER",
-    "NOT_BLANK",
     "CellFault",
     "Control",
     "Counts",
@@ -61,17 +52,8 @@ __all__ = [
     "Workers",
 ]
 
-# PostgreSQL text cannot contain NUL, so no database accepts it.
-Title = Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00]*$")]
-Name = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^\x00]*$")]
-# At least one non-blank character, for blanks are stripped. Listed, because regular expression dialects differ in \s.
-NOT_BLANK = r"^[^\x00]*[^\x00\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000][^\x00]*$"
-NotBlank = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=NOT_BLANK)]
-QueueName = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_:.\-]+$")]
-Names = Annotated[str, StringConstraints(min_length=1, max_length=5_200, pattern=r"^[^\x00]*$")]
-LATER = "x-later"
-"""Marks fields that the document omits."""
-
+Name = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=NUL_FREE)]
+_COLUMNS = 'Which header means which field, as JSON: {"Artikel-Nr.": "sku"}; the rest is found by name.'
 _ENCODING = "What a text is encoded in: utf-8, gb18030, cp932...; default: its charset, else found out."
 
 Id = Annotated[int, Field(ge=1, le=2**63 - 1)]
@@ -122,31 +104,21 @@ Statuses = Annotated[str, AfterValidator(_ANY), Field(json_schema_extra=_ANY.sch
 RetryStatuses = Annotated[str, AfterValidator(_OVER), Field(json_schema_extra=_OVER.schema)]
 
 
-def _later(default: Any) -> Any:
-    """A field known only to be refused in this version; it is in no document."""
-    return Field(default, json_schema_extra={LATER: True})
-
-
-def _whole(value: Any) -> Any:
-    # JSON has one type of number: 20.0 is 20.
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-Parallel = Annotated[int, Field(ge=1, le=100_000), BeforeValidator(_whole)]
-Priority = Annotated[int, Field(ge=-1_000_000, le=1_000_000), BeforeValidator(_whole)]
-
-
 class _In(BaseModel):
-    """Unknown fields are refused with the nearest known one. ``what`` names a field in messages."""
+    """Unknown fields are refused with the nearest known one.
+
+    ``what`` names a field in messages; ``later`` says which fields of :data:`asynctask.errors.NOT_BUILT` are refused.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, str_max_length=10_000)
     what: ClassVar[str] = "field"
+    later: ClassVar[str] = ""
 
     @classmethod
     def model_validate(cls, obj: Any, **how: Any) -> Self:
         """As pydantic's; raises :class:`asynctask.errors.InputError` with every fault at once."""
         try:
-            return super().model_validate(obj, **how)
+            return super().model_validate(without_later(cls.later, obj) if isinstance(obj, dict) else obj, **how)
         except ValidationError as error:
             raise from_validation(error, list(cls.model_fields), cls.what) from None
 
@@ -176,9 +148,9 @@ class TaskQuery(_Query):
 class OneTaskQuery(_Query):
     """What to add to the progress object."""
 
+    later: ClassVar[str] = "poll"
+
     include: Literal["errors"] | None = Field(None, description="`errors` adds the first 20 failures.")
-    wait: float | None = _later(None)
-    version: int | None = _later(None)
 
 
 class EventQuery(_Query):
@@ -210,27 +182,11 @@ class RejectedQuery(_Query):
     limit: int = Field(100, ge=1, le=1000, description="Rows on a page.")
 
 
-class Options(_In):
+class Options(_In, CommonOptions):
     """What a submission may say beside its worker and its items. What is left out keeps the worker's default."""
 
     what: ClassVar[str] = "option"
-
-    title: Title | None = Field(None, description="A name that people will read.")
-    parallel: Parallel | None = Field(None, description="Jobs that may run at once; null for no limit.")
-    priority: Priority | None = Field(None, description="Smaller runs first.")
-    queue: QueueName | None = Field(None, description="Another queue than the worker's own.")
-    owner: Title | None = Field(None, description="Whose Task it is; Idempotency-Key is unique per owner.")
-    session: NotBlank | None = Field(None, description="Tasks of one session, of one owner, run one after the other.")
-    interval: float | None = _later(None)
-    chunk_size: int | None = _later(None)
-    tolerated_failures: int | float | str | None = _later(None)
-    on_complete: JsonValue = _later(None)
-    resubmit_of: int | None = _later(None)
-    dry_run: bool | None = Field(None, description="Only tell what the list would come to; nothing is written.")
-    strict: bool | None = Field(None, description="One refused row refuses the list as a whole.")
-    unique: Names | list[NotBlank] | None = Field(
-        None, description="Fields in which no two rows may be the same; as text, with commas between."
-    )
+    later: ClassVar[str] = "option"
 
 
 class JsonSubmission(Options):
@@ -247,9 +203,7 @@ class FileSubmission(Options):
 
     worker: Name = Field(description="The worker's name; GET /api/workers lists them.")
     sheet: Name | None = Field(None, description="The worksheet; default: the first visible one with rows.")
-    columns: dict[str, str] | None = Field(
-        None, description='Which header means which field, as JSON: {"Artikel-Nr.": "sku"}; the rest is found by name.'
-    )
+    columns: dict[str, str] | None = Field(None, description=_COLUMNS)
     encoding: Name | None = Field(None, description=_ENCODING)
 
 
@@ -259,11 +213,11 @@ class RawQuery(Options):
     model_config = ConfigDict(strict=False)
     what: ClassVar[str] = "query parameter"
 
-    unique: Names | None = Field(None, description="Fields in which no two rows may be the same, with commas between.")
-    worker: Name | None = Field(None, description="The worker's name; GET /api/workers lists them.")
-    columns: Annotated[str, Field(max_length=10_000)] | None = Field(
-        None, description='Which header means which field, as JSON: {"Artikel-Nr.": "sku"}; the rest is found by name.'
+    unique: Annotated[Unique, listed_or_text("text")] = Field(
+        None, description="Fields in which no two rows may be the same, with commas between."
     )
+    worker: Name | None = Field(None, description="The worker's name; GET /api/workers lists them.")
+    columns: Annotated[str, Field(max_length=10_000)] | None = Field(None, description=_COLUMNS)
     encoding: Name | None = Field(None, description=_ENCODING)
 
 
@@ -272,12 +226,11 @@ class Knobs(_In):
 
     model_config = ConfigDict(json_schema_extra={"minProperties": 1})
     what: ClassVar[str] = "knob"
+    later: ClassVar[str] = "knob"
 
     title: Title = Field("", description="A name that people will read.")
     parallel: Parallel | None = Field(None, description="Jobs that may run at once; null for no limit.")
     priority: Priority = Field(0, description="Smaller runs first.")
-    interval: float = _later(0.0)
-    tolerated_failures: int | float | str | None = _later(None)
 
 
 # -- responses: documented only, not validated at run time

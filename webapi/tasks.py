@@ -11,11 +11,10 @@ from flask import Response
 from werkzeug.datastructures import FileStorage
 
 from asynctask.app import AsyncTask
-from asynctask.errors import InputError, NotBuilt, Problem
+from asynctask.errors import InputError, Problem
 from asynctask.lists.dry_run import DryRun
 from asynctask.lists.problems import fault
-from asynctask.lists.rows import encoding_option, too_many_items
-from asynctask.lists.uploads import StoredFile
+from asynctask.lists.rows import ListSource, encoding_option, too_many_items
 from asynctask.submission import Submission
 from webapi.context import (
     TASKS,
@@ -44,7 +43,6 @@ from webapi.shapes import (
     LogEntries,
     NoQuery,
     OneTaskQuery,
-    Options,
     Progress,
     RawQuery,
     RetryQuery,
@@ -104,9 +102,6 @@ def show(task_id: int, query: OneTaskQuery) -> Response:
 
     Ask again after `poll_after_ms` with the ETag in `If-None-Match`: 304 says that nothing changed.
     """
-    for option in ("wait", "version"):
-        if getattr(query, option) is not None:
-            raise NotBuilt(option)
     found = find_progress(task_id, errors=query.include == "errors")
     if found.get("refusal") is not None:
         found["refusal"] = find_task(task_id).refusal_object(reader_locale())
@@ -278,26 +273,22 @@ def _submit_json(app: AsyncTask, incoming: ApiRequest, key: str | None) -> Submi
     body = incoming.get_json()
     if not isinstance(body, dict):
         raise InputError('the body must be a JSON object: {"worker": ..., "items": [...]}', code="wrong_type")
-    options = _given(JsonSubmission.model_validate(body))
-    worker, items = options.pop("worker"), options.pop("items")
-    _refuse_unknown(app, worker)
-    if len(items) > app.config.max_rows:
+    given = JsonSubmission.model_validate(body)
+    _refuse_unknown(app, given.worker)
+    if len(given.items) > app.config.max_rows:
         raise too_many_items(app.config.max_rows)
-    if options.get("dry_run"):
-        return _hand_in(app, worker, app.uploads.store_items(items), key, options)
-    options.pop("dry_run", None)
-    return app.submit_items(worker, items, wait_s=app.config.submit_wait_s, idempotency_key=key, **options)
+    return app.hand_in(given.worker, given.items, given.with_key(key), wait_s=app.config.submit_wait_s)
 
 
 def _submit_file(app: AsyncTask, incoming: ApiRequest, key: str | None) -> Submission | DryRun:
     incoming.load_form()
     file = _the_file(incoming)
-    options = _form_options(incoming, app.config.max_json_depth)
-    worker = options.pop("worker")
+    given = FileSubmission.model_validate(_form_fields(incoming, app.config.max_json_depth))
     # Before the possibly large file is stored.
-    _refuse_unknown(app, worker)
+    _refuse_unknown(app, given.worker)
+    source = ListSource.checked(given.sheet, given.columns, given.encoding)
     stored = app.uploads.store(file.stream, _name_of(file), limit=app.config.max_file_bytes)
-    return _hand_in(app, worker, stored, key, options)
+    return app.hand_in(given.worker, stored, given.with_key(key), source, wait_s=app.config.submit_wait_s)
 
 
 def _submit_raw(app: AsyncTask, incoming: ApiRequest, query: RawQuery, key: str | None) -> Submission | DryRun:
@@ -307,35 +298,28 @@ def _submit_raw(app: AsyncTask, incoming: ApiRequest, query: RawQuery, key: str 
             raise InputError(
                 f"query parameter {name!r} {problem.message}", code="invalid_query_parameter", errors=[problem]
             )
-    options = _given(query)
-    if (worker := options.pop("worker", None)) is None:
+    if query.worker is None:
         problem = fault(None, "worker", "missing", "missing")
         raise InputError("query parameter 'worker' is required", code="invalid_query_parameter", errors=[problem])
-    if "columns" in options:
-        columns = _columns(options["columns"], app.config.max_json_depth)
-        options["columns"] = FileSubmission.model_validate({"worker": worker, "columns": columns}).columns
-    _refuse_unknown(app, worker)
+    columns, encoding = None, query.encoding
+    if query.columns is not None:
+        parsed = _columns(query.columns, app.config.max_json_depth)
+        columns = FileSubmission.model_validate({"worker": query.worker, "columns": parsed}).columns
+    _refuse_unknown(app, query.worker)
     body = incoming.raw_body(*RAW)
     if (charset := incoming.mimetype_params.get("charset")) is not None:
         # The body is transcoded to UTF-8 while it is read, so no encoding has to be detected.
-        _refuse_contradiction(charset, options.get("encoding"))
-        options["encoding"] = "utf-8"
+        _refuse_contradiction(charset, encoding)
+        encoding = "utf-8"
+    source = ListSource.checked(None, columns, encoding)
     stored = app.uploads.store(body, RAW[incoming.mimetype], limit=app.config.max_file_bytes, named=False)
-    return _hand_in(app, worker, stored, key, options)
+    return app.hand_in(query.worker, stored, query.with_key(key), source, wait_s=app.config.submit_wait_s)
 
 
 def _refuse_contradiction(charset: str, encoding: str | None) -> None:
     if encoding is not None and encoding_option(encoding) != encoding_option(charset):
         problem = fault(None, "encoding", "invalid_option", "option.charset", {"charset": charset[:40]}, encoding[:200])
         raise InputError(f"option 'encoding' {problem.message}", code="invalid_options", errors=[problem])
-
-
-def _hand_in(
-    app: AsyncTask, worker: str, stored: StoredFile, key: str | None, options: dict[str, Any]
-) -> Submission | DryRun:
-    if options.pop("dry_run", False):
-        return app.check_file(worker, stored, **options)
-    return app.submit_file(worker, stored, wait_s=app.config.submit_wait_s, idempotency_key=key, **options)
 
 
 def _refuse_unknown(app: AsyncTask, worker: str) -> None:
@@ -368,7 +352,7 @@ def _name_of(file: FileStorage) -> str:
     return name if "." in name or file.mimetype not in RAW else name + Path(RAW[file.mimetype]).suffix
 
 
-def _form_options(incoming: ApiRequest, max_depth: int) -> dict[str, Any]:
+def _form_fields(incoming: ApiRequest, max_depth: int) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for name, values in incoming.form.lists():
         if len(values) > 1:
@@ -379,12 +363,7 @@ def _form_options(incoming: ApiRequest, max_depth: int) -> dict[str, Any]:
             fields[name] = values[0]
     if "columns" in fields:
         fields["columns"] = _columns(fields["columns"], max_depth)
-    return _given(FileSubmission.model_validate(fields))
-
-
-def _given(options: Options) -> dict[str, Any]:
-    """The given options; null means the default, except for ``parallel``, where it means no limit."""
-    return {k: v for k, v in options.model_dump(exclude_unset=True).items() if v is not None or k == "parallel"}
+    return fields
 
 
 def _columns(text: str, max_depth: int) -> Any:

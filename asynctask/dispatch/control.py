@@ -7,7 +7,7 @@ from typing import Any
 
 from asynctask.brokers.base import Broker
 from asynctask.clock import Clock
-from asynctask.errors import BrokerUnavailable, NotBuilt
+from asynctask.errors import BrokerUnavailable, without_later
 from asynctask.ledger import control
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.tasks import try_close
@@ -17,7 +17,6 @@ __all__ = ["Control"]
 
 _WITHDRAW = 1_000
 _TURN_FOR_S = 0.5
-_LATER = frozenset({"interval", "tolerated_failures"})
 
 
 class Control:
@@ -60,8 +59,7 @@ class Control:
 
     def update(self, task_id: int, changes: dict[str, Any], who: str = "") -> None:
         """Turns knobs. What waits in the broker under the old ones is taken back and dispatched anew."""
-        if later := _LATER & set(changes):
-            raise NotBuilt(sorted(later)[0])
+        changes = without_later("knob", changes)
         control.update(self._ledger, task_id, changes, who=who)
         if set(changes) & {"parallel", "priority"}:
             self.withdrawn(task_id)

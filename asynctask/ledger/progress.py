@@ -190,8 +190,13 @@ def progress(connection: Connection, task_ids: Sequence[int], now: int) -> list[
     return [found[task_id] for task_id in sorted(found, reverse=True)]
 
 
-def first_progress(row: dict[str, Any]) -> dict[str, Any]:
-    """The progress object of a Task just created with all its items. ``row``: its columns as written."""
+def first_progress(row: dict[str, Any]) -> dict[str, Any] | None:
+    """The progress object of a Task just created with all its items; None for one of a session, which may wait in it.
+
+    ``row``: its columns as written.
+    """
+    if row["session"] is not None:
+        return None
     counts: dict[str, int] = dict.fromkeys((f"n_{name}" for name in _TALLIED), 0)
     if row["created"]:
         counts |= {"n_enqueue": row["created"], "n_jobs": row["created_jobs"], "n_version": 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -21,7 +22,7 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, in_range, loads
 from asynctask.ledger.events import Applied, Change, EventRecord, Failure, Note, apply, read_events
 from asynctask.ledger.standalone import ENGINE
-from asynctask.ledger.tasks import try_close
+from asynctask.ledger.tasks import Reject, try_close
 from asynctask.messages import is_storable
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "DEAD",
     "RETRY",
     "SCHEDULE",
+    "EndedRow",
     "alone_dead",
     "cancel_removed",
     "count",
@@ -168,17 +170,30 @@ def _page_size(page: Sequence[Any]) -> int:
     return max(10, min(_PAGE, _PAGE_BYTES * len(page) // max(size, 1)))
 
 
+@dataclass(frozen=True, slots=True)
+class EndedRow:
+    """An Event as a report shows it. ``params`` is None where it was not asked for."""
+
+    id: int
+    seq: int
+    first_row: int | None
+    status: str
+    retries: int
+    started_at: int | None
+    result: Any
+    params: Any
+
+
 def rows_by_status(
     database: Database, task_id: int, statuses: Collection[str], *, params: bool = True
-) -> Iterator[dict[str, Any]]:
-    """Events of a Task in row order for a report: row, status, attempts, result, and with ``params`` these.
+) -> Iterator[EndedRow]:
+    """Events of a Task in row order for a report.
 
     Each page is its own read: a slow reader must not keep a transaction open.
     """
     after, size = -1, _FIRST_PAGE
-    columns = [_e.seq, _e.first_row, _e.last_row, _e.status, _e.attempt, _e.retries, _e.result, _e.id, _e.started_at]
-    if params:
-        columns.append(_e.params)
+    columns: list[Any] = [_e.id, _e.seq, _e.first_row, _e.status, _e.retries, _e.started_at, _e.result]
+    columns.append(_e.params if params else sa.null().label("params"))
     while True:
         statement = (
             sa.select(*columns)
@@ -188,7 +203,8 @@ def rows_by_status(
         )
         with database.read() as connection:
             page = connection.execute(statement).mappings().all()
-        yield from (dict(row) for row in page)
+        for row in page:
+            yield EndedRow(**{**row, "result": loads(row["result"]), "params": loads(row["params"])})
         if len(page) < size:
             return
         after, size = page[-1]["seq"], _page_size(page)
@@ -203,8 +219,8 @@ def failures_by_row(connection: Connection, event_ids: Sequence[int]) -> dict[in
 
 def rejects(
     database: Database, task_id: int, *, after: int = 0, limit: int | None = None, cells: bool = True
-) -> Iterator[dict[str, Any]]:
-    """Rows refused before queueing, in row order: ``row``, ``errors`` ([{column, code, message, value}]), ``cells``.
+) -> Iterator[Reject]:
+    """Rows refused before queueing, in row order.
 
     Without ``cells``, the largest part, these are None.
     """
@@ -218,7 +234,7 @@ def rejects(
         with database.read() as connection:
             page = connection.execute(statement).mappings().all()
         for row in page:
-            yield {"row": row["row"], "errors": loads(row["errors"]), "cells": loads(row["cells"])}
+            yield Reject(row["row"], loads(row["errors"]), loads(row["cells"]))
         if len(page) < size:
             return
         after = page[-1]["row"]

@@ -32,6 +32,7 @@ __all__ = [
     "NewWhole",
     "Reject",
     "SplitLost",
+    "TaskRow",
     "Whole",
     "add_slice",
     "by_idempotency_key",
@@ -47,6 +48,7 @@ __all__ = [
     "log",
     "nothing_taken",
     "plan",
+    "read",
     "refuse_list",
     "refuse_submission",
     "said_at_submit",
@@ -118,6 +120,23 @@ class Reject:
     row: int
     errors: Sequence[dict[str, Any]]
     cells: Any
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """A Task's columns outside the ledger. ``source`` is where its split resumes from; None if it cannot."""
+
+    id: int
+    worker_name: str
+    state: str
+    state_reason: str | None
+    split_state: str
+    split_reason: str | None
+    split_cursor: int
+    source: dict[str, Any] | None
+    created_jobs: int
+    rejected: int
+    planned: int | None
 
 
 @repeatable
@@ -197,6 +216,19 @@ def by_idempotency_key(ledger: Ledger, owner: str, key: str) -> dict[str, Any] |
 def get(connection: Connection, task_id: int) -> dict[str, Any]:
     """One Task's columns. Raises :class:`NotFound`."""
     return _found(connection.execute(_ONE, {"task_id": in_range(task_id)}), task_id)
+
+
+def read(ledger: Ledger, task_id: int) -> TaskRow:
+    """One Task, in a transaction of its own. Raises :class:`NotFound`."""
+    with ledger.database.read() as connection:
+        return _task_row(get(connection, task_id))
+
+
+def _task_row(row: dict[str, Any]) -> TaskRow:
+    return TaskRow(
+        row["id"], row["worker_name"], row["state"], row["state_reason"], row["split_state"], row["split_reason"],
+        row["split_cursor"], loads(row["split_source"]), row["created_jobs"], row["rejected"], row["planned"],
+    )  # fmt: skip
 
 
 def lock(connection: Connection, task_id: int) -> dict[str, Any]:
@@ -413,10 +445,10 @@ def plan(ledger: Ledger, task_id: int, planned: int) -> None:
 
 
 @repeatable
-def claim_split(ledger: Ledger, task_id: int, *, lease_s: float, of: str | None = None) -> dict[str, Any] | None:
+def claim_split(ledger: Ledger, task_id: int, *, lease_s: float, of: str | None = None) -> TaskRow | None:
     """Claims a split whose lease ended, or (``of``) takes it over from that process.
 
-    Returns the Task's columns (resume after ``split_cursor``), or None if another process holds it. A split that three
+    Returns the Task (resume after ``split_cursor``), or None if another process holds it. A split that three
     processes claimed without progress probably killed them: it ends as failed.
     """
     with ledger.database.write() as connection:
@@ -432,8 +464,7 @@ def claim_split(ledger: Ledger, task_id: int, *, lease_s: float, of: str | None 
             return None
         values = {"split_by": ledger.identity, "split_until": now + micros(lease_s), "split_tries": tries}
         connection.execute(tasks.update().where(_t.id == task_id).values(values))
-    task.update(values)
-    return task
+    return _task_row(task)
 
 
 def stalled_splits(connection: Connection, now: int) -> list[tuple[int, bool]]:
@@ -496,8 +527,9 @@ class NewWhole:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """The result of :meth:`GroupSubmit.create`. ``row``: the columns as written; None if the Task was ``created`` before
-    under the same idempotency key."""
+    """The result of :meth:`GroupSubmit.create`. ``row``: the columns as written, for
+    :func:`~asynctask.ledger.progress.first_progress`; None if the Task was created before under the same idempotency
+    key."""
 
     task_id: int
     created: bool

@@ -6,7 +6,7 @@ can be ended at any point.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -17,7 +17,7 @@ from asynctask.errors import InputError, Problem, Unavailable
 from asynctask.lists.items import Accepted, ItemShape, Refused
 from asynctask.lists.problems import render, revived, say, stored
 from asynctask.lists.readers import Limits
-from asynctask.lists.rows import open_list, too_many_items
+from asynctask.lists.rows import ListSource, open_list, too_many_items
 from asynctask.lists.uploads import Uploads
 
 __all__ = ["Checker", "DryRun", "DryRunTimeout", "Elsewhere", "check_rows"]
@@ -89,12 +89,14 @@ class DryRun:
         }
 
 
-def check_rows(rows: Iterable[Accepted | Refused], max_rows: int, check_time: Callable[[], None] = lambda: None) -> DryRun:
-    """Validates a list and writes nothing. ``go_on`` is called for each row and may raise.
+def check_rows(
+    rows: Iterable[Accepted | Refused], max_rows: int, *, strict: bool, check_time: Callable[[], None] = lambda: None
+) -> DryRun:
+    """Validates a list and writes nothing. ``check_time`` is called for each row and may raise.
 
     Raises :class:`InputError` for a list that is refused as a whole.
     """
-    found = DryRun()
+    found = DryRun(strict=strict)
     for row in rows:
         check_time()
         found.add(row)
@@ -113,19 +115,20 @@ class Checker:
         self._seconds = seconds
         self._elsewhere = elsewhere
 
-    def check(self, source: Mapping[str, Any], worker_name: str, shape: ItemShape, *, large: bool) -> DryRun:
-        """Validates a stored list; ``source`` as its submission would have kept it.
+    def check(self, source: ListSource, worker_name: str, shape: ItemShape, *, large: bool) -> DryRun:
+        """Validates a stored list, a ``large`` one in a child process.
 
         Raises :class:`InputError` for a list that is refused as a whole, :class:`DryRunTimeout`, and
         :class:`Unavailable` if the child ended without an answer.
         """
         if large:
-            answer = self._elsewhere(orjson.dumps({"worker": worker_name, "source": source}), self._seconds)
+            order = orjson.dumps({"worker": worker_name, "source": source.as_json()})
+            answer = self._elsewhere(order, self._seconds)
             if answer is not None:
                 return _from_json(answer)
         return self.check_here(source, shape)
 
-    def check_here(self, source: Mapping[str, Any], shape: ItemShape) -> DryRun:
+    def check_here(self, source: ListSource, shape: ItemShape) -> DryRun:
         """Validates a stored list in this process. Raises as :meth:`check`; checks the time after each row."""
         until = self._clock.monotonic() + self._seconds
 
@@ -134,9 +137,9 @@ class Checker:
                 raise DryRunTimeout(self._seconds)
 
         with open_list(self._uploads, self._limits, source, shape, check_time) as opened:
-            return check_rows(opened.checked(unique=source.get("unique") or ()), self._limits.max_rows, check_time)
+            return check_rows(opened.checked(), self._limits.max_rows, strict=source.strict, check_time=check_time)
 
-    def answer(self, source: Mapping[str, Any], shape: ItemShape) -> bytes:
+    def answer(self, source: ListSource, shape: ItemShape) -> bytes:
         """The child's answer: the result of :meth:`check_here`, or its error, as JSON."""
         try:
             found = self.check_here(source, shape)
@@ -152,6 +155,7 @@ class Checker:
         return orjson.dumps(
             {
                 "accepted": found.accepted, "rejected": found.rejected, "truncated": found.truncated,
+                "strict": found.strict,
                 "problems": [_as_kept(problem) for problem in found.problems], "first_items": found.first_items,
             }
         )  # fmt: skip
@@ -172,7 +176,7 @@ def _from_json(answer: bytes) -> DryRun:
             errors=[revived(each["row"], each, "en") for each in result["errors"]],
         )  # fmt: skip
     problems = [revived(each["row"], each, "en") for each in result["problems"]]
-    return DryRun(result["accepted"], result["rejected"], problems, result["truncated"], result["first_items"])
+    return DryRun(**{**result, "problems": problems})
 
 
 def _as_kept(problem: Problem) -> dict[str, Any]:

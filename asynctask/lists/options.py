@@ -1,55 +1,119 @@
-"""The options of a submission and their validation."""
+"""The options of a submission: one model for Python, the command line and HTTP."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    WithJsonSchema,
+)
 
-from asynctask.errors import InputError, NotBuilt, Problem
+from asynctask.errors import InputError, Problem, without_later
 from asynctask.lists.problems import fault, from_pydantic
 
-__all__ = ["Options", "check_options"]
+__all__ = [
+    "NOT_BLANK",
+    "NUL_FREE",
+    "CommonOptions",
+    "Options",
+    "Parallel",
+    "Priority",
+    "Title",
+    "Unique",
+    "check_options",
+    "listed_or_text",
+]
 
-# Options of a later version, with the value that has no effect; any other value is refused, never ignored.
-_LATER: Mapping[str, Any] = {
-    "interval": 0, "chunk_size": 1, "tolerated_failures": None, "on_complete": None, "resubmit_of": None,
-}  # fmt: skip
-_NOTHING = {"", "0", "0.0", "1", "false", "null"}
+NUL_FREE: Final = r"^[^\x00]*$"
+NOT_BLANK: Final = r"^[^\x00]*[^\x00\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000][^\x00]*$"
+"""For the API's document: a text with more than blanks, which are stripped. Dialects differ in what ``\\s`` matches."""
 
 
-class Options(BaseModel):
-    """The validated options of a submission."""
+def _without_nul(text: str) -> str:
+    # PostgreSQL text cannot contain NUL, so no database takes it. pydantic itself refuses lone surrogates.
+    if "\0" in text:
+        raise ValueError("holds a NUL character: take it out")
+    return text
 
-    model_config = ConfigDict(extra="forbid", str_strip_whitespace=True)
 
-    title: Annotated[str, Field(max_length=255)] = ""
-    parallel: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] | None = None
-    queue: Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_:.\-]+$")] | None = None
-    owner: Annotated[str, Field(max_length=255)] = ""
-    session: Annotated[str, Field(min_length=1, max_length=255)] | None = None
-    idempotency_key: Annotated[str, Field(min_length=1, max_length=255)] | None = None
-    unique: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=255)], ...], Field(max_length=20)] | None = None
-    strict: bool = False
-    dry_run: bool = False
+def _whole(value: Any) -> Any:
+    # JSON has one type of number: 20.0 is 20.
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
-    @field_validator("unique", mode="before")
-    @classmethod
-    def _names(cls, value: Any) -> Any:
-        # A form, a query and a flag give one text: names separated by commas.
-        return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
 
-    @field_validator("title", "owner", "session", "idempotency_key")
-    @classmethod
-    def _storable(cls, value: str | None) -> str | None:
-        # PostgreSQL text cannot contain NUL, so no database takes it. The model itself refuses lone surrogates.
-        if value is not None and "\0" in value:
-            raise ValueError("holds a NUL character: take it out")
-        return value
+def _names(value: Any) -> Any:
+    # A form, a query and a flag give one text: names separated by commas.
+    if isinstance(value, str):
+        return tuple(filter(None, map(str.strip, value.split(","))))
+    return tuple(value) if isinstance(value, list) else value
+
+
+def listed_or_text(*kinds: str) -> WithJsonSchema:
+    """How the API's document describes ``unique``, which is sent as one or more of ``text`` and ``list``."""
+    schemas: dict[str, Any] = {
+        "text": {"type": "string", "minLength": 1, "maxLength": 5_200, "pattern": NUL_FREE},
+        "list": {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": NOT_BLANK}},
+    }
+    return WithJsonSchema({"anyOf": [*(schemas[kind] for kind in kinds), {"type": "null"}]})
+
+
+Title = Annotated[
+    str,
+    StringConstraints(strip_whitespace=True, max_length=255),
+    AfterValidator(_without_nul),
+    Field(json_schema_extra={"pattern": NUL_FREE}),
+]
+NotBlank = Annotated[
+    str,
+    StringConstraints(strip_whitespace=True, min_length=1, max_length=255),
+    AfterValidator(_without_nul),
+    Field(json_schema_extra={"pattern": NOT_BLANK}),
+]
+QueueName = Annotated[
+    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_:.\-]+$")
+]
+Parallel = Annotated[int, Field(ge=1, le=100_000), BeforeValidator(_whole)]
+Priority = Annotated[int, Field(ge=-1_000_000, le=1_000_000), BeforeValidator(_whole)]
+Unique = Annotated[Annotated[tuple[NotBlank, ...], Field(max_length=20)] | None, BeforeValidator(_names)]
+
+
+class CommonOptions(BaseModel):
+    """What a submission may say beside its worker and its items. What is left out keeps the worker's default."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    title: Title | None = Field(None, description="A name that people will read.")
+    parallel: Parallel | None = Field(None, description="Jobs that may run at once; null for no limit.")
+    priority: Priority | None = Field(None, description="Smaller runs first.")
+    queue: QueueName | None = Field(None, description="Another queue than the worker's own.")
+    owner: Title | None = Field(None, description="Whose Task it is; Idempotency-Key is unique per owner.")
+    session: NotBlank | None = Field(None, description="Tasks of one session, of one owner, run one after the other.")
+    dry_run: bool | None = Field(None, description="Only tell what the list would come to; nothing is written.")
+    strict: bool | None = Field(None, description="One refused row refuses the list as a whole.")
+    unique: Annotated[Unique, listed_or_text("text", "list")] = Field(
+        None, description="Fields in which no two rows may be the same; as text, with commas between."
+    )
+
+    def with_key(self, key: str | None) -> Options:
+        """These options, without what a request adds to them, and with an ``idempotency_key``."""
+        shared = {name: getattr(self, name) for name in CommonOptions.model_fields}
+        return Options.model_construct(**shared, idempotency_key=key)
+
+
+class Options(CommonOptions):
+    """The validated options of a submission. HTTP has the key in a header."""
+
+    idempotency_key: NotBlank | None = None
 
 
 def check_options(given: Mapping[str, Any]) -> Options:
@@ -57,15 +121,9 @@ def check_options(given: Mapping[str, Any]) -> Options:
 
     Raises :class:`InputError` that names each invalid one, :class:`NotBuilt` for one of a later version.
     """
-    options = dict(given)
-    for name, nothing in _LATER.items():
-        value = options.pop(name, None)
-        if value is None or value == nothing:
-            continue
-        if not (isinstance(value, str) and value.lower() in _NOTHING and value.lower() == str(nothing).lower()):
-            raise NotBuilt(name)
     try:
-        return Options.model_validate({k: v for k, v in options.items() if v is not None})
+        said = {name: value for name, value in given.items() if value is not None}
+        return Options.model_validate(without_later("option", said))
     except ValidationError as error:
         problems = [_option_problem(each) for each in error.errors()]
         text = "; ".join(f"{p.column}: {p.message}" for p in problems)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -22,6 +22,7 @@ from asynctask.errors import InputError, Problem
 from asynctask.ledger import queries
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
+from asynctask.ledger.tasks import Reject
 from asynctask.lists.coerce import span_text
 from asynctask.lists.readers.base import CellError, shorten
 from asynctask.messages import CATALOGUE
@@ -35,6 +36,7 @@ __all__ = [
     "jsonable",
     "kept_problems",
     "localised",
+    "problems_of",
     "refusal",
     "render",
     "render_whole",
@@ -287,20 +289,24 @@ _STATUS: Final[Mapping[str, int]] = {
 def kept_problems(ledger: Ledger, task_id: int, limit: int) -> tuple[Problem, ...]:
     """The problems of a Task's first ``limit`` refused rows, in the application's language."""
     rejects = queries.rejects(ledger.database, task_id, limit=limit)
-    locale = ledger.catalogue.locale
-    return tuple(revived(row["row"], each, locale) for row in rejects for each in row["errors"])
+    return problems_of(rejects, ledger.catalogue.locale)
+
+
+def problems_of(rejects: Iterable[Reject], locale: str) -> tuple[Problem, ...]:
+    """The problems of refused rows, in a language."""
+    return tuple(revived(each.row, problem, locale) for each in rejects for problem in each.errors)
 
 
 def refusal(ledger: Ledger, task_id: int) -> InputError | None:
     """The error of a rejected Task, as its sender would get it; None if not rejected. Raises :class:`NotFound`."""
-    with ledger.database.read() as connection:
-        task = task_rows.get(connection, task_id)
-        log = queries.log(connection, task_id, limit=10)
-    if task["state"] != State.REJECTED:
+    task = task_rows.read(ledger, task_id)
+    if task.state != State.REJECTED:
         return None
     problems = kept_problems(ledger, task_id, MAX_ROWS)
-    code, _, text = str(task["split_reason"] or "").partition(": ")
+    code, _, text = (task.split_reason or "").partition(": ")
     if text:
+        with ledger.database.read() as connection:
+            log = queries.log(connection, task_id, limit=10)
         detail: dict[str, Any] = next(
             (entry["detail"] for entry in log if entry["action"] == "split failed" and entry["detail"]), {}
         )
@@ -310,9 +316,9 @@ def refusal(ledger: Ledger, task_id: int) -> InputError | None:
             text, code=code, status=_STATUS.get(code), errors=faults or problems, text=str(detail.get("text") or ""),
             params=detail.get("params"),
         )  # fmt: skip
-    if task["state_reason"] == "rows_rejected":
-        return rows_rejected(task["rejected"], task["planned"] or task["rejected"], problems)
-    return _whole("all_rejected" if task["rejected"] else "no_items", {}, problems)
+    if task.state_reason == "rows_rejected":
+        return rows_rejected(task.rejected, task.planned or task.rejected, problems)
+    return _whole("all_rejected" if task.rejected else "no_items", {}, problems)
 
 
 def rows_rejected(rejected: int, total: int, problems: tuple[Problem, ...]) -> InputError:

@@ -8,10 +8,10 @@ import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import orjson
 
@@ -22,11 +22,13 @@ from asynctask.lists.problems import MAX_ROWS, fault, jsonable, rows_rejected, s
 from asynctask.lists.readers import Limits, RawRow, Source
 from asynctask.lists.readers.base import normalise, shorten
 from asynctask.lists.readers.table import HEADER_ROWS
-from asynctask.lists.uploads import ListFile, Uploads, list_file
+from asynctask.lists.uploads import ITEMS, ListFile, Uploads, list_file
+from asynctask.messages import is_storable
 
 __all__ = [
     "SMALL_FILE",
     "FirstRows",
+    "ListSource",
     "OpenList",
     "Twins",
     "all_good",
@@ -40,42 +42,88 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
+class ListSource:
+    """How a list is read. It is kept with its Task as JSON, so that any process can split the list.
+
+    ``sheet``: of a workbook; ``columns``: header -> field; ``encoding``: a codec, None to detect it; ``unique``: fields in
+    which no two rows may be the same; ``strict``: one refused row refuses the list; ``name``: of the file in ``data_dir``;
+    ``filename``: the name it was sent under; ``items``: JSON items, stored only until they are split.
+    """
+
+    sheet: str | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    encoding: str | None = None
+    unique: tuple[str, ...] = ()
+    strict: bool = False
+    name: str = ""
+    filename: str = ""
+    items: bool = False
+
+    @classmethod
+    def checked(
+        cls, sheet: str | None = None, columns: Mapping[str, str] | None = None, encoding: str | None = None
+    ) -> Self:
+        """What a sender says of a list. Raises :class:`InputError` for an unknown encoding or a text no database stores."""
+        said = [("sheet", sheet or ""), *(("columns", text) for pair in (columns or {}).items() for text in pair)]
+        for name, text in said:
+            if not is_storable(text):
+                raise InputError(f"{name}: {text[:100]!r} holds a NUL or half a character (a lone surrogate): take it out")
+        return cls(sheet, dict(columns or {}), None if encoding is None else encoding_option(encoding))
+
+    @classmethod
+    def from_json(cls, kept: Mapping[str, Any]) -> Self:
+        """What :meth:`as_json` made. Earlier versions kept no ``items``; there a file named so without options says it."""
+        source = cls(
+            kept.get("sheet"), kept.get("columns") or {}, kept.get("encoding"), tuple(kept.get("unique") or ()),
+            bool(kept.get("strict")), str(kept.get("name", "")), str(kept.get("filename", "")),
+        )  # fmt: skip
+        bare = source.filename == ITEMS and not (source.sheet or source.columns or source.encoding)
+        return replace(source, items=bool(kept.get("items", bare)))
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON-ready."""
+        kept = {"name": self.name, "filename": self.filename, "sheet": self.sheet, "columns": dict(self.columns)}
+        options = {"unique": list(self.unique), "encoding": self.encoding, "strict": self.strict}
+        return {**kept, "items": self.items, **{name: value for name, value in options.items() if value}}
+
+
+@dataclass(frozen=True, slots=True)
 class OpenList:
     """A stored list, its columns bound to the worker's shape. ``planned`` as of a Source."""
 
     source: Source
     shape: ItemShape
     binding: Binding | None
+    unique: tuple[str, ...]
 
     @property
     def planned(self) -> int | None:
         return self.source.planned
 
-    def checked(self, after: int = 0, *, unique: Sequence[str] = ()) -> Iterator[Accepted | Refused]:
+    def checked(self, after: int = 0) -> Iterator[Accepted | Refused]:
         """See :func:`checked`."""
         if self.binding is not None and self.source.headers is not None:
-            refuse_absent(unique, self.source.headers, self.binding, self.shape)
-        return checked(self.source.rows, self.shape, self.binding, unique, after)
+            refuse_absent(self.unique, self.source.headers, self.binding, self.shape)
+        return checked(self.source.rows, self.shape, self.binding, self.unique, after)
 
 
 @contextmanager
 def open_list(
     uploads: Uploads,
     limits: Limits,
-    source: Mapping[str, Any],
+    source: ListSource,
     shape: ItemShape,
     alive: Callable[[], None] = lambda: None,
 ) -> Iterator[OpenList]:
-    """Opens a stored list. ``source``: ``name``, ``filename``, ``sheet`` and ``encoding``, as kept with the submission.
-    ``alive`` as of :func:`~asynctask.lists.uploads.list_file`.
+    """Opens a stored list; ``alive`` as of :func:`~asynctask.lists.uploads.list_file`.
 
     Raises :class:`InputError` for a list that is refused as a whole.
     """
-    path, filename = uploads.find(str(source["name"])), str(source["filename"])
+    path = uploads.find(source.name)
     small = path.stat().st_size <= SMALL_FILE
-    with list_file(path, filename, limits, encoding=source.get("encoding"), alive=alive) as file:
+    with list_file(path, source.filename, limits, encoding=source.encoding, alive=alive) as file:
         try:
-            opened = file.open(source.get("sheet"), shape.expected)
+            opened = file.open(source.sheet, shape.expected)
         except InputError as error:
             raise explained(error, error.params.get("sheet"), file, shape, small=small) from None
         with opened:
@@ -83,7 +131,7 @@ def open_list(
                 binding = shape.bind(opened.headers) if opened.headers is not None else None
             except InputError as error:
                 raise explained(error, opened.sheet_name, file, shape, small=small) from None
-            yield OpenList(opened, shape, binding)
+            yield OpenList(opened, shape, binding, source.unique)
 
 
 def checked(
@@ -266,11 +314,11 @@ class Twins:
         if not isinstance(item, Mapping):
             return None
         values = []
-        for field in self._unique:
-            value = item.get(field)
-            if value is None or not self._shape.is_given(raw, field, value, self._binding):
+        for name in self._unique:
+            value = item.get(name)
+            if value is None or not self._shape.is_given(raw, name, value, self._binding):
                 return None
-            plain = self._plain[field]
+            plain = self._plain[name]
             values.append(value if plain is None else plain(value))
         return orjson.dumps(values, option=orjson.OPT_SORT_KEYS)
 

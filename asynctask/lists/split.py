@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import repeat
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -16,16 +15,16 @@ from asynctask.clock import Clock
 from asynctask.errors import InputError, LedgerUnavailable, Problem
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, dumps
-from asynctask.ledger.tasks import NewItem, Reject, SplitLost
+from asynctask.ledger.tasks import NewItem, NewTask, NewWhole, Reject, SplitLost
 from asynctask.lists.items import Accepted, ItemShape, Refused
 from asynctask.lists.problems import stored
 from asynctask.lists.readers import Limits
-from asynctask.lists.rows import open_list, too_many_items
-from asynctask.lists.uploads import Uploads, is_for_split_only
+from asynctask.lists.rows import ListSource, open_list, too_many_items
+from asynctask.lists.uploads import Uploads
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 
-__all__ = ["WHOLE_S", "Splitter", "Tally", "WholeList", "Writing"]
+__all__ = ["WHOLE_S", "Splitter", "Tally", "Writing"]
 
 FIRST_SLICE = 100
 SLICE = 1_000
@@ -63,21 +62,6 @@ class _Slice:
     tell: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class WholeList:
-    """A list that fits one slice, validated before any of it is written.
-
-    ``total``: number of rows; ``cursor``: number of the last; ``refused``: the list is strict and has ``rejects``.
-    """
-
-    items: list[NewItem]
-    rejects: list[Reject]
-    problems: list[Problem]
-    total: int
-    cursor: int
-    refused: bool
-
-
 class Splitter:
     """Splits lists into the ledger.
 
@@ -106,7 +90,7 @@ class Splitter:
     def split_source(
         self,
         task_id: int,
-        source: Mapping[str, Any],
+        source: ListSource,
         shape_of: Callable[[Mapping[str, str]], ItemShape],
         *,
         after: int = 0,
@@ -114,25 +98,23 @@ class Splitter:
     ) -> Tally:
         """Splits a stored list after the row ``after``, and ends the split: sealed, or failed with a reason.
 
-        ``source``: the list as kept with the submission. ``created``: jobs that exist already; for a strict list a number
-        above 0 means that every row was accepted before. Raises :class:`SplitLost` where another process took over, and
-        LedgerUnavailable; then the split stays as it is and is resumed later.
+        ``created``: jobs that exist already; for a strict list a number above 0 means that every row was accepted before.
+        Raises :class:`SplitLost` where another process took over, and LedgerUnavailable; then the split stays as it is and
+        is resumed later.
         """
         tally = Tally()
         with self._lease(task_id):
             try:
-                shape = shape_of(source.get("columns") or {})
-                with open_list(self._uploads, self._limits, source, shape) as opened:
+                with open_list(self._uploads, self._limits, source, shape_of(source.columns)) as opened:
                     if opened.planned is not None:
                         task_rows.plan(self._ledger, task_id, opened.planned)
-                    rows = partial(opened.checked, unique=source.get("unique") or ())
-                    if source.get("strict") and not created and not self._all_good(task_id, rows(0), tally, after):
+                    if source.strict and not created and not self._all_good(task_id, opened.checked(), tally, after):
                         task_rows.refuse_list(self._ledger, task_id, tally.accepted + tally.rejected)
                         self._clear(task_id, source)
                         return tally
                     tally = Tally()
-                    checked = rows(after)
-                    self._split(task_id, _still_good(checked) if source.get("strict") else checked, tally, after)
+                    rows = opened.checked(after)
+                    self._split(task_id, _still_good(rows) if source.strict else rows, tally, after)
                 task_rows.seal(self._ledger, task_id)
             except InputError as error:
                 tally.error = error
@@ -146,12 +128,12 @@ class Splitter:
         self._on_slice()
         return tally
 
-    def _clear(self, task_id: int, source: Mapping[str, Any]) -> None:
+    def _clear(self, task_id: int, source: ListSource) -> None:
         """Removes a list that was stored only to be split. After an error here, maintenance removes it."""
-        if not is_for_split_only(source):
+        if not source.items:
             return
         try:
-            self._uploads.remove(str(source["name"]))
+            self._uploads.remove(source.name)
             task_rows.forget_sources(self._ledger, [task_id])
         except (OSError, LedgerUnavailable) as error:
             self._log.warning("upload_not_removed", task_id=task_id, error=str(error))
@@ -177,8 +159,8 @@ class Splitter:
         """Whether a list of ``count`` rows and ``size`` bytes (None: unknown) may suit :meth:`gather`."""
         return (count is None or count <= min(SLICE, self._limits.max_rows)) and (size is None or size <= MAX_WHOLE_BYTES)
 
-    def gather(self, rows: Iterable[Accepted | Refused], *, strict: bool) -> WholeList | None:
-        """The whole list, validated, if it fits one slice and takes at most :data:`WHOLE_S`; writes nothing.
+    def gather(self, new: NewTask, rows: Iterable[Accepted | Refused], *, strict: bool) -> NewWhole | None:
+        """A Task with its whole list, validated, if that fits one slice and takes at most :data:`WHOLE_S`; writes nothing.
 
         None for a list that must be split: too large, too slow, or broken; the split meets the error again and records it.
         A refused ``strict`` list has rejects only.
@@ -195,8 +177,8 @@ class Splitter:
         except Exception:  # the split meets the error again and records it
             return None
         refused = strict and bool(current.rejects)
-        items = [] if refused else current.items
-        return WholeList(items, current.rejects, tally.problems, tally.accepted + tally.rejected, current.cursor, refused)
+        items, planned = [] if refused else current.items, tally.accepted + tally.rejected
+        return NewWhole(new, items, current.rejects, planned, current.cursor, refused)
 
     # -- strict lists
 

@@ -37,7 +37,6 @@ __all__ = [
     "StoredFile",
     "Uploads",
     "Workbook",
-    "is_for_split_only",
     "is_workbook",
     "items_body",
     "list_file",
@@ -65,6 +64,11 @@ class StoredFile:
     sha256: str
     is_items: bool = False
     named: bool = True
+
+    @property
+    def title(self) -> str:
+        """The title of its Task, if no other is given."""
+        return self.filename if self.named else ""
 
 
 class Uploads:
@@ -109,10 +113,6 @@ class Uploads:
             raise
         return StoredFile(name, path, clean(filename), size, digest.hexdigest(), named=named)
 
-    def store_items(self, items: Any) -> StoredFile:
-        """Stores a list of JSON items. Raises :class:`InputError` ``not_json``."""
-        return self.store_body(items_body(items))
-
     def store_body(self, body: bytes) -> StoredFile:
         """Stores the result of :func:`items_body`."""
         return replace(self.store(io.BytesIO(body), ITEMS, limit=len(body), named=False), is_items=True)
@@ -149,15 +149,6 @@ class Uploads:
         except OSError as error:
             raise Unavailable(f"data_dir cannot be written: {self._folder}: {error.strerror}") from error
         return self._folder
-
-
-def is_for_split_only(source: Mapping[str, Any]) -> bool:
-    """Whether a stored list (``split_source`` of its Task) is JSON items, of no use once they are split.
-
-    Earlier versions kept no flag; there the file name :data:`ITEMS` without any option of a file says so.
-    """
-    named = source.get("filename") == ITEMS and not any(source.get(each) for each in ("sheet", "columns", "encoding"))
-    return bool(source.get("items", named))
 
 
 def items_body(items: Any) -> bytes:

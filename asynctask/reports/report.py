@@ -18,12 +18,14 @@ from asynctask.database.engine import Database
 from asynctask.errors import InputError
 from asynctask.ledger import queries
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger, loads
+from asynctask.ledger.base import Ledger
+from asynctask.ledger.tasks import Reject
 from asynctask.lists.items import ItemShape
 from asynctask.lists.original_rows import KeptRows, all_columns, remove_drafts
 from asynctask.lists.problems import render
 from asynctask.lists.readers import Limits, Source, open_source
 from asynctask.lists.readers.base import normalise
+from asynctask.lists.rows import ListSource
 from asynctask.lists.uploads import Uploads, Workbook, is_workbook
 from asynctask.logs import get_logger
 from asynctask.reports.files import ReportRow
@@ -81,12 +83,11 @@ def make_report(
     """
     if kind not in KINDS:
         raise InputError(f"rows={kind!r} is none; choose of {', '.join(KINDS)}", code="unknown_rows")
-    with ledger.database.read() as connection:
-        task = task_rows.get(connection, task_id)
-    source = loads(task["split_source"])
+    kept = task_rows.read(ledger, task_id).source
     original = None
-    if source:
-        expect = (shape.expected if shape else frozenset()) | frozenset(source.get("columns") or {})
+    if kept:
+        source = ListSource.from_json(kept)
+        expect = (shape.expected if shape else frozenset()) | frozenset(source.columns)
         original = open_original(uploads, source, limits, expect, alive)
     ledger_rows = _LedgerRows(ledger.database, task_id, kind, locale)
     if original is None:
@@ -172,13 +173,13 @@ class _LedgerRows:
             names.update(dict.fromkeys(shape.model.model_fields))
         else:
             for event in self._events(params=True):
-                names.update(dict.fromkeys(_item(event["params"])))
+                names.update(dict.fromkeys(_cells(event.params)))
                 if len(names) > _MAX_NAMES:
                     break
         for reject in self._rejects(cells=True):
             if len(names) > _MAX_NAMES:
                 break
-            names.update(dict.fromkeys(_cells(reject["cells"])))
+            names.update(dict.fromkeys(_cells(reject.cells)))
         return list(names)
 
     def rows(self, headers: Sequence[str], *, values: bool) -> Iterator[tuple[ReportRow, int | None]]:
@@ -190,37 +191,38 @@ class _LedgerRows:
     def values(self, number: int | None, event_id: int | None) -> Mapping[str, Any]:
         if event_id is None:
             found = next(queries.rejects(self._database, self._task_id, after=(number or 1) - 1, limit=1), None)
-            return _cells(found["cells"]) if found is not None else {}
+            return _cells(found.cells) if found is not None else {}
         with self._database.read() as connection:
             events = queries.event_page(connection, self._task_id, after=event_id - 1, limit=1)
         return _cells(events[0]["params"]) if events else {}
 
-    def _events(self, *, params: bool) -> Iterator[dict[str, Any]]:
+    def _events(self, *, params: bool) -> Iterator[queries.EndedRow]:
         if not self._statuses:
             return iter(())
         return queries.rows_by_status(self._database, self._task_id, self._statuses, params=params)
 
-    def _rejects(self, *, cells: bool) -> Iterator[dict[str, Any]]:
+    def _rejects(self, *, cells: bool) -> Iterator[Reject]:
         return queries.rejects(self._database, self._task_id, cells=cells) if self._with_rejects else iter(())
 
     def _ended(self, values: bool) -> Iterator[tuple[ReportRow, int | None]]:
         events = self._events(params=values)
         while page := list(islice(events, _PAGE)):
-            failed = [event["id"] for event in page if event["status"] in _FAILED]
+            failed = [event.id for event in page if event.status in _FAILED]
             messages = {}
             if failed:
                 with self._database.read() as connection:
                     messages = queries.failures_by_row(connection, failed)
             for event in page:
-                error = messages.get(event["id"])
-                item = _item(event["params"]) if values else {}
-                attempts, result = _attempts(event), loads(event["result"])
-                yield ReportRow(item, event["first_row"], event["status"], error, attempts, result), event["id"]
+                # As the retry policy counts them; a job redelivered for other reasons is not counted again.
+                attempts = event.retries + (event.started_at is not None)
+                error = messages.get(event.id)
+                row = ReportRow(_cells(event.params), event.first_row, event.status, error, attempts, event.result)
+                yield row, event.id
 
-    def _refused(self, reject: Mapping[str, Any], names: Mapping[str, str]) -> ReportRow:
+    def _refused(self, reject: Reject, names: Mapping[str, str]) -> ReportRow:
         bad: dict[str, str] = {}
         row_messages, messages = [], []
-        for problem in reject["errors"]:
+        for problem in reject.errors:
             column, text = problem["column"], render(problem, self._locale)
             header = _header(column, names) if column else None
             if header is None:
@@ -229,8 +231,8 @@ class _LedgerRows:
                 bad[header] = f"{bad[header]}\n{text}" if header in bad else text
             messages.append(f"{column}: {text}" if column else text)
         return ReportRow(
-            _cells(reject["cells"]),
-            reject["row"],
+            _cells(reject.cells),
+            reject.row,
             "rejected",
             "; ".join(messages),
             0,
@@ -247,15 +249,6 @@ def _by_name(headers: Sequence[str]) -> dict[str, str]:
 def _header(column: str, names: Mapping[str, str]) -> str | None:
     """The header of a problem's column, which may be a path into a cell: address.city is in address."""
     return names.get(normalise(column)) or names.get(normalise(column.partition(".")[0]))
-
-
-def _attempts(row: Mapping[str, Any]) -> int:
-    """Attempts as the retry policy counts them; a job redelivered for other reasons is not counted again."""
-    return int(row["retries"]) + (row["started_at"] is not None)
-
-
-def _item(params: str) -> dict[str, Any]:
-    return _cells(loads(params))
 
 
 def _cells(value: Any) -> dict[str, Any]:
@@ -283,23 +276,23 @@ class Original(Protocol):
 
 def open_original(
     uploads: Uploads,
-    source: Mapping[str, Any],
+    source: ListSource,
     limits: Limits,
     expect: Collection[str],
     alive: Callable[[], None] = lambda: None,
 ) -> Original | None:
-    """The list in ``source`` of a Task; None if it is gone or unreadable.
+    """The list of a Task; None if it is gone or unreadable.
 
     Arguments: ``limits`` and ``expect`` as of :func:`~asynctask.lists.readers.open_source`; ``alive`` is called now and
     then, and an exception it raises ends the work. Raises :class:`Unavailable` if no child can be started.
     """
     try:
-        path = uploads.find(str(source["name"]))
+        path = uploads.find(source.name)
         if is_workbook(path):
             return _cached_rows(uploads, path, source, limits, expect, alive)
         return _Text(path, source, limits, expect, alive)
     except (InputError, OSError) as error:
-        get_logger("asynctask.report").warning("original_unreadable", name=source.get("name"), error=str(error))
+        get_logger("asynctask.report").warning("original_unreadable", name=source.name, error=str(error))
         return None
 
 
@@ -309,7 +302,7 @@ class _Text:
     def __init__(
         self,
         path: Path,
-        source: Mapping[str, Any],
+        source: ListSource,
         limits: Limits,
         expect: Collection[str],
         alive: Callable[[], None],
@@ -331,9 +324,9 @@ class _Text:
     def _open(self) -> Source:
         return open_source(
             self._path,
-            str(self._source["filename"]),
-            sheet=self._source.get("sheet"),
-            encoding=self._source.get("encoding"),
+            self._source.filename,
+            sheet=self._source.sheet,
+            encoding=self._source.encoding,
             limits=self._limits,
             expect=self._expect,
         )
@@ -352,7 +345,7 @@ def _original_cells(opened: Source, *, quiet: bool = False) -> Iterator[tuple[in
 def _cached_rows(
     uploads: Uploads,
     path: Path,
-    source: Mapping[str, Any],
+    source: ListSource,
     limits: Limits,
     expect: Collection[str],
     alive: Callable[[], None],
@@ -365,8 +358,8 @@ def _cached_rows(
         if (found := _readable(target)) is None:
             remove_drafts(target)  # left by a killed child
             try:
-                with Workbook(path, str(source["filename"]), limits, alive=alive) as workbook:
-                    workbook.keep(target, source.get("sheet"), expect)
+                with Workbook(path, source.filename, limits, alive=alive) as workbook:
+                    workbook.keep(target, source.sheet, expect)
             finally:
                 remove_drafts(target)
             found = KeptRows(target)

@@ -19,6 +19,7 @@ from asynctask.errors import ConfigError, Conflict
 from asynctask.ledger import doctor, processes
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.lists.uploads import items_body
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
@@ -135,7 +136,7 @@ def test_the_doctor_holds_nobody_up_where_nothing_is_wrong(app: AsyncTask) -> No
 def test_items_handed_in_as_json_are_on_the_disk_before_the_answer(app: AsyncTask, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Any] = []
     monkeypatch.setattr(os, "fsync", noting(synced, os.fsync))
-    app.uploads.store_items([{"a": 1}])
+    app.uploads.store_body(items_body([{"a": 1}]))
     assert len(synced) == 2  # the file, and the folder that names it
 
 

@@ -17,6 +17,7 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.tasks import NewItem, SplitLost
 from asynctask.lists import split
 from asynctask.lists.dry_run import DryRun
+from asynctask.lists.uploads import items_body
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.databases("sqlite", reason="what is looked at is which rows are taken")
@@ -112,7 +113,7 @@ def test_unique_that_names_no_field_is_refused_before_anything_is_written(world:
             app.submit("order", [], unique=wrong)
         assert caught.value.code == "invalid_options"
     assert app.tasks() == []
-    assert list(app.uploads.store_items([]).path.parent.iterdir())[1:] == []
+    assert list(app.uploads.store_body(items_body([])).path.parent.iterdir())[1:] == []
 
 
 # -- strict

@@ -22,6 +22,7 @@ from asynctask.clock import SystemClock, SystemIds
 from asynctask.lists.cells import Percent
 from asynctask.lists.original_rows import KeptRows, Percents, keep_rows, percents_of
 from asynctask.lists.readers import CellError, Limits, RawRow
+from asynctask.lists.rows import ListSource
 from asynctask.lists.uploads import StoredFile, Uploads
 from asynctask.reports.report import Original, open_original
 
@@ -56,7 +57,7 @@ def stored(uploads: Uploads, body: bytes, filename: str = "list.xlsx") -> Stored
 
 
 def opened(uploads: Uploads, file: StoredFile, **more: Any) -> Original | None:
-    return open_original(uploads, {"name": file.name, "filename": file.filename}, Limits(), ["sku"], **more)
+    return open_original(uploads, ListSource(name=file.name, filename=file.filename), Limits(), ["sku"], **more)
 
 
 def left(tmp_path: Path) -> set[str]:

@@ -15,9 +15,8 @@ from support.webshop import Client, build_app, client_of, form_of
 
 from asynctask import AsyncTask
 from asynctask.errors import InputError
-from asynctask.lists.options import check_options
+from asynctask.lists.options import NOT_BLANK, check_options
 from webapi import create_app
-from webapi.shapes import NOT_BLANK
 
 DOCS = Path(__file__).resolve().parents[2] / "docs/http.md"
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import orjson
 
@@ -14,7 +14,7 @@ from asynctask.errors import InputError, Problem
 from asynctask.lists.readers.base import Limits, OpenOptions, RawRow, over_limit
 from asynctask.lists.readers.encodings import BOM, decoded, prove_encoding
 
-__all__ = ["JsonSource", "Piece", "check_depth", "items_in", "items_of", "open_json", "open_ndjson", "too_deep"]
+__all__ = ["JsonSource", "Piece", "check_depth", "items_of", "open_json", "open_ndjson"]
 
 _CHUNK: Final = 1 << 18
 _SHOWN: Final = 200
@@ -66,23 +66,14 @@ def open_json(path: Path, options: OpenOptions) -> JsonSource:
     limits, codec = options.limits, prove_encoding(path, options.encoding, options.expect)
 
     def items() -> Iterator[RawRow]:
-        return _items(_utf8(path, codec), limits)
+        for number, piece in enumerate(items_of(_utf8(path, codec), limits), 1):
+            yield _item(number, piece, limits)
 
     count = 0
     for count, _ in enumerate(items(), 1):
         if count > limits.max_rows:
             raise over_limit("the list has more items", "max_rows", limits.max_rows)
     return JsonSource("json", items, count)
-
-
-def items_in(body: bytes, limits: Limits) -> Iterator[RawRow]:
-    """The items of a JSON list in memory, one by one; raises as :func:`open_json`."""
-    return _items(iter([body]), limits)
-
-
-def _items(chunks: Iterator[bytes], limits: Limits) -> Iterator[RawRow]:
-    for number, piece in enumerate(items_of(chunks, limits), 1):
-        yield _item(number, piece, limits)
 
 
 def open_ndjson(path: Path, options: OpenOptions) -> JsonSource:
@@ -103,12 +94,14 @@ def open_ndjson(path: Path, options: OpenOptions) -> JsonSource:
     return JsonSource("ndjson", items, count)
 
 
-def check_depth(bare: bytes, max_depth: int) -> None:
-    """Raises :class:`InputError` ``too_deep`` if a JSON text (without its strings) nests deeper than ``max_depth``.
+def check_depth(text: bytes, max_depth: int) -> None:
+    """Raises :class:`InputError` ``too_deep`` if a JSON text nests deeper than ``max_depth``.
 
     Each round removes the innermost pairs: at most ``max_depth`` rounds, no recursion.
     """
-    brackets = bare.translate(_ONE_KIND, _NO_BRACKETS)
+    if text.count(b"[") + text.count(b"{") <= max_depth:
+        return
+    brackets = _STRINGS.sub(b"", text).translate(_ONE_KIND, _NO_BRACKETS)
     for _ in range(max_depth):
         if not brackets:
             return
@@ -122,7 +115,7 @@ def check_depth(bare: bytes, max_depth: int) -> None:
         depth += 1 if bracket == 0x5B else -1
         deepest = max(deepest, depth)
     if deepest > max_depth or b"[]" in brackets:
-        raise too_deep(max_depth)
+        raise _too_deep(max_depth)
 
 
 def _utf8(path: Path, codec: str) -> Iterator[bytes]:
@@ -172,8 +165,7 @@ def _line_item(number: int, line: bytes, size: int, limits: Limits) -> RawRow:
     if size > 16 * limits.max_item_bytes:
         return _refused(number, line, _item_too_large(number, size, limits))
     try:
-        if line.count(b"[") + line.count(b"{") > limits.max_json_depth:
-            check_depth(_STRINGS.sub(b"", line), limits.max_json_depth)
+        check_depth(line, limits.max_json_depth)
         return RawRow(number, _parsed(line, number, 1))
     except InputError as error:
         return _refused(number, line, Problem(number, None, error.code, str(error), _beginning(line)))
@@ -241,16 +233,13 @@ _PLAIN: Final = re.compile(rb'[^ \t\r\n,:\[\]{}"]*+')
 _OPEN, _QUOTE = frozenset(b"[{"), ord('"')
 
 
-class Piece:
-    """The JSON of an item. ``raw`` is None if it exceeds the limit; ``size`` is in bytes.
+class Piece(NamedTuple):
+    """The JSON of an item, at ``line`` and ``column`` from 1. ``raw`` is None beyond the limit; ``size`` is in bytes."""
 
-    ``line``, ``column``: its position, from 1.
-    """
-
-    __slots__ = ("column", "line", "raw", "size")
-
-    def __init__(self, raw: bytes | None, size: int, line: int, column: int) -> None:
-        self.raw, self.size, self.line, self.column = raw, size, line, column
+    raw: bytes | None
+    size: int
+    line: int
+    column: int
 
 
 def items_of(chunks: Iterator[bytes], limits: Limits) -> Iterator[Piece]:
@@ -273,7 +262,7 @@ def items_of(chunks: Iterator[bytes], limits: Limits) -> Iterator[Piece]:
         raise text.broken(f"{what}; put everything in one list: [{{...}}, {{...}}]")
 
 
-def too_deep(most: int) -> InputError:
+def _too_deep(most: int) -> InputError:
     """The error for too deep nesting."""
     return InputError(
         f"the JSON nests deeper than {most} levels (max_json_depth); send flatter items,"
@@ -355,7 +344,7 @@ class _Text:
         if found != wanted:
             raise self.broken(f"the JSON is broken: {wanted.decode()!r} is missing")
         if depth > self._most_depth:
-            raise too_deep(self._most_depth)
+            raise _too_deep(self._most_depth)
         self._at += 1
 
     def flat(self, depth: int) -> Piece | None:
@@ -409,7 +398,7 @@ class _Text:
             elif found in _OPEN:
                 depth += 1
                 if depth > self._most_depth:
-                    raise too_deep(self._most_depth)
+                    raise _too_deep(self._most_depth)
             else:
                 depth -= 1
                 if depth == outer:
