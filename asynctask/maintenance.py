@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker, Copy, Held, Key
@@ -17,7 +17,7 @@ from asynctask.dispatch.control import Control
 from asynctask.dispatch.dispatcher import LOOK_AGAIN_S
 from asynctask.dispatch.outbox import poisoned
 from asynctask.errors import Unavailable
-from asynctask.ledger import control, dispatchable, leases, processes, progress, sessions
+from asynctask.ledger import control, dispatchable, leases, lost_copies, processes, progress, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, is_held
 from asynctask.ledger.events import EventRecord
@@ -25,7 +25,7 @@ from asynctask.ledger.tasks import candidates, try_close
 from asynctask.lists.uploads import Uploads, is_for_split_only
 from asynctask.logs import get_logger
 
-__all__ = ["PARTS", "STRAYS_S", "MaintenanceLeadership", "Sweep"]
+__all__ = ["STRAYS_S", "MaintenanceLeadership", "Sweep"]
 
 LOOK_S = 10.0
 SAMPLE_S = 5.0
@@ -108,7 +108,7 @@ class Sweep:
         while not self._leadership.stopped:
             wanted: Sequence[str] = ()
             try:
-                wanted = self._leadership.wanted()
+                wanted = self._leadership.due_steps(self._steps)
             except Unavailable as error:
                 self._log.warning("sweep_put_off", part="look", error=str(error))
             except Exception:
@@ -118,13 +118,13 @@ class Sweep:
         self._leadership.leave()
 
     def sweep(self) -> None:
-        """Does each part once; a part that fails leaves the others their turn."""
+        """Does each step once; a step that fails does not keep the others from theirs."""
         self._rests.clear()
         self._do(list(self._steps))
 
-    def _do(self, parts: Sequence[str]) -> None:
+    def _do(self, steps: Sequence[str]) -> None:
         clock = self._ledger.clock
-        for name in parts:
+        for name in steps:
             begun, longest = clock.monotonic(), math.inf
             if begun < self._rests.get(name, 0.0):
                 continue
@@ -265,13 +265,13 @@ class Sweep:
             self._nudge()
         self._look_at_alone()
         with self._ledger.database.read() as connection:
-            tasks = processes.flying_tasks(connection)
-        processes.advance_low(self._ledger, tasks)
+            tasks = lost_copies.tasks_in_flight(connection)
+        lost_copies.advance_low_mark(self._ledger, tasks)
         with self._ledger.database.read() as connection:
             flying = {
                 (record.job_id, record.row.attempt): record
                 for task_id in tasks
-                for record in processes.flying_rows(connection, task_id)
+                for record in lost_copies.rows_in_flight(connection, task_id)
             }
         # A process may have died before it could take back what it pushed of a Task that was cancelled meanwhile.
         for task_id in sorted({r.task_id for r in flying.values() if r.task_id and r.task_state == State.CANCELLED}):
@@ -281,7 +281,7 @@ class Sweep:
         gone = [(record.id, key[1]) for key, record in missing.items() if key in self._missed]
         self._missed = {key: (record.id, key[1]) for key, record in missing.items()}
         if gone:
-            processes.lost_copies(self._ledger, gone)
+            lost_copies.redispatch_lost(self._ledger, gone)
             self._log.warning("copies_lost", count=len(gone))
             self._nudge()
         return len(gone)
@@ -293,14 +293,14 @@ class Sweep:
 
     def _look_at_some(self) -> int:
         with self._ledger.database.read() as connection:
-            records: list[EventRecord] = processes.to_look_at(connection, self._ledger.now(), _LOOK_AT_ONCE)
+            records: list[EventRecord] = lost_copies.events_to_check(connection, self._ledger.now(), _LOOK_AT_ONCE)
         if not records:
             return 0
         held = self._broker.holds({(r.job_id, r.row.attempt) for r in records})
         there = [r.id for r in records if (r.job_id, r.row.attempt) in held]
         gone = [(r.id, r.row.attempt) for r in records if (r.job_id, r.row.attempt) not in held]
-        processes.look_later(self._ledger, there, look_again_s=LOOK_AGAIN_S)
-        processes.lost_copies(self._ledger, gone)
+        lost_copies.check_later(self._ledger, there, after_s=LOOK_AGAIN_S)
+        lost_copies.redispatch_lost(self._ledger, gone)
         return len(records)
 
     def sample(self) -> None:
@@ -313,10 +313,6 @@ class Sweep:
 
 
 # -- which process leads, and which steps are due
-
-PARTS: Final = (
-    "recover_dead", "release_due", "turn_rows", "take_up_splits", "close", "find_lost", "sample", "clear_uploads",
-)  # fmt: skip
 
 _QUIET: Final = 3
 """Pauses between two queries of the leader while nothing happens; other processes check the leader after twice as many."""
@@ -365,10 +361,10 @@ class MaintenanceLeadership:
         self._apart = apart  # so are the lists of processes
         self._strays_at = -1e9
         self._cleared_at = -1e9
-        self._mine = False
+        self._held = False
         self._holder = leases.Holder(None)
         self._known: list[dict[str, object]] = []
-        self._looked = -1e9
+        self._queried_at = -1e9
         self._due_at = -1e9  # when it would look next if it looked at even distances because it hears something
         self._listed = -1e9
         self._newest: int | None = None
@@ -392,7 +388,7 @@ class MaintenanceLeadership:
 
     def pause(self) -> None:
         """Waits for the next query."""
-        if self._waker is None or not self._mine:
+        if self._waker is None or not self._held:
             self._stop.wait(self._every_s)
         elif not self._stop.is_set() and self._waker.wait(self._every_s):
             # A process left something in the ledger for the leader. The first few notifications cause a query each, for the
@@ -401,42 +397,42 @@ class MaintenanceLeadership:
             early = self._due_at - self._ledger.clock.monotonic()
             self._stop.wait(max(0.0, min(early - _AT_ONCE * distance, distance)))
             self._due_at = max(self._due_at, self._ledger.clock.monotonic()) + distance
-            self._looked = -1e9
+            self._queried_at = -1e9
 
     def leave(self) -> None:
         """Gives up leadership."""
-        if self._mine:
-            self._mine = False
+        if self._held:
+            self._held = False
             try:
-                leases.give_up(self._ledger, leases.UPKEEP)
+                leases.give_up(self._ledger, leases.MAINTENANCE)
             except Unavailable as error:  # it ends with the lease of the process
                 self._log.warning("duty_not_given_up", error=str(error))
 
     # -- what is wanted
 
-    def wanted(self) -> Sequence[str]:
-        """The steps that this process should do now, none where it does not lead. Raises LedgerUnavailable."""
-        if not self._on_duty():
+    def due_steps(self, steps: Iterable[str]) -> Sequence[str]:
+        """Those of the ``steps`` that this process should do now; none where it does not lead. Raises LedgerUnavailable."""
+        if not self._leads():
             return ()
         now = self._ledger.clock.monotonic()
         died = any(self._host.knows_dead(process) for process in self._known)
         scheduled = self._scheduled_at is not None and self._scheduled_at <= self._ledger.now()
-        if not (died or scheduled or self._active) and now - self._looked < _QUIET * self._every_s:
+        if not (died or scheduled or self._active) and now - self._queried_at < _QUIET * self._every_s:
             return ()
-        found = self._look(now)
-        if not found.mine:
-            self._mine = False
+        found = self._query(now)
+        if not found.leads:
+            self._held = False
             return ()
-        return [part for part in PARTS if self._wants(part, found, died)]
+        return [step for step in steps if self._is_due(step, found, died)]
 
-    def _wants(self, part: str, found: leases.Upkeep, died: bool) -> bool:
-        if part == "recover_dead":
+    def _is_due(self, step: str, found: leases.Work, died: bool) -> bool:
+        if step == "recover_dead":
             return found.dead or found.lost or died or (self._broker_apart and found.open) or self._is_time_for_strays()
-        if part == "release_due":
+        if step == "release_due":
             return self._broker_apart or (found.scheduled_at is not None and found.scheduled_at <= self._ledger.now())
-        if part == "clear_uploads":
+        if step == "clear_uploads":
             return self._can_split and self._is_time_to_clear()
-        return found.open or (part == "find_lost" and found.alone)
+        return found.open or (step == "find_lost" and found.alone)
 
     def _is_time_for_strays(self) -> bool:
         now = self._ledger.clock.monotonic()
@@ -452,9 +448,9 @@ class MaintenanceLeadership:
         self._cleared_at = now
         return True
 
-    def _look(self, now: float) -> leases.Upkeep:
-        found = leases.look(self._ledger)
-        self._looked = now
+    def _query(self, now: float) -> leases.Work:
+        found = leases.query_work(self._ledger)
+        self._queried_at = now
         self._active = self._broker_apart or not found.quiet
         self._scheduled_at = found.scheduled_at
         if found.ready:
@@ -474,16 +470,16 @@ class MaintenanceLeadership:
         cannot_split = holder.identity is not None and processes.is_engine(holder.identity)
         return holder.is_gone(self._host, self._ledger.now()) or (self._can_split and cannot_split)
 
-    def _on_duty(self) -> bool:
-        if self._mine:
+    def _leads(self) -> bool:
+        if self._held:
             return True
         now = self._ledger.clock.monotonic()
-        if now - self._looked < 2 * _QUIET * self._every_s and not self._holder.is_dead(self._host):
+        if now - self._queried_at < 2 * _QUIET * self._every_s and not self._holder.is_dead(self._host):
             return False
-        self._looked = now
-        self._holder = leases.holder_of(self._ledger, leases.UPKEEP)
-        mine = self._holder.identity == self._ledger.identity
-        if mine or self._gives_way(self._holder):
-            self._mine = mine or leases.take_over(self._ledger, leases.UPKEEP, self._holder.identity)
+        self._queried_at = now
+        self._holder = leases.holder_of(self._ledger, leases.MAINTENANCE)
+        own = self._holder.identity == self._ledger.identity
+        if own or self._gives_way(self._holder):
+            self._held = own or leases.take_over(self._ledger, leases.MAINTENANCE, self._holder.identity)
             self._active = True
-        return self._mine
+        return self._held

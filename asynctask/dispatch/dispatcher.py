@@ -308,8 +308,8 @@ class Dispatcher:
             if not w["quiet"]
         ]
         if self._local is not None:
-            mine = self._local()
-            loads_ = [load for load in loads_ if load.identity != mine.identity] + [replace(mine, mine=True)]
+            own = self._local()
+            loads_ = [load for load in loads_ if load.identity != own.identity] + [replace(own, is_local=True)]
         return loads_
 
     def _dispatch(self, loads_: Sequence[Load]) -> int:
@@ -458,7 +458,7 @@ class DispatchLeadership:
             return None
         if now < self._elsewhere_until:
             return self._elsewhere_until - now
-        other = leases.take(self._ledger, leases.DISPATCH, DUTY_S)
+        other = leases.acquire(self._ledger, leases.DISPATCH, DUTY_S)
         if other is None:
             self._held_until = now + DUTY_S
             return None

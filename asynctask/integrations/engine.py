@@ -54,7 +54,7 @@ class EngineProcess:
         config = app.config
         self._heartbeat = Heartbeat(
             self.ledger, app.clock, every_s=config.heartbeat_s, lease_s=config.lease_s,
-            tell=self._heartbeat_facts, on_signal=self._on_signal,
+            facts=self._heartbeat_facts, on_signal=self._on_signal,
         )  # fmt: skip
         self._sweep = Sweep(
             self.ledger, app.broker, app.host, app.controls,

@@ -35,13 +35,11 @@ from asynctask.maintenance import Sweep
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import TaskEventMiddleware, Tracker
 from asynctask.runtime.execution import Execution, Observers
-from asynctask.runtime.fetcher import Fetcher
+from asynctask.runtime.fetcher import Fetcher, Intake, Strangers
 from asynctask.runtime.heartbeat import Heartbeat, Showing
-from asynctask.runtime.intake import HeldCopies, Intake, Strangers
 from asynctask.runtime.interpreter import Switching, collect_seldom
-from asynctask.runtime.isolation import Isolation
 from asynctask.runtime.poller import Poller
-from asynctask.runtime.pool import Pool
+from asynctask.runtime.pool import HeldCopies, Isolation, Pool
 from asynctask.runtime.supervisor import Pulse, Wakeup
 from asynctask.worker import Worker
 
@@ -148,7 +146,7 @@ class Launcher:
         self.recorder = Recorder(ledger, busy_for=self._busy_for, on_due=self.dispatcher.expect)
         self.tracker = Tracker(ledger, self.recorder)
         self.heartbeat = Heartbeat(
-            ledger, parts.clock, every_s=config.heartbeat_s, lease_s=config.lease_s, tell=self._tell, on_signal=self.obey
+            ledger, parts.clock, every_s=config.heartbeat_s, lease_s=config.lease_s, facts=self._facts, on_signal=self.obey
         )
         self.pool, self.fetcher = self._made_pool()
         self.performer = self.pool.performer
@@ -368,7 +366,7 @@ class Launcher:
     def _unrecorded(self) -> int:
         return self.recorder.waiting
 
-    def _tell(self) -> dict[str, Any]:
+    def _facts(self) -> dict[str, Any]:
         load = self.pool.load()
         return {"busy": self.pool.busy, "rate": load.rate, "quiet": int(self.pool.is_quiet)}
 

@@ -291,7 +291,7 @@ def test_small_tasks_that_are_over_are_closed_together_and_no_other(world: World
     closer = Closer(app.ledger, lambda at: None)
     closer.ended([*over, open_, in_session])
     with transactions(monkeypatch) as seen:
-        closer.look()
+        closer.check()
     assert len(seen) <= 2, "one for all that are small, one for the one that holds a session"
     states = dict(world.sql("SELECT id, state FROM tasks"))
     assert states == {**dict.fromkeys(over, "finished"), open_: "running", in_session: "finished"}
