@@ -27,15 +27,34 @@ from asynctask.logs import get_logger
 
 __all__ = ["STRAYS_S", "MaintenanceLeadership", "Sweep"]
 
+# Seconds between two runs of a step
+
 LOOK_S = 10.0
+"""Of the search for lost copies: a copy that two searches miss is lost, and none is on its way for so long."""
+
 SAMPLE_S = 5.0
-POISON_COPIES = 3
-_DUE_AT_ONCE = 1_000
-_LOOKS = 10
-_LOOK_AT_ONCE = 1_000
-_REST = 20
-_SOURCES_AT_ONCE = 500
-_WORK = ("release_due", "turn_rows")  # each turn of these is a step towards an end that somebody waits for
+"""Of the samples for rate and chart."""
+
+STRAYS_S: Final = 10.0
+"""Of the search for lists of unregistered processes, where the broker is a server of its own."""
+
+CLEAR_S: Final = 3_600.0
+"""Of the search for stored lists that no Task needs; there hardly ever is one."""
+
+_REST_FACTOR: Final = 20
+"""Of any other step, in multiples of the time that it took: no step takes more than a twentieth of the time."""
+
+_WORK: Final = ("release_due", "turn_rows")
+"""Steps without a pause: somebody waits for their end, and each run brings it nearer."""
+
+# Rows of one transaction or query
+
+_BATCH: Final = 1_000
+_MAX_CHECKS: Final = 10
+"""Batches of Events without a Task that one search for lost copies checks; the next search has the rest."""
+
+POISON_COPIES: Final = 3
+"""Deaths of processes after which an untracked job goes among the dead."""
 
 
 class Sweep:
@@ -87,7 +106,7 @@ class Sweep:
             "clear_uploads": self.clear_uploads,
         }
         self._missed: dict[Key, tuple[int, int]] = {}
-        self._looked_at = -math.inf
+        self._searched_at = -math.inf
         self._unknown: set[str] = set()
         self._rests: dict[str, float] = {}
         self._thread: threading.Thread | None = None
@@ -137,9 +156,8 @@ class Sweep:
                 self._log.exception("sweep_failed", part=name)
             if name in _WORK:
                 continue
-            # However many Tasks are open: no look takes more than a twentieth of the time.
             ended = clock.monotonic()
-            self._rests[name] = ended + min(_REST * (ended - begun), longest)
+            self._rests[name] = ended + min(_REST_FACTOR * (ended - begun), longest)
 
     # -- the dead
 
@@ -194,7 +212,7 @@ class Sweep:
             return
         now = self._ledger.now()
         for name in (RETRY, SCHEDULE):
-            while self._broker.release_due(name, now, _DUE_AT_ONCE) == _DUE_AT_ONCE:
+            while self._broker.release_due(name, now, _BATCH) == _BATCH:
                 pass
 
     def turn_rows(self) -> None:
@@ -238,7 +256,7 @@ class Sweep:
         after, cleared, waits = self._cleared, 0, False
         while True:
             with self._ledger.database.read() as connection:
-                found = task_rows.split_sources(connection, after, _SOURCES_AT_ONCE)
+                found = task_rows.split_sources(connection, after, _BATCH)
             over = {i: source for i, state, source in found if state != "splitting" and is_for_split_only(source)}
             for source in over.values():
                 self._uploads.remove(str(source["name"]))
@@ -250,7 +268,7 @@ class Sweep:
                 waits |= state == "splitting"
                 if not waits:
                     self._cleared = task_id
-            if len(found) < _SOURCES_AT_ONCE:
+            if len(found) < _BATCH:
                 return cleared
 
     # -- lost copies
@@ -258,12 +276,12 @@ class Sweep:
     def find_lost(self) -> int:
         """Dispatches again what the broker did not hold on two looks 10 s apart. Returns how many copies were lost."""
         now = self._ledger.clock.monotonic()
-        if now - self._looked_at < LOOK_S:
+        if now - self._searched_at < LOOK_S:
             return 0
-        self._looked_at = now
+        self._searched_at = now
         if dispatchable.repair(self._ledger) + sessions.repair(self._ledger):
             self._nudge()
-        self._look_at_alone()
+        self._check_alone()
         with self._ledger.database.read() as connection:
             tasks = lost_copies.tasks_in_flight(connection)
         lost_copies.advance_low_mark(self._ledger, tasks)
@@ -286,14 +304,14 @@ class Sweep:
             self._nudge()
         return len(gone)
 
-    def _look_at_alone(self) -> None:
-        for _ in range(_LOOKS):  # every look ends for those that it saw; what is left has its turn with the next sweeps
-            if self._look_at_some() < _LOOK_AT_ONCE:
+    def _check_alone(self) -> None:
+        for _ in range(_MAX_CHECKS):
+            if self._check_some_alone() < _BATCH:
                 return
 
-    def _look_at_some(self) -> int:
+    def _check_some_alone(self) -> int:
         with self._ledger.database.read() as connection:
-            records: list[EventRecord] = lost_copies.events_to_check(connection, self._ledger.now(), _LOOK_AT_ONCE)
+            records: list[EventRecord] = lost_copies.events_to_check(connection, self._ledger.now(), _BATCH)
         if not records:
             return 0
         held = self._broker.holds({(r.job_id, r.row.attempt) for r in records})
@@ -317,17 +335,10 @@ class Sweep:
 _QUIET: Final = 3
 """Pauses between two queries of the leader while nothing happens; other processes check the leader after twice as many."""
 
-STRAYS_S: Final = 10.0
-"""Seconds between two searches for lists of unregistered processes, where the broker is a server of its own."""
-
-CLEAR_S: Final = 3_600.0
-"""Seconds between two searches for stored lists that no Task needs; there hardly ever is one."""
-
-_OFTEN: Final = 0.25
-"""Share of a pause between two queries that notifications cause, after the first few."""
+_NOTIFIED: Final = 0.25
+"""Pause between two queries that notifications cause, as a share of the usual one; the first :data:`_AT_ONCE` have none."""
 
 _AT_ONCE: Final = 2
-"""Queries that notifications cause at once."""
 
 
 class MaintenanceLeadership:
@@ -381,7 +392,7 @@ class MaintenanceLeadership:
         return self._stop.is_set()
 
     def stop(self) -> None:
-        """Ends the pause and whatever would follow."""
+        """Ends the pause and what would follow."""
         self._stop.set()
         if self._waker is not None:
             self._waker.wake()
@@ -393,7 +404,7 @@ class MaintenanceLeadership:
         elif not self._stop.is_set() and self._waker.wait(self._every_s):
             # A process left something in the ledger for the leader. The first few notifications cause a query each, for the
             # query before may have come too early; where much happens, one query serves all of them.
-            distance = self._every_s * _OFTEN
+            distance = self._every_s * _NOTIFIED
             early = self._due_at - self._ledger.clock.monotonic()
             self._stop.wait(max(0.0, min(early - _AT_ONCE * distance, distance)))
             self._due_at = max(self._due_at, self._ledger.clock.monotonic()) + distance

@@ -15,7 +15,7 @@ from typing import Any, Final
 import orjson
 
 from asynctask.brokers.base import DEAD, Broker, Copy, Held
-from asynctask.clock import SECOND, Clock
+from asynctask.clock import SECOND, Clock, backoff_s
 from asynctask.core.transitions import Begin
 from asynctask.dispatch.outbox import buried, job_of, options_of, worker_name
 from asynctask.errors import InputError, Unavailable
@@ -27,7 +27,6 @@ from asynctask.messages import clean
 from asynctask.middleware.tracker import TICKET, Arrival, Ticket, Tracker
 from asynctask.runtime.execution import Execution
 from asynctask.runtime.pool import AHEAD_S, MANY_DONE, HeldCopies, Pool
-from asynctask.runtime.retry import pause_s
 from asynctask.wire.payload import parse
 from asynctask.wire.ruby_json import dump_any
 from asynctask.worker import Worker
@@ -126,7 +125,7 @@ class Fetcher:
                 tries += 1
                 self._log.warning("fetch_put_off", error=str(error), tries=tries)
                 self._doubt.rise()
-                self._quiet.wait(pause_s(tries))
+                self._quiet.wait(backoff_s(tries))
             except Exception:
                 self._log.exception("fetch_failed")
                 self._doubt.rise()

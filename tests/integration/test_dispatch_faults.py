@@ -431,7 +431,7 @@ def test_a_copy_that_lies_in_a_set_is_not_on_its_way_and_its_event_is_dispatched
     sweep = Sweep(app.ledger, app.broker, app.host, app.controls)
     found = []
     for _ in range(2):
-        sweep._looked_at = 0
+        sweep._searched_at = 0
         found.append(sweep.find_lost())
     assert found == [0, 1]
     assert task.progress()["control"]["in_flight"] == 0
@@ -500,7 +500,7 @@ def test_a_look_at_rows_in_flight_reads_the_first_ones_and_no_more_than_its_limi
 
 def test_one_sweep_looks_at_more_single_jobs_than_one_look_reads(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     app = world.app()
-    monkeypatch.setattr("asynctask.maintenance._LOOK_AT_ONCE", 10)
+    monkeypatch.setattr("asynctask.maintenance._BATCH", 10)
     app.workers["note"].perform_bulk(numbers(35))
     world.sql("UPDATE events SET due_at = NULL, look_at = 1")
     Sweep(app.ledger, app.broker, app.host, app.controls).find_lost()
