@@ -28,13 +28,11 @@ from asynctask.ledger.reservations import take_back_loans
 from asynctask.logs import get_logger
 from asynctask.middleware.tracker import Tracker
 from asynctask.runtime.execution import Execution, Observers
-from asynctask.runtime.fetcher import Fetcher
+from asynctask.runtime.fetcher import Fetcher, Intake, Strangers
 from asynctask.runtime.heartbeat import Showing
-from asynctask.runtime.intake import HeldCopies, Intake, Strangers
 from asynctask.runtime.interpreter import Switching, collect_seldom
-from asynctask.runtime.isolation import Isolation
 from asynctask.runtime.poller import Poller
-from asynctask.runtime.pool import Pool
+from asynctask.runtime.pool import HeldCopies, Isolation, Pool
 from asynctask.runtime.process import AppProcess, Parts, recording_chain
 from asynctask.runtime.supervisor import Pulse, Wakeup
 

@@ -106,7 +106,12 @@ class AppProcess:
         self._queue_names = tuple(queues)
         self._log = get_logger("asynctask.process")
         self.heartbeat = Heartbeat(
-            self.ledger, app.clock, every_s=config.heartbeat_s, lease_s=config.lease_s, tell=self.facts, on_signal=self.obey
+            self.ledger,
+            app.clock,
+            every_s=config.heartbeat_s,
+            lease_s=config.lease_s,
+            facts=self.facts,
+            on_signal=self.obey,
         )
         sweep = partial(
             Sweep, self.ledger, app.broker, app.host, app.controls,

@@ -21,7 +21,7 @@ from asynctask.database.engine import Database, _Mark
 from asynctask.database.retrying import OutcomeUnknown, TransactionConflict, repeatable
 from asynctask.database.tables import events, task_samples, task_tallies, tasks, write_marks
 from asynctask.errors import LedgerUnavailable
-from asynctask.ledger import control, counters, processes, reservations
+from asynctask.ledger import control, counters, lost_copies, reservations
 from asynctask.ledger.events import Failure, lock_events
 from asynctask.ledger.progress import progress
 from asynctask.ledger.recorder import Outcome, Recorder
@@ -317,7 +317,7 @@ def test_the_low_mark_waits_while_a_retry_is_turning_rows(world: World) -> None:
     with world.working(app):
         assert task.wait(120)["done"]
     control.retry(app.ledger, task.id)
-    processes.advance_low(app.ledger, [task.id])
+    lost_copies.advance_low_mark(app.ledger, [task.id])
     assert world.one("SELECT low_seq FROM tasks WHERE id = ?", task.id) == 0
 
 

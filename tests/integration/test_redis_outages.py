@@ -26,13 +26,12 @@ from support.world import World
 from asynctask import AsyncTask, maintenance
 from asynctask.brokers.base import RETRY, SCHEDULE, About, Copy, Held
 from asynctask.brokers.redis.broker import RedisBroker
-from asynctask.clock import SystemClock
+from asynctask.clock import LONGEST_BACKOFF_S, SystemClock, backoff_s
 from asynctask.dispatch import dispatcher
 from asynctask.errors import BrokerUnavailable
 from asynctask.maintenance import Sweep
 from asynctask.runtime import fetcher, poller
 from asynctask.runtime.launcher import Launcher
-from asynctask.runtime.retry import LONGEST_S, pause_s
 from asynctask.testing import wait_for
 
 pytestmark = [
@@ -348,8 +347,8 @@ class Hasty(threading.Event):
 def test_pauses_grow_to_their_longest_and_never_end_a_thread() -> None:
     """Taken out: the bound of the exponent. After a thousand tries, an hour and a half, the power was too large for a
     float, and the thread that fetches ended."""
-    assert [pause_s(tries) for tries in (1, 2, 3, 4, 5, 6)] == [0.2, 0.4, 0.8, 1.6, 3.2, LONGEST_S]
-    assert pause_s(10**6) == LONGEST_S
+    assert [backoff_s(tries) for tries in (1, 2, 3, 4, 5, 6)] == [0.2, 0.4, 0.8, 1.6, 3.2, LONGEST_BACKOFF_S]
+    assert backoff_s(10**6) == LONGEST_BACKOFF_S
 
 
 def test_a_process_fetches_again_after_thousands_of_tries(on_redis: World) -> None:

@@ -253,7 +253,7 @@ def test_a_ledger_that_is_away_is_told_to_each(world: World, monkeypatch: pytest
 def test_many_small_tasks_cost_a_round_as_much_as_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     app = world.app()
     ids = [GroupSubmit(app.ledger).create(new_whole(n)).task_id for n in range(30)]
-    app.dispatcher.attach(lambda: Load("me", ["default"], 25, 0.0, mine=True))
+    app.dispatcher.attach(lambda: Load("me", ["default"], 25, 0.0, is_local=True))
     with transactions(monkeypatch) as seen:
         assert app.dispatcher.round() == 25
     assert len(seen) == (3 if not world.broker_url else 2), "reserved, pushed, confirmed"
@@ -296,7 +296,7 @@ def test_small_tasks_that_are_over_are_closed_together_and_no_other(world: World
     closer = Closer(app.ledger, lambda at: None)
     closer.ended([*over, open_, in_session])
     with transactions(monkeypatch) as seen:
-        closer.look()
+        closer.check()
     assert len(seen) <= 2, "one for all that are small, one for the one that holds a session"
     states = dict(world.sql("SELECT id, state FROM tasks"))
     assert states == {**dict.fromkeys(over, "finished"), open_: "running", in_session: "finished"}

@@ -14,7 +14,7 @@ from support.redis_world import RedisWorld
 from asynctask import AsyncTask
 from asynctask.brokers.base import Copy
 from asynctask.database import tables
-from asynctask.runtime.intake import FIRST_REST_S, LONGEST_PASS, LONGEST_REST_S, Stranger, Strangers
+from asynctask.runtime.fetcher import FIRST_REST_S, LONGEST_PASS, LONGEST_REST_S, Stranger, Strangers
 from asynctask.testing import wait_for
 from asynctask.wire.activejob import OLD_WRAPPER, WRAPPER
 
