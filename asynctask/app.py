@@ -13,7 +13,6 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
-from asynctask._version import __version__
 from asynctask.clock import Clock, Ids, SystemClock, SystemIds
 from asynctask.config import check_setting, load
 from asynctask.errors import ConfigError, InputError, UnknownWorker
@@ -452,7 +451,6 @@ class AsyncTask(OnDemand):
             concurrency=config.concurrency if concurrency is None else concurrency,
             queues=Queues(queues or config.queue_weights(), config.strict_queues if strict is None else strict),
             shutdown_s=config.shutdown_s if shutdown_s is None else shutdown_s,
-            version=__version__,
             pulse=pulse,
         )
 

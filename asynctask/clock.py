@@ -137,3 +137,16 @@ def hostname(names: Iterable[str] = ("DYNO",)) -> str:
         if value := os.environ.get(name):
             return value
     return socket.gethostname()
+
+
+LONGEST_BACKOFF_S: Final = 5.0
+"""Everybody has noticed this long after a server is back."""
+
+_FIRST_BACKOFF_S: Final = 0.2
+_MAX_DOUBLINGS: Final = 10  # tries go on for days, and a float ends at 2 to the power of 1,024
+
+
+def backoff_s(tries: int) -> float:
+    """Seconds before a server is asked again after ``tries`` (at least one) failed: doubles, up to
+    :data:`LONGEST_BACKOFF_S`."""
+    return min(_FIRST_BACKOFF_S * (1 << min(tries - 1, _MAX_DOUBLINGS)), LONGEST_BACKOFF_S)

@@ -30,66 +30,73 @@ def _field(default: Any, text: str, *, low: float | None = None, high: float | N
 class Config:
     """The settings of one application. Raises :class:`ConfigError` for values that cannot work."""
 
-    database_url: str = _field("sqlite:///asynctask.db", "The ledger's database, as SQLAlchemy writes URLs.")
-    broker_url: str = _field("", "Where jobs wait: redis://, rediss:// or unix://; empty: a table of the database.")
+    database_url: str = _field("sqlite:///asynctask.db", "URL of the ledger's database, in SQLAlchemy's form.")
+    broker_url: str = _field("", "URL of the queue: redis://, rediss:// or unix://; empty: a table of the database.")
     namespace: str = _field("", "Prefix of every key in Redis.")
     locale: str = _field("en", "Language of the messages that the middleware records: " + ", ".join(CATALOGUE) + ".")
-    data_dir: str = _field("asynctask-data", "Folder for uploads and reports; every process must see the same one.")
-    app: str = _field("", "module:attribute of the application, for processes that this one starts.")
+    data_dir: str = _field("asynctask-data", "Folder for uploads and reports, shared by all processes.")
+    app: str = _field("", "module:attribute of the application, for child processes.")
 
     concurrency: int = _field(5, "Threads of a worker process.", low=1, high=1000)
     processes: int = _field(1, "Worker processes.", low=1, high=256)
-    queues: str = _field("default", "Queues to work on, with weights: critical,3 default,1 (spaces between queues).")
+    queues: str = _field("default", "Queues to work on, with weights, separated by spaces: critical,3 default,1.")
     strict_queues: bool = _field(False, "Take from the queues in the listed order, ignoring weights.")
-    shutdown_s: float = _field(25.0, "Seconds that running jobs are given at a stop.", low=0, high=86_400)
+    shutdown_s: float = _field(25.0, "Seconds that running jobs get at a stop.", low=0, high=86_400)
     lease_s: float = _field(20.0, "Seconds after which a silent process counts as dead.", low=0.5, high=3600)
-    heartbeat_s: float = _field(5.0, "Seconds between renewals of the lease; less than half of it.", low=0.1, high=1800)
-    dispatch_ahead_s: float = _field(0.25, "Seconds of consumption that wait in the queue.", low=0.01, high=60)
+    heartbeat_s: float = _field(5.0, "Seconds between renewals of the lease; at most half of it.", low=0.1, high=1800)
+    dispatch_ahead_s: float = _field(0.25, "Seconds of work that the dispatcher keeps in the queue.", low=0.01, high=60)
 
-    broker_connections: int = _field(10, "Most connections that a process opens to Redis.", low=2, high=1000)
+    broker_connections: int = _field(10, "Largest number of connections from a process to Redis.", low=2, high=1000)
     poll_interval_s: float = _field(
-        0.0, "Average seconds between two looks for due jobs in Redis; 0: 5 for each process there is.", low=0, high=3600
+        0.0,
+        "Average seconds between two polls of a process for due jobs in Redis; 0: 5 times the number of processes.",
+        low=0,
+        high=3600,
     )
-    dead_max_jobs: int = _field(10_000, "Most dead jobs that Redis keeps.", low=1)
-    dead_timeout_s: int = _field(15_552_000, "Seconds for which Redis keeps a dead job.", low=60)
+    dead_max_jobs: int = _field(10_000, "Largest number of dead jobs that Redis keeps.", low=1)
+    dead_timeout_s: int = _field(15_552_000, "Seconds that Redis keeps a dead job.", low=60)
 
-    database_connections: int = _field(10, "Most connections that a process opens to the database.", low=4, high=1000)
+    database_connections: int = _field(
+        10, "Largest number of connections from a process to the database.", low=4, high=1000
+    )
 
     host: str = _field("127.0.0.1", "Address of the web server.")
     port: int = _field(8000, "Port of the web server; 0 takes a free one.", low=0, high=65_535)
     allowed_hosts: str = _field(
-        "", "Names that the web server answers to (spaces between; .a.com: all below it; *: any); empty: its own."
+        "", "Host names that the web server accepts, separated by spaces (.a.com: with subdomains; *: any); empty: its own."
     )
-    trusted_proxies: str = _field("", "Addresses or networks of proxies whose headers are believed (spaces between).")
-    proxy_headers: str = _field("x-forwarded", "What trusted proxies set: x-forwarded (-For, -Host, -Proto) or forwarded.")
+    trusted_proxies: str = _field("", "Addresses or networks of trusted proxies, separated by spaces.")
+    proxy_headers: str = _field(
+        "x-forwarded", "Headers that trusted proxies set: x-forwarded (-For, -Host, -Proto) or forwarded."
+    )
     web_threads: int = _field(8, "Threads of the web server.", low=1, high=256)
     submit_wait_s: float = _field(
         1.0,
-        "Seconds that the answer to a submission waits for its validation, to contain the refused rows.",
+        "Seconds that a submission waits for its validation, to return the refused rows.",
         low=0,
         high=60,
     )
-    dry_run_s: float = _field(30.0, "Seconds that a dry run of a stored list may take.", low=0.1, high=3600)
+    dry_run_s: float = _field(30.0, "Time limit of a dry run of a stored list, in seconds.", low=0.1, high=3600)
 
-    max_body_bytes: int = _field(16_777_216, "Largest JSON body of a request.", low=1024)
+    max_body_bytes: int = _field(16_777_216, "Largest JSON body of a request, in bytes.", low=1024)
     split_cpu_s: int = _field(
         300,
-        "Seconds of processor time that reading one workbook may take; over it the list is refused.",
+        "Processor time to read one workbook, in seconds; above it the list is refused.",
         low=1,
         high=86_400,
     )
     split_memory: int = _field(
-        536_870_912, "Bytes of memory that reading one workbook may take; over it the list is refused.", low=33_554_432
+        536_870_912, "Memory to read one workbook, in bytes; above it the list is refused.", low=33_554_432
     )
-    max_file_bytes: int = _field(209_715_200, "Largest uploaded file.", low=1024)
-    max_unzipped_bytes: int = _field(1_073_741_824, "Largest size of a workbook when unzipped.", low=1024)
+    max_file_bytes: int = _field(209_715_200, "Largest uploaded file, in bytes.", low=1024)
+    max_unzipped_bytes: int = _field(1_073_741_824, "Largest unzipped size of a workbook, in bytes.", low=1024)
     max_unzip_ratio: int = _field(200, "Largest ratio of unzipped to zipped size of a workbook.", low=2)
-    max_rows: int = _field(1_000_000, "Most rows or items of one submission.", low=1)
-    max_columns: int = _field(1_000, "Most columns of a sheet.", low=1)
-    max_cell_chars: int = _field(32_767, "Most characters of one cell.", low=1)
-    max_item_bytes: int = _field(65_536, "Largest item, as JSON.", low=16)
+    max_rows: int = _field(1_000_000, "Largest number of rows or items in one submission.", low=1)
+    max_columns: int = _field(1_000, "Largest number of columns in a sheet.", low=1)
+    max_cell_chars: int = _field(32_767, "Largest number of characters in one cell.", low=1)
+    max_item_bytes: int = _field(65_536, "Largest item as JSON, in bytes.", low=16)
     max_json_depth: int = _field(32, "Deepest nesting of JSON.", low=1, high=90)
-    max_result_bytes: int = _field(65_536, "Largest result that a job may return, as JSON.", low=0)
+    max_result_bytes: int = _field(65_536, "Largest result of a job as JSON, in bytes.", low=0)
 
     def __post_init__(self) -> None:
         for each in fields(self):

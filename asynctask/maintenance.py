@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker, Copy, Held, Key
@@ -17,7 +17,7 @@ from asynctask.dispatch.control import Control
 from asynctask.dispatch.dispatcher import LOOK_AGAIN_S
 from asynctask.dispatch.outbox import poisoned
 from asynctask.errors import Unavailable
-from asynctask.ledger import control, dispatchable, leases, processes, progress, sessions
+from asynctask.ledger import control, dispatchable, leases, lost_copies, processes, progress, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, is_held
 from asynctask.ledger.events import EventRecord
@@ -26,17 +26,36 @@ from asynctask.lists.rows import ListSource
 from asynctask.lists.uploads import Uploads
 from asynctask.logs import get_logger
 
-__all__ = ["PARTS", "STRAYS_S", "MaintenanceLeadership", "Sweep"]
+__all__ = ["STRAYS_S", "MaintenanceLeadership", "Sweep"]
+
+# Seconds between two runs of a step
 
 LOOK_S = 10.0
+"""Of the search for lost copies: a copy that two searches miss is lost, and none is on its way for so long."""
+
 SAMPLE_S = 5.0
-POISON_COPIES = 3
-_DUE_AT_ONCE = 1_000
-_LOOKS = 10
-_LOOK_AT_ONCE = 1_000
-_REST = 20
-_SOURCES_AT_ONCE = 500
-_WORK = ("release_due", "turn_rows")  # each turn of these is a step towards an end that somebody waits for
+"""Of the samples for rate and chart."""
+
+STRAYS_S: Final = 10.0
+"""Of the search for lists of unregistered processes, where the broker is a server of its own."""
+
+CLEAR_S: Final = 3_600.0
+"""Of the search for stored lists that no Task needs; there hardly ever is one."""
+
+_REST_FACTOR: Final = 20
+"""Of any other step, in multiples of the time that it took: no step takes more than a twentieth of the time."""
+
+_WORK: Final = ("release_due", "turn_rows")
+"""Steps without a pause: somebody waits for their end, and each run brings it nearer."""
+
+# Rows of one transaction or query
+
+_BATCH: Final = 1_000
+_MAX_CHECKS: Final = 10
+"""Batches of Events without a Task that one search for lost copies checks; the next search has the rest."""
+
+POISON_COPIES: Final = 3
+"""Deaths of processes after which an untracked job goes among the dead."""
 
 
 class Sweep:
@@ -88,7 +107,7 @@ class Sweep:
             "clear_uploads": self.clear_uploads,
         }
         self._missed: dict[Key, tuple[int, int]] = {}
-        self._looked_at = -math.inf
+        self._searched_at = -math.inf
         self._unknown: set[str] = set()
         self._rests: dict[str, float] = {}
         self._thread: threading.Thread | None = None
@@ -109,7 +128,7 @@ class Sweep:
         while not self._leadership.stopped:
             wanted: Sequence[str] = ()
             try:
-                wanted = self._leadership.wanted()
+                wanted = self._leadership.due_steps(self._steps)
             except Unavailable as error:
                 self._log.warning("sweep_put_off", part="look", error=str(error))
             except Exception:
@@ -119,13 +138,13 @@ class Sweep:
         self._leadership.leave()
 
     def sweep(self) -> None:
-        """Does each part once; a part that fails leaves the others their turn."""
+        """Does each step once; a step that fails does not keep the others from theirs."""
         self._rests.clear()
         self._do(list(self._steps))
 
-    def _do(self, parts: Sequence[str]) -> None:
+    def _do(self, steps: Sequence[str]) -> None:
         clock = self._ledger.clock
-        for name in parts:
+        for name in steps:
             begun, longest = clock.monotonic(), math.inf
             if begun < self._rests.get(name, 0.0):
                 continue
@@ -138,9 +157,8 @@ class Sweep:
                 self._log.exception("sweep_failed", part=name)
             if name in _WORK:
                 continue
-            # However many Tasks are open: no look takes more than a twentieth of the time.
             ended = clock.monotonic()
-            self._rests[name] = ended + min(_REST * (ended - begun), longest)
+            self._rests[name] = ended + min(_REST_FACTOR * (ended - begun), longest)
 
     # -- the dead
 
@@ -195,7 +213,7 @@ class Sweep:
             return
         now = self._ledger.now()
         for name in (RETRY, SCHEDULE):
-            while self._broker.release_due(name, now, _DUE_AT_ONCE) == _DUE_AT_ONCE:
+            while self._broker.release_due(name, now, _BATCH) == _BATCH:
                 pass
 
     def turn_rows(self) -> None:
@@ -239,7 +257,7 @@ class Sweep:
         after, cleared, waits = self._cleared, 0, False
         while True:
             with self._ledger.database.read() as connection:
-                found = task_rows.split_sources(connection, after, _SOURCES_AT_ONCE)
+                found = task_rows.split_sources(connection, after, _BATCH)
             sources = {i: ListSource.from_json(kept) for i, state, kept in found if state != "splitting"}
             over = {i: source.name for i, source in sources.items() if source.items}
             for name in over.values():
@@ -252,7 +270,7 @@ class Sweep:
                 waits |= state == "splitting"
                 if not waits:
                     self._cleared = task_id
-            if len(found) < _SOURCES_AT_ONCE:
+            if len(found) < _BATCH:
                 return cleared
 
     # -- lost copies
@@ -260,20 +278,20 @@ class Sweep:
     def find_lost(self) -> int:
         """Dispatches again what the broker did not hold on two looks 10 s apart. Returns how many copies were lost."""
         now = self._ledger.clock.monotonic()
-        if now - self._looked_at < LOOK_S:
+        if now - self._searched_at < LOOK_S:
             return 0
-        self._looked_at = now
+        self._searched_at = now
         if dispatchable.repair(self._ledger) + sessions.repair(self._ledger):
             self._nudge()
-        self._look_at_alone()
+        self._check_alone()
         with self._ledger.database.read() as connection:
-            tasks = processes.flying_tasks(connection)
-        processes.advance_low(self._ledger, tasks)
+            tasks = lost_copies.tasks_in_flight(connection)
+        lost_copies.advance_low_mark(self._ledger, tasks)
         with self._ledger.database.read() as connection:
             flying = {
                 (record.job_id, record.row.attempt): record
                 for task_id in tasks
-                for record in processes.flying_rows(connection, task_id)
+                for record in lost_copies.rows_in_flight(connection, task_id)
             }
         # A process may have died before it could take back what it pushed of a Task that was cancelled meanwhile.
         for task_id in sorted({r.task_id for r in flying.values() if r.task_id and r.task_state == State.CANCELLED}):
@@ -283,26 +301,26 @@ class Sweep:
         gone = [(record.id, key[1]) for key, record in missing.items() if key in self._missed]
         self._missed = {key: (record.id, key[1]) for key, record in missing.items()}
         if gone:
-            processes.lost_copies(self._ledger, gone)
+            lost_copies.redispatch_lost(self._ledger, gone)
             self._log.warning("copies_lost", count=len(gone))
             self._nudge()
         return len(gone)
 
-    def _look_at_alone(self) -> None:
-        for _ in range(_LOOKS):  # every look ends for those that it saw; what is left has its turn with the next sweeps
-            if self._look_at_some() < _LOOK_AT_ONCE:
+    def _check_alone(self) -> None:
+        for _ in range(_MAX_CHECKS):
+            if self._check_some_alone() < _BATCH:
                 return
 
-    def _look_at_some(self) -> int:
+    def _check_some_alone(self) -> int:
         with self._ledger.database.read() as connection:
-            records: list[EventRecord] = processes.to_look_at(connection, self._ledger.now(), _LOOK_AT_ONCE)
+            records: list[EventRecord] = lost_copies.events_to_check(connection, self._ledger.now(), _BATCH)
         if not records:
             return 0
         held = self._broker.holds({(r.job_id, r.row.attempt) for r in records})
         there = [r.id for r in records if (r.job_id, r.row.attempt) in held]
         gone = [(r.id, r.row.attempt) for r in records if (r.job_id, r.row.attempt) not in held]
-        processes.look_later(self._ledger, there, look_again_s=LOOK_AGAIN_S)
-        processes.lost_copies(self._ledger, gone)
+        lost_copies.check_later(self._ledger, there, after_s=LOOK_AGAIN_S)
+        lost_copies.redispatch_lost(self._ledger, gone)
         return len(records)
 
     def sample(self) -> None:
@@ -316,24 +334,13 @@ class Sweep:
 
 # -- which process leads, and which steps are due
 
-PARTS: Final = (
-    "recover_dead", "release_due", "turn_rows", "take_up_splits", "close", "find_lost", "sample", "clear_uploads",
-)  # fmt: skip
-
 _QUIET: Final = 3
 """Pauses between two queries of the leader while nothing happens; other processes check the leader after twice as many."""
 
-STRAYS_S: Final = 10.0
-"""Seconds between two searches for lists of unregistered processes, where the broker is a server of its own."""
-
-CLEAR_S: Final = 3_600.0
-"""Seconds between two searches for stored lists that no Task needs; there hardly ever is one."""
-
-_OFTEN: Final = 0.25
-"""Share of a pause between two queries that notifications cause, after the first few."""
+_NOTIFIED: Final = 0.25
+"""Pause between two queries that notifications cause, as a share of the usual one; the first :data:`_AT_ONCE` have none."""
 
 _AT_ONCE: Final = 2
-"""Queries that notifications cause at once."""
 
 
 class MaintenanceLeadership:
@@ -367,10 +374,10 @@ class MaintenanceLeadership:
         self._apart = apart  # so are the lists of processes
         self._strays_at = -1e9
         self._cleared_at = -1e9
-        self._mine = False
+        self._held = False
         self._holder = leases.Holder(None)
         self._known: list[dict[str, object]] = []
-        self._looked = -1e9
+        self._queried_at = -1e9
         self._due_at = -1e9  # when it would look next if it looked at even distances because it hears something
         self._listed = -1e9
         self._newest: int | None = None
@@ -387,58 +394,58 @@ class MaintenanceLeadership:
         return self._stop.is_set()
 
     def stop(self) -> None:
-        """Ends the pause and whatever would follow."""
+        """Ends the pause and what would follow."""
         self._stop.set()
         if self._waker is not None:
             self._waker.wake()
 
     def pause(self) -> None:
         """Waits for the next query."""
-        if self._waker is None or not self._mine:
+        if self._waker is None or not self._held:
             self._stop.wait(self._every_s)
         elif not self._stop.is_set() and self._waker.wait(self._every_s):
             # A process left something in the ledger for the leader. The first few notifications cause a query each, for the
             # query before may have come too early; where much happens, one query serves all of them.
-            distance = self._every_s * _OFTEN
+            distance = self._every_s * _NOTIFIED
             early = self._due_at - self._ledger.clock.monotonic()
             self._stop.wait(max(0.0, min(early - _AT_ONCE * distance, distance)))
             self._due_at = max(self._due_at, self._ledger.clock.monotonic()) + distance
-            self._looked = -1e9
+            self._queried_at = -1e9
 
     def leave(self) -> None:
         """Gives up leadership."""
-        if self._mine:
-            self._mine = False
+        if self._held:
+            self._held = False
             try:
-                leases.give_up(self._ledger, leases.UPKEEP)
+                leases.give_up(self._ledger, leases.MAINTENANCE)
             except Unavailable as error:  # it ends with the lease of the process
                 self._log.warning("duty_not_given_up", error=str(error))
 
     # -- what is wanted
 
-    def wanted(self) -> Sequence[str]:
-        """The steps that this process should do now, none where it does not lead. Raises LedgerUnavailable."""
-        if not self._on_duty():
+    def due_steps(self, steps: Iterable[str]) -> Sequence[str]:
+        """Those of the ``steps`` that this process should do now; none where it does not lead. Raises LedgerUnavailable."""
+        if not self._leads():
             return ()
         now = self._ledger.clock.monotonic()
         died = any(self._host.knows_dead(process) for process in self._known)
         scheduled = self._scheduled_at is not None and self._scheduled_at <= self._ledger.now()
-        if not (died or scheduled or self._active) and now - self._looked < _QUIET * self._every_s:
+        if not (died or scheduled or self._active) and now - self._queried_at < _QUIET * self._every_s:
             return ()
-        found = self._look(now)
-        if not found.mine:
-            self._mine = False
+        found = self._query(now)
+        if not found.leads:
+            self._held = False
             return ()
-        return [part for part in PARTS if self._wants(part, found, died)]
+        return [step for step in steps if self._is_due(step, found, died)]
 
-    def _wants(self, part: str, found: leases.Upkeep, died: bool) -> bool:
-        if part == "recover_dead":
+    def _is_due(self, step: str, found: leases.Work, died: bool) -> bool:
+        if step == "recover_dead":
             return found.dead or found.lost or died or (self._broker_apart and found.open) or self._is_time_for_strays()
-        if part == "release_due":
+        if step == "release_due":
             return self._broker_apart or (found.scheduled_at is not None and found.scheduled_at <= self._ledger.now())
-        if part == "clear_uploads":
+        if step == "clear_uploads":
             return self._can_split and self._is_time_to_clear()
-        return found.open or (part == "find_lost" and found.alone)
+        return found.open or (step == "find_lost" and found.alone)
 
     def _is_time_for_strays(self) -> bool:
         now = self._ledger.clock.monotonic()
@@ -454,9 +461,9 @@ class MaintenanceLeadership:
         self._cleared_at = now
         return True
 
-    def _look(self, now: float) -> leases.Upkeep:
-        found = leases.look(self._ledger)
-        self._looked = now
+    def _query(self, now: float) -> leases.Work:
+        found = leases.query_work(self._ledger)
+        self._queried_at = now
         self._active = self._broker_apart or not found.quiet
         self._scheduled_at = found.scheduled_at
         if found.ready:
@@ -476,16 +483,16 @@ class MaintenanceLeadership:
         cannot_split = holder.identity is not None and processes.is_engine(holder.identity)
         return holder.is_gone(self._host, self._ledger.now()) or (self._can_split and cannot_split)
 
-    def _on_duty(self) -> bool:
-        if self._mine:
+    def _leads(self) -> bool:
+        if self._held:
             return True
         now = self._ledger.clock.monotonic()
-        if now - self._looked < 2 * _QUIET * self._every_s and not self._holder.is_dead(self._host):
+        if now - self._queried_at < 2 * _QUIET * self._every_s and not self._holder.is_dead(self._host):
             return False
-        self._looked = now
-        self._holder = leases.holder_of(self._ledger, leases.UPKEEP)
-        mine = self._holder.identity == self._ledger.identity
-        if mine or self._gives_way(self._holder):
-            self._mine = mine or leases.take_over(self._ledger, leases.UPKEEP, self._holder.identity)
+        self._queried_at = now
+        self._holder = leases.holder_of(self._ledger, leases.MAINTENANCE)
+        own = self._holder.identity == self._ledger.identity
+        if own or self._gives_way(self._holder):
+            self._held = own or leases.take_over(self._ledger, leases.MAINTENANCE, self._holder.identity)
             self._active = True
-        return self._mine
+        return self._held

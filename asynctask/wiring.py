@@ -14,14 +14,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from asynctask._version import __version__
 from asynctask.brokers.base import Broker, Copy
 from asynctask.brokers.sql.broker import SqlBroker
 from asynctask.clock import Clock, Ids, hostname
 from asynctask.config import Config
 from asynctask.database import schema
 from asynctask.database.engine import Database, read_now
-from asynctask.database.notify import LEDGER, Signals
+from asynctask.database.notify import Signals
 from asynctask.dispatch.control import Control
 from asynctask.dispatch.dispatcher import Dispatcher
 from asynctask.dispatch.outbox import Outgoing, PushFilter
@@ -32,16 +31,15 @@ from asynctask.lists.dry_run import Checker, DryRunTimeout
 from asynctask.lists.readers import Limits
 from asynctask.lists.split import Splitter
 from asynctask.lists.uploads import Uploads
-from asynctask.maintenance import Sweep
 from asynctask.messages import Catalogue
 from asynctask.middleware.chain import Chain
-from asynctask.runtime.heartbeat import Heartbeat
+from asynctask.runtime.process import AppProcess, Dispatching
 from asynctask.runtime.supervisor import LIFELINE
 from asynctask.submission import Submitter
 from asynctask.task import Services
 from asynctask.worker import Worker
 
-__all__ = ["Core", "OnDemand", "WebServices"]
+__all__ = ["Core", "OnDemand", "WebProcess"]
 
 
 class Core:
@@ -138,43 +136,27 @@ class Core:
         self.database.close()
 
 
-class WebServices:
-    """Dispatcher, sweep and heartbeat of a process that performs no jobs."""
+class WebProcess(AppProcess):
+    """A process that performs no jobs: its heartbeat, dispatcher and sweep."""
 
-    def __init__(self, core: Core, config: Config, clock: Clock, *, kind: str, take_up: Callable[[int], None]) -> None:
-        self.pid = core.pid
-        self._core, self._kind, self._lease_s = core, kind, config.lease_s
-        self._sweep = Sweep(
-            core.ledger, core.broker, core.host, core.services.control,
-            take_up=take_up, uploads=core.uploads, nudge=core.dispatcher.nudge, expect=core.dispatcher.expect,
-            waker=core.signals.waker(LEDGER), every_s=min(1.0, config.lease_s / 4),
-        )  # fmt: skip
-        self._heartbeat = Heartbeat(
-            core.ledger, clock, every_s=config.heartbeat_s, lease_s=config.lease_s, on_signal=self._obey
-        )
+    def __init__(self, app: Dispatching, kind: str) -> None:
+        super().__init__(app, kind=kind, dispatching=app)
+        self.pid = os.getpid()
+        self._dispatcher = app.dispatcher
 
     def start(self) -> None:
-        self._register()
-        self._heartbeat.start()
-        self._core.dispatcher.start()
-        self._sweep.start()
+        """Registers the process and starts its parts. Raises LedgerUnavailable."""
+        self.register()
+        self.heartbeat.start()
+        self._dispatcher.start()
+        self.sweep.start()
 
     def stop(self) -> None:
-        self._core.dispatcher.stop()
-        self._sweep.stop()
-        self._heartbeat.stop()
-        processes.forget(self._core.ledger, self._core.ledger.identity)
-
-    def _register(self) -> None:
-        processes.register(
-            self._core.ledger, self._core.host, kind=self._kind, pid=self.pid, lease_s=self._lease_s,
-            info={"version": __version__},
-        )  # fmt: skip
-
-    def _obey(self, name: str) -> None:
-        if name == "LOST":  # it holds no jobs, so being declared dead costs it nothing
-            processes.forget(self._core.ledger, self._core.ledger.identity)
-            self._register()
+        """Stops the parts and removes the process."""
+        self._dispatcher.stop()
+        self.sweep.stop()
+        self.heartbeat.stop()
+        self.leave()
 
 
 def _filtered(outgoing: PushFilter | None, copies: Sequence[Copy]) -> Sequence[Copy]:
@@ -220,7 +202,7 @@ class OnDemand(ABC):
         self._workers: dict[str, Worker] = {}
         self._lock = threading.RLock()
         self._core: Core | None = None
-        self._web: WebServices | None = None
+        self._web: WebProcess | None = None
 
     @abstractmethod
     def take_up_split(self, task_id: int) -> None:
@@ -293,7 +275,7 @@ class OnDemand(ABC):
         """Registers this process and runs dispatcher and sweep in it; for web processes. Again does nothing."""
         with self._lock:
             if self._web is None or self._web.pid != os.getpid():
-                self._web = WebServices(self._made(), self.config, self.clock, kind=kind, take_up=self.take_up_split)
+                self._web = WebProcess(self, kind)
                 self._web.start()
 
     def stop_services(self) -> None:

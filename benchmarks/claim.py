@@ -133,9 +133,15 @@ def _claim(
     options: argparse.Namespace, place: Place, side: str, count: int, folder: Path, seconds: float
 ) -> dict[str, float]:
     order = {
-        "database_url": place.database_url, "kind": place.kind, "side": side, "processes": count, "seconds": seconds,
-        "work_ms": options.work_ms, "batch": options.batch, "folder": str(folder),
-    }  # fmt: skip
+        "database_url": place.database_url,
+        "kind": place.kind,
+        "side": side,
+        "processes": count,
+        "seconds": seconds,
+        "work_ms": options.work_ms,
+        "batch": options.batch,
+        "folder": str(folder),
+    }
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.claimers"], input=json.dumps(order), capture_output=True, text=True, check=False
     )

@@ -213,9 +213,13 @@ def _connect(order: dict[str, Any]) -> Any:
     import pymysql
 
     return pymysql.connect(
-        host=url.host, port=url.port or 3306, user=url.username, password=url.password or "", database=url.database,
+        host=url.host,
+        port=url.port or 3306,
+        user=url.username,
+        password=url.password or "",
+        database=url.database,
         autocommit=True,
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

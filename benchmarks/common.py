@@ -68,7 +68,7 @@ class Place:
         """Where uploads would lie."""
         return self.folder / "data"
 
-    def settings(self) -> dict[str, str]:
+    def settings(self) -> dict[str, Any]:
         """What an application is given to work here."""
         found = {"database_url": self.database_url, "data_dir": str(self.data_dir)}
         if self.redis is not None:
@@ -85,17 +85,19 @@ def arguments(doc: str | None, *, n: int) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-n", type=_number, default=n, metavar="N", help=f"items (default {n})")
     parser.add_argument(
-        "--database-url", metavar="URL",
+        "--database-url",
+        metavar="URL",
         help="a SQLite file that is not there yet, or a PostgreSQL or MariaDB server, on which a database is made for"
         " the run and dropped",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--server", choices=databases.KINDS, help="start a private one, durable as in production (default: a SQLite file)"
     )
     parser.add_argument(
-        "--broker-url", metavar="URL",
+        "--broker-url",
+        metavar="URL",
         help="a Redis for the jobs; its keys have a prefix of the run's own and are removed (default: the database)",
-    )  # fmt: skip
+    )
     parser.add_argument("--redis", action="store_true", help="start a private Redis for the jobs")
     parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
     return parser

@@ -145,8 +145,10 @@ def _wire(url: str, delay_ms: float, facts: dict[str, Any]) -> Iterator[str]:
     port = int(url.rpartition(":")[2].partition("/")[0])
     with slow_wire(port, delay_ms) as longer:
         facts |= {
-            "delay_ms": delay_ms, "round_trip_ms": round_trip_ms(port), "delayed_round_trip_ms": round_trip_ms(longer)
-        }  # fmt: skip
+            "delay_ms": delay_ms,
+            "round_trip_ms": round_trip_ms(port),
+            "delayed_round_trip_ms": round_trip_ms(longer),
+        }
         yield url.replace(f":{port}/", f":{longer}/")
 
 

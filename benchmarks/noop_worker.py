@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import redis
 
@@ -68,7 +69,8 @@ def _dramatiq(options: argparse.Namespace, count: Count) -> int:
     from dramatiq.brokers.redis import RedisBroker
 
     broker = RedisBroker(url=options.redis)
-    actor = dramatiq.actor(count_of(count), actor_name="Noop", broker=broker, queue_name=QUEUE, max_retries=0)
+    declare: Any = dramatiq.actor
+    actor = declare(count_of(count), actor_name="Noop", broker=broker, queue_name=QUEUE, max_retries=0)
     if options.push:
         for n in range(options.push):
             actor.send(n)

@@ -44,9 +44,14 @@ def original_design(place: Place, n: int) -> tuple[float, float]:
     environ = {**os.environ, "REDIS_URL": place.redis.url, "PEER_DATABASE_URL": f"{place.database_url}?pool={THREADS + 5}"}
     begun = clock.monotonic()
     done = subprocess.run(
-        ["ruby", str(_SCRIPT), str(n)], env=environ, cwd=place.folder, stdin=subprocess.DEVNULL, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+        ["ruby", str(_SCRIPT), str(n)],
+        env=environ,
+        cwd=place.folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     submitted_s = clock.monotonic() - begun
     if done.returncode:
         raise Unaccounted(f"the original design's submit ended with {done.returncode}: {done.stderr[-2_000:]}")

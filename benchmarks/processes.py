@@ -47,8 +47,8 @@ def _leaving_later() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    for number in came[:1]:
-        signal.raise_signal(number)
+    for first in came[:1]:
+        signal.raise_signal(first)
 
 
 def end_kindly(process: subprocess.Popen[Any], seconds: float = 15.0) -> None:

@@ -195,14 +195,20 @@ def _throttled(broker: str, kinds: tuple[str, ...] = tuple(DATABASES)) -> tuple[
     ]
     return (
         Promise(
-            f"A limited Task of jobs that do nothing{beside}", _named("throttled", broker=broker, job="nothing"),
-            tuple(nothing), n=200, kinds=kinds,
+            f"A limited Task of jobs that do nothing{beside}",
+            _named("throttled", broker=broker, job="nothing"),
+            tuple(nothing),
+            n=200,
+            kinds=kinds,
         ),
         Promise(
-            f"A limited Task of jobs of 20 ms{beside}", _named("throttled", broker=broker, job="waits for 20 ms"),
-            tuple(waiting), n=200, kinds=kinds,
+            f"A limited Task of jobs of 20 ms{beside}",
+            _named("throttled", broker=broker, job="waits for 20 ms"),
+            tuple(waiting),
+            n=200,
+            kinds=kinds,
         ),
-    )  # fmt: skip
+    )
 
 
 _IN_TABLE = "the database"

@@ -89,7 +89,7 @@ class Broker:
             return self._private
         try:
             with redis.Redis.from_url(self._url) as client:
-                return client.dbsize() == 0
+                return bool(client.dbsize() == 0)
         except redis.RedisError as error:
             raise self._refused(self._url, error) from error
 
@@ -127,9 +127,20 @@ def redis_server(folder: Path) -> Iterator[str]:
         raise NotHere("redis-server is not installed here: apt-get install redis-server")
     port = free_port()
     command = [
-        program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(folder),
-        "--logfile", str(folder / "redis.log"),
-    ]  # fmt: skip
+        program,
+        "--port",
+        str(port),
+        "--bind",
+        "127.0.0.1",
+        "--save",
+        "",
+        "--appendonly",
+        "no",
+        "--dir",
+        str(folder),
+        "--logfile",
+        str(folder / "redis.log"),
+    ]
     with started(command, _end, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
         _await(port, process)
         yield f"redis://127.0.0.1:{port}/0"

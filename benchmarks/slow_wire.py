@@ -41,6 +41,7 @@ def slow_wire(port: int, delay_ms: float) -> Iterator[int]:
     command = [sys.executable, "-m", "benchmarks.slow_wire", str(port), str(delay_ms)]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     with started(command, _end, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=environ) as process:
+        assert process.stdout is not None
         line = process.stdout.readline()
         if not line.strip().isdecimal():
             raise Unaccounted("the longer wire did not come up")

@@ -91,7 +91,7 @@ def _rate(options: argparse.Namespace, job: Job, workers: int, parallel: int) ->
     n = min(max(200, options.n * parallel), 40_000)
     threads = max(options.parallel) if workers else parallel
     with common.place(options) as place:
-        return n / _seconds(place, job, n, workers, threads, parallel)
+        return float(n / _seconds(place, job, n, workers, threads, parallel))
 
 
 def _seconds(place: Place, job: Job, n: int, workers: int, threads: int, parallel: int) -> float:
@@ -100,7 +100,7 @@ def _seconds(place: Place, job: Job, n: int, workers: int, threads: int, paralle
         for number in range(workers or 1):
             process = stack.enter_context(child("worker", place, "-c", str(threads), *job.words()))
             await_worker(app, process, number + 1)
-        limit = {"parallel": parallel} if workers else {}
+        limit: dict[str, Any] = {"parallel": parallel} if workers else {}
         begun = clock.monotonic()
         task = app.submit("job", ({"n": i} for i in range(n)), title="benchmark", **limit)
         progress = task.wait(timeout=_LIMIT_S, poll_s=0.05)

@@ -82,7 +82,7 @@ def openpyxl_sheets(path: Path) -> Iterator[tuple[str, Rows]]:
 
 
 def xlrd_sheets(path: Path) -> Iterator[tuple[str, Rows]]:
-    import xlrd  # type: ignore[import-not-found,unused-ignore]
+    import xlrd
 
     book = xlrd.open_workbook(str(path), on_demand=True)
 
@@ -99,8 +99,8 @@ def xlrd_sheets(path: Path) -> Iterator[tuple[str, Rows]]:
 
 
 def odfpy_sheets(path: Path) -> Iterator[tuple[str, Rows]]:
-    from odf import opendocument, table, teletype  # type: ignore[import-not-found,unused-ignore]
-    from odf.namespaces import OFFICENS, TABLENS  # type: ignore[import-not-found,unused-ignore]
+    from odf import opendocument, table, teletype
+    from odf.namespaces import OFFICENS, TABLENS
 
     def value(cell: Any) -> Any:
         kind = cell.getAttrNS(OFFICENS, "value-type")

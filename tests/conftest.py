@@ -4,12 +4,14 @@ import gc
 import signal
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 from support.databases import KINDS, Databases, Store
+from support.redis_ruby import Desk, RubyDesk
 from support.servers import REDIS_RELEASES, RedisServer
 from support.world import World
 
@@ -45,6 +47,19 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtu
     server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def ruby_desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RubyDesk]:
+    """Ruby's own Sidekiq for the whole run."""
+    with RubyDesk(tmp_path_factory.mktemp("desk")) as made:
+        yield made
+
+
+@pytest.fixture
+def desk(ruby_desk: RubyDesk, redis_server: RedisServer) -> Desk:
+    """Ruby's own Sidekiq at the server of the test."""
+    return partial(ruby_desk, redis_server.url)
 
 
 @pytest.fixture
@@ -95,14 +110,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of what is marked ``one_database`` each test, with each of its parameters, stays on one kind, drawn by its name, but
-    for a test marked ``each_database``; of what is marked ``one_redis`` on one release."""
+    for a test marked ``each_database``; of what is marked ``one_redis`` on one release; none marked ``full``."""
     if config.getoption("sqlite_alone"):
         items[:] = [item for item in items if _is_of_sqlite_alone(item)]
     elif not config.getoption("every_database"):
         items[:] = [item for item in items if _is_drawn(item)]
 
 
-SERVED = {"databases", "fragile", "redis_server", "redis_release", "desk", "ruby", "browser"}
+SERVED = {"databases", "fragile", "redis_server", "redis_release", "ruby_desk", "ruby", "browser"}
 """Fixtures that start a server or another program."""
 
 
@@ -117,6 +132,8 @@ def _is_of_sqlite_alone(item: pytest.Item) -> bool:
 
 
 def _is_drawn(item: pytest.Item) -> bool:
+    if item.get_closest_marker("full") is not None:
+        return False
     called = getattr(item, "callspec", None)
     if called is None:
         return True

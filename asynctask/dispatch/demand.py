@@ -26,14 +26,14 @@ _FEW: Final = _MANY // 8
 class Load:
     """What one worker process can use: its queues, its idle threads, and how many jobs it finishes in a second.
 
-    ``mine``: it is this very process, and these are no old news.
+    ``is_local``: it is this process, so the figures are current.
     """
 
     identity: str
     queues: Sequence[str]
     free: int
     rate: float
-    mine: bool = False
+    is_local: bool = False
 
 
 class Capacity:
@@ -42,7 +42,7 @@ class Capacity:
     def __init__(self, loads: Sequence[Load]) -> None:
         self.free: dict[str, int] = defaultdict(int)
         self._rates: dict[str, float] = defaultdict(float)
-        self._watched = {queue for load in loads if not load.mine for queue in load.queues}
+        self._watched = {queue for load in loads if not load.is_local for queue in load.queues}
         for load in loads:
             for queue in set(load.queues):
                 self.free[queue] += max(0, load.free)

@@ -25,40 +25,45 @@ from asynctask.ledger.processes import living
 from asynctask.ledger.reservations import Alone, Ready, Runnable, reserve_small
 from asynctask.logs import get_logger
 
-__all__ = ["ACTIVE_S", "DUTY_S", "DispatchLeadership", "Dispatcher", "Load"]
+__all__ = ["ACTIVE_S", "DispatchLeadership", "Dispatcher", "Load"]
 
-LEASE_S = 5.0
-"""How long a reservation is held for its push. Longer than any push that works; a crashed one is taken over after it."""
+# Seconds between two rounds
+
+SHORTEST_S = 0.05
+"""At least, however little work is to lie in the queues. Small Tasks submitted meanwhile wait for the next round."""
+
+ACTIVE_S = 0.2
+"""Of the leader, at most, and after a round that pushed nothing: what each round pushes has to last longer."""
 
 HELP_S = 0.5
-"""A process whose queues ran dry runs a round of its own at most this often while another process leads. With no leader it
-does so sooner, and doubles the pause after each round that pushed nothing, up to this: of one short list after the other
-each begins at once, and a stream of untracked jobs does not cost a round each."""
+"""Of a process whose queues ran dry, while another leads. With no leader it retries sooner and doubles the pause after each
+round that pushed nothing, up to this: short lists in a row begin at once, and untracked jobs do not cost a round each."""
+
+ALONE_S = 0.1
+"""Of a process without a dispatching thread that submits small Tasks."""
+
+IDLE_S = 1.0
+"""Until the next check whether another process still leads."""
+
+QUIET_S = 60.0
+"""With nothing left to dispatch; whatever comes ends the pause."""
+
+# Other times
+
+LEASE_S = 5.0
+"""Lease of a reservation during its push. Longer than any push that works; after a crash another process takes it over."""
 
 LOOK_AGAIN_S = 15.0
-"""A stand-alone job that was dispatched so long ago and is not known to have begun may be lost: the broker is asked."""
+"""A stand-alone job dispatched this long ago and not known to have begun may be lost: the broker is asked."""
 
 OBSERVE_S = 0.4
 """Between two queries of the other processes while rounds go on: a heartbeat comes once a second at most."""
 
-QUIET_S = 60.0
-IDLE_S = 1.0
-EMPTY_S = 0.2
-"""Between two rounds of which the first pushed nothing."""
-
 HELD_S = 0.5
-"""After so long a Task is tried again whose row another session had locked."""
+"""Until a Task whose row another session had locked is tried again."""
 
-SHORTEST_S = 0.05
-"""Between two rounds, however few seconds of work are to lie in the queues."""
-
-TOGETHER_S = 0.05
-"""Small Tasks that are submitted within so long after a round wait for the next one together."""
-
-ALONE_S = 0.1
-"""A process without a dispatching thread makes a round for a small Task at most this often."""
-
-_BATCH = 1_000
+_MAX_RESERVED = 1_000
+"""Jobs of one reservation."""
 
 
 _Send = Callable[[int], int]
@@ -191,12 +196,12 @@ class Dispatcher:
         due = self._due is not None and self._due <= self._ledger.now()
         nudged, self._nudged = self._nudged, False
         own = self._ran_dry and now >= self._own_round_at
-        submitted = self._submitted and now >= self._round_at + TOGETHER_S
+        submitted = self._submitted and now >= self._round_at + SHORTEST_S
         if nudged or submitted or due or own or self._leadership.held:
             pause = self._reasoned_round(anew=nudged or due, due=due, own=own)
         else:
             pause = max(0.0, self._own_round_at - now) if self._ran_dry else IDLE_S
-        together = self._round_at + TOGETHER_S - self._ledger.clock.monotonic()
+        together = self._round_at + SHORTEST_S - self._ledger.clock.monotonic()
         waits = max(0.0, together) if self._submitted else QUIET_S
         return min(self._go_on(pause), self._until_due(), waits)
 
@@ -221,7 +226,7 @@ class Dispatcher:
         if pushed:  # from beginning to beginning: what is pushed lasts no longer because a round takes its time
             self._used_up_at = began + self._pause_s
         rest = self._used_up_at - clock.monotonic()
-        return max(SHORTEST_S, rest) if pushed or rest > 0 else EMPTY_S
+        return max(SHORTEST_S, rest) if pushed or rest > 0 else ACTIVE_S
 
     def _go_on(self, pause: float) -> float:
         """Acquires, renews or ends leadership by what is left. Returns how long to wait for the next round."""
@@ -308,8 +313,8 @@ class Dispatcher:
             if not w["quiet"]
         ]
         if self._local is not None:
-            mine = self._local()
-            loads_ = [load for load in loads_ if load.identity != mine.identity] + [replace(mine, mine=True)]
+            own = self._local()
+            loads_ = [load for load in loads_ if load.identity != own.identity] + [replace(own, is_local=True)]
         return loads_
 
     def _dispatch(self, loads_: Sequence[Load]) -> int:
@@ -361,7 +366,7 @@ class Dispatcher:
         while sources and (wanted := room.at(queue, priority)) > 0:
             share = max(1, wanted // len(sources))
             for send in list(sources):
-                count = min(share, room.at(queue, priority), _BATCH)
+                count = min(share, room.at(queue, priority), _MAX_RESERVED)
                 sent = self._part(partial(send, count)) if count > 0 else 0
                 room.take(queue, priority, sent)
                 reserved += sent
@@ -422,11 +427,8 @@ class Dispatcher:
 
 # -- which process goes on with what is left
 
-DUTY_S: Final = 1.0
-"""Seconds of the leader's lease, renewed after half of it."""
-
-ACTIVE_S: Final = 0.2
-"""The leader's pause between two rounds, at most: what each round pushes has to last longer."""
+LEADER_LEASE_S: Final = 1.0
+"""The leader's lease, renewed after half of it."""
 
 
 class DispatchLeadership:
@@ -454,13 +456,13 @@ class DispatchLeadership:
         Raises LedgerUnavailable.
         """
         now = self._ledger.clock.monotonic()
-        if now < self._held_until - DUTY_S / 2:
+        if now < self._held_until - LEADER_LEASE_S / 2:
             return None
         if now < self._elsewhere_until:
             return self._elsewhere_until - now
-        other = leases.take(self._ledger, leases.DISPATCH, DUTY_S)
+        other = leases.acquire(self._ledger, leases.DISPATCH, LEADER_LEASE_S)
         if other is None:
-            self._held_until = now + DUTY_S
+            self._held_until = now + LEADER_LEASE_S
             return None
         self._held_until = 0.0
         left = max(ACTIVE_S, (other - self._ledger.now()) / SECOND)

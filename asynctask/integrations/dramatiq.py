@@ -29,7 +29,7 @@ from asynctask.ledger.base import dumps
 from asynctask.ledger.standalone import ENGINE, NewJob, enqueue
 from asynctask.logs import get_logger
 from asynctask.middleware.tracker import TICKET, Arrival, Ticket
-from asynctask.runtime.launcher import Tracked
+from asynctask.runtime.process import Tracked
 from asynctask.worker import Worker
 
 try:

@@ -12,16 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from asynctask.database.notify import LEDGER
 from asynctask.errors import Unavailable
 from asynctask.ledger import processes
 from asynctask.ledger.recorder import Recorder
 from asynctask.logs import get_logger
-from asynctask.maintenance import Sweep
-from asynctask.middleware.chain import Chain
-from asynctask.middleware.tracker import Arrival, TaskEventMiddleware, Ticket, Tracker
-from asynctask.runtime.heartbeat import Heartbeat
-from asynctask.runtime.launcher import Tracked
+from asynctask.middleware.tracker import Arrival, Ticket, Tracker
+from asynctask.runtime.process import AppProcess, Tracked, recording_chain
 
 __all__ = ["EngineProcess"]
 
@@ -34,7 +30,7 @@ _AWAY_S = 0.5
 T = TypeVar("T")
 
 
-class EngineProcess:
+class EngineProcess(AppProcess):
     """The parts of one worker process of an engine. Make it in the performing process, after any fork.
 
     Arguments: ``engine``, its name of at most 8 characters; ``concurrency`` and ``queues`` are only displayed.
@@ -42,44 +38,26 @@ class EngineProcess:
     """
 
     def __init__(self, app: Tracked, engine: str, *, concurrency: int = 0, queues: Sequence[str] = ()) -> None:
-        self._app = app
-        self._engine = engine
-        self._concurrency = concurrency
-        self._queues = tuple(queues)
         identity = processes.engine_identity(engine, app.host.name, os.getpid(), app.ids.nonce())
-        self.ledger = replace(app.ledger, identity=identity)
+        ledger = replace(app.ledger, identity=identity)
+        super().__init__(app, kind=engine, concurrency=concurrency, queues=queues, ledger=ledger)
+        self._engine = engine
         self.recorder = Recorder(self.ledger)
         self.tracker = Tracker(self.ledger, self.recorder, elsewhere=True)
-        self.chain = self._chain()
-        config = app.config
-        self._heartbeat = Heartbeat(
-            self.ledger, app.clock, every_s=config.heartbeat_s, lease_s=config.lease_s,
-            tell=self._heartbeat_facts, on_signal=self._on_signal,
-        )  # fmt: skip
-        self._sweep = Sweep(
-            self.ledger, app.broker, app.host, app.controls,
-            waker=app.signals.waker(LEDGER), every_s=min(1.0, config.lease_s / 4),
-        )  # fmt: skip
+        self.chain = recording_chain(app, self.tracker)
         self._stopping = threading.Event()
         self._ended = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="ticker", daemon=True)
         self._log = get_logger("asynctask.engine")
 
-    def _chain(self) -> Chain:
-        chain = Chain()
-        for middleware in self._app.server_middleware:
-            chain.add(middleware)
-        chain.add(TaskEventMiddleware(self.tracker, self._app.config.max_result_bytes))
-        return chain
-
     # -- lifecycle
 
     def start(self) -> None:
         """Registers the process and starts its parts. Raises LedgerUnavailable."""
-        self._register()
+        self.register()
         self.recorder.start()
-        self._heartbeat.start()
-        self._sweep.start()
+        self.heartbeat.start()
+        self.sweep.start()
         self._ticker.start()
 
     def quiet(self) -> None:
@@ -92,15 +70,9 @@ class EngineProcess:
         recorded = self.recorder.stop(_FLUSH_S)
         self._ended.set()
         self._ticker.join(_FLUSH_S)
-        self._sweep.stop()
-        self._heartbeat.stop()
-        try:
-            if recorded and not self.tracker.running():
-                processes.forget(self.ledger, self.ledger.identity)
-            else:
-                processes.give_up(self.ledger)
-        except Unavailable as error:  # recovery finds the process later
-            self._log.warning("leave_put_off", error=str(error))
+        self.sweep.stop()
+        self.heartbeat.stop()
+        self.leave(empty=recorded and not self.tracker.running())
 
     # -- steps of a job, for engines that perform and acknowledge on the same thread
 
@@ -136,21 +108,12 @@ class EngineProcess:
 
     # -- parts
 
-    def _register(self) -> None:
-        processes.register(
-            self.ledger, self._app.host, kind=self._engine, pid=os.getpid(), lease_s=self._app.config.lease_s,
-            concurrency=self._concurrency, queues=self._queues,
-        )  # fmt: skip
-
-    def _heartbeat_facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         return {"busy": len(self.tracker.running())}
 
-    def _on_signal(self, name: str) -> None:
+    def obey(self, name: str) -> None:
         if name == processes.LOST:
-            # Its jobs go on: without a fence their outcomes still count, and only their Events waited.
-            self._log.warning("declared_dead", identity=self.ledger.identity)
-            processes.forget(self.ledger, self.ledger.identity)
-            self._register()
+            super().obey(name)  # its jobs go on: only their Events waited
         else:
             self._log.warning("signal_not_for_engines", signal=name, hint=f"quiet or stop {self._engine} by its own means")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -34,8 +34,8 @@ __all__ = [
     "lock_events",
     "problem_of",
     "read_events",
+    "read_jobs",
     "read_tasks_events",
-    "read_untouched",
     "untouched",
     "write_unread",
 ]
@@ -188,21 +188,9 @@ def _record(found: Any) -> EventRecord:
         process, bool(watched),
     )  # fmt: skip
     return EventRecord(
-        id_,
-        job_id,
-        task_id,
-        seq,
-        row,
-        messages,
-        first_row,
-        started_at,
-        finished_at,
-        worker_name,
-        queue,
-        state,
-        slots or 1,
-        parallel,
-    )
+        id_, job_id, task_id, seq, row, messages, first_row, started_at, finished_at, worker_name, queue, state,
+        slots or 1, parallel,
+    )  # fmt: skip
 
 
 def read_events(connection: Connection, condition: Any, *, lock: bool = False) -> list[EventRecord]:
@@ -210,6 +198,21 @@ def read_events(connection: Connection, condition: Any, *, lock: bool = False) -
     if lock and connection.dialect.name != "sqlite":
         condition = batches.among(connection, _e.id, lock_events(connection, condition))
     return [_record(found) for found in batches.fetch(connection, _READ.where(condition).order_by(_e.id))]
+
+
+def read_jobs(connection: Connection, job_ids: Sequence[str]) -> dict[str, EventRecord]:
+    """The Events of these jobs, by job id."""
+    if not job_ids:
+        return {}
+    dialect = connection.dialect.name
+    found = batches.fetch_small(connection, _read_jobs(dialect), {"job_ids": batches.given(dialect, job_ids)})
+    return {record.job_id: record for record in map(_record, found)}
+
+
+@cache
+def _read_jobs(dialect: str) -> Any:
+    """Built once: it runs for every fetched batch."""
+    return _READ.where(batches.among_given(dialect, _e.job_id, "job_ids"))
 
 
 def lock_events(connection: Connection, condition: Any) -> Sequence[int]:
@@ -424,52 +427,12 @@ def _forget_failures(connection: Connection, ledger: Ledger, reopened: Sequence[
 
 # untouched() as SQL. No other column that a decision depends on changes while this holds.
 # A CASE, because PostgreSQL may estimate plain conditions as selective and start from a scan of all rows that match them.
-_IS_UNTOUCHED = "status = 'enqueue' AND added_messages IS NULL AND due_at IS NULL AND process IS NULL AND watched = 0"
-_UNTOUCHED = f"CASE WHEN {_IS_UNTOUCHED} THEN TRUE ELSE FALSE END"
+_UNTOUCHED = (
+    "CASE WHEN status = 'enqueue' AND added_messages IS NULL AND due_at IS NULL AND process IS NULL AND watched = 0"
+    " THEN TRUE ELSE FALSE END"
+)
 # A lent Event. The compared attempt identifies the process, because an attempt is lent to one process only.
 _LENT = _UNTOUCHED.replace("process IS NULL", "process IS NOT NULL")
-
-# Only the attempt ever changed: the rest of the bookkeeping row is known without reading it.
-_NEVER_TOUCHED = (
-    f"CASE WHEN {_IS_UNTOUCHED} AND events.started_at IS NULL AND retries = 0 AND deaths = 0 AND items = 1"
-    " AND n_finish + n_failed + n_error + n_cancelled = 0 THEN TRUE ELSE FALSE END"
-)
-
-
-def read_untouched(connection: Connection, job_ids: Sequence[str]) -> list[EventRecord]:
-    """The Events of these jobs that never were anything but untouched, read by a third of the columns. Read the others with
-    :func:`read_events`."""
-    if not job_ids:
-        return []
-    dialect = connection.dialect.name
-    found = batches.fetch_small(connection, _never_touched(dialect), {"job_ids": batches.given(dialect, job_ids)})
-    return [
-        EventRecord(
-            id_, job_id, task_id, seq, _untouched_row(attempt), None, first_row, None, None, worker_name, queue, state,
-            slots or 1, parallel,
-        )
-        for id_, job_id, task_id, seq, attempt, first_row, worker_name, queue, state, slots, parallel in found
-    ]  # fmt: skip
-
-
-@cache
-def _never_touched(dialect: str) -> Any:
-    """Cached: it runs for every fetched batch."""
-    is_reserved = _e.task_id.is_(None) | (_e.seq < _t.next_seq)
-    return (
-        sa.select(
-            _e.id, _e.job_id, _e.task_id, _e.seq, _e.attempt, _e.first_row,
-            sa.func.coalesce(_e.worker_name, _t.worker_name, ""), sa.func.coalesce(_e.queue, _t.queue, "default"),
-            _t.state, _t.slots, _t.parallel,
-        )
-        .select_from(events.outerjoin(tasks, _t.id == _e.task_id))
-        .where(batches.among_given(dialect, _e.job_id, "job_ids"), sa.text(_NEVER_TOUCHED), is_reserved)
-    )  # fmt: skip
-
-
-@lru_cache(maxsize=64)
-def _untouched_row(attempt: int) -> Row:
-    return Row(Status.ENQUEUE, attempt, reserved=True)
 
 
 @dataclass(slots=True)

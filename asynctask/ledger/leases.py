@@ -20,10 +20,10 @@ from asynctask.database.tables import as_dict, duties, events, jobs, processes, 
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.processes import Host
 
-__all__ = ["DISPATCH", "UPKEEP", "Holder", "Upkeep", "give_up", "holder_of", "look", "take", "take_over"]
+__all__ = ["DISPATCH", "MAINTENANCE", "Holder", "Work", "acquire", "give_up", "holder_of", "query_work", "take_over"]
 
 DISPATCH: Final = "dispatch"
-UPKEEP: Final = "upkeep"
+MAINTENANCE: Final = "upkeep"
 
 _d, _t, _e, _p, _j = duties.c, tasks.c, events.c, processes.c, jobs.c
 
@@ -46,7 +46,7 @@ class Holder:
         return self.process is not None and host.knows_dead(self.process)
 
 
-def take(ledger: Ledger, name: str, for_s: float) -> int | None:
+def acquire(ledger: Ledger, name: str, for_s: float) -> int | None:
     """Acquires or renews a duty for ``for_s`` seconds.
 
     Returns None if this process holds it now, else until when another process does (microseconds).
@@ -57,11 +57,11 @@ def take(ledger: Ledger, name: str, for_s: float) -> int | None:
     if found is not None and found.holder not in (None, ledger.identity) and (found.held_until or 0) > now:
         return int(found.held_until)
     until = now + micros(for_s)
-    return None if _take(ledger, name, now, until, known=found is not None) else until
+    return None if _acquire(ledger, name, now, until, known=found is not None) else until
 
 
 @repeatable
-def _take(ledger: Ledger, name: str, now: int, until: int, *, known: bool) -> bool:
+def _acquire(ledger: Ledger, name: str, now: int, until: int, *, known: bool) -> bool:
     free = _d.holder.is_(None) | (_d.holder == ledger.identity) | (_d.held_until <= now)
     try:
         with ledger.database.write() as connection:
@@ -78,8 +78,8 @@ def _take(ledger: Ledger, name: str, now: int, until: int, *, known: bool) -> bo
 def give_up(ledger: Ledger, name: str) -> None:
     """Releases a duty if this process holds it."""
     with ledger.database.write() as connection:
-        mine = duties.update().where(_d.name == name, _d.holder == ledger.identity)
-        connection.execute(mine.values(holder=None, held_until=None))
+        own = duties.update().where(_d.name == name, _d.holder == ledger.identity)
+        connection.execute(own.values(holder=None, held_until=None))
 
 
 def holder_of(ledger: Ledger, name: str) -> Holder:
@@ -118,16 +118,16 @@ def take_over(ledger: Ledger, name: str, old: str | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Upkeep:
-    """The work that one query found.
+class Work:
+    """The work for the maintenance that one query found.
 
-    ``mine``: this process still leads the maintenance; ``dead``: a lease ended; ``open``: a Task is not over; ``ready``:
+    ``leads``: this process still leads the maintenance; ``dead``: a lease ended; ``open``: a Task is not over; ``ready``:
     something can be dispatched; ``alone``: copies of jobs without a Task are due for a check; ``lost``: an unregistered
     process holds jobs; ``newest``: when the last process registered; ``due_at``: when the next job in the ledger is due;
     ``scheduled_at``: the next in the broker's sets (all three in microseconds, None for none).
     """
 
-    mine: bool
+    leads: bool
     dead: bool
     open: bool
     ready: bool
@@ -147,8 +147,8 @@ def _earliest(column: Any, *where: Any) -> Any:
     return sa.select(column).where(column.is_not(None), *where).order_by(column).limit(1).scalar_subquery()
 
 
-_UPKEEP = sa.select(
-    sa.select(_d.holder).where(_d.name == UPKEEP).scalar_subquery(),
+_WORK = sa.select(
+    sa.select(_d.holder).where(_d.name == MAINTENANCE).scalar_subquery(),
     sa.exists().where(_p.lease_until <= sa.bindparam("now")),
     sa.exists().where(_t.finished_at.is_(None)),
     sa.exists().where(_t.finished_at.is_(None), _t.ready.is_not(None)),
@@ -167,14 +167,14 @@ _UPKEEP = sa.select(
 )
 
 
-def look(ledger: Ledger) -> Upkeep:
-    """Queries once. Raises LedgerUnavailable."""
+def query_work(ledger: Ledger) -> Work:
+    """Queries the work, in one statement. Raises LedgerUnavailable."""
     with ledger.database.read() as connection:
-        found = connection.execute(_UPKEEP, {"now": ledger.now()}).one()
+        found = connection.execute(_WORK, {"now": ledger.now()}).one()
     holder, dead, open_, ready, alone, lost, newest, due_task, due_alone, *times = found
     of_tasks, of_events, scheduled, retry = (None if at is None else int(at) for at in times)
     waits = bool(ready or due_task or due_alone)
-    return Upkeep(
+    return Work(
         holder == ledger.identity, bool(dead), bool(open_), waits, bool(alone), bool(lost), newest,
         due_at=_earlier(of_tasks, of_events), scheduled_at=_earlier(scheduled, retry),
     )  # fmt: skip

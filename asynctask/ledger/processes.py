@@ -1,4 +1,4 @@
-"""Processes and their leases, recovery of a dead process's jobs, and copies lost by a broker."""
+"""Processes and their leases, and recovery of a dead process's jobs."""
 
 from __future__ import annotations
 
@@ -12,46 +12,39 @@ from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
 from asynctask.clock import micros
-from asynctask.core.states import OPEN, Reason, Status
-from asynctask.core.transitions import Row, Turn, held_elsewhere, in_flight, is_foreign, recover, redispatch
+from asynctask.core.states import Reason, Status
+from asynctask.core.transitions import Row, Turn, held_elsewhere, is_foreign, recover
 from asynctask.database.batches import for_update
 from asynctask.database.engine import Database, database_now
 from asynctask.database.notify import LEDGER, notify
 from asynctask.database.retrying import repeatable
-from asynctask.database.tables import as_dict, events, processes, task_tallies, tasks
+from asynctask.database.tables import as_dict, events, processes, tasks
 from asynctask.errors import ConfigError
 from asynctask.ledger import dispatchable
-from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger, chunks, dumps, each_free, try_lock
+from asynctask.ledger.base import Ledger, dumps, each_free
 from asynctask.ledger.events import Applied, Change, EventRecord, Failure, Note, apply, read_events
 from asynctask.ledger.standalone import is_job_id
 
 __all__ = [
     "Host",
-    "advance_low",
     "beat",
     "dead_processes",
     "engine_identity",
     "engine_of",
-    "flying_rows",
-    "flying_tasks",
     "forget",
     "give_up",
     "is_dead",
     "is_engine",
     "list_processes",
     "living",
-    "look_later",
-    "lost_copies",
     "recover_events",
     "register",
     "renew",
     "signal",
-    "to_look_at",
     "unknown_workers",
 ]
 
-_p, _e, _t, _n = processes.c, events.c, tasks.c, task_tallies.c
+_p, _e, _t = processes.c, events.c, tasks.c
 
 LOST = "LOST"
 """The signal of a process that was declared dead."""
@@ -370,101 +363,3 @@ def _notes(ledger: Ledger, turn: Turn) -> list[Note]:
     if turn.reason is Reason.POISON:
         return [*lost, Note("error", say("poison", str(turn.after.deaths)))]
     return [*lost, Note("enqueue", say("retry"))]
-
-
-# -- copies lost by a broker
-
-_IN_FLIGHT = sa.func.coalesce(sa.func.sum(_n.dispatched - _n.returned), 0)
-
-
-def to_look_at(connection: Connection, now: int, limit: int = 1_000) -> list[EventRecord]:
-    """Events without a Task whose copy has been out so long that the broker should be asked whether it holds it."""
-    return _read_by_ids(connection, sa.select(_e.id).where(_e.look_at <= now).order_by(_e.look_at, _e.id).limit(limit))
-
-
-def _read_by_ids(connection: Connection, ids: Any) -> list[EventRecord]:
-    found = connection.execute(ids).scalars().all()
-    return [record for part in chunks(found, 1_000) for record in read_events(connection, _e.id.in_(part))]
-
-
-@repeatable
-def look_later(ledger: Ledger, event_ids: Sequence[int], *, look_again_s: float) -> None:
-    """The broker holds them: postpones the next check."""
-    if not event_ids:
-        return
-    with ledger.database.write() as connection:
-        connection.execute(
-            events.update()
-            .where(_e.id.in_(list(event_ids)), _e.look_at.is_not(None))
-            .values(look_at=ledger.now() + micros(look_again_s))
-        )
-
-
-def flying_tasks(connection: Connection) -> list[int]:
-    """Tasks with jobs in flight."""
-    statement = (
-        sa.select(_t.id)
-        .join(task_tallies, _n.task_id == _t.id)
-        .where(_t.finished_at.is_(None))
-        .group_by(_t.id)
-        .having(_IN_FLIGHT > 0)
-    )
-    return [int(i) for (i,) in connection.execute(statement)]
-
-
-@repeatable
-def advance_low(ledger: Ledger, task_ids: Sequence[int]) -> None:
-    """Moves each Task's low mark up to its first open row, so that later checks skip the terminal rows before it."""
-    for task_id in task_ids:
-        with ledger.database.write() as connection:
-            task = try_lock(connection, ledger, task_id)
-            # A retry in progress may reopen terminal rows, which would be skipped for ever.
-            if task is None or task["turning"] is not None:
-                continue
-            behind = (_e.task_id == task_id) & (_e.seq >= task["low_seq"]) & (_e.seq < task["next_seq"])
-            still_open = sa.select(_e.seq).where(behind, _e.status.in_([str(s) for s in OPEN])).order_by(_e.seq).limit(1)
-            first = connection.execute(still_open).scalar()
-            low = task["next_seq"] if first is None else first
-            if low > task["low_seq"]:
-                connection.execute(tasks.update().where(_t.id == task_id).values(low_seq=low))
-
-
-def flying_rows(connection: Connection, task_id: int, limit: int = 10_000) -> list[EventRecord]:
-    """Rows of a Task that should be in the broker or in a process and are not known to have begun."""
-    task = task_rows.get(connection, task_id)
-    condition = (
-        (_e.task_id == task_id)
-        & (_e.seq >= task["low_seq"])
-        & (_e.seq < task["next_seq"])
-        & (_e.status == Status.ENQUEUE)
-        & _e.due_at.is_(None)
-    )
-    records = _read_by_ids(connection, sa.select(_e.id).where(condition).order_by(_e.seq).limit(limit))
-    return [record for record in records if in_flight(record.row)]
-
-
-def lost_copies(ledger: Ledger, lost: Sequence[tuple[int, int]]) -> list[Applied]:
-    """Makes rows, (event id, attempt), that the broker did not hold on two checks wait in the ledger again."""
-    applied = _lost_copies(ledger, lost)
-    dispatchable.announce(ledger, applied)
-    return applied
-
-
-@repeatable
-def _lost_copies(ledger: Ledger, lost: Sequence[tuple[int, int]]) -> list[Applied]:
-    with ledger.database.write() as connection:
-        now = ledger.now()
-        changes = [
-            Change(event_id, _redispatch_if(attempt, now), notes=[Note("enqueue", ledger.catalogue("redispatched"))])
-            for event_id, attempt in lost
-        ]
-        return apply(connection, ledger, changes)
-
-
-def _redispatch_if(attempt: int, now: int) -> Any:
-    def decide(record: EventRecord) -> Any:
-        if record.row.attempt != attempt:
-            return None
-        return redispatch(record.row, record.task_state or "", held=False, missed_before=True, now=now)
-
-    return decide

@@ -175,14 +175,14 @@ class Recorder:
             try:
                 batch = self._next_batch()
                 if batch is None:
-                    self._closer.look()
+                    self._closer.check()
                     return
                 if batch:
                     batch = self._with_followers(batch)
                     self._flush_timed(batch)
                     tries, self._flushes = 0, True
                 else:
-                    self._closer.look_in_time()
+                    self._closer.check_if_due()
             except Exception as error:
                 left = self._give_back(batch or [])
                 self._flushes = not self._pending
@@ -263,7 +263,7 @@ class Recorder:
         with self._condition:
             self._flushing = False
             self._condition.notify_all()
-            if not self._condition.wait_for(lambda: self._pending or self._stopping, self._closer.until_look()):
+            if not self._condition.wait_for(lambda: self._pending or self._stopping, self._closer.until_check()):
                 return []
             if not self._pending:
                 return None
@@ -318,9 +318,9 @@ class Recorder:
                 ended_tasks | {each.record.task_id for each in applied if each.record and _is_over(each.record)}
             )
         if not self._pending and self._busy_for() is None:
-            self._closer.look()
+            self._closer.check()
         else:
-            self._closer.look_in_time()
+            self._closer.check_if_due()
 
     def _record(self, wave: Sequence[Outcome]) -> tuple[list[End], list[Applied]]:
         """Writes a wave; returns the ends written without a read, and the results of the other outcomes."""
@@ -501,30 +501,30 @@ class Closer:
         self._ledger = ledger
         self._on_due = on_due
         self._ended: set[int] = set()  # not checked yet
-        self._look_at = 0.0  # time of the next check while other jobs run (monotonic clock)
+        self._check_at = 0.0  # time of the next check while other jobs run (monotonic clock)
         self._log = get_logger("asynctask.recorder")
 
     def ended(self, task_ids: Iterable[int | None]) -> None:
         """Notes that jobs of these Tasks ended; None stands for jobs without a Task."""
         self._ended.update(task_id for task_id in task_ids if task_id is not None)
 
-    def until_look(self) -> float | None:
+    def until_check(self) -> float | None:
         """Seconds until the next check is due; None if there is nothing to check."""
-        return max(0.0, self._look_at - self._ledger.clock.monotonic()) if self._ended else None
+        return max(0.0, self._check_at - self._ledger.clock.monotonic()) if self._ended else None
 
-    def look_in_time(self) -> None:
+    def check_if_due(self) -> None:
         """Checks if a check is due."""
-        if self.until_look() == 0.0:
-            self.look()
+        if self.until_check() == 0.0:
+            self.check()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Checks now, and closes the Tasks that are over."""
         begun = self._ledger.clock.monotonic()
         ended, self._ended = self._ended, set()
         if ended:
             self._close(ended)
         now = self._ledger.clock.monotonic()
-        self._look_at = now + min(_MAX_PAUSE_S, _PAUSE_FACTOR * (now - begun))
+        self._check_at = now + min(_MAX_PAUSE_S, _PAUSE_FACTOR * (now - begun))
 
     def _close(self, task_ids: set[int]) -> None:
         try:

@@ -20,9 +20,7 @@ import orjson
 
 from asynctask.core.states import Reason, State, Status
 from asynctask.core.transitions import Begin, Row, Turn, begin, cancel, give_back, is_foreign, is_suspect
-from asynctask.database.batches import among
 from asynctask.database.retrying import repeatable
-from asynctask.database.tables import events
 from asynctask.errors import AsyncTaskError, JobInterrupted, JobTimeout
 from asynctask.job import CurrentJob, interrupted
 from asynctask.ledger.base import Ledger
@@ -33,8 +31,7 @@ from asynctask.ledger.events import (
     Failure,
     Note,
     apply,
-    read_events,
-    read_untouched,
+    read_jobs,
     untouched,
 )
 from asynctask.ledger.processes import engine_of
@@ -171,12 +168,11 @@ class Tracker:
     # -- 1. begin
 
     def begin(self, arrivals: Sequence[Arrival]) -> list[Ticket]:
-        """Tickets for a batch of jobs, in order; one query for those that run for the first time, one for the others.
-        Raises LedgerUnavailable.
+        """Tickets for a batch of jobs, in order. Raises LedgerUnavailable.
 
         A job without an Event (pushed by hand, or by another program) gets a stand-alone one.
         """
-        records = self._read_narrow([arrival.job_id for arrival in arrivals])
+        records = self._read([arrival.job_id for arrival in arrivals])
         missing = [arrival for arrival in arrivals if arrival.job_id not in records]
         if missing:
             self.enqueue(missing)
@@ -199,17 +195,9 @@ class Tracker:
             )  # fmt: skip
         return Ticket(Begin.RUN, job.job_id, job.event_id, job.task_id, job.attempt, job.retries, awaited=True, seen=seen)
 
-    def _read_narrow(self, job_ids: Sequence[str]) -> dict[str, EventRecord]:
-        """:meth:`_read`, with a narrower query first for untouched Events."""
-        with self._ledger.database.read() as connection:
-            records = {record.job_id: record for record in read_untouched(connection, job_ids)}
-        others = [job_id for job_id in job_ids if job_id not in records] if len(records) < len(job_ids) else []
-        return {**records, **self._read(others)} if others else records
-
     def _read(self, job_ids: Sequence[str]) -> dict[str, EventRecord]:
         with self._ledger.database.read() as connection:
-            known = read_events(connection, among(connection, events.c.job_id, job_ids))
-        return {record.job_id: record for record in known}
+            return read_jobs(connection, job_ids)
 
     def _ticket(self, arrival: Arrival, record: EventRecord) -> Ticket:
         row = record.row

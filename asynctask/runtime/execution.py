@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from asynctask.brokers.base import DEAD, RETRY, Broker, Copy, Held
-from asynctask.clock import Clock, Ids
+from asynctask.clock import Clock, Ids, backoff_s
 from asynctask.core.transitions import Begin
 from asynctask.dispatch.outbox import arguments_of, worker_name
 from asynctask.errors import AsyncTaskError, JobInterrupted, JobTimeout, Unavailable
@@ -33,7 +33,6 @@ from asynctask.runtime.retry import (
     decide_foreign,
     decide_untracked,
     limit_of,
-    pause_s,
     retries_of,
     text_of,
 )
@@ -373,7 +372,7 @@ class Performer:
                 self._log.warning("outcome_put_off", job_id=execution.copy.jid, error=str(error), tries=tries)
                 if execution.abandoned:
                     raise
-                self._pause.wait(pause_s(tries))
+                self._pause.wait(backoff_s(tries))
             else:
                 self._place.gone(execution)
                 return

@@ -1,22 +1,49 @@
-"""The fetcher: takes jobs from the broker in batches, reads them, and acknowledges what is recorded."""
+"""The fetcher: takes jobs from the broker in batches, reads them, and acknowledges what is recorded.
+
+A fetched copy is a job that runs here, a tracked job that waits for another process (:class:`Missing`), an untracked job of
+others (:class:`Strangers`), or no job at all.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
 
-from asynctask.brokers.base import Broker, Copy
-from asynctask.clock import Clock
-from asynctask.errors import Unavailable
+import orjson
+
+from asynctask.brokers.base import DEAD, Broker, Copy, Held
+from asynctask.clock import SECOND, Clock, backoff_s
+from asynctask.core.transitions import Begin
+from asynctask.dispatch.outbox import buried, job_of, options_of, worker_name
+from asynctask.errors import InputError, Unavailable
+from asynctask.job import CurrentJob
+from asynctask.ledger.reservations import Ready
+from asynctask.ledger.standalone import NewJob, fitted, is_job_id
 from asynctask.logs import get_logger
-from asynctask.middleware.tracker import Tracker
+from asynctask.messages import clean
+from asynctask.middleware.tracker import TICKET, Arrival, Ticket, Tracker
 from asynctask.runtime.execution import Execution
-from asynctask.runtime.intake import MANY_DONE, HeldCopies, Intake, Missing, Strangers
-from asynctask.runtime.pool import AHEAD_S, Pool
-from asynctask.runtime.retry import pause_s
+from asynctask.runtime.pool import AHEAD_S, MANY_DONE, HeldCopies, Pool
+from asynctask.wire.payload import parse
+from asynctask.wire.ruby_json import dump_any
+from asynctask.worker import Worker
 
-__all__ = ["CHECKS_S", "MAX_FETCH", "Doubt", "Fetcher"]
+__all__ = [
+    "CHECKS_S",
+    "FIRST_REST_S",
+    "LONGEST_REST_S",
+    "MAX_FETCH",
+    "Doubt",
+    "Fetcher",
+    "Intake",
+    "Missing",
+    "Stranger",
+    "Strangers",
+    "why_not_ours",
+]
 
 LATENCY_S: Final = 0.5
 """A fetch that takes longer is an exception, and no reason to fetch more ahead."""
@@ -98,7 +125,7 @@ class Fetcher:
                 tries += 1
                 self._log.warning("fetch_put_off", error=str(error), tries=tries)
                 self._doubt.rise()
-                self._quiet.wait(pause_s(tries))
+                self._quiet.wait(backoff_s(tries))
             except Exception:
                 self._log.exception("fetch_failed")
                 self._doubt.rise()
@@ -239,3 +266,319 @@ class Doubt:
         """The broker was asked just now."""
         now = self._clock.monotonic()
         self._checks = [at for at in self._checks if at > now]
+
+
+# -- what a fetched copy is
+
+
+class Intake:
+    """Reads fetched copies: each is a job for a worker of this process, a job of others, or no job at all.
+
+    Arguments: ``held``, the copies of this process; ``strangers`` takes the jobs of others; ``quiet`` is set when the
+    process stops.
+    """
+
+    def __init__(
+        self,
+        *,
+        identity: str,
+        broker: Broker,
+        tracker: Tracker,
+        clock: Clock,
+        workers: Mapping[str, Worker],
+        held: HeldCopies,
+        strangers: Strangers,
+        quiet: threading.Event,
+    ) -> None:
+        self._identity = identity
+        self._broker = broker
+        self._tracker = tracker
+        self._clock = clock
+        self._workers = workers
+        self._held = held
+        self._strangers = strangers
+        self._quiet = quiet
+        self._log = get_logger("asynctask.intake")
+
+    def take(self, copies: Sequence[Copy]) -> list[Execution]:
+        """The jobs among a fetched batch, each with its ticket if it is tracked. Raises Unavailable."""
+        found = [self._assign(copy) for copy in copies]
+        executions = [each for each in found if isinstance(each, Execution)]
+        if len(executions) < len(found):
+            strangers = [each for each in found if isinstance(each, Stranger)]
+            self._strangers.defer(strangers)
+            self._held.forget([each.copy for each in strangers])
+            ours = {each.copy.queue for each in executions}
+            self._strangers.gave(ours, strangers)
+        else:
+            self._strangers.gave({each.copy.queue for each in executions}, ())
+        tracked = [each for each in executions if each.is_tracked]
+        refused = self._begin(tracked) if tracked else ()
+        return [each for each in executions if id(each) not in refused] if refused else executions
+
+    def take_lent(self, lent: Sequence[tuple[Copy, Ready]], asked: float) -> list[Execution]:
+        """Jobs that this process was lent, each with its ticket. ``asked``: when, on the monotonic clock."""
+        found = []
+        for copy, job in lent:
+            execution = self._assign(copy)
+            if isinstance(execution, Execution):
+                _bind(execution, self._tracker.lent(job), asked)
+                found.append(execution)
+        return found
+
+    def _begin(self, tracked: Sequence[Execution]) -> set[int]:
+        """Gives each its ticket; returns (by ``id``) those that no Event can hold, which have ended with that reason."""
+        asked = self._clock.monotonic()
+        refused: set[int] = set()
+        arrivals: list[tuple[Execution, Arrival, str | None]] = []
+        for each in tracked:
+            if each.copy.attempt == 0 and not is_job_id(each.copy.jid):
+                self._bury(each, "it cannot be recorded: its jid is none that a database can keep")
+                refused.add(id(each))
+            else:
+                arrivals.append((each, *_arrival(each)))
+        for (each, _, unfit), ticket in zip(arrivals, self._tickets(arrivals), strict=True):
+            if ticket is not None:
+                _bind(each, ticket, asked)
+            if ticket is None or (unfit is not None and self._refuse(each.copy, ticket, f"it cannot be recorded: {unfit}")):
+                refused.add(id(each))
+        return refused
+
+    def _tickets(self, arrivals: Sequence[tuple[Execution, Arrival, str | None]]) -> list[Ticket | None]:
+        """The tracker's answer; None for a job of which the database takes no Event: that one is buried."""
+        try:
+            return list(self._tracker.begin([arrival for _, arrival, _ in arrivals]))
+        except InputError as error:
+            if len(arrivals) > 1:  # one by one: a job must not cost its neighbours
+                return [ticket for each in arrivals for ticket in self._tickets([each])]
+            ((execution, _, _),) = arrivals
+            if execution.copy.attempt > 0:
+                raise
+            self._bury(execution, str(error))
+            return [None]
+
+    def ask_again(self, execution: Execution) -> None:
+        """A ticket that says what is so now, for a job that was not begun since it got its first. Raises Unavailable."""
+        asked = self._clock.monotonic()
+        arrival, _ = _arrival(execution)
+        (ticket,) = self._tracker.begin([arrival])
+        _bind(execution, ticket, asked)
+
+    def _assign(self, copy: Copy) -> Execution | Stranger | None:
+        try:
+            payload = job_of(copy)
+        except ValueError as error:
+            self._log.error("undecodable_job", jid=copy.jid, queue=copy.queue, error=str(error)[:500])
+            self._give_up(copy, error)
+            return None
+        name = worker_name(payload)
+        worker = self._workers.get(name)
+        if copy.attempt == 0:
+            why = why_not_ours(payload, worker)
+            if why is not None:
+                return Stranger(copy, name, why)
+
+        state: dict[str, Any] = {}
+        job = CurrentJob(
+            copy.jid,
+            task_id=copy.task_id,
+            attempt=max(1, copy.attempt),
+            queue=copy.queue,
+            payload=dict(payload),
+            should_stop=partial(self._must_stop, state),
+            state=state,
+        )
+        return Execution(copy, payload, job, worker, None)
+
+    def _must_stop(self, state: Mapping[str, Any]) -> bool:
+        ticket: Ticket | None = state.get(TICKET)
+        return self._quiet.is_set() or (ticket is not None and ticket.lost)
+
+    def _give_up(self, copy: Copy, error: ValueError) -> None:
+        """A copy that is no job: where it is tracked its Event ends so, for nobody would ever look into ``dead`` for it."""
+        if copy.attempt == 0:
+            self._broker.hold(DEAD, [Held(copy, self._clock.now())], process=self._identity)
+            self._held.forget([copy])
+            return
+        (ticket,) = self._tracker.begin([Arrival(copy.jid, copy.attempt, "", copy.queue)])
+        if ticket.verdict is Begin.DROP:
+            self._held.acknowledge(copy)
+        elif not self._refuse(copy, ticket, f"it cannot be decoded: {error}"):
+            self._tracker.release(ticket, lambda won: self._held.acknowledge(copy))
+
+    def _refuse(self, copy: Copy, ticket: Ticket, reason: str) -> bool:
+        """Ends a job whose Event could run, in ``error`` with the reason; False for one that it would not run anyway."""
+        if ticket.verdict is not Begin.RUN:
+            return False
+        self._log.error("job_refused", jid=copy.jid, queue=clean(copy.queue), reason=reason[:500])
+        self._tracker.settle(ticket, discarded=reason, then=lambda won: self._held.acknowledge(copy))
+        return True
+
+    def _bury(self, execution: Execution, reason: str) -> None:
+        """A job that can have no Event: among the broker's dead it is seen, with the reason. Raises BrokerUnavailable."""
+        copy, now = execution.copy, self._clock.now()
+        self._log.error("job_refused", jid=clean(copy.jid), queue=clean(copy.queue), reason=reason[:500])
+        self._broker.hold(DEAD, [Held(buried(copy, now, "NotRecordable", reason), now)], process=self._identity)
+        self._held.forget([copy])
+
+
+def _arrival(execution: Execution) -> tuple[Arrival, str | None]:
+    """What the tracker is asked about it, and what of it an Event cannot hold. Only others push what it cannot."""
+    copy, name, args = execution.copy, execution.name, execution.payload["args"]
+    if copy.attempt > 0:
+        return Arrival(copy.jid, copy.attempt, name, copy.queue, args), None
+    came = parse(copy.payload, keep_numbers=True)
+    job, unfit = fitted(NewJob(copy.jid, name, copy.queue, args, options=options_of(came)))
+    # The arguments as they came: what an Event can keep of them was seen by their values.
+    params = None if job.params is None else orjson.Fragment(dump_any(came["args"]))
+    return Arrival(job.job_id, copy.attempt, job.worker_name, job.queue, params, job.options), unfit
+
+
+def _bind(execution: Execution, ticket: Ticket, asked: float) -> None:
+    execution.ticket, execution.asked = ticket, asked
+    ticket.job = execution.job
+    execution.job.task_id = ticket.task_id
+    execution.job.attempt = ticket.attempt
+    execution.job.state[TICKET] = ticket
+
+
+# -- tracked jobs of workers that this process does not know: another may, as during a roll-out
+
+MISSING_S: Final = 5
+"""Such a job is offered again after so many seconds, to whoever takes it then."""
+
+
+class Missing:
+    """Puts such jobs off in the ledger. No retry is spent on it.
+
+    Those that nobody tracks are left to others before, see :class:`Strangers`. A job that was put into a
+    queue by hand to be tracked is not taken: nobody ever checked its name, and it ends in error.
+    """
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+        self._log = get_logger("asynctask.missing")
+
+    @staticmethod
+    def takes(execution: Execution) -> bool:
+        """Whether this one is to be put off."""
+        return execution.worker is None and execution.copy.attempt > 0
+
+    def put_off(self, jobs: Sequence[Execution]) -> None:
+        """Has them wait in the ledger; then their copies may be acknowledged. Raises Unavailable."""
+        until = self._tracker.now() + MISSING_S * SECOND
+        names = sorted({job.name[:100] for job in jobs})
+        self._log.warning("worker_missing", workers=names[:10], count=len(jobs))
+        self._tracker.put_off([(job.ticket, _why(job)) for job in jobs if job.ticket is not None], until)
+
+
+def _why(job: Execution) -> str:
+    name = job.name[:200]
+    return f"Waiting for a worker: no process that took it knows {name!r}. Start one that registers it"
+
+
+# -- untracked jobs that others perform
+#
+# Ruby processes may work the same queue, processes of another version, workers with other middleware. A job that cannot
+# run here goes to where its queue is fetched last, so that ours behind it come up. A queue that gave nothing else from end
+# to end rests for a while: its jobs would only be passed from process to process.
+
+FIRST_REST_S: Final = 1.0
+"""Seconds for which a queue is left out that gave only jobs of others; twice as long each time that it does so again."""
+
+LONGEST_REST_S: Final = 30.0
+"""Seconds, at most."""
+
+LONGEST_PASS: Final = 1_000
+"""Jobs of others that are passed over at a stretch, in a queue that is longer."""
+
+MAX_REPORTS: Final = 1_000
+"""Pairs of a class and a queue that are reported and remembered: names come from outside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stranger:
+    """A fetched copy that is not for this process: of the class ``name``, and ``why`` it is not."""
+
+    copy: Copy
+    name: str
+    why: str
+
+
+def why_not_ours(payload: Mapping[str, Any], worker: Worker | None) -> str | None:
+    """Why an untracked job is left to others; None for one that this process performs.
+
+    A job of a batch would leave that batch open for ever, and an encrypted one has nothing that could be read. A job that
+    asks by itself to be tracked is taken though nobody knows its worker: its Event says so.
+    """
+    if _is_set(payload.get("bid")):
+        return "it belongs to a batch of Sidekiq Pro (bid)"
+    if _is_set(payload.get("encrypt")):
+        return "its arguments are encrypted by Sidekiq Enterprise (encrypt)"
+    if worker is None and payload.get("use_task_event") is not True:
+        return "no worker of this name is registered here"
+    return None
+
+
+def _is_set(value: Any) -> bool:
+    return value is not None and value is not False  # as Ruby asks
+
+
+class Strangers:
+    """Defers such jobs, and says which queues to fetch from meanwhile. For the fetching thread alone."""
+
+    def __init__(self, identity: str, broker: Broker, clock: Clock) -> None:
+        self._identity = identity
+        self._broker = broker
+        self._clock = clock
+        self._rests: dict[str, float] = {}  # queue -> how long its next rest is
+        self._until: dict[str, float] = {}  # queue -> when it is fetched from again
+        self._passes: dict[str, tuple[str, int]] = {}  # queue -> jid of the first that was passed over, and how many were
+        self._reported: set[tuple[str, str]] = set()
+        self._log = get_logger("asynctask.strangers")
+
+    def order(self, queues: Sequence[str]) -> Sequence[str]:
+        """Those of the queues that are fetched from now, in their order."""
+        if not self._until:
+            return queues
+        now = self._clock.monotonic()
+        self._until = {queue: until for queue, until in self._until.items() if until > now}
+        return [queue for queue in queues if queue not in self._until]
+
+    def patience(self, seconds: float) -> float:
+        """How long to wait for news: ``seconds``, or until a queue is fetched from again."""
+        if not self._until:
+            return seconds
+        return max(0.0, min(seconds, min(self._until.values()) - self._clock.monotonic()))
+
+    def defer(self, strangers: Sequence[Stranger]) -> None:
+        """Leaves these to others. Raises BrokerUnavailable."""
+        if strangers:
+            self._broker.defer(self._identity, [each.copy for each in strangers])
+            for each in strangers:
+                self._report(each)
+
+    def gave(self, ours: Collection[str], strangers: Sequence[Stranger]) -> None:
+        """Takes note of the queues of one fetch that gave jobs of ours, and of the jobs of others that it brought."""
+        for queue in ours:
+            self._rests.pop(queue, None)
+            self._passes.pop(queue, None)
+        for copy in (each.copy for each in strangers if each.copy.queue not in ours):
+            first, passed = self._passes.get(copy.queue, (copy.jid, 0))
+            if (passed and copy.jid == first) or passed >= LONGEST_PASS:
+                self._rest(copy.queue)
+            elif copy.queue not in self._until:
+                self._passes[copy.queue] = first, passed + 1
+
+    def _rest(self, queue: str) -> None:
+        seconds = self._rests.get(queue, FIRST_REST_S)
+        self._until[queue] = self._clock.monotonic() + seconds
+        self._rests[queue] = min(2 * seconds, LONGEST_REST_S)
+        del self._passes[queue]
+
+    def _report(self, stranger: Stranger) -> None:
+        name, queue = stranger.name[:200], stranger.copy.queue
+        if (name, queue) in self._reported or len(self._reported) >= MAX_REPORTS:
+            return
+        self._reported.add((name, queue))
+        self._log.warning("job_left_to_others", worker=clean(name), queue=clean(queue), why=stranger.why)

@@ -30,7 +30,7 @@ RETRY_S = 1.0
 class Heartbeat:
     """Renews the lease every ``every_s`` seconds, in a thread of its own.
 
-    ``tell`` gives the values to write (``busy``, ``rate``, ...); ``on_signal`` is called with a signal left in the ledger
+    ``facts`` gives the values to write (``busy``, ``rate``, ...); ``on_signal`` is called with a signal left in the ledger
     (``TSTP``, ``TERM``), or ``LOST`` when another process has declared this one dead.
     """
 
@@ -41,14 +41,14 @@ class Heartbeat:
         *,
         every_s: float,
         lease_s: float,
-        tell: Callable[[], dict[str, Any]] = dict,
+        facts: Callable[[], dict[str, Any]] = dict,
         on_signal: Callable[[str], None] = lambda name: None,
     ) -> None:
         self._ledger = ledger
         self._clock = clock
         self._every_s = min(every_s, lease_s / 3)  # two in a row may be late without an interruption
         self._lease_s = lease_s
-        self._tell = tell
+        self._facts = facts
         self._on_signal = on_signal
         self._last = clock.boottime()
         self._soon = threading.Event()
@@ -80,7 +80,7 @@ class Heartbeat:
     def beat(self) -> None:
         """One beat now. Raises LedgerUnavailable."""
         before = self._clock.boottime()
-        left = processes.beat(self._ledger, lease_s=self._lease_s, rss=memory_bytes(), **self._tell())
+        left = processes.beat(self._ledger, lease_s=self._lease_s, rss=memory_bytes(), **self._facts())
         if left != "LOST":
             self._last = before
         if left is not None:

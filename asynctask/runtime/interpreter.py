@@ -21,6 +21,10 @@ OFTEN_S: Final = 0.00005
 """Switch interval while jobs take their time. With CPython's 5 ms, a job of one millisecond would wait that long for the
 interpreter whenever outcomes are written or jobs are read."""
 
+MOST_THREADS: Final = 10
+"""With more threads the default interval stays: a thread that waits for the interpreter wakes up once per interval. With
+100 threads and :data:`OFTEN_S` these wake-ups take more processor time than the jobs."""
+
 QUICK_S: Final = 0.0003
 """Shorter jobs come by ten thousands a second; frequent thread switches then cost more than they give."""
 
@@ -71,15 +75,15 @@ def collect_seldom() -> None:
 
 
 class Switching:
-    """The switch interval of a process whose only purpose is to perform jobs, by how long these take.
+    """The switch interval of a process whose only purpose is to perform jobs in ``threads``, by how long these take.
 
-    Nothing is changed where somebody has set an interval.
+    Nothing is changed where the application has set an interval, and with more than :data:`MOST_THREADS`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int) -> None:
         found = defaults()
         self._default_s = sys.getswitchinterval()
-        self._is_ours = found is not None and found.switch_s == self._default_s
+        self._is_ours = threads <= MOST_THREADS and found is not None and found.switch_s == self._default_s
         self._now = self._default_s
         self._jobs = 0
         self._quick = 0

@@ -15,37 +15,28 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-from asynctask.brokers.base import About, Broker, Presence
-from asynctask.clock import Clock, Ids
-from asynctask.config import Config
-from asynctask.database.notify import LEDGER, Signals
-from asynctask.dispatch.control import Control
-from asynctask.dispatch.dispatcher import Dispatcher
+from asynctask._version import __version__
+from asynctask.brokers.base import About, Presence
 from asynctask.errors import Unavailable
 from asynctask.job import CurrentJob
 from asynctask.ledger import processes
-from asynctask.ledger.base import Ledger, dumps
+from asynctask.ledger.base import dumps
 from asynctask.ledger.recorder import Recorder
 from asynctask.ledger.reservations import take_back_loans
-from asynctask.lists.uploads import Uploads
 from asynctask.logs import get_logger
-from asynctask.maintenance import Sweep
-from asynctask.middleware.chain import Chain
-from asynctask.middleware.tracker import TaskEventMiddleware, Tracker
+from asynctask.middleware.tracker import Tracker
 from asynctask.runtime.execution import Execution, Observers
-from asynctask.runtime.fetcher import Fetcher
-from asynctask.runtime.heartbeat import Heartbeat, Showing
-from asynctask.runtime.intake import HeldCopies, Intake, Strangers
+from asynctask.runtime.fetcher import Fetcher, Intake, Strangers
+from asynctask.runtime.heartbeat import Showing
 from asynctask.runtime.interpreter import Switching, collect_seldom
-from asynctask.runtime.isolation import Isolation
 from asynctask.runtime.poller import Poller
-from asynctask.runtime.pool import Pool
+from asynctask.runtime.pool import HeldCopies, Isolation, Pool
+from asynctask.runtime.process import AppProcess, Parts, recording_chain
 from asynctask.runtime.supervisor import Pulse, Wakeup
-from asynctask.worker import Worker
 
-__all__ = ["Launcher", "Parts", "Queues", "Tracked"]
+__all__ = ["Launcher", "Queues"]
 
 LONG_S = 0.1
 """A job that runs for longer than this has its ``working`` status written by itself."""
@@ -55,47 +46,6 @@ PULSE_S = 1.0
 
 _FLUSH_S = 5.0
 _LOOK_S = 0.2
-
-
-class Tracked(Protocol):
-    """What an application gives whatever records its jobs: a worker process, or an engine that is attached."""
-
-    config: Config
-    clock: Clock
-    ids: Ids
-    server_middleware: Chain
-
-    @property
-    def ledger(self) -> Ledger: ...
-
-    @property
-    def broker(self) -> Broker: ...
-
-    @property
-    def host(self) -> processes.Host: ...
-
-    @property
-    def controls(self) -> Control: ...
-
-    @property
-    def signals(self) -> Signals: ...
-
-
-class Parts(Tracked, Protocol):
-    """What it gives a worker process beside that."""
-
-    @property
-    def dispatcher(self) -> Dispatcher: ...
-
-    @property
-    def workers(self) -> Mapping[str, Worker]: ...
-
-    def fire(self, event: str, *args: Any) -> None: ...
-
-    @property
-    def uploads(self) -> Uploads: ...
-
-    def take_up_split(self, task_id: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +68,7 @@ class Queues:
         return tuple(dict.fromkeys(drawn))
 
 
-class Launcher:
+class Launcher(AppProcess):
     """One worker process, in this process. ``identity`` comes with the ledger of ``parts``."""
 
     def __init__(
@@ -128,15 +78,14 @@ class Launcher:
         concurrency: int,
         queues: Queues,
         shutdown_s: float,
-        version: str = "",
         pulse: Pulse | None = None,
     ) -> None:
-        config, ledger = parts.config, parts.ledger
+        super().__init__(parts, kind="worker", concurrency=concurrency, queues=queues.names, dispatching=parts)
+        ledger = parts.ledger
         self._parts = parts
         self._concurrency = concurrency
         self._queues = queues
         self._shutdown_s = shutdown_s
-        self._version = version
         self._log = get_logger("asynctask.launcher")
         self._pulse = pulse or Pulse({})
         self._stopping = False
@@ -147,19 +96,11 @@ class Launcher:
         self.dispatcher = parts.dispatcher
         self.recorder = Recorder(ledger, busy_for=self._busy_for, on_due=self.dispatcher.expect)
         self.tracker = Tracker(ledger, self.recorder)
-        self.heartbeat = Heartbeat(
-            ledger, parts.clock, every_s=config.heartbeat_s, lease_s=config.lease_s, tell=self._tell, on_signal=self.obey
-        )
         self.pool, self.fetcher = self._made_pool()
         self.performer = self.pool.performer
         presence = parts.broker.presence(self._about())
         self.showing = self._shown_by(presence) if presence is not None else None
         self.poller = self._made_poller(presence) if parts.broker.capabilities.polled else None
-        self.sweep = Sweep(
-            ledger, parts.broker, parts.host, parts.controls,
-            take_up=parts.take_up_split, uploads=parts.uploads, nudge=self.dispatcher.nudge, expect=self.dispatcher.expect,
-            waker=parts.signals.waker(LEDGER), every_s=min(1.0, config.lease_s / 4),
-        )  # fmt: skip
 
     def _made_pool(self) -> tuple[Pool, Fetcher]:
         parts, ledger, queues = self._parts, self._parts.ledger, self._queues
@@ -173,10 +114,10 @@ class Launcher:
             strangers=strangers, quiet=quiet,
         )  # fmt: skip
         pool = Pool(
-            identity=identity, broker=broker, tracker=tracker, chain=self._chain(), clock=clock, ids=parts.ids,
-            queues=queues.names, concurrency=self._concurrency, held=held, intake=intake, isolation=isolation, quiet=quiet,
-            may_start=self._may_start, lend=self.dispatcher.lend, take_back=partial(take_back_loans, ledger),
-            observers=Observers(self._death, self._error, self._ended),
+            identity=identity, broker=broker, tracker=tracker, chain=recording_chain(parts, tracker), clock=clock,
+            ids=parts.ids, queues=queues.names, concurrency=self._concurrency, held=held, intake=intake,
+            isolation=isolation, quiet=quiet, may_start=self._may_start, lend=self.dispatcher.lend,
+            take_back=partial(take_back_loans, ledger), observers=Observers(self._death, self._error, self._ended),
         )  # fmt: skip
         fetcher = Fetcher(
             identity=identity, broker=broker, tracker=tracker, clock=clock, pool=pool, held=held, intake=intake,
@@ -184,19 +125,11 @@ class Launcher:
         )  # fmt: skip
         return pool, fetcher
 
-    def _chain(self) -> Chain:
-        """The user's middleware around ours: the one that records stands nearest to the job."""
-        chain = Chain()
-        for middleware in self._parts.server_middleware:
-            chain.add(middleware)
-        chain.add(TaskEventMiddleware(self.tracker, self._parts.config.max_result_bytes))
-        return chain
-
     def _about(self) -> About:
         parts, config = self._parts, self._parts.config
         return About(
             parts.ledger.identity, parts.host.name, os.getpid(), parts.clock.now(), self._concurrency, self._queues.weights,
-            strict=self._queues.strict, version=self._version, tag=config.app.partition(":")[0],
+            strict=self._queues.strict, version=__version__, tag=config.app.partition(":")[0],
         )  # fmt: skip
 
     def _shown_by(self, presence: Presence) -> Showing:
@@ -218,10 +151,7 @@ class Launcher:
 
     def start(self) -> None:
         """Registers the process and starts its parts. Raises LedgerUnavailable."""
-        processes.register(
-            self._parts.ledger, self._parts.host, kind="worker", pid=os.getpid(), lease_s=self._parts.config.lease_s,
-            concurrency=self._concurrency, queues=self._queues.names, info=self._info(),
-        )  # fmt: skip
+        self.register()
         ledger = self._parts.ledger
         self._pulse.registered(ledger.identity, ledger.database.absolute_url, self._parts.config.lease_s)
         self._parts.fire("startup")
@@ -279,12 +209,12 @@ class Launcher:
 
     def _leave(self, recorded: bool) -> None:
         try:
-            if not recorded or self._parts.broker.held_by(self._parts.ledger.identity):
-                processes.give_up(self._parts.ledger)
-            elif not self._lost:
-                processes.forget(self._parts.ledger, self._parts.ledger.identity)
-        except Unavailable as error:  # it is found when this process is gone
+            empty = recorded and not self._parts.broker.held_by(self.ledger.identity)
+        except Unavailable as error:  # recovery finds the process when it is gone
             self._log.warning("leave_put_off", error=str(error))
+            return
+        if not (empty and self._lost):
+            self.leave(empty=empty)
 
     def run(self) -> int:
         """Runs in the foreground until told to stop, by a signal or from outside. Returns the exit code: 1 where other
@@ -315,7 +245,7 @@ class Launcher:
         self.start()
         collect_seldom()
         self._log.info("working", identity=self._parts.ledger.identity, concurrency=self._concurrency)
-        switching = Switching()
+        switching = Switching(self._concurrency)
         while not self._stopping:
             self._wakeup.wait(_LOOK_S)
             switching.follow(self.performer.performed, self.performer.quick)
@@ -340,7 +270,7 @@ class Launcher:
             self._stop()
         elif name == "TTIN":
             self._show_stacks()
-        elif name == "LOST" and not self._lost:
+        elif name == processes.LOST and not self._lost:
             self._lost = True
             self._log.error("declared_dead", identity=self._parts.ledger.identity)
             self._stop()
@@ -368,13 +298,13 @@ class Launcher:
     def _unrecorded(self) -> int:
         return self.recorder.waiting
 
-    def _tell(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         load = self.pool.load()
         return {"busy": self.pool.busy, "rate": load.rate, "quiet": int(self.pool.is_quiet)}
 
-    def _info(self) -> dict[str, Any]:
+    def info(self) -> dict[str, Any]:
         return {
-            "version": self._version,
+            **super().info(),
             "workers": sorted(self._parts.workers),
             "weights": dumps(dict(self._queues.weights)),
         }

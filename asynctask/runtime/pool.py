@@ -1,7 +1,7 @@
 """The pool: the threads of a process that perform jobs, and the jobs that lie ready for them.
 
 ``concurrency`` processors take jobs from one buffer. Suspects, jobs under which a process died, wait in a line of their own
-with one more thread, see :mod:`asynctask.runtime.isolation`; lent jobs follow in the place of the one before them, see
+with one more thread, see :class:`Isolation`; lent jobs follow in the place of the one before them, see
 :mod:`asynctask.runtime.lanes`.
 """
 
@@ -10,9 +10,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-from asynctask.brokers.base import Broker
+from asynctask.brokers.base import Broker, Copy
 from asynctask.clock import Clock, Ids
 from asynctask.core.transitions import Begin
 from asynctask.dispatch.demand import Load, Rate
@@ -21,11 +21,12 @@ from asynctask.logs import get_logger
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import Tracker
 from asynctask.runtime.execution import Execution, Observers, Performer
-from asynctask.runtime.intake import HeldCopies, Intake
-from asynctask.runtime.isolation import Isolation
 from asynctask.runtime.lanes import Lanes, Lend
 
-__all__ = ["AHEAD_S", "STALE_S", "Pool"]
+if TYPE_CHECKING:
+    from asynctask.runtime.fetcher import Intake
+
+__all__ = ["AHEAD_S", "ALONE_S", "MANY_DONE", "STALE_S", "HeldCopies", "Isolation", "Pool"]
 
 AHEAD_S: Final = 0.1
 """A process fetches what its idle threads take at once and what they finish in this time, and while a fetch is on its way:
@@ -393,3 +394,213 @@ def _drained(queue: Queue) -> list[Execution]:
     for _ in range(ends):  # each is for a processor, which waits for it
         queue.put(None)
     return taken
+
+
+# -- isolation: a job under which a process died runs alone in its process for some seconds
+
+ALONE_S: Final = 5.0
+"""Seconds for which a suspect may close its process: until the jobs beside it have ended, and while it runs alone. A job
+that kills its process mostly does so at once, and no other job waits longer than this."""
+
+_LOOK_S: Final = 0.1
+"""Seconds between two checks of a waiting thread whether to give up."""
+
+
+class Isolation:
+    """The jobs that run now, at most ``limit`` of them.
+
+    A crash under a suspect would count against the jobs beside it. So:
+
+    - One suspect at a time has its turn; the others wait until it has ended, however long that takes.
+    - Its turn closes the process: nothing else starts, and the suspect starts once nothing runs beside it. After
+      :data:`ALONE_S` the process opens again. A suspect that runs by then goes on beside others; one that still waits
+      starts in the next free place.
+    - The process then stays open for as long as it was closed, before the next suspect has its turn: suspects take at most
+      half of its time.
+
+    Jobs enter outside their function only, where no exception of another thread can interrupt them under the lock. Without
+    a suspect they enter and leave without the lock: every thread would wait for the one that lost the interpreter while it
+    held it. A job enters first and then checks for a turn; a suspect takes its turn first and then checks who runs. So one
+    of the two sees the other.
+    """
+
+    def __init__(self, clock: Clock, limit: int) -> None:
+        self._clock = clock
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._condition = threading.Condition(self._lock)
+        self._waiting = 0  # threads that wait for the condition
+        self._running: dict[int, Execution] = {}
+        self._closed_at: float | None = None  # when the current turn began; None: no suspect has one
+        self._suspect: int | None = None  # that one, while it runs
+        self._kept = 0  # places kept for it while it does not run
+        self._stays_open_until = 0.0
+        self._since: float | None = None  # when the first of those that run began
+        self._busy_s = 0.0  # until then
+
+    def enter(self, execution: Execution, give_up: Callable[[], bool]) -> bool:
+        """Waits for its turn; False if ``give_up`` said so first."""
+        if not execution.is_suspect:
+            self._add(execution)
+            if self._closed_at is None:
+                return True
+            self.leave(execution)
+        with self._lock:  # the condition's own, without the detour
+            if execution.is_suspect:
+                return self._enter_closed(execution, give_up)
+            while self._closed_at is not None and (self.closed or len(self._running) + self._kept >= self._limit):
+                if give_up():
+                    return False
+                self._wait(self._closed_for())
+            self._add(execution)
+        return True
+
+    def _enter_closed(self, execution: Execution, give_up: Callable[[], bool]) -> bool:
+        while self._closed_at is not None or (left := self._stays_open_until - self._clock.monotonic()) > 0:
+            if give_up():
+                return False
+            self._wait(_LOOK_S if self._closed_at is not None else left)
+        self._closed_at, self._kept = self._clock.monotonic(), 1
+        while self._running and (self.closed or len(self._running) >= self._limit):
+            if give_up():
+                self._open()
+                return False
+            self._wait(self._closed_for())
+        self._suspect, self._kept = id(execution), 0
+        self._add(execution)
+        return True
+
+    def _wait(self, seconds: float) -> None:
+        self._waiting += 1
+        try:
+            self._condition.wait(max(0.0, min(seconds, _LOOK_S)))
+        finally:
+            self._waiting -= 1
+
+    def _closed_for(self) -> float:
+        """For how many seconds from now the process is closed; where it is not, until somebody looks again."""
+        left = 0.0 if self._closed_at is None else self._closed_at + ALONE_S - self._clock.monotonic()
+        return left if left > 0 else _LOOK_S
+
+    def _open(self) -> None:
+        """The turn of a suspect is over."""
+        assert self._closed_at is not None
+        closed_s = min(self._clock.monotonic() - self._closed_at, ALONE_S)
+        self._stays_open_until = self._closed_at + 2 * closed_s
+        self._closed_at, self._suspect, self._kept = None, None, 0
+        self._condition.notify_all()
+
+    def _add(self, execution: Execution) -> None:
+        self._running[id(execution)] = execution
+        if self._since is None:
+            self._since = self._clock.monotonic()
+
+    def leave(self, execution: Execution) -> None:
+        """It runs no more, or counts as lost. Leaving twice does nothing."""
+        if self._running.pop(id(execution), None) is None:
+            return
+        if not self._running or self._waiting or self._closed_at is not None:
+            with self._lock:
+                self._left(execution)
+
+    def _left(self, execution: Execution) -> None:
+        if not self._running and self._since is not None:
+            self._busy_s += self._clock.monotonic() - self._since
+            self._since = None
+        if self._suspect == id(execution):
+            self._open()
+        elif self._waiting:
+            self._condition.notify_all()
+
+    def pass_on(self, execution: Execution, follower: Execution) -> None:
+        """Another job begins on its thread, in its place."""
+        self._add(follower)
+        self._running.pop(id(execution), None)
+
+    @property
+    def closed(self) -> bool:
+        """Whether a suspect has the process to itself, or waits for that: nothing else may begin."""
+        since = self._closed_at
+        return since is not None and self._clock.monotonic() < since + ALONE_S
+
+    def running(self) -> list[Execution]:
+        """The jobs that run now."""
+        return list(self._running.copy().values())
+
+    @property
+    def busy_s(self) -> float:
+        """For how many seconds there was a job that ran, in all."""
+        with self._lock:
+            return self._busy_s + (0.0 if self._since is None else self._clock.monotonic() - self._since)
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+
+# -- which copies are here
+
+MANY_DONE: Final = 500
+"""Copies to acknowledge at which the fetcher is woken, however busy the process is."""
+
+
+class HeldCopies:
+    """The copies that the broker holds for this process: those that arrived and did not leave, and those of them that
+    may be acknowledged."""
+
+    def __init__(self, broker: Broker, isolation: Isolation) -> None:
+        self._broker = broker
+        self._isolation = isolation
+        self._lock = threading.Lock()
+        self._done: list[Copy] = []
+        self._handles: set[Any] = set()  # of whatever kind the broker's are
+        self._woken = False  # whether the fetcher was woken for what is done: once until it is taken
+
+    def __contains__(self, copy: Copy) -> bool:
+        with self._lock:
+            return copy.handle in self._handles
+
+    @property
+    def waiting(self) -> int:
+        """How many may be acknowledged."""
+        return len(self._done)
+
+    def done(self, copy: Copy) -> None:
+        """It may be acknowledged, with the next exchange. An idle process makes one at once."""
+        waiting = self._add(copy)
+        # A flush ends hundreds of jobs, and waking the fetcher for each costs more.
+        if not self._woken and (waiting >= MANY_DONE or not self._isolation):
+            self._woken = True
+            self._broker.wake()
+
+    def acknowledge(self, copy: Copy) -> None:
+        """It may be acknowledged at once: it never became an execution."""
+        self._add(copy)
+        self._broker.wake()
+
+    def _add(self, copy: Copy) -> int:
+        with self._lock:
+            self._done.append(copy)
+            return len(self._done)
+
+    def take_done(self) -> list[Copy]:
+        """The copies to acknowledge, for the caller to do it now."""
+        self._woken = False
+        with self._lock:
+            taken, self._done = self._done, []
+            return taken
+
+    def keep_done(self, copies: Sequence[Copy]) -> None:
+        """They could not be acknowledged; they come first the next time."""
+        with self._lock:
+            self._done[:0] = copies
+
+    def exchanged(self, done: Sequence[Copy], copies: Sequence[Copy]) -> None:
+        """``done`` were acknowledged and ``copies`` arrived."""
+        with self._lock:
+            self._handles.difference_update(copy.handle for copy in done)
+            self._handles.update(copy.handle for copy in copies)
+
+    def forget(self, copies: Sequence[Copy]) -> None:
+        """They went back or into a set, or count as never arrived."""
+        with self._lock:
+            self._handles.difference_update(copy.handle for copy in copies)

@@ -18,7 +18,6 @@ from asynctask.wire.payload import dump, encode_backtrace, parse, read_time, ret
 from asynctask.worker import TRACKED_RETRIES, Worker
 
 __all__ = [
-    "LONGEST_S",
     "MAX_PAUSE_S",
     "MAX_RETRY_COUNT",
     "Decision",
@@ -29,7 +28,6 @@ __all__ = [
     "decide_foreign",
     "decide_untracked",
     "limit_of",
-    "pause_s",
     "retries_of",
     "text_of",
 ]
@@ -226,17 +224,3 @@ def _backtrace(error: BaseException, wanted: Any) -> list[str] | None:
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     lines = (f"{code.co_filename}:{line}:in `{code.co_qualname}'" for code, line in reversed(frames))
     return [line.encode("utf-8", "replace").decode() for line in islice(lines, most)]
-
-
-# -- back-off before a server is asked again that did not answer
-
-LONGEST_S: Final = 5.0
-"""Seconds, at most: so long after a server is back, everybody has noticed."""
-
-_FIRST_S: Final = 0.2
-_DOUBLINGS: Final = 10  # a day without an answer is some twenty thousand tries: 2 to that power is no float
-
-
-def pause_s(tries: int) -> float:
-    """Seconds before the next try when ``tries``, at least one, have failed: twice as many each time, and not for ever."""
-    return min(_FIRST_S * (1 << min(tries - 1, _DOUBLINGS)), LONGEST_S)

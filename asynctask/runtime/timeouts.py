@@ -145,7 +145,7 @@ class Watchdog:
             if not hung:
                 self._condition.wait(self._until_wake())
         for watch in hung:
-            self._tell(watch)
+            self._report_hung(watch)
 
     def _until_wake(self) -> float | None:
         if self._wakes_at is None:
@@ -191,7 +191,7 @@ class Watchdog:
         finally:
             watch.firing = False
 
-    def _tell(self, watch: Watch) -> None:
+    def _report_hung(self, watch: Watch) -> None:
         """What is done about a lost thread asks the job's own hooks and the broker: not on this thread."""
         if watch.on_hung is None:
             return

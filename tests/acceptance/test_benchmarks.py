@@ -129,6 +129,7 @@ def test_an_idle_worker_tells_its_memory_and_its_share_of_a_processor(tmp_path: 
     assert (found["unit"], found["peer"], settings["broker"]) == ("MB", None, "Redis")
 
 
+@pytest.mark.full(reason="a way of measuring, not the product")
 def test_a_server_that_is_started_for_a_run_keeps_what_it_commits(databases: Databases, tmp_path: Path) -> None:
     databases.templates("postgresql")  # skipped where it is not installed
     # Not in the test's folder: the server runs as another user, who may not enter it.
@@ -148,6 +149,7 @@ def test_tracked_tells_ours_beside_the_raw_loop_and_which_settings_it_had(tmp_pa
     assert "raw sqlite3" in found["settings"]["peer"]
 
 
+@pytest.mark.full(reason="a way of measuring, not the product")
 def test_tracked_takes_a_polling_client_and_jobs_that_commit_rows_of_their_own(tmp_path: Path) -> None:
     settings = result(tmp_path, "tracked", "-n", "1500", "--runs", "1", "--poll", "--commit")["settings"]
     assert settings["job"] == "commits one row of its own"
@@ -272,6 +274,7 @@ def test_what_cannot_be_measured_is_refused_with_the_reason(
     assert there.read_text() == "somebody's"
 
 
+@pytest.mark.full(reason="a way of measuring, not the product")
 @pytest.mark.databases("postgresql")
 def test_tracked_jobs_in_redis_run_beside_the_original_design(
     tmp_path: Path, databases: Databases, database_kind: str
@@ -288,6 +291,7 @@ def test_tracked_jobs_in_redis_run_beside_the_original_design(
     assert settings["peer_submitted_per_s"] > 0
 
 
+@pytest.mark.full(reason="a way of measuring, not the product")
 def test_a_redis_that_is_named_keeps_nothing_of_a_run_and_all_that_was_there(tmp_path: Path) -> None:
     if shutil.which("redis-server") is None:
         missing("redis-server", "redis-server")
@@ -301,6 +305,7 @@ def test_a_redis_that_is_named_keeps_nothing_of_a_run_and_all_that_was_there(tmp
         assert client.keys() == [b"somebody's"]
 
 
+@pytest.mark.full(reason="a way of measuring, not the product")
 def test_a_longer_wire_to_redis_is_told_with_what_is_left_of_the_throughput(tmp_path: Path) -> None:
     if shutil.which("redis-server") is None:
         missing("redis-server", "redis-server")
@@ -316,6 +321,7 @@ def test_a_longer_wire_to_redis_is_told_with_what_is_left_of_the_throughput(tmp_
     assert (refused.returncode, "--delay-ms must be from 0" in refused.stderr) == (2, True)
 
 
+@pytest.mark.full(reason="a way of measuring, not the product")
 def test_untracked_jobs_are_measured_in_a_redis_that_is_named_if_nothing_is_in_it(tmp_path: Path) -> None:
     if shutil.which("redis-server") is None:
         missing("redis-server", "redis-server")

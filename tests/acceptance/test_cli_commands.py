@@ -126,8 +126,9 @@ def test_bad_input_ends_with_2_and_says_what_is_wrong(desk: Desk) -> None:
     assert told.stdout == ""
     assert "enrol" in json.loads(told.stderr)["error"]["message"]
     assert "7" in desk.run("show", 7, code=2).stderr
-    assert "max_rows" in desk.run("--max-rows", 2, "submit", desk.table("long.csv", numbered(9)).name, "--worker", "enrol",
-                                  code=2).stderr.replace("MAX_ROWS", "max_rows")  # fmt: skip
+    assert "max_rows" in desk.run(
+        "--max-rows", 2, "submit", desk.table("long.csv", numbered(9)).name, "--worker", "enrol", code=2
+    ).stderr.replace("MAX_ROWS", "max_rows")
 
 
 def test_the_example_of_the_readme_does_what_it_says(desk: Desk) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 from support.broker_looks import RedisLook
 from support.crash_worker import items
+from support.drawn import examples
 from support.world import SUPPORT, World
 
 from asynctask import maintenance
@@ -15,24 +17,27 @@ from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
 
-WAY = ("insert", "seal", "reserve", "push", "confirm", "fetch", "begin", "perform", "commit", "ack", "close")
-POINTS = [f"{when}:{point}:1" for point in WAY for when in ("before", "after")]
-LATER = ["before:insert:3", "after:insert:2", "after:reserve:3", "before:commit:3", "after:ack:2", "after:perform:9"]
-AT_THE_BROKER = ("push", "fetch", "begin", "perform", "commit", "ack")
-IN_REDIS = [f"{when}:{point}:1" for point in AT_THE_BROKER for when in ("before", "after")]
+
+def points(*way: str) -> list[str]:
+    """Before the first step of a way and after each; in a full run before each, too, where that leaves the same behind as
+    after the one before it. A step is the first of its name, or says which."""
+    named = [step if ":" in step else f"{step}:1" for step in way]
+    after = [f"after:{step}" for step in named]
+    return [f"before:{step}" for step in examples(named[:1], named)] + after
+
+
+POINTS = points("insert", "seal", "reserve", "push", "confirm", "fetch", "begin", "perform", "commit", "ack", "close")
+LATER = ["after:insert:2", "after:reserve:3", "before:commit:3", "after:ack:2", "after:perform:9"]
+IN_REDIS = points("push", "fetch", "begin", "perform", "commit", "ack")
 """Where the broker has a part, or has handed out what may not be lost."""
 
-SMALL = [
-    f"{when}:{point}:{count}"
-    for point, count in (("create_whole", 2), ("reserve_small", 2), ("push", 2), ("confirm", 1), ("close", 1))
-    for when in ("before", "after")
-]
+SMALL = points("create_whole:2", "reserve_small:2", "push:2", "confirm", "close")
 """What Tasks of one item each pass through together."""
 
-UNTRACKED = [f"{when}:{point}:1" for point in ("fetch", "perform", "hold", "ack") for when in ("before", "after")]
+UNTRACKED = points("fetch", "perform", "hold", "ack")
 
 
-def wanted(item: dict) -> str:
+def wanted(item: dict[str, Any]) -> str:
     """How an item ends."""
     return "failed" if item["refuse"] else "error" if item["bug"] else "finish"
 

@@ -11,6 +11,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,10 @@ def kill_one_at_work(world: World, seen: set[int]) -> int:
     return len(begun)
 
 
+def has_done(app: Any, task_id: int, items: int) -> bool:
+    return bool(app.task(task_id).progress()["progress"]["done"] >= items)
+
+
 @pytest.mark.databases("sqlite", "postgresql", reason="what is killed in MariaDB's own steps is in test_crash_points")
 @pytest.mark.one_database(reason="the runtime and the queue's steps are the same on both")
 @pytest.mark.parametrize("broker_kind", ["sql", "redis"])
@@ -142,7 +147,7 @@ def test_ten_thousand_items_survive_five_killed_workers_and_a_killed_web_process
     killed: set[int] = set()
     in_mid_job = 0
     for threshold in (300, 1_500, 3_000, 4_500, 6_000):
-        wait_for(lambda least=threshold: app.task(task_id).progress()["progress"]["done"] >= least, f"{threshold} done")
+        wait_for(partial(has_done, app, task_id, threshold), f"{threshold} done")
         in_mid_job += kill_one_at_work(world, killed)
     assert len(killed) == 5
     assert in_mid_job > 0, "nobody was killed in the middle of a job"

@@ -199,26 +199,36 @@ def ended(**counts: int) -> dict[str, Any]:
 
 
 PROGRESS: dict[str, Any] = {
-    "state_reason": None, "retrying": 0, "started_at": "2026-11-21T05:12:00Z", "control": {"in_flight": 0}, **split(),
+    "state_reason": None,
+    "retrying": 0,
+    "started_at": "2026-11-21T05:12:00Z",
+    "control": {"in_flight": 0},
+    **split(),
     "counts": dict.fromkeys(("total", "enqueue", "working", "stopped", "finish", "failed", "error", "cancelled"), 0),
-}  # fmt: skip
+}
 BROKEN = "damaged_file: the file ends in the middle"
 SENTENCES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("running", {"retrying": 1}, "Running. 1 row waits for another try."),
     ("running", {"retrying": 2}, "Running. 2 rows wait for another try."),
-    ("running", split(state="failed", reason=BROKEN),
-     "Running. The list could not be read to its end: the file ends in the middle"),
+    (
+        "running",
+        split(state="failed", reason=BROKEN),
+        "Running. The list could not be read to its end: the file ends in the middle",
+    ),
     ("cancelled", ended(cancelled=1), "Cancelled: 1 row was not run."),
     ("cancelled", ended(cancelled=2), "Cancelled: 2 rows were not run."),
-    ("finished", {**ended(finish=9), **split(rejected=1)},
-     "Finished: every row that was taken succeeded. 1 row was not taken."),
+    (
+        "finished",
+        {**ended(finish=9), **split(rejected=1)},
+        "Finished: every row that was taken succeeded. 1 row was not taken.",
+    ),
     ("finished", {**ended(failed=1), **split(rejected=2)}, "Finished: 1 row of 9 did not succeed. 2 rows were not taken."),
     ("rejected", split(state="failed", reason=BROKEN), "Rejected: the file ends in the middle"),
     ("rejected", split(), "Rejected: the list has no rows."),
     ("rejected", split(rejected=1), "Rejected: its only row could not be taken."),
     ("rejected", split(rejected=2), "Rejected: none of its 2 rows could be taken."),
     ("rejected", {**split(rejected=1), "state_reason": "rows_rejected"}, "Rejected as a whole: 1 row is not in order."),
-)  # fmt: skip
+)
 
 
 def test_a_file_over_the_limit_is_not_even_sent(page: Page, tmp_path: Path) -> None:

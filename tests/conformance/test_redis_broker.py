@@ -1,4 +1,4 @@
-"""The Redis broker against the suites of the contract, on a real server, with a namespace and without one."""
+"""The Redis broker against the suites of the contract, with and without a namespace, in both protocols."""
 
 from __future__ import annotations
 
@@ -12,23 +12,16 @@ pytestmark = pytest.mark.redis_releases
 
 
 class TestRedisBroker(RedisBrokers, BrokerConformance):
-    pass
-
-
-class TestRedisBrokerInANamespace(TestRedisBroker):
-    namespace = "shop:live"
-
-
-class TestRedisBrokerWithProtocol2(TestRedisBroker):
     options = "?protocol=2"
 
 
-class TestRedisBrokerWithProtocol3(TestRedisBroker):
+class TestRedisBrokerInANamespaceWithProtocol3(TestRedisBroker):
+    namespace = "shop:live"
     options = "?protocol=3"
 
 
 class TestRedisOperations(RedisBrokers, OperationsConformance):
-    pass
+    options = "?protocol=2"
 
 
 class TestRedisOperationsInANamespaceWithProtocol3(TestRedisOperations):

@@ -88,10 +88,7 @@ def test_a_claim_whose_process_is_killed_before_the_commit_takes_nothing(store: 
                 assert min(taken) >= 10
         finally:
             process.kill()
-    found: list[Copy] = []
-    wait_for(
-        lambda: found.extend(broker.exchange("p", [], ["default"], 30)) or len(broker.held_by("p")) == 30, "all are back"
-    )
+    wait_for(lambda: (broker.exchange("p", [], ["default"], 30), len(broker.held_by("p")) == 30)[1], "all are back")
     assert broker.holders() == {"p"}
 
 
@@ -141,14 +138,15 @@ def test_a_server_without_a_connection_left_is_said_to_be_away_and_nothing_is_lo
 
 def test_one_call_uses_one_connection_and_gives_it_back(database: Database, broker: SqlBroker) -> None:
     most: list[int] = []
-    sa.event.listen(database.engine, "checkout", lambda *_: most.append(database.engine.pool.checkedout()))
+    pool: Any = database.engine.pool
+    sa.event.listen(database.engine, "checkout", lambda *_: most.append(pool.checkedout()))
     broker.push([a_copy(n) for n in range(50)])
     done: Sequence[Copy] = []
     for _ in range(5):
         done = broker.exchange("p", done, ["default", "other"], 7)
     broker.withdraw(1, 10)
     assert max(most) == 1
-    assert database.engine.pool.checkedout() == 0
+    assert pool.checkedout() == 0
 
 
 # -- statements and plans
@@ -353,12 +351,12 @@ def heads() -> tuple[Heads, SettableClock]:
 
 def test_the_first_look_is_at_the_whole_queue_and_so_is_one_every_few_seconds() -> None:
     found, clock = heads()
-    assert found.ranges(["q"]) == ([Range("q", FIRST, 0, LAST)], {"q"})
-    found.told(["q"], [("q", 481, 10)], dry=(), cost_s=0.001)
+    assert found.ranges(["q"]) == ([Range("q", FIRST, 0, LAST)], frozenset({"q"}))
+    found.record_claim(["q"], [("q", 481, 10)], dry=(), cost_s=0.001)
     assert found.ranges(["q"])[1] == set()
     clock.seconds += 6
-    assert found.ranges(["q"]) == ([Range("q", FIRST, 0, LAST)], {"q"})
-    found.told(["q"], [], dry=(), cost_s=1.0)
+    assert found.ranges(["q"]) == ([Range("q", FIRST, 0, LAST)], frozenset({"q"}))
+    found.record_claim(["q"], [], dry=(), cost_s=1.0)
     clock.seconds += 60
     assert found.ranges(["q"])[1] == set(), "a dear look is a rare look"
 
@@ -367,31 +365,29 @@ def test_a_place_follows_what_was_claimed_half_a_second_ago() -> None:
     found, clock = heads()
     found.ranges(["q"])
     for claimed in (10, 20, 30):
-        found.told((), [("q", 481, claimed)], dry=(), cost_s=0)
+        found.record_claim((), [("q", 481, claimed)], dry=(), cost_s=0)
         assert found.ranges(["q"])[0] == [Range("q", FIRST, 0, LAST)], "a push that is not committed yet may lie before it"
     clock.seconds += 0.6
     assert found.ranges(["q"])[0] == [Range("q", FIRST, 0, 481), Range("q", 481, 10, LAST)]
-    found.told((), [("q", 479, 50), ("q", 480, 51), ("q", 481, 60)], dry=(), cost_s=0)
+    found.record_claim((), [("q", 479, 50), ("q", 480, 51), ("q", 481, 60)], dry=(), cost_s=0)
     clock.seconds += 0.6
-    assert found.ranges(["q"])[0] == [
-        Range("q", FIRST, 0, 479), Range("q", 479, 50, 481), Range("q", 481, 60, LAST)
-    ]  # fmt: skip
+    assert found.ranges(["q"])[0] == [Range("q", FIRST, 0, 479), Range("q", 479, 50, 481), Range("q", 481, 60, LAST)]
 
 
 def test_a_place_goes_back_to_what_was_left_behind_it() -> None:
     found, clock = heads()
     found.ranges(["q"])
-    found.told((), [("q", 481, 100)], dry=(), cost_s=0)
+    found.record_claim((), [("q", 481, 100)], dry=(), cost_s=0)
     clock.seconds += 0.6
     assert found.ranges(["q"])[0][-1] == Range("q", 481, 100, LAST)
-    found.told((), [("q", 481, 40)], dry=(), cost_s=0)
+    found.record_claim((), [("q", 481, 40)], dry=(), cost_s=0)
     assert found.ranges(["q"])[0][-1] == Range("q", 481, 40, LAST)
 
 
 def test_a_dry_queue_is_soon_looked_at_as_a_whole() -> None:
     found, clock = heads()
     found.ranges(["q", "r"])
-    found.told((), [("q", 481, 100)], dry=["q", "r"], cost_s=0.0001)
+    found.record_claim((), [("q", 481, 100)], dry=["q", "r"], cost_s=0.0001)
     clock.seconds += 0.3
     assert found.ranges(["q", "r"])[1] == {"q", "r"}
 
@@ -399,7 +395,7 @@ def test_a_dry_queue_is_soon_looked_at_as_a_whole() -> None:
 def test_no_more_places_are_kept_than_there_are_priorities_in_use() -> None:
     found, clock = heads()
     found.ranges(["q"])
-    found.told((), [("q", 2 * n + 1, n + 1) for n in range(100)], dry=(), cost_s=0)
+    found.record_claim((), [("q", 2 * n + 1, n + 1) for n in range(100)], dry=(), cost_s=0)
     clock.seconds += 0.6
     assert len(found.ranges(["q"])[0]) == 17
 
@@ -407,9 +403,9 @@ def test_no_more_places_are_kept_than_there_are_priorities_in_use() -> None:
 def test_claimers_that_met_nobody_begin_at_the_head_and_others_come_back_to_it() -> None:
     found, _ = heads()
     assert found.spread == 0
-    found.met(0, 10)
+    found.record_spread(0, 10)
     assert found.spread == 0
-    found.met(40, 10)
+    found.record_spread(40, 10)
     assert found.spread == 36
     while found.spread:
-        found.met(found.spread, 10)
+        found.record_spread(found.spread, 10)

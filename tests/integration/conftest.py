@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 import redis
-from support.redis_interop import Desk
 from support.redis_watch import NOW, Fixed
 from support.servers import RedisServer
 
@@ -27,10 +26,3 @@ def broker(redis_server: RedisServer, raw: redis.Redis) -> Iterator[RedisBroker]
     made = RedisBroker(redis_server.url, clock=Fixed(NOW))
     yield made
     made.close()
-
-
-@pytest.fixture(scope="module")
-def desk(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
-    """Ruby's own Sidekiq at the server; it stays for all tests of a module, which has a server of its own for it."""
-    with Desk(redis_server, tmp_path_factory.mktemp("desk")) as made:
-        yield made

@@ -15,7 +15,7 @@ from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import dispatchable
 from asynctask.ledger.events import Change, EventRecord, apply
 from asynctask.middleware.tracker import Tracker
-from asynctask.runtime import isolation, pool
+from asynctask.runtime import pool
 from asynctask.runtime.fetcher import Fetcher
 from asynctask.runtime.launcher import Launcher
 from asynctask.runtime.pool import Pool
@@ -92,7 +92,8 @@ def test_what_was_fetched_ahead_and_dispatched_again_does_not_start_twice(world:
 @pytest.mark.usefixtures("fetches_ahead")
 def test_what_cannot_be_asked_about_again_is_neither_begun_nor_lost(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     app = world.app()
-    real, refused = Tracker.begin, []
+    real = Tracker.begin
+    refused: list[Any] = []
 
     def away(self: Tracker, arrivals: Any) -> Any:
         if len(refused) < 2 and len(began(world)) > 1:
@@ -114,7 +115,7 @@ def test_what_cannot_be_asked_about_again_is_neither_begun_nor_lost(world: World
 def test_a_recovered_job_that_runs_long_keeps_its_process_to_itself_for_a_while_only(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(isolation, "ALONE_S", 600.0)
+    monkeypatch.setattr(pool, "ALONE_S", 600.0)
     app = world.app()
     suspects = app.submit("gated", numbers(2))
     victim = world.cli("kill_app", "worker", "-c", "2")
@@ -129,7 +130,7 @@ def test_a_recovered_job_that_runs_long_keeps_its_process_to_itself_for_a_while_
         wait_for(lambda: held(app, launcher) == 14, "everything is fetched")
         assert len(began(world)) == 3, "it runs alone"
         paused.pause()
-        monkeypatch.setattr(isolation, "ALONE_S", 0.0)
+        monkeypatch.setattr(pool, "ALONE_S", 0.0)
         assert others.wait(120)["counts"]["finish"] == 6
         wait_for(lambda: paused.progress()["control"]["in_flight"] == 0, "the paused ones went back")
         assert paused.progress()["counts"]["enqueue"] == 6

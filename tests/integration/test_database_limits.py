@@ -163,8 +163,8 @@ def test_transactions_that_the_database_undoes_at_random_are_made_again_until_al
         for verb in ("INSERT", "UPDATE"):
             world.sql(trigger.format(table=table, verb=verb))
     with world.working(app):
-        key = {"idempotency_key": "once"}
-        task_id = int(patiently(lambda: app.submit_items("note", mixed(200), **key), "it is taken").task.id)
+        taken = patiently(lambda: app.submit_items("note", mixed(200), idempotency_key="once"), "it is taken")
+        task_id = int(taken.task.id)
         patiently(lambda: app.task(task_id).progress()["done"], "it is over")
     words = "SELECT nextval('strikes')" if world.store.kind == "postgresql" else "SELECT NEXTVAL(strikes)"
     assert world.one(words) > (33 if world.store.kind == "postgresql" else 802), "it struck several times"

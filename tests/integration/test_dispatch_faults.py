@@ -17,7 +17,7 @@ from asynctask.dispatch import dispatcher
 from asynctask.dispatch.dispatcher import Load
 from asynctask.errors import BrokerUnavailable, InputError
 from asynctask.job import CurrentJob
-from asynctask.ledger import processes, reservations
+from asynctask.ledger import lost_copies, reservations
 from asynctask.lists.options import check_options
 from asynctask.maintenance import POISON_COPIES, Sweep
 from asynctask.testing import wait_for
@@ -63,12 +63,18 @@ class Picky:
 
 # -- one job that cannot be pushed
 
-WRONG = [
+WRONG: list[dict[str, Any]] = [
     {"priority": 2**63}, {"priority": -(10**6) - 1}, {"priority": "high"}, {"priority": None}, {"priority": 1.5},
     {"retry": -1}, {"retry": 1_001}, {"retry": "often"}, {"queue": ""}, {"queue": "a b"}, {"queue": "q" * 256},
     {"queue": "a\n"}, {"queue": None},
 ]  # fmt: skip
-RIGHT = [{"priority": 10**6}, {"priority": Priority.ADMIN_HIGH}, {"retry": True}, {"retry": 0}, {"queue": "a:b_c.d-E9"}]
+RIGHT: list[dict[str, Any]] = [
+    {"priority": 10**6},
+    {"priority": Priority.ADMIN_HIGH},
+    {"retry": True},
+    {"retry": 0},
+    {"queue": "a:b_c.d-E9"},
+]
 
 
 @pytest.mark.parametrize("options", WRONG, ids=str)
@@ -178,7 +184,7 @@ def stopping(app: AsyncTask, stop: Callable[[], object]) -> Any:
         if stops:
             stops.pop()()
 
-    return Picky(app.broker, stop_once)  # type: ignore[arg-type]
+    return Picky(app.broker, stop_once)
 
 
 @pytest.mark.parametrize("broker_kind", ["sql", "redis"])
@@ -245,7 +251,7 @@ SPOILS = [spoil_object, spoil_args, spoil_class, spoil_text]
 def spoiling(app: AsyncTask, name: str, spoil: Callable[[dict[str, Any]], None]) -> None:
     def middleware(worker: Worker, job: CurrentJob, queue: str, call_next: Callable[[], Any]) -> Any:
         if worker.name == name:
-            spoil(job.payload)  # type: ignore[arg-type]
+            spoil(job.payload)
         return call_next()
 
     app.client_middleware.add(middleware)
@@ -431,7 +437,7 @@ def test_a_copy_that_lies_in_a_set_is_not_on_its_way_and_its_event_is_dispatched
     sweep = Sweep(app.ledger, app.broker, app.host, app.controls)
     found = []
     for _ in range(2):
-        sweep._looked_at = 0
+        sweep._searched_at = 0
         found.append(sweep.find_lost())
     assert found == [0, 1]
     assert task.progress()["control"]["in_flight"] == 0
@@ -483,7 +489,7 @@ def test_a_look_at_single_jobs_reads_the_oldest_first_and_no_more_than_its_limit
     app = world.app()
     app.workers["note"].perform_bulk(numbers(30))
     world.sql("UPDATE events SET due_at = NULL, look_at = 1000 - id")
-    found, said = fetched_rows(app, lambda c: processes.to_look_at(c, app.ledger.now(), 7))
+    found, said = fetched_rows(app, lambda c: lost_copies.events_to_check(c, app.ledger.now(), 7))
     assert {record.id for record in found} == {i for (i,) in world.sql("SELECT id FROM events ORDER BY id DESC LIMIT 7")}
     assert any("look_at" in each and "LIMIT" in each for each in said)
 
@@ -493,14 +499,14 @@ def test_a_look_at_rows_in_flight_reads_the_first_ones_and_no_more_than_its_limi
     task = app.submit("note", numbers(30))
     using(app, 30)
     app.dispatcher.round()
-    found, said = fetched_rows(app, lambda c: processes.flying_rows(c, task.id, 7))
+    found, said = fetched_rows(app, lambda c: lost_copies.rows_in_flight(c, task.id, 7))
     assert sorted(record.seq for record in found if record.seq is not None) == list(range(7))
     assert any("seq" in each and "LIMIT" in each for each in said)
 
 
 def test_one_sweep_looks_at_more_single_jobs_than_one_look_reads(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     app = world.app()
-    monkeypatch.setattr("asynctask.maintenance._LOOK_AT_ONCE", 10)
+    monkeypatch.setattr("asynctask.maintenance._BATCH", 10)
     app.workers["note"].perform_bulk(numbers(35))
     world.sql("UPDATE events SET due_at = NULL, look_at = 1")
     Sweep(app.ledger, app.broker, app.host, app.controls).find_lost()

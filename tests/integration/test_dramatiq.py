@@ -41,9 +41,16 @@ class Dramatiq:
     def worker(self, *, threads: int = 2) -> subprocess.Popen[bytes]:
         """``dramatiq -p 1 -t threads``."""
         return self.world.spawn(
-            "-m", "dramatiq", "support.dramatiq_main:broker", "-p", "1", "-t", str(threads),
-            TEST_REDIS=self._server.url, TEST_NAMESPACE=self.namespace,
-        )  # fmt: skip
+            "-m",
+            "dramatiq",
+            "support.dramatiq_main:broker",
+            "-p",
+            "1",
+            "-t",
+            str(threads),
+            TEST_REDIS=self._server.url,
+            TEST_NAMESPACE=self.namespace,
+        )
 
     def send(self, actor: str, *args: Any, **options: Any) -> dramatiq.Message[Any]:
         return self.broker.get_actor(actor).send_with_options(args=args, **options)
@@ -133,9 +140,12 @@ def test_an_error_says_that_it_waits_for_its_retry_and_the_retry_finishes_it(eng
     event = engine.ended(message)
     assert (event["status"], event["result"], event["attempt"], event["retries"]) == ("finish", "through", 2, 1)
     assert said(event) == [
-        ("working", "In progress", 1), ("error", "Error: ValueError: not yet, at 1", 1),
-        ("enqueue", "Waiting for retry", 1), ("working", "In progress", 2), ("finish", "Done", 2),
-    ]  # fmt: skip
+        ("working", "In progress", 1),
+        ("error", "Error: ValueError: not yet, at 1", 1),
+        ("enqueue", "Waiting for retry", 1),
+        ("working", "In progress", 2),
+        ("finish", "Done", 2),
+    ]
     engine.empty()
     assert engine.recorded(message) == 1
     assert engine.world.one("SELECT COUNT(*) FROM jobs") == 0, "a message of Dramatiq's went into our own broker"
@@ -206,9 +216,12 @@ def test_a_worker_killed_in_mid_job_is_noticed_and_the_message_delivered_again_i
     event = engine.ended(message)
     assert (event["status"], event["attempt"], event["result"]) == ("finish", 2, 1)
     assert said(event) == [
-        ("working", "In progress", 1), ("error", "Worker lost", 1), ("enqueue", "Waiting for retry", 1),
-        ("working", "In progress", 2), ("finish", "Done", 2),
-    ]  # fmt: skip
+        ("working", "In progress", 1),
+        ("error", "Worker lost", 1),
+        ("enqueue", "Waiting for retry", 1),
+        ("working", "In progress", 2),
+        ("finish", "Done", 2),
+    ]
     engine.empty()
     assert engine.recorded(message) == 1
     assert engine.world.one("SELECT COUNT(*) FROM jobs") == 0, "a message of Dramatiq's went into our own broker"

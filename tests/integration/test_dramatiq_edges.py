@@ -23,11 +23,16 @@ from asynctask import AsyncTask, NormalException, current_job
 from asynctask.errors import ConfigError, LedgerUnavailable, NotFound
 from asynctask.integrations import dramatiq as integration
 from asynctask.integrations.dramatiq import TrackingUnavailable, attach
+from asynctask.integrations.engine import EngineProcess
 from asynctask.job import CurrentJob
 from asynctask.ledger import processes
 from asynctask.testing import wait_for
 
 OVER = ("finish", "failed", "error", "cancelled")
+
+
+actor: Any = dramatiq.actor
+"""Its types know no options."""
 
 
 class Stub:
@@ -39,7 +44,8 @@ class Stub:
         self.app: AsyncTask = build(self.broker, folder)
 
     def actor(self, function: Any, **options: Any) -> dramatiq.Actor[Any, Any]:
-        return dramatiq.actor(function, broker=self.broker, **{"max_retries": 0, **options})
+        made: dramatiq.Actor[Any, Any] = actor(function, broker=self.broker, **{"max_retries": 0, **options})
+        return made
 
     @contextmanager
     def working(self, threads: int = 2) -> Iterator[dramatiq.Worker]:
@@ -93,11 +99,14 @@ def test_only_the_named_actors_are_tracked_and_an_actors_own_word_counts_more(st
     broker = StubBroker()
     attach(broker, stub.app, actors=["named", "named_but_out"])
     actors = {
-        name: dramatiq.actor(lambda: None, actor_name=name, broker=broker, **options)
+        name: actor(lambda: None, actor_name=name, broker=broker, **options)
         for name, options in {
-            "named": {}, "other": {}, "other_but_in": {"use_task_event": True}, "named_but_out": {"use_task_event": False},
+            "named": {},
+            "other": {},
+            "other_but_in": {"use_task_event": True},
+            "named_but_out": {"use_task_event": False},
         }.items()
-    }  # fmt: skip
+    }
     sent = {name: actor.send() for name, actor in actors.items()}
     assert stub.app.event(sent["named"].message_id)["status"] == "enqueue"
     assert stub.app.event(sent["other_but_in"].message_id)["worker"] == "other_but_in"
@@ -278,12 +287,12 @@ def test_a_message_for_an_actor_that_nobody_declares_says_so_in_its_event(stub: 
 
 def test_a_message_with_the_id_of_a_tasks_job_cannot_touch_that_job(stub: Stub) -> None:
     @stub.app.worker
-    def enrol(item: dict) -> None: ...
+    def enrol(item: dict[str, Any]) -> None: ...
 
     task = stub.app.submit(enrol, [{"n": 1}])
     task.wait(timeout=0)
     (event,) = wait_for(task.events, "the Task has its Event")
-    message = dramatiq.Message("default", "heard", ("x",), {}, {}, message_id=event["job_id"])
+    message: dramatiq.Message[Any] = dramatiq.Message("default", "heard", ("x",), {}, {}, message_id=event["job_id"])
     stub.broker.enqueue(message)
     with stub.working():
         stub.settled()
@@ -319,7 +328,7 @@ def test_nothing_is_sent_that_has_no_event(stub: Stub, monkeypatch: pytest.Monke
 
 
 def test_a_worker_that_could_record_nothing_does_not_start(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(integration.EngineProcess, "start", away)
+    monkeypatch.setattr(EngineProcess, "start", away)
     worker = dramatiq.Worker(stub.broker, worker_timeout=20, worker_threads=1)
     with pytest.raises(TrackingUnavailable, match="the worker cannot start"):
         worker.start()

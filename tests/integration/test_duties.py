@@ -13,11 +13,11 @@ import sqlalchemy as sa
 from support.costs import analyze, cost
 from support.world import World
 
-from asynctask import AsyncTask
+from asynctask import AsyncTask, maintenance
 from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, SystemClock
 from asynctask.database.tables import tasks
-from asynctask.dispatch.dispatcher import ACTIVE_S, EMPTY_S, DispatchLeadership, Load
+from asynctask.dispatch.dispatcher import ACTIVE_S, DispatchLeadership, Load
 from asynctask.ledger import dispatchable, leases, processes, reservations
 from asynctask.ledger.base import Ledger
 from asynctask.maintenance import MaintenanceLeadership
@@ -76,10 +76,18 @@ def grown(app: AsyncTask, count: int) -> None:
         rows = []
         for n in range(taken, taken + count):
             common = {
-                "worker_name": "note", "queue": "default", "state": "running", "split_state": "sealed", "priority": 240,
-                "created_at": 1, "updated_at": 1, "generation_sealed": 1, "created_jobs": 9, "session": f"s{n}",
+                "worker_name": "note",
+                "queue": "default",
+                "state": "running",
+                "split_state": "sealed",
+                "priority": 240,
+                "created_at": 1,
+                "updated_at": 1,
+                "generation_sealed": 1,
+                "created_jobs": 9,
+                "session": f"s{n}",
                 "session_key": f"{n:032x}",
-            }  # fmt: skip
+            }
             rows.append({**common, "session_holder": f"{n:032x}", "session_waits": None, "ready": 240})
             rows.append({**common, "session_holder": None, "session_waits": 240, "ready": None})
         connection.execute(tasks.insert(), rows)
@@ -130,28 +138,29 @@ def test_one_process_at_a_time_goes_on_dispatching_and_another_takes_over_in_a_s
     app = world.app()
     clock = Still()
     one, two = (replace(app.ledger, identity=name, clock=clock) for name in ("one", "two"))
-    assert leases.take(one, leases.DISPATCH, 1.0) is None
-    until = leases.take(two, leases.DISPATCH, 1.0)
+    assert leases.acquire(one, leases.DISPATCH, 1.0) is None
+    until = leases.acquire(two, leases.DISPATCH, 1.0)
     assert until is not None
     assert until - clock.now() <= SECOND
-    assert leases.take(one, leases.DISPATCH, 1.0) is None, "it goes on"
+    assert leases.acquire(one, leases.DISPATCH, 1.0) is None, "it goes on"
     clock.ahead += 1.1  # it died
-    assert leases.take(two, leases.DISPATCH, 1.0) is None
-    assert leases.take(one, leases.DISPATCH, 1.0) is not None
+    assert leases.acquire(two, leases.DISPATCH, 1.0) is None
+    assert leases.acquire(one, leases.DISPATCH, 1.0) is not None
     leases.give_up(two, leases.DISPATCH)
-    assert leases.take(one, leases.DISPATCH, 1.0) is None
+    assert leases.acquire(one, leases.DISPATCH, 1.0) is None
 
 
 @pytest.mark.each_database(reason="what is read and locked is each one's own")
 def test_of_many_that_want_a_duty_at_once_one_gets_it(world: World) -> None:
     app = world.app()
     for _ in range(3):
-        start, got = threading.Barrier(4), []
+        start = threading.Barrier(4)
+        got: list[str] = []
 
         def want(name: str, start: threading.Barrier = start, got: list[str] = got) -> None:
             ledger = replace(app.ledger, identity=name)
             start.wait()
-            if leases.take(ledger, leases.DISPATCH, 60.0) is None:
+            if leases.acquire(ledger, leases.DISPATCH, 60.0) is None:
                 got.append(name)
 
         threads = [threading.Thread(target=want, args=(f"p{n}",)) for n in range(4)]
@@ -166,7 +175,7 @@ def test_of_many_that_want_a_duty_at_once_one_gets_it(world: World) -> None:
 def test_what_is_left_is_dispatched_by_others_when_the_one_on_duty_is_gone(world: World) -> None:
     app = world.app()
     gone = replace(app.ledger, identity="gone")
-    assert leases.take(gone, leases.DISPATCH, 1.0) is None
+    assert leases.acquire(gone, leases.DISPATCH, 1.0) is None
     task = app.submit("note", [{"n": n} for n in range(200)])
     with world.working(app):
         assert task.wait(120)["done"]
@@ -221,7 +230,7 @@ def test_while_another_is_on_duty_a_process_helps_itself_twice_a_second(world: W
     clock = moved_by_hand(app)
     client.submit("note", [{"n": n} for n in range(50)])
     other = replace(process(app, "another"), clock=clock)
-    assert leases.take(other, leases.DISPATCH, 60.0) is None
+    assert leases.acquire(other, leases.DISPATCH, 60.0) is None
     for _ in range(2):  # after the first of these it knows of the other
         clock.ahead += 0.1
         assert ran_dry(app) == 5
@@ -255,7 +264,7 @@ def test_rounds_keep_their_distance_from_beginning_to_beginning(world: World, mo
     assert app.dispatcher._step() == pytest.approx(ACTIVE_S - 0.12)
     clock.ahead += 0.2
     app.dispatcher.dry(True)
-    assert app.dispatcher._step() == EMPTY_S, "nothing was pushed since"
+    assert app.dispatcher._step() == ACTIVE_S, "nothing was pushed since"
 
 
 def test_who_ran_dry_before_a_push_was_over_is_served_by_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,49 +334,50 @@ def test_one_process_at_a_time_has_the_duty_of_upkeep(world: World) -> None:
     app = world.app()
     one, two = process(app, "one"), process(app, "two")
     first, second = rota(one, app), rota(two, app)
-    first.wanted()
-    second.wanted()
-    assert leases.holder_of(one, leases.UPKEEP).identity == "one"
+    first.due_steps(())
+    second.due_steps(())
+    assert leases.holder_of(one, leases.MAINTENANCE).identity == "one"
     first.leave()
     late = rota(two, app)
-    late.wanted()
-    assert leases.holder_of(one, leases.UPKEEP).identity == "two"
+    late.due_steps(())
+    assert leases.holder_of(one, leases.MAINTENANCE).identity == "two"
 
 
 @pytest.mark.parametrize("how", ["its lease ended", "its process is gone", "it is not registered"])
 def test_the_duty_of_upkeep_is_taken_over_from_a_process_that_is_gone(world: World, how: str) -> None:
     app = world.app()
     one, two = process(app, "one"), process(app, "two")
-    rota(one, app).wanted()
+    rota(one, app).due_steps(())
     if how == "its lease ended":
         world.sql("UPDATE processes SET lease_until = 1 WHERE identity = 'one'")
     elif how == "its process is gone":
         world.sql("UPDATE processes SET pid_started = pid_started - 1 WHERE identity = 'one'")
     else:
         world.sql("DELETE FROM processes WHERE identity = 'one'")
-    rota(two, app).wanted()
-    assert leases.holder_of(one, leases.UPKEEP).identity == "two"
+    rota(two, app).due_steps(())
+    assert leases.holder_of(one, leases.MAINTENANCE).identity == "two"
 
 
 def test_a_process_that_can_split_takes_the_duty_from_one_of_an_engine_that_cannot(world: World) -> None:
     app = world.app()
     engine, worker = process(app, "dramatiq@h:1:2"), process(app, "two")
-    rota(engine, app, can_split=False).wanted()
-    assert leases.holder_of(worker, leases.UPKEEP).identity == "dramatiq@h:1:2"
-    rota(worker, app).wanted()
-    assert leases.holder_of(worker, leases.UPKEEP).identity == "two"
+    rota(engine, app, can_split=False).due_steps(())
+    assert leases.holder_of(worker, leases.MAINTENANCE).identity == "dramatiq@h:1:2"
+    rota(worker, app).due_steps(())
+    assert leases.holder_of(worker, leases.MAINTENANCE).identity == "two"
 
 
-def test_a_process_is_watched_over_from_the_moment_it_registers(world: World) -> None:
+def test_a_process_is_watched_over_from_the_moment_it_registers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Taken out: the ring of `register`, or the look at the newest. One that died soon after was found only when its lease
     ended, and another engine's process had taken its message over by then."""
+    monkeypatch.setattr(maintenance, "_QUIET", 3_600)
     app = world.app()
     app.start_services()
     wait_for(lambda: world.sql("SELECT holder FROM duties WHERE name = 'upkeep' AND holder IS NOT NULL"), "it has the duty")
     child = world.spawn("-c", "import time; time.sleep(600)")
     brief = replace(app.ledger, identity="brief")
     processes.register(brief, app.host, kind="worker", pid=child.pid, lease_s=3600)
-    wait_for(lambda: any(each["identity"] == "brief" for each in known(app)), "it is known", 2.5)
+    wait_for(lambda: any(each["identity"] == "brief" for each in known(app)), "it is known")
     child.kill()
     child.wait()
     wait_for(lambda: not world.sql("SELECT identity FROM processes WHERE identity = 'brief'"), "it is recovered")
@@ -376,7 +386,7 @@ def test_a_process_is_watched_over_from_the_moment_it_registers(world: World) ->
 def known(app: AsyncTask) -> list[dict[str, object]]:
     """The processes that the one on duty watches."""
     services = app._web
-    return list(services._sweep._leadership._known) if services is not None else []
+    return list(services.sweep._leadership._known) if services is not None else []
 
 
 class Rung:
@@ -396,7 +406,7 @@ def test_the_first_rings_are_answered_at_once_and_those_that_follow_together(
     whose first jobs were told of just after a ring about something else began a quarter of a second late."""
     app, clock = world.app(), Still()
     one = rota(process(app, "one", clock), app, waker=Rung())
-    one.wanted()
+    one.due_steps(())
     waits: list[float] = []
 
     def wait(seconds: float) -> bool:
@@ -407,14 +417,14 @@ def test_the_first_rings_are_answered_at_once_and_those_that_follow_together(
     monkeypatch.setattr(one._stop, "wait", wait)
     for _ in range(6):
         one.pause()
-        one.wanted()
+        one.due_steps(())
     assert waits[:3] == [0.0] * 3
     assert waits[3:] == [pytest.approx(0.25)] * 3
     clock.ahead += 0.8
     waits.clear()
     for _ in range(4):
         one.pause()
-        one.wanted()
+        one.due_steps(())
     assert waits[:3] == [0.0] * 3
     assert waits[3] == pytest.approx(0.25)
 
@@ -427,13 +437,13 @@ def test_an_idle_process_asks_less_than_one_question_a_second(world: World) -> N
     ledgers = [process(app, name, clock) for name in ("one", "two")]
     rotas = [rota(ledger, app) for ledger in ledgers]
     for each in rotas:
-        each.wanted()
+        each.due_steps(())
     asked = []
     for each, ledger in zip(rotas, ledgers, strict=True):
         with counted(app) as seen:
             for second in range(60):
                 clock.ahead += 1.0
-                each.wanted()
+                each.due_steps(())
                 if second % 5 == 0:
                     processes.beat(ledger, lease_s=3600)
                     app.broker.exchange(ledger.identity, [], ["default"], 5)

@@ -20,8 +20,12 @@ JID = "f" * 24
 def test_it_runs_again_under_its_event_until_that_is_poison(world: World, broker_kind: str) -> None:
     app = world.app()
     job: dict[str, Any] = {
-        "class": "deadly", "args": [{"n": 1, "deaths": 99}], "jid": JID, "queue": "default", "retry": True,
-    }  # fmt: skip
+        "class": "deadly",
+        "args": [{"n": 1, "deaths": 99}],
+        "jid": JID,
+        "queue": "default",
+        "retry": True,
+    }
     app.broker.push([Copy(JID, 0, "default", json.dumps(job))])
     world.cli("kill_app", "worker", "-c", "1", "-p", "2")
 

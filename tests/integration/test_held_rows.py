@@ -152,9 +152,14 @@ def test_who_holds_a_row_for_a_moment_is_waited_for(world: World) -> None:
     thread.start()
     assert locked.wait(120)
     wait = base._wait
+
+    def waiting(*args: Any) -> Any:
+        asked.set()
+        return wait(*args)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(base, "PATIENCE_S", 20.0)
-        patch.setattr(base, "_wait", lambda *args: (asked.set(), wait(*args))[1])
+        patch.setattr(base, "_wait", waiting)
         patch.setattr(base, "_LOCK_MARIADB", base._ONE.with_for_update())
         assert len(reservations.reserve(app.ledger, task.id, 2, lease_s=5)) == 2
     thread.join(120)

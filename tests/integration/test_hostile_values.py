@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from flask.testing import FlaskClient
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from support.webshop import Client
 from support.world import World
 
 from asynctask import AsyncTask
@@ -42,7 +43,7 @@ def app(world: World) -> AsyncTask:
 
 
 @pytest.fixture
-def client(app: AsyncTask) -> FlaskClient:
+def client(app: AsyncTask) -> Any:
     found = create_app(app)
     found.config["PROPAGATE_EXCEPTIONS"] = False  # as a server: what is not caught is a 500
     return found.test_client()
@@ -68,12 +69,13 @@ def broken(text: str) -> Iterator[dict[str, int]]:
 
 def text_doors(app: AsyncTask, text: str) -> Iterator[Callable[[], Any]]:
     task, operations, note = app.task(1), app.operations, app.workers["note"]
+    anyhow: Any = app
     yield lambda: app.event(text)
     yield lambda: app.record(text, "finish")
     yield lambda: app.record("job", "working", text)
     yield lambda: app.record("job", text)
     for option in ("title", "owner", "session", "queue", "idempotency_key", "unique"):
-        yield lambda option=option: app.submit(note, [{"n": 1}], **{option: text})  # type: ignore[misc]
+        yield partial(anyhow.submit, note, [{"n": 1}], **{option: text})
     yield lambda: app.submit(note, [{"n": text}, {text: 1}, text])
     yield lambda: app.submit(text, [{"n": 1}])
     stored = app.uploads.store(io.BytesIO(b"n\n1\n"), f"{text}.csv")
@@ -81,7 +83,7 @@ def text_doors(app: AsyncTask, text: str) -> Iterator[Callable[[], Any]]:
     yield lambda: app.submit_file(note, app.uploads.store(io.BytesIO(b"n\n1\n"), f"{text}.csv"), columns={text: text})
     yield lambda: app.submit(note, [{"n": text}], idempotency_key="key")
     for name in ("owner", "worker", "state"):
-        yield lambda name=name: app.tasks(**{name: text})  # type: ignore[misc]
+        yield partial(anyhow.tasks, **{name: text})
     yield lambda: note.perform_async({"n": text})
     yield lambda: note.set(queue=text).perform_async(1)
     yield lambda: app.worker(name=text, queue=text)(lambda item: None)
@@ -174,7 +176,7 @@ def test_a_number_is_stored_or_refused(app: AsyncTask, number: int) -> None:
 @example(value=HALF)
 @example(value="a\0b")
 @example(value=str(2**70))
-def test_a_request_is_answered_and_the_fault_is_never_the_servers(client: FlaskClient, value: str) -> None:
+def test_a_request_is_answered_and_the_fault_is_never_the_servers(client: Client, value: str) -> None:
     for method, path, body in requests(value):
         answer = client.open(f"/api/{path}", method=method, **({} if body is None else {"json": body}))
         assert answer.status_code < 500, (method, path, body, answer.get_data(as_text=True)[:300])
@@ -190,7 +192,7 @@ def test_what_an_iterable_raises_comes_out_of_submit_whatever_its_text(app: Asyn
 
 
 @pytest.mark.parametrize("job_id", ["a\0b", HALF])
-def test_of_a_job_id_that_no_job_can_have_there_is_no_job(app: AsyncTask, client: FlaskClient, job_id: str) -> None:
+def test_of_a_job_id_that_no_job_can_have_there_is_no_job(app: AsyncTask, client: Client, job_id: str) -> None:
     with pytest.raises(NotFound):
         app.event(job_id)
     with pytest.raises(InputError, match="64 characters"):

@@ -177,7 +177,8 @@ def test_a_loan_that_never_arrived_goes_back(world: World, monkeypatch: pytest.M
     """Taken out: `Lanes.look_after`. The rows were lent to a process that did not know, for ever."""
     app = world.app()
     with world.working(app) as launcher:
-        lanes, broken = launcher.pool.lanes, []
+        lanes = launcher.pool.lanes
+        broken: list[int] = []
         lend, take = lanes._lend, lanes._take
 
         def lost(*args: Any) -> Any:
@@ -199,7 +200,8 @@ def test_a_thread_that_dies_before_the_next_job_begins_leaves_it_to_others(
 ) -> None:
     app = world.app()
     with world.working(app) as launcher:
-        perform, died = launcher.performer.perform, []
+        perform = launcher.performer.perform
+        died: list[Any] = []
 
         def dying(execution: Any) -> None:
             perform(execution)

@@ -75,7 +75,8 @@ def test_a_late_writer_loses_and_changes_neither_row_nor_counts_nor_messages(wor
 def test_of_writers_that_race_for_one_event_a_single_one_wins(world: World) -> None:
     apps = [world.app() for _ in range(4)]
     task = apps[0].submit("note", numbers(1))
-    event_id, start, won = first_id(task), threading.Barrier(4), []
+    event_id, start = first_id(task), threading.Barrier(4)
+    won: list[Any] = []
 
     def race(app: AsyncTask) -> None:
         start.wait()
@@ -149,8 +150,15 @@ def test_counts_move_with_each_kind_of_turn(world: World) -> None:
     )
     progress = task.progress()
     assert progress["counts"] == {
-        "total": 6, "enqueue": 2, "working": 1, "stopped": 0, "finish": 1, "failed": 0, "error": 1, "cancelled": 1,
-    }  # fmt: skip
+        "total": 6,
+        "enqueue": 2,
+        "working": 1,
+        "stopped": 0,
+        "finish": 1,
+        "failed": 0,
+        "error": 1,
+        "cancelled": 1,
+    }
     assert (progress["retrying"], progress["control"]["in_flight"]) == (1, 2)
     assert [(g["message"], g["count"]) for g in task.error_groups()] == [("a bug", 1)]
     assert app.doctor() == []
@@ -182,13 +190,10 @@ def test_the_same_key_and_list_is_the_first_task_and_another_list_is_refused(wor
     first = app.submit("note", numbers(3), idempotency_key="k")
     assert other.submit("note", numbers(3), idempotency_key="k").id == first.id
     assert first.progress()["counts"]["total"] == 3
-    for again in (
-        {"items": numbers(4)},
-        {"items": numbers(3), "title": "another"},
-        {"items": numbers(3), "worker": "gated"},
-    ):
+    titled: dict[str, Any] = {"title": "another"}
+    for worker, items, more in (("note", 4, {}), ("note", 3, titled), ("gated", 3, {})):
         with pytest.raises(InputError) as refused:
-            app.submit(again.pop("worker", "note"), again.pop("items"), idempotency_key="k", **again)
+            app.submit(worker, numbers(items), idempotency_key="k", **more)
         assert refused.value.code == "idempotency_key_reused"
         assert refused.value.status == 422
     assert app.submit("note", numbers(4), idempotency_key="k", owner="somebody else").id != first.id
@@ -285,7 +290,8 @@ def test_of_processes_that_race_to_close_a_task_a_single_one_does(world: World) 
     for _ in range(5):
         task = apps[0].submit("note", numbers(1))
         take(apps[0], Change(first_id(task), finished))
-        start, won = threading.Barrier(4), []
+        start = threading.Barrier(4)
+        won: list[bool] = []
 
         def race(app: AsyncTask, start: threading.Barrier, won: list[bool], task_id: int) -> None:
             start.wait()

@@ -21,7 +21,7 @@ from asynctask.database.engine import Database, _Mark
 from asynctask.database.retrying import OutcomeUnknown, TransactionConflict, repeatable
 from asynctask.database.tables import events, task_samples, task_tallies, tasks, write_marks
 from asynctask.errors import LedgerUnavailable
-from asynctask.ledger import control, counters, processes, reservations
+from asynctask.ledger import control, counters, lost_copies, reservations
 from asynctask.ledger.events import Failure, lock_events
 from asynctask.ledger.progress import progress
 from asynctask.ledger.recorder import Outcome, Recorder
@@ -94,11 +94,15 @@ def test_a_pointer_that_moves_while_a_row_is_waited_for_is_seen(world: World) ->
         wait_for(lambda: waits_for_lock(world), "the other one waits for the row")
         return found
 
-    reservations._at_pointer = slow
+    def recording() -> None:
+        reserving.wait(120)
+        record(other.ledger, job_id, "finish", "")
+        recorded.set()
+
+    patched: Any = reservations
+    patched._at_pointer = slow
     try:
-        thread = threading.Thread(
-            target=lambda: (reserving.wait(120), record(other.ledger, job_id, "finish", ""), recorded.set())
-        )
+        thread = threading.Thread(target=recording)
         thread.start()
         reservations.reserve(app.ledger, task.id, 10, lease_s=5)
         thread.join(120)
@@ -313,7 +317,7 @@ def test_the_low_mark_waits_while_a_retry_is_turning_rows(world: World) -> None:
     with world.working(app):
         assert task.wait(120)["done"]
     control.retry(app.ledger, task.id)
-    processes.advance_low(app.ledger, [task.id])
+    lost_copies.advance_low_mark(app.ledger, [task.id])
     assert world.one("SELECT low_seq FROM tasks WHERE id = ?", task.id) == 0
 
 
@@ -374,6 +378,10 @@ def test_the_planner_knows_which_values_are_asked_for(world: World) -> None:
             assert re.search(rf"Filter: .* = ANY \('{{.*}}'::{kind}\[\]\)", "\n".join(plan)), plan
 
 
+def in_order(rows: Any) -> list[Any]:
+    return sorted(rows)
+
+
 @pytest.mark.databases("mariadb", reason="the others give the rows themselves")
 def test_rows_that_are_too_long_for_one_text_come_one_by_one(world: World) -> None:
     """Taken out: the second look, or the count. Half a text is no JSON, or one with rows missing."""
@@ -389,8 +397,8 @@ def test_rows_that_are_too_long_for_one_text_come_one_by_one(world: World) -> No
             # Wherever it is cut off: the server closes the list, so that between two rows nothing looks wrong.
             for length in range(100, 300):
                 connection.exec_driver_sql(f"SET SESSION group_concat_max_len = {length}")
-                assert sorted(batches.fetch_small(connection, statement, {"below": 20})) == sorted(whole)
-            assert sorted(batches.fetch_small(connection, statement, {"below": 20}, lock=True)) == sorted(whole)
+                assert in_order(batches.fetch_small(connection, statement, {"below": 20})) == in_order(whole)
+            assert in_order(batches.fetch_small(connection, statement, {"below": 20}, lock=True)) == in_order(whole)
         finally:
             connection.exec_driver_sql(f"SET SESSION group_concat_max_len = {int(before or 0)}")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.databases import Store
+from support.hooks import noting
 
 from asynctask import AsyncTask
 from asynctask.core.states import Reason, Status
@@ -133,9 +134,8 @@ def test_the_doctor_holds_nobody_up_where_nothing_is_wrong(app: AsyncTask) -> No
 
 
 def test_items_handed_in_as_json_are_on_the_disk_before_the_answer(app: AsyncTask, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[int] = []
-    real = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(fd), real(fd)))
+    synced: list[Any] = []
+    monkeypatch.setattr(os, "fsync", noting(synced, os.fsync))
     app.uploads.store_body(items_body([{"a": 1}]))
     assert len(synced) == 2  # the file, and the folder that names it
 
@@ -146,7 +146,7 @@ def test_whoever_waits_for_a_working_status_that_cannot_be_written_is_told(
     recorder, told = Recorder(app.ledger), threading.Event()
     monkeypatch.setattr(recorder, "flush", lambda batch: 1 / 0)
     recorder.start()
-    recorder.put([Outcome(1, 1, Status.WORKING, Reason.STARTED, then=lambda won: won or told.set())])
+    recorder.put([Outcome(1, 1, Status.WORKING, Reason.STARTED, then=lambda won: None if won else told.set())])
     assert told.wait(120)
     monkeypatch.undo()
     assert recorder.stop(5)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -188,20 +189,20 @@ def test_recovering_twice_changes_nothing_the_second_time(world: World) -> None:
     assert app.doctor() == []
 
 
+def has_begun(world: World, pid: int) -> bool:
+    return any(line[0] == "began" and line[2] == str(pid) for line in world.shop.lines())
+
+
 def test_a_job_under_which_three_processes_died_ends_as_poison_and_its_neighbours_do_not(world: World) -> None:
     app = world.app()
     task = app.submit("gated", numbers(1))
     victims: list[int] = []
+    at_work = "SELECT 1 FROM events WHERE status = 'working' AND process LIKE ?"
     for _ in range(3):
         worker = world.cli("kill_app", "worker", "-c", "1")
-        wait_for(
-            lambda pid=worker.pid: world.sql(
-                "SELECT 1 FROM events WHERE status = 'working' AND process LIKE ?", f"%:{pid}:%"
-            ),
-            "it is known to be at work",
-        )
-        began = ("began", str(worker.pid))  # a watched job is recorded as at work before its first line
-        wait_for(lambda it=began: it in {(line[0], str(line[2])) for line in world.shop.lines()}, "it is at work")
+        wait_for(partial(world.sql, at_work, f"%:{worker.pid}:%"), "it is known to be at work")
+        # a watched job is recorded as at work before its first line
+        wait_for(partial(has_begun, world, worker.pid), "it is at work")
         victims.append(worker.pid)
         worker.send_signal(signal.SIGKILL)
         worker.wait()
@@ -387,7 +388,7 @@ def test_a_retry_that_is_due_later_waits_through_pause_and_is_cancelled_with_its
     app = world.app()
 
     @app.worker(retry=3, retry_in=lambda count, error, job: 3600.0)
-    def later(item: dict) -> None:
+    def later(item: dict[str, Any]) -> None:
         """Breaks, and is tried again in an hour."""
         raise ValueError("not now")
 

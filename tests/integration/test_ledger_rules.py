@@ -17,6 +17,7 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.tasks import NewItem, SplitLost
 from asynctask.lists import split
 from asynctask.lists.dry_run import DryRun
+from asynctask.lists.uploads import items_body
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.databases("sqlite", reason="what is looked at is which rows are taken")
@@ -67,9 +68,11 @@ def test_whoever_takes_a_split_over_knows_the_rows_before_it(world: World, point
     app = world.app(lease_s=1.0, heartbeat_s=0.3)
     items = numbers(45, twice=15)
     child = world.spawn(
-        str(SUPPORT / "crash_split.py"), CRASH_AT=point, CRASH_LIST=json.dumps(items),
+        str(SUPPORT / "crash_split.py"),
+        CRASH_AT=point,
+        CRASH_LIST=json.dumps(items),
         CRASH_OPTIONS=json.dumps({"unique": ["n"]}),
-    )  # fmt: skip
+    )
     assert child.wait(120) == -signal.SIGKILL, world.said()
     task_id = the_task(app)
     with world.working(app):
@@ -77,8 +80,12 @@ def test_whoever_takes_a_split_over_knows_the_rows_before_it(world: World, point
     assert rows_of(world, task_id) == list(range(1, 31)), "no false accept, no false refusal, no row twice"
     assert rejected_rows(app, task_id) == dict.fromkeys(range(31, 46), "duplicate_in_upload")
     assert app.task(task_id).progress()["split"] == {
-        "state": "sealed", "reason": None, "planned": 45, "created": 30, "rejected": 15,
-    }  # fmt: skip
+        "state": "sealed",
+        "reason": None,
+        "planned": 45,
+        "created": 30,
+        "rejected": 15,
+    }
     world.check_promises(app, [task_id], 30)
 
 
@@ -86,7 +93,7 @@ def test_a_worker_may_say_what_is_unique_and_a_submission_may_say_otherwise(worl
     app = world.app()
 
     @app.worker(retry=0, unique=["n"])
-    def once(item: dict) -> None:
+    def once(item: dict[str, Any]) -> None:
         """Nothing."""
 
     assert app.check("once", numbers(4, twice=1)).rejected == 1
@@ -106,7 +113,7 @@ def test_unique_that_names_no_field_is_refused_before_anything_is_written(world:
             app.submit("order", [], unique=wrong)
         assert caught.value.code == "invalid_options"
     assert app.tasks() == []
-    assert list(app.uploads.store_body(b"[]").path.parent.iterdir())[1:] == []
+    assert list(app.uploads.store_body(items_body([])).path.parent.iterdir())[1:] == []
 
 
 # -- strict
@@ -170,9 +177,11 @@ def test_a_strict_list_is_refused_as_a_whole_whoever_ends_its_validation(world: 
     items = [{"n": n // 2 if n > 20 else n} for n in range(60)]
     expected = {n + 1 for n in range(21, 60) if n // 2 <= 20 or n % 2}
     child = world.spawn(
-        str(SUPPORT / "crash_split.py"), CRASH_AT=point, CRASH_LIST=json.dumps(items),
+        str(SUPPORT / "crash_split.py"),
+        CRASH_AT=point,
+        CRASH_LIST=json.dumps(items),
         CRASH_OPTIONS=json.dumps({"unique": ["n"], "strict": True}),
-    )  # fmt: skip
+    )
     assert child.wait(120) == -signal.SIGKILL, world.said()
     task_id = the_task(app)
     with world.working(app):
@@ -189,9 +198,11 @@ def test_a_strict_list_is_refused_as_a_whole_whoever_ends_its_validation(world: 
 def test_a_good_strict_list_is_taken_whole_whoever_ends_its_split(world: World, point: str) -> None:
     app = world.app(lease_s=1.0, heartbeat_s=0.3)
     child = world.spawn(
-        str(SUPPORT / "crash_split.py"), CRASH_AT=point, CRASH_LIST=json.dumps(numbers(45)),
+        str(SUPPORT / "crash_split.py"),
+        CRASH_AT=point,
+        CRASH_LIST=json.dumps(numbers(45)),
         CRASH_OPTIONS=json.dumps({"unique": ["n"], "strict": True}),
-    )  # fmt: skip
+    )
     assert child.wait(120) == -signal.SIGKILL, world.said()
     task_id = the_task(app)
     with world.working(app):
@@ -258,8 +269,9 @@ def test_a_model_that_changes_its_mind_between_the_two_passes_ends_the_split_as_
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = world.app()
-    shape = app.workers["order"].shape
-    real, seen = shape.validate, []
+    shape: Any = app.workers["order"].shape
+    real = shape.validate
+    seen: list[int] = []
 
     def validate(row: Any, binding: Any) -> Any:
         seen.append(row.number)

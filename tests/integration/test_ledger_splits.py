@@ -194,7 +194,7 @@ def test_the_split_of_a_program_that_died_is_ended_as_broken_and_not_taken_up(wo
 
 def test_a_source_that_is_gone_ends_the_split_with_the_reason(world: World) -> None:
     app = world.app()
-    source = {"name": "abc123", "filename": "x.csv", "sheet": None, "columns": {}}
+    source: dict[str, Any] = {"name": "abc123", "filename": "x.csv", "sheet": None, "columns": {}}
     task_id, _ = task_rows.create(app.ledger, NewTask("note", "default", 240, source=source), lease_s=60)
     app.split_task(task_id)
     progress = app.task(task_id).progress()

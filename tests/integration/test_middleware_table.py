@@ -92,7 +92,7 @@ def test_a_job_that_starts_is_working_with_its_true_start_time(runtime: Runtime,
     worker = app.worker(name="wait")(lambda: gate.wait(120))
     before = datetime.now(UTC)
     with runtime.working(app):
-        job_id = worker.perform_async()
+        job_id = str(worker.perform_async())
         wait_for(lambda: app.event(job_id)["status"] == "working", "it is seen to run")
         event = app.event(job_id)
         gate.set()
@@ -162,7 +162,7 @@ def test_an_error_that_will_be_retried_is_never_seen_as_error(runtime: Runtime, 
 
     app.on("death")(lambda job, error: dead.append(job))
     with runtime.working(app):
-        job_id = shaky.perform_async()
+        job_id = str(shaky.perform_async())
 
         def over() -> bool:
             event = app.event(job_id)
@@ -200,7 +200,7 @@ def test_a_job_under_which_the_runtime_shuts_down_waits_and_is_finished_by_the_n
 
     first, second = build(), build()
     with runtime.working(first, shutdown_s=0.0):
-        job_id = first.workers["gated" if kind == "sync" else "gated_async"].perform_async()
+        job_id = str(first.workers["gated" if kind == "sync" else "gated_async"].perform_async())
         wait_for(lambda: first.event(job_id)["status"] == "working", "it is seen to run")
     event = second.event(job_id)
     assert (event["status"], event["attempt"], event["retries"]) == ("enqueue", 2, 0)
@@ -454,7 +454,7 @@ def test_an_item_of_a_task_that_a_client_middleware_stops_ends_in_error_with_the
     runtime: Runtime, app: AsyncTask
 ) -> None:
     @app.worker(retry=0)
-    def work(item: dict) -> None: ...
+    def work(item: dict[str, Any]) -> None: ...
 
     def stopping(worker: Any, job: CurrentJob, queue: str, call_next: Callable[[], Any]) -> Any:
         return None if job.payload["args"][0]["n"] == 2 else call_next()
@@ -489,9 +489,10 @@ def test_a_worker_class_is_made_anew_for_each_job(runtime: Runtime, app: AsyncTa
             await asyncio.sleep(0)
             return start + 1
 
+    workers = app.workers
     with runtime.working(app):
-        results = [ended(app, job_id)["result"] for job_id in Count.perform_bulk([10, 20])]
-        later = ended(app, CountLater.perform_async(30))
+        results = [ended(app, job_id)["result"] for job_id in workers["Count"].perform_bulk([10, 20])]
+        later = ended(app, workers["CountLater"].perform_async(30))
     assert results == [11, 21]
     assert (later["status"], later["result"]) == ("finish", 31), said(later)
 
@@ -523,7 +524,7 @@ def test_set_changes_queue_and_retry_of_the_jobs_pushed_through_it_only(runtime:
 
     other = bug.set(queue="low").set(retry=1)
     with pytest.raises(ConfigError, match="no such job option: colour"):
-        bug.set(colour="red")
+        bug.set(**{"colour": "red"})  # type: ignore[arg-type]
     launcher = app.launcher(concurrency=1, queues={"default": 1, "low": 1})
     ids = [bug.delay(), other.perform_async()]
     launcher.start()
@@ -561,8 +562,11 @@ def test_anybody_may_record_legal_steps_of_a_job(app: AsyncTask) -> None:
     event = app.event("from-elsewhere")
     assert (event["status"], event["problem"]) == ("failed", "recorded")
     assert said(event) == [
-        ("working", "I began"), ("working", "and go on"), ("enqueue", "Waiting for retry"), ("failed", "no stock"),
-    ]  # fmt: skip
+        ("working", "I began"),
+        ("working", "and go on"),
+        ("enqueue", "Waiting for retry"),
+        ("failed", "no stock"),
+    ]
 
 
 def test_steps_that_are_not_legal_are_refused(app: AsyncTask) -> None:

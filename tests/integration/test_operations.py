@@ -42,17 +42,17 @@ def app(request: pytest.FixtureRequest, store: Store, broker_kind: str, tmp_path
     fails.touch()
 
     @made.worker(retry=0)
-    def once(item: dict) -> None:
+    def once(item: dict[str, Any]) -> None:
         if fails.exists():
             raise ValueError("a bug")
 
     @made.worker(retry=3, retry_in=lambda *_: LATER)
-    def again(item: dict) -> None:
+    def again(item: dict[str, Any]) -> None:
         if fails.exists():
             raise ValueError("for now")
 
     @made.worker(use_task_event=False, retry=0)
-    def loose(item: dict) -> None:
+    def loose(item: dict[str, Any]) -> None:
         pass
 
     yield made
@@ -112,16 +112,23 @@ def dead(app: AsyncTask, run: Callable[[Callable[[], bool]], None]) -> int:
 def test_tracked_and_untracked_retries_are_one_list_those_due_first(app: AsyncTask, retrying: int) -> None:
     now = app.clock.now()
     app.broker.hold(
-        RETRY, [Held(untracked(1, retry_count=1, error_message="boom", error_class="E"), now + SECOND),
-                Held(untracked(2), now + 2 * LATER * SECOND)],
-    )  # fmt: skip
+        RETRY,
+        [
+            Held(untracked(1, retry_count=1, error_message="boom", error_class="E"), now + SECOND),
+            Held(untracked(2), now + 2 * LATER * SECOND),
+        ],
+    )
     found = app.operations.listed("retries")
     assert [entry["tracked"] for entry in found["entries"]] == [False, True, True, True, False]
     assert (found["total"], found["next"]) == (5, None)
     first, second = found["entries"][:2]
     assert (first["worker"], first["retries"], first["error"], first["error_class"], first["args"]) == (
-        "Hard", 2, "boom", "E", [1],
-    )  # fmt: skip
+        "Hard",
+        2,
+        "boom",
+        "E",
+        [1],
+    )
     assert (second["worker"], second["retries"], second["task_id"]) == ("again", 1, retrying)
     assert sorted(entry["args"][0]["n"] for entry in found["entries"][1:4]) == [0, 1, 2]
     assert "for now" in second["error"]

@@ -272,6 +272,7 @@ def test_promise_7_processes_count_in_slots_of_their_own_and_no_outcome_updates_
     flush: the update was seen."""
     one = world.app()
     other = wait_for(lambda: elsewhere(world.app(), one), "an application that counts in another slot")
+    assert other is not None
     with counted(one) as ones, counted(other) as others, world.working(one), world.working(other):
         large = one.submit("gated", numbers(2_000))
         wait_for(lambda: len(world.shop.performed("began")) == 8, "each process has begun four, and so will end some")
@@ -297,6 +298,11 @@ def test_promise_7_processes_count_in_slots_of_their_own_and_no_outcome_updates_
     world.check_promises(one, [large.id, small.id], 2_900)
 
 
+A_SECOND = 50
+"""Jobs of ``brief`` that one thread begins in a second at most: what acts within a second lets no more of them begin,
+however slow the machine is."""
+
+
 def starts(world: World, low: int, high: int) -> list[float]:
     """When items of a range began."""
     return sorted(float(line[2]) for line in world.shop.lines() if line[0] == "began" and low <= int(line[1]) < high)
@@ -314,22 +320,23 @@ def test_promise_8_pause_resume_and_cancel_act_on_new_starts_within_a_second(wor
         wait_for(lambda: len(starts(world, 0, 5_000)) > 20, "it runs")
         task.pause()
         paused_at = clock.monotonic()
-        other = app.submit("brief", numbers(300, 10_000))  # its jobs measure the time, and show that the process works
+        other = app.submit("brief", numbers(300, 10_000))  # its jobs are the second, and show that the process works
         assert other.wait(120)["done"]
-        assert [at for at in starts(world, 0, 5_000) if at > paused_at + 1] == []
+        slowness = starts(world, 10_000, 20_000)[0] - paused_at
+        assert sum(at > paused_at for at in starts(world, 0, 5_000)) <= 4 * A_SECOND
         assert task.progress()["control"]["in_flight"] == 0
         before = len(starts(world, 0, 5_000))
         task.resume()
         resumed_at = clock.monotonic()
         wait_for(lambda: len(starts(world, 0, 5_000)) > before, "it starts again")
-        assert starts(world, 0, 5_000)[before] < resumed_at + 1
+        assert starts(world, 0, 5_000)[before] < resumed_at + 1 + 3 * slowness
         task.cancel()
         cancelled_at = clock.monotonic()
         progress = task.wait(120)
         assert progress["done"]
         third = app.submit("brief", numbers(300, 20_000))
         assert third.wait(120)["done"]
-        assert [at for at in starts(world, 0, 5_000) if at > cancelled_at + 1] == []
+        assert sum(at > cancelled_at for at in starts(world, 0, 5_000)) <= 4 * A_SECOND
     assert progress["state"] == "cancelled"
     assert progress["counts"]["cancelled"] == 5_000 - progress["counts"]["finish"] > 4_000
     assert len(starts(world, 0, 5_000)) == progress["counts"]["finish"]
@@ -357,14 +364,16 @@ def test_promise_8_parallel_acts_on_new_starts_within_a_second(world: World) -> 
         wait_for(lambda: len(starts(world, 0, 10_000)) > 10, "it runs")
         raised_at = now()
         task.update(parallel=3)
-        wait_for(lambda: at_once(world, raised_at, now()) == 3, "three run at once", 1.5)
+        wait_for(lambda: at_once(world, raised_at, now()) == 3, "three run at once")
+        assert sum(at > raised_at for at in starts(world, 0, 10_000)) <= 3 * A_SECOND
         task.update(parallel=2)
         lowered_at = now()
-        wait_for(lambda: now() > lowered_at + 1.5 and len(starts(world, 0, 10_000)) > 100, "it ran on")
+        wait_for(lambda: sum(at > lowered_at for at in starts(world, 0, 10_000)) > 5 * A_SECOND, "it ran on")
         task.cancel()
         assert task.wait(120)["done"]
     assert at_once(world, 0, raised_at) == 1
-    assert at_once(world, lowered_at + 1, now()) == 2
+    a_second_later = [at for at in starts(world, 0, 10_000) if at > lowered_at][3 * A_SECOND]
+    assert at_once(world, a_second_later, now()) == 2
 
 
 @kept_by_the_runtime
@@ -409,7 +418,7 @@ def test_promise_9_no_source_unpickles_evaluates_or_imports_by_name() -> None:
             elif isinstance(node, ast.ImportFrom):
                 words = [(node.module or "").partition(".")[0]]
             if FORBIDDEN & set(words) and not (name == YAML_READER and words == ["yaml"]):
-                found.append(f"{name}:{node.lineno}: imports {words}")
+                found.append(f"{name}: imports {words}")
             if (
                 isinstance(node, ast.Attribute)
                 and (said := ast.unparse(node)).startswith("yaml.")
@@ -445,9 +454,18 @@ def test_promise_9_a_payload_that_names_no_registered_worker_runs_and_imports_no
 
 
 HOSTILE = [
-    "<script>alert(1)</script>", "'; DROP TABLE events; --", '"}],"jid":"x', "{0} {1!r} %s %(x)s ${x}", "=cmd|'!A0",
-    "\x01\x1b[31m", "\u202egnp.exe", "line\r\nSet-Cookie: a=b", "\\u0000\\", "日本語 🎉 \U0010ffff", "a" * 5_000,
-]  # fmt: skip
+    "<script>alert(1)</script>",
+    "'; DROP TABLE events; --",
+    '"}],"jid":"x',
+    "{0} {1!r} %s %(x)s ${x}",
+    "=cmd|'!A0",
+    "\x01\x1b[31m",
+    "\u202egnp.exe",
+    "line\r\nSet-Cookie: a=b",
+    "\\u0000\\",
+    "日本語 🎉 \U0010ffff",
+    "a" * 5_000,
+]
 
 
 def test_promise_9_hostile_text_comes_back_as_it_went_in(world: World) -> None:
@@ -455,7 +473,7 @@ def test_promise_9_hostile_text_comes_back_as_it_went_in(world: World) -> None:
     app = world.app()
 
     @app.worker(retry=0)
-    def echo(item: dict) -> dict:
+    def echo(item: dict[str, Any]) -> dict[str, Any]:
         """Says back what it was given, as a message, an error and a result."""
         from asynctask import NormalException, current_job
 
@@ -485,7 +503,7 @@ def test_promise_9_text_that_is_no_unicode_ends_one_job_and_hinders_no_other(wor
     app = world.app()
 
     @app.worker(retry=0)
-    def odd(item: dict) -> dict:
+    def odd(item: dict[str, Any]) -> dict[str, Any]:
         """A file name with a byte that is no UTF-8, as the operating system gives it."""
         raise ValueError("no such file: caf\udce9.txt\0")
 

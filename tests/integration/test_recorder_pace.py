@@ -151,8 +151,8 @@ def test_the_jobs_of_a_task_with_a_parallel_are_awaited_and_those_of_others_are_
     app = world.app()
     recorder = Recorder(app.ledger)
     tracker = Tracker(app.ledger, recorder)
-    for options, expected in (({"parallel": 2}, True), ({}, False)):
-        task = app.submit("note", [{"n": 1}, {"n": 2}], **options)
+    for limit, expected in ((2, True), (None, False)):
+        task = app.submit("note", [{"n": 1}, {"n": 2}], parallel=limit)
         jobs = reservations.reserve(app.ledger, task.id, 2, lease_s=60)
         reservations.confirm(app.ledger, [task.id])
         world.sql("UPDATE events SET deaths = 1 WHERE job_id = ?", jobs[1].job_id)  # this one is read as a whole

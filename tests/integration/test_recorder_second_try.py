@@ -193,7 +193,7 @@ def test_a_task_whose_thread_cannot_be_started_is_left_to_the_sweep(
         ticket.finish(None)
         tracker.settle(ticket, then=told.append)
         wait_for(lambda number=number: len(told) == number, "it is recorded")  # type: ignore[misc]
-        wait_for(lambda: recorder._closer.until_look() is None, "it was looked at")
+        wait_for(lambda: recorder._closer.until_check() is None, "it was looked at")
         assert recorder.healthy
         assert not task.progress()["done"]
     assert recorder.stop(10)

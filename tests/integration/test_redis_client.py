@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from support.redis_ruby import sidekiq
+from support.redis_ruby import Desk
 from support.redis_watch import Fixed, Monitor
 from support.servers import RedisServer
 
@@ -53,14 +53,14 @@ def test_importing_it_imports_no_database_and_no_web() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_push_is_the_two_commands_that_ruby_sends(client: RedisClient, redis_server: RedisServer) -> None:
+def test_a_push_is_the_two_commands_that_ruby_sends(client: RedisClient, redis_server: RedisServer, desk: Desk) -> None:
     with Monitor(redis_server) as monitor:
         jid = client.perform_async("HardWorker", 1, "é/</script>", {"a": 1e20})
         ours = monitor.commands()
         script = (
             'Sidekiq::Client.push("class" => "HardWorker", "args" => [1, "é/</script>", {"a" => 1e20}], "jid" => ARGV[0])'
         )
-        sidekiq(redis_server.url, script, jid)
+        desk(script, str(jid))
         rubys = [command for command in monitor.commands() if command[0].upper() in ("SADD", "LPUSH")]
     assert ours == [
         ["SADD", "queues", "default"],
@@ -153,8 +153,11 @@ def test_many_jobs_can_be_due_at_one_time_or_each_at_its_own(client: RedisClient
     worker.perform_bulk([[1], [2]], at=1_763_800_000)
     worker.perform_bulk([[3], [4]], at=[1_763_800_001, 1_763_800_002.5])
     assert sorted((score, job["args"]) for job, score in schedule(redis_server)) == [
-        (1_763_800_000, [1]), (1_763_800_000, [2]), (1_763_800_001, [3]), (1_763_800_002.5, [4]),
-    ]  # fmt: skip
+        (1_763_800_000, [1]),
+        (1_763_800_000, [2]),
+        (1_763_800_001, [3]),
+        (1_763_800_002.5, [4]),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -209,11 +212,10 @@ def test_a_url_that_means_nothing_is_refused(url: str) -> None:
         RedisClient(url)
 
 
-def test_ruby_reads_what_the_client_pushed(client: RedisClient, redis_server: RedisServer) -> None:
+def test_ruby_reads_what_the_client_pushed(client: RedisClient, desk: Desk) -> None:
     jids = [client.perform_async("Hard", n, "é") for n in range(3)]
     later = client.perform_in(60, "Hard", {"a": [1.5]})
-    found = sidekiq(
-        redis_server.url,
+    found = desk(
         """
         queue = Sidekiq::Queue.new("default")
         answer("queues" => Sidekiq::Queue.all.map(&:name), "size" => queue.size, "jids" => queue.map(&:jid),
@@ -221,7 +223,7 @@ def test_ruby_reads_what_the_client_pushed(client: RedisClient, redis_server: Re
                "scheduled" => Sidekiq::ScheduledSet.new.map { |job| [job.jid, job.at.to_f, job.args] },
                "enqueued" => Sidekiq::Stats.new.enqueued)
         """,
-        jids[1],
+        str(jids[1]),
     )
     assert found == {
         "queues": ["default"],

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -287,7 +288,7 @@ def test_a_call_that_may_be_repeated_is_when_its_connection_breaks(own: OwnRedis
         fetched = broker.exchange("p", [], ["default"], 2)
         _cut(broker, proxy, when)
         calls: dict[str, Callable[[], Any]] = {
-            **{each: lambda each=each: EVERY_CALL[each](broker) for each in ("push", "holds", "queues", "members")},
+            **{each: partial(EVERY_CALL[each], broker) for each in ("push", "holds", "queues", "members")},
             "put_back": lambda: broker.put_back("p", fetched),
             "drop": lambda: broker.drop("p", fetched),
             "hold": lambda: broker.hold(RETRY, [Held(copy, 5) for copy in fetched], process="p"),
@@ -446,7 +447,7 @@ def _hears(server: OwnRedis, broker: RedisBroker) -> None:
     """News arrives while it waits."""
     broker.exchange("p", [], ["default"], 1)
     ended = threading.Event()
-    thread = threading.Thread(target=lambda: broker.wait(120) and ended.set(), daemon=True)
+    thread = threading.Thread(target=lambda: ended.set() if broker.wait(120) else None, daemon=True)
     thread.start()
     with server.client() as client:
         wait_for(lambda: any("B" in each["flags"] for each in client.client_list()), "it listens")

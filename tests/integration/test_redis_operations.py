@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from support.redis_ruby import sidekiq
+from support.redis_ruby import Desk
 from support.servers import RedisServer
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
@@ -105,17 +105,34 @@ def test_a_search_takes_the_signs_of_patterns_as_themselves(client: Any, broker:
 
 
 def test_processes_of_other_languages_are_listed_and_signalled(client: Any, broker: RedisBroker) -> None:
-    info = {"hostname": "host", "pid": 7, "tag": "shop", "queues": ["default", "low"], "started_at": 1_700_000_000.5,
-            "concurrency": 5, "identity": ID, "labels": []}  # fmt: skip
+    info = {
+        "hostname": "host",
+        "pid": 7,
+        "tag": "shop",
+        "queues": ["default", "low"],
+        "started_at": 1_700_000_000.5,
+        "concurrency": 5,
+        "identity": ID,
+        "labels": [],
+    }
     client.sadd("processes", ID, "gone:1:0")
     client.hset(ID, mapping={"info": json.dumps(info), "busy": 2, "beat": 1_700_000_009.25, "quiet": "true", "rss": 2048})
     (process,) = broker.operations.processes()
     assert process.identity == ID
     assert process.facts == {
-        "identity": ID, "hostname": "host", "pid": 7, "started_at": 1_700_000_000_500_000, "beat_at": 1_700_000_009_250_000,
-        "concurrency": 5, "busy": 2, "quiet": True, "rss": 2048 * 1024, "queues": ["default", "low"], "tag": "shop",
+        "identity": ID,
+        "hostname": "host",
+        "pid": 7,
+        "started_at": 1_700_000_000_500_000,
+        "beat_at": 1_700_000_009_250_000,
+        "concurrency": 5,
+        "busy": 2,
+        "quiet": True,
+        "rss": 2048 * 1024,
+        "queues": ["default", "low"],
+        "tag": "shop",
         "version": "",
-    }  # fmt: skip
+    }
     assert broker.operations.signal(ID, "TSTP")
     assert client.lrange(f"{ID}-signals", 0, -1) == [b"TSTP"]
     assert 0 < client.ttl(f"{ID}-signals") <= 60
@@ -134,9 +151,7 @@ def test_a_process_may_say_anything_of_itself(client: Any, broker: RedisBroker, 
     assert process.facts["quiet"] is False
 
 
-def test_ruby_names_an_entry_as_we_do_and_sees_what_we_did(
-    client: Any, broker: RedisBroker, redis_server: RedisServer
-) -> None:
+def test_ruby_names_an_entry_as_we_do_and_sees_what_we_did(client: Any, broker: RedisBroker, desk: Desk) -> None:
     at = [1_700_000_000 * SECOND + micro for micro in (0, 1, 123_456, 500_000, 999_999)]
     held = [
         Held(Copy(f"{n:024x}", 0, "low", job(f"{n:024x}", queue="low", retry_count=2)), when) for n, when in enumerate(at)
@@ -144,7 +159,7 @@ def test_ruby_names_an_entry_as_we_do_and_sees_what_we_did(
     broker.hold(RETRY, held)
     keys = [entry.key for entry in broker.operations.entries(RETRY).entries]
     script = 'answer(Sidekiq::RetrySet.new.map { |job| "#{job.score}-#{job.jid}" }.sort)'
-    assert sidekiq(redis_server.url, script) == sorted(keys)
+    assert desk(script) == sorted(keys)
     first, second, third, *_ = broker.operations.entries(RETRY).entries
     assert broker.operations.restart(RETRY, [first]) == broker.operations.kill(RETRY, [second]) == 1
     assert broker.operations.reschedule(RETRY, third, 1_800_000_000 * SECOND)
@@ -154,20 +169,18 @@ def test_ruby_names_an_entry_as_we_do_and_sees_what_we_did(
         'answer([queue.jid, queue["retry_count"], Sidekiq::DeadSet.new.map(&:jid), Sidekiq::RetrySet.new.size,\n'
         "        last.jid, last.score])"
     )
-    found = sidekiq(redis_server.url, script)
+    found = desk(script)
     assert found[:2] == [first.copy.jid, 1]
     assert found[2] == [second.copy.jid]
     assert found[3:6] == [3, third.copy.jid, 1_800_000_000.0]
 
 
-def test_what_ruby_pushed_and_scheduled_is_listed_found_and_started(
-    client: Any, broker: RedisBroker, redis_server: RedisServer
-) -> None:
+def test_what_ruby_pushed_and_scheduled_is_listed_found_and_started(client: Any, broker: RedisBroker, desk: Desk) -> None:
     script = (
         'push = ->(more) { Sidekiq::Client.push({"class" => "Hard", "args" => [1, "\u00e9"]}.merge(more)) }\n'
         'answer([push.({}), push.({"at" => Time.now.to_f + 3600})])'
     )
-    now_jid, later_jid = sidekiq(redis_server.url, script)
+    now_jid, later_jid = desk(script)
     (queue,) = broker.operations.queues()
     assert (queue.name, queue.length, queue.next_class) == ("default", 1, "Hard")
     assert queue.oldest_at is not None
@@ -176,7 +189,7 @@ def test_what_ruby_pushed_and_scheduled_is_listed_found_and_started(
     assert broker.operations.restart(SCHEDULE, [entry]) == 1
     assert [e.key for e in broker.operations.jobs("default").entries] == [now_jid, later_jid]
     assert broker.operations.delete_job("default", now_jid) is not None
-    assert sidekiq(redis_server.url, "answer(Sidekiq::Queue.new.map(&:jid))") == [later_jid]
+    assert desk("answer(Sidekiq::Queue.new.map(&:jid))") == [later_jid]
 
 
 def test_a_page_of_huge_texts_ends_early_and_the_next_goes_on(client: Any, broker: RedisBroker) -> None:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,12 @@ from support.world import World
 from asynctask import AsyncTask, maintenance
 from asynctask.brokers.base import RETRY, SCHEDULE, About, Copy, Held
 from asynctask.brokers.redis.broker import RedisBroker
-from asynctask.clock import SystemClock
+from asynctask.clock import LONGEST_BACKOFF_S, SystemClock, backoff_s
 from asynctask.dispatch import dispatcher
 from asynctask.errors import BrokerUnavailable
 from asynctask.maintenance import Sweep
 from asynctask.runtime import fetcher, poller
 from asynctask.runtime.launcher import Launcher
-from asynctask.runtime.retry import LONGEST_S, pause_s
 from asynctask.testing import wait_for
 
 pytestmark = [
@@ -88,10 +88,14 @@ def alive(launcher: Launcher) -> dict[str, bool]:
     assert launcher.poller is not None
     assert launcher.showing is not None
     threads = {
-        "fetcher": launcher.fetcher._thread, "dispatcher": launcher.dispatcher._thread, "sweep": launcher.sweep._thread,
-        "poller": launcher.poller._thread, "showing": launcher.showing._thread, "heartbeat": launcher.heartbeat._thread,
+        "fetcher": launcher.fetcher._thread,
+        "dispatcher": launcher.dispatcher._thread,
+        "sweep": launcher.sweep._thread,
+        "poller": launcher.poller._thread,
+        "showing": launcher.showing._thread,
+        "heartbeat": launcher.heartbeat._thread,
         "recorder": launcher.recorder._thread,
-    }  # fmt: skip
+    }
     return {name: thread is not None and thread.is_alive() for name, thread in threads.items()}
 
 
@@ -156,26 +160,32 @@ def occupied(key: str) -> Outage:
 
 OUTAGES = {
     "stopped": Outage(
-        OwnRedis.stop, OwnRedis.start,
+        OwnRedis.stop,
+        OwnRedis.start,
         dict.fromkeys(("fetch_put_off", "dispatch_put_off", "sweep_put_off", "look_put_off", "withdraw_put_off"), AWAY),
     ),
     "emptied": Outage(OwnRedis.stop, restart_empty, {"fetch_put_off": AWAY, "dispatch_put_off": AWAY}, keeps=False),
     "a replica": Outage(
-        said("REPLICAOF 127.0.0.1 1"), said("REPLICAOF NO ONE"),
-        {"fetch_put_off": "is a replica and takes no writes"}, answers=True,
+        said("REPLICAOF 127.0.0.1 1"),
+        said("REPLICAOF NO ONE"),
+        {"fetch_put_off": "is a replica and takes no writes"},
+        answers=True,
     ),
     "full": Outage(
-        said("CONFIG SET maxmemory 1"), said("CONFIG SET maxmemory 0"),
-        {"dispatch_put_off": "is full: raise maxmemory"}, answers=True,
+        said("CONFIG SET maxmemory 1"),
+        said("CONFIG SET maxmemory 0"),
+        {"dispatch_put_off": "is full: raise maxmemory"},
+        answers=True,
     ),
     "hanging": Outage(
-        OwnRedis.hold, OwnRedis.go_on,
+        OwnRedis.hold,
+        OwnRedis.go_on,
         dict.fromkeys(("fetch_put_off", "dispatch_put_off", "sweep_put_off"), "did not answer in time"),
     ),
     "a wrong queue": occupied("queue:default"),
     "wrong copies": occupied("asynctask:held"),
     "wrong names of queues": occupied("queues"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", OUTAGES)
@@ -198,7 +208,7 @@ def test_the_work_waits_says_so_and_goes_on_by_itself(on_redis: World, own: OwnR
         assert never.cancel()
         assert later.resume()
         for event, text in outage.said.items():
-            wait_for(lambda event=event, text=text: heard(logs, event, text), f"{event}: {text}")
+            wait_for(partial(heard, logs, event, text), f"{event}: {text}")
         assert not task.progress()["done"]
         outage.end(own)
         for each in (task, later, never):
@@ -259,10 +269,12 @@ def test_after_a_failover_the_work_goes_on_at_the_new_primary(
     """Taken out: `Server._drop_idle`. What was connected stayed with the old primary, which took no writes any more."""
     (tmp_path / "new").mkdir()
     with (
-        OwnRedis(tmp_path / "new", release=redis_release) as new, Proxy(own.port) as proxy, new.client() as at_new,
+        OwnRedis(tmp_path / "new", release=redis_release) as new,
+        Proxy(own.port) as proxy,
+        new.client() as at_new,
         own.client() as at_old,
         closing(World(tmp_path, store, f"redis://127.0.0.1:{proxy.port}/0")) as world,
-    ):  # fmt: skip
+    ):
         at_new.execute_command("REPLICAOF", "127.0.0.1", own.port)
         wait_for(lambda: at_new.info("replication")["master_link_status"] == "up", "the replica follows")
         app = world.app(poll_interval_s=0.2)
@@ -335,8 +347,8 @@ class Hasty(threading.Event):
 def test_pauses_grow_to_their_longest_and_never_end_a_thread() -> None:
     """Taken out: the bound of the exponent. After a thousand tries, an hour and a half, the power was too large for a
     float, and the thread that fetches ended."""
-    assert [pause_s(tries) for tries in (1, 2, 3, 4, 5, 6)] == [0.2, 0.4, 0.8, 1.6, 3.2, LONGEST_S]
-    assert pause_s(10**6) == LONGEST_S
+    assert [backoff_s(tries) for tries in (1, 2, 3, 4, 5, 6)] == [0.2, 0.4, 0.8, 1.6, 3.2, LONGEST_BACKOFF_S]
+    assert backoff_s(10**6) == LONGEST_BACKOFF_S
 
 
 def test_a_process_fetches_again_after_thousands_of_tries(on_redis: World) -> None:
@@ -389,7 +401,9 @@ def test_a_fetch_that_the_network_delivers_late_is_found_too(on_redis: World, mo
     monkeypatch.setattr(fetcher, "_IDLE_WAIT_S", 0.1)
     app = on_redis.app()
     broker: Any = app.broker
-    exchange, held_by, broke, looked = broker.exchange, broker.held_by, [], []
+    exchange, held_by = broker.exchange, broker.held_by
+    broke: list[Any] = []
+    looked: list[Any] = []
 
     def break_off(*words: Any) -> Any:
         if not broke:
@@ -441,7 +455,7 @@ def test_a_silence_is_no_work_that_a_look_has_to_rest_from(on_redis: World, monk
         clock.passed += 5.0
         raise BrokerUnavailable("it did not answer in time")
 
-    monkeypatch.setitem(made._steps, "find_lost", wait_in_vain)  # type: ignore[misc]
+    monkeypatch.setitem(made._steps, "find_lost", wait_in_vain)
     with structlog.testing.capture_logs():
         made._do(["find_lost"])
         made._do(["find_lost"])
@@ -547,9 +561,11 @@ def test_counts_outlast_a_full_server_and_count_once_when_a_fetch_fails(own: Own
 def places(client: Any) -> dict[str, int]:
     """How many jobs lie where."""
     return {
-        "queue": client.llen("queue:default"), "list": client.hlen("asynctask:fetched:p"),
-        "schedule": client.zcard("schedule"), "retry": client.zcard("retry"),
-    }  # fmt: skip
+        "queue": client.llen("queue:default"),
+        "list": client.hlen("asynctask:fetched:p"),
+        "schedule": client.zcard("schedule"),
+        "retry": client.zcard("retry"),
+    }
 
 
 def test_what_a_quiet_process_gives_back_stands_in_its_queue_as_it_stood(on_redis: World) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import redis
-from support.redis_ruby import sidekiq
+from support.redis_ruby import Desk
 from support.redis_watch import Fixed, Monitor
 from support.servers import RedisServer
 from support.world import World
@@ -42,7 +42,7 @@ def raw(redis_server: RedisServer) -> Iterator[redis.Redis]:
 
 
 def test_what_ruby_scheduled_and_what_is_to_be_retried_runs_when_it_is_due(
-    world: World, redis_server: RedisServer, raw: redis.Redis
+    world: World, redis_server: RedisServer, raw: redis.Redis, desk: Desk
 ) -> None:
     app: AsyncTask = world.app(broker_url=redis_server.url, poll_interval_s=0.05)
     ran: list[int] = []
@@ -51,7 +51,7 @@ def test_what_ruby_scheduled_and_what_is_to_be_retried_runs_when_it_is_due(
     def plain(n: int) -> None:
         ran.append(n)
 
-    sidekiq(redis_server.url, _FILL)
+    desk(_FILL)
     with world.working(app) as launcher:
         wait_for(lambda: len(ran) == 2, "both that are due have run")
         assert launcher.poller is not None
@@ -59,12 +59,12 @@ def test_what_ruby_scheduled_and_what_is_to_be_retried_runs_when_it_is_due(
     assert (raw.zcard("schedule"), raw.zcard("retry")) == (1, 0)
 
 
-def test_a_quiet_process_looks_no_more(world: World, redis_server: RedisServer, raw: redis.Redis) -> None:
+def test_a_quiet_process_looks_no_more(world: World, redis_server: RedisServer, raw: redis.Redis, desk: Desk) -> None:
     app = world.app(broker_url=redis_server.url)
     with world.working(app) as launcher:
         assert launcher.poller is not None
         launcher.quiet()
-        sidekiq(redis_server.url, _FILL)
+        desk(_FILL)
         launcher.poller.look()
         assert (raw.zcard("schedule"), raw.zcard("retry")) == (2, 1)
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
-from support.redis_ruby import sidekiq
+from support.redis_ruby import Desk
 from support.redis_servers import OwnRedis
 from support.redis_watch import NOW, Fixed, Monitor
 from support.servers import RedisServer
@@ -76,7 +75,7 @@ class Gated:
 
 
 @pytest.fixture
-def gated(world: World, redis_server: RedisServer, raw: redis.Redis) -> Iterator[Gated]:
+def gated(world: World, redis_server: RedisServer, raw: Any) -> Iterator[Gated]:
     made = Gated(world, redis_server.url)
     yield made
     made.gate.set()
@@ -85,7 +84,7 @@ def gated(world: World, redis_server: RedisServer, raw: redis.Redis) -> Iterator
 # -- what it writes
 
 
-def test_a_beat_writes_every_field_in_the_form_that_each_version_reads(broker: RedisBroker, raw: redis.Redis) -> None:
+def test_a_beat_writes_every_field_in_the_form_that_each_version_reads(broker: RedisBroker, raw: Any) -> None:
     beat(presence(broker), running(1), quiet=True)
     assert raw.smembers("processes") == {ME.encode()}
     found = {key.decode(): value.decode() for key, value in raw.hgetall(ME).items()}
@@ -94,10 +93,19 @@ def test_a_beat_writes_every_field_in_the_form_that_each_version_reads(broker: R
     assert found == {"busy": "1", "beat": repr(NOW / SECOND), "quiet": "true", "rss": "2048", "concurrency": "3"}
     weights = {"default": 2, "low": 1}
     assert info == {
-        "hostname": "box", "started_at": NOW / SECOND, "pid": 17, "tag": "shop", "concurrency": 3, "identity": ME,
-        "queues": ["default", "low"], "weights": [weights], "labels": [], "version": "1.2.3", "embedded": False,
+        "hostname": "box",
+        "started_at": NOW / SECOND,
+        "pid": 17,
+        "tag": "shop",
+        "concurrency": 3,
+        "identity": ME,
+        "queues": ["default", "low"],
+        "weights": [weights],
+        "labels": [],
+        "version": "1.2.3",
+        "embedded": False,
         "capsules": {"default": {"concurrency": 3, "mode": "weighted", "weights": weights}},
-    }  # fmt: skip
+    }
     assert 0 < raw.ttl(ME) <= 60
     for key in (f"{ME}:work", f"{ME}:workers"):
         ((thread, entry),) = raw.hgetall(key).items()
@@ -117,7 +125,7 @@ def test_a_beat_writes_every_field_in_the_form_that_each_version_reads(broker: R
     ],
 )
 def test_how_it_takes_from_its_queues_is_shown(
-    broker: RedisBroker, raw: redis.Redis, strict: bool, weights: dict[str, int], mode: str, shown: dict[str, int]
+    broker: RedisBroker, raw: Any, strict: bool, weights: dict[str, int], mode: str, shown: dict[str, int]
 ) -> None:
     made = broker.presence(About(ME, "box", 17, NOW, 3, weights, strict=strict))
     made.beat((), quiet=False, rss_kib=1)
@@ -125,7 +133,7 @@ def test_how_it_takes_from_its_queues_is_shown(
     assert (info["capsules"]["default"]["mode"], info["weights"]) == (mode, [shown])
 
 
-def test_the_next_beat_forgets_what_has_ended(broker: RedisBroker, raw: redis.Redis) -> None:
+def test_the_next_beat_forgets_what_has_ended(broker: RedisBroker, raw: Any) -> None:
     made = presence(broker)
     beat(made, running(1), running(2))
     beat(made, running(2))
@@ -135,7 +143,7 @@ def test_the_next_beat_forgets_what_has_ended(broker: RedisBroker, raw: redis.Re
     assert raw.hget(ME, "quiet") == b"false"
 
 
-def test_a_payload_too_large_to_show_is_shown_without_its_arguments(broker: RedisBroker, raw: redis.Redis) -> None:
+def test_a_payload_too_large_to_show_is_shown_without_its_arguments(broker: RedisBroker, raw: Any) -> None:
     beat(presence(broker), running(1, json.dumps({"class": "Hard", "args": ["x" * MAX_SHOWN]})), running(2, '"\ud800"'))
     entries = {key: json.loads(value) for key, value in raw.hgetall(f"{ME}:work").items()}
     large = json.loads(entries[b"t1"]["payload"])
@@ -144,7 +152,7 @@ def test_a_payload_too_large_to_show_is_shown_without_its_arguments(broker: Redi
     assert entries[b"t2"]["payload"] == '"?"'
 
 
-def test_who_leaves_is_gone_from_every_list_and_its_last_counts_arrive(broker: RedisBroker, raw: redis.Redis) -> None:
+def test_who_leaves_is_gone_from_every_list_and_its_last_counts_arrive(broker: RedisBroker, raw: Any) -> None:
     made = presence(broker)
     beat(made, running(1))
     made.ended("Hard", 0.01, False)
@@ -153,7 +161,7 @@ def test_who_leaves_is_gone_from_every_list_and_its_last_counts_arrive(broker: R
     assert raw.get("stat:processed") == b"1"
 
 
-def test_everything_lies_under_the_namespace(redis_server: RedisServer, raw: redis.Redis) -> None:
+def test_everything_lies_under_the_namespace(redis_server: RedisServer, raw: Any) -> None:
     broker = RedisBroker(redis_server.url, namespace="shop", clock=Fixed(NOW))
     made = presence(broker)
     made.ended("Hard", 0.01, False)
@@ -168,16 +176,14 @@ def test_everything_lies_under_the_namespace(redis_server: RedisServer, raw: red
 # -- signals
 
 
-def test_signals_are_taken_in_the_order_in_which_they_were_left_one_a_beat(broker: RedisBroker, raw: redis.Redis) -> None:
+def test_signals_are_taken_in_the_order_in_which_they_were_left_one_a_beat(broker: RedisBroker, raw: Any) -> None:
     made = presence(broker)
     raw.lpush(f"{ME}-signals", "TSTP")
     raw.lpush(f"{ME}-signals", "TERM")
     assert [beat(made) for _ in range(3)] == ["TSTP", "TERM", None]
 
 
-def test_a_key_that_holds_something_else_hides_neither_the_process_nor_its_signal(
-    broker: RedisBroker, raw: redis.Redis
-) -> None:
+def test_a_key_that_holds_something_else_hides_neither_the_process_nor_its_signal(broker: RedisBroker, raw: Any) -> None:
     made = presence(broker)
     raw.rpush("processes", "not a set")
     raw.rpush("stat:processed", "not a number")
@@ -194,7 +200,7 @@ def test_a_key_that_holds_something_else_hides_neither_the_process_nor_its_signa
 
 
 def test_counts_travel_with_the_next_exchange_and_for_a_day_are_kept_for_five_years(
-    broker: RedisBroker, raw: redis.Redis, redis_server: RedisServer
+    broker: RedisBroker, raw: Any, redis_server: RedisServer
 ) -> None:
     made = presence(broker)
     for n in range(5):
@@ -213,7 +219,7 @@ def test_counts_travel_with_the_next_exchange_and_for_a_day_are_kept_for_five_ye
     assert raw.get("stat:processed") == b"5"
 
 
-def test_a_counter_that_is_none_stops_no_fetch(broker: RedisBroker, raw: redis.Redis) -> None:
+def test_a_counter_that_is_none_stops_no_fetch(broker: RedisBroker, raw: Any) -> None:
     made = presence(broker)
     raw.set("stat:processed", "lots")
     raw.lpush("queue:default", '{"class":"Hard","args":[],"jid":"000000000000000000000001"}')
@@ -221,7 +227,7 @@ def test_a_counter_that_is_none_stops_no_fetch(broker: RedisBroker, raw: redis.R
     assert len(broker.exchange(ME, [], ["default"], 1)) == 1
 
 
-def test_an_outage_loses_no_counts(redis_server: RedisServer, raw: redis.Redis) -> None:
+def test_an_outage_loses_no_counts(redis_server: RedisServer, raw: Any) -> None:
     broker = RedisBroker(redis_server.url, clock=Fixed(NOW))
     made = presence(broker)
     made.ended("Hard", 0.05, False)
@@ -241,7 +247,7 @@ def test_an_outage_loses_no_counts(redis_server: RedisServer, raw: redis.Redis) 
     away.close()
 
 
-def test_an_exchange_that_fails_keeps_the_counts(raw: redis.Redis, redis_server: RedisServer) -> None:
+def test_an_exchange_that_fails_keeps_the_counts(raw: Any, redis_server: RedisServer) -> None:
     broker = RedisBroker(redis_server.url, clock=Fixed(NOW))
     made = presence(broker)
     made.ended("Hard", 0.05, False)
@@ -257,7 +263,7 @@ def test_an_exchange_that_fails_keeps_the_counts(raw: redis.Redis, redis_server:
 # -- metrics
 
 
-def test_metrics_stand_where_both_versions_read_them(broker: RedisBroker, raw: redis.Redis) -> None:
+def test_metrics_stand_where_both_versions_read_them(broker: RedisBroker, raw: Any) -> None:
     made = presence(broker)
     for ms, failed in ((5, False), (20, False), (25, False), (400_000, False), (7, True)):
         made.ended("Hard::Job", ms / 1000, failed)
@@ -276,7 +282,7 @@ def test_metrics_stand_where_both_versions_read_them(broker: RedisBroker, raw: r
 
 
 def test_metrics_that_could_not_be_sent_go_with_a_later_beat(
-    broker: RedisBroker, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    broker: RedisBroker, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = presence(broker)
     known = made._server.guarded
@@ -297,7 +303,7 @@ def test_metrics_that_could_not_be_sent_go_with_a_later_beat(
     assert raw.hget("j|251121|4:40", "Hard|p") == b"1"
 
 
-def test_a_metrics_key_that_holds_something_else_costs_its_own_figures_alone(broker: RedisBroker, raw: redis.Redis) -> None:
+def test_a_metrics_key_that_holds_something_else_costs_its_own_figures_alone(broker: RedisBroker, raw: Any) -> None:
     made = presence(broker)
     raw.rpush("j|20251121|4:40", "not a hash")
     for _ in range(2):
@@ -309,7 +315,7 @@ def test_a_metrics_key_that_holds_something_else_costs_its_own_figures_alone(bro
 # -- the set of processes
 
 
-def test_the_dead_are_pruned_by_one_process_a_minute(broker: RedisBroker, raw: redis.Redis) -> None:
+def test_the_dead_are_pruned_by_one_process_a_minute(broker: RedisBroker, raw: Any) -> None:
     made = presence(broker)
     beat(made)
     raw.sadd("processes", "gone:1:aa", "list")
@@ -325,9 +331,8 @@ def test_the_dead_are_pruned_by_one_process_a_minute(broker: RedisBroker, raw: r
 # -- what Ruby sees of a process, and tells it
 
 
-def seen(server: RedisServer) -> Any:
-    return sidekiq(
-        server.url,
+def seen(desk: Desk) -> Any:
+    return desk(
         """
         stats = Sidekiq::Stats.new
         answer("processes" => Sidekiq::ProcessSet.new.map { |process|
@@ -341,7 +346,7 @@ def seen(server: RedisServer) -> Any:
     )
 
 
-def test_ruby_sees_the_process_and_its_jobs_and_counts(gated: Gated, world: World, redis_server: RedisServer) -> None:
+def test_ruby_sees_the_process_and_its_jobs_and_counts(gated: Gated, world: World, desk: Desk) -> None:
     with world.working(gated.app, concurrency=3, queues={"default": 1}) as launcher:
         me = launcher.pool.identity
         showing = launcher.showing
@@ -352,13 +357,13 @@ def test_ruby_sees_the_process_and_its_jobs_and_counts(gated: Gated, world: Worl
         assert gated.began.acquire(timeout=120)
         wait_for(lambda: launcher.performer.performed == 3, "three jobs have ended")
         showing.beat()
-        found = seen(redis_server)
+        found = seen(desk)
         assert found["processes"] == [[me, 3, 1, ["default"], [], False, True, False]]
         assert found["work"] == [[me, "default", [7], "Integer"]]
         assert (found["processed"], found["failed"], found["size"]) == (3, 1, 1)
         assert found["history"][datetime.now(UTC).strftime("%Y-%m-%d")] == 3
         gated.gate.set()
-    found = seen(redis_server)
+    found = seen(desk)
     assert (found["processes"], found["work"], found["processed"]) == ([], [], 4)
 
 
@@ -374,9 +379,7 @@ answer(%w[/ /busy /queues /retries /scheduled /morgue /stats].to_h { |path|
 """
 
 
-def test_rubys_page_shows_the_process_and_what_it_runs(
-    gated: Gated, world: World, redis_server: RedisServer, raw: redis.Redis
-) -> None:
+def test_rubys_page_shows_the_process_and_what_it_runs(gated: Gated, world: World, desk: Desk, raw: Any) -> None:
     with world.working(gated.app, concurrency=3) as launcher:
         gated.plain.perform_async(-1)
         gated.hard.perform_async(7)
@@ -385,38 +388,36 @@ def test_rubys_page_shows_the_process_and_what_it_runs(
         launcher.showing.beat()
         fetched = map(json.loads, raw.hvals(f"asynctask:fetched:{launcher.pool.identity}"))
         (jid,) = [job["jid"] for job in fetched if job["class"] == "Hard"]
-        pages = sidekiq(redis_server.url, _PAGES, launcher.pool.identity, jid)
+        pages = desk(_PAGES, launcher.pool.identity, jid)
         gated.gate.set()
     assert {path: status for path, (status, _) in pages.items()} == dict.fromkeys(pages, 200)
     assert pages["/busy"][1] == [True, True]
 
 
-def tell(server: RedisServer, what: str) -> None:
-    sidekiq(server.url, f"Sidekiq::ProcessSet.new.each(&:{what})")
+def tell(desk: Desk, what: str) -> None:
+    desk(f"Sidekiq::ProcessSet.new.each(&:{what})")
 
 
-def test_ruby_quiets_a_process_and_sees_that_it_is(
-    gated: Gated, world: World, redis_server: RedisServer, raw: redis.Redis
-) -> None:
+def test_ruby_quiets_a_process_and_sees_that_it_is(gated: Gated, world: World, desk: Desk, raw: Any) -> None:
     with world.working(gated.app) as launcher:
         assert launcher.showing is not None
         launcher.showing.beat()
-        tell(redis_server, "quiet!")
+        tell(desk, "quiet!")
         launcher.showing.beat()
         assert launcher.pool.is_quiet
         gated.plain.perform_async(1)
         launcher.showing.beat()
-        assert [process[5] for process in seen(redis_server)["processes"]] == [True]
+        assert [process[5] for process in seen(desk)["processes"]] == [True]
         assert raw.llen("queue:default") == 1
 
 
 def test_ruby_has_a_process_show_its_stacks(
-    gated: Gated, world: World, redis_server: RedisServer, capfd: pytest.CaptureFixture[str]
+    gated: Gated, world: World, desk: Desk, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with world.working(gated.app) as launcher:
         assert launcher.showing is not None
         launcher.showing.beat()
-        tell(redis_server, "dump_threads")
+        tell(desk, "dump_threads")
         launcher.showing.beat()
         assert not launcher.pool.is_quiet
     said = capfd.readouterr().err
@@ -425,17 +426,17 @@ def test_ruby_has_a_process_show_its_stacks(
 
 
 def test_ruby_stops_a_process_that_serves_and_its_last_counts_arrive(
-    world: World, redis_server: RedisServer, raw: redis.Redis
+    world: World, redis_server: RedisServer, raw: Any, desk: Desk
 ) -> None:
     child = world.spawn("-m", "asynctask", "-A", "support.redis_app:app", "worker", "-c", "2", TEST_BROKER=redis_server.url)
     wait_for(lambda: raw.scard("processes") == 1, "the process is seen")
-    tell(redis_server, "stop!")
+    tell(desk, "stop!")
     assert wait_for(lambda: child.poll() is not None, "it stops")
     assert child.returncode == 0, world.said()
     assert raw.scard("processes") == 0
 
 
-def test_a_process_that_waits_for_its_last_jobs_is_seen_as_stopping(gated: Gated, raw: redis.Redis) -> None:
+def test_a_process_that_waits_for_its_last_jobs_is_seen_as_stopping(gated: Gated, raw: Any) -> None:
     launcher = gated.app.launcher(concurrency=1, shutdown_s=60.0)
     assert launcher.showing is not None
     launcher.showing._every_s = 3600.0  # the beat that is waited for is not one that comes anyhow
@@ -473,7 +474,7 @@ def test_an_outage_of_redis_ends_nothing_and_the_process_is_seen_again(world: Wo
 
 
 @pytest.mark.parametrize(("wrapped", "counted"), [("Real", "Real"), (None, "Wrapper"), (7, "Wrapper")])
-def test_a_wrapped_job_counts_under_its_own_name(gated: Gated, raw: redis.Redis, wrapped: Any, counted: str) -> None:
+def test_a_wrapped_job_counts_under_its_own_name(gated: Gated, raw: Any, wrapped: Any, counted: str) -> None:
     launcher = gated.app.launcher()
     assert launcher.showing is not None
     copy = Copy("0" * 24, 0, "default", "{}")
@@ -484,7 +485,7 @@ def test_a_wrapped_job_counts_under_its_own_name(gated: Gated, raw: redis.Redis,
     assert raw.hget(key, f"{counted}|p") == b"1"
 
 
-def test_a_signal_that_nobody_knows_does_nothing(gated: Gated, world: World, raw: redis.Redis) -> None:
+def test_a_signal_that_nobody_knows_does_nothing(gated: Gated, world: World, raw: Any) -> None:
     with world.working(gated.app) as launcher:
         assert launcher.showing is not None
         for name in ("KILL", "", "\xff" * 10_000, "LOST"):
@@ -494,9 +495,7 @@ def test_a_signal_that_nobody_knows_does_nothing(gated: Gated, world: World, raw
         assert not launcher._lost
 
 
-def test_what_is_cut_off_at_the_end_goes_back_unchanged_and_counts_as_failed(
-    gated: Gated, world: World, raw: redis.Redis
-) -> None:
+def test_what_is_cut_off_at_the_end_goes_back_unchanged_and_counts_as_failed(gated: Gated, world: World, raw: Any) -> None:
     with world.working(gated.app, concurrency=1, shutdown_s=0.0) as launcher:
         gated.hard.perform_async(1)
         assert gated.began.acquire(timeout=120)

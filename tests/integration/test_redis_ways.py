@@ -83,11 +83,19 @@ def unix(folder: Path, release: str) -> Iterator[Way]:
 
 
 WAYS = [
-    (resp2, "", "redis7"), (resp2, "shop", "redis7"), (resp3, "", "redis7"), (resp3, "shop", "redis7"),
-    (tls, "shop", "redis7"), (user, "shop", "redis7"), (unix, "shop", "redis7"),
+    (resp2, "", "redis7"),
+    (resp2, "shop", "redis7"),
+    (resp3, "", "redis7"),
+    (resp3, "shop", "redis7"),
+    (tls, "shop", "redis7"),
+    (user, "shop", "redis7"),
+    (unix, "shop", "redis7"),
     # All but TLS: the build that there is of the oldest Redis was made without.
-    (resp2, "shop", "redis6"), (resp3, "shop", "redis6"), (user, "shop", "redis6"), (unix, "shop", "redis6"),
-]  # fmt: skip
+    (resp2, "shop", "redis6"),
+    (resp3, "shop", "redis6"),
+    (user, "shop", "redis6"),
+    (unix, "shop", "redis6"),
+]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from asynctask.errors import BrokerUnavailable, ConfigError, InputError, JobInte
 from asynctask.job import CurrentJob
 from asynctask.ledger.base import dumps
 from asynctask.middleware.tracker import TICKET, Ticket, Tracker
-from asynctask.runtime import intake, timeouts
+from asynctask.runtime import fetcher, timeouts
 from asynctask.runtime.fetcher import MAX_FETCH
 from asynctask.runtime.launcher import Launcher
 from asynctask.runtime.pool import AHEAD_S
@@ -101,7 +101,7 @@ def test_jobs_that_were_held_by_a_dead_process_run_one_at_a_time(place: Place) -
 def test_an_item_whose_worker_is_not_known_here_waits_without_a_retry(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intake, "MISSING_S", 1)
+    monkeypatch.setattr(fetcher, "MISSING_S", 1)
     app, old = place.app(), place.app()
     worker = app.worker(name="new", retry=0)(lambda item: 1)
     ran: list[int] = []
@@ -125,7 +125,7 @@ def test_a_job_of_an_unknown_worker_comes_by_when_it_is_due_and_says_so_once(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Taken out: that the dispatcher is told. The job came by at the sweep's next look for what nobody was told of."""
-    monkeypatch.setattr(intake, "MISSING_S", 0)
+    monkeypatch.setattr(fetcher, "MISSING_S", 0)
     monkeypatch.setattr(maintenance, "LOOK_S", 3_600.0)
     app, old = place.app(), place.app()
     task = app.submit(app.worker(name="new")(lambda item: 1), [{"n": 1}])
@@ -483,7 +483,9 @@ def test_a_broker_that_is_away_at_the_end_does_not_keep_the_process_from_stoppin
 
     monkeypatch.setattr(app.broker, "put_back", away)
     launcher.stop()
-    assert not launcher.heartbeat._thread.is_alive(), "the rest of the stop came"
+    thread = launcher.heartbeat._thread
+    assert thread is not None
+    assert not thread.is_alive(), "the rest of the stop came"
     gate.set()
 
 

@@ -99,7 +99,8 @@ def test_a_server_that_ends_while_rows_are_turned_leaves_the_rest_to_the_sweep(
             restarted.open_gate()
             wait_for(fell.is_set, "the server ended")
         restart.wait()
-        progress = patiently(lambda: task.progress() if task.progress()["done"] else None, "it is over")
+        patiently(lambda: task.progress()["done"], "it is over")
+        progress = task.progress()
     assert progress["state"] == ("cancelled" if verb == "cancel" else "finished")
     generations = 2 if verb == "retry" else 1
     assert progress["generation"] == generations

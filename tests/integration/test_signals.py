@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import pytest
 from sqlalchemy.engine import make_url
@@ -54,6 +56,10 @@ def test_a_commit_wakes_whoever_waits_in_another_process_and_a_topic_those_who_w
             assert not ledger.wait(0.1)
 
 
+def told(waker: Any) -> bool:
+    return bool(waker.wait(0.1) and waker.signalled)
+
+
 def test_what_a_process_rings_itself_wakes_only_those_of_its_threads_that_wait_for_it(world: World) -> None:
     """Before, each push on MariaDB had the process that made it look after the upkeep as well, four times a second."""
     world.app()
@@ -64,7 +70,7 @@ def test_what_a_process_rings_itself_wakes_only_those_of_its_threads_that_wait_f
         with database.write() as connection:
             notify(connection, JOBS)
         for waker in (jobs, others):
-            wait_for(lambda waker=waker: waker.wait(0.1) and waker.signalled, "it is told", LONG_S)
+            wait_for(partial(told, waker), "it is told", LONG_S)
         wait_for(lambda: others.wait(0.1) or others._poll_s >= 1.0, "what there was to hear is heard")
         assert not ledger._event.is_set()
 

@@ -86,10 +86,11 @@ def test_a_list_that_fits_one_slice_takes_one_transaction_of_the_callers_own_thr
 
 def test_the_answer_says_what_asking_would(world: World) -> None:
     app = world.app()
-    for items, options in (
+    cases: tuple[tuple[list[Any], dict[str, Any]], ...] = (
         ([{"n": 1, "kind": "ok"}], {}),
         ([{"n": 1, "kind": "ok"}, {"n": "many", "kind": "ok"}], {"title": "T", "parallel": 3, "owner": "o", "priority": 7}),
-    ):
+    )
+    for items, options in cases:
         found = app.submit_items("order", items, **options)
         assert found.progress is not None
         assert found.progress == found.task.progress()
@@ -106,8 +107,12 @@ def test_one_item_more_than_a_slice_is_split_and_its_file_goes_with_the_split(
     assert len(seen) == 1
     found = app.submit_items("note", numbers(11), wait_s=20)
     assert found.task.progress()["split"] == {
-        "state": "sealed", "reason": None, "planned": 11, "created": 11, "rejected": 0,
-    }  # fmt: skip
+        "state": "sealed",
+        "reason": None,
+        "planned": 11,
+        "created": 11,
+        "rejected": 0,
+    }
     assert uploads(app) == []
     assert world.one("SELECT split_source FROM tasks WHERE id = ?", found.task.id) is None
     long = {"n": 1, "text": "x" * (MAX_WHOLE_BYTES // 8)}
@@ -248,7 +253,7 @@ def test_a_ledger_that_is_away_is_told_to_each(world: World, monkeypatch: pytest
 def test_many_small_tasks_cost_a_round_as_much_as_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     app = world.app()
     ids = [GroupSubmit(app.ledger).create(new_whole(n)).task_id for n in range(30)]
-    app.dispatcher.attach(lambda: Load("me", ["default"], 25, 0.0, mine=True))
+    app.dispatcher.attach(lambda: Load("me", ["default"], 25, 0.0, is_local=True))
     with transactions(monkeypatch) as seen:
         assert app.dispatcher.round() == 25
     assert len(seen) == (3 if not world.broker_url else 2), "reserved, pushed, confirmed"
@@ -291,7 +296,7 @@ def test_small_tasks_that_are_over_are_closed_together_and_no_other(world: World
     closer = Closer(app.ledger, lambda at: None)
     closer.ended([*over, open_, in_session])
     with transactions(monkeypatch) as seen:
-        closer.look()
+        closer.check()
     assert len(seen) <= 2, "one for all that are small, one for the one that holds a session"
     states = dict(world.sql("SELECT id, state FROM tasks"))
     assert states == {**dict.fromkeys(over, "finished"), open_: "running", in_session: "finished"}

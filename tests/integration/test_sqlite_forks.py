@@ -91,7 +91,12 @@ def test_a_forked_child_may_write_although_a_thread_of_its_parent_was_writing(tm
         os._exit(0)
     ended = threading.Event()
     status: list[int] = []
-    Thread(target=lambda: (status.append(os.waitpid(child, 0)[1]), ended.set()), daemon=True).start()
+
+    def await_child() -> None:
+        status.append(os.waitpid(child, 0)[1])
+        ended.set()
+
+    Thread(target=await_child, daemon=True).start()
     assert not ended.wait(0.2), "both write at once"
     lock.release()
     assert ended.wait(120)

@@ -16,7 +16,7 @@ from asynctask.core.states import Status
 from asynctask.core.transitions import Begin
 from asynctask.database.tables import events
 from asynctask.ledger import doctor, processes, reservations
-from asynctask.ledger.events import EventRecord, read_events, read_untouched, untouched
+from asynctask.ledger.events import read_events, untouched
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.middleware.tracker import Arrival, Ticket, Tracker
 from asynctask.testing import wait_for
@@ -183,9 +183,12 @@ def test_only_an_event_of_which_nothing_was_written_is_untouched(world: World, c
     app = world.app()
     begun(app, 1)
     made = {
-        "messages": "added_messages = '[]'", "due": "due_at = 5", "process": "process = 'p'", "watched": "watched = 1",
+        "messages": "added_messages = '[]'",
+        "due": "due_at = 5",
+        "process": "process = 'p'",
+        "watched": "watched = 1",
         "status": "status = 'working'",
-    }[change]  # fmt: skip
+    }[change]
 
     def is_untouched() -> bool:
         with app.ledger.database.read() as connection:
@@ -195,32 +198,6 @@ def test_only_an_event_of_which_nothing_was_written_is_untouched(world: World, c
     assert is_untouched()
     world.sql(f"UPDATE events SET {made}")
     assert not is_untouched()
-
-
-@pytest.mark.one_database(reason="it is decided in Python, of a row that was read")
-@pytest.mark.parametrize(
-    "change",
-    [
-        "added_messages = '[]'", "due_at = 5", "process = 'p'", "watched = 1", "status = 'working'", "retries = 1",
-        "deaths = 1", "items = 2", "n_error = 1", "started_at = 5", "seq = 99",
-    ],
-)  # fmt: skip
-def test_begin_sees_by_a_few_columns_what_it_would_see_by_all_of_them(world: World, change: str) -> None:
-    app = world.app()
-    begun(app, 3)
-    world.sql("UPDATE events SET attempt = 2, first_row = 7, queue = 'other' WHERE seq = 1")
-
-    def both() -> tuple[list[EventRecord], list[EventRecord]]:
-        with app.ledger.database.read() as connection:
-            whole = read_events(connection, events.c.seq >= 0)
-            return read_untouched(connection, [record.job_id for record in whole]), whole
-
-    narrow, whole = both()
-    assert sorted(narrow, key=lambda record: record.id) == whole
-    assert len(whole) == 3
-    world.sql(f"UPDATE events SET {change} WHERE seq = 2")
-    narrow, whole = both()
-    assert sorted(narrow, key=lambda record: record.id) == whole[:2]
 
 
 @pytest.mark.one_database(reason="what is written is proved on each by the others")

@@ -257,7 +257,7 @@ class HoldsWhatItGaveUp(Whole):
         super().push(copies)
 
     def holds(self, keys: Collection[Key]) -> set[Key]:
-        return super().holds(keys) | (self.__dict__.get("pushed", set()) & set(keys))
+        return super().holds(keys) | set(self.__dict__.get("pushed", ())) & set(keys)
 
 
 class CountsWhatIsFetched(Whole):
@@ -311,7 +311,7 @@ class KeepsHolders(Whole):
         return super().exchange(process, done, queues, limit)
 
     def holders(self) -> set[str]:
-        return super().holders() | self.__dict__.get("ever", set())
+        return super().holders() | set(self.__dict__.get("ever", ()))
 
 
 # -- sets

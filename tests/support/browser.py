@@ -6,19 +6,25 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 CHROMIUM = Path("/usr/bin/chromium")
 ARGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-)  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
 PATIENCE_MS = 60_000
 
 
-def missing(what: str) -> None:
+def missing(what: str) -> NoReturn:
     """Skips the test at home, fails it where CI is set."""
     if os.environ.get("CI"):
         pytest.fail(f"{what} is missing, and CI must run every test: run scripts/test-servers.sh")

@@ -64,7 +64,7 @@ def _pages(database: Database, connection: Connection, read: Callable[[Connectio
         read(connection)
     found = 0
     for statement, parameters in seen:
-        told = connection.exec_driver_sql(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", parameters).scalar()
+        told: Any = connection.exec_driver_sql(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", parameters).scalar()
         plan = (json.loads(told) if isinstance(told, str) else told)[0]["Plan"]
         found += plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
     return int(found)

@@ -23,7 +23,6 @@ from asynctask import maintenance
 from asynctask.brokers.base import Broker
 from asynctask.dispatch import dispatcher
 from asynctask.ledger import recorder, reservations, tasks
-from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.lists import split
 from asynctask.middleware.tracker import Tracker
@@ -71,30 +70,31 @@ class Trap:
         return wrapped
 
 
+PLACES: dict[str, list[tuple[Any, str]]] = {
+    "insert": [(tasks, "add_slice")],
+    "seal": [(tasks, "seal")],
+    "reserve": [(reservations, "reserve")],
+    "create_whole": [(tasks, "_insert")],
+    "reserve_small": [(dispatcher, "reserve_small")],
+    "confirm": [(reservations, "confirm")],
+    "begin": [(Tracker, "begin")],
+    "close": [(recorder, "try_close"), (maintenance, "try_close"), (recorder, "close_small")],
+}
+"""What a point stands for: the functions, where they are looked up."""
+
+
 def set_trap(trap: Trap, app: Any) -> None:
     """Wraps what the point names."""
     point = trap.point
     broker: Any = type(app.broker)
-    if point == "insert":
-        task_rows.add_slice = trap.around(task_rows.add_slice)
-    elif point == "seal":
-        task_rows.seal = trap.around(task_rows.seal)
-    elif point == "reserve":
-        reservations.reserve = trap.around(reservations.reserve)
-    elif point == "create_whole":
-        tasks._insert = trap.around(tasks._insert)
-    elif point == "reserve_small":
-        dispatcher.reserve_small = trap.around(dispatcher.reserve_small)
-    elif point == "push":
+    for place, name in PLACES.get(point, []):
+        setattr(place, name, trap.around(getattr(place, name)))
+    if point == "push":
         broker.push = trap.around(broker.push)
     elif point == "push_again":
         broker.push = trap.around(broker.push, lambda broker, copies: any(copy.attempt > 1 for copy in copies))
-    elif point == "confirm":
-        reservations.confirm = trap.around(reservations.confirm)
     elif point == "fetch":
         broker.exchange = trap.around(broker.exchange, _will_fetch)
-    elif point == "begin":
-        Tracker.begin = trap.around(Tracker.begin)
     elif point == "perform":
         for name, worker in list(app.workers.items()):
             app._workers[name] = replace(worker, function=trap.around(worker.function))
@@ -104,10 +104,7 @@ def set_trap(trap: Trap, app: Any) -> None:
         broker.exchange = trap.around(broker.exchange, lambda broker, process, done, *rest: bool(done))
     elif point == "hold":
         broker.hold = trap.around(broker.hold)
-    elif point == "close":
-        recorder.try_close = maintenance.try_close = trap.around(recorder.try_close)
-        recorder.close_small = trap.around(recorder.close_small)
-    else:
+    elif point not in PLACES:
         raise ValueError(point)
 
 
@@ -117,7 +114,8 @@ def _will_fetch(broker: Broker, process: str, done: Any, queues: Any, limit: int
 
 def _trap_commit(trap: Trap) -> None:
     """Before: everything is written and nothing committed. After: it is committed and nobody was told."""
-    apply, put = recorder.apply, Recorder.put
+    patched: Any = recorder
+    apply, put = patched.apply, Recorder.put
 
     def applied(*args: Any) -> Any:
         answer = apply(*args)
@@ -135,8 +133,8 @@ def _trap_commit(trap: Trap) -> None:
         each.then = spring_first
         return each
 
-    recorder.apply = applied
-    Recorder.put = lambda self, outcomes: put(self, [told(each) for each in outcomes])
+    patched.apply = applied
+    patched.Recorder.put = lambda self, outcomes: put(self, [told(each) for each in outcomes])
 
 
 def items() -> list[dict[str, Any]]:
@@ -148,7 +146,8 @@ def main() -> int:
     """Works until the trap goes off; 3 if it never does."""
     dispatcher.LEASE_S, maintenance.LOOK_S = 1.0, 0.3
     split.FIRST_SLICE = split.SLICE = 10
-    dispatcher._BATCH = fetcher.MAX_FETCH = recorder._MAX_BATCH = AT_ONCE
+    for place, name in ((dispatcher, "_BATCH"), (fetcher, "MAX_FETCH"), (recorder, "_MAX_BATCH")):
+        setattr(place, name, AT_ONCE)
     app = make_app(Path(os.environ[MARK]), lease_s=1.0, heartbeat_s=0.3)
     set_trap(Trap(os.environ["CRASH_AT"]), app)
     app.launcher(concurrency=2).start()

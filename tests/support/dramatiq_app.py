@@ -23,9 +23,12 @@ class SoldOutError(Exception):
 def redis_broker(url: str, namespace: str) -> RedisBroker:
     """A broker that finds a dead worker's messages within two seconds, and looks for them at every command."""
     return RedisBroker(
-        url=url, namespace=namespace, heartbeat_timeout=2_000, maintenance_chance=1_000_000,
+        url=url,
+        namespace=namespace,
+        heartbeat_timeout=2_000,
+        maintenance_chance=1_000_000,
         middleware=[TimeLimit(interval=50), *(m for m in RedisBroker(url=url).middleware if not isinstance(m, TimeLimit))],
-    )  # fmt: skip
+    )
 
 
 def build(broker: dramatiq.Broker, folder: Path, actors: Sequence[str] | None = None, **more: Any) -> AsyncTask:

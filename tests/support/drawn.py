@@ -1,10 +1,13 @@
-"""How many examples a test draws: enough in each run of `make test`, the larger number where TEST_FULL is set."""
+"""How many examples a test draws, or what it goes through: enough in each run of `make test`, more under TEST_FULL."""
 
 from __future__ import annotations
 
 import os
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def examples(few: int, many: int) -> int:
+def examples(few: T, many: T) -> T:
     """``few`` in an ordinary run, ``many`` in one of `make test-full`."""
     return many if os.environ.get("TEST_FULL") else few

@@ -139,7 +139,8 @@ def claims_struck(app: AsyncTask, proxy: Proxy, blow: str | Callable[[], None]) 
 
     ``proxy.fell`` tells that it happened.
     """
-    words, broker = _CLAIM[app.ledger.database.dialect], app.broker
+    words = _CLAIM[app.ledger.database.dialect]
+    broker: Any = app.broker
     push, armed = broker.push, threading.Event()
 
     def pushed(copies: Any) -> None:

@@ -6,6 +6,7 @@ From the environment: ``LEASE_S``, and ``CLOCK_AHEAD``, by how many seconds the 
 import ctypes
 import os
 from pathlib import Path
+from typing import Any
 
 from support.world import MARK, Shop, make_app
 
@@ -25,7 +26,7 @@ app = make_app(folder, app="support.liveness_app:app", lease_s=LEASE_S, heartbea
 
 
 @app.worker(retry=0)
-def held(item: dict) -> None:
+def held(item: dict[str, Any]) -> None:
     """One call into C, in which no other thread of the process runs Python code, for more than three leases."""
     Shop(folder).note("began", item["n"], os.getpid())
     ctypes.PyDLL(None).sleep(int(3.5 * LEASE_S))

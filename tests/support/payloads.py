@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import strategies as st
 
 EDGES = [
@@ -35,7 +37,7 @@ VALUES = st.recursive(
 )
 """Any JSON value."""
 
-HARD = [
+HARD: list[Any] = [
     0.1, -0.0, 1.0, 1e20, 1e-7, 1e15, 1763700000.123456, 2**70, -(2**63) - 1, None, True,
     "é😀\u2028\x7f\x00\x1f</b>\\\" %s", {"b": [1.0, {}], "a": "", "": [[]]}, [],
 ]  # fmt: skip

@@ -63,10 +63,24 @@ class OwnRedis:
     def start(self) -> None:
         """Starts it and waits until it listens."""
         command = [
-            self._program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
-            "--unixsocket", str(self.socket), "--dir", str(self.folder), "--logfile", str(self.folder / "redis.log"),
-            *self._debug, *self._options,
-        ]  # fmt: skip
+            self._program,
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--unixsocket",
+            str(self.socket),
+            "--dir",
+            str(self.folder),
+            "--logfile",
+            str(self.folder / "redis.log"),
+            *self._debug,
+            *self._options,
+        ]
         self.socket.unlink(missing_ok=True)
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         wait_for(self._listens, "redis-server listens")

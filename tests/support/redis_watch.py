@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Self
+from typing import Any, Self
 
 from support.servers import RedisServer
 
@@ -51,7 +51,8 @@ class Monitor:
 
     def __enter__(self) -> Self:
         self._client = self._server.client()
-        self._monitor = self._client.monitor()
+        client: Any = self._client
+        self._monitor = client.monitor()
         self._monitor.__enter__()
         return self
 
@@ -65,7 +66,7 @@ class Monitor:
         mark = f"mark {self._marks}"
         with self._server.client() as other:
             other.echo(mark)
-        found = []
+        found: list[list[str]] = []
         while True:
             line = self._monitor.connection.read_response()
             words = [_unescaped(word) for word in _WORDS.findall(line.decode() if isinstance(line, bytes) else line)]

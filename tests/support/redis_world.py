@@ -20,7 +20,7 @@ class RedisWorld:
     def __init__(self, folder: Path, server: RedisServer) -> None:
         self.folder = folder
         self.server = server
-        self.raw = server.client()
+        self.raw: Any = server.client()
         self.raw.flushall()
         self._apps: list[AsyncTask] = []
 
@@ -28,9 +28,14 @@ class RedisWorld:
         """An application with a ledger of its own, unless ``database_url`` says another."""
         n = len(self._apps)
         settings: dict[str, Any] = {
-            "database_url": f"sqlite:///{self.folder}/{n}.db", "broker_url": self.server.url, "lease_s": 2.0,
-            "heartbeat_s": 0.5, "data_dir": str(self.folder / f"data{n}"), "environ": {}, **more,
-        }  # fmt: skip
+            "database_url": f"sqlite:///{self.folder}/{n}.db",
+            "broker_url": self.server.url,
+            "lease_s": 2.0,
+            "heartbeat_s": 0.5,
+            "data_dir": str(self.folder / f"data{n}"),
+            "environ": {},
+            **more,
+        }
         self._apps.append(AsyncTask(**settings))
         return self._apps[-1]
 

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from typing import Any
 
 import sqlalchemy as sa
 
 from asynctask.database.engine import Database
 
 
-def described(database: Database) -> dict[str, Sequence[str]]:
+def described(database: Database) -> dict[str, list[str]]:
     """Every table with its columns, and every index, in the words of the database; what has no order is sorted."""
     return {"sqlite": _sqlite, "postgresql": _postgresql, "mariadb": _mariadb}[database.dialect](database)
 
 
-def _rows(database: Database, statement: str) -> list[tuple[object, ...]]:
+def _rows(database: Database, statement: str) -> list[tuple[Any, ...]]:
     with database.read() as connection:
         return [tuple(row) for row in connection.execute(sa.text(statement)).all()]
 
 
-def _sqlite(database: Database) -> dict[str, Sequence[str]]:
-    found: dict[str, Sequence[str]] = {}
+def _sqlite(database: Database) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
     for kind, name, sql in _rows(database, "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL"):
         if kind == "table":
             columns = _rows(database, f"PRAGMA table_info({name})")
@@ -30,12 +30,12 @@ def _sqlite(database: Database) -> dict[str, Sequence[str]]:
             found[str(name)] = [" ".join(str(sql).replace('"', "").split())]
     for table in [name for name in found if not name.startswith("ix_")]:
         for _, name, unique, origin, partial in _rows(database, f"PRAGMA index_list({table})"):
-            columns = [str(row[2]) for row in _rows(database, f"PRAGMA index_info('{name}')")]
-            found[f"{table}({','.join(columns)})"] = [f"{unique} {origin} {partial}"]
+            names = [str(row[2]) for row in _rows(database, f"PRAGMA index_info('{name}')")]
+            found[f"{table}({','.join(names)})"] = [f"{unique} {origin} {partial}"]
     return found
 
 
-def _postgresql(database: Database) -> dict[str, Sequence[str]]:
+def _postgresql(database: Database) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for table, *said in _rows(
         database,
@@ -50,7 +50,7 @@ def _postgresql(database: Database) -> dict[str, Sequence[str]]:
     return {name: sorted(lines) for name, lines in found.items()}
 
 
-def _mariadb(database: Database) -> dict[str, Sequence[str]]:
+def _mariadb(database: Database) -> dict[str, list[str]]:
     found = {}
     for (table,) in _rows(database, "SHOW TABLES"):
         ((_, said),) = _rows(database, f"SHOW CREATE TABLE {table}")

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import redis
@@ -15,7 +16,7 @@ import redis
 from asynctask.testing import wait_for
 
 
-def missing(program: str, package: str) -> None:
+def missing(program: str, package: str) -> NoReturn:
     """Skips the test at home, fails it where CI is set: there nothing may go untested."""
     reason = f"{program} is not installed; on Debian: apt-get install {package}"
     if os.environ.get("CI"):
@@ -69,9 +70,20 @@ class RedisServer:
         for _ in range(3):
             self.port = free_port()
             command = [
-                program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
-                "--dir", str(self._folder), "--logfile", str(self._folder / "redis.log"),
-            ]  # fmt: skip
+                program,
+                "--port",
+                str(self.port),
+                "--bind",
+                "127.0.0.1",
+                "--save",
+                "",
+                "--appendonly",
+                "no",
+                "--dir",
+                str(self._folder),
+                "--logfile",
+                str(self._folder / "redis.log"),
+            ]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
             if wait_for(lambda: self._answers() or self._ended(), "redis-server answers or ends") == "answers":
                 return

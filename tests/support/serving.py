@@ -50,9 +50,14 @@ class Shop:
         argv = [sys.executable, "-m", "asynctask", "-A", str(ROOT / "tests/support/shop.py") + ":app", *command, "--json"]
         with (self.folder / f"{command[0]}.log").open("ab") as log:
             process = subprocess.Popen(
-                argv, cwd=self.folder, env=self.environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
+                argv,
+                cwd=self.folder,
+                env=self.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         assert process.stdout is not None
         try:
             yield process, _document(process.stdout, self.folder / f"{command[0]}.log")

@@ -65,7 +65,7 @@ def xlsx(path: Path, sheet: str | bytes, *, prefix: str = "xl/", **parts: str | 
         "[Content_Types].xml": "<Types/>",
         "_rels/.rels": f'<Relationships xmlns="{_PACKAGE}"><Relationship Id="r1" Type="{_OFFICE}/officeDocument"'
         f' Target="{prefix}workbook.xml"/></Relationships>',
-        f"{prefix}workbook.xml": f'<workbook xmlns="{MAIN}" xmlns:r="{_OFFICE}"><workbookPr {parts.pop("workbook", "")}/>'
+        f"{prefix}workbook.xml": f'<workbook xmlns="{MAIN}" xmlns:r="{_OFFICE}"><workbookPr {parts.pop("workbook", "")!s}/>'
         '<sheets><sheet name="Data" sheetId="1" r:id="sheet"/></sheets></workbook>',
         f"{prefix}_rels/workbook.xml.rels": f'<Relationships xmlns="{_PACKAGE}">{related}</Relationships>',
         f"{prefix}worksheets/sheet1.xml": sheet,

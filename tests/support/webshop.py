@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +46,27 @@ def build_app(folder: Path, **settings: Any) -> AsyncTask:
 
 
 class Client(FlaskClient):
-    """Reads every answer to its end and closes it, as every server does."""
+    """Reads every answer to its end and closes it, as every server does. An answer is ``Any``: a test knows its JSON."""
+
+    get: Callable[..., Any]
+    head: Callable[..., Any]
+    post: Callable[..., Any]
+    patch: Callable[..., Any]
+    put: Callable[..., Any]
+    delete: Callable[..., Any]
+    options: Callable[..., Any]
 
     def open(self, *args: Any, **kwargs: Any) -> Any:
         kwargs.setdefault("buffered", True)
         return super().open(*args, **kwargs)
 
 
-def client_of(app: AsyncTask) -> FlaskClient:
+def client_of(app: AsyncTask) -> Client:
     flask_app = create_app(app)
     flask_app.test_client_class = Client
-    return flask_app.test_client()
+    client = flask_app.test_client()
+    assert isinstance(client, Client)
+    return client
 
 
 def form_of(content: bytes | str, filename: str = "list.csv", worker: str = "enroll", **fields: Any) -> dict[str, Any]:

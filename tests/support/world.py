@@ -44,9 +44,14 @@ _TERMINAL = ", ".join(f"'{status}'" for status in TERMINAL)
 def settings(folder: Path, **more: Any) -> dict[str, Any]:
     """The configuration of a world: short leases, everything in the folder; in a child, the servers of its parent."""
     return {
-        "database_url": os.environ.get(DATABASE, f"sqlite:///{folder}/a.db"), "broker_url": os.environ.get(BROKER, ""),
-        "data_dir": str(folder / "data"), "lease_s": 2.0, "heartbeat_s": 0.5, "environ": {}, **more,
-    }  # fmt: skip
+        "database_url": os.environ.get(DATABASE, f"sqlite:///{folder}/a.db"),
+        "broker_url": os.environ.get(BROKER, ""),
+        "data_dir": str(folder / "data"),
+        "lease_s": 2.0,
+        "heartbeat_s": 0.5,
+        "environ": {},
+        **more,
+    }
 
 
 class Order(BaseModel):
@@ -89,7 +94,7 @@ def make_app(folder: Path, **more: Any) -> AsyncTask:
     shop = Shop(folder)
 
     @app.worker(retry=0)
-    def note(item: dict) -> dict:
+    def note(item: dict[str, Any]) -> dict[str, Any]:
         """Does at once; refuses where the item says ``refuse``, breaks where it says ``bug``."""
         shop.note("did", item["n"], os.getpid(), current_job().attempt)
         if item.get("refuse"):
@@ -99,7 +104,7 @@ def make_app(folder: Path, **more: Any) -> AsyncTask:
         return {"n": item["n"]}
 
     @app.worker(retry=0, use_task_event=False)
-    def plain(item: dict) -> None:
+    def plain(item: dict[str, Any]) -> None:
         """Nobody tracks it: takes a moment, says that it did, and breaks where the item says ``bug``."""
         threading.Event().wait(0.005)
         shop.note("plain", item["n"], os.getpid())
@@ -107,7 +112,7 @@ def make_app(folder: Path, **more: Any) -> AsyncTask:
             raise ValueError("a bug")
 
     @app.worker(retry=0)
-    def gated(item: dict) -> dict:
+    def gated(item: dict[str, Any]) -> dict[str, Any]:
         """Says that it began and waits for a file ``gate``."""
         shop.note("began", item["n"], os.getpid(), current_job().attempt)
         wait_for((folder / "gate").exists, "the gate opens", 120, every=0.01)
@@ -115,20 +120,20 @@ def make_app(folder: Path, **more: Any) -> AsyncTask:
         return {"n": item["n"]}
 
     @app.worker(retry=0)
-    def brief(item: dict) -> None:
+    def brief(item: dict[str, Any]) -> None:
         """Says when it began and ended, on the machine's clock, and takes a fiftieth of a second."""
         shop.note("began", item["n"], time.monotonic())
         threading.Event().wait(0.02)
         shop.note("ended", item["n"], time.monotonic())
 
     @app.worker(retry=0)
-    def hung(item: dict) -> None:
+    def hung(item: dict[str, Any]) -> None:
         """Sits in one call that nothing can interrupt."""
         shop.note("began", item["n"], os.getpid())
         threading.Event().wait()
 
     @app.worker(retry=0)
-    def deadly(item: dict) -> dict:
+    def deadly(item: dict[str, Any]) -> dict[str, Any]:
         """Says that it began, and ends its process at once, as often as the item's ``deaths`` says."""
         shop.note("began", item["n"], os.getpid(), current_job().attempt)
         if shop.performed("began")[item["n"]] <= item["deaths"]:
@@ -136,7 +141,7 @@ def make_app(folder: Path, **more: Any) -> AsyncTask:
         return {"n": item["n"]}
 
     @app.worker(retry=0)
-    def order(item: Order) -> dict:
+    def order(item: Order) -> dict[str, Any]:
         """A row of a file: says that it began, takes a moment, does, and ends as its ``kind`` says."""
         shop.note("began", item.n, os.getpid())
         threading.Event().wait(0.006)
@@ -148,7 +153,7 @@ def make_app(folder: Path, **more: Any) -> AsyncTask:
         return {"n": item.n}
 
     @app.worker(retry=2, retry_in=lambda count, error, job: 0.05)
-    def shaky(item: dict) -> dict:
+    def shaky(item: dict[str, Any]) -> dict[str, Any]:
         """Breaks in its first attempts, as often as the item's ``breaks`` says."""
         shop.note("did", item["n"], os.getpid(), current_job().attempt)
         if current_job().payload.get("retry_count", -1) + 1 < item.get("breaks", 1):
@@ -238,9 +243,14 @@ class World:
         """A child process that is killed when the test ends; what it says goes to a file in the folder."""
         with (self.folder / log).open("ab") as out:
             child = subprocess.Popen(
-                [sys.executable, *argv], cwd=self.folder, env=self.environ(**environ), stdin=subprocess.DEVNULL,
-                stdout=out, stderr=out, pass_fds=self._lifeline[:1],
-            )  # fmt: skip
+                [sys.executable, *argv],
+                cwd=self.folder,
+                env=self.environ(**environ),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                pass_fds=self._lifeline[:1],
+            )
         self._children.append(child)
         return child
 

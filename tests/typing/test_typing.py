@@ -14,6 +14,11 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 RIGHT, WRONG = "right.py", "wrong.py"
+# What the public types do not name is not read, which takes a third of the time.
+QUICK = """[mypy]
+[mypy-sqlalchemy.*,redis.*,alembic.*,flask.*,werkzeug.*,apiflask.*,xlsxwriter.*]
+follow_imports = skip
+"""
 EXPECTED = {
     RIGHT: set[int](),
     WRONG: {n for n, line in enumerate((HERE / WRONG).read_text().splitlines(), 1) if line.endswith("# wrong")},
@@ -29,10 +34,20 @@ def elsewhere(tmp_path: Path) -> Path:
 
 
 def test_mypy_reports_what_is_wrong_and_nothing_else(elsewhere: Path) -> None:
+    (elsewhere / "mypy.ini").write_text(QUICK)
     command = [
-        sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--hide-error-context", "--python-executable",
-        sys.executable, "--cache-dir", str(ROOT / ".mypy_cache/applications"), *EXPECTED,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--no-error-summary",
+        "--hide-error-context",
+        "--python-executable",
+        sys.executable,
+        "--cache-dir",
+        str(ROOT / ".mypy_cache/applications"),
+        *EXPECTED,
+    ]
     done = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     found: dict[str, set[int]] = {name: set() for name in EXPECTED}

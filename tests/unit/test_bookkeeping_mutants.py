@@ -14,7 +14,7 @@ from test_bookkeeping_model import TALES
 
 from asynctask.core import transitions as core
 from asynctask.core.states import OPEN, TERMINAL, State, Status
-from asynctask.core.transitions import Begin, Delta, Row, Turn
+from asynctask.core.transitions import Begin, Delta, Row, Turn, begin, may_close, room
 
 REAL: dict[str, Any] = {name: getattr(core, name) for name in core.__all__}
 
@@ -37,23 +37,23 @@ def same_attempt(before: Row, after: Row) -> int:
 
 
 def begin_whatever_attempt(row: Row, attempt: int | None, state: str | None) -> Begin:
-    return REAL["begin"](row, row.attempt, state)
+    return begin(row, row.attempt, state)
 
 
 def begin_although_paused(row: Row, attempt: int | None, state: str | None) -> Begin:
-    return REAL["begin"](row, attempt, State.RUNNING if state == State.PAUSED else state)
+    return begin(row, attempt, State.RUNNING if state == State.PAUSED else state)
 
 
 def begin_although_cancelled(row: Row, attempt: int | None, state: str | None) -> Begin:
-    return REAL["begin"](row, attempt, State.RUNNING if state == State.CANCELLED else state)
+    return begin(row, attempt, State.RUNNING if state == State.CANCELLED else state)
 
 
 def begin_although_at_work(row: Row, attempt: int | None, state: str | None) -> Begin:
-    return REAL["begin"](row._replace(process=None), attempt, state)
+    return begin(row._replace(process=None), attempt, state)
 
 
 def room_without_flight(state: str, parallel: int | None, flying: int, wanted: int) -> int:
-    return REAL["room"](state, parallel, 0, wanted)
+    return room(state, parallel, 0, wanted)
 
 
 def difference_without_returned(before: Row | None, after: Row) -> Delta:
@@ -69,11 +69,11 @@ def difference_without_dispatched(before: Row | None, after: Row) -> Delta:
 
 
 def close_while_turning(state: str, sealed: bool, turning: bool, counts: Delta) -> bool:
-    return REAL["may_close"](state, sealed, False, counts)
+    return may_close(state, sealed, False, counts)
 
 
 def close_unsealed(state: str, sealed: bool, turning: bool, counts: Delta) -> bool:
-    return REAL["may_close"](state, True, False, counts)
+    return may_close(state, True, False, counts)
 
 
 def recover_in_place(row: Row, state: str | None, **options: Any) -> Turn | None:

@@ -415,8 +415,18 @@ def test_a_port_that_is_taken_is_told_with_what_to_do() -> None:
 
 def test_a_child_is_started_with_the_flags_that_are_given() -> None:
     words = child_argv("shop:app", "worker", {"processes": 1, "strict_queues": False, "queues": "a,3 b", "port": None})
-    assert words[1:] == ["-m", "asynctask", "-A", "shop:app", "worker", "--processes", "1", "--no-strict-queues",
-                         "--queues", "a,3 b"]  # fmt: skip
+    assert words[1:] == [
+        "-m",
+        "asynctask",
+        "-A",
+        "shop:app",
+        "worker",
+        "--processes",
+        "1",
+        "--no-strict-queues",
+        "--queues",
+        "a,3 b",
+    ]
 
 
 def test_a_priority_is_a_number_or_a_name() -> None:

@@ -61,7 +61,7 @@ def test_a_report_is_written_in_the_language_of_the_setting(environ: dict[str, s
     def take(item: dict[str, Any]) -> None:
         """Take it."""
 
-    task_id = app.submit(take, [{"sku": "A"}, {"sku": "B", "n": 1}]).id
+    task_id = app.submit("take", [{"sku": "A"}, {"sku": "B", "n": 1}]).id
     app.close()
     path = tmp_path / "report.xlsx"
     for locale, status in (("en", "status"), ("zh_CN", "状态")):

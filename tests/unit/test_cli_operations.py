@@ -24,11 +24,11 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncTask]:
     made = AsyncTask()
 
     @made.worker(use_task_event=False)
-    def loose(item: dict) -> None:
+    def loose(item: dict[str, Any]) -> None:
         pass
 
     @made.worker
-    def tracked(item: dict) -> None:
+    def tracked(item: dict[str, Any]) -> None:
         pass
 
     yield made

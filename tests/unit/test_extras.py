@@ -24,8 +24,12 @@ def test_the_name_in_messages_is_that_of_the_distribution() -> None:
 
 
 def test_only_one_function_makes_the_sentence() -> None:
-    said = [path for package in ("asynctask", "webapi") for path in (ROOT / package).rglob("*.py")
-            if "pip install" in path.read_text()]  # fmt: skip
+    said = [
+        path
+        for package in ("asynctask", "webapi")
+        for path in (ROOT / package).rglob("*.py")
+        if "pip install" in path.read_text()
+    ]
     assert [path.relative_to(ROOT).as_posix() for path in said] == ["asynctask/errors.py"]
 
 

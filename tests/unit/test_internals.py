@@ -83,7 +83,9 @@ def threads() -> set[str]:
         if "testing" in path.parts:
             continue  # what a conformance suite starts is no thread of the running system
         for node in ast.walk(ast.parse(path.read_text())):
-            makes = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if not isinstance(node, ast.Call):
+                continue
+            makes = ast.unparse(node.func)
             if makes in ("threading.Thread", "Thread", "ThreadPoolExecutor"):
                 said = "thread_name_prefix" if makes == "ThreadPoolExecutor" else "name"
                 name = next((word.value for word in node.keywords if word.arg == said), None)

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from asynctask.runtime import interpreter
-from asynctask.runtime.interpreter import OFTEN_S, Defaults, Switching, defaults
+from asynctask.runtime.interpreter import MOST_THREADS, OFTEN_S, Defaults, Switching, defaults
 
 FRESH = subprocess.run(
     [sys.executable, "-c", "import gc, sys; print(*gc.get_threshold(), sys.getswitchinterval())"],
-    capture_output=True, text=True, check=True,
-).stdout.split()  # fmt: skip
+    capture_output=True,
+    text=True,
+    check=True,
+).stdout.split()
 THRESHOLDS = tuple(map(int, FRESH[:-1]))
 INTERVAL_S = float(FRESH[-1])
 
@@ -80,7 +82,7 @@ def test_without_an_answer_nothing_is_changed(monkeypatch: pytest.MonkeyPatch, e
     monkeypatch.setattr(gc, "set_threshold", lambda *_: pytest.fail("nobody knows whose thresholds these are"))
     interpreter.collect_seldom()
     before = sys.getswitchinterval()
-    switching = Switching()
+    switching = Switching(5)
     switching.follow(10, 0)
     assert sys.getswitchinterval() == pytest.approx(before)
 
@@ -94,7 +96,7 @@ def interval() -> Iterator[None]:
 
 
 def test_the_interval_follows_what_most_jobs_take(interval: None) -> None:
-    switching = Switching()
+    switching = Switching(5)
     switching.follow(0, 0)
     assert sys.getswitchinterval() == pytest.approx(INTERVAL_S), "nothing is known yet"
     switching.follow(10, 0)
@@ -108,7 +110,7 @@ def test_the_interval_follows_what_most_jobs_take(interval: None) -> None:
 
 
 def test_at_the_end_the_interval_is_what_it_was(interval: None) -> None:
-    switching = Switching()
+    switching = Switching(5)
     switching.follow(10, 0)
     switching.end()
     assert sys.getswitchinterval() == pytest.approx(INTERVAL_S)
@@ -116,8 +118,15 @@ def test_at_the_end_the_interval_is_what_it_was(interval: None) -> None:
 
 def test_an_interval_that_somebody_has_set_is_left(interval: None) -> None:
     sys.setswitchinterval(0.001)
-    switching = Switching()
+    switching = Switching(5)
     switching.follow(10, 0)
     assert sys.getswitchinterval() == pytest.approx(0.001)
     switching.end()
     assert sys.getswitchinterval() == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize(("threads", "expected"), [(MOST_THREADS, OFTEN_S), (MOST_THREADS + 1, INTERVAL_S)])
+def test_many_threads_keep_the_interval_of_the_interpreter(interval: None, threads: int, expected: float) -> None:
+    switching = Switching(threads)
+    switching.follow(10, 0)
+    assert sys.getswitchinterval() == pytest.approx(expected)

@@ -118,7 +118,7 @@ def test_threads_that_end_at_their_very_timeout_go_on_and_none_counts_as_hung(wa
         done = 0
         for _ in range(60):
             watch = Watch(threading.get_ident(), 0.0005)
-            watch.on_hung = lambda watch=watch: hung.append(watch)  # type: ignore[misc]
+            watch.on_hung = lambda watch=watch: hung.append(watch)
             try:
                 # It goes on until it sees the exception on its way, which then comes while it leaves or just before.
                 watchdog.run(watch, lambda watch=watch: [None for _ in iter(lambda: bool(watch.raised), True)])

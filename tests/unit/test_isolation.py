@@ -14,7 +14,7 @@ from asynctask.core.transitions import Begin
 from asynctask.job import CurrentJob
 from asynctask.middleware.tracker import Ticket
 from asynctask.runtime.execution import Execution
-from asynctask.runtime.isolation import ALONE_S, Isolation
+from asynctask.runtime.pool import ALONE_S, Isolation
 from asynctask.testing import wait_for
 
 

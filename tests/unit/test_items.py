@@ -56,7 +56,7 @@ def refused(row: RawRow, binding: Binding | None = None, shape: ItemShape = SHAP
 def accepted(row: RawRow, binding: Binding | None = None, shape: ItemShape = SHAPE) -> dict[str, Any]:
     outcome = shape.validate(row, binding)
     assert isinstance(outcome, Accepted), outcome
-    return outcome.item
+    return dict(outcome.item)
 
 
 def of_sheet(**cells: Any) -> RawRow:
@@ -447,8 +447,8 @@ class TestWhatPeopleType:
         for annotation in (int | None, Annotated[int | None, Field(ge=1)], Annotated[int, 1] | None, Sku):
             assert coerced(annotation, "１２") == 12
         assert coerced(Kind, 1) == "1"
-        for annotation in (int | str, list[int], Any, Campaign, dict[str, int]):
-            assert coercer_for(annotation, sheet=True) is None
+        for other in (int | str, list[int], Any, Campaign, dict[str, int]):
+            assert coercer_for(other, sheet=True) is None
 
     def test_numbers_in_json_stay_time_stamps_where_the_model_takes_them(self) -> None:
         assert coerced(dt.datetime, 86_400, sheet=False) == 86_400
@@ -456,13 +456,21 @@ class TestWhatPeopleType:
     @settings(max_examples=examples(100, 300), deadline=None)
     @given(
         st.sampled_from([int, float, Decimal, bool, str, dt.date, dt.datetime, dt.time, dt.timedelta]),
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=30)
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats()
+        | st.text(max_size=30)
         | st.from_regex(r"[0-9１-９]{1,4}[-/.年][0-9]{1,2}[-/.月][0-9]{1,4}日?( [0-9]{1,2}:[0-9]{2})?", fullmatch=True)
         | st.from_regex(r"[+-]?[0-9,]{1,12}(\.[0-9]*)?(e[+-]?[0-9]{1,4})?", fullmatch=True)
         | st.from_regex(r"[0-9]{1,7}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,7})?)?( ?[aApP]\.?[mM])?", fullmatch=True)
-        | st.dates() | st.datetimes() | st.times() | st.timedeltas() | st.just(CellError("#N/A")),
+        | st.dates()
+        | st.datetimes()
+        | st.times()
+        | st.timedeltas()
+        | st.just(CellError("#N/A")),
         st.booleans(),
-    )  # fmt: skip
+    )
     def test_any_cell_is_accepted_or_refused_never_more(self, kind: type, value: Any, sheet: bool) -> None:
         model = pydantic.create_model("Item", field=(kind, ...))
         shape = ItemShape(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import structlog
 from structlog.testing import capture_logs
@@ -16,7 +17,7 @@ def test_a_line_that_cannot_be_written_does_not_stop_the_thread_that_says_it() -
     closed = io.StringIO()
     structlog.configure(logger_factory=structlog.WriteLoggerFactory(file=closed))
     closed.close()
-    log = get_logger("asynctask.test")
+    log: Any = get_logger("asynctask.test")
     said = [log.info("a"), log.warning("b", error="x"), log.error("c"), log.exception("d")]
     assert said == [None] * 4
 

@@ -26,6 +26,9 @@ class Machine:
     def monotonic(self) -> float:
         return self.ticks
 
+    def boottime(self) -> int:
+        return int(self.ticks * 1_000_000)
+
     def random(self) -> float:
         return self.noise
 
@@ -55,11 +58,20 @@ def poller(sets: Sets, machine: Machine, **options: Any) -> Poller:
 @pytest.mark.parametrize(
     ("processes", "average_s", "noise", "seconds"),
     [
-        (1, 0.0, 0.0, 2.5), (1, 0.0, 0.5, 5.0), (4, 0.0, 0.0, 10.0), (4, 0.0, 0.5, 20.0), (0, 0.0, 0.5, 5.0),
-        (9, 0.0, 0.5, 45.0), (10, 0.0, 0.0, 0.0), (10, 0.0, 0.5, 50.0), (10, 0.0, 0.75, 75.0),
-        (1, 60.0, 0.5, 60.0), (100, 60.0, 0.25, 30.0), (10**9, 0.0, 0.5, MAX_PAUSE_S),
+        (1, 0.0, 0.0, 2.5),
+        (1, 0.0, 0.5, 5.0),
+        (4, 0.0, 0.0, 10.0),
+        (4, 0.0, 0.5, 20.0),
+        (0, 0.0, 0.5, 5.0),
+        (9, 0.0, 0.5, 45.0),
+        (10, 0.0, 0.0, 0.0),
+        (10, 0.0, 0.5, 50.0),
+        (10, 0.0, 0.75, 75.0),
+        (1, 60.0, 0.5, 60.0),
+        (100, 60.0, 0.25, 30.0),
+        (10**9, 0.0, 0.5, MAX_PAUSE_S),
     ],
-)  # fmt: skip
+)
 def test_the_pause_follows_the_number_of_processes(processes: int, average_s: float, noise: float, seconds: float) -> None:
     made = poller(Sets(), Machine(noise), processes=lambda: processes, average_s=average_s)
     assert made.pause() == pytest.approx(seconds)

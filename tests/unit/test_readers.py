@@ -104,8 +104,16 @@ class TestWorkbooks:
         _, rows = read(workbook(tmp_path / "a.xlsx", fill))
         assert rows[0].number == 2
         assert list(rows[0].values.values()) == [
-            3, 3.5, "春 🎉", dt.date(2026, 3, 5), dt.datetime(2026, 3, 5, 14, 30), True, 2, "1234567890123456789", "00123",
-        ]  # fmt: skip
+            3,
+            3.5,
+            "春 🎉",
+            dt.date(2026, 3, 5),
+            dt.datetime(2026, 3, 5, 14, 30),
+            True,
+            2,
+            "1234567890123456789",
+            "00123",
+        ]
         assert type(rows[0].values["int"]) is int
 
     def test_an_error_cell_is_told_from_an_empty_one_and_from_its_text(self, tmp_path: Path) -> None:
@@ -396,7 +404,12 @@ class TestFormats:
 
 class TestHeaders:
     def test_expected_names_tell_the_header_from_the_titles_over_it(self, tmp_path: Path) -> None:
-        rows = [["Our campaigns", "of spring"], ["as of", "today"], [" CAMPAIGN　code ", "Ｂｕｄｇｅｔ", "x"], ["c1", 5, 6]]
+        rows: list[list[Any]] = [
+            ["Our campaigns", "of spring"],
+            ["as of", "today"],
+            [" CAMPAIGN　code ", "Ｂｕｄｇｅｔ", "x"],
+            ["c1", 5, 6],
+        ]
         headers, found = read(grid(tmp_path / "a.xlsx", rows), expect={"campaign code", "budget"})
         assert headers == ("CAMPAIGN code", "Ｂｕｄｇｅｔ", "x")
         assert [row.number for row in found] == [4]

@@ -242,8 +242,15 @@ class TestJsonLines:
         _, rows = read(path)
         assert [row.number for row in rows] == list(range(1, 9))
         assert [[each.code for each in row.problems] for row in rows] == [
-            [], ["invalid_json"], ["invalid_json"], ["invalid_json"], ["invalid_json"], ["too_deep"], ["invalid_json"], [],
-        ]  # fmt: skip
+            [],
+            ["invalid_json"],
+            ["invalid_json"],
+            ["invalid_json"],
+            ["invalid_json"],
+            ["too_deep"],
+            ["invalid_json"],
+            [],
+        ]
         assert "line 3, column 7" in rows[2].problems[0].message
         assert isinstance(ItemShape(None).validate(rows[1], None), Refused)
 

@@ -36,14 +36,24 @@ TEXTS = st.one_of(
     st.text(max_size=8), st.sampled_from("=+-@'\t\r").flatmap(lambda start: st.text(max_size=4).map(start.__add__))
 )
 CELLS = st.one_of(
-    st.none(), st.booleans(), st.integers(-(10**14), 10**14), st.floats(-1e15, 1e15).filter(lambda x: not x.is_integer()),
-    st.dates(dt.date(1900, 3, 1)), TEXTS,
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**14), 10**14),
+    st.floats(-1e15, 1e15).filter(lambda x: not x.is_integer()),
+    st.dates(dt.date(1900, 3, 1)),
+    TEXTS,
     st.datetimes(dt.datetime(1900, 3, 1), dt.datetime(2200, 1, 1)).map(lambda moment: moment.replace(microsecond=0)),
-)  # fmt: skip
+)
 
 
 def line(values: dict[str, Any] | None = None, **more: Any) -> ReportRow:
-    fields = {"number": 5, "status": "failed", "error": "seller is not qualified", "attempts": 1, "result": None} | more
+    fields: dict[str, Any] = {
+        "number": 5,
+        "status": "failed",
+        "error": "seller is not qualified",
+        "attempts": 1,
+        "result": None,
+    } | more
     return ReportRow(VALUES if values is None else values, **fields)
 
 
@@ -150,9 +160,18 @@ class TestCsv:
 class TestXlsx:
     def test_types_are_kept_and_text_is_never_a_formula_or_link(self, tmp_path: Path) -> None:
         cells = {
-            "a": "=1+1", "b": "https://example.com/", "c": -5, "d": 1.5, "e": True, "f": dt.date(2026, 3, 5),
-            "g": dt.datetime(2026, 3, 5, 14, 30), "h": "007", "i": None, "j": Decimal("2.50"), "k": "mailto:x@example.com",
-        }  # fmt: skip
+            "a": "=1+1",
+            "b": "https://example.com/",
+            "c": -5,
+            "d": 1.5,
+            "e": True,
+            "f": dt.date(2026, 3, 5),
+            "g": dt.datetime(2026, 3, 5, 14, 30),
+            "h": "007",
+            "i": None,
+            "j": Decimal("2.50"),
+            "k": "mailto:x@example.com",
+        }
         path = tmp_path / "a.xlsx"
         assert write_xlsx(path, tuple(cells), [line(cells, result=[1])]) == 1
         values = read(path)[0].values
@@ -197,15 +216,23 @@ class TestXlsx:
 
     def test_what_a_sheet_would_spoil_becomes_text(self, tmp_path: Path) -> None:
         cells = {
-            "a": 1234567890123456789, "b": Decimal("0.1234567890123456789"), "c": float("nan"), "d": dt.date(1899, 1, 1),
-            "e": dt.datetime(2026, 3, 5, tzinfo=dt.UTC), "f": dt.timedelta(-1),
-        }  # fmt: skip
+            "a": 1234567890123456789,
+            "b": Decimal("0.1234567890123456789"),
+            "c": float("nan"),
+            "d": dt.date(1899, 1, 1),
+            "e": dt.datetime(2026, 3, 5, tzinfo=dt.UTC),
+            "f": dt.timedelta(-1),
+        }
         write_xlsx(tmp_path / "a.xlsx", tuple(cells), [line(cells)])
         values = read(tmp_path / "a.xlsx")[0].values
         assert [values[name] for name in cells] == [
-            "1234567890123456789", "0.1234567890123456789", "nan", "1899-01-01", "2026-03-05 00:00:00+00:00",
+            "1234567890123456789",
+            "0.1234567890123456789",
+            "nan",
+            "1899-01-01",
+            "2026-03-05 00:00:00+00:00",
             "-24:00:00",
-        ]  # fmt: skip
+        ]
 
     @pytest.mark.parametrize(
         "text",
@@ -225,8 +252,11 @@ class TestXlsx:
         cells = {"a": CellError("#N/A"), "b": CellError("#SPILL!"), "c": Percent(0.125, "0.0%"), "d": Percent(1, "0%")}
         write_xlsx(tmp_path / "a.xlsx", tuple(cells), [line(cells, bad_columns={"c": "is too much"})])
         assert {k: v for k, v in read(tmp_path / "a.xlsx")[0].values.items() if k in cells} == {
-            "a": CellError("#N/A"), "b": "#SPILL!", "c": 0.125, "d": 1,
-        }  # fmt: skip
+            "a": CellError("#N/A"),
+            "b": "#SPILL!",
+            "c": 0.125,
+            "d": 1,
+        }
         book = openpyxl.load_workbook(tmp_path / "a.xlsx")
         assert [book.active[name].number_format for name in ("C2", "D2")] == ["0.0%", "0%"]
         book.close()

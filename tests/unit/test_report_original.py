@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime as dt
 import fcntl
 import io
+import subprocess
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,6 @@ from hypothesis import strategies as st
 from support.drawn import examples
 
 from asynctask.clock import SystemClock, SystemIds
-from asynctask.lists import uploads as workbooks
 from asynctask.lists.cells import Percent
 from asynctask.lists.original_rows import KeptRows, Percents, keep_rows, percents_of
 from asynctask.lists.readers import CellError, Limits, RawRow
@@ -82,7 +82,7 @@ def test_a_large_workbook_is_read_by_a_child_and_only_once(
     assert cells["rate"].pattern == "0.0%"
     assert left(tmp_path) == {"", ".rows"}
 
-    monkeypatch.setattr(workbooks.subprocess, "Popen", lambda *_, **__: pytest.fail("it was read again"))
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("it was read again"))
     again = opened(uploads, file)
     assert again is not None
     assert list(again.rows()) == rows
@@ -145,10 +145,17 @@ class Listed:
 
 
 VALUES = st.one_of(
-    st.none(), st.booleans(), st.integers(-(2**53), 2**53), st.floats(allow_nan=False, allow_infinity=False), st.dates(),
-    st.text(st.characters(exclude_categories=["Cs"])), st.datetimes(), st.times(), st.timedeltas(),
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**53), 2**53),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.dates(),
+    st.text(st.characters(exclude_categories=["Cs"])),
+    st.datetimes(),
+    st.times(),
+    st.timedeltas(),
     st.builds(CellError, st.sampled_from(["#N/A", "#SPILL!"])),
-)  # fmt: skip
+)
 
 
 @settings(max_examples=examples(40, 100), deadline=None)
@@ -204,8 +211,11 @@ def test_percentages_of_an_opendocument_sheet_are_found_where_rows_and_cells_are
         archive.writestr("content.xml", content)
     found = percents_of(tmp_path / "a.ods", Limits(), "ods", "Data")
     assert [[found.of(row, column) is not None for column in range(4)] for row in (1, 2, 5, 6)] == [
-        [False] * 4, [False, True, True, False], [False, True, True, False], [False] * 4,
-    ]  # fmt: skip
+        [False] * 4,
+        [False, True, True, False],
+        [False, True, True, False],
+        [False] * 4,
+    ]
 
 
 def test_a_percentage_is_a_number_with_a_format() -> None:

@@ -46,6 +46,9 @@ class Hands:
     def monotonic(self) -> float:
         return self.at / SECOND
 
+    def boottime(self) -> int:
+        return self.at
+
 
 def template() -> Path:
     if not _TEMPLATE:
@@ -191,7 +194,7 @@ class Lines(RuleBasedStateMachine):
     @invariant()
     def no_two_of_a_session_have_jobs_out_and_nobody_waits_for_nobody(self) -> None:
         rows = {row["id"]: row for row in self.rows()}
-        out: dict[str, set[int]] = {}
+        out: dict[str, set[int | None]] = {}
         for job in self.flying:
             key = rows[job.task_id]["session_key"]
             if key is not None:
@@ -247,9 +250,7 @@ class Lines(RuleBasedStateMachine):
 
 
 def test_tasks_of_a_session_go_one_after_the_other_and_none_starves_whatever_happens() -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        Lines, settings=settings(max_examples=examples(6, 12), stateful_step_count=30, deadline=None)
-    )
+    run_state_machine_as_test(Lines, settings=settings(max_examples=examples(6, 12), stateful_step_count=30, deadline=None))
     shutil.rmtree(_TEMPLATE.pop().parent)
 
 

@@ -94,8 +94,12 @@ def test_what_runs_is_shown_with_when_it_began() -> None:
         wait_for(lambda: seen.beats, "the first beat")
     (shown,) = seen.beats[0]
     assert (shown.thread, shown.name, shown.jid, shown.queue, shown.payload) == (
-        f"{threading.get_ident():x}", "Hard", "a", "low", '{"class":"Hard"}',
-    )  # fmt: skip
+        f"{threading.get_ident():x}",
+        "Hard",
+        "a",
+        "low",
+        '{"class":"Hard"}',
+    )
     assert clock.now() - 160_000_000 < shown.began_at <= clock.now() - 100_000_000
 
 

@@ -23,6 +23,9 @@ class Watch:
     def monotonic(self) -> float:
         return self.ticks
 
+    def boottime(self) -> int:
+        return int(self.ticks * 1_000_000)
+
 
 @pytest.fixture
 def switching() -> None:

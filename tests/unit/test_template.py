@@ -51,7 +51,7 @@ class Campaign(BaseModel):
     kind: Literal["=a", "b"] = "b"
     channel: Channel = Channel.WEB
     level: Level | None = None
-    country: Country = "C000"
+    country: Country = "C000"  # type: ignore[valid-type]
     big: int | None = Field(None, le=10**18)
     tags: list[str] = []
 

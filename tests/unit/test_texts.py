@@ -98,8 +98,12 @@ def test_a_problem_is_kept_without_words_and_read_in_any_language() -> None:
     (problem,) = refused(sku="A-12345", quantity=2)
     kept = stored(problem)
     assert kept == {
-        "column": "sku", "code": "too_long", "value": "A-12345", "text": "string_too_long", "params": {"max_length": 4},
-    }  # fmt: skip
+        "column": "sku",
+        "code": "too_long",
+        "value": "A-12345",
+        "text": "string_too_long",
+        "params": {"max_length": 4},
+    }
     assert render(kept, "en") == "must have at most 4 characters"
     assert render(kept, "zh_CN") == "最多 4 个字符，请缩短"
     assert render(kept, "ja") == "4 文字以内で入力してください"
@@ -143,12 +147,14 @@ def test_the_words_of_a_models_own_check_are_kept_as_they_are_whatever_they_hold
 
 
 def test_broken_parameters_never_raise() -> None:
-    for kept in (
+    broken: tuple[dict[str, Any], ...] = (
         {"column": None, "code": "too_long", "value": None, "text": "string_too_long", "params": {}},
         {"column": None, "code": "too_long", "value": None, "text": "string_too_long", "params": None},
         {"code": "item_too_large", "text": "item_too_large", "params": {"size": "x", "limit": []}},
-        {"code": "odd"}, {},
-    ):  # fmt: skip
+        {"code": "odd"},
+        {},
+    )
+    for kept in broken:
         assert all(isinstance(render(kept, locale), str) for locale in (*TEXTS, "xx"))
 
 
@@ -199,5 +205,5 @@ def test_pydantics_own_parameters_are_the_ones_that_the_texts_name() -> None:
         Wide.model_validate({"a": 1, "b": "y", "c": [1, 2], "d": 3})
     errors: list[ErrorDetails] = caught.value.errors()
     for error in errors:
-        problem = from_pydantic(1, "c", error)  # type: ignore[arg-type]
+        problem = from_pydantic(1, "c", error)
         assert problem.text == error["type"]

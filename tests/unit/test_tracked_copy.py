@@ -24,10 +24,16 @@ def written_at_once(ready: Ready) -> str:
     options = orjson.loads(ready.options or "{}")
     item = orjson.loads(ready.params or "[]")
     frame = {
-        "class": ready.worker_name, "args": item if ready.task_id is None else [item], "jid": ready.job_id,
-        "queue": ready.queue, "retry": options.get("retry", True), "created_at": ready.created_at / 1e6,
-        "enqueued_at": NOW / 1e6, "use_task_event": True, "attempt": ready.attempt,
-    }  # fmt: skip
+        "class": ready.worker_name,
+        "args": item if ready.task_id is None else [item],
+        "jid": ready.job_id,
+        "queue": ready.queue,
+        "retry": options.get("retry", True),
+        "created_at": ready.created_at / 1e6,
+        "enqueued_at": NOW / 1e6,
+        "use_task_event": True,
+        "attempt": ready.attempt,
+    }
     if ready.task_id is not None:
         frame["task_id"] = ready.task_id
     if ready.retries:

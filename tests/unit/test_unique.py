@@ -67,7 +67,12 @@ def test_a_row_without_a_value_is_not_compared_and_a_default_is_none() -> None:
     assert outcome([{"Article": "a"}, {"Article": "b"}], "region") == {}
     assert outcome([{"Article": "a"}, {"Article": "b"}], "price") == {}, "both have the default"
     assert outcome([{"Article": "a", "price": 1}, {"Article": "b", "price": 1}], "price") == {3: 2}
-    json = [{"SKU": "a"}, {"sku": "b", "count": " "}, {"sku": "c", "count": 0}, {"sku": "d", "count": "0"}]
+    json: list[dict[str, Any]] = [
+        {"SKU": "a"},
+        {"sku": "b", "count": " "},
+        {"sku": "c", "count": 0},
+        {"sku": "d", "count": "0"},
+    ]
     assert outcome(json, "count", sheet=False) == {5: 4}
     assert outcome([{"SKU": "a"}, {"sku": "a"}], "sku", sheet=False) == {3: 2}
 
@@ -122,7 +127,8 @@ def test_from_wherever_a_split_is_taken_up_the_same_rows_are_refused(keys: list[
 
 @given(st.lists(st.binary(max_size=3)))
 def test_first_rows_is_a_dict_that_keeps_the_first(keys: list[bytes]) -> None:
-    mine, model = FirstRows(), {}
+    mine = FirstRows()
+    model: dict[bytes, int] = {}
     for row, key in enumerate(keys, 1):
         assert mine.put(key, row) == model.setdefault(key, row)
     assert len(mine) == len(model)

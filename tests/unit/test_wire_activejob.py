@@ -33,7 +33,12 @@ BERLIN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone(timedelta(hours=1)))
 
 # What Rails 6.1 writes, and what it is here; both ways.
 ALIKE: list[tuple[Any, Any]] = [
-    (None, None), (True, True), (5, 5), (1.5, 1.5), ("x", "x"), ([1, [2]], [1, [2]]),
+    (None, None),
+    (True, True),
+    (5, 5),
+    (1.5, 1.5),
+    ("x", "x"),
+    ([1, [2]], [1, [2]]),
     ({"a": 1}, {"a": 1, "_aj_symbol_keys": []}),
     (Symbol("sym"), {"_aj_serialized": f"{S}SymbolSerializer", "value": "sym"}),
     (ModuleName("String"), {"_aj_serialized": f"{S}ModuleSerializer", "value": "String"}),
@@ -44,13 +49,14 @@ ALIKE: list[tuple[Any, Any]] = [
     (
         timedelta(seconds=90),
         {
-            "_aj_serialized": f"{S}DurationSerializer", "value": 90,
+            "_aj_serialized": f"{S}DurationSerializer",
+            "value": 90,
             "parts": [[{"_aj_serialized": f"{S}SymbolSerializer", "value": "seconds"}, 90]],
         },
     ),
     (Decimal("1.50"), {"_aj_serialized": f"{S}BigDecimalSerializer", "value": "1.50"}),
     (RubyRange(1, 5, True), {"_aj_serialized": f"{S}RangeSerializer", "begin": 1, "end": 5, "exclude_end": True}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("value", "encoded"), ALIKE)

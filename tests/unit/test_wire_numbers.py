@@ -39,18 +39,28 @@ def test_a_number_that_ruby_wrote_keeps_its_text_wherever_a_job_is_written_again
     entry = Entry("5.0-j", copy, 5, text)
     kept = f'"args":[{number}],"x":{{"y":{number}}},"jid":"j","queue":"default","created_at":{number}'
     for again in (
-        sealed_for_set(copy), after_failure(copy, ValueError(), NOW).payload, buried(copy, NOW, "E", "m").payload,
-        pushed_again("retry", entry, NOW).payload, sealed_for_set(after_failure(copy, ValueError(), NOW)),
-    ):  # fmt: skip
+        sealed_for_set(copy),
+        after_failure(copy, ValueError(), NOW).payload,
+        buried(copy, NOW, "E", "m").payload,
+        pushed_again("retry", entry, NOW).payload,
+        sealed_for_set(after_failure(copy, ValueError(), NOW)),
+    ):
         assert kept in again
     assert Held(copy, 5).copy.payload == text
 
 
 @pytest.mark.parametrize(
     ("number", "said"),
-    [("1.50", "1.5"), ("1E5", "100000.0"), ("1e5", "100000.0"), ("1e20", "1.0e+20"), ("1e-05", "1.0e-05"), ("-0", "0"),
-     ("0.1000000000000000055511151231257827", "0.1")],
-)  # fmt: skip
+    [
+        ("1.50", "1.5"),
+        ("1E5", "100000.0"),
+        ("1e5", "100000.0"),
+        ("1e20", "1.0e+20"),
+        ("1e-05", "1.0e-05"),
+        ("-0", "0"),
+        ("0.1000000000000000055511151231257827", "0.1"),
+    ],
+)
 def test_a_text_that_no_ruby_writes_becomes_what_ruby_would_write(number: str, said: str) -> None:
     assert dump(parse(f'{{"a":[{number},1e+15]}}', keep_numbers=True)) == f'{{"a":[{said},1e+15]}}'
 

@@ -209,8 +209,13 @@ def test_a_job_is_built_with_its_members_in_rubys_order_and_times_in_float_secon
 def test_a_job_gets_what_it_does_not_bring_and_keeps_what_it_brings() -> None:
     job, due = normalise({"class": "Hard", "args": (1, 2)}, jid=JID, now=NOW)
     assert job == {
-        "retry": True, "queue": "default", "class": "Hard", "args": [1, 2], "jid": JID, "created_at": 1763700000.123456,
-    }  # fmt: skip
+        "retry": True,
+        "queue": "default",
+        "class": "Hard",
+        "args": [1, 2],
+        "jid": JID,
+        "created_at": 1763700000.123456,
+    }
     assert due is None
     own = {"class": "H", "args": [], "jid": "x", "created_at": 5.0, "queue": "low", "retry": False, "pool": 1, "foo": [1]}
     job, due = normalise({**own, "at": 1763800000.5, "client_class": "C", "retry_for": 60.9}, jid=JID, now=NOW)
@@ -300,11 +305,16 @@ def test_a_backtrace_comes_back(lines: list[str]) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        None, 5, "", "no base64!", base64.b64encode(b"no zlib").decode(),
+        None,
+        5,
+        "",
+        "no base64!",
+        base64.b64encode(b"no zlib").decode(),
         base64.b64encode(zlib.compress(b"no json")).decode(),
-        base64.b64encode(zlib.compress(b" " * 100_000_000)).decode(), base64.b64encode(zlib.compress(b'"text"')).decode(),
+        base64.b64encode(zlib.compress(b" " * 100_000_000)).decode(),
+        base64.b64encode(zlib.compress(b'"text"')).decode(),
     ],
-)  # fmt: skip
+)
 def test_a_backtrace_that_cannot_be_read_is_none_at_all(value: Any) -> None:
     assert decode_backtrace(value) == []
 

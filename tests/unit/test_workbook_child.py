@@ -98,7 +98,7 @@ def test_rows_can_be_asked_for_again_and_left_in_the_middle(tmp_path: Path) -> N
 
 
 def test_a_text_needs_no_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploads.subprocess, "Popen", lambda *_, **__: pytest.fail("a child was started"))
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a child was started"))
     (tmp_path / "f.csv").write_text("a,b\n1,2\n")
     assert [row.values for row in rows_of(tmp_path / "f.csv")] == [{"a": "1", "b": "2"}]
 

@@ -152,9 +152,10 @@ class TestXlsxCells:
         )
         head = "".join(inline(f"{letter}1", letter.lower()) for letter in "ABCDEFGHIJKL")
         path = xlsx(
-            tmp_path / "f", sheet_xml(f'<row r="1">{head}</row><row r="2">{cells}</row>'),
+            tmp_path / "f",
+            sheet_xml(f'<row r="1">{head}</row><row r="2">{cells}</row>'),
             styles=styles("yyyy-mm-dd", "yyyy-mm-dd hh:mm"),
-        )  # fmt: skip
+        )
         assert values(path) == [
             (2, [True, False, CellError("#SPILL!"), "ab", 2, 1500, dt.date(2026, 3, 5), dt.datetime(2026, 3, 5),
                  dt.time(10, 10, 10), None, None, None]),

@@ -23,12 +23,17 @@ from asynctask.lists.readers.xlsx import xlsx_table
 FOLDER = Path(__file__).parents[1] / "data/workbooks"
 TABLES: dict[str, Callable[[Path, OpenOptions], Table]] = {".xlsx": xlsx_table, ".xls": xls_table, ".ods": ods_table}
 
-DATES = {
+DATES: dict[int, list[Any]] = {
     1: [dt.date(2021, 1, 1), 15],
     2: [dt.date(2021, 1, 2), 16],
     3: [dt.timedelta(hours=255, minutes=10, seconds=10), 17],
 }
-NUMBERS = {1: [1, 2], 2: [3, 4], 3: [5, 6], 5: ["This workbook contains 4 sheets: Visible, Hidden, VeryHidden and Chart"]}
+NUMBERS: dict[int, list[Any]] = {
+    1: [1, 2],
+    2: [3, 4],
+    3: [5, 6],
+    5: ["This workbook contains 4 sheets: Visible, Hidden, VeryHidden and Chart"],
+}
 ISO = "Created with openpyxl, see https://openpyxl.readthedocs.io/en/latest/datetime.html#using-the-iso-8601-format"
 SHOWN: dict[tuple[str, str | None], dict[int, list[Any]]] = {
     ("date.xls", None): DATES,

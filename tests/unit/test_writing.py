@@ -45,7 +45,11 @@ def test_one_is_written_while_the_next_is_gathered_and_all_in_their_order() -> N
 
 def test_without_a_thread_each_is_written_where_it_is_added() -> None:
     threads: list[threading.Thread] = []
-    with Writing(lambda _: threads.append(threading.current_thread()), ahead=False) as writing:
+
+    def note(thing: None) -> None:
+        threads.append(threading.current_thread())
+
+    with Writing(note, ahead=False) as writing:
         writing.add(None)
         writing.add(None)
     assert threads == [threading.current_thread()] * 2

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flask.testing import FlaskClient
-from support.webshop import build_app, client_of, form_of
+from support.webshop import Client, build_app, client_of, form_of
 
 from asynctask import AsyncTask
 
@@ -35,7 +34,7 @@ def app(make_app: Callable[..., AsyncTask]) -> AsyncTask:
 
 
 @pytest.fixture
-def client(app: AsyncTask) -> FlaskClient:
+def client(app: AsyncTask) -> Client:
     return client_of(app)
 
 
@@ -63,7 +62,7 @@ def ended(app: AsyncTask, working: Callable[[], AbstractContextManager[None]]) -
         task = app.submit("enroll", [{"sku": sku, "note": note} for sku in skus], **options)
         with working():
             assert task.wait(timeout=120)["done"]
-        return task.id
+        return int(task.id)
 
     return submit
 

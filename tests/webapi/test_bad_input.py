@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 import xlsxwriter
-from flask.testing import FlaskClient
-from support.webshop import client_of
+from support.webshop import Client, client_of
 
 from asynctask import AsyncTask
 
@@ -20,7 +19,7 @@ Form = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(autouse=True)
-def the_next_request_works(client: FlaskClient) -> Iterator[None]:
+def the_next_request_works(client: Client) -> Iterator[None]:
     yield
     answer = client.post("/api/tasks", json={"worker": "enroll", "items": [{"sku": "NEXT"}]})
     assert answer.status_code == 202, answer.json
@@ -69,7 +68,7 @@ STATUS = {"empty_file": 415, "unsupported_format": 415, "damaged_file": 415, "to
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_cannot_be_taken_is_refused_with_what_to_do(client: FlaskClient, form: Form, name: str) -> None:
+def test_a_file_that_cannot_be_taken_is_refused_with_what_to_do(client: Client, form: Form, name: str) -> None:
     content, filename, code, hint = FILES[name]
     answer = client.post("/api/tasks", **form(content, filename))
     assert (answer.status_code, answer.json["code"]) == (STATUS.get(code, 422), code), answer.json
@@ -77,7 +76,7 @@ def test_a_file_that_cannot_be_taken_is_refused_with_what_to_do(client: FlaskCli
     assert hint.casefold() in answer.json["detail"].casefold()
 
 
-def test_nothing_stays_on_disk_of_a_file_that_was_refused(app: AsyncTask, client: FlaskClient, form: Form) -> None:
+def test_nothing_stays_on_disk_of_a_file_that_was_refused(app: AsyncTask, client: Client, form: Form) -> None:
     client.post("/api/tasks", **form("sku\nA\n", parallel="none"))
     client.post("/api/tasks", **form("sku\nA\n", worker="nobody"))
     uploads = app.uploads.store(io.BytesIO(b""), "probe").path
@@ -112,7 +111,7 @@ def test_a_json_body_over_the_limit_is_refused_with_the_limit_and_its_setting(ma
     assert "ASYNCTASK_MAX_BODY_BYTES" in answer.json["detail"]
 
 
-def test_an_unknown_worker_is_refused_with_the_known_ones(client: FlaskClient, form: Form) -> None:
+def test_an_unknown_worker_is_refused_with_the_known_ones(client: Client, form: Form) -> None:
     answer = client.post("/api/tasks", json={"worker": "enrol", "items": [{"sku": "A"}]})
     assert (answer.status_code, answer.json["code"]) == (422, "unknown_worker")
     assert "enroll" in answer.json["detail"]
@@ -139,14 +138,14 @@ def test_a_file_for_a_worker_that_takes_no_tasks_is_refused_and_removed(app: Asy
      ("title", 7), ("title", "x" * 256), ("title", "a\0b"), ("owner", []), ("queue", ""), ("queue", "a b"),
      ("worker", None), ("items", {}), ("items", []), ("items", "A"), ("interval", "often"), ("dry_run", "yes")],
 )  # fmt: skip
-def test_an_option_of_the_wrong_type_is_named(client: FlaskClient, option: str, value: Any) -> None:
+def test_an_option_of_the_wrong_type_is_named(client: Client, option: str, value: Any) -> None:
     answer = client.post("/api/tasks", json={"worker": "enroll", "items": [{"sku": "A"}], option: value})
     assert answer.status_code == 422, answer.json
     assert [e["column"] for e in answer.json["errors"]] == [option]
     assert option in answer.json["detail"]
 
 
-def test_every_wrong_option_is_named_at_once(client: FlaskClient) -> None:
+def test_every_wrong_option_is_named_at_once(client: Client) -> None:
     body = {"worker": 3, "items": [1], "parallel": "x", "titel": "Spring"}
     answer = client.post("/api/tasks", json=body)
     assert answer.status_code == 422
@@ -160,7 +159,7 @@ def test_every_wrong_option_is_named_at_once(client: FlaskClient) -> None:
     )
 
 
-def test_options_of_a_form_are_checked_too(client: FlaskClient, form: Form) -> None:
+def test_options_of_a_form_are_checked_too(client: Client, form: Form) -> None:
     for fields, column in (
         ({"parallel": "many"}, "parallel"),
         ({"parrallel": "3"}, "parrallel"),
@@ -174,17 +173,21 @@ def test_options_of_a_form_are_checked_too(client: FlaskClient, form: Form) -> N
         assert answer.json["errors"][0]["column"] == column
 
 
-def test_a_form_needs_exactly_one_file(client: FlaskClient) -> None:
+def test_a_form_needs_exactly_one_file(client: Client) -> None:
     multipart = {"content_type": "multipart/form-data"}
     two = [(io.BytesIO(b"sku\nA\n"), "a.csv"), (io.BytesIO(b"sku\nB\n"), "b.csv")]
-    for data in ({"worker": "enroll"}, {"worker": "enroll", "file": "sku\nA\n"}, {"worker": "enroll", "file": two},
-                 {"worker": "enroll", "sheet": (io.BytesIO(b"x"), "x.csv")}):  # fmt: skip
+    for data in (
+        {"worker": "enroll"},
+        {"worker": "enroll", "file": "sku\nA\n"},
+        {"worker": "enroll", "file": two},
+        {"worker": "enroll", "sheet": (io.BytesIO(b"x"), "x.csv")},
+    ):
         answer = client.post("/api/tasks", data=data, **multipart)
         assert (answer.status_code, answer.json["code"]) == (422, "missing_file")
         assert answer.json["errors"][0]["column"] == "file"
 
 
-def test_a_form_with_hundreds_of_fields_or_a_huge_one_is_refused(client: FlaskClient, form: Form) -> None:
+def test_a_form_with_hundreds_of_fields_or_a_huge_one_is_refused(client: Client, form: Form) -> None:
     assert client.post("/api/tasks", **form("sku\nA\n", **{f"f{n}": "x" for n in range(200)})).status_code == 413
     answer = client.post("/api/tasks", **form("sku\nA\n", title="x" * 300_000))
     assert answer.status_code == 413
@@ -209,13 +212,13 @@ def test_a_form_with_hundreds_of_fields_or_a_huge_one_is_refused(client: FlaskCl
         (b"null", 422, "object"),
     ],
 )
-def test_json_that_cannot_be_taken_says_where_it_is_wrong(client: FlaskClient, body: bytes, status: int, hint: str) -> None:
+def test_json_that_cannot_be_taken_says_where_it_is_wrong(client: Client, body: bytes, status: int, hint: str) -> None:
     answer = client.post("/api/tasks", data=body, content_type="application/json")
     assert answer.status_code == status, answer.json
     assert hint in answer.json["detail"]
 
 
-def test_deep_items_are_refused_but_brackets_within_text_do_not_count(client: FlaskClient) -> None:
+def test_deep_items_are_refused_but_brackets_within_text_do_not_count(client: Client) -> None:
     fine = {"worker": "anything", "items": [{"x": "[" * 200}]}
     assert client.post("/api/tasks", json=fine).status_code == 202
     deep: Any = "x"
@@ -234,7 +237,7 @@ def multipart(closing: bool) -> bytes:
     return parts + (b"\r\n--B--\r\n" if closing else b"")
 
 
-def test_a_form_that_was_cut_off_is_refused_and_makes_no_task(client: FlaskClient) -> None:
+def test_a_form_that_was_cut_off_is_refused_and_makes_no_task(client: Client) -> None:
     kind = "multipart/form-data; boundary=B"
     assert client.post("/api/tasks", data=multipart(True), content_type=kind).status_code == 202
     for body in (multipart(False), multipart(True)[:-20], multipart(False)[:70], b""):
@@ -245,7 +248,7 @@ def test_a_form_that_was_cut_off_is_refused_and_makes_no_task(client: FlaskClien
 
 
 @pytest.mark.parametrize("kind", ["application/json", "multipart/form-data; boundary=B"])
-def test_a_body_shorter_than_its_content_length_is_refused(client: FlaskClient, kind: str) -> None:
+def test_a_body_shorter_than_its_content_length_is_refused(client: Client, kind: str) -> None:
     body = multipart(True) if "form" in kind else json.dumps({"worker": "enroll", "items": [{"sku": "A"}]}).encode()
     for terminated in (True, False):  # a server may or may not end the stream itself
         answer = client.post(
@@ -263,14 +266,14 @@ def test_a_body_shorter_than_its_content_length_is_refused(client: FlaskClient, 
 
 
 @pytest.mark.parametrize("kind", ["text/html", "application/x-www-form-urlencoded", "application/xml", ""])
-def test_another_content_type_is_refused_with_the_accepted_ones(client: FlaskClient, kind: str) -> None:
+def test_another_content_type_is_refused_with_the_accepted_ones(client: Client, kind: str) -> None:
     answer = client.post("/api/tasks", data=b"sku\nA\n", content_type=kind)
     assert answer.status_code == 415
     for accepted in ("application/json", "multipart/form-data", "application/x-ndjson", "text/csv"):
         assert accepted in answer.json["detail"]
 
 
-def test_an_encoded_body_is_refused(client: FlaskClient) -> None:
+def test_an_encoded_body_is_refused(client: Client) -> None:
     headers = {"Content-Encoding": "gzip"}
     answer = client.post("/api/tasks", data=b"x", content_type="application/json", headers=headers)
     assert answer.status_code == 415
@@ -278,15 +281,17 @@ def test_an_encoded_body_is_refused(client: FlaskClient) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "a\tb"])
-def test_a_key_that_is_none_is_refused(client: FlaskClient, key: str) -> None:
+def test_a_key_that_is_none_is_refused(client: Client, key: str) -> None:
     body = {"worker": "enroll", "items": [{"sku": "A"}]}
     answer = client.post("/api/tasks", json=body, headers={"Idempotency-Key": key})
     assert (answer.status_code, answer.json["code"]) == (400, "invalid_key")
 
 
-def test_a_key_that_is_given_twice_is_refused_with_its_name(client: FlaskClient) -> None:
-    for body in (b'{"worker": "enroll", "items": [{"sku": "A"}], "worker": "anything"}',
-                 b'{"worker": "enroll", "items": [{"sku": "A", "sku": "B"}]}'):  # fmt: skip
+def test_a_key_that_is_given_twice_is_refused_with_its_name(client: Client) -> None:
+    for body in (
+        b'{"worker": "enroll", "items": [{"sku": "A"}], "worker": "anything"}',
+        b'{"worker": "enroll", "items": [{"sku": "A", "sku": "B"}]}',
+    ):
         answer = client.post("/api/tasks", data=body, content_type="application/json")
         assert (answer.status_code, answer.json["code"]) == (400, "duplicate_key")
         assert ("'worker'" if b"anything" in body else "'sku'") in answer.json["detail"]

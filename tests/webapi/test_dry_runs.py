@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flask.testing import FlaskClient
-from support.webshop import client_of
+from support.webshop import Client, client_of
 
 from asynctask import AsyncTask
 from asynctask.errors import Unavailable
@@ -25,7 +24,7 @@ def stored(app: AsyncTask) -> list[Path]:
 
 @pytest.mark.parametrize("kind", ["form", "json", "raw"])
 def test_a_dry_run_says_what_the_list_would_come_to_and_writes_nothing(
-    app: AsyncTask, client: FlaskClient, form: Form, kind: str
+    app: AsyncTask, client: Client, form: Form, kind: str
 ) -> None:
     headers = {"Idempotency-Key": "k"}
     rows = [{"sku": "A", "quantity": 1}, {"sku": "B", "quantity": "many"}, {"sku": "A", "quantity": 3}, {"quantity": 4}]
@@ -58,8 +57,8 @@ def test_a_dry_run_says_what_the_list_would_come_to_and_writes_nothing(
     assert real.status_code == 202, "the key was not used up"
 
 
-def test_a_dry_run_shows_the_first_thousand_faults_and_says_that_there_are_more(client: FlaskClient) -> None:
-    body = {"worker": "enroll", "items": [{"sku": "A", "quantity": 0}] * 1_001, "dry_run": True}
+def test_a_dry_run_shows_the_first_thousand_faults_and_says_that_there_are_more(client: Client) -> None:
+    body: dict[str, Any] = {"worker": "enroll", "items": [{"sku": "A", "quantity": 0}] * 1_001, "dry_run": True}
     answer = client.post("/api/tasks", json=body)
     assert (answer.json["rejected"], len(answer.json["errors"]), answer.json["errors_truncated"]) == (1_001, 1_000, True)
     body["items"] = body["items"][:1_000]
@@ -78,7 +77,7 @@ def test_a_dry_run_shows_the_first_thousand_faults_and_says_that_there_are_more(
     ],
 )
 def test_what_would_refuse_the_list_refuses_its_dry_run(
-    app: AsyncTask, client: FlaskClient, form: Form, content: str, fields: dict[str, str], code: str, status: int
+    app: AsyncTask, client: Client, form: Form, content: str, fields: dict[str, str], code: str, status: int
 ) -> None:
     answer = client.post("/api/tasks", **form(content, dry_run="1", **fields))
     assert (answer.status_code, answer.json["code"]) == (status, code), answer.json
@@ -162,14 +161,14 @@ def test_where_no_child_can_be_had_the_list_is_checked_here(app: AsyncTask, form
 # -- strict
 
 
-def test_a_strict_dry_run_with_a_refused_row_would_take_none(client: FlaskClient, form: Form) -> None:
+def test_a_strict_dry_run_with_a_refused_row_would_take_none(client: Client, form: Form) -> None:
     answer = client.post("/api/tasks", **form(SHEET, strict="true", dry_run="true"))
     assert (answer.status_code, answer.json["accepted"], answer.json["rejected"]) == (200, 0, 2)
     good = client.post("/api/tasks", **form("sku\nA\nB\n", strict="true", dry_run="true"))
     assert (good.json["accepted"], good.json["rejected"]) == (2, 0)
 
 
-def test_a_strict_list_with_bad_rows_is_answered_422_with_all_of_them(client: FlaskClient, form: Form) -> None:
+def test_a_strict_list_with_bad_rows_is_answered_422_with_all_of_them(client: Client, form: Form) -> None:
     answer = client.post("/api/tasks", **form(SHEET, strict="true"))
     assert (answer.status_code, answer.json["code"]) == (422, "rows_rejected"), answer.json
     assert [(e["row"], e["column"]) for e in answer.json["errors"]] == [(3, "Quantity"), (5, "sku")]
@@ -201,13 +200,13 @@ def test_a_strict_list_whose_validation_goes_on_is_answered_202_and_ends_rejecte
     assert (again.status_code, again.json["code"]) == (422, "rows_rejected"), "the same list again is refused as it was"
 
 
-def test_a_strict_list_without_a_fault_is_taken(client: FlaskClient, form: Form) -> None:
+def test_a_strict_list_without_a_fault_is_taken(client: Client, form: Form) -> None:
     answer = client.post("/api/tasks", **form("sku\nA\nB\n", strict="true", unique="sku"))
     assert answer.status_code == 202, answer.json
     assert answer.json["counts"]["total"] == 2
 
 
-def test_false_and_null_ask_for_nothing(client: FlaskClient, form: Form) -> None:
+def test_false_and_null_ask_for_nothing(client: Client, form: Form) -> None:
     assert client.post("/api/tasks", **form("sku\nA\nA\n,\n", strict="false", dry_run="0")).status_code == 202
     body = {"worker": "enroll", "items": [{"sku": "A"}], "strict": None, "dry_run": None, "unique": None}
     assert client.post("/api/tasks", json=body).status_code == 202

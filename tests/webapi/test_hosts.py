@@ -11,9 +11,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from flask.testing import FlaskClient
 from support.serving import Shop, answers, until
-from support.webshop import client_of
+from support.webshop import Client, client_of
 
 from asynctask import AsyncTask
 from asynctask.cli.serve import served_at, warn_if_open
@@ -39,7 +38,7 @@ FOREIGN = ["evil.example", "evil.example:8000",
         (".a.example", "::", [*LOCAL, "a.example", "x.y.a.example"], [*FOREIGN, "xa.example", "a.example.evil.example"]),
         ("*", "127.0.0.1", [*LOCAL, *FOREIGN], []),
     ],
-)  # fmt: skip
+)
 def test_which_names_are_the_servers_own(allowed: str, bound: str, passed: list[str], refused: list[str]) -> None:
     hosts = AllowedHosts(allowed, bound)
     assert [host for host in passed if not hosts.knows(host)] == []
@@ -47,13 +46,13 @@ def test_which_names_are_the_servers_own(allowed: str, bound: str, passed: list[
 
 
 @pytest.mark.parametrize("path", ["/api/tasks", "/", "/healthz", "/openapi.json", "/static/app.css", "/nope"])
-def test_a_name_that_is_rebound_to_this_machine_reads_nothing(client: FlaskClient, path: str) -> None:
+def test_a_name_that_is_rebound_to_this_machine_reads_nothing(client: Client, path: str) -> None:
     answer = client.get(path, headers={"Host": "evil.example:8000", "Sec-Fetch-Site": "same-origin"})
     assert (answer.status_code, answer.mimetype, answer.json["code"]) == (421, "application/problem+json", "unknown_host")
     assert "allowed_hosts" in answer.json["detail"]
 
 
-def test_a_name_that_is_rebound_to_this_machine_changes_nothing(app: AsyncTask, client: FlaskClient) -> None:
+def test_a_name_that_is_rebound_to_this_machine_changes_nothing(app: AsyncTask, client: Client) -> None:
     task = app.submit("enroll", [{"sku": "A"}])
     headers = {"Host": "evil.example", "Origin": "http://evil.example", "Sec-Fetch-Site": "same-origin"}
     assert client.post(f"/api/tasks/{task.id}/cancel", headers=headers).status_code == 421
@@ -116,7 +115,7 @@ def test_the_own_page_works_behind_a_trusted_proxy_that_writes_another_host(behi
         ({**OWN_PAGE, **SAID, "Origin": "https://evil.example"}, {}, (403, None)),
         ({**SAID, "Host": "localhost"}, {"proxy": "192.0.2.9"}, (200, "web 192.0.2.9")),
     ],
-)  # fmt: skip
+)
 def test_nobody_else_may_say_whom_a_request_is_for(
     behind: Callable[..., Any], headers: dict[str, str], how: dict[str, Any], expected: tuple[int, str | None]
 ) -> None:
@@ -140,7 +139,7 @@ def test_the_client_is_the_first_that_no_trusted_proxy_is(behind: Callable[..., 
 @pytest.mark.parametrize(
     "settings", [{"trusted_proxies": "nginx"}, {"trusted_proxies": "10.0.0.1/8"}, {"proxy_headers": "x"}]
 )
-def test_a_proxy_that_is_no_address_is_refused(settings: dict[str, str]) -> None:
+def test_a_proxy_that_is_no_address_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"write|proxy_headers"):
         Config(**settings)
 

@@ -220,7 +220,7 @@ def test_head_has_no_body_and_http_1_0_ends_with_its_connection(server: Server) 
         (post(b"1" * 10_000, "Transfer-Encoding: chunked"), 400, "malformed_request"),
         (post(b"", "Transfer-Encoding: gzip"), 501, "transfer_encoding_not_supported"),
     ],
-)  # fmt: skip
+)
 def test_what_the_server_itself_refuses_is_a_problem_too(talk: Talk, data: bytes, status: int, code: str) -> None:
     found, headers, body = talk.send(data).answer()
     assert (found, headers["content-type"], headers["connection"]) == (status, "application/problem+json", "close")

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from flask.testing import FlaskClient
-from support.webshop import client_of
+from support.webshop import Client, client_of
 
 from asynctask import AsyncTask
 from webapi.context import choose
@@ -32,7 +31,7 @@ def reasons(answer: Any) -> list[str]:
     return [fault["message"] for fault in answer.json["errors"]]
 
 
-def test_refused_rows_are_told_in_the_language_of_whoever_reads_them(client: FlaskClient, form: Form) -> None:
+def test_refused_rows_are_told_in_the_language_of_whoever_reads_them(client: Client, form: Form) -> None:
     posted = client.post("/api/tasks", **form(SHEET), headers={"Accept-Language": "zh-CN,zh;q=0.9,en;q=0.8"})
     assert posted.status_code == 202
     assert reasons(posted) == ["不能小于 1", "必填，请填写"]
@@ -60,7 +59,7 @@ def test_without_a_header_it_is_the_applications_language(make_app: Callable[...
     ],
 )
 def test_lists_that_are_refused_as_a_whole_are_told_in_the_readers_language(
-    client: FlaskClient, form: Form, content: str, detail: str
+    client: Client, form: Form, content: str, detail: str
 ) -> None:
     answer = client.post("/api/tasks", **form(content), headers={"Accept-Language": "zh-CN"})
     assert answer.status_code == 422
@@ -68,30 +67,31 @@ def test_lists_that_are_refused_as_a_whole_are_told_in_the_readers_language(
     assert answer.headers["Content-Language"] == "zh-CN"
 
 
-def test_what_only_the_reader_of_a_file_can_say_is_kept_beside_the_translation(client: FlaskClient, form: Form) -> None:
+def test_what_only_the_reader_of_a_file_can_say_is_kept_beside_the_translation(client: Client, form: Form) -> None:
     answer = client.post("/api/tasks", **form('sku\n"A\n'), headers={"Accept-Language": "ja"})
     assert answer.json["code"] == "invalid_csv"
     assert answer.json["detail"].startswith("CSV の形式が正しくありません。")
     assert "row 2" in answer.json["detail"]
 
 
-def test_options_are_refused_in_the_readers_language(client: FlaskClient) -> None:
+def test_options_are_refused_in_the_readers_language(client: Client) -> None:
     body = {"worker": "enroll", "items": [{"sku": "A"}], "parallel": 0, "titel": "x"}
     answer = client.post("/api/tasks", json=body, headers={"Accept-Language": "zh"})
     assert {e["column"]: e["message"] for e in answer.json["errors"]} == {
-        "parallel": "不能小于 1", "titel": "没有这个选项，是不是想写 'title'？",
-    }  # fmt: skip
+        "parallel": "不能小于 1",
+        "titel": "没有这个选项，是不是想写 'title'？",
+    }
     assert answer.json["detail"].startswith("选项有误，请更正后重新提交（parallel: 不能小于 1")
     later = client.post("/api/tasks", json={**body, "chunk_size": 10}, headers={"Accept-Language": "ja"})
     assert later.status_code == 422
 
 
-def test_a_strict_list_is_refused_in_the_readers_language(client: FlaskClient, form: Form) -> None:
+def test_a_strict_list_is_refused_in_the_readers_language(client: Client, form: Form) -> None:
     answer = client.post("/api/tasks", **form(SHEET, strict="true"), headers={"Accept-Language": "ja"})
     assert answer.json["detail"].startswith("3 行のうち 2 行が拒否されたため")
 
 
-def test_a_refusal_can_be_read_again_in_another_language_by_the_same_key(client: FlaskClient, form: Form) -> None:
+def test_a_refusal_can_be_read_again_in_another_language_by_the_same_key(client: Client, form: Form) -> None:
     headers = {"Idempotency-Key": "k"}
     assert client.post("/api/tasks", **form("sku,note\nA,x\n"), headers=headers).status_code == 202
     again = client.post("/api/tasks", **form("sku\nB\n"), headers={**headers, "Accept-Language": "zh"})
@@ -99,7 +99,7 @@ def test_a_refusal_can_be_read_again_in_another_language_by_the_same_key(client:
     assert again.json["detail"].startswith("此 Idempotency-Key 已用于另一份内容")
 
 
-def test_a_header_or_value_from_a_sheet_is_data_in_every_language(client: FlaskClient, form: Form) -> None:
+def test_a_header_or_value_from_a_sheet_is_data_in_every_language(client: Client, form: Form) -> None:
     content = 'sku,"{0.__class__} %s {ge}"\n=cmd|x,1\n=cmd|x,2\n'
     answer = client.post("/api/tasks", **form(content, unique="sku"), headers={"Accept-Language": "zh"})
     (fault,) = answer.json["errors"]

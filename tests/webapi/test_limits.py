@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flask.testing import FlaskClient
 from support.sheets import rows_xml, sheet_xml, xlsx
-from support.webshop import client_of
+from support.webshop import Client, client_of
 
 from asynctask import AsyncTask
 from asynctask.config import Config
@@ -20,7 +19,7 @@ from asynctask.testing import wait_for
 Make = Callable[..., AsyncTask]
 
 
-def of_rows(client: FlaskClient, *items: Any, **options: Any) -> Any:
+def of_rows(client: Client, *items: Any, **options: Any) -> Any:
     return client.post("/api/tasks", json={"worker": "anything", "items": list(items), **options})
 
 
@@ -137,7 +136,7 @@ def test_split_cpu_s_and_split_memory(make_app: Make, form: Any, tmp_path: Path)
             assert answer.json["code"] == "too_costly"
         else:  # it was still read when the answer was due
             task = app.task(answer.json["task_id"])
-            wait_for(lambda task=task: task.progress()["state"] == "rejected", "the refusal")
+            assert task.wait(120)["state"] == "rejected"
         reasons = [task["split"]["reason"] for task in client.get("/api/tasks").json["tasks"]]
         assert [reason.partition(":")[0] for reason in reasons] == ["too_costly"] * len(reasons)
         good = xlsx(tmp_path / "good", sheet_xml(rows_xml([["sku"], ["A"]]))).read_bytes()

@@ -11,8 +11,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 import schemathesis
-from flask.testing import FlaskClient
-from support.webshop import build_app, client_of, form_of
+from support.webshop import Client, build_app, client_of, form_of
 
 from asynctask import AsyncTask
 from asynctask.errors import InputError
@@ -83,7 +82,7 @@ def test_every_operation_is_in_the_document(schema: Any) -> None:
         ({"worker": "anything", "items": []}, False),
         ({"worker": "nobody", "items": [{"sku": "A"}]}, False),
     ],
-)  # fmt: skip
+)
 def test_the_document_says_which_lists_are_taken(app: AsyncTask, body: dict[str, Any], fits: bool) -> None:
     client = client_of(app)
     spec = client.get("/openapi.json").json
@@ -145,7 +144,7 @@ def test_every_route_is_told_about_in_the_docs(app: AsyncTask) -> None:
 
 
 def test_the_document_is_shown_to_people_too(app: AsyncTask) -> None:
-    client: FlaskClient = client_of(app)
+    client: Client = client_of(app)
     text = client.get("/docs").get_data(as_text=True)
     for label in OPERATIONS:
         path = label.partition(" ")[2]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from flask.testing import FlaskClient
+from support.webshop import Client
 
 from asynctask import AsyncTask
 from asynctask.brokers.base import DEAD, RETRY, Copy, Held
@@ -19,7 +19,7 @@ def hold(app: AsyncTask, set_name: str, count: int) -> None:
     app.broker.hold(set_name, [Held(untracked(n), now + (n + 60) * SECOND) for n in range(count)])
 
 
-def test_a_list_is_paged_by_its_links(app: AsyncTask, client: FlaskClient) -> None:
+def test_a_list_is_paged_by_its_links(app: AsyncTask, client: Client) -> None:
     hold(app, RETRY, 5)
     seen: list[Any] = []
     link: str | None = "/api/retries?limit=2"
@@ -31,7 +31,7 @@ def test_a_list_is_paged_by_its_links(app: AsyncTask, client: FlaskClient) -> No
     assert seen == [[n] for n in range(5)]
 
 
-def test_entries_are_restarted_killed_and_deleted_by_their_keys(app: AsyncTask, client: FlaskClient) -> None:
+def test_entries_are_restarted_killed_and_deleted_by_their_keys(app: AsyncTask, client: Client) -> None:
     hold(app, RETRY, 4)
     keys = [entry["key"] for entry in client.get("/api/retries").json["entries"]]
     assert client.post("/api/retries/restart", json={"keys": keys[:1]}).json == {"done": 1, "skipped": []}
@@ -49,7 +49,7 @@ def test_entries_are_restarted_killed_and_deleted_by_their_keys(app: AsyncTask, 
 
 
 def test_a_dead_tracked_job_runs_again_and_its_outcome_is_not_deleted(
-    app: AsyncTask, client: FlaskClient, ended: Callable[..., int]
+    app: AsyncTask, client: Client, ended: Callable[..., int]
 ) -> None:
     task_id = ended("A", "BUG-1")
     (dead,) = client.get("/api/dead").json["entries"]
@@ -62,7 +62,7 @@ def test_a_dead_tracked_job_runs_again_and_its_outcome_is_not_deleted(
     assert log[0]["who"].startswith("web ")
 
 
-def test_a_search_finds_what_an_entry_holds(app: AsyncTask, client: FlaskClient) -> None:
+def test_a_search_finds_what_an_entry_holds(app: AsyncTask, client: Client) -> None:
     hold(app, DEAD, 3)
     found = client.get("/api/dead/search", query_string={"text": '"args":[2]'}).json
     assert [entry["args"] for entry in found["entries"]] == [[2]]
@@ -70,7 +70,7 @@ def test_a_search_finds_what_an_entry_holds(app: AsyncTask, client: FlaskClient)
     assert client.get("/api/dead/search").status_code == 422
 
 
-def test_the_jobs_of_a_queue_are_listed_deleted_and_cleared(app: AsyncTask, client: FlaskClient) -> None:
+def test_the_jobs_of_a_queue_are_listed_deleted_and_cleared(app: AsyncTask, client: Client) -> None:
     app.broker.push([untracked(n, queue="a b") for n in range(4)])
     page = client.get("/api/queues/a%20b/jobs?limit=3").json
     assert [job["args"] for job in page["jobs"]] == [[0], [1], [2]]
@@ -83,7 +83,7 @@ def test_the_jobs_of_a_queue_are_listed_deleted_and_cleared(app: AsyncTask, clie
     assert client.get("/api/queues").json["queues"] == []
 
 
-def test_what_is_no_job_is_shown_as_text_and_never_as_anything_else(app: AsyncTask, client: FlaskClient) -> None:
+def test_what_is_no_job_is_shown_as_text_and_never_as_anything_else(app: AsyncTask, client: Client) -> None:
     app.broker.hold(DEAD, [Held(Copy("bad-1", 0, "default", "<script>alert(1)</script>"), app.clock.now())])
     (entry,) = client.get("/api/dead").json["entries"]
     assert entry["raw"] == "<script>alert(1)</script>"
@@ -108,7 +108,7 @@ def test_what_is_no_job_is_shown_as_text_and_never_as_anything_else(app: AsyncTa
     ],
 )
 def test_what_cannot_be_is_a_problem(
-    client: FlaskClient, method: str, path: str, body: Any, status: int, code: str | None
+    client: Client, method: str, path: str, body: Any, status: int, code: str | None
 ) -> None:
     answer = client.open(path, method=method, json=body) if body is not None else client.open(path, method=method)
     assert answer.status_code == status
@@ -117,14 +117,14 @@ def test_what_cannot_be_is_a_problem(
         assert answer.json["code"] == code
 
 
-def test_a_page_of_another_site_changes_nothing(app: AsyncTask, client: FlaskClient) -> None:
+def test_a_page_of_another_site_changes_nothing(app: AsyncTask, client: Client) -> None:
     hold(app, RETRY, 1)
     answer = client.post("/api/retries/delete-all", headers={"Origin": "https://evil.example"})
     assert answer.status_code == 403
     assert client.get("/api/retries").json["total"] == 1
 
 
-def test_a_worker_process_is_told_to_take_nothing_more(app: AsyncTask, client: FlaskClient, working: Any) -> None:
+def test_a_worker_process_is_told_to_take_nothing_more(app: AsyncTask, client: Client, working: Any) -> None:
     with working():
         (process,) = client.get("/api/processes").json["processes"]
         assert (process["kind"], process["alive"], process["concurrency"]) == ("worker", True, 2)

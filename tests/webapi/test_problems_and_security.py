@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from flask import Response
-from flask.testing import FlaskClient
-from support.webshop import client_of
+from support.webshop import Client, client_of
 
 import webapi
 from asynctask import AsyncTask
@@ -33,7 +32,7 @@ STATIC = Path(webapi.__file__).parent / "static"
         ("POST", "/api/tasks", 415, "unsupported_media_type"),
     ],
 )
-def test_every_error_is_a_problem(client: FlaskClient, method: str, path: str, status: int, code: str) -> None:
+def test_every_error_is_a_problem(client: Client, method: str, path: str, status: int, code: str) -> None:
     answer = client.open(path, method=method)
     assert (answer.status_code, answer.mimetype) == (status, "application/problem+json")
     body = answer.json
@@ -107,7 +106,7 @@ def test_several_applications_live_in_one_process(make_app: Callable[..., AsyncT
         {"Origin": "null"},
     ],
 )
-def test_a_page_of_another_site_changes_nothing(app: AsyncTask, client: FlaskClient, headers: dict[str, str]) -> None:
+def test_a_page_of_another_site_changes_nothing(app: AsyncTask, client: Client, headers: dict[str, str]) -> None:
     task = app.submit("enroll", [{"sku": "A"}])
     answers = [
         client.post(f"/api/tasks/{task.id}/pause", headers=headers),
@@ -120,9 +119,10 @@ def test_a_page_of_another_site_changes_nothing(app: AsyncTask, client: FlaskCli
     assert client.get(f"/api/tasks/{task.id}", headers=headers).status_code == 200
 
 
-@pytest.mark.parametrize("headers", [{}, {"Origin": "http://localhost"}, {"Sec-Fetch-Site": "same-origin"},
-                                     {"Sec-Fetch-Site": "none"}])  # fmt: skip
-def test_programs_and_the_own_page_may_change_things(app: AsyncTask, client: FlaskClient, headers: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "headers", [{}, {"Origin": "http://localhost"}, {"Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"}]
+)
+def test_programs_and_the_own_page_may_change_things(app: AsyncTask, client: Client, headers: dict[str, str]) -> None:
     task = app.submit("enroll", [{"sku": "A"}])
     assert client.post(f"/api/tasks/{task.id}/pause", headers=headers).status_code == 200
 
@@ -132,11 +132,11 @@ def test_programs_and_the_own_page_may_change_things(app: AsyncTask, client: Fla
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'`{{7*7}}"
 
 
-def pages(client: FlaskClient, task_id: int) -> list[Response]:
+def pages(client: Client, task_id: int) -> list[Response]:
     return [client.get(path) for path in ("/", f"/tasks/{task_id}", "/docs", "/tasks/999999")]
 
 
-def test_nothing_that_users_send_becomes_markup(app: AsyncTask, client: FlaskClient, form: Callable[..., Any]) -> None:
+def test_nothing_that_users_send_becomes_markup(app: AsyncTask, client: Client, form: Callable[..., Any]) -> None:
     filename = f"{EVIL}.csv".replace("/", "-")
     answer = client.post("/api/tasks", **form(f'sku,note\nA,"{EVIL}"\n', filename=filename, title=EVIL))
     assert answer.status_code == 202, answer.json
@@ -149,7 +149,7 @@ def test_nothing_that_users_send_becomes_markup(app: AsyncTask, client: FlaskCli
     assert answer.mimetype == "application/json"
 
 
-def test_a_path_is_escaped_in_the_error_that_names_it(client: FlaskClient) -> None:
+def test_a_path_is_escaped_in_the_error_that_names_it(client: Client) -> None:
     answer = client.get("/<script>alert(1)</script>")
     assert answer.mimetype == "application/problem+json"
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
@@ -165,10 +165,19 @@ def test_worker_docs_are_escaped(app: AsyncTask) -> None:
     assert "<script>alert" not in text
 
 
-def test_every_answer_carries_the_headers_that_keep_browsers_out_of_trouble(app: AsyncTask, client: FlaskClient) -> None:
+def test_every_answer_carries_the_headers_that_keep_browsers_out_of_trouble(app: AsyncTask, client: Client) -> None:
     task = app.submit("enroll", [{"sku": "A"}])
-    paths = ["/", f"/tasks/{task.id}", "/docs", "/openapi.json", "/static/app.css", "/api/tasks", "/nope", "/healthz",
-             f"/api/tasks/{task.id}/report.csv"]  # fmt: skip
+    paths = [
+        "/",
+        f"/tasks/{task.id}",
+        "/docs",
+        "/openapi.json",
+        "/static/app.css",
+        "/api/tasks",
+        "/nope",
+        "/healthz",
+        f"/api/tasks/{task.id}/report.csv",
+    ]
     for path in paths:
         headers = client.get(path).headers
         policy = headers["Content-Security-Policy"]
@@ -179,7 +188,7 @@ def test_every_answer_carries_the_headers_that_keep_browsers_out_of_trouble(app:
         assert headers["Referrer-Policy"] == "same-origin"
 
 
-def test_the_pages_hold_to_their_own_policy(app: AsyncTask, client: FlaskClient) -> None:
+def test_the_pages_hold_to_their_own_policy(app: AsyncTask, client: Client) -> None:
     task = app.submit("enroll", [{"sku": "A"}])
     for page in pages(client, task.id):
         text = page.get_data(as_text=True)
@@ -197,13 +206,13 @@ def test_the_scripts_put_data_in_as_text_only() -> None:
         assert not found, (name, found)
 
 
-def test_the_page_of_a_task_that_is_not_there_says_so(client: FlaskClient) -> None:
+def test_the_page_of_a_task_that_is_not_there_says_so(client: Client) -> None:
     answer = client.get("/tasks/77")
     assert (answer.status_code, answer.mimetype) == (404, "text/html")
     assert "There is no Task 77" in answer.get_data(as_text=True)
 
 
-def test_the_form_shows_each_worker_with_its_columns(client: FlaskClient) -> None:
+def test_the_form_shows_each_worker_with_its_columns(client: Client) -> None:
     text = client.get("/").get_data(as_text=True)
     assert '<option value="enroll">' in text
     assert "Quantity" in text

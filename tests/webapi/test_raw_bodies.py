@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flask.testing import FlaskClient
-from support.webshop import client_of
+from support.webshop import Client, client_of
 
 from asynctask import AsyncTask
 from webapi.reading import CHARSETS, Transcoded
@@ -17,16 +16,16 @@ from webapi.reading import CHARSETS, Transcoded
 NDJSON = b'{"sku": "A", "quantity": 2}\n\n{"sku": "B"}\n{"sku": "C", "quantity": "many"}\n'
 
 
-def post(client: FlaskClient, body: bytes, kind: str = "text/csv", query: str = "worker=enroll", **headers: str) -> Any:
+def post(client: Client, body: bytes, kind: str = "text/csv", query: str = "worker=enroll", **headers: str) -> Any:
     return client.post(f"/api/tasks?{query}", data=body, content_type=kind, headers=headers)
 
 
-def params(client: FlaskClient, answer: Any) -> list[Any]:
+def params(client: Client, answer: Any) -> list[Any]:
     assert answer.status_code == 202, answer.json
     return [event["params"] for event in client.get(answer.json["links"]["events"]).json["events"]]
 
 
-def test_csv_becomes_a_task_with_the_options_of_the_query(client: FlaskClient) -> None:
+def test_csv_becomes_a_task_with_the_options_of_the_query(client: Client) -> None:
     query = "worker=enroll&title=%C3%89t%C3%A9&parallel=3&priority=120&owner=ann&unique=sku"
     answer = post(client, b"sku,Quantity\nA,1\nB,2\nA,3\n", query=query)
     assert answer.status_code == 202, answer.json
@@ -36,7 +35,7 @@ def test_csv_becomes_a_task_with_the_options_of_the_query(client: FlaskClient) -
     assert answer.headers["Location"] == answer.json["links"]["self"]
 
 
-def test_tabs_between_cells_and_columns_that_mean_a_field(client: FlaskClient) -> None:
+def test_tabs_between_cells_and_columns_that_mean_a_field(client: Client) -> None:
     columns = json.dumps({"Artikel-Nr.": "sku"})
     answer = post(
         client, b"Artikel-Nr.\tQuantity\nA,1\t5\n", "text/tab-separated-values", f"worker=enroll&columns={columns}"
@@ -45,7 +44,7 @@ def test_tabs_between_cells_and_columns_that_mean_a_field(client: FlaskClient) -
 
 
 @pytest.mark.parametrize("kind", ["application/x-ndjson", "application/ndjson", "application/jsonl"])
-def test_ndjson_is_one_object_a_line_and_rows_are_lines(client: FlaskClient, kind: str) -> None:
+def test_ndjson_is_one_object_a_line_and_rows_are_lines(client: Client, kind: str) -> None:
     answer = post(client, NDJSON, kind)
     assert [item["sku"] for item in params(client, answer)] == ["A", "B"]
     assert [(e["row"], e["column"], e["code"]) for e in answer.json["errors"]] == [(4, "quantity", "wrong_type")]
@@ -56,7 +55,7 @@ def test_ndjson_is_one_object_a_line_and_rows_are_lines(client: FlaskClient, kin
     [("application/jsonl", "body.ndjson"), ("text/csv", "body.csv"), ("text/tab-separated-values", "body.tsv")],
 )
 def test_the_name_says_to_the_readers_what_the_content_type_said(
-    app: AsyncTask, client: FlaskClient, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
+    app: AsyncTask, client: Client, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
 ) -> None:
     names: list[str] = []
     store = app.uploads.store
@@ -76,13 +75,13 @@ def test_the_name_says_to_the_readers_what_the_content_type_said(
      ("big5", "你好"), ("Shift_JIS", "テスト①"), ("euc-jp", "テスト"), ("euc-kr", "안녕"), ("iso-8859-1", "Café"),
      ("windows-1252", "10 €"), ('"utf-8"', "Café")],
 )  # fmt: skip
-def test_the_charset_of_the_content_type_is_obeyed(client: FlaskClient, charset: str, text: str) -> None:
+def test_the_charset_of_the_content_type_is_obeyed(client: Client, charset: str, text: str) -> None:
     codec = CHARSETS[charset.strip('"').lower().replace("_", "-")] or "utf-8"
     answer = post(client, f"sku,note\nA,{text}\n".encode(codec), f"text/csv; charset={charset}")
     assert params(client, answer)[0]["note"] == text
 
 
-def test_a_charset_that_is_none_or_not_the_bodys_is_refused(app: AsyncTask, client: FlaskClient) -> None:
+def test_a_charset_that_is_none_or_not_the_bodys_is_refused(app: AsyncTask, client: Client) -> None:
     for charset in ("klingon", "idna", "unicode_escape", "utf-7", "base64", "rot13"):
         answer = post(client, b"sku\nA\n", f"text/csv; charset={charset}")
         assert (answer.status_code, answer.json["code"]) == (415, "unsupported_media_type")
@@ -106,14 +105,20 @@ def test_a_character_cut_in_two_by_the_stream_stays_whole() -> None:
 
 @pytest.mark.parametrize(
     ("query", "column", "code"),
-    [("", "worker", "missing"), ("worker=enroll&titel=x", "titel", "unknown_option"),
-     ("worker=enroll&parallel=many", "parallel", "wrong_type"), ("worker=enroll&title=a&title=b", "title", "duplicate"),
-     ("worker=enrol", "worker", "unknown_worker"), ("worker=enroll&columns=[1]", "columns", "wrong_type"),
-     ("worker=enroll&columns={", "columns", "invalid_json"), ("worker=enroll&unique=skew", "unique", "invalid_option"),
-     ("worker=enroll&chunk_size=9", "chunk_size", "not_supported_yet"),
-     ("worker=enroll&dry_run=perhaps", "dry_run", "wrong_type")],
-)  # fmt: skip
-def test_a_wrong_option_in_the_query_is_named(client: FlaskClient, query: str, column: str, code: str) -> None:
+    [
+        ("", "worker", "missing"),
+        ("worker=enroll&titel=x", "titel", "unknown_option"),
+        ("worker=enroll&parallel=many", "parallel", "wrong_type"),
+        ("worker=enroll&title=a&title=b", "title", "duplicate"),
+        ("worker=enrol", "worker", "unknown_worker"),
+        ("worker=enroll&columns=[1]", "columns", "wrong_type"),
+        ("worker=enroll&columns={", "columns", "invalid_json"),
+        ("worker=enroll&unique=skew", "unique", "invalid_option"),
+        ("worker=enroll&chunk_size=9", "chunk_size", "not_supported_yet"),
+        ("worker=enroll&dry_run=perhaps", "dry_run", "wrong_type"),
+    ],
+)
+def test_a_wrong_option_in_the_query_is_named(client: Client, query: str, column: str, code: str) -> None:
     answer = post(client, b"sku\nA\n", query=query)
     assert answer.status_code == 422, answer.json
     assert [(e["column"], e["code"]) for e in answer.json["errors"]] == [(column, code)]
@@ -121,7 +126,7 @@ def test_a_wrong_option_in_the_query_is_named(client: FlaskClient, query: str, c
         assert answer.json["errors"][0]["message"] == "is not known; did you mean 'title'?"
 
 
-def test_other_bodies_have_their_options_within_and_a_query_is_refused(client: FlaskClient, form: Any) -> None:
+def test_other_bodies_have_their_options_within_and_a_query_is_refused(client: Client, form: Any) -> None:
     body = {"worker": "enroll", "items": [{"sku": "A"}]}
     answer = client.post("/api/tasks?dry_run=true", json=body)
     assert (answer.status_code, answer.json["errors"][0]["column"]) == (422, "dry_run")
@@ -129,7 +134,7 @@ def test_other_bodies_have_their_options_within_and_a_query_is_refused(client: F
     assert client.get("/api/tasks").json["tasks"] == []
 
 
-def test_the_same_key_and_body_again_is_the_first_task_again(client: FlaskClient) -> None:
+def test_the_same_key_and_body_again_is_the_first_task_again(client: Client) -> None:
     first, second = (post(client, b"sku\nA\n", **{"Idempotency-Key": "k"}) for _ in range(2))
     assert first.json["task_id"] == second.json["task_id"]
     other = post(client, b"sku\nA\n", query="worker=enroll&strict=true", **{"Idempotency-Key": "k"})
@@ -137,17 +142,19 @@ def test_the_same_key_and_body_again_is_the_first_task_again(client: FlaskClient
 
 
 @pytest.mark.parametrize("body", [b"", b"\n\n"])
-def test_an_empty_body_is_refused(client: FlaskClient, body: bytes) -> None:
+def test_an_empty_body_is_refused(client: Client, body: bytes) -> None:
     answer = post(client, body)
     assert (answer.status_code, answer.json["code"]) == (415, "empty_file")
 
 
-def test_a_body_that_was_cut_off_is_refused(client: FlaskClient) -> None:
+def test_a_body_that_was_cut_off_is_refused(client: Client) -> None:
     for terminated in (True, False):
         answer = client.post(
-            "/api/tasks?worker=enroll", data=b"sku\nA\n", content_type="text/csv",
+            "/api/tasks?worker=enroll",
+            data=b"sku\nA\n",
+            content_type="text/csv",
             environ_overrides={"CONTENT_LENGTH": "20", **({"wsgi.input_terminated": True} if terminated else {})},
-        )  # fmt: skip
+        )
         assert (answer.status_code, answer.json["code"]) == (400, "malformed_body"), answer.json
     assert client.get("/api/tasks").json["tasks"] == []
 

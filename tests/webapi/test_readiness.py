@@ -8,8 +8,10 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.hooks import noting
 from support.webshop import build_app, client_of
 
 from asynctask import AsyncTask
@@ -77,9 +79,8 @@ def test_a_write_that_fails_for_a_full_disk_is_not_ready(
 
 def test_who_asks_all_the_time_does_not_write_all_the_time(app: AsyncTask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "FRESH_S", 3600.0)
-    looks: list[int] = []
-    write = doctor.Readiness._write
-    monkeypatch.setattr(doctor.Readiness, "_write", lambda self: (looks.append(1), write(self))[1])
+    looks: list[Any] = []
+    monkeypatch.setattr(doctor.Readiness, "_write", noting(looks, doctor.Readiness._write))
     client = client_of(app)
     assert {client.get("/readyz").status_code for _ in range(5)} == {200}
     assert len(looks) == 1

@@ -9,8 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from flask.testing import FlaskClient
-from support.webshop import build_app
+from support.webshop import Client, build_app
 
 from asynctask import AsyncTask
 from asynctask.cli.options import Session
@@ -23,12 +22,12 @@ from asynctask.lists.readers import FORMATS
 Form = Callable[..., dict[str, Any]]
 
 
-def newest(client: FlaskClient) -> dict[str, Any]:
+def newest(client: Client) -> dict[str, Any]:
     found: dict[str, Any] = client.get("/api/tasks?limit=1").json["tasks"][0]
     return found
 
 
-def test_a_list_without_a_needed_column_keeps_what_was_wrong(client: FlaskClient, form: Form) -> None:
+def test_a_list_without_a_needed_column_keeps_what_was_wrong(client: Client, form: Form) -> None:
     refused = client.post("/api/tasks", **form("quantity,note\n1,x\n", "spring.csv"))
     assert refused.status_code == 422
     assert [fault["column"] for fault in refused.json["errors"]] == ["sku"]
@@ -48,7 +47,7 @@ def test_a_list_without_a_needed_column_keeps_what_was_wrong(client: FlaskClient
     assert (other["message"], other["errors"]) == (again.json["detail"], again.json["errors"])
 
 
-def test_rows_of_which_none_could_be_taken_are_told_too(client: FlaskClient, form: Form) -> None:
+def test_rows_of_which_none_could_be_taken_are_told_too(client: Client, form: Form) -> None:
     client.post("/api/tasks", **form("sku,quantity\nA,500\nB,x\n"))
     seen = newest(client)
     assert (seen["split"]["rejected"], seen["progress"]["percent"]) == (2, None)
@@ -57,12 +56,12 @@ def test_rows_of_which_none_could_be_taken_are_told_too(client: FlaskClient, for
     assert [(fault["row"], fault["column"]) for fault in told["errors"]] == [(2, "quantity"), (3, "quantity")]
 
 
-def test_a_task_that_was_not_rejected_has_no_refusal(client: FlaskClient, form: Form) -> None:
+def test_a_task_that_was_not_rejected_has_no_refusal(client: Client, form: Form) -> None:
     client.post("/api/tasks", **form("sku\nA\n"))
     assert client.get(f"{newest(client)['links']['self']}?include=errors").json["refusal"] is None
 
 
-def test_the_command_line_says_why_a_list_was_rejected(client: FlaskClient, form: Form, app: Any) -> None:
+def test_the_command_line_says_why_a_list_was_rejected(client: Client, form: Form, app: Any) -> None:
     client.post("/api/tasks", **form("quantity,note\n1,x\n"))
     task_id = newest(client)["task_id"]
     for command in ("show", "watch"):
@@ -86,7 +85,7 @@ def test_a_submission_that_is_refused_late_is_told_as_one_that_is_refused_at_onc
     assert out.getvalue() == ""
 
 
-def test_an_upload_without_a_title_is_called_by_its_file_name(client: FlaskClient, form: Form, tmp_path: Any) -> None:
+def test_an_upload_without_a_title_is_called_by_its_file_name(client: Client, form: Form, tmp_path: Any) -> None:
     client.post("/api/tasks", **form("sku\nA\n", "Spring sale.csv"))
     assert newest(client)["title"] == "Spring sale.csv"
     assert '<h1 id="task-title" dir="auto">Spring sale.csv</h1>' in client.get(newest(client)["links"]["ui"]).text
@@ -108,7 +107,7 @@ def test_a_file_of_a_program_is_called_by_its_name_and_a_key_stands_for_the_same
     app.close()
 
 
-def test_the_picker_offers_every_format_that_is_read(client: FlaskClient) -> None:
+def test_the_picker_offers_every_format_that_is_read(client: Client) -> None:
     page = client.get("/").text
     accepted = re.search(r'<input id="file"[^>]* accept="([^"]*)"', page)
     assert accepted is not None

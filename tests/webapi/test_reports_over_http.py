@@ -17,8 +17,7 @@ from urllib.parse import unquote
 import openpyxl
 import pytest
 import xlsxwriter
-from flask.testing import FlaskClient
-from support.webshop import client_of
+from support.webshop import Client, client_of
 
 from asynctask import AsyncTask
 from asynctask.lists.readers.base import COLUMNS
@@ -31,7 +30,7 @@ def rows_of(text: str) -> list[dict[str, str]]:
 
 
 def uploaded(
-    app: AsyncTask, client: FlaskClient, form: Form, working: Callable[[], Any], sheet: str | bytes, **fields: Any
+    app: AsyncTask, client: Client, form: Form, working: Callable[[], Any], sheet: str | bytes, **fields: Any
 ) -> int:
     answer = client.post("/api/tasks", **form(sheet, **fields))
     assert answer.status_code == 202, answer.json
@@ -44,7 +43,7 @@ SHEET = "sku,Quantity,Colour\nA,1,red\nNO-1,2,blue\nB,many,green\nBUG-1,3,black\
 
 
 def test_a_report_has_the_original_columns_and_what_became_of_each_row(
-    app: AsyncTask, client: FlaskClient, form: Form, working: Callable[[], Any]
+    app: AsyncTask, client: Client, form: Form, working: Callable[[], Any]
 ) -> None:
     task_id = uploaded(app, client, form, working, SHEET)
     answer = client.get(f"/api/tasks/{task_id}/report.csv")
@@ -61,7 +60,7 @@ def test_a_report_has_the_original_columns_and_what_became_of_each_row(
 
 
 def test_a_workbook_says_the_same_and_can_be_handed_in_again(
-    app: AsyncTask, client: FlaskClient, form: Form, working: Callable[[], Any]
+    app: AsyncTask, client: Client, form: Form, working: Callable[[], Any]
 ) -> None:
     task_id = uploaded(app, client, form, working, SHEET)
     answer = client.get(f"/api/tasks/{task_id}/report.xlsx?rows=all")
@@ -77,16 +76,14 @@ def test_a_workbook_says_the_same_and_can_be_handed_in_again(
     assert again.json["counts"]["total"] == 3
 
 
-def test_a_report_of_nothing_is_its_header(
-    app: AsyncTask, client: FlaskClient, form: Form, working: Callable[[], Any]
-) -> None:
+def test_a_report_of_nothing_is_its_header(app: AsyncTask, client: Client, form: Form, working: Callable[[], Any]) -> None:
     task_id = uploaded(app, client, form, working, "sku,Quantity\nA,1\n")
     assert rows_of(client.get(f"/api/tasks/{task_id}/report.csv").get_data(as_text=True)) == []
     assert client.get(f"/api/tasks/{task_id}/report.xlsx").status_code == 200
 
 
 def test_formulas_in_cells_and_messages_stay_text(
-    app: AsyncTask, client: FlaskClient, form: Form, working: Callable[[], Any]
+    app: AsyncTask, client: Client, form: Form, working: Callable[[], Any]
 ) -> None:
     evil = '=HYPERLINK("http://evil","x")'
     sheet = io.StringIO()
@@ -101,7 +98,7 @@ def test_formulas_in_cells_and_messages_stay_text(
     assert "f" not in kinds
 
 
-def test_the_name_of_a_report_is_safe_in_file_systems_and_headers(client: FlaskClient, ended: Callable[..., int]) -> None:
+def test_the_name_of_a_report_is_safe_in_file_systems_and_headers(client: Client, ended: Callable[..., int]) -> None:
     titles = {
         "Été 春 🌸": "Été 春 🌸 - ",
         '../../etc/passwd"; x=1\r\nSet-Cookie: a=b': "etc passwd ; x=1 Set-Cookie a=b - ",
@@ -121,15 +118,13 @@ def test_the_name_of_a_report_is_safe_in_file_systems_and_headers(client: FlaskC
             assert unquote(match[1]) == start + plain
 
 
-def test_rows_that_are_none_are_refused_with_those_there_are(client: FlaskClient, ended: Callable[..., int]) -> None:
+def test_rows_that_are_none_are_refused_with_those_there_are(client: Client, ended: Callable[..., int]) -> None:
     answer = client.get(f"/api/tasks/{ended('A')}/report.csv?rows=bad")
     assert answer.status_code == 422
     assert "succeeded" in answer.json["detail"]
 
 
-def test_a_report_that_is_not_read_to_its_end_lets_go_of_everything(
-    app: AsyncTask, client: FlaskClient, form: Form
-) -> None:
+def test_a_report_that_is_not_read_to_its_end_lets_go_of_everything(app: AsyncTask, client: Client, form: Form) -> None:
     sheet = "sku\n" + "".join(f"S{n}\n" for n in range(5_000))
     task_id = client.post("/api/tasks", **form(sheet)).json["task_id"]
     for _ in range(20):  # more than there are connections
@@ -158,7 +153,7 @@ def workbook(rows: list[list[Any]], name: str = "Data") -> bytes:
 
 
 def test_every_column_comes_back_in_its_place_those_without_a_header_too_and_titles_do_not(
-    app: AsyncTask, client: FlaskClient, form: Form, working: Callable[[], Any]
+    app: AsyncTask, client: Client, form: Form, working: Callable[[], Any]
 ) -> None:
     sheet = workbook(
         [["Spring list"], [], ["extra", "sku", None, "Quantity", "day"], ["x", "NO-1", "hidden", 2, dt.date(2026, 3, 5)]]
@@ -173,7 +168,7 @@ def test_every_column_comes_back_in_its_place_those_without_a_header_too_and_tit
 
 
 def test_the_same_columns_are_shown_of_a_csv_with_a_row_that_is_too_long(
-    app: AsyncTask, client: FlaskClient, form: Form, working: Callable[[], Any]
+    app: AsyncTask, client: Client, form: Form, working: Callable[[], Any]
 ) -> None:
     task_id = uploaded(app, client, form, working, "sku,,Quantity\nA,,1\nB,x,2,stray\n")
     (row,) = rows_of(client.get(f"/api/tasks/{task_id}/report.csv").get_data(as_text=True))
@@ -182,7 +177,7 @@ def test_the_same_columns_are_shown_of_a_csv_with_a_row_that_is_too_long(
 
 
 def test_types_and_percentages_of_a_workbook_come_back(
-    app: AsyncTask, client: FlaskClient, form: Form, working: Callable[[], Any]
+    app: AsyncTask, client: Client, form: Form, working: Callable[[], Any]
 ) -> None:
     out = io.BytesIO()
     book = xlsxwriter.Workbook(out)
@@ -200,8 +195,15 @@ def test_types_and_percentages_of_a_workbook_come_back(
     found = book_of(client.get(f"/api/tasks/{task_id}/report.xlsx"))
     cells = found.worksheets[0][2]
     assert [cell.value for cell in cells[:8]] == [
-        "NO-1", 0.125, 0.25, "00123", "1234567890123456789", True, dt.datetime(2026, 3, 5, 14, 30), dt.timedelta(hours=30),
-    ]  # fmt: skip
+        "NO-1",
+        0.125,
+        0.25,
+        "00123",
+        "1234567890123456789",
+        True,
+        dt.datetime(2026, 3, 5, 14, 30),
+        dt.timedelta(hours=30),
+    ]
     assert (cells[1].number_format, cells[2].number_format) == ("0.0%", "General")
     found.close()
     (row,) = rows_of(client.get(f"/api/tasks/{task_id}/report.csv").get_data(as_text=True))
@@ -209,7 +211,7 @@ def test_types_and_percentages_of_a_workbook_come_back(
 
 
 def test_each_bad_cell_is_marked_with_its_own_reason_and_what_is_wrong_with_a_row_on_its_error(
-    app: AsyncTask, client: FlaskClient, form: Form, working: Callable[[], Any]
+    app: AsyncTask, client: Client, form: Form, working: Callable[[], Any]
 ) -> None:
     task_id = uploaded(app, client, form, working, f"sku,Quantity,note\nA,1,\n{'x' * 21},many,\nB,2,,stray\n")
     book = book_of(client.get(f"/api/tasks/{task_id}/report.xlsx?rows=rejected"))
@@ -225,7 +227,7 @@ def test_each_bad_cell_is_marked_with_its_own_reason_and_what_is_wrong_with_a_ro
 
 
 def test_a_report_speaks_the_readers_language_and_is_known_again_in_any(
-    app: AsyncTask, client: FlaskClient, form: Form, working: Callable[[], Any]
+    app: AsyncTask, client: Client, form: Form, working: Callable[[], Any]
 ) -> None:
     task_id = uploaded(app, client, form, working, SHEET)
     for language, locale in (("zh-CN,zh;q=0.9", "zh_CN"), ("ja", "ja"), ("fr", "en")):
@@ -244,7 +246,7 @@ def test_a_report_speaks_the_readers_language_and_is_known_again_in_any(
 
 
 def test_json_items_come_back_under_every_key_that_one_of_them_has(
-    app: AsyncTask, client: FlaskClient, form: Form, working: Callable[[], Any]
+    app: AsyncTask, client: Client, form: Form, working: Callable[[], Any]
 ) -> None:
     items = '[{"sku": "NO-1"}, {"sku": "NO-2", "note": null, "unknown": {"a": [1]}}, 5]'
     task_id = uploaded(app, client, form, working, items, filename="list.json")
@@ -256,7 +258,7 @@ def test_json_items_come_back_under_every_key_that_one_of_them_has(
 
 @pytest.mark.parametrize("suffix", ["csv", "xlsx"])
 def test_every_choice_of_rows_works_in_both_formats(
-    app: AsyncTask, client: FlaskClient, form: Form, working: Callable[[], Any], suffix: str
+    app: AsyncTask, client: Client, form: Form, working: Callable[[], Any], suffix: str
 ) -> None:
     task_id = uploaded(app, client, form, working, SHEET)
     expected = {"failed": 3, "succeeded": 1, "unprocessed": 0, "rejected": 1, "all": 4}
@@ -273,7 +275,7 @@ def test_every_choice_of_rows_works_in_both_formats(
         assert (rows, found) == (rows, count)
 
 
-def test_a_task_that_runs_gives_a_report_as_of_now(client: FlaskClient, form: Form) -> None:
+def test_a_task_that_runs_gives_a_report_as_of_now(client: Client, form: Form) -> None:
     task_id = client.post("/api/tasks", **form(SHEET)).json["task_id"]
     rows = rows_of(client.get(f"/api/tasks/{task_id}/report.csv?rows=all").get_data(as_text=True))
     assert [row["status"] for row in rows] == ["enqueue", "enqueue", "rejected", "enqueue"]
@@ -281,7 +283,7 @@ def test_a_task_that_runs_gives_a_report_as_of_now(client: FlaskClient, form: Fo
 
 
 def test_a_report_without_its_original_has_the_fields_of_the_items(
-    app: AsyncTask, client: FlaskClient, form: Form, working: Callable[[], Any]
+    app: AsyncTask, client: Client, form: Form, working: Callable[[], Any]
 ) -> None:
     task_id = uploaded(app, client, form, working, SHEET)
     for path in (Path(app.config.data_dir) / "uploads").iterdir():
@@ -292,7 +294,7 @@ def test_a_report_without_its_original_has_the_fields_of_the_items(
 
 
 def test_a_list_that_cannot_be_read_to_its_end_again_loses_no_row(
-    app: AsyncTask, client: FlaskClient, form: Form, working: Callable[[], Any]
+    app: AsyncTask, client: Client, form: Form, working: Callable[[], Any]
 ) -> None:
     head = "sku,Quantity,Colour\n" + "A,1,red\n" * 30
     task_id = uploaded(app, client, form, working, head + "NO-1,2,blue\nB,many,green\nBUG-1,3,black\n")
@@ -300,11 +302,14 @@ def test_a_list_that_cannot_be_read_to_its_end_again_loses_no_row(
     path.write_text(head + '"NO-1')
     rows = rows_of(client.get(f"/api/tasks/{task_id}/report.csv?rows=all").get_data(as_text=True))
     assert [(r["row"], r["sku"], r["Quantity"], r["Colour"]) for r in rows[29:]] == [
-        ("31", "A", "1", "red"), ("32", "NO-1", "2", ""), ("33", "B", "many", "green"), ("34", "BUG-1", "3", ""),
-    ]  # fmt: skip
+        ("31", "A", "1", "red"),
+        ("32", "NO-1", "2", ""),
+        ("33", "B", "many", "green"),
+        ("34", "BUG-1", "3", ""),
+    ]
 
 
-def test_head_answers_what_get_would_without_making_anything(client: FlaskClient, ended: Callable[..., int]) -> None:
+def test_head_answers_what_get_would_without_making_anything(client: Client, ended: Callable[..., int]) -> None:
     task_id = ended("A", title="春")
     for suffix in ("csv", "xlsx"):
         head, get = (call(f"/api/tasks/{task_id}/report.{suffix}?rows=all") for call in (client.head, client.get))

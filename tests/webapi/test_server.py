@@ -132,11 +132,13 @@ def test_nothing_is_left_behind_when_it_stops(shop: Shop) -> None:
     ("lines", "body"),
     [
         (("Content-Type: application/json", f"Content-Length: {len(LIST)}"), LIST[:-10]),
-        (("Content-Type: multipart/form-data; boundary=B", "Content-Length: 500"),
-         b'--B\r\nContent-Disposition: form-data; name="file"; filename="a.csv"\r\n\r\nsku\nA\n'),
+        (
+            ("Content-Type: multipart/form-data; boundary=B", "Content-Length: 500"),
+            b'--B\r\nContent-Disposition: form-data; name="file"; filename="a.csv"\r\n\r\nsku\nA\n',
+        ),
         (("Content-Type: application/json", "Transfer-Encoding: chunked"), b"%x\r\n%s\r\n" % (20, LIST[:20])),
     ],
-)  # fmt: skip
+)
 def test_a_body_cut_off_in_the_middle_is_refused_and_makes_no_task(
     web: tuple[Any, str], lines: tuple[str, ...], body: bytes
 ) -> None:

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 import xlsxwriter
-from flask.testing import FlaskClient
 from pydantic import BaseModel, Field
-from support.webshop import client_of
+from support.webshop import Client, client_of
 
 from asynctask import AsyncTask
 
 Form = Callable[..., dict[str, Any]]
-GOOD = [["sku", "Quantity"], ["A", 1]]
+GOOD: list[list[Any]] = [["sku", "Quantity"], ["A", 1]]
 
 
 def workbook(sheets: Mapping[str, Sequence[Sequence[Any]]]) -> bytes:
@@ -29,14 +28,14 @@ def workbook(sheets: Mapping[str, Sequence[Sequence[Any]]]) -> bytes:
     return out.getvalue()
 
 
-def refusal(client: FlaskClient, form: Form, book: bytes, **fields: str) -> Any:
+def refusal(client: Client, form: Form, book: bytes, **fields: str) -> Any:
     answer = client.post("/api/tasks", **form(book, "list.xlsx", **fields))
     assert answer.status_code == 422, answer.json
     return answer.json
 
 
 @pytest.mark.parametrize("cover", [[["Please see sheet Data"]], [["Quantity", "Price"], [1, 2]]])
-def test_the_sheet_that_has_the_header_is_named_first(client: FlaskClient, form: Form, cover: list[list[Any]]) -> None:
+def test_the_sheet_that_has_the_header_is_named_first(client: Client, form: Form, cover: list[list[Any]]) -> None:
     book = workbook({"Cover": cover, "Notes": [["nothing"]], "Data": GOOD})
     found = refusal(client, form, book)
     assert found["code"] == ("no_header" if len(cover) == 1 else "missing_columns")
@@ -45,18 +44,18 @@ def test_the_sheet_that_has_the_header_is_named_first(client: FlaskClient, form:
 
 
 @pytest.mark.parametrize(("language", "words"), [("zh", "读取的是工作表 'Cover'"), ("ja", "シート 'Cover' を")])
-def test_it_is_said_in_the_readers_language(client: FlaskClient, form: Form, language: str, words: str) -> None:
+def test_it_is_said_in_the_readers_language(client: Client, form: Form, language: str, words: str) -> None:
     book = workbook({"Cover": [["Quantity", "Price"], [1, 2]], "Data": GOOD})
     answer = client.post("/api/tasks", **form(book, "list.xlsx"), headers={"Accept-Language": language})
     assert words in answer.json["detail"]
     assert "'Data'" in answer.json["detail"]
 
 
-def test_of_a_workbook_with_one_sheet_no_other_is_offered(client: FlaskClient, form: Form) -> None:
+def test_of_a_workbook_with_one_sheet_no_other_is_offered(client: Client, form: Form) -> None:
     assert "option sheet" not in refusal(client, form, workbook({"Only": [["x"]]}))["detail"]
 
 
-def test_a_header_of_columns_that_is_not_there_is_an_unknown_column(client: FlaskClient, form: Form) -> None:
+def test_a_header_of_columns_that_is_not_there_is_an_unknown_column(client: Client, form: Form) -> None:
     columns = json.dumps({"sku no": "sku"})
     for header in (["Sku-No", "Price"], ["Sku-No", "Quantity"]):
         found = refusal(client, form, workbook({"Data": [header, ["A", 1]]}), columns=columns)
@@ -68,8 +67,11 @@ def test_a_header_of_columns_that_is_not_there_is_an_unknown_column(client: Flas
 def test_every_required_column_is_named_once_and_first(app: AsyncTask, form: Form) -> None:
     fields: dict[str, Any] = {f"a{n:02}": (int, Field(0, title=f"Optional {n:02}")) for n in range(30)}
     fields |= {f"z{n:02}": (int, Field(title=f"Needed {n:02}")) for n in range(25)}
-    wide = type("Wide", (BaseModel,), {"__annotations__": {k: v[0] for k, v in fields.items()},
-                                       **{k: v[1] for k, v in fields.items()}})  # fmt: skip
+    wide = type(
+        "Wide",
+        (BaseModel,),
+        {"__annotations__": {k: v[0] for k, v in fields.items()}, **{k: v[1] for k, v in fields.items()}},
+    )
 
     def take(item: Any) -> None:
         """Take it."""

@@ -6,15 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from flask.testing import FlaskClient
-from support.webshop import client_of
+from support.webshop import Client, client_of
 
 from asynctask import AsyncTask
 
 Form = Callable[..., dict[str, Any]]
 
 
-def test_json_items_become_a_task_with_location_and_retry_after(client: FlaskClient) -> None:
+def test_json_items_become_a_task_with_location_and_retry_after(client: Client) -> None:
     answer = client.post("/api/tasks", json={"worker": "enroll", "items": [{"sku": "A"}, {"sku": "B"}], "title": "Spring"})
     assert answer.status_code == 202, answer.json
     assert answer.json["title"] == "Spring"
@@ -24,7 +23,7 @@ def test_json_items_become_a_task_with_location_and_retry_after(client: FlaskCli
     assert client.get(answer.headers["Location"]).json["task_id"] == answer.json["task_id"]
 
 
-def test_a_sheet_becomes_a_task_and_its_options_are_read_from_the_form(client: FlaskClient, form: Form) -> None:
+def test_a_sheet_becomes_a_task_and_its_options_are_read_from_the_form(client: Client, form: Form) -> None:
     answer = client.post("/api/tasks", **form("sku,Quantity\nA,1\nB,2\n", title="Été", parallel="3", priority="120"))
     assert answer.status_code == 202, answer.json
     assert answer.json["title"] == "Été"
@@ -33,14 +32,14 @@ def test_a_sheet_becomes_a_task_and_its_options_are_read_from_the_form(client: F
     assert answer.json["counts"]["total"] == 2
 
 
-def test_columns_say_which_header_means_which_field(client: FlaskClient, form: Form) -> None:
+def test_columns_say_which_header_means_which_field(client: Client, form: Form) -> None:
     answer = client.post("/api/tasks", **form("Artikel-Nr.,x\nA,1\n", columns='{"Artikel-Nr.": "sku"}'))
     assert answer.status_code == 202, answer.json
     events = client.get(answer.json["links"]["events"]).json["events"]
     assert events[0]["params"]["sku"] == "A"
 
 
-def test_bad_rows_are_in_the_answer_and_hold_up_no_others(client: FlaskClient, form: Form) -> None:
+def test_bad_rows_are_in_the_answer_and_hold_up_no_others(client: Client, form: Form) -> None:
     answer = client.post("/api/tasks", **form("sku,Quantity\nA,1\nB,many\n,7\n"))
     assert answer.status_code == 202
     assert answer.json["counts"]["total"] == 1
@@ -51,7 +50,7 @@ def test_bad_rows_are_in_the_answer_and_hold_up_no_others(client: FlaskClient, f
     }
 
 
-def test_where_nothing_can_be_taken_the_answer_is_422_with_every_fault(client: FlaskClient, form: Form) -> None:
+def test_where_nothing_can_be_taken_the_answer_is_422_with_every_fault(client: Client, form: Form) -> None:
     answer = client.post("/api/tasks", **form("sku,Quantity\nA,0\nB,many\n"))
     assert answer.status_code == 422
     assert answer.mimetype == "application/problem+json"
@@ -59,13 +58,13 @@ def test_where_nothing_can_be_taken_the_answer_is_422_with_every_fault(client: F
     assert "correct" in answer.json["detail"]
 
 
-def test_json_items_that_are_refused_are_named_by_their_position(client: FlaskClient) -> None:
+def test_json_items_that_are_refused_are_named_by_their_position(client: Client) -> None:
     answer = client.post("/api/tasks", json={"worker": "enroll", "items": [{"sku": "A"}, {"sku": ["B"]}, 7]})
     assert answer.status_code == 202, answer.json
     assert {e["row"] for e in answer.json["errors"]} == {2, 3}
 
 
-def test_the_same_key_and_body_again_is_the_first_task_again(client: FlaskClient) -> None:
+def test_the_same_key_and_body_again_is_the_first_task_again(client: Client) -> None:
     def send() -> Any:
         body = {"worker": "enroll", "items": [{"sku": "A"}]}
         return client.post("/api/tasks", json=body, headers={"Idempotency-Key": "k-1"})
@@ -78,7 +77,7 @@ def test_the_same_key_and_body_again_is_the_first_task_again(client: FlaskClient
     assert len(client.get("/api/tasks").json["tasks"]) == 1
 
 
-def test_the_same_key_with_another_body_is_refused_and_says_so(client: FlaskClient, form: Form) -> None:
+def test_the_same_key_with_another_body_is_refused_and_says_so(client: Client, form: Form) -> None:
     headers = {"Idempotency-Key": "k-2"}
     assert client.post("/api/tasks", json={"worker": "enroll", "items": [{"sku": "A"}]}, headers=headers).status_code == 202
     answer = client.post("/api/tasks", json={"worker": "enroll", "items": [{"sku": "B"}]}, headers=headers)
@@ -87,7 +86,7 @@ def test_the_same_key_with_another_body_is_refused_and_says_so(client: FlaskClie
     assert client.post("/api/tasks", **form("sku\nA\n")).status_code == 202
 
 
-def test_a_key_is_unique_per_owner(client: FlaskClient) -> None:
+def test_a_key_is_unique_per_owner(client: Client) -> None:
     ids = set()
     for owner in ("ann", "bob"):
         body = {"worker": "enroll", "items": [{"sku": owner}], "owner": owner}
@@ -98,13 +97,13 @@ def test_a_key_is_unique_per_owner(client: FlaskClient) -> None:
     assert [t["owner"] for t in client.get("/api/tasks?owner=bob").json["tasks"]] == ["bob"]
 
 
-def test_big_integers_stay_exact_where_the_worker_takes_them_as_text(client: FlaskClient) -> None:
+def test_big_integers_stay_exact_where_the_worker_takes_them_as_text(client: Client) -> None:
     answer = client.post("/api/tasks", json={"worker": "enroll", "items": [{"sku": 9007199254740993}]})
     assert answer.status_code == 202, answer.json
     assert client.get(answer.json["links"]["events"]).json["events"][0]["params"]["sku"] == "9007199254740993"
 
 
-def test_null_is_the_default_and_for_parallel_no_limit(client: FlaskClient) -> None:
+def test_null_is_the_default_and_for_parallel_no_limit(client: Client) -> None:
     body = {"worker": "enroll", "items": [{"sku": "A"}], "title": None, "parallel": None, "queue": None, "owner": None}
     answer = client.post("/api/tasks", json=body)
     assert answer.status_code == 202, answer.json
@@ -113,10 +112,9 @@ def test_null_is_the_default_and_for_parallel_no_limit(client: FlaskClient) -> N
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("interval", 1.5), ("chunk_size", 10), ("tolerated_failures", "5%"), ("on_complete", "x"),
-     ("resubmit_of", 1)],
-)  # fmt: skip
-def test_options_of_later_versions_are_refused_and_never_ignored(client: FlaskClient, option: str, value: Any) -> None:
+    [("interval", 1.5), ("chunk_size", 10), ("tolerated_failures", "5%"), ("on_complete", "x"), ("resubmit_of", 1)],
+)
+def test_options_of_later_versions_are_refused_and_never_ignored(client: Client, option: str, value: Any) -> None:
     answer = client.post("/api/tasks", json={"worker": "enroll", "items": [{"sku": "A"}], option: value})
     assert answer.status_code == 422
     assert answer.json["code"] == "not_supported_yet"
@@ -145,7 +143,7 @@ def test_a_list_whose_validation_goes_on_is_answered_at_once(
     assert [r["row"] for r in client.get(page["links"]["next"]).json["rejected"]] == [4, 5]
 
 
-def test_a_session_is_taken_and_shown_and_the_task_that_waits_for_it_says_so(client: FlaskClient) -> None:
+def test_a_session_is_taken_and_shown_and_the_task_that_waits_for_it_says_so(client: Client) -> None:
     body = {"worker": "enroll", "items": [{"sku": "A"}], "session": "user:42"}
     first, second = (client.post("/api/tasks", json=body).json for _ in range(2))
     assert first["control"]["session"] == "user:42"

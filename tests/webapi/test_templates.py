@@ -8,13 +8,12 @@ from typing import Any
 
 import openpyxl
 import pytest
-from flask.testing import FlaskClient
-from support.webshop import Product, client_of
+from support.webshop import Client, Product, client_of
 
 from asynctask import AsyncTask
 
 
-def test_a_template_that_was_filled_in_can_be_handed_in(client: FlaskClient, form: Callable[..., dict[str, Any]]) -> None:
+def test_a_template_that_was_filled_in_can_be_handed_in(client: Client, form: Callable[..., dict[str, Any]]) -> None:
     answer = client.get("/api/workers/enroll/template.xlsx")
     assert answer.status_code == 200
     assert answer.mimetype.endswith("spreadsheetml.sheet")
@@ -32,16 +31,14 @@ def test_a_template_that_was_filled_in_can_be_handed_in(client: FlaskClient, for
     assert event["params"] == {"sku": "007", "quantity": 3, "note": None}
 
 
-def test_as_csv_it_is_the_header(client: FlaskClient, form: Callable[..., dict[str, Any]]) -> None:
+def test_as_csv_it_is_the_header(client: Client, form: Callable[..., dict[str, Any]]) -> None:
     answer = client.get("/api/workers/enroll/template.csv")
     assert answer.data == "\ufeffsku,Quantity,note\r\n".encode()
     sent = client.post("/api/tasks", **form(answer.data + b"007,3,\r\n", "enroll.csv"))
     assert sent.status_code == 202, sent.json
 
 
-def test_an_empty_template_is_refused_as_a_list_without_items(
-    client: FlaskClient, form: Callable[..., dict[str, Any]]
-) -> None:
+def test_an_empty_template_is_refused_as_a_list_without_items(client: Client, form: Callable[..., dict[str, Any]]) -> None:
     for suffix in ("xlsx", "csv"):
         body = client.get(f"/api/workers/enroll/template.{suffix}").data
         sent = client.post("/api/tasks", **form(body, f"enroll.{suffix}"))
@@ -51,7 +48,7 @@ def test_an_empty_template_is_refused_as_a_list_without_items(
 @pytest.mark.parametrize(
     ("language", "sheets"), [("zh-CN", ["数据", "说明"]), ("ja", ["データ", "説明"]), ("fr", ["Rows", "Help"])]
 )
-def test_its_help_is_in_the_readers_language(client: FlaskClient, language: str, sheets: list[str]) -> None:
+def test_its_help_is_in_the_readers_language(client: Client, language: str, sheets: list[str]) -> None:
     answer = client.get("/api/workers/enroll/template.xlsx", headers={"Accept-Language": language})
     book = openpyxl.load_workbook(io.BytesIO(answer.data))
     assert book.sheetnames == sheets
@@ -59,9 +56,7 @@ def test_its_help_is_in_the_readers_language(client: FlaskClient, language: str,
 
 
 @pytest.mark.parametrize("suffix", ["xlsx", "csv"])
-def test_a_worker_without_a_model_has_none_and_one_that_nobody_registered_is_not_there(
-    client: FlaskClient, suffix: str
-) -> None:
+def test_a_worker_without_a_model_has_none_and_one_that_nobody_registered_is_not_there(client: Client, suffix: str) -> None:
     refused = client.get(f"/api/workers/anything/template.{suffix}")
     assert (refused.status_code, refused.json["code"]) == (409, "no_template")
     assert "takes any row" in refused.json["detail"]
@@ -70,7 +65,7 @@ def test_a_worker_without_a_model_has_none_and_one_that_nobody_registered_is_not
     assert "enroll" in missing.json["detail"]
 
 
-def test_head_answers_the_same_headers(client: FlaskClient) -> None:
+def test_head_answers_the_same_headers(client: Client) -> None:
     head, get = (call("/api/workers/enroll/template.csv") for call in (client.head, client.get))
     assert head.status_code == 200
     assert head.data == b""

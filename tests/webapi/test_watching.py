@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
-from flask.testing import FlaskClient
+from support.webshop import Client
 
 from asynctask import AsyncTask
 from asynctask.testing import wait_for
@@ -16,14 +16,21 @@ from asynctask.testing import wait_for
 Working = Callable[[], AbstractContextManager[None]]
 
 
-def test_the_progress_object_has_exactly_what_the_contract_says(client: FlaskClient, ended: Callable[..., int]) -> None:
+def test_the_progress_object_has_exactly_what_the_contract_says(client: Client, ended: Callable[..., int]) -> None:
     task_id = ended("A", "B", "NO-1", "BUG-1", title="Spring", parallel=2)
     seen = client.get(f"/api/tasks/{task_id}").json
     assert seen["done"] is True
     assert seen["state"] == "finished"
     assert seen["counts"] == {
-        "total": 4, "enqueue": 0, "working": 0, "stopped": 0, "finish": 2, "failed": 1, "error": 1, "cancelled": 0,
-    }  # fmt: skip
+        "total": 4,
+        "enqueue": 0,
+        "working": 0,
+        "stopped": 0,
+        "finish": 2,
+        "failed": 1,
+        "error": 1,
+        "cancelled": 0,
+    }
     assert seen["progress"]["percent"] == 100.0
     assert seen["links"] == {
         "self": f"/api/tasks/{task_id}",
@@ -36,7 +43,7 @@ def test_the_progress_object_has_exactly_what_the_contract_says(client: FlaskCli
         assert client.get(seen["links"][each]).status_code == 200
 
 
-def test_an_etag_saves_the_body_until_something_changes(app: AsyncTask, client: FlaskClient) -> None:
+def test_an_etag_saves_the_body_until_something_changes(app: AsyncTask, client: Client) -> None:
     task = app.submit("enroll", [{"sku": "A"}])
     url = f"/api/tasks/{task.id}"
     first = client.get(url)
@@ -54,21 +61,21 @@ def test_an_etag_saves_the_body_until_something_changes(app: AsyncTask, client: 
     assert with_errors.status_code == 200, "another representation has another tag"
 
 
-def test_include_errors_adds_the_first_failures(client: FlaskClient, ended: Callable[..., int]) -> None:
+def test_include_errors_adds_the_first_failures(client: Client, ended: Callable[..., int]) -> None:
     task_id = ended("A", *(f"NO-{n}" for n in range(25)))
     seen = client.get(f"/api/tasks/{task_id}?include=errors").json
     assert len(seen["errors"]) == 20
     assert {e["status"] for e in seen["errors"]} == {"failed"}
 
 
-def test_long_polls_and_streams_are_refused_until_they_are_built(app: AsyncTask, client: FlaskClient) -> None:
+def test_long_polls_and_streams_are_refused_until_they_are_built(app: AsyncTask, client: Client) -> None:
     task = app.submit("enroll", [{"sku": "A"}])
     answer = client.get(f"/api/tasks/{task.id}?wait=20&version=3")
     assert (answer.status_code, answer.json["code"]) == (422, "not_supported_yet")
     assert client.get(f"/api/tasks/{task.id}/stream").status_code == 404
 
 
-def test_tasks_are_listed_newest_first_page_by_page(app: AsyncTask, client: FlaskClient) -> None:
+def test_tasks_are_listed_newest_first_page_by_page(app: AsyncTask, client: Client) -> None:
     ids = [app.submit("enroll", [{"sku": str(n)}], title=f"T{n}").id for n in range(5)]
     found, url = [], "/api/tasks?limit=2&worker=enroll"
     while url:
@@ -79,7 +86,7 @@ def test_tasks_are_listed_newest_first_page_by_page(app: AsyncTask, client: Flas
     assert found == [ids[:2], ids[2:4], ids[4:]]
 
 
-def test_tasks_are_found_by_ids_state_worker_and_owner(app: AsyncTask, client: FlaskClient) -> None:
+def test_tasks_are_found_by_ids_state_worker_and_owner(app: AsyncTask, client: Client) -> None:
     one = app.submit("enroll", [{"sku": "A"}], owner="ann").id
     two = app.submit("anything", [{"x": 1}]).id
     client.post(f"/api/tasks/{two}/pause")
@@ -96,17 +103,25 @@ def test_tasks_are_found_by_ids_state_worker_and_owner(app: AsyncTask, client: F
 
 @pytest.mark.parametrize(
     ("query", "column"),
-    [("limit=0", "limit"), ("limit=201", "limit"), ("limit=x", "limit"), ("ids=a", "ids"),
-     ("ids=" + "1," * 200 + "1", "ids"), ("state=done", "state"), ("after=0", "after"),
-     ("after=" + "9" * 30, "after"), ("wroker=x", "wroker")],
-)  # fmt: skip
-def test_a_query_parameter_that_is_wrong_is_named(client: FlaskClient, query: str, column: str) -> None:
+    [
+        ("limit=0", "limit"),
+        ("limit=201", "limit"),
+        ("limit=x", "limit"),
+        ("ids=a", "ids"),
+        ("ids=" + "1," * 200 + "1", "ids"),
+        ("state=done", "state"),
+        ("after=0", "after"),
+        ("after=" + "9" * 30, "after"),
+        ("wroker=x", "wroker"),
+    ],
+)
+def test_a_query_parameter_that_is_wrong_is_named(client: Client, query: str, column: str) -> None:
     answer = client.get(f"/api/tasks?{query}")
     assert answer.status_code == 422
     assert [e["column"] for e in answer.json["errors"]] == [column]
 
 
-def test_events_are_paged_and_filtered(client: FlaskClient, ended: Callable[..., int]) -> None:
+def test_events_are_paged_and_filtered(client: Client, ended: Callable[..., int]) -> None:
     task_id = ended("A", "NO-1", "B", "BUG-1")
     url = f"/api/tasks/{task_id}/events"
     everything = client.get(url).json
@@ -124,7 +139,7 @@ def test_events_are_paged_and_filtered(client: FlaskClient, ended: Callable[...,
 
 
 def test_an_event_has_the_names_of_its_record_beside_the_earlier_ones(
-    app: AsyncTask, client: FlaskClient, ended: Callable[..., int]
+    app: AsyncTask, client: Client, ended: Callable[..., int]
 ) -> None:
     task_id = ended("NO-1")
     (event,) = client.get(f"/api/tasks/{task_id}/events").json["events"]
@@ -138,9 +153,7 @@ def test_an_event_has_the_names_of_its_record_beside_the_earlier_ones(
     assert {"worker_name", "worker", "added_messages", "messages"} <= set(described["required"])
 
 
-def test_the_time_left_is_not_over_before_the_next_retry_is_due(
-    app: AsyncTask, client: FlaskClient, working: Working
-) -> None:
+def test_the_time_left_is_not_over_before_the_next_retry_is_due(app: AsyncTask, client: Client, working: Working) -> None:
     @app.worker(retry=3, retry_in=lambda *_: 600.0)
     def flaky(item: dict[str, Any]) -> None:
         if item["n"] < 3:
@@ -158,7 +171,7 @@ def test_the_time_left_is_not_over_before_the_next_retry_is_due(
     assert 500 < seen["progress"]["eta_s"] < 700
 
 
-def test_errors_are_grouped_and_every_change_is_logged(client: FlaskClient, ended: Callable[..., int]) -> None:
+def test_errors_are_grouped_and_every_change_is_logged(client: Client, ended: Callable[..., int]) -> None:
     task_id = ended("NO-1", "NO-2", "BUG-1", note="same reason")
     groups = client.get(f"/api/tasks/{task_id}/errors").json["errors"]
     assert [(g["count"], g["status"]) for g in groups] == [(2, "failed"), (1, "error")]
@@ -169,13 +182,13 @@ def test_errors_are_grouped_and_every_change_is_logged(client: FlaskClient, ende
     assert log[0]["who"] == "web 127.0.0.1"
 
 
-def test_a_job_is_shown_with_its_life(client: FlaskClient, ended: Callable[..., int]) -> None:
+def test_a_job_is_shown_with_its_life(client: Client, ended: Callable[..., int]) -> None:
     event = client.get(f"/api/tasks/{ended('A')}/events").json["events"][0]
     assert client.get(f"/api/jobs/{event['job_id']}").json == event
     assert client.get("/api/jobs/nope").status_code == 404
 
 
-def test_control_is_idempotent_and_answers_the_progress(app: AsyncTask, client: FlaskClient) -> None:
+def test_control_is_idempotent_and_answers_the_progress(app: AsyncTask, client: Client) -> None:
     task = app.submit("enroll", [{"sku": "A"}])
 
     def act(verb: str) -> Any:
@@ -193,7 +206,7 @@ def test_control_is_idempotent_and_answers_the_progress(app: AsyncTask, client: 
 
 
 def test_a_retry_runs_the_chosen_rows_again(
-    app: AsyncTask, client: FlaskClient, ended: Callable[..., int], working: Working
+    app: AsyncTask, client: Client, ended: Callable[..., int], working: Working
 ) -> None:
     task_id = ended("A", "NO-1", "BUG-1")
     answer = client.post(f"/api/tasks/{task_id}/retry?status=error")
@@ -204,7 +217,7 @@ def test_a_retry_runs_the_chosen_rows_again(
     assert attempts["BUG-1"] > attempts["NO-1"] == attempts["A"]
 
 
-def test_knobs_turn_while_it_runs(app: AsyncTask, client: FlaskClient) -> None:
+def test_knobs_turn_while_it_runs(app: AsyncTask, client: Client) -> None:
     task = app.submit("enroll", [{"sku": "A"}], parallel=9)
     url = f"/api/tasks/{task.id}"
     answer = client.patch(url, json={"parallel": 3, "priority": 120, "title": "New"})
@@ -215,26 +228,30 @@ def test_knobs_turn_while_it_runs(app: AsyncTask, client: FlaskClient) -> None:
 
 @pytest.mark.parametrize(
     ("body", "status", "code"),
-    [({}, 422, "invalid_knob"), ([], 422, "invalid_knob"), ({"parallel": 0}, 422, "invalid_knob"),
-     ({"priority": None}, 422, "invalid_knob"), ({"paralel": 1}, 422, "invalid_knob"),
-     ({"interval": 1.0}, 422, "not_supported_yet"), ({"tolerated_failures": 3}, 422, "not_supported_yet")],
-)  # fmt: skip
-def test_a_knob_that_cannot_be_turned_is_named(
-    app: AsyncTask, client: FlaskClient, body: Any, status: int, code: str
-) -> None:
+    [
+        ({}, 422, "invalid_knob"),
+        ([], 422, "invalid_knob"),
+        ({"parallel": 0}, 422, "invalid_knob"),
+        ({"priority": None}, 422, "invalid_knob"),
+        ({"paralel": 1}, 422, "invalid_knob"),
+        ({"interval": 1.0}, 422, "not_supported_yet"),
+        ({"tolerated_failures": 3}, 422, "not_supported_yet"),
+    ],
+)
+def test_a_knob_that_cannot_be_turned_is_named(app: AsyncTask, client: Client, body: Any, status: int, code: str) -> None:
     task = app.submit("enroll", [{"sku": "A"}], parallel=9)
     answer = client.patch(f"/api/tasks/{task.id}", json=body)
     assert (answer.status_code, answer.json["code"]) == (status, code), answer.json
     assert app.task(task.id).progress()["control"]["parallel"] == 9
 
 
-def test_knobs_of_a_task_that_is_over_do_nothing_any_more(client: FlaskClient, ended: Callable[..., int]) -> None:
+def test_knobs_of_a_task_that_is_over_do_nothing_any_more(client: Client, ended: Callable[..., int]) -> None:
     answer = client.patch(f"/api/tasks/{ended('A')}", json={"parallel": 3})
     assert answer.status_code == 409
     assert "finished" in answer.json["detail"]
 
 
-def test_workers_are_listed_with_what_their_items_must_be(client: FlaskClient) -> None:
+def test_workers_are_listed_with_what_their_items_must_be(client: Client) -> None:
     anything, enroll = client.get("/api/workers").json["workers"]
     assert (anything["name"], anything["item_schema"], anything["fields"]) == ("anything", None, [])
     assert enroll["doc"] == "Enrol a product in the promotion."
@@ -248,7 +265,7 @@ def test_workers_are_listed_with_what_their_items_must_be(client: FlaskClient) -
 
 
 @pytest.mark.parametrize("path", ["", "/events", "/errors", "/log", "/rejected", "/report.csv", "/report.xlsx"])
-def test_a_task_that_is_not_there_is_404_everywhere(client: FlaskClient, path: str) -> None:
+def test_a_task_that_is_not_there_is_404_everywhere(client: Client, path: str) -> None:
     for task_id in (1, 2**63 - 1, 2**63, 10**30):
         answer = client.get(f"/api/tasks/{task_id}{path}")
         assert (answer.status_code, answer.json["code"]) == (404, "not_found"), answer.json
@@ -256,7 +273,7 @@ def test_a_task_that_is_not_there_is_404_everywhere(client: FlaskClient, path: s
         assert client.post(f"/api/tasks/{10**30}/{verb}").status_code == 404
 
 
-def test_many_can_ask_at_once(app: AsyncTask, client: FlaskClient) -> None:
+def test_many_can_ask_at_once(app: AsyncTask, client: Client) -> None:
     task = app.submit("enroll", [{"sku": "A"}])
     answers: list[int] = []
 
@@ -272,7 +289,7 @@ def test_many_can_ask_at_once(app: AsyncTask, client: FlaskClient) -> None:
     assert answers == [200] * 40
 
 
-def test_links_hold_under_a_prefix(app: AsyncTask, client: FlaskClient) -> None:
+def test_links_hold_under_a_prefix(app: AsyncTask, client: Client) -> None:
     task = app.submit("enroll", [{"sku": "A"}])
     under = {"SCRIPT_NAME": "/bulk"}
     seen = client.get(f"/api/tasks/{task.id}", environ_overrides=under).json["links"]

@@ -116,9 +116,9 @@ class SqlBroker:
             spread = self._heads.spread
             taken = self._table.exchange(process, done, ranges, limit, spread)
         if limit > 0:
-            self._heads.met(taken.spread, limit)
+            self._heads.record_spread(taken.spread, limit)
             dry = queues if len(taken.copies) < limit else ()
-            self._heads.told(whole, taken.places, dry=dry, cost_s=self._clock.monotonic() - began)
+            self._heads.record_claim(whole, taken.places, dry=dry, cost_s=self._clock.monotonic() - began)
             self._back_off(bool(taken.copies))
             self._more = bool(taken.copies) and taken.spread > spread
         return taken.copies

@@ -205,7 +205,7 @@ class Heads:
             for name in dict.fromkeys(queues):
                 queue = self._queues.setdefault(name, _QueueMarks())
                 if queue.look_at <= now:
-                    # Other threads use the marks meanwhile; told() sets the time of the next scan.
+                    # Other threads use the marks meanwhile; record_claim() sets the time of the next scan.
                     queue.look_at = now + LOOK_S
                     whole.add(name)
                     found.append(Range(name, FIRST, 0, LAST))
@@ -213,7 +213,7 @@ class Heads:
                     found += _ranges_after(name, queue, now)
         return found, frozenset(whole)
 
-    def told(
+    def record_claim(
         self, whole: Iterable[str], taken: Sequence[tuple[str, int, int]], *, dry: Iterable[str], cost_s: float
     ) -> None:
         """Notes a claim: (queue, waits, id) of each copy in order, the queues that had no more, and its duration."""
@@ -233,7 +233,7 @@ class Heads:
         """The number of first copies among which the next claim begins at a random one."""
         return int(self._spread)
 
-    def met(self, spread: int, limit: int) -> None:
+    def record_spread(self, spread: int, limit: int) -> None:
         """Notes the spread that a claim of ``limit`` needed; later claims shrink it by a tenth each."""
         near = 0.9 * spread
         self._spread = near if near >= limit else 0.0

@@ -1,7 +1,7 @@
 # frozen_string_literal: true
 
-# Ruby that stays: each line that comes is base64 of a JSON array, a script and its words; the answer is a line with "=" and
-# the JSON of what the script came to, or with "!" and what went wrong. REDIS_URL says with which server.
+# Ruby that stays: each line that comes is base64 of a JSON array, the URL of a Redis server, a script and its words; the
+# answer is a line with "=" and the JSON of what the script came to, or with "!" and what went wrong.
 OUT = $stdout.dup
 OUT.sync = true
 $stdout.reopen($stderr)
@@ -21,12 +21,17 @@ Sidekiq.logger.level = Logger::FATAL
 
 # What a script is run in: `words`, and Sidekiq's pages as a browser with one session sees them.
 class Desk
-  attr_reader :words
+  attr_reader :words, :answered
 
   def initialize(words)
     @words = words
     @web = Rack::MockRequest.new(Sidekiq::Web)
     @session = {}
+  end
+
+  # What the script gives, where it is not what it ends with.
+  def answer(value)
+    @answered = value
   end
 
   def get(path, **headers)
@@ -53,11 +58,17 @@ class Desk
   end
 end
 
+at = nil
 OUT.puts("=true")
 while (line = $stdin.gets)
-  script, words = JSON.parse(line.unpack1("m").force_encoding("UTF-8"))
+  url, script, words = JSON.parse(line.unpack1("m").force_encoding("UTF-8"))
   begin
-    value = Desk.new(words).instance_eval(script)
+    Sidekiq.redis = { url: url } if url != at
+    at = url
+    ARGV.replace(words.map(&:to_s))
+    desk = Desk.new(words)
+    value = desk.instance_eval(script)
+    value = desk.answered unless desk.answered.nil?
     plain = [NilClass, TrueClass, FalseClass, Numeric, String, Array, Hash].any? { |kind| value.is_a?(kind) }
     OUT.puts("=#{JSON.generate([plain ? value : nil])}")
   rescue StandardError, ScriptError => error

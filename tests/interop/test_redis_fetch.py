@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support.hooks import noting
 from support.redis_world import RedisWorld
-from support.servers import RedisServer
 
 from asynctask.testing import wait_for
 from asynctask.wire.payload import parse
 
 pytestmark = pytest.mark.one_redis("what the broker does on each is proved by the tests of the broker")
-
-
-@pytest.fixture
-def world(tmp_path: Path, redis_server: RedisServer) -> Iterator[RedisWorld]:
-    made = RedisWorld(tmp_path, redis_server)
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("tracked", [False, True], ids=["untracked", "tracked"])
@@ -34,7 +25,7 @@ def test_jobs_that_become_long_are_given_back_to_whoever_is_idle(world: RedisWor
             gate.wait(120)
         ran.append(n)
 
-    app.worker(name="long", use_task_event=True)(lambda n: gate.wait(120) and ran.append(n))
+    app.worker(name="long", use_task_event=True)(lambda n: ran.append(n) if gate.wait(120) else None)
     for n in range(3_500):
         world.push("long" if tracked and n >= 3_000 else "ours", n)
     with world.working(app, concurrency=2) as launcher:
@@ -56,8 +47,8 @@ def test_a_process_of_short_jobs_does_not_ask_for_each(world: RedisWorld) -> Non
     for n in range(5_000):
         world.push("ours", n)
     broker: Any = app.broker
-    asked, exchange = [], broker.exchange
-    broker.exchange = lambda *words: asked.append(words) or exchange(*words)
+    asked: list[Any] = []
+    broker.exchange = noting(asked, broker.exchange)
     with world.working(app, concurrency=2):
         wait_for(lambda: len(ran) == 5_000, "all ran")
         wait_for(lambda: world.fetched() == 0, "all are acknowledged")

@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.payloads import EDGES, HARD, TEXTS, UNKNOWN, VALUES
-from support.redis_interop import Desk
+from support.redis_ruby import Desk
 from support.redis_watch import Monitor
 from support.redis_world import RedisWorld
-from support.servers import RedisServer
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
 from asynctask.brokers.redis.broker import RedisBroker
@@ -32,21 +29,6 @@ from asynctask.wire.payload import dump, parse
 
 NOW = SystemClock().now() - 3_600 * SECOND  # the dead are kept for half a year
 LATER = 4_000_000_000
-
-
-@pytest.fixture(scope="module")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def world(tmp_path: Path, redis_server: RedisServer) -> Iterator[RedisWorld]:
-    made = RedisWorld(tmp_path, redis_server)
-    yield made
-    made.close()
 
 
 # -- entries of sets
@@ -90,7 +72,7 @@ def foreign(n: int, item: dict[str, Any]) -> Copy:
     finds an entry whose numbers stand in it as its own Ruby writes them."""
     job = {**item, "jid": f"{n:024x}", "queue": "default", "retry": 3, "backtrace": True, "created_at": 1.5e9}
     numbers: list[float] = []
-    text = re.sub(r'"@(\d+)@"', lambda found: dump([numbers[int(found[1])]])[1:-1], json.dumps(_named(job, numbers)))
+    text = re.sub(r'"@(\d+)@"', lambda found: dump({"n": numbers[int(found[1])]})[5:-1], json.dumps(_named(job, numbers)))
     return Copy(f"{n:024x}", 0, "default", text)
 
 
@@ -177,7 +159,7 @@ def plain(key: str, identity: str) -> str:
     return re.sub(r"^(h\|)?(Shop::\w+)-\d+-\d+:\d+$", r"\1\2-MINUTE", key)
 
 
-def lying(raw: redis.Redis, identity: str) -> dict[str, Any]:
+def lying(raw: Any, identity: str) -> dict[str, Any]:
     """What lies in each key: its type, how long it is kept, and its form."""
     found: dict[str, Any] = {}
     for key in raw.scan_iter():
@@ -189,7 +171,7 @@ def lying(raw: redis.Redis, identity: str) -> dict[str, Any]:
     return found
 
 
-def form(raw: redis.Redis, key: bytes, identity: str) -> Any:
+def form(raw: Any, key: bytes, identity: str) -> Any:
     kind = raw.type(key)
     if kind == b"set":
         return {plain(each.decode(), identity) for each in raw.smembers(key)}
@@ -265,8 +247,12 @@ def ours(world: RedisWorld, rubys: Traces, request: pytest.FixtureRequest) -> Tr
 
 # What we write beside it: what an older Sidekiq (6.4.1, Debian's) has not got yet, and versions 7 and 8 read.
 _METRICS = {
-    "j|MINUTE": 28_800, "j8|MINUTE": 28_800, "j8|TEN": 259_200, "Shop::Echo-MINUTE": 28_800, "h|Shop::Echo-MINUTE": 28_800,
-}  # fmt: skip
+    "j|MINUTE": 28_800,
+    "j8|MINUTE": 28_800,
+    "j8|TEN": 259_200,
+    "Shop::Echo-MINUTE": 28_800,
+    "h|Shop::Echo-MINUTE": 28_800,
+}
 _NEWER = {*_METRICS, "ID:work"}
 _NEWER_INFO = {("weights", "list"), ("capsules", "dict"), ("version", "str"), ("embedded", "bool")}
 

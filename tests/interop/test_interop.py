@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.payloads import HARD, UNKNOWN
-from support.redis_interop import Desk, RubyWorker, noted
+from support.redis_ruby import Desk, RubyWorker, noted
 from support.redis_world import RedisWorld
 from support.servers import RedisServer
 
@@ -30,26 +30,10 @@ LATER = 4_000_000_000
 
 
 @pytest.fixture(scope="module")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """A server of its own: Ruby's processes stay between two tests."""
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture(scope="module")
 def ruby(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RubyWorker]:
     """A process of Ruby's that works the queue ``ruby``; ours work ``python``."""
     with RubyWorker(redis_server, tmp_path_factory.mktemp("ruby"), "ruby") as made:
         yield made
-
-
-@pytest.fixture
-def world(tmp_path: Path, redis_server: RedisServer) -> Iterator[RedisWorld]:
-    made = RedisWorld(tmp_path, redis_server)
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -244,8 +228,9 @@ def test_ruby_restarts_kills_moves_and_deletes_what_failed_here(
             retries.find_job(words[2]).delete
             retries.find_job(words[3]).reschedule(words[4])
             """,
-            *jids, LATER + 0.5,
-        )  # fmt: skip
+            *jids,
+            LATER + 0.5,
+        )
         assert sorted(ours.keys("retries")) == sorted([jids[0], jids[3]])
         assert sorted(ours.keys("dead")) == sorted([jids[1], last])
         assert ours.keys("retries")[jids[3]] == f"{LATER + 0.5}-{jids[3]}"
@@ -345,8 +330,11 @@ def test_we_quiet_and_stop_a_process_of_rubys_and_perform_what_it_gave_back(
 
         facts = seen()
         assert (facts["kind"], facts["queues"], facts["concurrency"], facts["quiet"]) == (
-            "sidekiq", ["other", "low"], 1, False,
-        )  # fmt: skip
+            "sidekiq",
+            ["other", "low"],
+            1,
+            False,
+        )
         jid = client.push({"class": "Shop::Slow", "args": HARD, "queue": "low", **UNKNOWN})
         wait_for(lambda: seen()["busy"] == 1, "it is at work")
         operations.signal(me, "quiet")
@@ -438,8 +426,10 @@ def test_what_rails_enqueued_is_performed_here_with_its_values(
     assert found == [value for _, value in FROM_RAILS]
     assert [type(value) for value in found] == [type(value) for _, value in FROM_RAILS]
     assert [each.utcoffset() for each in found if isinstance(each, datetime)] == [
-        timedelta(0), timedelta(hours=1), timedelta(hours=1),
-    ]  # fmt: skip
+        timedelta(0),
+        timedelta(hours=1),
+        timedelta(hours=1),
+    ]
     assert options == {"key": Symbol("word"), "on": date(2026, 1, 2)}
     assert (later, none) == ([{"a": 1}], {})
 

@@ -10,13 +10,12 @@ import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 from support.payloads import HARD, UNKNOWN
-from support.redis_interop import PACKAGES, Desk
+from support.redis_ruby import PACKAGES, Desk
 from support.redis_world import RedisWorld
 from support.servers import RedisServer, missing
 
@@ -46,21 +45,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "with a number of retries": {"retry": 0, "retry_for": 60, "retry_queue": "low", "dead": False, "backtrace": 5},
     "in another queue": {"queue": "low:1.x-Y_z"},
 }
-
-
-@pytest.fixture(scope="module")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def world(tmp_path: Path, redis_server: RedisServer) -> Iterator[RedisWorld]:
-    made = RedisWorld(tmp_path, redis_server)
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -358,8 +342,14 @@ def test_sidekiqmon_counts_what_we_wrote(world: RedisWorld, broker: RedisBroker,
         me = launcher.pool.identity
     numbers = {name: int(text.replace(",", "")) for name, text in re.findall(r"^ *(\w+): ([\d,]+)$", said, re.MULTILINE)}
     assert numbers == {
-        "Processed": 1_234, "Failed": 5, "Busy": 0, "Enqueued": len(KINDS) + 1, "Retries": 2, "Scheduled": 1, "Dead": 3,
-    }  # fmt: skip
+        "Processed": 1_234,
+        "Failed": 5,
+        "Busy": 0,
+        "Enqueued": len(KINDS) + 1,
+        "Retries": 2,
+        "Scheduled": 1,
+        "Dead": 3,
+    }
     assert me in said
     assert "Threads: 3 (0 busy)" in said
     assert "Queues: none, other" in said
@@ -389,6 +379,8 @@ def test_a_search_by_letters_finds_what_we_wrote(world: RedisWorld, broker: Redi
           words.map { |word| set.new.scan(word).map(&:jid) }
         end
         """,
-        "üße", "世界 😀/</b>", f"{2:024x}",
-    )  # fmt: skip
+        "üße",
+        "世界 😀/</b>",
+        f"{2:024x}",
+    )
     assert found == [[[a_job(1).jid], [a_job(1).jid], [a_job(2).jid]]] * 3

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import structlog
 from support.redis_dead import buried
 from support.redis_world import RedisWorld
-from support.servers import RedisServer
 
 from asynctask.testing import wait_for
 
@@ -36,13 +32,6 @@ NO_JOBS: dict[str, bytes] = {
     "an envelope of ours that is wrong": b'{"class":"ours","asynctask":{"jid":"a","attempt":-1}}',
     "a NUL": b'{"class":"ours","args":["\x00"]}',
 }
-
-
-@pytest.fixture
-def world(tmp_path: Path, redis_server: RedisServer) -> Iterator[RedisWorld]:
-    made = RedisWorld(tmp_path, redis_server)
-    yield made
-    made.close()
 
 
 def assert_buried(world: RedisWorld, texts: list[bytes]) -> None:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 import structlog
+from support.hooks import noting
 from support.redis_world import RedisWorld
-from support.servers import RedisServer
 
 from asynctask import AsyncTask
 from asynctask.brokers.base import Copy
 from asynctask.database import tables
-from asynctask.runtime.intake import FIRST_REST_S, LONGEST_PASS, LONGEST_REST_S, Stranger, Strangers
+from asynctask.runtime.fetcher import FIRST_REST_S, LONGEST_PASS, LONGEST_REST_S, Stranger, Strangers
 from asynctask.testing import wait_for
 from asynctask.wire.activejob import OLD_WRAPPER, WRAPPER
 
@@ -30,13 +28,6 @@ THEIRS: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
     "a batch of a tracked worker": ("tracked", [{}], {"bid": "b1"}),
     "delayed extensions": ("Sidekiq::Extensions::DelayedClass", ["--- !ruby/object:Kernel {}"], {}),
 }
-
-
-@pytest.fixture
-def world(tmp_path: Path, redis_server: RedisServer) -> Iterator[RedisWorld]:
-    made = RedisWorld(tmp_path, redis_server)
-    yield made
-    made.close()
 
 
 def events(app: AsyncTask) -> list[str]:
@@ -67,12 +58,12 @@ def test_a_queue_of_others_jobs_is_passed_round_no_more_than_it_rests(world: Red
     app.worker(name="ours", use_task_event=False)(lambda n: ran.append(n))
     texts = [world.push("Theirs", n, queue="shared") for n in range(3)]
     broker: Any = app.broker
-    deferred, defer = [], broker.defer
-    broker.defer = lambda process, copies: deferred.append(copies) or defer(process, copies)
+    deferred: list[Any] = []
+    broker.defer = noting(deferred, broker.defer)
     with world.working(app, "shared", "own"):
         for n in range(30):
             world.push("ours", n, queue="own")
-            wait_for(lambda n=n: len(ran) == n + 1, "it ran at once", every=0.002)
+            wait_for(lambda: ran[-1:] == [n], "it ran at once", every=0.002)  # noqa: B023 - asked at once
         wait_for(lambda: sorted(world.waiting("shared")) == sorted(texts), "theirs wait")
     assert len(deferred) < 25, "once or twice each while the queue had not rested: not with each fetch"
 
@@ -84,10 +75,10 @@ def test_only_queues_of_others_leave_the_process_at_rest(world: RedisWorld) -> N
     with structlog.testing.capture_logs() as logs, world.working(app) as launcher:
         wait_for(lambda: any(line["event"] == "job_left_to_others" for line in logs), "it was seen")
         wait_for(lambda: world.waiting() == [text], "it lies where it was")
-        asked = []
+        asked: list[Any] = []
         broker: Any = app.broker
-        wait, broker.wait = broker.wait, lambda seconds: asked.append(seconds) or wait(seconds)
-        wait_for(lambda: asked and 0.2 < asked[-1] <= LONGEST_REST_S, "the queue rests")
+        broker.wait = noting(asked, broker.wait)
+        wait_for(lambda: asked and 0.2 < asked[-1][0] <= LONGEST_REST_S, "the queue rests")
         before = len(asked)
         for n in range(50):
             world.push("Theirs", n)

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.redis_ruby import sidekiq
+from support.redis_ruby import Desk
 from support.redis_watch import Fixed, Monitor
 from support.redis_world import RedisWorld
-from support.servers import RedisServer
 
 from asynctask import AsyncTask, CurrentJob, current_job
 from asynctask.client import RemoteWorker, Symbol
@@ -29,13 +28,6 @@ pytestmark = pytest.mark.one_redis("what the broker and the client do on each is
 
 NOW = 1_763_700_000_123_456
 TIMES = '"created_at":1763700000.123456,"enqueued_at":1763700000.123456'
-
-
-@pytest.fixture
-def world(redis_server: RedisServer, tmp_path: Path) -> Iterator[RedisWorld]:
-    made = RedisWorld(tmp_path, redis_server)
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -84,28 +76,50 @@ def test_a_push_is_the_two_commands_that_ruby_sends(world: RedisWorld, plain: Wo
     assert commands == [["SADD", "queues", "default"], ["LPUSH", "queue:default", text]]
 
 
-def test_options_of_the_decorator_and_of_set_are_members_as_sidekiq_has_them(world: RedisWorld, app: AsyncTask) -> None:
+def test_options_of_the_decorator_and_of_set_are_members_as_sidekiq_has_them(
+    world: RedisWorld, app: AsyncTask, desk: Desk
+) -> None:
     worker = app.worker(
-        lambda: None, name="Plain", use_task_event=False, queue="low", retry=7, tags=("a", "b"), dead=False,
+        lambda: None,
+        name="Plain",
+        use_task_event=False,
+        queue="low",
+        retry=7,
+        tags=("a", "b"),
+        dead=False,
         members={"tenant": 5, "kept": [1.5]},
-    )  # fmt: skip
+    )
     worker.perform_async()
     said = worker.set(queue="high", retry=False, retry_for=90, retry_queue="slow", backtrace=3, members={"tenant": 6})
     said.set(tags=["c"]).perform_async()
-    ruby = sidekiq(
-        world.server.url,
+    ruby = desk(
         "answer(%w[low high].map { |name| Sidekiq::Queue.new(name).map { |job| [job.item, job.tags] } })",
     )
     ((first, tags),), ((second, other_tags),) = ruby
     times = ("jid", "created_at", "enqueued_at")
     assert {name: value for name, value in first.items() if name not in times} == {
-        "retry": 7, "queue": "low", "class": "Plain", "args": [], "tags": ["a", "b"], "dead": False, "tenant": 5,
+        "retry": 7,
+        "queue": "low",
+        "class": "Plain",
+        "args": [],
+        "tags": ["a", "b"],
+        "dead": False,
+        "tenant": 5,
         "kept": [1.5],
-    }  # fmt: skip
+    }
     assert {name: value for name, value in second.items() if name not in times} == {
-        "retry": False, "queue": "high", "class": "Plain", "args": [], "tags": ["c"], "dead": False, "tenant": 6,
-        "kept": [1.5], "retry_for": 90, "retry_queue": "slow", "backtrace": 3,
-    }  # fmt: skip
+        "retry": False,
+        "queue": "high",
+        "class": "Plain",
+        "args": [],
+        "tags": ["c"],
+        "dead": False,
+        "tenant": 6,
+        "kept": [1.5],
+        "retry_for": 90,
+        "retry_queue": "slow",
+        "backtrace": 3,
+    }
     assert (tags, other_tags) == (["a", "b"], ["c"])
 
 
@@ -252,7 +266,8 @@ def test_options_that_cannot_be_are_refused_where_they_are_said(
 @pytest.mark.parametrize("option", [{"tags": ["a"]}, {"dead": False}, {"retry_queue": "low"}, {"members": {}}])
 def test_what_means_nothing_for_a_tracked_worker_is_refused_with_the_reason(app: AsyncTask, option: dict[str, Any]) -> None:
     tracked = app.worker(lambda: None, name="tracked")
-    for say in (lambda: tracked.set(**option), lambda: app.worker(lambda: None, name="other", **option)):
+    anyhow: Any = app
+    for say in (lambda: tracked.set(**option), lambda: anyhow.worker(lambda: None, name="other", **option)):
         with pytest.raises(
             ConfigError, match=r"is tracked, so .* would mean nothing: its retries and its end are in the ledger"
         ):
@@ -317,7 +332,7 @@ def test_the_client_middleware_sees_changes_and_stops_jobs_as_rubys_does(
         job.payload["args"] = [str(arg) for arg in job.payload["args"]]
         job.payload["tenant"] = 7
         job.payload["queue"] = "other" if job.payload["args"] == ["2"] else "default"
-        return job.payload["args"] != ["3"]
+        return bool(job.payload["args"] != ["3"])
 
     seen = asking(app, ask)
     first, second, third = plain.perform_bulk([1, 2, 3])
@@ -328,8 +343,9 @@ def test_the_client_middleware_sees_changes_and_stops_jobs_as_rubys_does(
     ((waiting, at),) = schedule(world)
     assert (waiting["jid"], waiting["args"], at) == (later, ["2026-01-01 00:00:00+00:00"], 1_763_700_060.123456)
     assert [(name, queue, payload.get("at")) for name, queue, payload in seen] == [
-        *[("Plain", "default", None)] * 3, ("Plain", "default", 1_763_700_060.123456),
-    ]  # fmt: skip
+        *[("Plain", "default", None)] * 3,
+        ("Plain", "default", 1_763_700_060.123456),
+    ]
 
 
 @pytest.mark.parametrize("spoil", [{"args": None}, {"class": 7}, {"queue": ""}, {"x": object()}, {"args": [object()]}])
@@ -383,14 +399,13 @@ def test_without_redis_there_is_no_worker_elsewhere(tmp_path: Path) -> None:
 
 
 def test_ruby_reads_what_is_pushed_for_its_worker_and_no_ledger_is_opened(
-    world: RedisWorld, unopened: AsyncTask, tmp_path: Path
+    world: RedisWorld, unopened: AsyncTask, tmp_path: Path, desk: Desk
 ) -> None:
     sleeper = unopened.remote_worker("SleepWorker", queue="slow", retry=False, tags=["a"], members={"unique_for": 60})
     jid = sleeper.perform_async(1, "é")
     later = sleeper.set(wait=60, retry=3).perform_async(2)
     many = sleeper.set(queue="many").perform_bulk([n] for n in range(1_500))
-    found = sidekiq(
-        world.server.url,
+    found = desk(
         """
         job = Sidekiq::Queue.new("slow").first
         entry = Sidekiq::ScheduledSet.new.first
@@ -401,13 +416,18 @@ def test_ruby_reads_what_is_pushed_for_its_worker_and_no_ledger_is_opened(
     )
     assert found == {
         "item": {
-            "class": "SleepWorker", "args": [1, "é"], "jid": jid, "retry": False, "queue": "slow", "tags": ["a"],
+            "class": "SleepWorker",
+            "args": [1, "é"],
+            "jid": jid,
+            "retry": False,
+            "queue": "slow",
+            "tags": ["a"],
             "unique_for": 60,
         },
         "size": 1_500,
         "last": [1_499],
         "later": [later, 1_763_700_060.123456, [2], 3],
-    }  # fmt: skip
+    }
     assert len(set(many)) == 1_500
     assert list(tmp_path.glob("*.db")) == []
 
@@ -415,7 +435,7 @@ def test_ruby_reads_what_is_pushed_for_its_worker_and_no_ledger_is_opened(
 def test_the_client_middleware_is_asked_for_workers_elsewhere_too(world: RedisWorld, app: AsyncTask) -> None:
     def ask(job: CurrentJob) -> bool:
         job.payload["tenant"] = 7
-        return job.payload["args"] != [2]
+        return bool(job.payload["args"] != [2])
 
     seen = asking(app, ask)
     hard = app.remote_worker("Hard")
@@ -468,7 +488,9 @@ def test_a_closed_application_and_a_forked_child_push_on_connections_of_their_ow
 def test_options_of_a_worker_elsewhere_are_checked_too(
     app: AsyncTask, options: dict[str, Any], error: type[Exception], told: str
 ) -> None:
-    for say in (lambda: app.remote_worker("Hard", **options), lambda: app.remote_worker("Hard").set(**options)):
+    anyhow: Any = app
+    say: Callable[[], Any]
+    for say in (lambda: anyhow.remote_worker("Hard", **options), lambda: anyhow.remote_worker("Hard").set(**options)):
         with pytest.raises(error) as caught:
             say()
         assert told in str(caught.value)
@@ -483,12 +505,11 @@ def test_arguments_by_name_are_for_active_job_alone(world: RedisWorld, app: Asyn
 # -- ActiveJob
 
 
-def test_a_job_of_active_job_is_the_wrapper_that_rails_reads(world: RedisWorld, app: AsyncTask) -> None:
+def test_a_job_of_active_job_is_the_wrapper_that_rails_reads(world: RedisWorld, app: AsyncTask, desk: Desk) -> None:
     mail = app.remote_worker("Shop::MailJob", queue="mail", active_job=True, retry=5)
     jid = mail.perform_async(1, Symbol("now"), {"a": [None]}, to="b@example.com", when=datetime(2026, 1, 1, tzinfo=UTC))
     later = mail.perform_in(60, 2)
-    found = sidekiq(
-        world.server.url,
+    found = desk(
         """
         job = Sidekiq::Queue.new("mail").first
         answer("shown" => job.display_class, "args" => job.display_args, "item" => job.item,
@@ -524,7 +545,7 @@ def test_many_jobs_of_active_job_go_together_each_with_an_id_of_its_own(world: R
     assert [job.arguments for job in found] == [(n, "a") for n in range(BATCH + 1)]
     assert len({job.job_id for job in found}) == BATCH + 1
     with pytest.raises(InputError, match="must be a list"):
-        mail.perform_bulk([1])
+        mail.perform_bulk([1])  # type: ignore[list-item]
     with pytest.raises(InputError, match="has no form there"):
         mail.perform_async(object())
 

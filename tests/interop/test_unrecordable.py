@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
 from support.databases import Store
 from support.redis_world import RedisWorld
-from support.servers import RedisServer
 
 from asynctask import AsyncTask
 from asynctask.errors import InputError, NotFound
@@ -36,17 +34,14 @@ SOUND = {"class": "work", "queue": "default", "retry": 3}
 
 
 @pytest.fixture
-def world(tmp_path: Path, redis_server: RedisServer) -> Iterator[RedisWorld]:
-    made = RedisWorld(tmp_path, redis_server)
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def app(world: RedisWorld, store: Store) -> AsyncTask:
     made = world.app(database_url=store.url)
     made.ensure_schema()
     return made
+
+
+def ended_in_error(app: AsyncTask, jid: str) -> bool:
+    return bool(status(app, jid) == "error")
 
 
 def status(app: AsyncTask, jid: str) -> Any:
@@ -69,12 +64,13 @@ def test_each_ends_where_it_is_seen_and_none_costs_its_neighbours(world: RedisWo
     for members in AMONG_THE_DEAD.values():
         world.push_text(json.dumps({**SOUND, "args": [0], **members}))
         world.push("work", "beside it")
-    with world.working(app, *queues) as launcher:
+    sound = ["0", *(f"beside {n}" for n in range(len(IN_AN_EVENT))), *["beside it"] * len(AMONG_THE_DEAD)]
+    with world.working(app, *queues):
         for what, jid in jids.items():
-            wait_for(lambda jid=jid: status(app, jid) == "error", f"{what} ends in error")
+            wait_for(partial(ended_in_error, app, jid), f"{what} ends in error")
         wait_for(lambda: len(world.members("dead")) == 1, "what can have no Event is among the dead")
         wait_for(lambda: world.fetched() == 0, "nothing is left in the process's list")
-        wait_for(lambda: launcher.pool.busy == 0, "nothing runs")
+        wait_for(lambda: len(ran) == len(sound), "every job that is sound has run")
     for what, jid in jids.items():
         event = app.event(jid)
         assert IN_AN_EVENT[what][1] in event["messages"][-1]["message"], what
@@ -85,9 +81,7 @@ def test_each_ends_where_it_is_seen_and_none_costs_its_neighbours(world: RedisWo
     assert [each["error_class"] for each in app.operations.listed("dead")["entries"] if not each["tracked"]] == [
         "NotRecordable"
     ]
-    assert sorted(map(str, ran)) == sorted(
-        ["0", *(f"beside {n}" for n in range(len(IN_AN_EVENT))), *["beside it"] * len(AMONG_THE_DEAD)]
-    )
+    assert sorted(map(str, ran)) == sorted(sound)
 
 
 @pytest.mark.databases("mariadb")

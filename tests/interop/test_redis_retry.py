@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pytest
-from support.redis_ruby import RubyJson, sidekiq
+from support.redis_ruby import Desk, RubyJson
 from support.redis_world import RedisWorld
-from support.servers import RedisServer
 
 from asynctask import AsyncTask, current_job
 from asynctask.brokers.base import Copy
@@ -32,13 +29,6 @@ STRANGE = (
     '{"b":1.0,"class":"bad","unknown":{"z":1e20,"a":[1.50,-0.0,123456789012345678901234567890]},"args":[1.0,"é\\u2028"],'
     '"jid":"aaaaaaaaaaaaaaaaaaaaaaaa","queue":"default","retry":true,"tags":["t"],"cattr":{"user":1},"created_at":1.25}'
 )
-
-
-@pytest.fixture
-def world(tmp_path: Path, redis_server: RedisServer) -> Iterator[RedisWorld]:
-    made = RedisWorld(tmp_path, redis_server)
-    yield made
-    made.close()
 
 
 def fail(**members: Any) -> dict[str, Any]:
@@ -154,7 +144,7 @@ def test_a_backtrace_is_kept_as_far_as_it_is_wanted(wanted: Any, lines: int | No
         ({"retry": 5, "retry_count": 1, "retry_for": "60", "failed_at": NOW / SECOND - 61}, Follow.RETRY),
         ({"retry": False, "retry_for": 60}, Follow.DEAD),
     ],
-)  # fmt: skip
+)
 def test_a_job_is_retried_as_often_as_ruby_would(job: dict[str, Any], expected: Follow) -> None:
     assert follow(**job).follow is expected
 
@@ -213,7 +203,7 @@ def test_an_error_that_came_of_an_interruption_is_none_of_the_jobs() -> None:
 # -- as a whole
 
 
-HELD = {
+HELD: dict[str, tuple[dict[str, Any], str | None, list[str]]] = {
     "retried": ({"retry": 1}, "retry", []),
     "dead when no retry is left": ({"retry": 0}, "dead", ["exhausted", "death"]),
     "never dead where it must not be": ({"retry": 0, "dead": False}, None, ["exhausted", "death"]),
@@ -264,15 +254,14 @@ def test_what_becomes_of_it_and_who_is_told(world: RedisWorld, case: str) -> Non
     assert world.waiting() == []
 
 
-def test_ruby_sees_our_retry_and_puts_it_off_without_making_a_second_one(world: RedisWorld) -> None:
+def test_ruby_sees_our_retry_and_puts_it_off_without_making_a_second_one(world: RedisWorld, desk: Desk) -> None:
     app = world.app()
     hooked(app)
     world.push_text(STRANGE)
     with world.working(app):
         wait_for(lambda: world.members("retry"), "it waits for its retry")
     (text,) = world.members("retry")
-    found = sidekiq(
-        world.server.url,
+    found = desk(
         """
         job = Sidekiq::RetrySet.new.first
         job.reschedule(1_900_000_000.5)
@@ -287,7 +276,8 @@ def test_while_redis_is_away_the_outcome_waits_for_it(world: RedisWorld, monkeyp
     app = world.app()
     hooked(app)
     broker: Any = app.broker
-    hold, refused = broker.hold, []
+    hold = broker.hold
+    refused: list[int] = []
 
     def refuses(*args: Any, **more: Any) -> None:
         if len(refused) < 2:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.payloads import HARD, UNKNOWN
-from support.redis_interop import Desk
+from support.redis_ruby import Desk
 from support.redis_world import RedisWorld
-from support.servers import RedisServer
 
 from asynctask import AsyncTask, current_job
 from asynctask.errors import NotFound
@@ -19,21 +16,6 @@ from asynctask.wire.activejob import is_wrapped
 
 OURS = {"enqueued_at", "retry_count", "failed_at"}
 """Members that say how often and when a job was tried: they change with each run."""
-
-
-@pytest.fixture(scope="module")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def world(tmp_path: Path, redis_server: RedisServer) -> Iterator[RedisWorld]:
-    made = RedisWorld(tmp_path, redis_server)
-    yield made
-    made.close()
 
 
 class Failing:
@@ -53,12 +35,12 @@ class Failing:
 def ended(app: AsyncTask, jid: str) -> dict[str, Any]:
     """The Event of a job, once it is over."""
 
-    def event() -> dict[str, Any] | None:
+    def event() -> dict[str, Any]:
         try:
             found = app.event(jid)
         except NotFound:  # it was not begun yet
-            return None
-        return found if found["status"] in ("finish", "error") else None
+            return {}
+        return found if found["status"] in ("finish", "error") else {}
 
     return wait_for(event, "it is over")
 

@@ -7,8 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-import redis
-from support.redis_ruby import sidekiq
+from support.redis_ruby import Desk
 from support.redis_watch import NOW, Fixed
 from support.servers import RedisServer
 
@@ -35,14 +34,9 @@ def failed(n: int) -> Copy:
     )
 
 
-def ruby(server: RedisServer, script: str, *words: str) -> Any:
-    return sidekiq(server.url, script, *words)
-
-
-def test_ruby_sees_our_queues_with_tracked_and_untracked_jobs(broker: RedisBroker, redis_server: RedisServer) -> None:
+def test_ruby_sees_our_queues_with_tracked_and_untracked_jobs(broker: RedisBroker, desk: Desk) -> None:
     broker.push([a_job(1), a_job(2, attempt=3), a_job(3, attempt=1)])
-    found = ruby(
-        redis_server,
+    found = desk(
         """
         queue = Sidekiq::Queue.new("default")
         latency = queue.latency - (Time.now.to_f - ARGV[0].to_f)
@@ -60,10 +54,9 @@ def test_ruby_sees_our_queues_with_tracked_and_untracked_jobs(broker: RedisBroke
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_ruby_sees_our_sets_entry_by_entry(broker: RedisBroker, redis_server: RedisServer, name: str) -> None:
+def test_ruby_sees_our_sets_entry_by_entry(broker: RedisBroker, desk: Desk, name: str) -> None:
     broker.hold(name, [Held(failed(n), NOW + n) for n in range(3)])
-    found = ruby(
-        redis_server,
+    found = desk(
         f"""
         set = Sidekiq::{SETS[name]}Set.new
         jobs = set.map {{ |job| [job.jid, (job.score * 1_000_000).round, job.error_backtrace] }}.sort
@@ -83,20 +76,17 @@ def test_ruby_sees_our_sets_entry_by_entry(broker: RedisBroker, redis_server: Re
 
 @pytest.mark.parametrize("name", SETS)
 def test_ruby_reschedules_our_entry_without_making_a_second_one(
-    broker: RedisBroker, raw: redis.Redis, redis_server: RedisServer, name: str
+    broker: RedisBroker, raw: Any, desk: Desk, name: str
 ) -> None:
     broker.hold(name, [Held(failed(1), NOW)])
     (before,) = raw.zrange(name, 0, -1)
-    ruby(redis_server, f"Sidekiq::{SETS[name]}Set.new.first.reschedule(ARGV[0].to_f)", "1763800000.5")
+    desk(f"Sidekiq::{SETS[name]}Set.new.first.reschedule(ARGV[0].to_f)", "1763800000.5")
     assert raw.zrange(name, 0, -1, withscores=True) == [(before, 1763800000.5)]
 
 
-def test_ruby_puts_our_entries_back_to_work_kills_and_deletes_them(
-    broker: RedisBroker, raw: redis.Redis, redis_server: RedisServer
-) -> None:
+def test_ruby_puts_our_entries_back_to_work_kills_and_deletes_them(broker: RedisBroker, raw: Any, desk: Desk) -> None:
     broker.hold(RETRY, [Held(failed(n), NOW + n) for n in range(4)])
-    ruby(
-        redis_server,
+    desk(
         """
         set = Sidekiq::RetrySet.new
         set.find_job(ARGV[0]).retry
@@ -114,16 +104,13 @@ def test_ruby_puts_our_entries_back_to_work_kills_and_deletes_them(
     assert raw.zcard(RETRY) == 1
 
 
-def test_rubys_poller_moves_our_due_jobs_and_ours_moves_rubys(
-    broker: RedisBroker, raw: redis.Redis, redis_server: RedisServer
-) -> None:
+def test_rubys_poller_moves_our_due_jobs_and_ours_moves_rubys(broker: RedisBroker, raw: Any, desk: Desk) -> None:
     broker.hold(SCHEDULE, [Held(a_job(1), NOW)])
-    ruby(redis_server, 'require "sidekiq/scheduled"; Sidekiq::Scheduled::Enq.new.enqueue_jobs(["schedule"])')
+    desk('require "sidekiq/scheduled"; Sidekiq::Scheduled::Enq.new.enqueue_jobs(["schedule"])')
     (copy,) = broker.exchange("p", [], ["default"], 10)
     assert copy.jid == a_job(1).jid
     assert parse(copy.payload)["args"] == parse(a_job(1).payload)["args"]
-    jid = ruby(
-        redis_server,
+    jid = desk(
         'answer(Sidekiq::Client.push("class" => "Hard", "args" => [1.5], "queue" => "low", "at" => ARGV[0].to_f))',
         "1763700000.5",
     )
@@ -137,7 +124,7 @@ def test_rubys_poller_moves_our_due_jobs_and_ours_moves_rubys(
 
 
 def test_two_pollers_at_the_same_time_move_each_job_once(
-    broker: RedisBroker, raw: redis.Redis, redis_server: RedisServer
+    broker: RedisBroker, raw: Any, redis_server: RedisServer, desk: Desk
 ) -> None:
     broker.hold(SCHEDULE, [Held(a_job(n), NOW - n) for n in range(300)])
     other = RedisBroker(redis_server.url, clock=Fixed(NOW))
@@ -145,7 +132,7 @@ def test_two_pollers_at_the_same_time_move_each_job_once(
     threads = [threading.Thread(target=_release_all, args=(each,)) for each in (broker, other)]
     for thread in threads:
         thread.start()
-    ruby(redis_server, script)
+    desk(script)
     for thread in threads:
         thread.join()
     other.close()
@@ -159,11 +146,8 @@ def _release_all(broker: RedisBroker) -> None:
         pass
 
 
-def test_what_ruby_pushes_comes_as_an_untracked_job_with_its_own_text(
-    broker: RedisBroker, raw: redis.Redis, redis_server: RedisServer
-) -> None:
-    jids = ruby(
-        redis_server,
+def test_what_ruby_pushes_comes_as_an_untracked_job_with_its_own_text(broker: RedisBroker, raw: Any, desk: Desk) -> None:
+    jids = desk(
         """
         answer([Sidekiq::Client.push("class" => "Hard", "args" => [1, "é", {"a" => 1e20}], "retry" => 5, "foo" => [nil]),
                 *Sidekiq::Client.push_bulk("class" => "Hard", "args" => [[1], [2]])])
@@ -177,12 +161,9 @@ def test_what_ruby_pushes_comes_as_an_untracked_job_with_its_own_text(
     assert broker.holds([copy.key for copy in fetched]) == set()
 
 
-def test_a_job_that_ruby_ran_and_will_retry_keeps_our_member(
-    broker: RedisBroker, raw: redis.Redis, redis_server: RedisServer
-) -> None:
+def test_a_job_that_ruby_ran_and_will_retry_keeps_our_member(broker: RedisBroker, raw: Any, desk: Desk) -> None:
     broker.push([a_job(1, attempt=4)])
-    ruby(
-        redis_server,
+    desk(
         """
         require "sidekiq/cli"; require "sidekiq/processor"; require "sidekiq/job_retry"
         raw = Sidekiq.redis { |c| c.rpop("queue:default") }
@@ -201,22 +182,20 @@ def test_a_job_that_ruby_ran_and_will_retry_keeps_our_member(
     assert parse(copy.payload)["error_message"] == "boom"
 
 
-def test_ruby_deletes_a_queue_and_what_was_held_there_is_not_held_any_more(
-    broker: RedisBroker, redis_server: RedisServer
-) -> None:
+def test_ruby_deletes_a_queue_and_what_was_held_there_is_not_held_any_more(broker: RedisBroker, desk: Desk) -> None:
     kept, gone = a_job(1, attempt=1), a_job(2, attempt=1)
     broker.push([kept, gone])
     assert broker.holds([kept.key, gone.key]) == {kept.key, gone.key}
-    ruby(redis_server, 'Sidekiq::Queue.new("default").find_job(ARGV[0]).delete', gone.jid)
+    desk('Sidekiq::Queue.new("default").find_job(ARGV[0]).delete', gone.jid)
     assert broker.holds([kept.key, gone.key]) == {kept.key}
-    ruby(redis_server, 'Sidekiq::Queue.new("default").clear')
+    desk('Sidekiq::Queue.new("default").clear')
     assert broker.holds([kept.key, gone.key]) == set()
     broker.push([kept])
     assert [copy.key for copy in broker.exchange("p", [], ["default"], 10)] == [kept.key]
 
 
-def test_ruby_does_not_show_private_lists_as_queues(broker: RedisBroker, redis_server: RedisServer) -> None:
+def test_ruby_does_not_show_private_lists_as_queues(broker: RedisBroker, desk: Desk) -> None:
     broker.push([a_job(1), a_job(2)])
     broker.exchange("p", [], ["default"], 1)
-    found = ruby(redis_server, "answer([Sidekiq::Queue.all.map(&:name), Sidekiq::Stats.new.enqueued])")
+    found = desk("answer([Sidekiq::Queue.all.map(&:name), Sidekiq::Stats.new.enqueued])")
     assert found == [["default"], 1]
