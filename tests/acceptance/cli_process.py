@@ -7,9 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -50,16 +48,6 @@ def gated(item: Item) -> None:
     while not Path("gate").exists():
         threading.Event().wait(0.02)
 '''
-
-
-def wait_for(fact: Callable[[], Any], what: str, timeout: float = 60.0) -> Any:
-    """What ``fact`` returns, once that is something."""
-    until = time.monotonic() + timeout
-    while time.monotonic() < until:
-        if found := fact():
-            return found
-        threading.Event().wait(0.05)
-    raise AssertionError(f"{what} did not come true within {timeout:g} s")
 
 
 class Desk:

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 import python_calamine
-from cli_process import Desk, read_document, wait_for
+from cli_process import Desk, read_document
+
+from asynctask.testing import wait_for
 
 
 @pytest.fixture

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_process import Desk, read_document, wait_for
+from cli_process import Desk, read_document
+
+from asynctask.testing import wait_for
 
 
 @pytest.fixture

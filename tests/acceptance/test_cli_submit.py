@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_process import Desk, wait_for
+from cli_process import Desk
+
+from asynctask.testing import wait_for
 
 
 @pytest.fixture

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_process import Desk, read_document, wait_for
+from cli_process import Desk, read_document
+
+from asynctask.testing import wait_for
 
 FILE = """
 :concurrency: 3
@@ -38,7 +40,7 @@ def workers(desk: Desk) -> list[dict[str, Any]]:
 def test_a_worker_runs_as_the_file_says_and_a_flag_wins(desk: Desk, flags: tuple[str, ...], count: int) -> None:
     with desk.started("worker", "-C", "sidekiq.yml", "-c", 4, *flags, "--json") as process:
         said = read_document(process)
-        found = wait_for(lambda: len(each := workers(desk)) == count and each, "they have all started")
+        found = wait_for(lambda: each if len(each := workers(desk)) == count else [], "they have all started")
     assert {name: said[name] for name in ("processes", "concurrency", "queues", "strict_queues", "shutdown_s")} == {
         "processes": count,
         "concurrency": 4,

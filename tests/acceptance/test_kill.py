@@ -119,9 +119,9 @@ def kill_one_at_work(world: World, seen: set[int]) -> int:
 
     victim = wait_for(at_work, "a worker that was not killed yet holds jobs", every=0.002)
     seen.add(victim)
+    held = held_by(victim)  # while it is stopped: once it is dead, another takes them back at once
     kill([victim])
     wait_for(lambda: gone(victim), "it is dead")
-    held = held_by(victim)
     lines = [line for line in world.shop.lines() if line[2] == str(victim)]
     begun = {line[1] for line in lines if line[0] == "began"} - {line[1] for line in lines if line[0] == "did"}
     assert held > 0, "it held jobs when it died"

@@ -10,17 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.world import World
+from support.world import World, numbers
 
 from asynctask.runtime.execution import Execution, Performer
 from asynctask.runtime.retry import Decision
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.databases("sqlite", reason="about processes, signals and threads")
-
-
-def numbers(count: int) -> list[dict[str, int]]:
-    return [{"n": n} for n in range(count)]
 
 
 def pids(world: World, verb: str) -> set[int]:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from support.clocks import SettableClock
-from support.databases import Databases, Store, missing
+from support.databases import Databases, Store
+from support.servers import unmet
 
 from asynctask.brokers.base import Copy
 from asynctask.brokers.sql import dialects
@@ -108,7 +109,7 @@ def test_many_processes_share_a_few_connections_of_a_pooler(store: Store, broker
         with PgBouncer(server, pool_size=3) as pooler:
             found = claimers(pooler.url(store.url.rpartition("/")[2]), 8, 5)
     except MissingServer as error:
-        missing(str(error))
+        unmet(str(error))
     assert found == Counter({a_copy(n).jid: 1 for n in range(800)})
 
 

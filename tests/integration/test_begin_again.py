@@ -7,7 +7,7 @@ import signal
 from typing import Any
 
 import pytest
-from support.world import World
+from support.world import World, numbers
 
 from asynctask.core.transitions import Turn, redispatch
 from asynctask.dispatch.demand import Load
@@ -23,10 +23,6 @@ from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
-
-
-def numbers(count: int, first: int = 0) -> list[dict[str, int]]:
-    return [{"n": n} for n in range(first, first + count)]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 from support.databases import Databases, Store, Templates, connect
 from support.faults import patiently
-from support.world import World
+from support.world import World, mixed, numbers
 
 from asynctask import AsyncTask
 from asynctask.core.states import Reason, Status
@@ -33,14 +33,6 @@ from asynctask.testing import wait_for
 from asynctask.testing.servers import SERVERS, MariaServer, SqlServer
 
 SERVERS_ONLY = pytest.mark.databases("postgresql", "mariadb", reason="a file refuses nothing of the kind")
-
-
-def numbers(count: int) -> list[dict[str, int]]:
-    return [{"n": n} for n in range(count)]
-
-
-def mixed(count: int) -> list[dict[str, Any]]:
-    return [{"n": n, "refuse": n % 5 == 4, "bug": n % 7 == 6} for n in range(count)]
 
 
 def name_of(store: Store) -> str:

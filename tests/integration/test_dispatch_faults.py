@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from support.costs import analyze, plan, scans, statements
-from support.world import World
+from support.world import World, numbers
 
 from asynctask import AsyncTask
 from asynctask.brokers.base import DEAD, Copy, Held
@@ -24,10 +24,6 @@ from asynctask.testing import wait_for
 from asynctask.worker import Priority, Worker
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
-
-
-def numbers(count: int) -> list[dict[str, int]]:
-    return [{"n": n} for n in range(count)]
 
 
 def using(app: AsyncTask, free: int, *queues: str) -> None:

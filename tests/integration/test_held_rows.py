@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
-from support.world import World
+from support.world import World, numbers
 
 from asynctask import AsyncTask
 from asynctask.core.states import Reason, Status
@@ -27,10 +27,6 @@ pytestmark = [
     pytest.mark.databases("postgresql", "mariadb", reason="on SQLite the file is locked, not a row"),
     pytest.mark.one_database(reason="how each says that a row is held is proved by those that run on each"),
 ]
-
-
-def numbers(count: int) -> list[dict[str, int]]:
-    return [{"n": n} for n in range(count)]
 
 
 @contextmanager

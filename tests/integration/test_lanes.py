@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from support.world import World
+from support.world import World, numbers
 
 from asynctask import AsyncTask
 from asynctask.errors import LedgerUnavailable
@@ -19,10 +19,6 @@ from asynctask.testing import wait_for
 
 LENT = "SELECT COUNT(*) FROM events WHERE status = 'enqueue' AND process IS NOT NULL"
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
-
-
-def numbers(count: int, **more: Any) -> list[dict[str, Any]]:
-    return [{"n": n, **more} for n in range(count)]
 
 
 @contextmanager

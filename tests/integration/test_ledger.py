@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.world import World
+from support.world import World, numbers
 
 from asynctask import AsyncTask
 from asynctask.core.states import Reason, Status
@@ -22,10 +22,6 @@ from asynctask.messages import KEEP_FIRST, KEEP_LAST
 from asynctask.task import TaskHandle
 
 decided_by_us = pytest.mark.one_database(reason="it is decided in Python, of rows that were read")
-
-
-def numbers(count: int) -> list[dict[str, int]]:
-    return [{"n": n} for n in range(count)]
 
 
 def take(app: AsyncTask, *changes: Change) -> list[Applied]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from support.world import World
+from support.world import World, numbers
 
 from asynctask import AsyncTask
 from asynctask.core.states import Reason, Status
@@ -29,10 +29,6 @@ from asynctask.ledger.standalone import NewJob, enqueue, record
 from asynctask.testing import wait_for
 
 SERVERS = pytest.mark.databases("postgresql", "mariadb", reason="SQLite has one writer and no connection to lose")
-
-
-def numbers(n: int) -> list[dict[str, int]]:
-    return [{"n": i} for i in range(n)]
 
 
 def test_rows_of_every_kind_of_text_come_back_as_they_were_written(world: World) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.clocks import SettableClock
-from support.world import World
+from support.world import World, numbers
 
 from asynctask import maintenance
 from asynctask.database.engine import Database, read_now
@@ -25,10 +25,6 @@ from asynctask.middleware.tracker import Tracker
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
-
-
-def numbers(count: int) -> list[dict[str, int]]:
-    return [{"n": n} for n in range(count)]
 
 
 def sweeper(app: Any) -> Sweep:

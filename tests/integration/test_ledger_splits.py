@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.world import World
+from support.world import World, numbers
 
 from asynctask import AsyncTask
 from asynctask.errors import Conflict, InputError, LedgerUnavailable
@@ -17,10 +17,6 @@ from asynctask.lists import split
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
-
-
-def numbers(count: int) -> list[dict[str, int]]:
-    return [{"n": n} for n in range(count)]
 
 
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from sqlalchemy.engine import make_url
-from support.databases import Databases, missing
-from support.world import World
+from support.databases import Databases
+from support.servers import unmet
+from support.world import World, mixed
 
 from asynctask.database import schema
 from asynctask.database.engine import Database
@@ -27,7 +28,7 @@ def pooler(databases: Databases, database_kind: str) -> Iterator[PgBouncer]:
         try:
             made = stack.enter_context(PgBouncer(server, pool_size=4))
         except MissingServer as error:
-            missing(str(error))
+            unmet(str(error))
         yield made
 
 
@@ -36,10 +37,6 @@ def pooled(world: World, pooler: PgBouncer) -> World:
     """A world whose processes reach their database through the pooler, four sessions of the server for all of them."""
     world.store.url = pooler.url(str(make_url(world.store.url).database))
     return world
-
-
-def mixed(count: int) -> list[dict[str, Any]]:
-    return [{"n": n, "refuse": n % 5 == 4, "bug": n % 7 == 6} for n in range(count)]
 
 
 def test_a_pooler_is_noticed_and_nothing_is_prepared_behind_it(pooled: World) -> None:

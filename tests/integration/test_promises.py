@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from support.costs import analyze, cost, plan, scans, statements
-from support.world import World
+from support.world import World, mixed, numbers
 
 from asynctask import AsyncTask, maintenance
 from asynctask.brokers.base import Broker, Copy, Key
@@ -34,15 +34,6 @@ kept_by_the_runtime = pytest.mark.one_database(reason="nothing in it is a databa
 ROOT = Path(__file__).parents[2]
 
 with_each_broker = pytest.mark.parametrize("broker_kind", ["sql", "redis"])
-
-
-def mixed(count: int) -> list[dict[str, Any]]:
-    """Every fifth is refused, every seventh breaks."""
-    return [{"n": n, "refuse": n % 5 == 4, "bug": n % 7 == 6} for n in range(count)]
-
-
-def numbers(count: int, first: int = 0) -> list[dict[str, int]]:
-    return [{"n": n} for n in range(first, first + count)]
 
 
 @with_each_broker

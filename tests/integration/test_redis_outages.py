@@ -21,7 +21,7 @@ from support.broker_looks import RedisLook
 from support.databases import Store
 from support.proxy import Proxy
 from support.redis_servers import OwnRedis
-from support.world import World
+from support.world import World, numbers
 
 from asynctask import AsyncTask, maintenance
 from asynctask.brokers.base import RETRY, SCHEDULE, About, Copy, Held
@@ -43,10 +43,6 @@ Logs = Sequence[MutableMapping[str, Any]]
 
 ITEMS = 300
 QUEUES = {"default": 1, "plain": 1}
-
-
-def numbers(count: int, first: int = 0) -> list[dict[str, int]]:
-    return [{"n": n} for n in range(first, first + count)]
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 import redis
@@ -32,13 +31,6 @@ Sidekiq::Client.push(item.(2).merge("at" => Time.now.to_f + 3600))
 retried = Sidekiq.dump_json(item.(3).merge("jid" => "a" * 24, "retry_count" => 0, "failed_at" => Time.now.to_f))
 Sidekiq.redis { |connection| connection.zadd("retry", (Time.now.to_f - 1).to_s, retried) }
 """
-
-
-@pytest.fixture
-def raw(redis_server: RedisServer) -> Iterator[redis.Redis]:
-    with redis_server.client() as connection:
-        connection.flushall()
-        yield connection
 
 
 def test_what_ruby_scheduled_and_what_is_to_be_retried_runs_when_it_is_due(

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from sqlalchemy.engine import make_url
-from support.databases import Databases, missing
+from support.databases import Databases
+from support.servers import unmet
 from support.world import World
 
 from asynctask.database.engine import Database
@@ -183,4 +184,4 @@ def test_behind_a_pooler_it_is_time_to_look_every_second(world: World, databases
                     assert waker.wait(LONG_S), "it looks by itself"
                 assert not heard.reliable
     except MissingServer as error:
-        missing(str(error))
+        unmet(str(error))

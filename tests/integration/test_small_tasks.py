@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.world import World
+from support.world import World, numbers
 
 from asynctask import AsyncTask, submission
 from asynctask.core.states import Reason, Status
@@ -26,10 +26,6 @@ from asynctask.maintenance import Sweep
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
-
-
-def numbers(count: int) -> list[dict[str, int]]:
-    return [{"n": n} for n in range(count)]
 
 
 @contextmanager

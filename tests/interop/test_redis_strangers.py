@@ -155,5 +155,6 @@ def test_each_class_is_reported_once_for_each_queue_and_never_without_end() -> N
             strangers.defer([a_stranger("q", name=name)])
         for n in range(2_000):
             strangers.defer([a_stranger(f"q{n}")])
+    logs = [line for line in logs if line["event"] == "job_left_to_others"]  # threads of other tests may say something
     assert [line["worker"] for line in logs[:3]] == ["A", "B", "\x1b[0m?"]
     assert len(logs) == 1_000

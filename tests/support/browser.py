@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import pytest
+from support.servers import missing
 
 CHROMIUM = Path("/usr/bin/chromium")
 ARGS = (
@@ -24,18 +23,11 @@ ARGS = (
 PATIENCE_MS = 60_000
 
 
-def missing(what: str) -> NoReturn:
-    """Skips the test at home, fails it where CI is set."""
-    if os.environ.get("CI"):
-        pytest.fail(f"{what} is missing, and CI must run every test: run scripts/test-servers.sh")
-    pytest.skip(f"{what} is missing: apt-get install chromium")
-
-
 @contextmanager
 def chromium() -> Iterator[Any]:
     """A browser; its pages wait up to a minute for what they are told to expect."""
     if not CHROMIUM.exists():
-        missing(str(CHROMIUM))
+        missing(str(CHROMIUM), "chromium")
     from playwright.sync_api import expect, sync_playwright
 
     expect.set_options(timeout=PATIENCE_MS)

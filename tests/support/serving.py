@@ -7,10 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -87,16 +86,6 @@ def _document(stream: IO[bytes], log: Path) -> dict[str, Any]:
         if line.rstrip() == b"}" or text.lstrip()[:1] != b"{":
             return dict(json.loads(text))
     raise AssertionError(log.read_text())
-
-
-def until(fact: Callable[[], Any], what: str) -> Any:
-    """Waits until ``fact()`` is true and returns it; fails with ``what`` was awaited after a minute."""
-    pause = threading.Event()
-    for _ in range(int(PATIENCE_S / 0.05)):
-        if found := fact():
-            return found
-        pause.wait(0.05)
-    raise AssertionError(f"waited {PATIENCE_S:g} s in vain: {what}")
 
 
 def get(url: str) -> Any:

@@ -62,6 +62,16 @@ class Order(BaseModel):
     pad: str = ""
 
 
+def numbers(count: int, first: int = 0, **more: Any) -> list[dict[str, Any]]:
+    """Items from ``first`` on, each with the members ``more``."""
+    return [{"n": n, **more} for n in range(first, first + count)]
+
+
+def mixed(count: int) -> list[dict[str, Any]]:
+    """Items of which every fifth is refused and every seventh breaks."""
+    return [{"n": n, "refuse": n % 5 == 4, "bug": n % 7 == 6} for n in range(count)]
+
+
 class Shop:
     """What jobs did, as lines of a file: one write each, so that a kill can neither tear nor lose one."""
 

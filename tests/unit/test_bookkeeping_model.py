@@ -83,20 +83,20 @@ def _rule(name: str) -> Callable[..., None]:
 for _name in PATH:
     setattr(LifeOfTheWorld, _name, _rule(_name))
 
-PROFILE = settings(max_examples=examples(25, 400), stateful_step_count=60, deadline=None, derandomize=True, database=None)
+PROFILE = settings(max_examples=examples(12, 400), stateful_step_count=60, deadline=None, derandomize=True, database=None)
 
 
 def test_every_interleaving_keeps_every_promise() -> None:
     run_state_machine_as_test(LifeOfTheWorld, settings=PROFILE)
 
 
-@pytest.mark.parametrize("seed", range(examples(20, 250)))
+@pytest.mark.parametrize("seed", range(examples(12, 250)))
 def test_a_known_life_keeps_every_promise(seed: int) -> None:
     walk(seed)
 
 
 def test_a_random_life_keeps_every_promise() -> None:
-    for seed in random.SystemRandom().sample(range(10**9), examples(10, 100)):
+    for seed in random.SystemRandom().sample(range(10**9), examples(8, 100)):
         print(f"walk({seed})")  # shown when it fails
         walk(seed)
 

@@ -49,13 +49,13 @@ def bomb() -> bytes:
     return out.getvalue()
 
 
-FILES: dict[str, tuple[bytes, str, str, str]] = {
+FILES: dict[str, tuple[bytes | Callable[[], bytes], str, str, str]] = {
     "empty": (b"", "list.csv", "empty_file", "empty"),
     "blank": (b" \n\n", "list.csv", "empty_file", "empty"),
     "no workbook": (b"\x89PNG\r\n\x1a\n" + b"\0" * 64, "list.xlsx", "unsupported_format", "xlsx"),
     "pdf": (b"%PDF-1.7 ...", "list.pdf", "unsupported_format", "csv"),
     "cut off workbook": (workbook(("sku",), ("A",))[:-200], "list.xlsx", "damaged_file", "again"),
-    "zip bomb": (bomb(), "list.xlsx", "too_large", "max_unzip"),
+    "zip bomb": (bomb, "list.xlsx", "too_large", "max_unzip"),
     "no header": (b"A,1\nB,2\n", "list.csv", "no_header", "sku"),
     "missing column": (b"name,Quantity\nA,1\n", "list.csv", "missing_columns", "sku"),
     "not UTF-8": ("sku\nCafé\n".encode("latin-1"), "list.csv", "encoding", "UTF-8"),
@@ -70,7 +70,7 @@ STATUS = {"empty_file": 415, "unsupported_format": 415, "damaged_file": 415, "to
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_that_cannot_be_taken_is_refused_with_what_to_do(client: Client, form: Form, name: str) -> None:
     content, filename, code, hint = FILES[name]
-    answer = client.post("/api/tasks", **form(content, filename))
+    answer = client.post("/api/tasks", **form(content() if callable(content) else content, filename))
     assert (answer.status_code, answer.json["code"]) == (STATUS.get(code, 422), code), answer.json
     assert answer.mimetype == "application/problem+json"
     assert hint.casefold() in answer.json["detail"].casefold()

@@ -11,13 +11,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from support.serving import Shop, answers, until
+from support.serving import Shop, answers
 from support.webshop import Client, client_of
 
 from asynctask import AsyncTask
 from asynctask.cli.serve import served_at, warn_if_open
 from asynctask.config import Config
 from asynctask.errors import ConfigError
+from asynctask.testing import wait_for
 from webapi.security import AllowedHosts
 
 MakeApp = Callable[..., AsyncTask]
@@ -61,7 +62,7 @@ def test_a_name_that_is_rebound_to_this_machine_changes_nothing(app: AsyncTask, 
 
 def test_a_real_server_minds_its_names_too(tmp_path: Path) -> None:
     with Shop(tmp_path, allowed_hosts="tasks.example").web() as (_, said):
-        until(lambda: answers(said["url"] + "/readyz"), "the server to be ready")
+        wait_for(lambda: answers(said["url"] + "/readyz"), "the server to be ready")
         place = urlsplit(said["url"])
         found = {}
         for host in ("evil.example", "tasks.example", place.netloc):
@@ -156,7 +157,7 @@ def open_shop(tmp_path: Path) -> Iterator[tuple[Shop, dict[str, Any]]]:
 
 def test_a_server_that_is_open_to_others_says_so_loudly(open_shop: tuple[Shop, dict[str, Any]]) -> None:
     shop, said = open_shop
-    log = until(lambda: (shop.folder / "web.log").read_text(), "the warning")
+    log = wait_for(lambda: (shop.folder / "web.log").read_text(), "the warning")
     assert f"WARNING: 0.0.0.0:{said['port']} is open to other machines" in log
     assert (said["host"], said["url"]) == ("0.0.0.0", f"http://127.0.0.1:{said['port']}")
     assert answers(said["url"] + "/readyz")

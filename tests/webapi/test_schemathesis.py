@@ -14,7 +14,9 @@ import urllib.request
 from pathlib import Path
 
 from support.drawn import examples
-from support.serving import PATIENCE_S, ROOT, Shop, answers, get, until
+from support.serving import PATIENCE_S, ROOT, Shop, answers, get
+
+from asynctask.testing import wait_for
 
 SECONDS = int(os.environ.get("API_SECONDS", "0"))
 SEED = os.environ.get("API_SEED", "1")
@@ -30,12 +32,12 @@ def test_schemathesis_finds_nothing_with_all_its_checks(tmp_path: Path) -> None:
     shop.open_gate(100)
     with shop.running("up", "--port", "0") as (_, said):
         url = said["url"].rstrip("/")
-        until(lambda: answers(f"{url}/readyz"), "the server to be ready")
+        wait_for(lambda: answers(f"{url}/readyz"), "the server to be ready")
         for worker in ("enroll", "gated"):
             body = json.dumps({"worker": worker, "items": ITEMS}).encode()
             asked = urllib.request.Request(f"{url}/api/tasks", body, {"Content-Type": "application/json"})
             urllib.request.urlopen(asked, timeout=PATIENCE_S).close()
-        until(lambda: all(task["done"] for task in get(f"{url}/api/tasks")["tasks"]), "the Tasks to be over")
+        wait_for(lambda: all(task["done"] for task in get(f"{url}/api/tasks")["tasks"]), "the Tasks to be over")
         how = ["--max-time", str(SECONDS)] if SECONDS else ["--max-examples", str(EXAMPLES), "--generation-deterministic"]
         found = subprocess.run(
             [

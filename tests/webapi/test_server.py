@@ -15,10 +15,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from support.serving import PATIENCE_S, Shop, answers, children, get, until
+from support.serving import PATIENCE_S, Shop, answers, children, get
 
 from asynctask import AsyncTask
 from asynctask.errors import Unavailable
+from asynctask.testing import wait_for
 from webapi.server import serve
 
 LIST = json.dumps({"worker": "enroll", "items": [{"sku": "A"}]}).encode()
@@ -91,7 +92,7 @@ def test_a_stop_lets_the_requests_at_hand_end(web: tuple[Any, str], number: int)
     assert answers(f"{url}/healthz")
     for pid in [*children(process.pid), process.pid] if number == signal.SIGINT else [process.pid]:
         os.kill(pid, number)  # Ctrl-C reaches them all
-    until(lambda: not sockets(process.pid), "the server to stop listening")
+    wait_for(lambda: not sockets(process.pid), "the server to stop listening")
     talk.send(LIST[10:])
     status, body = talk.answer()
     assert (status, body["worker"]) == (202, "enroll")
@@ -111,10 +112,10 @@ def test_a_client_that_sends_far_too_much_gets_to_read_why(web: tuple[Any, str])
 
 def test_the_server_is_started_anew_when_its_process_dies(web: tuple[Any, str]) -> None:
     process, url = web
-    (child,) = until(lambda: children(process.pid), "the process that answers")
+    (child,) = wait_for(lambda: children(process.pid), "the process that answers")
     os.kill(child, signal.SIGKILL)
-    until(lambda: children(process.pid) not in ([], [child]), "another process")
-    until(lambda: answers(f"{url}/readyz"), "an answer")
+    wait_for(lambda: children(process.pid) not in ([], [child]), "another process")
+    wait_for(lambda: answers(f"{url}/readyz"), "an answer")
     assert child not in children(process.pid)
 
 
@@ -182,7 +183,7 @@ def test_a_client_that_sends_too_much_gets_to_read_why(tmp_path: Path) -> None:
 
 def test_a_large_file_is_never_held_in_memory(web: tuple[Any, str]) -> None:
     process, url = web
-    (child,) = until(lambda: children(process.pid), "the process that answers")
+    (child,) = wait_for(lambda: children(process.pid), "the process that answers")
 
     def peak_kb() -> int:
         status = Path(f"/proc/{child}/status").read_text()

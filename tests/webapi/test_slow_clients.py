@@ -11,7 +11,9 @@ from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from support.serving import Shop, answers, until
+from support.serving import Shop, answers
+
+from asynctask.testing import wait_for
 
 CLIENTS = 500
 ROUNDS = 5
@@ -59,7 +61,7 @@ def test_500_clients_that_send_nothing_or_a_byte_a_second_keep_nobody_out(tmp_pa
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2 * CLIENTS), hard))
     with Shop(tmp_path).web() as (_, said):
         url = said["url"].rstrip("/")
-        until(lambda: answers(f"{url}/readyz"), "the server to be ready")
+        wait_for(lambda: answers(f"{url}/readyz"), "the server to be ready")
         place = urlsplit(url)
         assert place.hostname is not None
         assert place.port is not None
