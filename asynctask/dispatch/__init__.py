@@ -1,1 +1,1 @@
-"""From the ledger to the broker: how many jobs are wanted, whose turn it is, and what is on its way."""
+"""From the ledger to the broker: how many jobs are wanted, which process leads, and what is on its way."""

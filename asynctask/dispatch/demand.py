@@ -13,13 +13,16 @@ from asynctask.core.transitions import target
 __all__ = ["LEAST_S", "MEASURE_S", "Capacity", "Demand", "Load", "QueueRates", "Rate"]
 
 _STALE_S: Final = 1.0
+"""A queue not watched for this long has no known rate."""
+
 _WINDOW_S: Final = 0.1
-_FASTEST: Final = 100_000.0
+"""Shortest time over which a rate is measured."""
+
 _MANY: Final = 1_000
-"""So many jobs of a queue in one round are much; they are one full reservation."""
+"""Jobs of one full reservation."""
 
 _FEW: Final = _MANY // 8
-"""Fewer than so many are a small rest."""
+"""Fewer are left to the next round, after a full reservation: to reserve a few costs nearly as much as to reserve many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class Load:
 
 
 class Capacity:
-    """What the worker processes that live can use."""
+    """What the living worker processes can use."""
 
     def __init__(self, loads: Sequence[Load]) -> None:
         self.free: dict[str, int] = defaultdict(int)
@@ -50,12 +53,12 @@ class Capacity:
 
     @property
     def queues(self) -> set[str]:
-        """Every queue that somebody works."""
+        """Every queue that a process works."""
         return set(self.free)
 
     @property
     def wanting(self) -> set[str]:
-        """Those in which somebody said that he has room."""
+        """Those with an idle thread, or jobs that end."""
         return {queue for queue in self.free if self.free[queue] or self._rates[queue]}
 
     def soon(self, waiting: Mapping[str, Mapping[int, int]], pace: QueueRates, ahead_s: float) -> dict[str, int]:
@@ -72,8 +75,8 @@ class Demand:
     What waits at a larger priority does not count, for it would be passed: a pile of upkeep must not keep an urgent job in
     the ledger. In a broker that is not ``ordered`` by priority, everything goes first.
 
-    Once much was dispatched, and something for each of the ``free`` threads, a small rest is left to the next round, which
-    is soon enough for it: to reserve a few costs nearly as much as to reserve many.
+    Once a full reservation was dispatched, and a job for each of the ``free`` threads, a rest of fewer than :data:`_FEW` is
+    left to the next round.
     """
 
     def __init__(
@@ -105,7 +108,7 @@ class Demand:
         return 0 if rest < _FEW and self._taken[queue] >= max(_MANY, self._free.get(queue, 0)) else rest
 
     def take(self, queue: str, priority: int, count: int) -> None:
-        """So many were dispatched."""
+        """``count`` jobs were dispatched."""
         counts = self._waiting.setdefault(queue, {})
         counts[priority] = counts.get(priority, 0) + count
         self._taken[queue] += count
@@ -126,8 +129,8 @@ class _Watched:
 class QueueRates:
     """How fast jobs leave each queue, seen in the queue itself.
 
-    What processes say of themselves is as old as their last heartbeat. Who dispatches for all of them sees more: how much
-    was put into a queue, and how much is left a moment later. Where nothing is left, more could have gone.
+    The rates that processes report are as old as their last heartbeat. The leader knows more: how much was pushed to a
+    queue, and how much of it is left a moment later. If nothing is left, more could have been used.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -148,11 +151,11 @@ class QueueRates:
         known = self._rates.get(queue, 0.0)
         if now - last.since < _WINDOW_S:
             return known
-        # What idle threads took at once says nothing of how long they need for it.
+        # The jobs that idle threads took at once do not show how fast they end.
         seen = max(0, last.waited + last.pushed - waits - last.free) / (now - last.since)
         if waits == 0 and last.pushed >= last.wanted > 0:
             seen *= 2
-        self._rates[queue] = min(_FASTEST, seen if seen > known else 0.7 * known + 0.3 * seen)
+        self._rates[queue] = seen if seen > known else 0.7 * known + 0.3 * seen
         del self._last[queue]
         return self._rates[queue]
 
@@ -171,8 +174,8 @@ MEASURE_S: Final = 0.05
 """Seconds between two measurements, unless the process ran dry meanwhile."""
 
 LEAST_S: Final = MEASURE_S / 4
-"""However soon a few jobs were finished, they count as if they had taken so long: a handful that took no time at all says
-little about the next thousand. At most twenty times what was finished is asked for next."""
+"""Shortest time over which jobs count: a few that took none say little about the next thousand. So the next fetch asks for
+at most twenty times what was finished."""
 
 
 class Rate:

@@ -45,7 +45,7 @@ _TASKS: Final = 1_000
 """Tasks whose time per job is remembered."""
 
 Lend = Callable[[int, int, int], Sequence[tuple[Copy, Ready]]]
-"""Is given a Task, how many jobs of it are wanted, and for how many places; see ``ledger.dispatch.lend_jobs``."""
+"""Gets a Task, the number of jobs wanted and for how many places; see :func:`asynctask.ledger.reservations.lend_jobs`."""
 
 
 class Lane:

@@ -42,10 +42,10 @@ _STEADY_S: Final = 10.0
 _RENEWER_AGAIN_S: Final = 1.0
 
 SILENT: Final = 1 / 3
-"""Share of its lease after which a process without a pulse has its lease renewed: what does so takes seconds to start."""
+"""Share of its lease after which the lease of a process without a pulse is renewed: the renewer takes seconds to start."""
 
 SILENT_S: Final = 1.5
-"""No sooner than after so many seconds: every process on a busy machine stands still for a moment."""
+"""Shortest time without a pulse before that: on a busy machine every process stalls for a moment."""
 
 
 # Named tuples: what data classes are made with takes a third as much memory as all of the rest.
@@ -59,7 +59,7 @@ class ChildSpec(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """What a worker process says of itself when it has registered: under which identity, in which ledger, for how long.
+    """What a worker process reports after its registration: its identity, its ledger, and the seconds of its lease.
 
     ``database_url`` may hold a password.
     """
@@ -85,18 +85,18 @@ class _Child:
         self.restart_at = 0.0
         self.failures = 0
         self.pulse = -1  # the reading end of its pipe
-        self.said = b""  # the beginning of a line
+        self.unread = b""  # an incomplete line
         self.lease: Lease | None = None
         self.heard = 0.0  # when its pulse was heard last
         self.silent = False
 
 
 class Supervisor:
-    """Keeps the children running until it is told to stop.
+    """Keeps the children running until it is stopped.
 
     Arguments: ``shutdown_s`` is how long children get to end before they are killed; ``environ`` is the children's
-    environment; ``logger`` gives the log when there is something to say, for to load it takes more memory than the rest.
-    A single child that ends in order was told to by its users, and the supervisor ends with it.
+    environment; ``logger`` returns the log when it is needed, because loading it takes more memory than the rest.
+    If there is a single child and it exits with 0, its users have stopped it, and the supervisor ends too.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Supervisor:
         return 130 if interrupts > 1 else code
 
     def stop(self) -> None:
-        """Has :meth:`run` end."""
+        """Ends :meth:`run`."""
         self._wakeup.set()
 
     def look(self) -> None:
@@ -165,7 +165,7 @@ class Supervisor:
         killed = 0
         while (left := self._living()) and self._monotonic() < until:
             self._listen(_LOOK_S)
-            self._renew()  # jobs get their time to end, and must not be taken for dead meanwhile
+            self._renew()  # the children must not be taken for dead while their jobs end
         for child in left:
             assert child.process is not None
             self._logger().error("child_killed", name=child.spec.name, pid=child.process.pid)
@@ -212,7 +212,7 @@ class Supervisor:
     def _hang_up(self, child: _Child) -> None:
         if child.pulse >= 0:
             os.close(child.pulse)
-        child.pulse, child.said, child.lease, child.silent = -1, b"", None, False
+        child.pulse, child.unread, child.lease, child.silent = -1, b"", None, False
 
     def _signal(self, number: int) -> None:
         for child in self._children:
@@ -222,7 +222,7 @@ class Supervisor:
     # -- pulses and leases
 
     def _listen(self, seconds: float) -> None:
-        """Waits for a signal or a pulse, and hears every pulse that is there."""
+        """Waits for a signal or a pulse, and reads every pulse received."""
         poll = select.poll()
         poll.register(self._wakeup.fileno(), select.POLLIN)
         pulses = {child.pulse: child for child in self._children if child.pulse >= 0}
@@ -236,21 +236,21 @@ class Supervisor:
 
     def _hear(self, child: _Child) -> None:
         try:
-            said = os.read(child.pulse, 65_536)
+            received = os.read(child.pulse, 65_536)
         except BlockingIOError:
             return
-        if not said:  # it has ended, or runs without one
+        if not received:  # the child has ended or closed it
             os.close(child.pulse)
             child.pulse = -1
             return
         child.heard = self._monotonic()
-        *lines, child.said = (child.said + said).split(b"\n")
+        *lines, child.unread = (child.unread + received).split(b"\n")
         for line in lines:
             if line:
                 child.lease = Lease(**json.loads(line))
 
     def _renew(self) -> None:
-        """Has the leases renewed of children that live and show no pulse."""
+        """Renews the leases of living children without a pulse."""
         now = self._monotonic()
         late: list[Lease] = []
         for child in self._living():
@@ -265,7 +265,7 @@ class Supervisor:
 
 
 class _Renewer:
-    """The process that renews leases, while there are any to renew."""
+    """The process that renews leases, started while there are any to renew."""
 
     def __init__(self, monotonic: Callable[[], float], environ: Mapping[str, str]) -> None:
         self._monotonic = monotonic
@@ -275,7 +275,7 @@ class _Renewer:
         self._kept: list[Lease] = []
 
     def keep(self, leases: list[Lease]) -> None:
-        """From now on these are renewed, and no others."""
+        """Renews these leases from now on, and no others."""
         if self._process is not None and self._process.poll() is not None:
             self._process, self._kept = None, []
         if leases == self._kept:
@@ -301,7 +301,7 @@ class _Renewer:
         """Ends the process."""
         process, self._process, self._kept = self._process, None, []
         if process is not None:
-            process.kill()  # what it was about to commit stands or does not: either is right
+            process.kill()  # whether its last renewal was committed does not matter
             process.wait()
             _input_of(process).close()
 
@@ -322,9 +322,9 @@ def become(
     shutdown_s: float,
     announcement: Announcement | None = None,
 ) -> NoReturn:
-    """Replaces this very process by a supervisor of these children; it keeps its pid.
+    """Replaces this process by a supervisor of these children, under the same pid.
 
-    ``words`` are shown by the system's list of processes.
+    ``words`` are shown in the system's process list.
     """
     plan = {
         "children": [[child.name, list(child.argv)] for child in children],
@@ -338,7 +338,7 @@ def become(
 
 
 def main(environ: MutableMapping[str, str]) -> int:
-    """What :meth:`become` asked for. Returns the exit code."""
+    """The process that :func:`become` starts. Returns the exit code."""
     plan = json.loads(environ.pop(_PLAN))
     children = [ChildSpec(name, argv) for name, argv in plan["children"]]
     supervisor = Supervisor(children, environ=environ, shutdown_s=plan["shutdown_s"], logger=_logger_to_stderr)
@@ -350,17 +350,17 @@ def main(environ: MutableMapping[str, str]) -> int:
 def _announce_once(announcement: Announcement) -> Callable[[], None]:
     import socket  # a worker's supervisor announces nothing
 
-    said = False
+    done = False
 
     def look() -> None:
-        nonlocal said
-        if said:
+        nonlocal done
+        if done:
             return
         try:
             socket.create_connection((announcement.host, announcement.port), timeout=1).close()
         except OSError:
             return
-        said = True
+        done = True
         sys.stdout.write(announcement.text)
         sys.stdout.flush()
 

@@ -1,10 +1,10 @@
 """Interrupting job code: a timeout that fires in a running thread, and the end of the process.
 
-Python raises an exception from another thread between any two bytecodes of its victim. Inside ``Condition.__enter__`` that
-leaves a lock owned for ever, so a thread may be hit only while it is inside the worker's function. It says so by standing
-in a dict, and leaves by popping itself: one step that needs no lock and that no exception can come between. Whoever raises
-holds the lock, says ``firing``, and only then looks whether the thread still stands there; a thread that left waits out
-``firing`` and then takes back what was raised and not delivered. So after that nothing can hit it any more.
+Python delivers an exception raised from another thread between any two bytecodes. Inside ``Condition.__enter__`` that
+would leave a lock owned for ever, so a thread is interrupted only inside the worker's function. It enters a dict there, and
+leaves by popping its entry: one atomic step without a lock. The interrupting thread holds the lock, sets ``firing``, and
+then checks the entry; the leaving thread waits until ``firing`` is false and then clears an exception that was raised and
+not delivered. After that nothing can interrupt it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from asynctask.logs import get_logger
 __all__ = ["EventLoop", "Watch", "Watchdog"]
 
 GRACE_S = 5.0
-"""A thread that does not come back so long after its timeout was raised in it counts as hung."""
+"""A thread that does not return within this time after its timeout was raised counts as hung."""
 
 _AFTER_FAULT_S = 0.5
-"""The watchdog goes on so long after a fault of its own: a fault at every look must not take a processor."""
+"""Pause of the watchdog after an exception of its own: one in every round must not take a processor."""
 
 _KINDS = (JobTimeout, JobInterrupted)
 
@@ -37,8 +37,8 @@ _KINDS = (JobTimeout, JobInterrupted)
 class Watch:
     """One job inside its function, on the thread ``thread_id``.
 
-    ``seconds`` is its timeout (None: no limit); ``on_hung`` is called, on a thread of its own, if it does not come back.
-    ``lost`` is true from the moment its thread counts as lost: what the function still comes to counts no more.
+    ``seconds`` is its timeout (None: no limit); ``on_hung`` is called, on a thread of its own, if the thread is hung.
+    ``lost``: the thread is given up, and the function's result does not count.
     """
 
     thread_id: int
@@ -51,10 +51,10 @@ class Watch:
 
 
 class Watchdog:
-    """Raises :class:`JobTimeout` in threads whose job is over its time, :class:`JobInterrupted` when the process ends.
+    """Raises :class:`JobTimeout` in threads whose job exceeds its timeout, :class:`JobInterrupted` when the process ends.
 
-    Python delivers the exception between two bytecodes: code that sits in one long call into C sees it when that call
-    returns. After a grace the thread counts as hung and ``on_hung`` is called once; the thread itself cannot be ended.
+    A long call into C sees the exception when it returns. After :data:`GRACE_S` the thread counts as hung and ``on_hung``
+    is called once; the thread itself cannot be ended.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -63,7 +63,7 @@ class Watchdog:
         self._condition = threading.Condition()
         self._stopping = False
         self._ending = False
-        self._wakes_at: float | None = None  # None: only when told
+        self._wakes_at: float | None = None  # None: until notified
         self._thread: threading.Thread | None = None
         self._log = get_logger("asynctask.watchdog")
 
@@ -78,8 +78,8 @@ class Watchdog:
                 raise JobInterrupted("the runtime is shutting down")
             return function(*args)
         finally:
-            # Each kind is raised once at most, so two can come while it leaves; the third try is not disturbed. One that
-            # comes so late is dropped: the function had returned, and what it came to stands.
+            # Each kind is raised at most once, so two can arrive here; the third try is undisturbed. They are dropped: the
+            # function has returned, and its result stands.
             try:
                 self._leave(watch)
             except _KINDS:
@@ -96,17 +96,17 @@ class Watchdog:
                 self._thread.start()
             elif self._wakes_at is None or watch.deadline < self._wakes_at:
                 self._condition.notify()
-            # Last, and under the lock: before this nobody can raise here, and whoever would must wait for the lock.
+            # Last, under the lock: only from here on can another thread raise here.
             self._inside[id(watch)] = watch
 
     def _leave(self, watch: Watch) -> None:
         self._inside.pop(id(watch), None)
         while watch.firing:
-            pass  # the thread that fires is within a few steps; no lock may be waited for here
+            pass  # for a few bytecodes of the other thread; waiting for a lock is not allowed here
         if watch.raised:
             _raise_in(watch.thread_id, None)  # raised but not delivered yet: it must not hit what comes next
 
-    # -- what others ask for
+    # -- calls from other threads
 
     def interrupt(self, watch: Watch) -> bool:
         """Raises :class:`JobInterrupted` in its thread if that is inside the function; returns whether it was."""
@@ -114,7 +114,7 @@ class Watchdog:
             return self._fire(watch, JobInterrupted)
 
     def end(self) -> None:
-        """From now on a function that is to begin is interrupted at once."""
+        """From now on every function is interrupted as it begins."""
         self._ending = True
 
     def stop(self) -> None:
@@ -133,7 +133,7 @@ class Watchdog:
         while not self._stopping:
             try:
                 self._round()
-            except Exception:  # every timeout of the process hangs on this thread
+            except Exception:  # every timeout of the process depends on this thread
                 self._log.exception("watchdog_failed")
                 pause.wait(_AFTER_FAULT_S)
 
@@ -153,11 +153,11 @@ class Watchdog:
         return min(max(0.0, self._wakes_at - self._clock.monotonic()), threading.TIMEOUT_MAX)
 
     def _look(self) -> list[Watch]:
-        """Raises what is due; returns those that did not come back. The lock is held."""
+        """Raises what is due; returns the hung ones. The caller holds the lock."""
         now = self._clock.monotonic()
         hung = []
         nearest: float | None = None
-        for watch in self._inside.copy().values():  # the copy is one step: threads come and go meanwhile
+        for watch in self._inside.copy().values():  # an atomic copy: threads enter and leave meanwhile
             if watch.deadline is None:
                 continue
             if watch.deadline <= now:
@@ -183,7 +183,7 @@ class Watchdog:
             watch.firing = False
 
     def _give_up(self, watch: Watch) -> bool:
-        """Whether the thread is lost from now on; False if it came back in this moment."""
+        """Gives the thread up; False if it returned just now."""
         watch.firing = True
         try:
             watch.lost = self._inside.pop(id(watch), None) is not None
@@ -192,12 +192,12 @@ class Watchdog:
             watch.firing = False
 
     def _report_hung(self, watch: Watch) -> None:
-        """What is done about a lost thread asks the job's own hooks and the broker: not on this thread."""
+        """Calls ``on_hung`` in a thread of its own: it runs the job's hooks and talks to the broker."""
         if watch.on_hung is None:
             return
         try:
             threading.Thread(target=self._on_hung, args=(watch.on_hung,), name="given-up", daemon=True).start()
-        except RuntimeError:  # no thread is to be had, so none for a replacement either
+        except RuntimeError:  # no thread can be started, so no replacement either
             self._log.exception("hung_job_not_replaced")
 
     def _on_hung(self, on_hung: Callable[[], None]) -> None:
@@ -215,7 +215,7 @@ def _raise_in(thread_id: int, kind: type[BaseException] | None) -> None:
 # -- ``async def`` workers run on one event loop per process
 
 _ANSWER_S = 0.5
-"""A loop that takes a call no sooner than this counts as blocked."""
+"""A loop that does not run a callback within this time counts as blocked."""
 
 
 class EventLoop:
@@ -237,8 +237,8 @@ class EventLoop:
     def run(self, make: Callable[[], Coroutine[Any, Any, Any]], timeout: float | None) -> Any:
         """Runs a coroutine in the caller's context and waits for it. Raises what it raises.
 
-        :class:`JobTimeout` where it is over its time, even if it swallows its cancellation or blocks the loop;
-        :class:`JobInterrupted` where :meth:`interrupt` ended it.
+        :class:`JobTimeout` after ``timeout`` seconds, even if it swallows its cancellation or blocks the loop;
+        :class:`JobInterrupted` if :meth:`interrupt` ended it.
         """
         loop = self._started()
         context = contextvars.copy_context()
@@ -268,7 +268,7 @@ class EventLoop:
             elif task in self._interrupted and carries(error, asyncio.CancelledError):
                 answer.set_exception(JobInterrupted("the runtime is shutting down"))
             else:
-                # Cancelled by code of its own too: run again without limit it would never end.
+                # Also if its own code cancelled it: retried as interrupted, it would never end.
                 answer.set_exception(error)
         else:
             answer.set_result(result)
@@ -277,7 +277,7 @@ class EventLoop:
             self._interrupted.discard(task)
 
     def _replace_if_blocked(self, loop: asyncio.AbstractEventLoop) -> None:
-        """A loop that does not answer is left to whatever holds it; coroutines to come get another."""
+        """Abandons a blocked loop; later coroutines get a new one."""
         answers = threading.Event()
         loop.call_soon_threadsafe(answers.set)
         if answers.wait(_ANSWER_S):
