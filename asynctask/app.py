@@ -34,7 +34,7 @@ from asynctask.submission import Submission, check_unique
 from asynctask.task import TaskHandle
 from asynctask.wire.payload import UNTRACKED, When, check_names
 from asynctask.wiring import OnDemand
-from asynctask.worker import (  # fmt: skip
+from asynctask.worker import (
     TRACKED_RETRIES,
     Performs,
     Priority,
@@ -146,11 +146,23 @@ class AsyncTask(OnDemand):
         def register(found: Any) -> Worker:
             own_name, function, is_async, model = describe(found)
             worker = Worker(
-                name=name or own_name, function=function, queue=queue, retry=retry, priority=int(priority), timeout=timeout,
-                failed_on=tuple(failed_on), use_task_event=use_task_event, unique=tuple(unique), retry_in=retry_in,
-                retries_exhausted=retries_exhausted, is_async=is_async, model=model,
-                shape=ItemShape(model, max_item_bytes=self.config.max_item_bytes), pusher=self, options=options,
-            )  # fmt: skip
+                name=name or own_name,
+                function=function,
+                queue=queue,
+                retry=retry,
+                priority=int(priority),
+                timeout=timeout,
+                failed_on=tuple(failed_on),
+                use_task_event=use_task_event,
+                unique=tuple(unique),
+                retry_in=retry_in,
+                retries_exhausted=retries_exhausted,
+                is_async=is_async,
+                model=model,
+                shape=ItemShape(model, max_item_bytes=self.config.max_item_bytes),
+                pusher=self,
+                options=options,
+            )
             _check_worker(worker)
             if worker.name in self._workers:
                 raise ConfigError(f"two workers are named {worker.name!r}; give one of them another name=")
@@ -389,9 +401,15 @@ class AsyncTask(OnDemand):
         core = self._made()
         with core.ledger.database.read() as connection:
             return progress.progress_page(
-                connection, core.ledger.now(),
-                ids=ids, state=state, worker=worker, owner=owner, after=after, limit=max(1, min(limit, 1_000)),
-            )  # fmt: skip
+                connection,
+                core.ledger.now(),
+                ids=ids,
+                state=state,
+                worker=worker,
+                owner=owner,
+                after=after,
+                limit=max(1, min(limit, 1_000)),
+            )
 
     def event(self, job_id: str) -> dict[str, Any]:
         """One job: its Event as a dict. Raises :class:`NotFound`."""

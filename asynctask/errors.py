@@ -116,9 +116,13 @@ class InputError(AsyncTaskError):
     def as_json(self) -> dict[str, Any]:
         """For another process, JSON-ready; :meth:`from_json` makes an error of it again."""
         return {
-            "message": str(self), "code": self.code, "status": self.status, "text": self.text, "params": self.params,
+            "message": str(self),
+            "code": self.code,
+            "status": self.status,
+            "text": self.text,
+            "params": self.params,
             "errors": [asdict(each) for each in self.errors],
-        }  # fmt: skip
+        }
 
     @staticmethod
     def from_json(kept: Mapping[str, Any]) -> InputError:

@@ -92,10 +92,16 @@ class Sweep:
         self._nudge = nudge
         self._every_s = every_s
         self._leadership = MaintenanceLeadership(
-            ledger, host, nudge, expect, waker, every_s=every_s, can_split=take_up is not None,
+            ledger,
+            host,
+            nudge,
+            expect,
+            waker,
+            every_s=every_s,
+            can_split=take_up is not None,
             broker_apart=not (broker.capabilities.in_ledger or broker.capabilities.polled),
             apart=broker.capabilities.polled,
-        )  # fmt: skip
+        )
         self._steps: Mapping[str, Callable[[], object]] = {
             "recover_dead": self.recover_dead,
             "release_due": self.release_due,

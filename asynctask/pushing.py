@@ -167,9 +167,13 @@ class Pushing:
             if self._client is None:
                 config = self._config
                 self._client = RedisClient(
-                    config.broker_url, namespace=config.namespace, connections=config.broker_connections,
-                    clock=self._clock, ids=self._ids, outgoing=self._ask_for_remote,
-                )  # fmt: skip
+                    config.broker_url,
+                    namespace=config.namespace,
+                    connections=config.broker_connections,
+                    clock=self._clock,
+                    ids=self._ids,
+                    outgoing=self._ask_for_remote,
+                )
             return self._client
 
     def _ask_for_remote(self, offered: dict[str, Any]) -> Mapping[str, Any] | None:

@@ -97,9 +97,13 @@ class Submitter:
                 shape, large = self._shape(worker, source.columns), stored.size > INLINE_BYTES
                 return self._checker.check(source, worker.name, shape, large=large)
             new = self._new_task(
-                worker, options, _digest(worker, options, _stored_body(stored.sha256, source)),
-                title=stored.title, origin=stored.filename[:255], source=source.as_json(),
-            )  # fmt: skip
+                worker,
+                options,
+                _digest(worker, options, _stored_body(stored.sha256, source)),
+                title=stored.title,
+                origin=stored.filename[:255],
+                source=source.as_json(),
+            )
             whole = self._gather_stored(worker, new, stored, source)
             made = self._write_whole(whole) if whole is not None else self._create(new)
             kept = made.created
@@ -156,9 +160,13 @@ class Submitter:
         """The source of this list for this worker. Raises :class:`InputError` for a name that is no field of its items."""
         unique = self._unique(worker, options, source.columns)
         return replace(
-            source, unique=unique, strict=bool(options.strict),
-            name=stored.name, filename=stored.filename, items=stored.is_items,
-        )  # fmt: skip
+            source,
+            unique=unique,
+            strict=bool(options.strict),
+            name=stored.name,
+            filename=stored.filename,
+            items=stored.is_items,
+        )
 
     def _new_task(
         self,
@@ -291,9 +299,12 @@ class Submitter:
             return
         try:
             self._splitter.split_source(
-                task_id, ListSource.from_json(task.source), lambda columns: self._shape(worker, columns),
-                after=task.split_cursor, created=task.created_jobs,
-            )  # fmt: skip
+                task_id,
+                ListSource.from_json(task.source),
+                lambda columns: self._shape(worker, columns),
+                after=task.split_cursor,
+                created=task.created_jobs,
+            )
         except SplitLost as lost:
             self._log.info("split_ended", task_id=task_id, reason=lost.reason)
         except AsyncTaskError as error:  # the lease runs out and another process takes it up

@@ -85,9 +85,14 @@ class Core:
         from asynctask.brokers.redis.broker import RedisBroker  # whoever stays with SQL need not load it
 
         return RedisBroker(
-            config.broker_url, namespace=config.namespace, clock=clock, ids=ids, connections=config.broker_connections,
-            dead_max=config.dead_max_jobs, dead_timeout_s=config.dead_timeout_s,
-        )  # fmt: skip
+            config.broker_url,
+            namespace=config.namespace,
+            clock=clock,
+            ids=ids,
+            connections=config.broker_connections,
+            dead_max=config.dead_max_jobs,
+            dead_timeout_s=config.dead_timeout_s,
+        )
 
     def split_elsewhere(self, task_id: int) -> bool:
         """Starts a child process that splits; False where the application has no name that a child could load."""

@@ -348,25 +348,49 @@ def _register(list_name: str) -> None:
     title = _TITLES[list_name]
     first = "The last first" if list_name == "dead" else "Those due first"
     _route(
-        f"/{list_name}", f"The {title}", f"{first}; tracked ones of the ledger and others of the broker.",
-        _page_of(list_name), post=False, schema=ListQuery, where="query", answer=EntryPage,
-    )  # fmt: skip
+        f"/{list_name}",
+        f"The {title}",
+        f"{first}; tracked ones of the ledger and others of the broker.",
+        _page_of(list_name),
+        post=False,
+        schema=ListQuery,
+        where="query",
+        answer=EntryPage,
+    )
     _route(
-        f"/{list_name}/search", f"Find {title}", "Those that hold a text, letter by letter, among the first 100,000.",
-        _search_in(list_name), post=False, schema=SearchQuery, where="query", answer=Found,
-    )  # fmt: skip
+        f"/{list_name}/search",
+        f"Find {title}",
+        "Those that hold a text, letter by letter, among the first 100,000.",
+        _search_in(list_name),
+        post=False,
+        schema=SearchQuery,
+        where="query",
+        answer=Found,
+    )
     for action in ACTIONS:
         if (list_name, action) == ("dead", "kill"):
             continue
         verb, more = _ABOUT[action]
         _route(
-            f"/{list_name}/{action}", verb.format(title), more,
-            _act_on(list_name, action), post=True, schema=Keys, where="json", answer=Outcome,
-        )  # fmt: skip
+            f"/{list_name}/{action}",
+            verb.format(title),
+            more,
+            _act_on(list_name, action),
+            post=True,
+            schema=Keys,
+            where="json",
+            answer=Outcome,
+        )
         _route(
-            f"/{list_name}/{action}-all", verb.format(f"all {title}"), more,
-            _act_on_all(list_name, action), post=True, schema=NoQuery, where="query", answer=Outcome,
-        )  # fmt: skip
+            f"/{list_name}/{action}-all",
+            verb.format(f"all {title}"),
+            more,
+            _act_on_all(list_name, action),
+            post=True,
+            schema=NoQuery,
+            where="query",
+            answer=Outcome,
+        )
 
 
 for _each in LISTS:

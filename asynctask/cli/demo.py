@@ -58,9 +58,13 @@ class Followed:
 
 @click.command("demo", cls=Command)
 @click.option(
-    "--dir", "folder", type=click.Path(file_okay=False, path_type=Path), default=Path("demo-data"), show_default=True,
+    "--dir",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("demo-data"),
+    show_default=True,
     help="The folder that it makes, anew each time.",
-)  # fmt: skip
+)
 @click.option("--rows", type=click.IntRange(100, 100_000), default=10_000, show_default=True, help="Rows of the sheet.")
 @click.option("--keep", is_flag=True, help="Leave it running at the end, until Ctrl-C.")
 @pass_session
@@ -124,9 +128,14 @@ class _Run:
         try:
             with log.open("wb") as sink:
                 up = subprocess.Popen(
-                    argv, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, pass_fds=(theirs,), start_new_session=True,
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=sink,
+                    stderr=sink,
+                    pass_fds=(theirs,),
+                    start_new_session=True,
                     env={**self._child_environment(), LIFELINE: str(theirs)},
-                )  # fmt: skip
+                )
             try:
                 self._wait_until_ready(up, log)
                 yield

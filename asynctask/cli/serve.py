@@ -185,9 +185,12 @@ def worker(session: Session, config_file: str | None, environment: str | None) -
     if processes == 1 and LIFELINE in session.environ:
         _end_with_parent(session)
         return app.run_worker(
-            concurrency=settings["concurrency"], queues=weights, strict=settings["strict_queues"], shutdown_s=shutdown_s,
+            concurrency=settings["concurrency"],
+            queues=weights,
+            strict=settings["strict_queues"],
+            shutdown_s=shutdown_s,
             pulse=Pulse(session.environ),
-        )  # fmt: skip
+        )
     several = processes > 1
     _announce(
         session,
@@ -229,10 +232,12 @@ def up(session: Session, config_file: str | None, environment: str | None) -> in
     text = json.dumps(document, indent=2) if session.out.json else line
     workers = [ChildSpec(f"worker-{n}", worker_argv) for n in range(1, processes + 1)]
     become(
-        ["up", "-A", session.target], [ChildSpec("web", web_argv), *workers], environ=session.environ,
+        ["up", "-A", session.target],
+        [ChildSpec("web", web_argv), *workers],
+        environ=session.environ,
         shutdown_s=session.setting(config, "shutdown_s"),
         announcement=None if LIFELINE in session.environ else Announcement(_ANYWHERE.get(host, host), port, text + "\n"),
-    )  # fmt: skip
+    )
 
 
 def _announce(session: Session, document: Mapping[str, Any], line: str) -> None:

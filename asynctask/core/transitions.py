@@ -385,15 +385,26 @@ def recover(row: Row, state: str | None, *, now: int, beside: Collection[Row] = 
     deaths = row.deaths + counts
     if had_begun and deaths >= (2 * POISON_DEATHS if beside else POISON_DEATHS):
         return _turn(
-            row, Status.ERROR, Reason.POISON, attempt=row.attempt + 1, deaths=deaths, process=None,
+            row,
+            Status.ERROR,
+            Reason.POISON,
+            attempt=row.attempt + 1,
+            deaths=deaths,
+            process=None,
             **_end_items(row, Status.ERROR),
-        )  # fmt: skip
+        )
     if state == State.CANCELLED:
         return cancel(row)
     return _turn(
-        row, Status.ENQUEUE, Reason.WORKER_LOST, attempt=row.attempt + 1, due_at=now, deaths=deaths, process=None,
+        row,
+        Status.ENQUEUE,
+        Reason.WORKER_LOST,
+        attempt=row.attempt + 1,
+        due_at=now,
+        deaths=deaths,
+        process=None,
         watched=True,
-    )  # fmt: skip
+    )
 
 
 def recorded(row: Row, status: Status, process: str | None = None) -> Turn:
@@ -417,9 +428,14 @@ def recorded(row: Row, status: Status, process: str | None = None) -> Turn:
 def cancel(row: Row) -> Turn:
     """Cancels an open row that is not running; ``attempt`` rises, so that a remaining copy is dropped."""
     return _turn(
-        row, Status.CANCELLED, Reason.CANCELLED, attempt=row.attempt + 1, due_at=None, process=None,
+        row,
+        Status.CANCELLED,
+        Reason.CANCELLED,
+        attempt=row.attempt + 1,
+        due_at=None,
+        process=None,
         **_end_items(row, Status.CANCELLED),
-    )  # fmt: skip
+    )
 
 
 def stop(row: Row) -> Turn:
@@ -439,9 +455,17 @@ def explicit_retry(row: Row, *, now: int) -> Turn:
     """
     open_again: dict[str, Any] = {"n_failed": 0, "n_error": 0, "n_cancelled": 0}
     return _turn(
-        row, Status.ENQUEUE, Reason.RETRIED, attempt=row.attempt + 1, due_at=now if row.reserved else None,
-        retries=0, deaths=0, watched=False, process=None, **open_again,
-    )  # fmt: skip
+        row,
+        Status.ENQUEUE,
+        Reason.RETRIED,
+        attempt=row.attempt + 1,
+        due_at=now if row.reserved else None,
+        retries=0,
+        deaths=0,
+        watched=False,
+        process=None,
+        **open_again,
+    )
 
 
 def may_close(state: str, sealed: bool, turning: bool, counts: Delta) -> bool:

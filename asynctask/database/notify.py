@@ -323,9 +323,13 @@ class _OwnConnection:
         # Connects as the pool does, without its limit. Closed after use, so it needs no reset, which on a broken connection
         # fails with a traceback in the log.
         own = sa.create_engine(
-            self._database.url, creator=engine.pool._creator, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT",
-            skip_autocommit_rollback=True, pool_reset_on_return=None,
-        )  # fmt: skip
+            self._database.url,
+            creator=engine.pool._creator,
+            poolclass=sa.NullPool,
+            isolation_level="AUTOCOMMIT",
+            skip_autocommit_rollback=True,
+            pool_reset_on_return=None,
+        )
         return own.connect()
 
     def end(self) -> None:

@@ -347,10 +347,12 @@ def worker_name(job: Mapping[str, Any]) -> str:
 def poisoned(copy: Copy, now: int) -> Copy:
     """An untracked job that processes died of, as it goes to the dead at ``now`` (microseconds)."""
     return buried(
-        copy, now, "ProcessDied",
+        copy,
+        now,
+        "ProcessDied",
         f"{copy.deaths} processes died while they held this job, so no other is given it:"
         " see what it does to memory and to native code, then retry it",
-    )  # fmt: skip
+    )
 
 
 def buried(copy: Copy, now: int, error_class: str, message: str) -> Copy:

@@ -249,9 +249,12 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             message.fail()
             raise SkipMessage(f"message {message.message_id} has the id of a job of Task {ticket.task_id}, which it is not")
         ticket.job = CurrentJob(
-            message.message_id, attempt=ticket.attempt, queue=actor.queue_name, payload=dict(message.asdict()),
+            message.message_id,
+            attempt=ticket.attempt,
+            queue=actor.queue_name,
+            payload=dict(message.asdict()),
             should_stop=lambda: process.should_stop,
-        )  # fmt: skip
+        )
         ticket.job.state[TICKET] = ticket
         return _Message(message, actor, self._workers[actor.actor_name], ticket, ticket.job)
 

@@ -120,10 +120,21 @@ def retry(ledger: Ledger, task_id: int, statuses: Collection[str] = (), *, who: 
         if connection.execute(found).first() is None:
             return False
         task_rows.turn(
-            connection, ledger, task, State.RUNNING, Reason.RETRIED,
-            generation=task["generation"] + 1, generation_sealed=0, turning="retry", turn_statuses=",".join(chosen),
-            turn_cursor=-1, low_seq=0, closed_at=None, finished_at=None, state_reason=None,
-        )  # fmt: skip
+            connection,
+            ledger,
+            task,
+            State.RUNNING,
+            Reason.RETRIED,
+            generation=task["generation"] + 1,
+            generation_sealed=0,
+            turning="retry",
+            turn_statuses=",".join(chosen),
+            turn_cursor=-1,
+            low_seq=0,
+            closed_at=None,
+            finished_at=None,
+            state_reason=None,
+        )
         task_rows.log(connection, ledger, task_id, "retried", {"statuses": list(chosen)}, who)
     return True
 

@@ -204,10 +204,15 @@ def _line(event: Any) -> dict[str, Any]:
     messages = [m["message"] for m in loads(event["added_messages"]) or [] if m.get("status") == event["status"]]
     failure = Failure(str(event["problem"]), messages[-1] if messages else str(event["problem"]))
     return {
-        "task_id": event["task_id"], "event_id": event["id"], "row": event["first_row"], "status": event["status"],
-        "code": failure.code, "message": failure.message, "digest": group_of(failure, event["status"]),
+        "task_id": event["task_id"],
+        "event_id": event["id"],
+        "row": event["first_row"],
+        "status": event["status"],
+        "code": failure.code,
+        "message": failure.message,
+        "digest": group_of(failure, event["status"]),
         "attempt": event["attempt"],
-    }  # fmt: skip
+    }
 
 
 def _rebuild_groups(connection: Connection, task_id: int) -> None:
@@ -235,9 +240,15 @@ def _group(connection: Connection, task_id: int, digest: str, count: int) -> dic
         .where(_x.task_id == task_id, _x.digest == digest)
     ).one()
     return {
-        "task_id": task_id, "slot": 0, "digest": digest, "status": status or str(Status.ERROR),
-        "message": shown or message or "", "count": count, "sample_job_id": job_id, "sample_row": row,
-    }  # fmt: skip
+        "task_id": task_id,
+        "slot": 0,
+        "digest": digest,
+        "status": status or str(Status.ERROR),
+        "message": shown or message or "",
+        "count": count,
+        "sample_job_id": job_id,
+        "sample_row": row,
+    }
 
 
 def _orphans(ledger: Ledger) -> list[Finding]:

@@ -109,9 +109,15 @@ def untouched(record: EventRecord) -> bool:
     """Whether the Event was dispatched and nothing else was written: no message, no process, one item."""
     row = record.row
     return (
-        row.status is Status.ENQUEUE and row.reserved and record.messages is None and row.due_at is None
-        and row.process is None and not row.watched and row.deaths == 0 and row.items == 1
-    )  # fmt: skip
+        row.status is Status.ENQUEUE
+        and row.reserved
+        and record.messages is None
+        and row.due_at is None
+        and row.process is None
+        and not row.watched
+        and row.deaths == 0
+        and row.items == 1
+    )
 
 
 class End(NamedTuple):
@@ -366,18 +372,30 @@ def _count_failures(connection: Connection, ledger: Ledger, ended: Sequence[tupl
         groups_of_task.add(digest)
         rows.append(
             {
-                "task_id": record.task_id, "event_id": record.id, "row": record.first_row, "status": status,
-                "code": failure.code[:64], "message": failure.message, "digest": digest, "attempt": turn.after.attempt,
+                "task_id": record.task_id,
+                "event_id": record.id,
+                "row": record.first_row,
+                "status": status,
+                "code": failure.code[:64],
+                "message": failure.message,
+                "digest": digest,
+                "attempt": turn.after.attempt,
             }
-        )  # fmt: skip
+        )
         key = (record.task_id, ledger.error_slot(record.slots), digest)
         group = groups.setdefault(
             key,
             {
-                "task_id": key[0], "slot": key[1], "digest": digest, "status": status, "message": shown, "count": 0,
-                "sample_job_id": record.job_id, "sample_row": record.first_row,
+                "task_id": key[0],
+                "slot": key[1],
+                "digest": digest,
+                "status": status,
+                "message": shown,
+                "count": 0,
+                "sample_job_id": record.job_id,
+                "sample_row": record.first_row,
             },
-        )  # fmt: skip
+        )
         group["count"] += 1
     connection.execute(item_errors.insert(), rows)
     _move_groups(connection, [groups[key] for key in sorted(groups)])
@@ -412,12 +430,18 @@ def _forget_failures(connection: Connection, ledger: Ledger, reopened: Sequence[
         connection,
         [
             {
-                "task_id": task_id, "slot": slots[task_id], "digest": digest, "status": status, "message": "",
-                "count": -count, "sample_job_id": None, "sample_row": None,
+                "task_id": task_id,
+                "slot": slots[task_id],
+                "digest": digest,
+                "status": status,
+                "message": "",
+                "count": -count,
+                "sample_job_id": None,
+                "sample_row": None,
             }
             for task_id, digest, status, count in sorted(found)
         ],
-    )  # fmt: skip
+    )
 
 
 # -- fast path: ends of untouched Events

@@ -363,9 +363,11 @@ def _cancel_change(ledger: Ledger, event_id: int) -> Change:
 def _kill_change(ledger: Ledger, event_id: int) -> Change:
     text = ledger.catalogue("discarded", "killed")
     return Change(
-        event_id, lambda seen: recorded(seen.row, Status.ERROR) if _waits(seen) else None,
-        notes=[Note("error", text)], failure=Failure("killed", text),
-    )  # fmt: skip
+        event_id,
+        lambda seen: recorded(seen.row, Status.ERROR) if _waits(seen) else None,
+        notes=[Note("error", text)],
+        failure=Failure("killed", text),
+    )
 
 
 def cancel_removed(ledger: Ledger, keys: Sequence[tuple[str, int]], *, who: str = "") -> int:
@@ -476,8 +478,16 @@ def _open_generation(connection: Connection, ledger: Ledger, task: dict[str, Any
     if task["state"] not in (State.RUNNING, State.FINISHED) and not over:
         raise Conflict(f"Task {task['id']} is {task['state']}; its items can be retried once it runs or is finished")
     task_rows.turn(
-        connection, ledger, task, State.RUNNING, Reason.RETRIED,
-        generation=task["generation"] + 1, generation_sealed=1, low_seq=0, closed_at=None, finished_at=None,
+        connection,
+        ledger,
+        task,
+        State.RUNNING,
+        Reason.RETRIED,
+        generation=task["generation"] + 1,
+        generation_sealed=1,
+        low_seq=0,
+        closed_at=None,
+        finished_at=None,
         state_reason=None,
-    )  # fmt: skip
+    )
     connection.execute(tasks.update().where(_t.id == task["id"]).values(ready=sessions.readiness(task)))

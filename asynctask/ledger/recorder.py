@@ -243,10 +243,16 @@ class Recorder:
             failure = Failure("unrecordable", text)
             self._flush_last_word(
                 Outcome(
-                    each.event_id, each.attempt, Status.ERROR, Reason.DISCARDED, [Note("error", text)], failure=failure,
-                    then=each.then, elsewhere=each.elsewhere,
+                    each.event_id,
+                    each.attempt,
+                    Status.ERROR,
+                    Reason.DISCARDED,
+                    [Note("error", text)],
+                    failure=failure,
+                    then=each.then,
+                    elsewhere=each.elsewhere,
                 )
-            )  # fmt: skip
+            )
         each.done = True
 
     def _flush_last_word(self, ended: Outcome) -> None:

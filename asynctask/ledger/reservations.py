@@ -523,10 +523,12 @@ def reserve_small(ledger: Ledger, task_ids: Collection[int], wanted: int, *, lea
         connection.execute(
             _advance(connection.dialect.name),
             {
-                "ids": batches.given(connection.dialect.name, list(whole)), "me": ledger.identity, "now": now,
+                "ids": batches.given(connection.dialect.name, list(whole)),
+                "me": ledger.identity,
+                "now": now,
                 "until": now + micros(lease_s),
             },
-        )  # fmt: skip
+        )
         moved = {(i, ledger.slot(chosen[i].slots)): Delta(dispatched=len(jobs)) for i, jobs in whole.items()}
         counters.move(connection, moved, now)
     return {i: [_ready(chosen[i], job) for job in jobs] for i, jobs in whole.items()}
@@ -663,10 +665,15 @@ def _close(dialect: str) -> Any:
         tasks.update()
         .where(batches.among_given(dialect, _t.id, "ids"), _t.state == State.RUNNING)
         .values(
-            state=State.FINISHED, version=_t.version + 2, updated_at=at, closed_at=at, finished_at=at, ready=None,
+            state=State.FINISHED,
+            version=_t.version + 2,
+            updated_at=at,
+            closed_at=at,
+            finished_at=at,
+            ready=None,
             due_next=None,
         )
-    )  # fmt: skip
+    )
 
 
 _LOG: Final = task_log.insert()

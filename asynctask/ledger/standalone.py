@@ -137,10 +137,14 @@ def enqueue(
 
 def _row(job: NewJob, options: str | None) -> dict[str, Any]:
     return {
-        "job_id": job.job_id, "worker_name": job.worker_name, "queue": job.queue, "status": Status.ENQUEUE,
-        "attempt": job.attempt, "params": None if job.params is None else dumps(job.params),
+        "job_id": job.job_id,
+        "worker_name": job.worker_name,
+        "queue": job.queue,
+        "status": Status.ENQUEUE,
+        "attempt": job.attempt,
+        "params": None if job.params is None else dumps(job.params),
         "options": job.options or options,
-    }  # fmt: skip
+    }
 
 
 def _slices(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

@@ -171,14 +171,26 @@ def described(new: NewTask, now: int) -> dict[str, Any]:
     """The columns of a Task that describe its submission."""
     key = sessions.key_of(new.owner, new.session)
     return {
-        "worker_name": new.worker_name, "queue": new.queue, "priority": new.priority, "title": new.title[:255],
-        "owner": new.owner, "parallel": new.parallel, "planned": new.planned, "origin": new.origin,
-        "resubmit_of": new.resubmit_of, "idempotency_key": new.idempotency_key, "body_digest": new.body_digest,
-        "options": dumps(new.options), "split_source": dumps(new.source) if new.source is not None else None,
-        "created_at": now, "updated_at": now,
+        "worker_name": new.worker_name,
+        "queue": new.queue,
+        "priority": new.priority,
+        "title": new.title[:255],
+        "owner": new.owner,
+        "parallel": new.parallel,
+        "planned": new.planned,
+        "origin": new.origin,
+        "resubmit_of": new.resubmit_of,
+        "idempotency_key": new.idempotency_key,
+        "body_digest": new.body_digest,
+        "options": dumps(new.options),
+        "split_source": dumps(new.source) if new.source is not None else None,
+        "created_at": now,
+        "updated_at": now,
         "slots": MAX_SLOTS if new.planned is not None and new.planned >= SLOTS_FROM else 1,
-        "session": new.session, "session_key": key, "session_waits": new.priority if key is not None else None,
-    }  # fmt: skip
+        "session": new.session,
+        "session_key": key,
+        "session_waits": new.priority if key is not None else None,
+    }
 
 
 def said_at_submit(new: NewTask) -> dict[str, Any]:

@@ -330,9 +330,12 @@ class ItemShape:
         if problems:
             first = problems[0]
             raise InputError(
-                "; ".join(p.message for p in problems), code="duplicate_column", errors=problems,
-                text=first.text, params=first.params,
-            )  # fmt: skip
+                "; ".join(p.message for p in problems),
+                code="duplicate_column",
+                errors=problems,
+                text=first.text,
+                params=first.params,
+            )
         return by_field
 
     def _refuse_missing(self, by_field: Mapping[str, str], headers: Sequence[str]) -> None:
@@ -347,8 +350,11 @@ class ItemShape:
         raise InputError(
             f"the sheet has no column for {params['columns']}; its columns are: {params['headers']}."
             " Add the columns, or map yours with the option columns",
-            code="missing_columns", errors=problems, text="list.missing_columns_named", params=params,
-        )  # fmt: skip
+            code="missing_columns",
+            errors=problems,
+            text="list.missing_columns_named",
+            params=params,
+        )
 
     def _title(self, field: str) -> str:
         info = self._fields[field]

@@ -212,9 +212,13 @@ def localised(error: InputError, locale: str) -> InputError:
     """The same refusal, its message and those of its faults translated."""
     faults = [replace(each, message=render(each, locale)) for each in error.errors]
     return InputError(
-        render_whole(error, locale), code=error.code, status=error.status, errors=faults, text=error.text,
+        render_whole(error, locale),
+        code=error.code,
+        status=error.status,
+        errors=faults,
+        text=error.text,
         params=error.params,
-    )  # fmt: skip
+    )
 
 
 def stored(problem: Problem) -> dict[str, Any]:
@@ -313,9 +317,13 @@ def refusal(ledger: Ledger, task_id: int) -> InputError | None:
         locale = ledger.catalogue.locale
         faults = tuple(revived(each.get("row"), each, locale) for each in detail.get("errors") or ())
         return InputError(
-            text, code=code, status=_STATUS.get(code), errors=faults or problems, text=str(detail.get("text") or ""),
+            text,
+            code=code,
+            status=_STATUS.get(code),
+            errors=faults or problems,
+            text=str(detail.get("text") or ""),
             params=detail.get("params"),
-        )  # fmt: skip
+        )
     if task.state_reason == "rows_rejected":
         return rows_rejected(task.rejected, task.planned or task.rejected, problems)
     return _whole("all_rejected" if task.rejected else "no_items", {}, problems)

@@ -225,9 +225,15 @@ class Splitter:
 
     def _commit(self, task_id: int, current: _Slice, after: int) -> None:
         task_rows.add_slice(
-            self._ledger, task_id, current.items, current.rejects,
-            after=after, cursor=current.cursor, lease_s=self._lease_s, tell=current.tell,
-        )  # fmt: skip
+            self._ledger,
+            task_id,
+            current.items,
+            current.rejects,
+            after=after,
+            cursor=current.cursor,
+            lease_s=self._lease_s,
+            tell=current.tell,
+        )
         self._on_slice()
 
     @contextmanager

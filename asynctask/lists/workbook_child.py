@@ -80,10 +80,15 @@ class _Child:
             _send_rows(source, order["after"])
         elif order["do"] == "keep":
             self._keep_rows(source, Path(order["target"]))
-        _send({
-            "format": source.format, "headers": source.headers, "places": source.places, "sheet": source.sheet_name,
-            "planned": source.planned,
-        })  # fmt: skip
+        _send(
+            {
+                "format": source.format,
+                "headers": source.headers,
+                "places": source.places,
+                "sheet": source.sheet_name,
+                "planned": source.planned,
+            }
+        )
 
     def forget(self) -> None:
         if self._opened is not None:

@@ -271,9 +271,16 @@ class Tracker:
                 done()
 
         return Outcome(
-            ticket.event_id, ticket.attempt, Status.WORKING, Reason.STARTED, notes, started_at=ticket.started_at, then=then,
-            elsewhere=self._elsewhere, awaited=done is not None,
-        )  # fmt: skip
+            ticket.event_id,
+            ticket.attempt,
+            Status.WORKING,
+            Reason.STARTED,
+            notes,
+            started_at=ticket.started_at,
+            then=then,
+            elsewhere=self._elsewhere,
+            awaited=done is not None,
+        )
 
     def _working_of_follower(self, ticket: Ticket) -> Outcome:
         """``working`` of a lent job that has begun. Its messages are left out if another outcome has them, which is flushed
@@ -288,7 +295,7 @@ class Tracker:
 
         return Outcome(
             ticket.event_id, ticket.attempt, Status.WORKING, Reason.STARTED, then=then, elsewhere=self._elsewhere
-        )  # fmt: skip
+        )
 
     # -- 3. settle
 
@@ -338,7 +345,7 @@ class Tracker:
         status, reason = (Status.CANCELLED, Reason.CANCELLED) if cancelled else (Status.ENQUEUE, Reason.GIVEN_BACK)
         outcome = Outcome(
             ticket.event_id, ticket.attempt, status, reason, then=then, elsewhere=self._elsewhere, awaited=ticket.awaited
-        )  # fmt: skip
+        )
         self._recorder.put([outcome])
 
     def forget(self, ticket: Ticket) -> None:

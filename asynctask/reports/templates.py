@@ -336,9 +336,13 @@ class _Book:
             return {"validate": "integer" if whole else "decimal", **bound} if bound else {}
         # Without limits it may be a long number, an id for instance, whose digits only a text cell keeps.
         return {
-            "validate": "integer", "criteria": "between", "minimum": 1 - _EXACT, "maximum": _EXACT - 1,
-            "error_type": "warning", "error_message": self._words["too_long"][:_MAX_MESSAGE],
-        }  # fmt: skip
+            "validate": "integer",
+            "criteria": "between",
+            "minimum": 1 - _EXACT,
+            "maximum": _EXACT - 1,
+            "error_type": "warning",
+            "error_message": self._words["too_long"][:_MAX_MESSAGE],
+        }
 
     def _source(self, choices: tuple[Any, ...]) -> Any:
         """The values themselves if they fit the rule's 255 characters; else a range on a hidden sheet."""

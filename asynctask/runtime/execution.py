@@ -329,9 +329,11 @@ class Performer:
             return
         follower = self._place.follow(execution)
         self._tracker.settle(
-            ticket, retry_at=retry_at, then=lambda won: self._place.done(execution),
+            ticket,
+            retry_at=retry_at,
+            then=lambda won: self._place.done(execution),
             follower=follower.ticket if follower is not None else None,
-        )  # fmt: skip
+        )
 
     def _settle_untracked(self, execution: Execution, error: BaseException | None, decision: Decision) -> None:
         """The retry or the death of a job without a record lies in the broker's own sets."""

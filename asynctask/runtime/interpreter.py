@@ -52,8 +52,13 @@ def defaults() -> Defaults | None:
         # -I and -S: neither the environment nor a sitecustomize of the machine has a say.
         said = subprocess.run(
             [sys.executable, "-I", "-S", "-c", _ASK],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, timeout=_ANSWER_S, cwd=os.sep,
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_ANSWER_S,
+            cwd=os.sep,
+        )
         thresholds, switch_s = json.loads(said.stdout)
         return Defaults(tuple(thresholds), switch_s)
     except (OSError, subprocess.SubprocessError, ValueError):

@@ -110,19 +110,47 @@ class Launcher(AppProcess):
         held = HeldCopies(broker, isolation)
         strangers = Strangers(identity, broker, clock)
         intake = Intake(
-            identity=identity, broker=broker, tracker=tracker, clock=clock, workers=parts.workers, held=held,
-            strangers=strangers, quiet=quiet,
-        )  # fmt: skip
+            identity=identity,
+            broker=broker,
+            tracker=tracker,
+            clock=clock,
+            workers=parts.workers,
+            held=held,
+            strangers=strangers,
+            quiet=quiet,
+        )
         pool = Pool(
-            identity=identity, broker=broker, tracker=tracker, chain=recording_chain(parts, tracker), clock=clock,
-            ids=parts.ids, queues=queues.names, concurrency=self._concurrency, held=held, intake=intake,
-            isolation=isolation, quiet=quiet, may_start=self._may_start, lend=self.dispatcher.lend,
-            take_back=partial(take_back_loans, ledger), observers=Observers(self._death, self._error, self._ended),
-        )  # fmt: skip
+            identity=identity,
+            broker=broker,
+            tracker=tracker,
+            chain=recording_chain(parts, tracker),
+            clock=clock,
+            ids=parts.ids,
+            queues=queues.names,
+            concurrency=self._concurrency,
+            held=held,
+            intake=intake,
+            isolation=isolation,
+            quiet=quiet,
+            may_start=self._may_start,
+            lend=self.dispatcher.lend,
+            take_back=partial(take_back_loans, ledger),
+            observers=Observers(self._death, self._error, self._ended),
+        )
         fetcher = Fetcher(
-            identity=identity, broker=broker, tracker=tracker, clock=clock, pool=pool, held=held, intake=intake,
-            strangers=strangers, quiet=quiet, order=queues.order, on_dry=self.dispatcher.dry, unrecorded=self._unrecorded,
-        )  # fmt: skip
+            identity=identity,
+            broker=broker,
+            tracker=tracker,
+            clock=clock,
+            pool=pool,
+            held=held,
+            intake=intake,
+            strangers=strangers,
+            quiet=quiet,
+            order=queues.order,
+            on_dry=self.dispatcher.dry,
+            unrecorded=self._unrecorded,
+        )
         return pool, fetcher
 
     def _about(self) -> About:
@@ -134,9 +162,12 @@ class Launcher(AppProcess):
 
     def _shown_by(self, presence: Presence) -> Showing:
         return Showing(
-            presence, self._parts.clock, running=self.pool.running, is_quiet=lambda: self.pool.is_quiet,
+            presence,
+            self._parts.clock,
+            running=self.pool.running,
+            is_quiet=lambda: self.pool.is_quiet,
             on_signal=self.obey,
-        )  # fmt: skip
+        )
 
     def _made_poller(self, presence: Presence | None) -> Poller:
         parts = self._parts

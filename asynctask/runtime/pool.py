@@ -88,9 +88,15 @@ class Pool:
             clock, lend=lend, take=intake.take_lent, release=self.release, take_back=take_back, fresh_s=STALE_S
         )
         self.performer = Performer(
-            identity=identity, broker=broker, tracker=tracker, chain=chain, clock=clock, ids=ids, place=self,
+            identity=identity,
+            broker=broker,
+            tracker=tracker,
+            chain=chain,
+            clock=clock,
+            ids=ids,
+            place=self,
             observers=observers,
-        )  # fmt: skip
+        )
         self._buffer: Queue = SimpleQueue()
         self._suspects: Queue = SimpleQueue()
         self._has_line = False

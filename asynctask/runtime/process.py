@@ -114,24 +114,37 @@ class AppProcess:
             on_signal=self.obey,
         )
         sweep = partial(
-            Sweep, self.ledger, app.broker, app.host, app.controls,
-            waker=app.signals.waker(LEDGER), every_s=min(1.0, config.lease_s / 4),
-        )  # fmt: skip
+            Sweep,
+            self.ledger,
+            app.broker,
+            app.host,
+            app.controls,
+            waker=app.signals.waker(LEDGER),
+            every_s=min(1.0, config.lease_s / 4),
+        )
         if dispatching is None:
             self.sweep = sweep()
         else:
             dispatcher = dispatching.dispatcher
             self.sweep = sweep(
-                take_up=dispatching.take_up_split, uploads=dispatching.uploads, nudge=dispatcher.nudge,
+                take_up=dispatching.take_up_split,
+                uploads=dispatching.uploads,
+                nudge=dispatcher.nudge,
                 expect=dispatcher.expect,
-            )  # fmt: skip
+            )
 
     def register(self) -> None:
         """Writes the row of this process. Raises LedgerUnavailable."""
         processes.register(
-            self.ledger, self._host, kind=self._kind, pid=os.getpid(), lease_s=self._lease_s,
-            concurrency=self._concurrency, queues=self._queue_names, info=self.info(),
-        )  # fmt: skip
+            self.ledger,
+            self._host,
+            kind=self._kind,
+            pid=os.getpid(),
+            lease_s=self._lease_s,
+            concurrency=self._concurrency,
+            queues=self._queue_names,
+            info=self.info(),
+        )
 
     def leave(self, *, empty: bool = True) -> None:
         """Removes the row. If the process may still hold jobs (not ``empty``), ends its lease instead, so that they are

@@ -160,9 +160,11 @@ class BrokerSuite:
                 made.close()
 
     def killed_at_every_step(
-        self, fill: Callable[[Broker, int], Any], act: Callable[[Broker, int, Any], object],
+        self,
+        fill: Callable[[Broker, int], Any],
+        act: Callable[[Broker, int, Any], object],
         check: Callable[[Broker, int, bool], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Runs ``act`` in a process that is killed before its first message, then before its second, and so on, until it
         completes.
 

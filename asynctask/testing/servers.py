@@ -295,9 +295,11 @@ class PgBouncer:
         )
         ini.write_text("\n".join(lines) + "\n")
         self._process = subprocess.Popen(
-            [*_as_user(self._server.user), program, "-q", str(ini)], stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [*_as_user(self._server.user), program, "-q", str(ini)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         wait_for(self._answers, "pgbouncer answers")
         return self
 

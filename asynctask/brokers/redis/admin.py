@@ -132,8 +132,10 @@ class RedisOperations:
         (total,) = self._server.ask(("ZCARD", key))
         found = _bounded(
             lambda first, size: self._members(key, first, first + size - 1, newest=newest),
-            lambda each: len(each[0]), offset, limit,
-        )  # fmt: skip
+            lambda each: len(each[0]),
+            offset,
+            limit,
+        )
         return Page([_entry(raw, at) for raw, at in found], int(total))
 
     def _members(self, key: str, first: int, last: int, *, newest: bool = False) -> list[tuple[bytes, float]]:

@@ -152,10 +152,14 @@ def _is_plain(copy: Copy) -> bool:
     """A fast test that passes nearly every copy: plain names, a short ASCII payload. :func:`_check` decides on others."""
     payload, task_id = copy.payload, copy.task_id
     return (
-        _is_plain_name(copy.jid) and _is_plain_name(copy.queue)
-        and payload.isascii() and len(payload) * 4 <= MAX_PAYLOAD_BYTES
-        and 0 <= copy.attempt <= _INT and -_INT <= copy.priority <= _INT and (task_id is None or 0 <= task_id <= _BIGINT)
-    )  # fmt: skip
+        _is_plain_name(copy.jid)
+        and _is_plain_name(copy.queue)
+        and payload.isascii()
+        and len(payload) * 4 <= MAX_PAYLOAD_BYTES
+        and 0 <= copy.attempt <= _INT
+        and -_INT <= copy.priority <= _INT
+        and (task_id is None or 0 <= task_id <= _BIGINT)
+    )
 
 
 def _is_plain_name(name: str) -> bool:

@@ -64,10 +64,17 @@ def row_of(copy: Copy, *, held_in: str | None = None, run_at: int | None = None)
     if not _fits(copy):
         _check(copy)
     return {
-        "jid": copy.jid, "attempt": copy.attempt, "queue": copy.queue, "priority": copy.priority, "task_id": copy.task_id,
-        "held_in": held_in, "run_at": run_at, "deaths": copy.deaths, "payload": copy.payload,
+        "jid": copy.jid,
+        "attempt": copy.attempt,
+        "queue": copy.queue,
+        "priority": copy.priority,
+        "task_id": copy.task_id,
+        "held_in": held_in,
+        "run_at": run_at,
+        "deaths": copy.deaths,
+        "payload": copy.payload,
         "waits": ordinary(copy.priority) if held_in is None else None,
-    }  # fmt: skip
+    }
 
 
 def _fits(copy: Copy) -> bool:

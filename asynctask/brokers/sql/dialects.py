@@ -410,10 +410,15 @@ DELETE FROM jobs WHERE id = ANY(ARRAY(SELECT id FROM picked)) RETURNING jid, att
 def exchange_values(process: str, done: Sequence[Copy], ranges: Sequence[Range], limit: int, spread: int) -> dict[str, Any]:
     """The values of :data:`EXCHANGE`."""
     return {
-        "process": process, "done": [copy.handle for copy in done], "limit": max(0, limit), "spread": spread,
-        "queues": [each.queue for each in ranges], "waits": [each.waits for each in ranges],
-        "ids": [each.id for each in ranges], "until": [each.until for each in ranges],
-    }  # fmt: skip
+        "process": process,
+        "done": [copy.handle for copy in done],
+        "limit": max(0, limit),
+        "spread": spread,
+        "queues": [each.queue for each in ranges],
+        "waits": [each.waits for each in ranges],
+        "ids": [each.id for each in ranges],
+        "until": [each.until for each in ranges],
+    }
 
 
 class PostgresqlJobs:

@@ -107,9 +107,10 @@ def prove_encoding(path: Path, named: str | None = None, expect: Collection[str]
     if (wide := _utf32(path, head)) is not None:
         text = next(decoded(path, wide), "").removeprefix("\ufeff")
         raise InputError(
-            f"the text is UTF-32, which is read only where it is named; {_REMEDY}", code="encoding",
+            f"the text is UTF-32, which is read only where it is named; {_REMEDY}",
+            code="encoding",
             params={"suggestions": [{"encoding": wide, "cells": _first_cells(text)}]},
-        )  # fmt: skip
+        )
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return _proved(path, "utf-16")
     first = _broken_at(path, "utf-8")
@@ -219,9 +220,10 @@ def _doubtful(path: Path, place: int, why: str) -> InputError:
     found = suggestions(path, place)
     shown = ", ".join(each["encoding"] for each in found)
     return InputError(
-        f"{why}; {_REMEDY}{f' (likely: {shown})' if shown else ''}", code="encoding",
+        f"{why}; {_REMEDY}{f' (likely: {shown})' if shown else ''}",
+        code="encoding",
         params={"suggestions": found} if found else None,
-    )  # fmt: skip
+    )
 
 
 def _nul_byte(path: Path, place: int) -> InputError:
