@@ -1,4 +1,4 @@
-"""The heartbeats of a worker process: its lease in the ledger, without which others take its jobs; and what tools see."""
+"""Heartbeats of a process: the one that renews its lease in the ledger, and the one that the broker's tools see."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from asynctask.ledger.base import Ledger
 from asynctask.logs import get_logger
 from asynctask.runtime.execution import Execution
 
-__all__ = ["Heartbeat", "Showing"]
+__all__ = ["Heartbeat", "PresenceHeartbeat"]
 
 LATE = 0.75
-"""Share of the lease after which a process that could not renew it starts nothing more."""
+"""Share of the lease after which a process that could not renew it begins no job."""
 
 RETRY_S = 1.0
-"""Seconds after which a heartbeat is tried again that the database did not take."""
+"""Seconds until a failed heartbeat is tried again."""
 
 
 class Heartbeat:
@@ -46,7 +46,7 @@ class Heartbeat:
     ) -> None:
         self._ledger = ledger
         self._clock = clock
-        self._every_s = min(every_s, lease_s / 3)  # two in a row may be late without an interruption
+        self._every_s = min(every_s, lease_s / 3)  # two beats in a row may fail
         self._lease_s = lease_s
         self._facts = facts
         self._on_signal = on_signal
@@ -70,7 +70,7 @@ class Heartbeat:
             self._thread.join(10)
 
     def soon(self) -> None:
-        """The next heartbeat comes at once: something changed that others wait to see."""
+        """Beats at once: something changed that other processes wait for."""
         self._soon.set()
 
     def fresh(self) -> bool:
@@ -109,17 +109,20 @@ def memory_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-# -- what the tools of the broker see, written in a thread of its own: neither the lease nor a job waits for it
+# -- the presence heartbeat, in a thread of its own: neither the lease nor a job waits for it
 
 BEAT_S: Final = 10.0
-"""Seconds between two beats; who is silent for a minute is seen no more."""
+"""Seconds between two beats. Sidekiq's tools drop a process after a minute without one."""
 
 SIGNALS: Final = frozenset({"TSTP", "TERM", "TTIN"})
-"""What a tool may tell a process: start nothing more, stop, and say what its threads do."""
+"""Signals that tools send: quiet, stop, and write the stacks of all threads."""
 
 
-class Showing:
-    """Beats every ``every_s`` seconds. ``running`` gives the jobs that run; ``on_signal`` is told what a tool left."""
+class PresenceHeartbeat:
+    """Registers the process with the broker's tools every ``every_s`` seconds, with its running jobs and counts.
+
+    ``running`` gives the jobs that run; ``on_signal`` is called with a signal that a tool left.
+    """
 
     def __init__(
         self,
@@ -141,25 +144,25 @@ class Showing:
         self._stopping = False
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._log = get_logger("asynctask.showing")
+        self._log = get_logger("asynctask.presence")
 
     def start(self) -> None:
         """Starts beating, the first time at once."""
-        self._thread = threading.Thread(target=self._run, name="showing", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="presence", daemon=True)
         self._thread.start()
 
     def soon(self) -> None:
-        """Something changed that a tool is waiting to see: the next beat comes at once."""
+        """Beats at once: something changed that a tool waits for."""
         self._soon.set()
 
     def stop(self) -> None:
-        """Sends the last counts and is seen no more. What cannot be sent then, because the broker is away, is lost."""
+        """Sends the last counts and removes the process from the tools. Counts are lost while the broker is away."""
         self._stopping = True
         self._soon.set()
         if self._thread is not None:
             self._thread.join(10)
         if not self._lock.acquire(timeout=1):
-            return  # it is still waiting for an answer: there is nobody to tell
+            return  # the last beat still waits for an answer
         try:
             self._presence.leave()
         except Unavailable as error:

@@ -1,7 +1,7 @@
-"""The launcher: puts the parts of a worker process together, and takes them apart in the right order.
+"""The launcher: builds the parts of a worker process, starts them, and stops them in the right order.
 
-Who creates whom: launcher -> heartbeat, recorder, manager (-> fetcher, processors), dispatcher, sweep; where the broker has
-tools that look at processes, what shows this one to them; where it is polled, the poller.
+The parts: heartbeat and maintenance (:class:`~asynctask.runtime.process.AppProcess`), recorder, tracker, pool, fetcher and
+dispatcher; for a broker with tools that list processes, the presence heartbeat; for a broker that is polled, the poller.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from asynctask.logs import get_logger
 from asynctask.middleware.tracker import Tracker
 from asynctask.runtime.execution import Execution, Observers
 from asynctask.runtime.fetcher import Fetcher, Intake, Strangers
-from asynctask.runtime.heartbeat import Showing
+from asynctask.runtime.heartbeat import PresenceHeartbeat
 from asynctask.runtime.interpreter import Switching, collect_seldom
 from asynctask.runtime.poller import Poller
 from asynctask.runtime.pool import HeldCopies, Isolation, Pool
@@ -99,7 +99,7 @@ class Launcher(AppProcess):
         self.pool, self.fetcher = self._made_pool()
         self.performer = self.pool.performer
         presence = parts.broker.presence(self._about())
-        self.showing = self._shown_by(presence) if presence is not None else None
+        self.presence = self._presence_heartbeat(presence) if presence is not None else None
         self.poller = self._made_poller(presence) if parts.broker.capabilities.polled else None
 
     def _made_pool(self) -> tuple[Pool, Fetcher]:
@@ -160,8 +160,8 @@ class Launcher(AppProcess):
             strict=self._queues.strict, version=__version__, tag=config.app.partition(":")[0],
         )  # fmt: skip
 
-    def _shown_by(self, presence: Presence) -> Showing:
-        return Showing(
+    def _presence_heartbeat(self, presence: Presence) -> PresenceHeartbeat:
+        return PresenceHeartbeat(
             presence,
             self._parts.clock,
             running=self.pool.running,
@@ -193,27 +193,27 @@ class Launcher(AppProcess):
         self.dispatcher.attach(self.pool.load)
         self.dispatcher.start()
         self.sweep.start()
-        if self.showing is not None:
-            self.showing.start()
+        if self.presence is not None:
+            self.presence.start()
         if self.poller is not None:
             self.poller.start()
         self._ticker = threading.Thread(target=self._tick, name="ticker", daemon=True)
         self._ticker.start()
 
     def quiet(self) -> None:
-        """Takes no new job; what runs goes on."""
+        """Fetches and begins nothing more; running jobs go on."""
         if not self.pool.is_quiet:
             self._log.info("quiet")
             if self.poller is not None:
                 self.poller.quiet()
             self.pool.quiet()
             self.heartbeat.soon()
-            if self.showing is not None:
-                self.showing.soon()
+            if self.presence is not None:
+                self.presence.soon()
             self._parts.fire("quiet")
 
     def stop(self) -> bool:
-        """Quiet, waits for running jobs, gives the unfinished back, ends. Returns whether every thread could be ended."""
+        """Quiets, waits for running jobs, gives unfinished ones back, ends. Returns whether every thread ended."""
         self.quiet()
         self._parts.fire("shutdown")
         idle = self.pool.wait_idle(self._shutdown_s)
@@ -229,8 +229,8 @@ class Launcher(AppProcess):
         recorded = self.recorder.stop(_FLUSH_S)
         if self.poller is not None:
             self.poller.stop()
-        if self.showing is not None:
-            self.showing.stop()
+        if self.presence is not None:
+            self.presence.stop()
         self._ticker_stop.set()
         self.heartbeat.stop()
         self.performer.watchdog.stop()
@@ -248,15 +248,15 @@ class Launcher(AppProcess):
             self.leave(empty=empty)
 
     def run(self) -> int:
-        """Runs in the foreground until told to stop, by a signal or from outside. Returns the exit code: 1 where other
-        processes have declared this one dead, and another must be started in its place.
+        """Runs in the foreground until a signal of the system, the ledger or the broker stops it. Returns the exit code: 1 if
+        other processes declared this one dead, so that its supervisor replaces it.
 
         TSTP: quiet. TERM, INT: stop within the shutdown time. A second INT ends at once. TTIN: the stacks of all threads.
         """
         interrupts, quiet = 0, False
         self._wakeup = Wakeup()
 
-        # A handler takes no lock, for this thread may hold it: it only says what is to be done.
+        # A handler takes no lock: this thread may hold it already.
         def on_stop(number: int, _frame: Any) -> None:
             nonlocal interrupts
             interrupts += number == signal.SIGINT
@@ -293,8 +293,8 @@ class Launcher(AppProcess):
         return 1 if self._lost else 0
 
     def obey(self, name: str) -> None:
-        """A signal that came through the ledger or the broker: ``TSTP`` quiet, ``TERM`` stop, ``TTIN`` the stacks of all
-        threads to the standard error, ``LOST`` declared dead."""
+        """A signal from the ledger or the broker: ``TSTP`` quiets, ``TERM`` stops, ``TTIN`` writes the stacks of all threads
+        to the standard error, ``LOST`` (declared dead) stops."""
         if name == "TSTP":
             self.quiet()
         elif name == "TERM":
@@ -307,7 +307,7 @@ class Launcher(AppProcess):
             self._stop()
 
     def _stop(self) -> None:
-        """Has :meth:`run` end."""
+        """Ends :meth:`run`."""
         self._stopping = True
         if self._wakeup is not None:
             self._wakeup.set()
@@ -355,5 +355,5 @@ class Launcher(AppProcess):
         self._parts.fire("error", error, context)
 
     def _ended(self, execution: Execution, failed: bool) -> None:
-        if self.showing is not None:
-            self.showing.ended(execution, failed)
+        if self.presence is not None:
+            self.presence.ended(execution, failed)

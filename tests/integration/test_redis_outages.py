@@ -82,13 +82,13 @@ def loud(logs: Logs) -> list[Any]:
 def alive(launcher: Launcher) -> dict[str, bool]:
     """The threads of a worker process that talk to Redis, or wait for those that do."""
     assert launcher.poller is not None
-    assert launcher.showing is not None
+    assert launcher.presence is not None
     threads = {
         "fetcher": launcher.fetcher._thread,
         "dispatcher": launcher.dispatcher._thread,
         "sweep": launcher.sweep._thread,
         "poller": launcher.poller._thread,
-        "showing": launcher.showing._thread,
+        "presence": launcher.presence._thread,
         "heartbeat": launcher.heartbeat._thread,
         "recorder": launcher.recorder._thread,
     }
@@ -217,8 +217,8 @@ def test_the_work_waits_says_so_and_goes_on_by_itself(on_redis: World, own: OwnR
         assert set(alive(launcher).values()) == {True}, alive(launcher)
         assert loud(logs) == []
         if outage.answers:
-            assert launcher.showing is not None
-            launcher.showing.beat()
+            assert launcher.presence is not None
+            launcher.presence.beat()
             assert int(look(on_redis).get("stat:processed")) == launcher.performer.performed
     on_redis.check_promises(app, [task.id, later.id, never.id], ITEMS + 40)
     assert never.progress()["counts"]["cancelled"] == 20

@@ -301,7 +301,7 @@ def test_a_process_of_ours_is_quieted_and_stopped(world: RedisWorld, desk: Desk,
         assert gate.wait(120)
 
     with world.working(app) as launcher:
-        showing, me = launcher.showing, launcher.pool.identity
+        showing, me = launcher.presence, launcher.pool.identity
         assert showing is not None
         hard.perform_async(1, "é<b>")
         assert began.wait(120)
@@ -335,8 +335,8 @@ def test_sidekiqmon_counts_what_we_wrote(world: RedisWorld, broker: RedisBroker,
     broker._counters.add("stat:processed", 1_234)
     broker._counters.add("stat:failed", 5)
     with world.working(app, "none", "other", concurrency=3) as launcher:
-        assert launcher.showing is not None
-        launcher.showing.beat()
+        assert launcher.presence is not None
+        launcher.presence.beat()
         broker.exchange("p", [], ["none"], 1)  # the counts go with it
         said = sidekiqmon(redis_server)
         me = launcher.pool.identity

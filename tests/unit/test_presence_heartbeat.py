@@ -14,7 +14,7 @@ from asynctask.clock import SystemClock
 from asynctask.errors import BrokerUnavailable
 from asynctask.job import CurrentJob
 from asynctask.runtime.execution import Execution
-from asynctask.runtime.heartbeat import Showing, resident_kib
+from asynctask.runtime.heartbeat import PresenceHeartbeat, resident_kib
 from asynctask.testing import wait_for
 
 
@@ -37,10 +37,10 @@ class Seen:
 
 
 @contextmanager
-def showing(seen: Seen, every_s: float = 3600.0, **options: Any) -> Iterator[Showing]:
+def showing(seen: Seen, every_s: float = 3600.0, **options: Any) -> Iterator[PresenceHeartbeat]:
     presence: Any = seen
     parts = {"running": list, "is_quiet": lambda: False, "on_signal": lambda name: None, **options}
-    made = Showing(presence, SystemClock(), every_s=every_s, **parts)
+    made = PresenceHeartbeat(presence, SystemClock(), every_s=every_s, **parts)
     made.start()
     try:
         yield made
