@@ -248,8 +248,8 @@ class Launcher(AppProcess):
             self.leave(empty=empty)
 
     def run(self) -> int:
-        """Runs in the foreground until a signal of the system, the ledger or the broker stops it. Returns the exit code: 1 if
-        other processes declared this one dead, so that its supervisor replaces it.
+        """Runs in the foreground until a signal of the system, the ledger or the broker stops it. Returns the exit code:
+        1 if other processes declared this one dead, so that its supervisor replaces it.
 
         TSTP: quiet. TERM, INT: stop within the shutdown time. A second INT ends at once. TTIN: the stacks of all threads.
         """
@@ -293,8 +293,8 @@ class Launcher(AppProcess):
         return 1 if self._lost else 0
 
     def obey(self, name: str) -> None:
-        """A signal from the ledger or the broker: ``TSTP`` quiets, ``TERM`` stops, ``TTIN`` writes the stacks of all threads
-        to the standard error, ``LOST`` (declared dead) stops."""
+        """A signal from the ledger or the broker: ``TSTP`` quiets, ``TERM`` stops, ``TTIN`` writes the stacks of all
+        threads to the standard error, ``LOST`` (declared dead) stops."""
         if name == "TSTP":
             self.quiet()
         elif name == "TERM":
