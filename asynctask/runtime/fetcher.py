@@ -156,7 +156,7 @@ class Fetcher:
                 self._log.warning("copies_unarrived", count=len(unarrived))
                 self._broker.put_back(self._identity, unarrived)
             self._doubt.checked()
-        self._pool.lanes.look_after()
+        self._pool.lanes.return_unknown()
 
     def _room(self) -> int:
         """How many jobs to fetch now: none while enough lies ready, so that fetches stay few and large."""

@@ -1,12 +1,12 @@
 """Lanes: jobs of a Task with a ``parallel`` follow each other in one of its places, without the broker between them.
 
-Through the broker the next job gets a free place after a flush, a reservation, a push and a fetch, which takes longer than
-a short job. So the process that has a place is lent the next jobs of the Task, as many as take :data:`SPAN_S`, and begins
-each as soon as the one before has returned. The transaction that records the end of one job moves the place on to the next,
-so that no more jobs are in flight than ``parallel``.
+Through the broker, a free place gets its next job after a flush, a reservation, a push and a fetch, which take longer than
+a short job. So the ledger lends a process that has a place the next jobs of the Task, :data:`SPAN_S` of work, and the process
+begins each as soon as the one before has returned. The transaction that records the end of one job passes the place on to
+the next: no more jobs are in flight than ``parallel``.
 
-The thread whose lane runs low borrows more, for all low lanes of its Task, before it begins its next job. It does not while
-other jobs wait for a thread of the process: then the place goes back when its lane is empty.
+The thread whose lane runs low borrows more, for all low lanes of its Task, before it begins its next job. While other jobs
+wait for a thread of the process it borrows nothing, and the place goes back when its lane is empty.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from asynctask.runtime.execution import Execution
 __all__ = ["MOST", "SPAN_S", "Lane", "Lanes"]
 
 SPAN_S: Final = 0.35
-"""Seconds of work lent for one place. A loan begins within half a second or goes back, like every job fetched ahead: a knob
-acts within a second, and an urgent job waits no longer for a thread."""
+"""Seconds of work lent for one place. A lent job begins within half a second or goes back, like every job fetched ahead: a
+knob acts within a second, and an urgent job waits no longer for a thread."""
 
 LOW: Final = 0.25
-"""Share of a lane left at which its thread borrows more: work for as long as the answer takes."""
+"""Share of a lane at which its thread borrows more: the rest lasts while the ledger answers."""
 
 WORN: Final = 0.6
-"""Share of a lane left up to which it is refilled when another lane of its Task borrows: few threads ask, for many."""
+"""Share of a lane up to which it is refilled when another lane of its Task borrows: one query serves many lanes."""
 
 MOST: Final = 100
 """Jobs lent for one place at most, however short they are."""
 
 IN_VAIN_S: Final = 0.1
-"""Seconds without another question to a Task that had nothing to lend: at its end every job would ask."""
+"""Seconds until a Task that had nothing to lend is queried again: at its end, every job would query it."""
 
 _TASKS: Final = 1_000
 """Tasks whose time per job is remembered."""
@@ -49,7 +49,7 @@ Lend = Callable[[int, int, int], Sequence[tuple[Copy, Ready]]]
 
 
 class Lane:
-    """What follows in one place: jobs in their order, and when the last of them could begin, on the monotonic clock."""
+    """The jobs that follow in one place, in their order; ``since``: when the last one began, on the monotonic clock."""
 
     __slots__ = ("closed", "followers", "limited", "since")
 
@@ -61,7 +61,7 @@ class Lane:
 
 
 class _Limited:
-    """A Task with lanes here: its pace (seconds from job to job), its lanes, and when it is worth asking again."""
+    """A Task with lanes here: its seconds from job to job, its lanes, and when to query it again (monotonic clock)."""
 
     __slots__ = ("ask_at", "lanes", "seconds", "task_id")
 
@@ -100,17 +100,17 @@ class Lanes:
         self._lent: dict[int, None] = {}  # Event ids, until their outcomes are recorded
         self._doubt = False
         self._lock = threading.Lock()  # over the lanes
-        self._asking = threading.Lock()  # one asks the ledger at a time: two would pass over the Task's row in turn
+        self._asking = threading.Lock()  # one query at a time: two would wait for the Task's row in turn
         self._ready = 0
         self._log = get_logger("asynctask.lanes")
 
     @property
     def ready(self) -> int:
-        """Jobs that are lent and have not begun."""
+        """Number of lent jobs that have not begun."""
         return self._ready
 
-    def look_after(self) -> None:
-        """Has loans go back that never arrived here. Raises :class:`Unavailable`."""
+    def return_unknown(self) -> None:
+        """Returns loans that never arrived here. Raises :class:`Unavailable`."""
         if self._doubt:
             with self._asking:
                 self._give_back_unknown()
@@ -121,7 +121,7 @@ class Lanes:
             self._doubt = False
 
     def follow(self, execution: Execution, goes_on: Callable[[], bool], may_ask: Callable[[], bool]) -> Execution | None:
-        """The job that begins now in the place of one that is over; None where none does, and what was to follow goes back.
+        """The job that begins now in the place of one that ended. None if none does; then the rest of the lane goes back.
 
         ``goes_on``: whether this process may begin anything, on this thread; ``may_ask``: whether it may be lent more.
         """
@@ -129,7 +129,7 @@ class Lanes:
         if ticket is None or not ticket.awaited or ticket.task_id is None:
             return None
         lane = execution.lane
-        # From one beginning to the next, with all that the process does between: a full one takes longer than its jobs.
+        # From begin to begin: includes the work of the process between two jobs.
         since = execution.began if lane is None else lane.since
         limited = self._noted(ticket.task_id, self._clock.monotonic() - since)
         if goes_on():
@@ -147,7 +147,7 @@ class Lanes:
         return None
 
     def close(self, execution: Execution) -> None:
-        """Nothing follows this one: what was to goes back."""
+        """Nothing follows this job: the rest of its lane goes back."""
         lane = execution.lane
         if lane is None:
             return
@@ -172,7 +172,7 @@ class Lanes:
         return lane
 
     def _next(self, lane: Lane) -> Execution | None:
-        """The first that is still fresh; those before it go back."""
+        """The first fresh job of the lane; stale ones go back."""
         now = self._clock.monotonic()
         while True:
             with self._lock:
@@ -185,9 +185,9 @@ class Lanes:
             self._release(follower)
 
     def _refill(self, lane: Lane, each: int) -> None:
-        """Has jobs lent for the lanes of its Task that are worn. Without an answer of the ledger they get none."""
+        """Borrows jobs for the low lanes of this Task; none if the ledger does not answer."""
         if not self._asking.acquire(blocking=not lane.followers):
-            return  # another thread asks, and this one has what to do meanwhile
+            return  # another thread borrows, and this one still has jobs
         try:
             back = self._ask(lane.limited, lane, each)
         finally:
@@ -196,17 +196,17 @@ class Lanes:
             self._release(follower)
 
     def _ask(self, limited: _Limited, lane: Lane, each: int) -> list[Execution]:
-        """Returns what was lent and cannot begin here."""
+        """Borrows and shares out; returns the jobs that cannot begin here."""
         with self._lock:
             if len(lane.followers) > LOW * each or self._clock.monotonic() < limited.ask_at:
-                return []  # another thread has asked for this lane, too
+                return []  # another thread has borrowed for this lane meanwhile
             wanted = {other: each - len(other.followers) for other in limited.lanes if len(other.followers) <= WORN * each}
         try:
             self._give_back_unknown()
             asked = self._clock.monotonic()
             followers = self._take(self._lend(limited.task_id, sum(wanted.values()), len(wanted)), asked)
         except Exception as error:
-            self._doubt = True  # what was lent without an answer would be nobody's
+            self._doubt = True  # the ledger may have lent jobs although its answer was lost
             if not isinstance(error, Unavailable):
                 self._log.exception("not_lent", task_id=limited.task_id)
             return []
@@ -216,12 +216,12 @@ class Lanes:
             assert follower.ticket is not None
             follower.is_lent = True
             self._lent[follower.ticket.event_id] = None
-        # What this process has no worker for is put off by whoever fetches it.
+        # Jobs without a worker here go back; a process that fetches them defers them.
         unknown = [follower for follower in followers if follower.worker is None]
         return unknown + self._share([follower for follower in followers if follower.worker is not None], wanted)
 
     def _share(self, followers: list[Execution], wanted: Mapping[Lane, int]) -> list[Execution]:
-        """Gives each lane what it wants, or its share of it; returns what was for lanes that closed meanwhile."""
+        """Gives each lane what it wants, or its share; returns the jobs of lanes that closed meanwhile."""
         back: list[Execution] = []
         left = len(wanted)
         with self._lock:

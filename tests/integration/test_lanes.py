@@ -170,7 +170,7 @@ def test_a_job_that_fails_or_is_retried_hands_its_place_on(world: World) -> None
 
 @pytest.mark.parametrize("at", ["lend", "take"])
 def test_a_loan_that_never_arrived_goes_back(world: World, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
-    """Taken out: `Lanes.look_after`. The rows were lent to a process that did not know, for ever."""
+    """Taken out: `Lanes.return_unknown`. The rows were lent to a process that did not know, for ever."""
     app = world.app()
     with world.working(app) as launcher:
         lanes = launcher.pool.lanes
