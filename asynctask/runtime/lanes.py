@@ -1,7 +1,7 @@
 """Lanes: jobs of a Task with a ``parallel`` follow each other in one of its places, without the broker between them.
 
 Through the broker, a free place gets its next job after a flush, a reservation, a push and a fetch, which take longer than
-a short job. So the ledger lends a process that has a place the next jobs of the Task, :data:`SPAN_S` of work, and the process
+a short job. So the ledger lends a process that has a place the next jobs of the Task, :data:`SPAN_S` of work, and it
 begins each as soon as the one before has returned. The transaction that records the end of one job passes the place on to
 the next: no more jobs are in flight than ``parallel``.
 
