@@ -27,7 +27,7 @@ app = AsyncTask()
 
 
 @app.worker(retry=0)
-def enrol(item: dict[str, Any]) -> None:
+def enrol(item: dict) -> None:
     pass
 """
 
