@@ -29,10 +29,10 @@ SPAN_S: Final = 0.35
 """Seconds of work lent for one place. A lent job begins within half a second or goes back, like every job fetched ahead: a
 knob acts within a second, and an urgent job waits no longer for a thread."""
 
-LOW: Final = 0.25
+LOW: Final = 0.6
 """Share of a lane at which its thread borrows more: the rest lasts while the ledger answers."""
 
-WORN: Final = 0.6
+WORN: Final = 0.9
 """Share of a lane up to which it is refilled when another lane of its Task borrows: one query serves many lanes."""
 
 MOST: Final = 100
