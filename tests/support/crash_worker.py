@@ -145,7 +145,8 @@ def main() -> int:
     """Works until the trap goes off; 3 if it never does."""
     dispatcher.LEASE_S, maintenance.LOOK_S = 1.0, 0.3
     split.FIRST_SLICE = split.SLICE = 10
-    for place, name in ((dispatcher, "_BATCH"), (fetcher, "MAX_FETCH"), (recorder, "_MAX_BATCH")):
+    for place, name in ((dispatcher, "_MAX_RESERVED"), (fetcher, "MAX_FETCH"), (recorder, "_MAX_BATCH")):
+        getattr(place, name)  # one that is gone would limit nothing
         setattr(place, name, AT_ONCE)
     app = make_app(Path(os.environ[MARK]), lease_s=1.0, heartbeat_s=0.3)
     set_trap(Trap(os.environ["CRASH_AT"]), app)
