@@ -16,7 +16,7 @@ demo: .venv/.runtime ## Show everything at work on an example shop, and audit th
 	@$(BIN)/asynctask demo $(ARGS)
 
 # TEST_STATUS, if it is set, names a file for pytest's own exit code: make has only one code for every failure.
-test: .venv/.dev ## Run every test (ARGS="-k name" picks some, ARGS="-n 0" runs them in one process)
+test: .venv/.dev ## Run the tests, except those marked full (ARGS="-k name" picks some, ARGS="-n 0" runs them in one process)
 	@sh scripts/test-servers.sh
 	@$(BIN)/python -m pytest -n 4 --dist worksteal --tb=native $(ARGS) || { code=$$?; [ -n "$$TEST_STATUS" ] || exit $$code; echo $$code > "$$TEST_STATUS"; }
 

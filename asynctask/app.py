@@ -10,12 +10,12 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from asynctask.clock import Clock, Ids, SystemClock, SystemIds
 from asynctask.config import check_setting, load
 from asynctask.errors import ConfigError, InputError, UnknownWorker
+from asynctask.integrations.base import RemoteWorkers, Reporter
 from asynctask.job import CurrentJob
 from asynctask.ledger import doctor as doctors
 from asynctask.ledger import processes as recovery
@@ -26,16 +26,19 @@ from asynctask.lists.items import ItemShape
 from asynctask.lists.rows import ListSource
 from asynctask.lists.uploads import StoredFile
 from asynctask.logs import get_logger
+from asynctask.middleware.tracker import JobRecord, Recorded
 from asynctask.operations import Operations
 from asynctask.pushing import Pushing
 from asynctask.runtime.launcher import Launcher, Queues
 from asynctask.runtime.supervisor import Pulse
 from asynctask.submission import Submission, check_unique
-from asynctask.task import TaskHandle
+from asynctask.task import MAX_PAGE, TaskHandle, checked_statuses
 from asynctask.wire.payload import UNTRACKED, When, check_names
 from asynctask.wiring import OnDemand
 from asynctask.worker import (
     TRACKED_RETRIES,
+    Actor,
+    EngineTask,
     Performs,
     Priority,
     Register,
@@ -50,7 +53,7 @@ from asynctask.worker import (
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from asynctask.brokers.redis.client import RemoteWorker
+    from asynctask.client import RemoteWorker
     from asynctask.lists.options import Options
 
 __all__ = ["AsyncTask"]
@@ -90,6 +93,7 @@ class AsyncTask(OnDemand):
         super().__init__(config, own_clock, ids or SystemIds(own_clock))
         self._hooks: dict[str, list[Callable[..., Any]]] = {name: [] for name in EVENTS}
         self._log = get_logger("asynctask")
+        self._remote = RemoteWorkers(self)
         self._pushing = Pushing(config, self.clock, self.ids, self.client_middleware, self._made)
 
     def close(self) -> None:
@@ -98,11 +102,6 @@ class AsyncTask(OnDemand):
         super().close()
 
     # -- workers and hooks
-
-    @property
-    def workers(self) -> Mapping[str, Worker]:
-        """The registered workers by name."""
-        return MappingProxyType(self._workers)
 
     @overload
     def worker(self, target: None = None, /, **options: Unpack[WorkerOptions]) -> Register: ...
@@ -238,15 +237,18 @@ class AsyncTask(OnDemand):
     ) -> TaskHandle: ...
 
     @overload
-    def submit(self, worker: str, items: Iterable[Any], *, dry_run: Literal[True], **options: Any) -> DryRun: ...
+    def submit(
+        self, worker: str | Actor | EngineTask, items: Iterable[Any], *, dry_run: Literal[True], **options: Any
+    ) -> DryRun: ...
 
     @overload
     def submit(
-        self, worker: str, items: Iterable[Any], *, dry_run: Literal[False] = False, **options: Any
+        self, worker: str | Actor | EngineTask, items: Iterable[Any], *, dry_run: Literal[False] = False, **options: Any
     ) -> TaskHandle: ...
 
     def submit(self, worker: Any, items: Iterable[Any], **options: Any) -> TaskHandle | DryRun:
-        """Hands in a list: an Event for each item, performed by ``worker``. Returns the Task's handle.
+        """Hands in a list: an Event for each item, performed by ``worker``, which may be a task or an actor of an attached
+        engine. Returns the Task's handle.
 
         ``items`` is any iterable and is consumed as it is split; jobs of the first items run meanwhile. Items that the
         worker's model refuses are counted as rejected and stand in the report. Options: ``title``, ``parallel``,
@@ -270,7 +272,7 @@ class AsyncTask(OnDemand):
     def check(self, worker: Takes[T], items: Iterable[T], **options: Any) -> DryRun: ...
 
     @overload
-    def check(self, worker: str, items: Iterable[Any], **options: Any) -> DryRun: ...
+    def check(self, worker: str | Actor | EngineTask, items: Iterable[Any], **options: Any) -> DryRun: ...
 
     def check(self, worker: Any, items: Iterable[Any], **options: Any) -> DryRun:
         """What :meth:`submit` would make of these items; writes nothing, and goes through all of them in this thread."""
@@ -366,11 +368,21 @@ class AsyncTask(OnDemand):
         """What a child process answers that was started to check a large list: see :mod:`asynctask.lists.dry_run`."""
         return self._made().submitter.check_for_parent(self._find(str(order["worker"])), order["source"])
 
-    def _find(self, worker: Worker | str) -> Worker:
-        name = worker if isinstance(worker, str) else worker.name
-        found = self._workers.get(name)
+    def _find(self, worker: Any) -> Worker:
+        if isinstance(worker, str | Worker):
+            name = worker if isinstance(worker, str) else worker.name
+        else:  # an actor or a task of an engine
+            named = (engine.name_of(worker) for engine in self._engines.values())
+            name = next((name for name in named if name is not None), repr(worker)[:200])
+        workers = self.workers
+        found = workers.get(name)
         if found is None:
-            raise UnknownWorker(name, self._workers)
+            raise UnknownWorker(name, workers)
+        engine = None if found.engine is None else self._engines[found.engine]
+        if engine is not None and not engine.capabilities.counts:
+            raise InputError(
+                f"{name} runs on {engine.name}, whose broker cannot say how many jobs wait: no list can be handed in for it"
+            )
         if not found.use_task_event:
             raise InputError(
                 f"worker {name!r} has use_task_event=False: its jobs are not tracked, so no Task can hold them"
@@ -380,7 +392,7 @@ class AsyncTask(OnDemand):
     def task(self, task_id: int) -> TaskHandle:
         """The handle of a Task. Raises :class:`NotFound`."""
         core = self._made()
-        worker = self._workers.get(task_rows.read(core.ledger, task_id).worker_name)
+        worker = self.workers.get(task_rows.read(core.ledger, task_id).worker_name)
         return TaskHandle(core.services, task_id, worker.shape if worker and isinstance(worker.shape, ItemShape) else None)
 
     def progress(self, task_id: int, errors: bool = False) -> dict[str, Any]:
@@ -416,6 +428,25 @@ class AsyncTask(OnDemand):
         with self._made().ledger.database.read() as connection:
             return queries.event(connection, job_id)
 
+    def jobs(
+        self,
+        *,
+        worker: str | None = None,
+        status: str | Collection[str] = (),
+        after: int | None = None,
+        limit: int = 100,
+    ) -> list[dict[str, Any]]:
+        """Jobs without a Task, newest first: their Events as dicts.
+
+        ``worker`` and ``status`` choose some; ``after`` is the last id of the page before; ``limit`` is at most 1,000.
+        Raises :class:`InputError` for a status that is none.
+        """
+        statuses = checked_statuses(status)
+        with self._made().ledger.database.read() as connection:
+            return queries.alone_page(
+                connection, worker=worker, statuses=statuses, after=after, limit=max(1, min(limit, MAX_PAGE))
+            )
+
     def record(self, job_id: str, status: str, message: str = "") -> bool:
         """Notes what happened to a job, from anywhere: the seam under the middleware.
 
@@ -424,6 +455,16 @@ class AsyncTask(OnDemand):
         :class:`InputError` for a status that is none, TransitionRefused for a step that is not legal.
         """
         return standalone.record(self._made().ledger, job_id, status, message)
+
+    def record_all(
+        self, records: Sequence[JobRecord], reporter: Reporter | None = None
+    ) -> tuple[list[Recorded], str | None]:
+        """Records what a worker in another language did with its jobs; ``POST /api/records`` calls this.
+
+        Returns what became of each record, and what the process ``reporter`` is to do: ``quiet``, ``stop`` or None. Raises
+        as :meth:`asynctask.integrations.base.RemoteWorkers.record`.
+        """
+        return self._remote.record(records, reporter)
 
     def processes(self) -> list[dict[str, Any]]:
         """What runs: every registered process."""
@@ -443,7 +484,7 @@ class AsyncTask(OnDemand):
     def operations(self) -> Operations:
         """What waits where, and what people do about it: queues, retries, the scheduled, the dead, processes."""
         core = self._made()
-        return Operations(core.services, core.broker)
+        return Operations(core.services, core.broker, self.engines)
 
     # -- processes
 
@@ -476,10 +517,10 @@ class AsyncTask(OnDemand):
         """Runs one worker process in the foreground until it is told to stop; options as of :meth:`launcher`."""
         return self.launcher(**options).run()
 
-    def take_up_split(self, task_id: int) -> None:
-        """Takes up a split whose process died: in a child process where the application can be named, else in a thread."""
+    def resume_split(self, task_id: int) -> None:
+        """Resumes a split whose process died: in a child process where the application can be named, else in a thread."""
         core = self._made()
-        if task_rows.read(core.ledger, task_id).worker_name not in self._workers:
+        if task_rows.read(core.ledger, task_id).worker_name not in self.workers:
             return  # its rows cannot be checked here: it stays free for a process that knows the worker
         if task_rows.claim_split(core.ledger, task_id, lease_s=self.config.lease_s) is None:
             return
@@ -490,11 +531,11 @@ class AsyncTask(OnDemand):
         """Splits a Task in this process: its split must be this process's, free, or handed over by the process ``of``."""
         core = self._made()
         name = task_rows.read(core.ledger, task_id).worker_name
-        worker = self._workers.get(name)
+        worker = self.workers.get(name)
         if worker is None:
             self._log.error("split_without_worker", task_id=task_id, worker=name)
             return
-        core.submitter.take_up(worker, task_id, of)
+        core.submitter.run_split(worker, task_id, of)
 
 
 def _checked(given: Mapping[str, Any], *, may_be_dry: bool = True) -> Options:

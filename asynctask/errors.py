@@ -220,7 +220,9 @@ class OtherEngine(Conflict):
     code = "other_engine"
 
     def __init__(self, engine: str) -> None:
-        how = {"dramatiq": "its actor's send()"}.get(engine, "its own means")
+        how = {"celery": "its task's delay()", "dramatiq": "its actor's send()", "rq": "its function's delay()"}.get(
+            engine, "its own means"
+        )
         super().__init__(
             f"this job is one of {engine}, which keeps, retries and removes its jobs by itself: send it again by {how}"
         )

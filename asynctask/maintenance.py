@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker, Copy, Held, Key
@@ -15,22 +16,22 @@ from asynctask.core.states import State
 from asynctask.database.notify import Waker
 from asynctask.dispatch.control import Control
 from asynctask.dispatch.dispatcher import LOOK_AGAIN_S
-from asynctask.dispatch.outbox import poisoned
+from asynctask.dispatch.outbox import EngineQueues, Router, poisoned
 from asynctask.errors import Unavailable
 from asynctask.ledger import control, dispatchable, leases, lost_copies, processes, progress, sessions
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger, is_held
+from asynctask.ledger.base import Ledger, is_held, loads
 from asynctask.ledger.events import EventRecord
 from asynctask.ledger.tasks import candidates, try_close
 from asynctask.lists.rows import ListSource
 from asynctask.lists.uploads import Uploads
 from asynctask.logs import get_logger
 
-__all__ = ["STRAYS_S", "MaintenanceLeadership", "Sweep"]
+__all__ = ["STRAYS_S", "Maintenance", "MaintenanceLeadership"]
 
 # Seconds between two runs of a step
 
-LOOK_S = 10.0
+FIND_LOST_S = 10.0
 """Of the search for lost copies: a copy that two searches miss is lost, and none is on its way for so long."""
 
 SAMPLE_S = 5.0
@@ -58,13 +59,13 @@ POISON_COPIES: Final = 3
 """Deaths of processes after which an untracked job goes among the dead."""
 
 
-class Sweep:
-    """Recovers the dead, closes what is over, takes up stalled splits, turns rows, finds lost copies, takes samples, clears
+class Maintenance:
+    """Recovers the dead, closes what is over, resumes stalled splits, turns rows, finds lost copies, takes samples, clears
     stored lists.
 
-    ``take_up`` starts the split of a Task anew in a way that fits this process, ``uploads`` is where lists are stored; None
-    where it must not split.
-    ``every_s`` is the pause between two sweeps while there is a Task that is not over. ``nudge`` and ``expect`` tell the
+    ``resume_split`` continues the split of a Task in a way that fits this process, ``uploads`` is where lists are stored;
+    None where it must not split. ``engines``: the attached engines by name.
+    ``every_s`` is the pause between two rounds while there is a Task that is not over. ``nudge`` and ``expect`` tell the
     dispatcher that there is something for it, now or at a time (microseconds); ``waker`` is where it hears of more.
     """
 
@@ -75,18 +76,20 @@ class Sweep:
         host: processes.Host,
         controls: Control,
         *,
-        take_up: Callable[[int], None] | None = None,
+        resume_split: Callable[[int], None] | None = None,
         uploads: Uploads | None = None,
         nudge: Callable[[], None] = lambda: None,
         expect: Callable[[int], None] = lambda at: None,
         waker: Waker | None = None,
         every_s: float = 1.0,
+        engines: Mapping[str, EngineQueues] = MappingProxyType({}),
     ) -> None:
         self._ledger = ledger
         self._broker = broker
+        self._router = Router(broker, engines, ledger.clock)
         self._host = host
         self._controls = controls
-        self._take_up = take_up
+        self._resume_split = resume_split
         self._uploads = uploads
         self._cleared = 0  # of the Tasks up to this id no stored list can become one that nobody needs
         self._nudge = nudge
@@ -98,7 +101,7 @@ class Sweep:
             expect,
             waker,
             every_s=every_s,
-            can_split=take_up is not None,
+            can_split=resume_split is not None,
             broker_apart=not (broker.capabilities.in_ledger or broker.capabilities.polled),
             apart=broker.capabilities.polled,
         )
@@ -106,7 +109,7 @@ class Sweep:
             "recover_dead": self.recover_dead,
             "release_due": self.release_due,
             "turn_rows": self.turn_rows,
-            "take_up_splits": self.take_up_splits,
+            "resume_splits": self.resume_splits,
             "close": self.close,
             "find_lost": self.find_lost,
             "sample": self.sample,
@@ -120,8 +123,8 @@ class Sweep:
         self._log = get_logger("asynctask.sweep")
 
     def start(self) -> None:
-        """Sweeps in a thread of its own until :meth:`stop`."""
-        self._thread = threading.Thread(target=self._run, name="sweep", daemon=True)
+        """Does what is due in a thread of its own until :meth:`stop`."""
+        self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -143,7 +146,7 @@ class Sweep:
             self._leadership.pause()
         self._leadership.leave()
 
-    def sweep(self) -> None:
+    def run_once(self) -> None:
         """Does each step once; a step that fails does not keep the others from theirs."""
         self._rests.clear()
         self._do(list(self._steps))
@@ -157,7 +160,9 @@ class Sweep:
             try:
                 self._steps[name]()
             except Unavailable as error:
-                longest = LOOK_S  # it was no work to wait for an answer that did not come: look soon whether it does now
+                longest = (
+                    FIND_LOST_S  # it was no work to wait for an answer that did not come: look soon whether it does now
+                )
                 self._log.warning("sweep_put_off", part=name, error=str(error))
             except Exception:
                 self._log.exception("sweep_failed", part=name)
@@ -231,8 +236,8 @@ class Sweep:
                 self._controls.turn(task_id)
                 self._nudge()
 
-    def take_up_splits(self) -> None:
-        """Splits whose lease ended are taken up again, or ended as broken where their source is gone with its process."""
+    def resume_splits(self) -> None:
+        """Splits whose lease ended are resumed, or ended as broken where their source is gone with its process."""
         with self._ledger.database.read() as connection:
             stalled = task_rows.stalled_splits(connection, self._ledger.now())
         for task_id, again in stalled:
@@ -243,8 +248,8 @@ class Sweep:
                     "the program that handed in the items ended before it had handed in all",
                     anyone=True,
                 )
-            elif self._take_up is not None and not is_held(self._ledger, task_id):
-                self._take_up(task_id)
+            elif self._resume_split is not None and not is_held(self._ledger, task_id):
+                self._resume_split(task_id)
 
     def close(self) -> None:
         """Closes every Task that is over."""
@@ -284,7 +289,7 @@ class Sweep:
     def find_lost(self) -> int:
         """Dispatches again what the broker did not hold on two looks 10 s apart. Returns how many copies were lost."""
         now = self._ledger.clock.monotonic()
-        if now - self._searched_at < LOOK_S:
+        if now - self._searched_at < FIND_LOST_S:
             return 0
         self._searched_at = now
         if dispatchable.repair(self._ledger) + sessions.repair(self._ledger):
@@ -302,7 +307,7 @@ class Sweep:
         # A process may have died before it could take back what it pushed of a Task that was cancelled meanwhile.
         for task_id in sorted({r.task_id for r in flying.values() if r.task_id and r.task_state == State.CANCELLED}):
             self._controls.recall(task_id)
-        held = self._broker.holds(flying) if flying else set()
+        held = self._held(flying)
         missing = {key: record for key, record in flying.items() if key not in held}
         gone = [(record.id, key[1]) for key, record in missing.items() if key in self._missed]
         self._missed = {key: (record.id, key[1]) for key, record in missing.items()}
@@ -311,6 +316,15 @@ class Sweep:
             self._log.warning("copies_lost", count=len(gone))
             self._nudge()
         return len(gone)
+
+    def _held(self, flying: Mapping[Key, EventRecord]) -> set[Key]:
+        """Those of these jobs in flight whose copies are held, in a queue or by a process."""
+        if not flying:
+            return set()
+        with self._ledger.database.read() as connection:
+            workers = processes.performing(connection, self._ledger.now())
+        busy = {queue for each in workers if each["busy"] for queue in loads(each["queues"])}
+        return self._router.held({key: record.queue for key, record in flying.items()}, busy)
 
     def _check_alone(self) -> None:
         for _ in range(_MAX_CHECKS):
@@ -322,7 +336,7 @@ class Sweep:
             records: list[EventRecord] = lost_copies.events_to_check(connection, self._ledger.now(), _BATCH)
         if not records:
             return 0
-        held = self._broker.holds({(r.job_id, r.row.attempt) for r in records})
+        held = self._held({(r.job_id, r.row.attempt): r for r in records})
         there = [r.id for r in records if (r.job_id, r.row.attempt) in held]
         gone = [(r.id, r.row.attempt) for r in records if (r.job_id, r.row.attempt) not in held]
         lost_copies.check_later(self._ledger, there, after_s=LOOK_AGAIN_S)
@@ -485,7 +499,7 @@ class MaintenanceLeadership:
         return found
 
     def _gives_way(self, holder: leases.Holder) -> bool:
-        """Whether this process should take over: the holder is gone, or cannot take up splits as this one can."""
+        """Whether this process should take over: the holder is gone, or cannot resume splits as this one can."""
         cannot_split = holder.identity is not None and processes.is_engine(holder.identity)
         return holder.is_gone(self._host, self._ledger.now()) or (self._can_split and cannot_split)
 

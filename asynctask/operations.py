@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from asynctask.brokers.admin import (
@@ -23,6 +24,7 @@ from asynctask.brokers.admin import (
 )
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker
 from asynctask.clock import SECOND, rfc3339
+from asynctask.dispatch.outbox import EngineQueues, Router, engine_of
 from asynctask.errors import Conflict, InputError, NotFound, OtherEngine
 from asynctask.ledger import processes as recovery
 from asynctask.ledger import queries
@@ -71,14 +73,17 @@ class Result:
 
 
 class Operations:
-    """The operations of one application.
+    """The operations of one application. ``engines``: the attached ones by name, whose queues are counted.
 
     Every method may raise :class:`Unavailable`, and :class:`InputError` for an invalid name, limit or text. ``who`` is
     written to the log of the Tasks concerned.
     """
 
-    def __init__(self, services: Services, broker: Broker) -> None:
+    def __init__(
+        self, services: Services, broker: Broker, engines: Mapping[str, EngineQueues] = MappingProxyType({})
+    ) -> None:
         self._services = services
+        self._router = Router(broker, engines, services.clock)
         self._ledger = services.ledger
         self._broker = broker
         self._admin = broker.operations
@@ -86,8 +91,8 @@ class Operations:
     # -- queues
 
     def queues(self) -> list[dict[str, Any]]:
-        """Every queue: its length, the wait of its oldest job in seconds, whether it is paused, how many processes work it
-        (``unattended``: none), and the worker of the next job."""
+        """Every queue, those of attached engines at the end: its length, the wait of its oldest job in seconds, whether it
+        is paused, how many processes work it (``unattended``: none), and the worker of the next job."""
         now = self._ledger.now()
         works: dict[str, int] = {}
         for process in self.processes():
@@ -105,6 +110,24 @@ class Operations:
                 "next_worker": facts.next_class,
             }
             for facts in self._admin.queues()
+        ] + self._engine_queues(works)
+
+    def _engine_queues(self, works: Mapping[str, int]) -> list[dict[str, Any]]:
+        """The queues of attached engines that a process works. Only their lengths are known."""
+        queues = [queue for queue in works if engine_of(queue) is not None and self._router.reaches(queue)]
+        waiting = self._router.waiting(queues) if queues else {}
+        return [
+            {
+                "name": plain(queue),
+                "length": sum(waiting.get(queue, {}).values()),
+                "latency_s": None,
+                "paused": False,
+                "processes": works[queue],
+                "unattended": False,
+                "next_worker": None,
+            }
+            for queue in sorted(queues)
+            if self._router.reaches(queue)
         ]
 
     def jobs(self, queue: str, *, after: int = 0, limit: int = 100, newest: bool = False) -> dict[str, Any]:
@@ -356,6 +379,9 @@ class Operations:
         ]
         known = {each["identity"] for each in ours}
         others = [each for each in self._admin.processes() if each.identity not in known]
+        # One that records its jobs here is in both; the broker's tools know more of it.
+        twice = {f"sidekiq@{each.identity}" for each in others}
+        found = [each for each in found if each["identity"] not in twice]
         return [*found, *(process_object({**each.facts, "kind": "sidekiq", "alive": True}) for each in others)]
 
     def signal(self, identity: str, verb: str) -> None:
@@ -373,7 +399,7 @@ class Operations:
         name = SIGNALS[verb]
         sent = (
             self._admin.signal(identity, name)
-            if found["kind"] == "sidekiq"
+            if found["kind"] == "sidekiq" and not recovery.is_engine(identity)
             else recovery.signal(self._ledger, identity, name)
         )
         if not sent:

@@ -27,7 +27,7 @@ from asynctask.wiring import Core
 from asynctask.worker import Worker
 
 if TYPE_CHECKING:
-    from asynctask.brokers.redis.client import RedisClient
+    from asynctask.client import RedisClient
 
 __all__ = ["BATCH", "Pushing"]
 
@@ -161,7 +161,7 @@ class Pushing:
         """The client that pushes jobs for workers of other programs. Raises :class:`ConfigError` without Redis."""
         if not self._config.uses_redis:
             raise ConfigError("a worker of another program is reached through Redis alone: set broker_url=redis://...")
-        from asynctask.brokers.redis.client import RedisClient
+        from asynctask.client import RedisClient
 
         with self._lock:
             if self._client is None:

@@ -180,7 +180,7 @@ class Submitter:
     ) -> NewTask:
         return NewTask(
             worker_name=worker.name,
-            queue=options.queue or worker.queue,
+            queue=worker.queue_for(options.queue),
             priority=worker.priority if options.priority is None else options.priority,
             title=options.title or title[:255],
             owner=options.owner or "",
@@ -242,7 +242,7 @@ class Submitter:
     def _write_whole(self, whole: NewWhole) -> Whole:
         """One transaction, after which the Task is there with all its items, or nothing of it is."""
         mine = self._services.dispatcher.soon
-        made = self._group.create(replace(whole, tell=not mine))
+        made = self._group.create(replace(whole, notify_dispatcher=not mine))
         if mine and made.created and whole.items:
             self._services.dispatch_soon()
         return made
@@ -280,7 +280,7 @@ class Submitter:
     def _start_split(self, worker: Worker, task_id: int, size: int, wait_s: float) -> bool:
         """Starts the split in a thread or in a child process; whether it ended within ``wait_s`` seconds."""
         if size <= INLINE_BYTES or not self._split_elsewhere(task_id):
-            thread = threading.Thread(target=self.take_up, args=(worker, task_id), name=f"split-{task_id}", daemon=True)
+            thread = threading.Thread(target=self.run_split, args=(worker, task_id), name=f"split-{task_id}", daemon=True)
             thread.start()
             thread.join(wait_s)
             return not thread.is_alive()
@@ -292,7 +292,7 @@ class Submitter:
             pause.wait(0.05)
         return False
 
-    def take_up(self, worker: Worker, task_id: int, of: str | None = None) -> None:
+    def run_split(self, worker: Worker, task_id: int, of: str | None = None) -> None:
         """Splits a Task whose split this process holds or may take; does nothing where another process has it."""
         task = task_rows.claim_split(self._ledger, task_id, lease_s=self._lease_s, of=of)
         if task is None or task.source is None:
@@ -307,7 +307,7 @@ class Submitter:
             )
         except SplitLost as lost:
             self._log.info("split_ended", task_id=task_id, reason=lost.reason)
-        except AsyncTaskError as error:  # the lease runs out and another process takes it up
+        except AsyncTaskError as error:  # the lease runs out and another process resumes it
             self._log.warning("split_put_off", task_id=task_id, error=str(error))
         except Exception as error:
             self._log.exception("split_failed", task_id=task_id)

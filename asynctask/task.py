@@ -63,6 +63,14 @@ class Services:
             get_logger("asynctask.submit").exception("dispatch_failed")
 
 
+def checked_statuses(status: str | Collection[str]) -> tuple[str, ...]:
+    """One status or several. Raises :class:`InputError` for what is none."""
+    statuses = (status,) if isinstance(status, str) else tuple(status)
+    if wrong := set(statuses) - {str(s) for s in Status}:
+        raise InputError(f"no such status: {', '.join(sorted(wrong))}; there are {', '.join(Status)}")
+    return statuses
+
+
 class TaskHandle:
     """One Task. Every method may raise :class:`NotFound` and LedgerUnavailable."""
 
@@ -111,9 +119,7 @@ class TaskHandle:
         self, status: str | Collection[str] = (), after: int | None = None, limit: int = 100
     ) -> list[dict[str, Any]]:
         """Events in the order they were made: those after the id ``after``, of the given statuses only."""
-        statuses = (status,) if isinstance(status, str) else tuple(status)
-        if wrong := set(statuses) - {str(s) for s in Status}:
-            raise InputError(f"no such status: {', '.join(sorted(wrong))}; there are {', '.join(Status)}")
+        statuses = checked_statuses(status)
         with self._s.ledger.database.read() as connection:
             task_rows.get(connection, self.id)
             return queries.event_page(connection, self.id, statuses, after=after, limit=max(1, min(limit, MAX_PAGE)))

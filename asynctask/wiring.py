@@ -11,8 +11,10 @@ import sys
 import tempfile
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from asynctask.brokers.base import Broker, Copy
 from asynctask.brokers.sql.broker import SqlBroker
@@ -23,7 +25,9 @@ from asynctask.database.engine import Database, read_now
 from asynctask.database.notify import Signals
 from asynctask.dispatch.control import Control
 from asynctask.dispatch.dispatcher import Dispatcher
-from asynctask.dispatch.outbox import Outgoing, PushFilter
+from asynctask.dispatch.outbox import EngineQueues, Outgoing, PushFilter
+from asynctask.errors import ConfigError
+from asynctask.integrations.base import Engine
 from asynctask.ledger import processes
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.doctor import Readiness
@@ -45,7 +49,15 @@ __all__ = ["Core", "OnDemand", "WebProcess"]
 class Core:
     """What one process of an application works with: connections and everything that stands on them."""
 
-    def __init__(self, config: Config, clock: Clock, ids: Ids, *, outgoing: Callable[[], PushFilter | None]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        clock: Clock,
+        ids: Ids,
+        *,
+        outgoing: Callable[[], PushFilter | None],
+        engines: Mapping[str, EngineQueues],
+    ) -> None:
         self.pid = os.getpid()
         self._config = config
         self.database = Database(config.database_url, pool_size=config.database_connections)
@@ -64,7 +76,11 @@ class Core:
         self.readiness = Readiness(self.ledger, Path(config.data_dir))
         self.uploads = Uploads(Path(config.data_dir), config.max_file_bytes, ids)
         self.dispatcher = Dispatcher(
-            self.ledger, self.broker, ahead_s=config.dispatch_ahead_s, outgoing=lambda copies: _filtered(outgoing(), copies)
+            self.ledger,
+            self.broker,
+            ahead_s=config.dispatch_ahead_s,
+            outgoing=lambda copies: _filtered(outgoing(), copies),
+            engines=engines,
         )
         limits = _limits(config)
         self.services = Services(
@@ -142,7 +158,7 @@ class Core:
 
 
 class WebProcess(AppProcess):
-    """A process that performs no jobs: its heartbeat, dispatcher and sweep."""
+    """A process that performs no jobs: its heartbeat, dispatcher and maintenance."""
 
     def __init__(self, app: Dispatching, kind: str) -> None:
         super().__init__(app, kind=kind, dispatching=app)
@@ -154,12 +170,12 @@ class WebProcess(AppProcess):
         self.register()
         self.heartbeat.start()
         self._dispatcher.start()
-        self.sweep.start()
+        self.maintenance.start()
 
     def stop(self) -> None:
         """Stops the parts and removes the process."""
         self._dispatcher.stop()
-        self.sweep.stop()
+        self.maintenance.stop()
         self.heartbeat.stop()
         self.leave()
 
@@ -205,13 +221,36 @@ class OnDemand(ABC):
         self.client_middleware = Chain()
         self.server_middleware = Chain()
         self._workers: dict[str, Worker] = {}
+        self._engines: dict[str, Engine] = {}
         self._lock = threading.RLock()
         self._core: Core | None = None
         self._web: WebProcess | None = None
 
+    @property
+    def workers(self) -> Mapping[str, Worker]:
+        """The registered workers by name, those of attached engines included."""
+        return ChainMap(self._workers, *(engine.workers for engine in self._engines.values()))  # type: ignore[arg-type]
+
+    @property
+    def own_workers(self) -> Mapping[str, Worker]:
+        """Those that this application's own worker processes perform."""
+        return MappingProxyType(self._workers)
+
+    @property
+    def engines(self) -> Mapping[str, Engine]:
+        """The attached engines by name."""
+        return MappingProxyType(self._engines)
+
+    def attach(self, engine: Engine) -> None:
+        """Adds an engine; :mod:`asynctask.integrations` has one ``attach`` for each, which calls this. Raises
+        :class:`ConfigError` where another of that name is attached."""
+        if engine.name in self._engines:
+            raise ConfigError(f"{engine.name} is attached to this application already; attach it once")
+        self._engines[engine.name] = engine
+
     @abstractmethod
-    def take_up_split(self, task_id: int) -> None:
-        """Takes up a split whose process died."""
+    def resume_split(self, task_id: int) -> None:
+        """Resumes a split whose process died."""
 
     @property
     def ledger(self) -> Ledger:
@@ -257,7 +296,7 @@ class OnDemand(ABC):
         """The client middleware as the dispatcher applies it to the jobs of Tasks; None where there is none."""
         if not len(self.client_middleware):
             return None
-        return Outgoing(self.ledger, self.client_middleware, self._workers)
+        return Outgoing(self.ledger, self.client_middleware, self.workers)
 
     def database(self) -> Database:
         """A database of its own, for looking at the schema; the caller closes it."""
@@ -272,12 +311,12 @@ class OnDemand(ABC):
         if core is None or core.pid != os.getpid():
             with self._lock:
                 if self._core is None or self._core.pid != os.getpid():
-                    self._core = Core(self.config, self.clock, self.ids, outgoing=self.outgoing)
+                    self._core = Core(self.config, self.clock, self.ids, outgoing=self.outgoing, engines=self._engines)
                 core = self._core
         return core
 
     def start_services(self, kind: str = "web") -> None:
-        """Registers this process and runs dispatcher and sweep in it; for web processes. Again does nothing."""
+        """Registers this process and runs dispatcher and maintenance in it; for web processes. Again does nothing."""
         with self._lock:
             if self._web is None or self._web.pid != os.getpid():
                 self._web = WebProcess(self, kind)

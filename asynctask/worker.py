@@ -30,6 +30,8 @@ from asynctask.wire.payload import RULES, UNTRACKED, Rule, When, check_names, ch
 __all__ = [
     "DEFAULT_RETRIES",
     "TRACKED_RETRIES",
+    "Actor",
+    "EngineTask",
     "JobOptions",
     "Performs",
     "Priority",
@@ -135,6 +137,19 @@ class Takes(Protocol[T_contra]):
     def __call__(self, item: T_contra, /) -> Any: ...
 
 
+class Actor(Protocol):
+    """An actor of Dramatiq: a list may be handed in for one whose broker is attached."""
+
+    @property
+    def actor_name(self) -> str: ...
+
+
+class EngineTask(Protocol):
+    """A task of Celery, or what is sent like one: a list may be handed in for one whose engine is attached."""
+
+    def apply_async(self, *args: Any, **options: Any) -> Any: ...
+
+
 class UntrackedOptions(TypedDict, total=False):
     """What else the payload of an untracked worker's job may say (:mod:`asynctask.wire.payload`)."""
 
@@ -188,7 +203,8 @@ class Worker(Generic[P, R_co]):
     ``retry``: True for the default count, False or 0 for none, or how many. ``timeout`` in seconds. ``failed_on``:
     exceptions that mean "the business said no". ``use_task_event``: whether its jobs are tracked. ``unique``: fields in
     which no two rows of one list may be the same, where a submission says nothing else. ``options``: what else the payload
-    of an untracked job says (:mod:`asynctask.wire.payload`). ``overrides`` and ``wait`` are those of :meth:`set`. Calling a
+    of an untracked job says (:mod:`asynctask.wire.payload`). ``overrides`` and ``wait`` are those of :meth:`set`.
+    ``engine``: the attached engine that performs it; its ``queue`` has that engine's name before it. Calling a
     worker calls the function itself, in this thread. Type checkers see the parameters and the result of the function.
     """
 
@@ -210,6 +226,13 @@ class Worker(Generic[P, R_co]):
     options: Mapping[str, Any] = field(default_factory=dict)
     overrides: Mapping[str, Any] = field(default_factory=dict)
     wait: When | None = None
+    engine: str | None = None
+
+    def queue_for(self, name: str | None) -> str:
+        """The queue of a Task that asks for the queue ``name``: one of the worker's engine, if it has one."""
+        if name is None or self.engine is None:
+            return name or self.queue
+        return f"{self.engine}/{name}"
 
     @property
     def doc(self) -> str:

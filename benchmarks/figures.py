@@ -79,6 +79,17 @@ STEPS = (
     Step("throttled", ("-n", "400", "--redis", *_LIMITS), on=("postgresql",)),
     Step("noop", ("-n", "100000"), ("-n", "5000", "--runs", "1"), ("sqlite",), on=("sqlite",)),
     Step("noop", ("-n", "100000", "--delay-ms", "1"), on=("sqlite",)),
+    *(
+        Step("engines", ("-n", "2000", *engine, "--work-ms", ms), on=("postgresql",))
+        for engine in (
+            ("--engine", "celery"),
+            ("--engine", "celery", "--pool", "prefork", "-c", "2"),
+            ("--engine", "dramatiq", "-c", "8"),
+            ("--engine", "rq", "-c", "2"),
+        )
+        for ms in ("0", "10")
+    ),
+    Step("engines", (), ("-n", "200", "--runs", "1"), ("sqlite",), on=()),
     Step("idle", ("-n", "30", "--redis"), ("-n", "2", "--redis"), ("sqlite",)),
 )
 MISSING = 3

@@ -103,7 +103,7 @@ def _outcome(ledger: Ledger, job: Ready, i: int) -> Outcome:
 
 
 def _samples(ledger: Ledger) -> None:
-    """As if the sweep had looked every 5 s."""
+    """As if maintenance had taken samples every 5 s."""
     now = ledger.now()
     for ago in range(SAMPLES, 0, -1):
         with ledger.database.write() as connection:

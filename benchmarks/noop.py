@@ -32,7 +32,7 @@ from typing import Any
 
 import redis
 
-from asynctask.brokers.redis.client import RedisClient
+from asynctask.client import RedisClient
 from asynctask.clock import SystemClock
 from benchmarks import common
 from benchmarks.common import Place, Result, Unaccounted

@@ -15,7 +15,7 @@ from typing import Any
 import redis
 
 from asynctask.clock import SystemClock, SystemIds
-from asynctask.testing.servers import free_port
+from asynctask.testing.servers import free_port, redis_command
 from benchmarks.databases import NotHere, Refused, shown
 from benchmarks.processes import Unaccounted, started
 
@@ -126,21 +126,7 @@ def redis_server(folder: Path) -> Iterator[str]:
     if program is None:
         raise NotHere("redis-server is not installed here: apt-get install redis-server")
     port = free_port()
-    command = [
-        program,
-        "--port",
-        str(port),
-        "--bind",
-        "127.0.0.1",
-        "--save",
-        "",
-        "--appendonly",
-        "no",
-        "--dir",
-        str(folder),
-        "--logfile",
-        str(folder / "redis.log"),
-    ]
+    command = redis_command(program, port, folder)
     with started(command, _end, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
         _await(port, process)
         yield f"redis://127.0.0.1:{port}/0"

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from apiflask import APIFlask
+from typing import Final
+
+from apiflask import APIBlueprint, APIFlask
+from flask import current_app, render_template, url_for
+from flask.typing import ResponseReturnValue
 
 from asynctask._version import __version__
 from asynctask.app import AsyncTask
-from webapi import health, openapi, operations, pages, problems, reading, reports, security, tasks, workers
-from webapi.context import EXTENSION
+from asynctask.errors import NotFound
+from asynctask.lists.readers import FORMATS
+from webapi import openapi, operations, problems, reading, reports, security, tasks, workers
+from webapi.context import EXTENSION, TASK_PAGES, asynctask_app, find_task
 
 __all__ = ["create_app"]
 
@@ -28,6 +34,43 @@ def create_app(app: AsyncTask, *, host: str | None = None) -> APIFlask:
     security.register(flask_app)
     openapi.register(flask_app, app)
     reports.register(flask_app, app.config.web_threads)
-    for each in (tasks, reports, workers, operations, health, pages):
+    for each in (tasks, reports, workers, operations):
         flask_app.register_blueprint(each.blueprint)
+    flask_app.register_blueprint(operations.health)
+    flask_app.register_blueprint(pages)
     return flask_app
+
+
+# -- the page: a form to submit a list, and a page for each Task; webapi/static fetches what changes
+
+pages: Final = APIBlueprint("pages", __name__, enable_openapi=False)
+
+
+@pages.get("/")
+def home() -> ResponseReturnValue:
+    """The form and the recent Tasks."""
+    app = asynctask_app()
+    suffixes = [suffix for each in FORMATS.values() for suffix in each.suffixes]
+    return render_template(
+        "home.html",
+        workers=workers.describe(app),
+        max_file_bytes=app.config.max_file_bytes,
+        formats=list(FORMATS),
+        suffixes=suffixes,
+    )
+
+
+@pages.get(f"{TASK_PAGES}/<int:task_id>")
+def task(task_id: int) -> ResponseReturnValue:
+    """One Task."""
+    try:
+        title = find_task(task_id).progress()["title"]
+    except NotFound:
+        return render_template("missing.html", task_id=task_id), 404
+    return render_template("task.html", task_id=task_id, title=title)
+
+
+@pages.get("/docs")
+def docs() -> ResponseReturnValue:
+    """The OpenAPI document, for people; without anything from other sites."""
+    return render_template("docs.html", spec=current_app.spec, spec_url=url_for("openapi.spec"))  # type: ignore[attr-defined]

@@ -1,7 +1,8 @@
-"""/api/queues, /retries, /scheduled, /dead and /processes."""
+"""/api/queues, /retries, /scheduled, /dead and /processes; /healthz and /readyz: liveness and readiness."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Annotated, Any, Final
 
@@ -9,13 +10,16 @@ from apiflask import APIBlueprint
 from flask import Response
 from pydantic import Field, JsonValue, StringConstraints
 
-from asynctask.errors import NotFound
+from asynctask.errors import BrokerUnavailable, NotFound, SchemaOutdated, Unavailable
 from asynctask.operations import ACTIONS, LISTS, Operations, Result
 from webapi.context import asynctask_app, page_links, who
 from webapi.json_body import json_response
-from webapi.shapes import Name, NoQuery, PageLinks, Time, _In, _Out, _Query
+from webapi.problems import problem_response, public_message
+from webapi.shapes import Health, Name, NoQuery, PageLinks, Time, _In, _Out, _Query
 
-__all__ = ["blueprint"]
+__all__ = ["blueprint", "health"]
+
+_log = logging.getLogger(__name__)
 
 # -- schemas of requests and responses
 
@@ -436,3 +440,34 @@ def stop_process(name: str, query: NoQuery) -> Response:
 def _signalled(name: str, verb: str) -> Response:
     _operations().signal(_known(name, "process"), verb)
     return json_response({"identity": name, "signal": verb})
+
+
+# -- health
+
+health: Final = APIBlueprint("health", __name__, tag="Health")
+
+
+@health.get("/healthz")
+@health.input(NoQuery, location="query", arg_name="query")
+@health.output(Health)
+@health.doc(operation_id="healthz")
+def healthz(query: NoQuery) -> Response:
+    """The process lives"""
+    return json_response({"status": "ok"}, cache="no-store")
+
+
+@health.get("/readyz")
+@health.input(NoQuery, location="query", arg_name="query")
+@health.output(Health)
+@health.doc(operation_id="readyz", responses=[503])
+def readyz(query: NoQuery) -> Response:
+    """The database answers, its schema is the one that is needed, and what is handed in can be kept"""
+    try:
+        asynctask_app().ensure_schema()
+        asynctask_app().tasks(limit=1)
+        asynctask_app().check_ready()
+    except (SchemaOutdated, Unavailable) as error:
+        code = "unavailable" if isinstance(error, BrokerUnavailable) else error.code
+        _log.error("not ready: %s", error)
+        return problem_response(503, public_message(error), code=code, headers={"Retry-After": "2"})
+    return json_response({"status": "ok"}, cache="no-store")

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+import re
+from datetime import datetime
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, StringConstraints, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StringConstraints,
+    ValidationError,
+)
 
+from asynctask.clock import from_datetime
 from asynctask.errors import without_later
-from asynctask.lists.options import NUL_FREE, CommonOptions, Parallel, Priority, Title, Unique, listed_or_text
+from asynctask.integrations.base import Reporter
+from asynctask.lists.options import (
+    NUL_FREE,
+    CommonOptions,
+    Parallel,
+    Priority,
+    QueueName,
+    Title,
+    Unique,
+    listed_or_text,
+    whole_number,
+)
+from asynctask.middleware.tracker import JobRecord
 from webapi.problems import from_validation
 
 __all__ = [
@@ -18,6 +42,8 @@ __all__ = [
     "EventQuery",
     "FileSubmission",
     "Health",
+    "JobsPage",
+    "JobsQuery",
     "JsonSubmission",
     "Knobs",
     "LogEntries",
@@ -27,6 +53,10 @@ __all__ = [
     "ProblemDetails",
     "Progress",
     "RawQuery",
+    "Record",
+    "RecordBatch",
+    "RecordResult",
+    "RecordResults",
     "RejectedPage",
     "RejectedQuery",
     "ReportQuery",
@@ -146,6 +176,15 @@ class EventQuery(_Query):
     limit: int = Field(100, ge=1, le=1000, description="Events on a page.")
 
 
+class JobsQuery(_Query):
+    """Which jobs without a Task to list."""
+
+    worker: Name | None = Field(None, description="Of this worker only.")
+    status: Statuses | None = Field(None, description="Statuses with commas between; default: all.")
+    after: Id | None = Field(None, description="The last id of the page before.")
+    limit: int = Field(100, ge=1, le=1000, description="Jobs on a page.")
+
+
 class RetryQuery(_Query):
     """Which items run again."""
 
@@ -219,6 +258,87 @@ class Knobs(_In):
 
 
 # -- responses: documented only, not validated at run time
+
+
+# -- records of workers in another language
+
+_MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+
+
+def _moment(text: str) -> str:
+    _micros(text)
+    return text
+
+
+def _micros(text: str) -> int:
+    if _MOMENT.fullmatch(text) is None:
+        raise ValueError("must be a time of RFC 3339, such as 2026-11-21T05:12:31.000Z")
+    return from_datetime(datetime.fromisoformat(text.upper()))
+
+
+Moment = Annotated[str, AfterValidator(_moment), Field(max_length=40, json_schema_extra={"format": "date-time"})]
+Threads = Annotated[int, Field(ge=0, le=10_000), BeforeValidator(whole_number)]
+JobId = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=NUL_FREE)]
+
+
+class Record(_In):
+    """What a worker in another language did with a job."""
+
+    model_config = ConfigDict(str_max_length=None)  # arguments and results may hold longer texts
+
+    status: Literal["working", "finish", "failed", "error", "interrupted"] = Field(
+        description="It began; returned; was refused for a business reason; raised; was under way at a shutdown."
+    )
+    message: str = Field("", max_length=10_000, description="The reason, or what people are to read.")
+    attempt: Annotated[int, Field(ge=1, le=2**31 - 1), BeforeValidator(whole_number)] | None = Field(
+        None, description="The attempt that the job carries; null: its own engine keeps the job."
+    )
+    will_retry: bool = Field(False, description="After an `error`: another attempt follows.")
+    retry_at: Moment | None = Field(None, description="When it follows, for a job that carries its attempt; null: at once.")
+    worker: Name | None = Field(None, description="For its Event, if it has none.")
+    queue: Name = Field("default", description="For its Event, if it has none.")
+    args: list[JsonValue] | None = Field(None, description="For its Event, if it has none: shown to people.")
+    started_at: Moment | None = Field(
+        None, description="When this attempt began; it tells a record that is sent again from one of another attempt."
+    )
+    result: JsonValue = Field(None, description="What a job that returned leaves.")
+
+    def record(self, job_id: str) -> JobRecord:
+        """The record of this job."""
+        return JobRecord(
+            job_id, self.status, self.message, self.attempt, self.will_retry,
+            None if self.retry_at is None else _micros(self.retry_at), self.worker, self.queue, self.args,
+            None if self.started_at is None else _micros(self.started_at), self.result,
+        )  # fmt: skip
+
+
+class BatchRecord(Record):
+    """What a worker in another language did with one of its jobs."""
+
+    job_id: JobId
+
+
+class ReporterInfo(_In):
+    """The process that sends the records; its lease is renewed by each request."""
+
+    engine: str = Field(pattern="^[a-z]{1,8}$", max_length=8, description="What runs it: `sidekiq`.")
+    name: str = Field(pattern="^[A-Za-z0-9_.:-]{1,55}$", max_length=55, description="Its own: HOST:PID:NONCE.")
+    concurrency: Threads = Field(0, description="Jobs that it performs at once.")
+    queues: list[QueueName] = Field(default_factory=list, max_length=100, description="The queues that it works.")
+    busy: Threads = Field(0, description="Jobs that it performs now.")
+    quiet: bool = Field(False, description="It takes no more jobs.")
+    ended: bool = Field(False, description="It performs nothing any more; jobs that it left are given to others.")
+
+
+class RecordBatch(_In):
+    """Records in the order in which things happened."""
+
+    records: list[BatchRecord] = Field(max_length=1_000)
+    process: ReporterInfo | None = Field(None, description="Null: nobody notices when a worker dies.")
+
+    def reporter(self) -> Reporter | None:
+        """The process, as the application knows it."""
+        return None if self.process is None else Reporter(**self.process.model_dump())
 
 
 class _Out(BaseModel):
@@ -411,6 +531,27 @@ class EventPage(_Out):
     links: PageLinks
 
 
+class JobsPage(_Out):
+    jobs: list[Event]
+    links: PageLinks
+
+
+class RecordResult(_Out):
+    """What became of a record."""
+
+    job_id: str
+    counted: bool = Field(description="It changed the Event, or is the `working` that the Event has.")
+    status: StatusName | None = Field(description="Of the Event, now; null: the job is unknown and names no worker.")
+    attempt: int | None
+
+
+class RecordResults(_Out):
+    """What became of each record, in their order."""
+
+    results: list[RecordResult]
+    signal: Literal["quiet", "stop"] | None = Field(description="What the process is to do.")
+
+
 class ErrorGroup(_Out):
     message: str
     status: str
@@ -467,6 +608,7 @@ class WorkerInfo(_Out):
     name: str
     doc: str
     queue: str
+    engine: str | None = Field(description="The attached engine that performs it; null: this application's own workers.")
     retry: int | bool
     priority: int
     timeout: float | None

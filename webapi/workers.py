@@ -1,7 +1,9 @@
-"""/api/workers and /api/jobs: the registered workers and their templates, and a single job."""
+"""/api/workers, /api/jobs and /api/records: the registered workers and their templates, single jobs, and what workers in
+other languages record of them."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any, Final
 
 from apiflask import APIBlueprint, FileSchema
@@ -10,12 +12,24 @@ from flask import Response
 from asynctask.app import AsyncTask
 from asynctask.errors import NotFound
 from asynctask.reports.templates import Template, make_template, template_csv, template_xlsx
-from webapi.context import asynctask_app, reader_locale, set_language
+from webapi.context import asynctask_app, page_links, reader_locale, set_language
 from webapi.json_body import json_response
 from webapi.reports import CSV, XLSX, attachment
-from webapi.shapes import Event, NoQuery, Workers
+from webapi.shapes import (
+    Event,
+    JobsPage,
+    JobsQuery,
+    NoQuery,
+    Record,
+    RecordBatch,
+    RecordResult,
+    RecordResults,
+    Workers,
+)
 
 __all__ = ["blueprint", "describe"]
+
+_MAX_JOB_ID: Final = 64
 
 blueprint: Final = APIBlueprint("workers", __name__, url_prefix="/api", tag="Workers")
 
@@ -61,6 +75,21 @@ def _template(name: str) -> Template:
     return make_template(workers[name])
 
 
+@blueprint.get("/jobs")
+@blueprint.input(JobsQuery, location="query", arg_name="query")
+@blueprint.output(JobsPage)
+@blueprint.doc(operation_id="listJobs", responses=[503])
+def jobs(query: JobsQuery) -> Response:
+    """The jobs without a Task, newest first: those sent one by one
+
+    `links.next` leads to the next page and is null on the last one.
+    """
+    statuses = query.status.split(",") if query.status else ()
+    found = asynctask_app().jobs(worker=query.worker, status=statuses, after=query.after, limit=query.limit)
+    after = found[-1]["id"] if len(found) == query.limit else None
+    return json_response({"jobs": found, "links": page_links(after)})
+
+
 @blueprint.get("/jobs/<job_id>")
 @blueprint.input(NoQuery, location="query", arg_name="query")
 @blueprint.output(Event)
@@ -68,6 +97,37 @@ def _template(name: str) -> Template:
 def job(job_id: str, query: NoQuery) -> Response:
     """The life of one job: its Event"""
     return json_response(asynctask_app().event(job_id))
+
+
+@blueprint.post("/records")
+@blueprint.input(RecordBatch, location="json", arg_name="body")
+@blueprint.output(RecordResults)
+@blueprint.doc(operation_id="recordJobs", responses=[400, 403, 409, 413, 415, 503])
+def record_jobs(body: RecordBatch) -> Response:
+    """Record what a worker in another language did with its jobs
+
+    All of it is committed when the answer comes. Sent again, it counts once.
+    """
+    records = [each.record(each.job_id) for each in body.records]
+    results, signal = asynctask_app().record_all(records, body.reporter())
+    return json_response({"results": [asdict(each) for each in results], "signal": signal})
+
+
+@blueprint.post("/jobs/<job_id>/record")
+@blueprint.input(Record, location="json", arg_name="body")
+@blueprint.output(RecordResult)
+@blueprint.doc(operation_id="recordJob", responses=[400, 403, 413, 415, 503])
+def record_job(job_id: str, body: Record) -> Response:
+    """Record what a worker in another language did with a job
+
+    404 where the job is unknown and no `worker` is named.
+    """
+    if len(job_id) > _MAX_JOB_ID or "\0" in job_id:
+        raise NotFound("there is no job of such an id")
+    (result,), _ = asynctask_app().record_all([body.record(job_id)])
+    if result.status is None:
+        raise NotFound(f"there is no job {job_id!r}; name its worker to have an Event made")
+    return json_response(asdict(result))
 
 
 def describe(app: AsyncTask) -> list[dict[str, Any]]:
@@ -80,6 +140,7 @@ def describe(app: AsyncTask) -> list[dict[str, Any]]:
                 "name": name,
                 "doc": worker.doc or "",
                 "queue": worker.queue,
+                "engine": worker.engine,
                 "retry": worker.retry,
                 "priority": worker.priority,
                 "timeout": worker.timeout,

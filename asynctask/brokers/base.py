@@ -145,6 +145,10 @@ class Broker(Protocol):
         """Removes copies from a process's list: acknowledges without fetching."""
         ...
 
+    def forget(self, keys: Collection[Key]) -> None:
+        """Holds these copies no more: a program without a list of its own took them from their queue."""
+        ...
+
     def presence(self, about: About) -> Presence | None:
         """Shows a worker process to this broker's tools; None for a broker without such tools."""
         ...

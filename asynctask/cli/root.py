@@ -17,7 +17,9 @@ from asynctask.errors import AsyncTaskError, not_installed
 
 __all__ = ["build", "run"]
 
-_EXTRAS: Final = {"psycopg": "postgresql", "pymysql": "mysql", "dramatiq": "dramatiq", "yaml": "yaml"}
+_EXTRAS: Final = {
+    "psycopg": "postgresql", "pymysql": "mysql", "celery": "celery", "dramatiq": "dramatiq", "rq": "rq", "yaml": "yaml",
+}  # fmt: skip
 _HELP = """Hand over a list, and have every item accounted for.
 
 Exit codes: 0 ok, 1 finished with failures, 2 usage or bad input, 3 unavailable.

@@ -312,12 +312,12 @@ def begin(row: Row, attempt: int | None, state: str | None) -> Begin:
 # -- record
 
 
-def working(row: Row, process: str, reason: Reason = Reason.STARTED) -> Turn:
+def working(row: Row, process: str | None, reason: Reason = Reason.STARTED) -> Turn:
     """The job began and outlasts a flush, or is watched because a process died under it."""
     return _turn(row, Status.WORKING, reason, process=process)
 
 
-def take_over(row: Row, process: str) -> Turn:
+def take_over(row: Row, process: str | None) -> Turn:
     """An engine without our fence gave a running job to another process, which now owns the row."""
     return Turn(row, row._replace(process=process), Reason.STARTED)
 

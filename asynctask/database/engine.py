@@ -43,7 +43,6 @@ _EXTRAS: Final = {"postgresql": "postgresql", "mariadb": "mysql"}
 _LOCK_S: Final = 20
 _IDLE_S: Final = 60
 _MAX_LOOKUP_S: Final = 60.0
-_MIN_POOL: Final = 3
 _GROUP_CONCAT_BYTES: Final = 16_000_000
 
 
@@ -95,13 +94,12 @@ class Database:
             event.listen(engine, "connect", lambda connection, _record: connect_sqlite(lock, connection))
             event.listen(engine, "begin", _sqlite_begin)
             return engine
-        kept = min(_MIN_POOL, pool_size)
         try:
             # Autocommit unless write() or snapshot() begins a transaction: saves BEGIN and ROLLBACK around a query.
             engine = sa.create_engine(
                 self.url,
-                pool_size=kept,
-                max_overflow=pool_size - kept,
+                pool_size=pool_size,  # all are kept: an overflow would be opened and closed for each transaction
+                max_overflow=0,
                 pool_use_lifo=True,
                 isolation_level="AUTOCOMMIT",
                 skip_autocommit_rollback=True,
@@ -195,6 +193,18 @@ class Database:
                 _roll_back(connection)
                 raise
             self._commit(connection, mark, marked)
+
+    @contextmanager
+    def write_alone(self) -> Iterator[Connection]:
+        """A connection for one statement that is a transaction of its own and may be repeated, without the round trips of
+        BEGIN and COMMIT. Raises :class:`TransactionConflict` and :class:`LedgerUnavailable`.
+        """
+        if self.is_sqlite:
+            with self.write() as connection:
+                yield connection
+            return
+        with translated(self._password, undone=True), self.engine.connect() as connection:
+            yield connection
 
     def _begin(self, connection: Connection) -> _Mark:
         if self.dialect == "mariadb":

@@ -44,9 +44,9 @@ class Control:
         return control.resume(self._ledger, task_id, who=who)
 
     def cancel(self, task_id: int, who: str = "") -> bool:
-        """No new start, and open rows are cancelled: here for half a second, the rest by the sweep of any process."""
+        """No new start, and open rows are cancelled: here for half a second, the rest by the maintenance of any process."""
         changed = control.cancel_task(self._ledger, task_id, who=who)
-        # If the broker is away the sweep does all of it: it would not come back for copies of rows that are turned.
+        # If the broker is away maintenance does all of it: it would not come back for copies of rows that are turned.
         if self.withdrawn(task_id) and self.turn(task_id):
             try_close(self._ledger, task_id)  # with no worker and no web process alive, nobody else would
         return changed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,14 +40,14 @@ class Load:
 
 
 class Capacity:
-    """What the living worker processes can use."""
+    """What the living worker processes can use, in the queues that the dispatcher ``reaches``."""
 
-    def __init__(self, loads: Sequence[Load]) -> None:
+    def __init__(self, loads: Sequence[Load], reaches: Callable[[str], bool] = lambda queue: True) -> None:
         self.free: dict[str, int] = defaultdict(int)
         self._rates: dict[str, float] = defaultdict(float)
-        self._watched = {queue for load in loads if not load.is_local for queue in load.queues}
+        self._watched = {queue for load in loads if not load.is_local for queue in load.queues if reaches(queue)}
         for load in loads:
-            for queue in set(load.queues):
+            for queue in filter(reaches, set(load.queues)):
                 self.free[queue] += max(0, load.free)
                 self._rates[queue] += max(0.0, load.rate)
 
@@ -73,7 +73,7 @@ class Demand:
     """How many jobs are still wanted.
 
     What waits at a larger priority does not count, for it would be passed: a pile of upkeep must not keep an urgent job in
-    the ledger. In a broker that is not ``ordered`` by priority, everything goes first.
+    the ledger. In a queue that ``is_ordered`` says is not ordered by priority, everything goes first.
 
     Once a full reservation was dispatched, and a job for each of the ``free`` threads, a rest of fewer than :data:`_FEW` is
     left to the next round.
@@ -85,18 +85,19 @@ class Demand:
         waiting: Mapping[str, Mapping[int, int]],
         free: Mapping[str, int],
         *,
-        ordered: bool,
+        is_ordered: Callable[[str], bool],
     ) -> None:
         self._soon = soon
         self._free = free
         self._taken: dict[str, int] = defaultdict(int)
         self._waiting = {queue: dict(counts) for queue, counts in waiting.items()}
-        self._ordered = ordered
+        self._is_ordered = is_ordered
 
     def at(self, queue: str, priority: int) -> int:
         """How many more jobs of this priority are wanted in a queue."""
         counts = self._waiting.get(queue, {})
-        first = sum(count for other, count in counts.items() if other <= priority or not self._ordered)
+        ordered = self._is_ordered(queue)
+        first = sum(count for other, count in counts.items() if other <= priority or not ordered)
         return self._unless_few(queue, max(0, self._soon.get(queue, 0) - first))
 
     def left(self, queue: str) -> int:

@@ -11,17 +11,18 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Final
 
 from asynctask.brokers.base import Broker, Copy
 from asynctask.clock import SECOND, micros
 from asynctask.dispatch.control import Control
 from asynctask.dispatch.demand import Capacity, Demand, Load, QueueRates
-from asynctask.dispatch.outbox import Outbox, PushFilter
-from asynctask.errors import Unavailable
+from asynctask.dispatch.outbox import EngineQueues, Outbox, PushFilter, Router, engine_of
+from asynctask.errors import BrokerUnavailable, Unavailable
 from asynctask.ledger import dispatchable, leases, reservations
 from asynctask.ledger.base import Ledger, loads
-from asynctask.ledger.processes import living
+from asynctask.ledger.processes import performing
 from asynctask.ledger.reservations import Alone, Ready, Runnable, reserve_small
 from asynctask.logs import get_logger
 
@@ -78,7 +79,8 @@ class Dispatcher:
     within a second.
 
     Arguments: ``ahead_s`` is how many seconds of consumption wait in the queue; ``outgoing`` filters what is pushed. What
-    this process can use, :meth:`attach` says; of others their last heartbeat counts.
+    this process can use, :meth:`attach` says; of others their last heartbeat counts. ``engines``: the attached engines by
+    name, into whose queues the jobs of their workers go; one whose broker does not answer keeps nothing else waiting.
     """
 
     def __init__(
@@ -88,14 +90,19 @@ class Dispatcher:
         *,
         ahead_s: float = 0.25,
         outgoing: PushFilter | None = None,
+        engines: Mapping[str, EngineQueues] = MappingProxyType({}),
     ) -> None:
         self._ledger = ledger
-        self._broker = broker
+        self._router = Router(broker, engines, ledger.clock)
+        self._outgoing = outgoing
         self._ahead_s = ahead_s
         self._pause_s = min(ACTIVE_S, max(SHORTEST_S, 0.8 * ahead_s))
         self._local: Callable[[], Load] | None = None
-        self._outbox = Outbox(ledger, broker, outgoing, self._pushed, Control(ledger, broker, ledger.clock).recall)
-        self._lent = Outbox(ledger, broker, outgoing)
+        self._recall = Control(ledger, broker, ledger.clock).recall
+        push = partial(self._router.push, None)
+        self._outbox = Outbox(ledger, push, outgoing, self._pushed, self._recall)
+        self._outboxes: dict[str | None, Outbox] = {None: self._outbox}  # by engine; None: of the own broker
+        self._lent = Outbox(ledger, push, outgoing)
         self._round_lock = threading.Lock()
         self._workers: Sequence[Mapping[str, object]] = []  # the worker processes, by their last heartbeats
         self._observed_until = 0.0
@@ -268,9 +275,10 @@ class Dispatcher:
         with self._round_lock:
             self._round_at = self._ledger.clock.monotonic()
             again = self._observe() if anew or self._ledger.clock.monotonic() >= self._observed_until else []
-            pushed = self._part(self._outbox.settle)
-            for task_id in again:
-                pushed += self._part(partial(self._push_again, task_id))
+            pushed = self._settle()
+            for task_id, queue in again:
+                if self._router.reaches(queue):
+                    pushed += self._part(partial(self._push_again, task_id, queue))
             pushed += self._part(partial(self._dispatch, self._loads(self._workers)))
             if self._ledger.held.keeps:
                 self.expect(self._ledger.now() + micros(HELD_S))
@@ -278,19 +286,39 @@ class Dispatcher:
                 self._wake.set()  # somebody has to go on with it
             return pushed
 
-    def _observe(self) -> list[int]:
-        """Queries the other processes and what is due. Returns the Tasks whose reservation a process left unconfirmed."""
+    def _observe(self) -> list[tuple[int, str]]:
+        """Queries the other processes and what is due. Returns the Tasks whose reservation a process left unconfirmed, with
+        their queues."""
         now, until = self._ledger.now(), self._ledger.clock.monotonic() + OBSERVE_S
         if self._ledger.held.keeps:
             dispatchable.catch_up(self._ledger)
         with self._ledger.database.read() as connection:
             again = reservations.unconfirmed(connection, now)
-            self._workers = living(connection, now)
+            self._workers = performing(connection, now)
             due = dispatchable.due_tasks(connection, now)
         self._observed_until = until
         if due and dispatchable.wake_due(self._ledger, due):
             self.expect(now + micros(HELD_S))
         return again
+
+    def _outbox_of(self, queue: str) -> Outbox:
+        engine = engine_of(queue)
+        if engine not in self._outboxes:
+            push = partial(self._router.push, engine)
+            self._outboxes[engine] = Outbox(self._ledger, push, self._outgoing, self._pushed, self._recall)
+        return self._outboxes[engine]
+
+    def _settle(self) -> int:
+        """Pushes and confirms what is reserved. What an engine's broker does not take now goes with a later round, of this
+        process or, when the lease of the reservation is over, of another."""
+        pushed = 0
+        for engine, outbox in self._outboxes.items():
+            try:
+                pushed += self._part(outbox.settle)
+            except BrokerUnavailable:
+                if engine is None:
+                    raise
+        return pushed
 
     def _part(self, act: Callable[[], int]) -> int:
         try:
@@ -318,7 +346,7 @@ class Dispatcher:
         return loads_
 
     def _dispatch(self, loads_: Sequence[Load]) -> int:
-        used = Capacity(loads_)
+        used = Capacity(loads_, self._router.reaches)
         with self._ledger.database.read() as connection:
             tasks = reservations.runnable(connection, self._ledger, used.queues)
             # What waits for a queue that nobody works stays in the ledger, and nothing else waits behind it.
@@ -326,9 +354,13 @@ class Dispatcher:
         self._is_left = bool(tasks or alone)
         if not self._is_left:
             return 0
-        waiting = self._broker.waiting(used.queues)
-        soon = used.soon(waiting, self._rates, self._ahead_s)
-        room = Demand(soon, waiting, used.free, ordered=self._broker.capabilities.priority)
+        waiting = self._router.waiting(used.queues)
+        soon = {
+            queue: count
+            for queue, count in used.soon(waiting, self._rates, self._ahead_s).items()
+            if self._router.reaches(queue)
+        }
+        room = Demand(soon, waiting, used.free, is_ordered=self._router.is_ordered)
         sources = self._sources(tasks, alone)
         sent: dict[str, int] = defaultdict(int)
         for key in sorted(sources):
@@ -345,19 +377,19 @@ class Dispatcher:
         for task in tasks:
             key = task.queue, task.priority
             if not task.small:
-                sources[key].append(partial(self._reserve_task, task.task_id))
+                sources[key].append(partial(self._reserve_task, task.task_id, task.queue))
             elif key in small:
                 small[key].append(task.task_id)
             else:
                 small[key] = [task.task_id]
-                sources[key].append(partial(self._reserve_small, small[key]))
+                sources[key].append(partial(self._reserve_small, small[key], task.queue))
         single: dict[tuple[str, int], list[int]] = defaultdict(list)
         for job in alone:
             single[job.queue, job.priority].append(job.event_id)
         # Where there is room for one only, neither the single jobs nor the Tasks of a priority may always come first.
         self._alone_first = not self._alone_first
         for key, ids in single.items():
-            sources[key].insert(0 if self._alone_first else len(sources[key]), partial(self._reserve_alone, ids))
+            sources[key].insert(0 if self._alone_first else len(sources[key]), partial(self._reserve_alone, ids, key[0]))
         return sources
 
     def _share(self, room: Demand, queue: str, priority: int, sources: list[_Send]) -> int:
@@ -372,16 +404,16 @@ class Dispatcher:
                 reserved += sent
                 if sent < count or sent == 0:
                     sources.remove(send)
-            self._part(self._outbox.settle)
+            self._settle()
         return reserved
 
-    def _reserve_task(self, task_id: int, count: int) -> int:
+    def _reserve_task(self, task_id: int, queue: str, count: int) -> int:
         found = reservations.reserve(self._ledger, task_id, count, lease_s=LEASE_S)
         if found:
-            self._outbox.add(found, task_id)
+            self._outbox_of(queue).add(found, task_id)
         return len(found)
 
-    def _reserve_small(self, task_ids: list[int], count: int) -> int:
+    def _reserve_small(self, task_ids: list[int], queue: str, count: int) -> int:
         """Takes what it looked at out of ``task_ids``."""
         sent = 0
         while task_ids and sent < count:
@@ -389,11 +421,11 @@ class Dispatcher:
             del task_ids[: len(some)]
             found = self._reserve_together(some, count - sent)
             for task_id, jobs in found.items():
-                self._outbox.add(jobs, task_id)
+                self._outbox_of(queue).add(jobs, task_id)
                 sent += len(jobs)
             for task_id in some:
                 if task_id not in found and sent < count:
-                    sent += self._part(partial(self._reserve_task, task_id, count - sent))
+                    sent += self._part(partial(self._reserve_task, task_id, queue, count - sent))
         return sent
 
     def _reserve_together(self, task_ids: list[int], count: int) -> dict[int, list[Ready]]:
@@ -405,21 +437,21 @@ class Dispatcher:
             self._log.exception("dispatch_failed", tasks=len(task_ids))
             return {}
 
-    def _reserve_alone(self, ids: list[int], count: int) -> int:
+    def _reserve_alone(self, ids: list[int], queue: str, count: int) -> int:
         """Takes what it reserves out of ``ids``; those that another dispatcher took meanwhile are passed over."""
         sent = 0
         while ids and sent < count:
             part = ids[: count - sent]
             del ids[: len(part)]
             found = reservations.reserve_alone(self._ledger, part, look_again_s=LOOK_AGAIN_S)
-            self._outbox.add(found)
+            self._outbox_of(queue).add(found)
             sent += len(found)
         return sent
 
-    def _push_again(self, task_id: int) -> int:
+    def _push_again(self, task_id: int, queue: str) -> int:
         found = reservations.take_again(self._ledger, task_id, lease_s=LEASE_S)
-        self._outbox.add(found, task_id)
-        return self._outbox.settle()
+        self._outbox_of(queue).add(found, task_id)
+        return self._settle()
 
     def _pushed(self) -> None:
         self._ran_dry = False  # the next fetch finds what was pushed

@@ -1,16 +1,20 @@
-"""What a dispatcher has reserved: on its way to the broker until it is confirmed."""
+"""What a dispatcher has reserved, on its way to the broker or to an attached engine until it is confirmed.
+
+A queue of an engine has the engine's name before it, as in ``celery/emails``; no queue of the own broker has a slash.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import orjson
 
 from asynctask.brokers.base import Broker, Copy, Key
-from asynctask.clock import SECOND
+from asynctask.clock import SECOND, Clock
 from asynctask.errors import Unavailable
 from asynctask.job import CurrentJob
 from asynctask.ledger import reservations
@@ -25,16 +29,21 @@ from asynctask.wire.payload import dump, parse, presentable, read_time, write_ti
 from asynctask.worker import Worker
 
 __all__ = [
+    "EngineQueues",
     "Outbox",
     "Outgoing",
     "PushFilter",
+    "Router",
     "arguments_of",
     "build",
     "buried",
     "decode",
     "encoded",
+    "engine_of",
+    "engine_queue",
     "job_of",
     "options_of",
+    "own_name",
     "passes",
     "poisoned",
     "tracked_copy",
@@ -44,23 +53,152 @@ __all__ = [
 PushFilter = Callable[[Sequence[Copy]], Sequence[Copy]]
 
 
+# -- where it goes
+
+AWAY_S: Final = 1.0
+"""Seconds for which an engine's broker that did not answer is not asked again."""
+
+
+def engine_queue(engine: str, name: str) -> str:
+    """The queue ``name`` of an engine, as the ledger calls it."""
+    return f"{engine}/{name}"
+
+
+def engine_of(queue: str) -> str | None:
+    """The engine that a queue belongs to; None for a queue of the own broker."""
+    engine, slash, _ = queue.partition("/")
+    return engine if slash else None
+
+
+def own_name(queue: str) -> str:
+    """What the engine itself calls a queue."""
+    return queue.partition("/")[2]
+
+
+class EngineQueues(Protocol):
+    """The queues of one engine, by the names of :func:`engine_queue`.
+
+    Every method may raise :class:`~asynctask.errors.BrokerUnavailable`.
+    """
+
+    def push(self, copies: Sequence[Copy]) -> None:
+        """Puts jobs on their queues under the ids that they have. If it raises, any of them may be on their queues: they
+        are pushed again, and the ledger counts the outcome of one copy only."""
+        ...
+
+    def waiting(self, queues: Collection[str]) -> Mapping[str, int]:
+        """How many jobs wait in each of these queues; at least 0 for each."""
+        ...
+
+    def may_hold(self, queue: str) -> bool:
+        """Whether idle workers of this queue may hold jobs that they have not begun, for a rate limit for instance."""
+        ...
+
+
+class Router:
+    """Pushes, counts and looks for copies by the owner of their queue.
+
+    ``engines``: the attached engines by name; more may be attached at any time.
+    """
+
+    def __init__(self, broker: Broker, engines: Mapping[str, EngineQueues], clock: Clock) -> None:
+        self._broker = broker
+        self._engines = engines
+        self._clock = clock
+        self._away_until: dict[str, float] = {}
+        self._log = get_logger("asynctask.engines")
+
+    def push(self, engine: str | None, copies: Sequence[Copy]) -> None:
+        """Pushes copies of one engine, or of the own broker (None). Raises BrokerUnavailable."""
+        if engine is None:
+            self._broker.push(copies)
+            return
+        try:
+            self._engines[engine].push(copies)
+        except Unavailable as error:
+            self._put_off(engine, error)
+            raise
+
+    def reaches(self, queue: str) -> bool:
+        """Whether this process can push to a queue: its engine is attached here, and its broker answered last time."""
+        engine = engine_of(queue)
+        if engine is None:
+            return True
+        return engine in self._engines and self._clock.monotonic() >= self._away_until.get(engine, 0.0)
+
+    def is_ordered(self, queue: str) -> bool:
+        """Whether the smallest priority of a queue comes first."""
+        return engine_of(queue) is None and self._broker.capabilities.priority
+
+    def waiting(self, queues: Collection[str]) -> dict[str, Mapping[int, int]]:
+        """The number of waiting copies, queue -> priority -> count, as :meth:`Broker.waiting`.
+
+        An engine that does not answer is not :meth:`reached <reaches>` for a second. Raises BrokerUnavailable for the own
+        broker.
+        """
+        by_engine: dict[str, list[str]] = defaultdict(list)
+        own = set()
+        for queue in queues:
+            if (engine := engine_of(queue)) is None:
+                own.add(queue)
+            elif self.reaches(queue):
+                by_engine[engine].append(queue)
+        found = dict(self._broker.waiting(own)) if own or not by_engine else {}
+        for engine, its in by_engine.items():
+            found |= {queue: {0: count} for queue, count in self._counted(engine, its).items() if count}
+        return found
+
+    def _counted(self, engine: str, queues: Collection[str]) -> Mapping[str, int]:
+        try:
+            return self._engines[engine].waiting(queues)
+        except Unavailable as error:
+            self._put_off(engine, error)
+            return {}
+
+    def _put_off(self, engine: str, error: Exception) -> None:
+        self._away_until[engine] = self._clock.monotonic() + AWAY_S
+        self._log.warning("engine_away", engine=engine, error=str(error))
+
+    def held(self, keys: Mapping[Key, str], busy: Collection[str]) -> set[Key]:
+        """Which of these copies, with their queues, are held somewhere. ``busy``: queues whose workers perform jobs.
+
+        An engine does not list its jobs. It may hold any copy while its queue is not empty or a worker of that queue is
+        busy; an engine that is not attached here, or does not answer, may hold all.
+        """
+        own = {key for key, queue in keys.items() if engine_of(queue) is None}
+        held = self._broker.holds(own) if own else set()
+        apart = {queue for queue in keys.values() if engine_of(queue) is not None}
+        empty = {queue for queue in apart if queue not in busy and self._is_empty(queue)}
+        return held | {key for key, queue in keys.items() if queue in apart and queue not in empty}
+
+    def _is_empty(self, queue: str) -> bool:
+        engine = engine_of(queue)
+        if engine is None or not self.reaches(queue) or self._engines[engine].may_hold(queue):
+            return False
+        return self._counted(engine, [queue]).get(queue, 1) == 0
+
+
+# -- what is on its way
+
+
 class Outbox:
     """Copies of what is reserved. Nothing leaves it but to the broker, or as refused to the ledger.
 
-    Arguments: ``outgoing`` is the client side's last word on what is pushed; ``pushed`` is told after each push; ``recall``
-    takes back what was pushed of a Task that was paused or cancelled meanwhile.
+    Arguments: ``push`` puts copies on their queues; ``outgoing`` is the client side's last word on what is pushed;
+    ``pushed`` is told after each push; ``recall`` takes back what was pushed of a Task that was paused or cancelled
+    meanwhile.
     """
 
     def __init__(
         self,
         ledger: Ledger,
-        broker: Broker,
+        push: Callable[[Sequence[Copy]], None],
         outgoing: PushFilter | None,
         pushed: Callable[[], None] = lambda: None,
         recall: Callable[[int], None] = lambda task_id: None,
     ) -> None:
         self._ledger = ledger
-        self._broker = broker
+        self._put = push
         self._outgoing = outgoing
         self._on_pushed = pushed
         self._recall = recall
@@ -116,7 +254,7 @@ class Outbox:
         return pushed
 
     def _pushed(self, copies: Sequence[Copy]) -> Sequence[Copy]:
-        self._broker.push(copies)
+        self._put(copies)
         self._on_pushed()
         return copies
 
@@ -143,7 +281,7 @@ class Outbox:
             discard(self._ledger, self._refused)
         except Unavailable:
             raise
-        except Exception:  # the sweep finds it lost and it comes by again
+        except Exception:  # maintenance finds it lost and it comes by again
             self._log.exception("copies_not_discarded", count=len(self._refused))
         self._refused = {}
 

@@ -1,4 +1,4 @@
-"""Dramatiq with the tracker attached: every message of a tracked actor leaves an Event.
+"""Dramatiq with the tracker attached: every message of a tracked actor leaves an Event, and Tasks run on its workers.
 
 The middleware is the first. Dramatiq calls ``before_...`` from first to last and ``after_...`` from last to first, so
 :meth:`TaskEvents.after_process_message` runs after Retries has decided, after TimeLimit has stopped watching the thread,
@@ -7,8 +7,10 @@ and right before the acknowledgement, which thereby waits for the commit.
 Every middleware sees what an actor raises. A business refusal must not reach Retries, so the actor's function is wrapped
 when the actor is declared, and the wrapper catches it.
 
-Messages carry no fence (``attempt=None``). Dramatiq redelivers a dead worker's copy unchanged, and by then the ledger has
-raised the Event's attempt: a fence in the message would drop the only copy.
+A message that a program sends carries no fence (``attempt=None``). Dramatiq redelivers a dead worker's copy unchanged, and
+by then the ledger has raised the Event's attempt: a fence in the message would drop the only copy. A job of a Task carries
+its attempt as an option of its message. The ledger gives it again with the next attempt, when it is due; the copy that
+Retries puts on the queue has the old attempt and is dropped when it arrives.
 """
 
 from __future__ import annotations
@@ -16,24 +18,43 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
+from asynctask.brokers.base import Copy
 from asynctask.core.states import Status
 from asynctask.core.transitions import Begin
-from asynctask.errors import ConfigError, JobInterrupted, JobTimeout, NormalException, Unavailable, not_installed
-from asynctask.integrations.engine import EngineProcess
+from asynctask.dispatch.outbox import engine_queue, own_name
+from asynctask.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    JobInterrupted,
+    JobTimeout,
+    NormalException,
+    Unavailable,
+    not_installed,
+)
+from asynctask.integrations.base import (
+    Attachable,
+    EngineCapabilities,
+    EngineProcess,
+    HeldAcks,
+    LoneEvents,
+    engine_worker,
+    kept_params,
+    pushed_job,
+)  # fmt: skip
 from asynctask.job import CurrentJob, reset_current_job, set_current_job
-from asynctask.ledger.base import dumps
-from asynctask.ledger.standalone import ENGINE, NewJob, enqueue
+from asynctask.ledger.standalone import NewJob
 from asynctask.logs import get_logger
 from asynctask.middleware.tracker import TICKET, Arrival, Ticket
-from asynctask.runtime.process import Tracked
 from asynctask.worker import Worker
 
 try:
     import dramatiq
+    from dramatiq import errors
     from dramatiq.middleware import (
         Middleware,
         MiddlewareError,
@@ -52,10 +73,21 @@ except ModuleNotFoundError as error:
 
 __all__ = ["TaskEvents", "TrackingUnavailable", "attach"]
 
-NAME = "dramatiq"
-"""This engine's name, in the identities of its processes and in its Events."""
+NAME: Final = "dramatiq"
+"""This engine's name, before the names of its queues, in the identities of its processes and in its Events."""
 
-MAX_JOB_ID = 64
+ATTEMPT: Final = "asynctask_attempt"
+"""The option of a message that is a job of a Task: its attempt."""
+
+MAX_JOB_ID: Final = 64
+MAX_NAME: Final = 8
+
+_CLOSE_S: Final = 5.0
+"""Seconds that a consumer that is closed waits for outcomes; a message that is not acknowledged then comes again."""
+
+UNKNOWN_S: Final = 10.0
+"""A job of a Task whose actor the worker does not know waits for so long in the ledger."""
+
 _ANSWERED = ("on_success", "on_failure", "pipe_target")
 """Options that make Dramatiq use the result of a message."""
 
@@ -66,22 +98,110 @@ class TrackingUnavailable(Unavailable, MiddlewareError):
     code = "ledger_unavailable"
 
 
-def attach(broker: dramatiq.Broker, app: Tracked, *, actors: Collection[str] | None = None) -> TaskEvents:
-    """Records every message of ``broker``'s tracked actors as an Event of ``app``. Call it once, in the module that makes
-    the broker, before actors are declared that use the options below.
+def attach(
+    broker: dramatiq.Broker, app: Attachable, *, actors: Collection[str] | None = None, name: str = NAME
+) -> TaskEvents:
+    """Records every message of ``broker``'s tracked actors as an Event of ``app``, and makes those actors workers of
+    ``app``: lists can be handed in for them. Call it once, in the module that makes the broker, before actors are declared
+    that use the options below.
 
     Arguments: ``actors``, the names of the tracked actors; None tracks all. An actor's own option ``use_task_event=True``
-    or ``False`` takes precedence; ``failed_on=(MyError, ...)`` names exceptions that are business refusals. Returns the
-    middleware. Raises :class:`ConfigError` if it is attached already.
+    or ``False`` takes precedence; ``failed_on=(MyError, ...)`` names exceptions that are business refusals. ``name``: of
+    1 to 8 small letters, where the application has another broker of Dramatiq beside this one. Returns the middleware.
+    Raises :class:`ConfigError` if it is attached already.
     """
     if any(isinstance(each, TaskEvents) for each in broker.middleware):
         raise ConfigError("asynctask is attached to this broker already; attach it once, where the broker is made")
-    middleware = TaskEvents(app, actors=actors)
+    middleware = TaskEvents(app, broker, actors=actors, name=name)
+    app.attach(middleware.engine)
+    consume = broker.consume
+    broker.consume = lambda *args, **options: _Consumer(consume(*args, **options), middleware)  # type: ignore[method-assign]
     if broker.middleware:
         broker.add_middleware(middleware, before=type(broker.middleware[0]))
     else:
         broker.add_middleware(middleware)
     return middleware
+
+
+_WHY: Final[Mapping[Begin, str]] = MappingProxyType(
+    {
+        Begin.DROP: "it has its outcome already, or another attempt is the one that counts",
+        Begin.GIVE_BACK: "its Task is paused",
+        Begin.CANCEL: "its Task is cancelled",
+    }
+)
+
+
+class DramatiqEngine:
+    """The broker as an engine: its actors are workers, and the dispatcher puts jobs of Tasks on its queues."""
+
+    def __init__(self, broker: dramatiq.Broker, name: str) -> None:
+        if not (name.isalpha() and name.isascii() and name.islower() and len(name) <= MAX_NAME):
+            raise ConfigError(f"the name of an engine has 1 to {MAX_NAME} letters from a to z, not {name!r}")
+        self.name = name
+        self.workers: dict[str, Worker] = {}
+        self.broker = broker
+        self._count = _counter(broker)
+        self._pushing = threading.local()
+        self.capabilities = EngineCapabilities(
+            late_ack=True, redelivers=True, counts=self._count is not None, asynchronous=True, hard_limit=False
+        )
+
+    @property
+    def is_pushing(self) -> bool:
+        """Whether this thread is in :meth:`push`."""
+        return getattr(self._pushing, "now", False)
+
+    def name_of(self, target: object) -> str | None:
+        return target.actor_name if isinstance(target, dramatiq.Actor) and target.broker is self.broker else None
+
+    def push(self, copies: Sequence[Copy]) -> None:
+        self._pushing.now = True
+        try:
+            for copy in copies:
+                self.broker.enqueue(_message(copy))
+        except _away() as error:
+            raise BrokerUnavailable(f"the broker of Dramatiq does not answer: {error}") from error
+        finally:
+            self._pushing.now = False
+
+    def waiting(self, queues: Collection[str]) -> Mapping[str, int]:
+        count = self._count
+        assert count is not None, "no list is taken for a broker that cannot count"
+        try:
+            return {queue: count(own_name(queue)) for queue in queues}
+        except _away() as error:
+            raise BrokerUnavailable(f"the broker of Dramatiq does not answer: {error}") from error
+
+    def may_hold(self, queue: str) -> bool:
+        return False
+
+
+def _message(copy: Copy) -> dramatiq.Message[Any]:
+    job = pushed_job(copy)
+    options: dict[str, Any] = {"retries": job.retries} if job.retries else {}
+    if job.attempt is not None:
+        options[ATTEMPT] = job.attempt
+    return dramatiq.Message(job.queue, job.name, tuple(job.args), dict(job.kwargs), options, message_id=job.job_id)
+
+
+def _counter(broker: Any) -> Callable[[str], int] | None:
+    """How to count the messages that wait in a queue of this kind of broker; None where it cannot be counted."""
+    if hasattr(broker, "client") and hasattr(broker, "namespace"):  # on Redis
+        return lambda queue: int(broker.client.llen(f"{broker.namespace}:{queue}"))
+    if hasattr(broker, "get_queue_message_counts"):  # on RabbitMQ
+        return lambda queue: int(broker.get_queue_message_counts(queue)[0])
+    if hasattr(broker, "queues") and hasattr(broker, "dead_letters"):  # in memory, for tests
+        return lambda queue: int(broker.queues[queue].qsize())
+    return None
+
+
+def _away() -> tuple[type[BaseException], ...]:
+    """What a broker raises whose server does not answer; redis-py is there only where its broker is."""
+    redis = getattr(sys.modules.get("dramatiq.brokers.redis"), "redis", None)
+    name = "BrokerConnectionError" if hasattr(errors, "BrokerConnectionError") else "ConnectionError"  # of before 2.2
+    closed: type[BaseException] = getattr(errors, name)
+    return (closed, OSError) if redis is None else (closed, OSError, redis.RedisError)
 
 
 @dataclass(slots=True)
@@ -118,16 +238,73 @@ class _Message:
         )
 
 
+class _Consumer(dramatiq.Consumer):
+    """A consumer of Dramatiq whose messages are expected, and acknowledged after the commit of their outcome.
+
+    Its worker threads need not wait for that commit: an acknowledgement that comes before it is held back.
+    """
+
+    def __init__(self, inner: Any, events: TaskEvents) -> None:
+        self._inner = inner
+        self._events = events
+        self._held = 0
+        self._condition = threading.Condition()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __next__(self) -> Any:
+        message = next(self._inner)
+        if message is not None:
+            self._events.expect(message)
+        return message
+
+    def ack(self, message: Any) -> None:
+        with self._condition:
+            self._held += 1
+        if self._events.acks.hold(message.message_id, lambda: self._release(message)):
+            # On Redis, what is prefetched counts the messages that are worked at; this one is not, any more.
+            getattr(self._inner, "queued_message_ids", set()).discard(message.message_id)
+        else:
+            with self._condition:
+                self._held -= 1
+            self._inner.ack(message)
+
+    def _release(self, message: Any) -> None:
+        try:
+            self._inner.ack(message)
+        finally:
+            with self._condition:
+                self._held -= 1
+                self._condition.notify_all()
+
+    def nack(self, message: Any) -> None:
+        self._inner.nack(message)
+
+    def requeue(self, messages: Any) -> None:
+        self._inner.requeue(messages)
+
+    def close(self) -> None:
+        with self._condition:
+            self._condition.wait_for(lambda: not self._held, _CLOSE_S)
+        self._inner.close()
+
+
 class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
     """The middleware that :func:`attach` adds."""
 
-    def __init__(self, app: Tracked, *, actors: Collection[str] | None = None) -> None:
+    def __init__(
+        self, app: Attachable, broker: dramatiq.Broker, *, actors: Collection[str] | None = None, name: str = NAME
+    ) -> None:
         self._app = app
+        self.engine = DramatiqEngine(broker, name)
         self._actors = None if actors is None else frozenset(actors)
+        self._lone_events = LoneEvents(app, name)
         self._process: EngineProcess | None = None
         self._thread = threading.local()
-        self._workers: dict[str, Worker] = {}
+        self._workers = self.engine.workers
         self._claims: dict[str, threading.Event] = {}
+        self.acks = HeldAcks()
         self._lock = threading.Lock()
         self._log = get_logger("asynctask.dramatiq")
 
@@ -148,8 +325,15 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
     def after_declare_actor(self, broker: dramatiq.Broker, actor: dramatiq.Actor[Any, Any]) -> None:
         if not self.tracks(actor):
             return
-        function, worker = actor.fn, _worker(actor)
-        self._workers[actor.actor_name] = worker
+        function = actor.fn
+        worker = self._workers[actor.actor_name] = engine_worker(
+            self.engine.name,
+            actor.actor_name,
+            function,
+            actor.queue_name,
+            failed_on=_kinds(actor.options.get("failed_on")),
+            max_item_bytes=self._app.config.max_item_bytes,
+        )
         # Where _perform re-raises a refusal, Retries must treat it as final.
         actor.options["throws"] = (*_kinds(actor.options.get("throws")), NormalException, *worker.failed_on)
 
@@ -158,9 +342,15 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             current: _Message | None = getattr(self._thread, "message", None)
             if current is None or current.called or current.actor is not actor:
                 return function(*args, **kwargs)  # a plain call, by a program or another job
-            return self._perform(current, lambda: function(*args, **kwargs))
+            return self._perform(current, lambda: function(*self._revived(current, args), **kwargs))
 
         actor.fn = tracked
+
+    def _revived(self, current: _Message, args: tuple[Any, ...]) -> Sequence[Any]:
+        """The arguments of the actor; an item of a Task is what its model makes of it."""
+        if current.ticket.task_id is None or current.worker.shape is None or len(args) != 1:
+            return args
+        return (current.worker.shape.revive(args[0]),)
 
     # -- sending
 
@@ -171,13 +361,19 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         current = self._message_to_retry(message)
         if current is not None:
             self._record_retry(current, delay)
-        elif _is_id(message.message_id) and not isinstance(threading.current_thread(), ConsumerThread):
-            # (A consumer moves a delayed message to its queue: its Event exists since it was sent.)
-            job = NewJob(message.message_id, actor.actor_name, actor.queue_name, self._params(message))
+        elif self._has_no_event(message):
+            name = engine_queue(self.engine.name, actor.queue_name)
+            job = NewJob(message.message_id, actor.actor_name, name, self._params(message))
             try:
-                enqueue(self._app.ledger, [job], options={ENGINE: NAME})
+                self._lone_events(job)
             except Exception as error:
                 raise TrackingUnavailable(f"{actor.actor_name} was not sent: its Event cannot be made: {error}") from error
+
+    def _has_no_event(self, message: dramatiq.Message[Any]) -> bool:
+        """Whether a program sends this message. The dispatcher pushes what has its Event; a consumer moves a delayed
+        message to its queue."""
+        pushed = ATTEMPT in message.options or self.engine.is_pushing
+        return _is_id(message.message_id) and not pushed and not isinstance(threading.current_thread(), ConsumerThread)
 
     def after_enqueue(self, broker: dramatiq.Broker, message: dramatiq.Message[Any], delay: int | None) -> None:
         current = self._message_to_retry(message)
@@ -201,14 +397,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         self._settle(current, retry_at=self._app.ledger.now() + (delay or 0) * 1_000)
 
     def _params(self, message: Any) -> Any:
-        params = {"args": list(message.args), "kwargs": dict(message.kwargs)} if message.kwargs else list(message.args)
-        try:
-            kept = len(dumps(params)) <= self._app.config.max_item_bytes
-        except TypeError:  # the message has its own encoder
-            kept = False
-        if not kept:
-            self._log.info("params_not_kept", job_id=message.message_id, actor=message.actor_name)
-        return params if kept else None
+        return kept_params(message.message_id, message.args, message.kwargs, self._app.config.max_item_bytes)
 
     # -- performing
 
@@ -221,11 +410,24 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         try:
             self._thread.message = self._begin(self._process, message, actor)
         except SkipMessage:
-            self._unclaim(message.message_id)
+            self._unclaim(message)
             raise
         except Exception as error:
-            self._unclaim(message.message_id)
+            self._unclaim(message)
             raise TrackingUnavailable(f"{actor.actor_name} was not begun: it cannot be recorded: {error}") from error
+
+    def expect(self, message: Any) -> None:
+        """A consumer has a message that soon begins."""
+        actor = self.engine.broker.actors.get(message.actor_name)
+        process = self._process
+        if actor is None or process is None or "eta" in message.options or not self.tracks(actor):
+            return
+        if _is_id(message.message_id):
+            process.expect(self._arrival(message, actor))
+
+    def _arrival(self, message: Any, actor: dramatiq.Actor[Any, Any]) -> Arrival:
+        name = engine_queue(self.engine.name, actor.queue_name)
+        return Arrival(message.message_id, _attempt(message), actor.actor_name, name, self._params(message))
 
     def _claim(self, message_id: str) -> None:
         """Makes a second copy of a message in this process wait until the first is recorded."""
@@ -237,19 +439,23 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
                     return
             ended.wait()
 
-    def _unclaim(self, message_id: str) -> None:
+    def _unclaim(self, message: Any) -> None:
+        if self._process is not None:
+            self._process.forget(message.message_id, _attempt(message))
         with self._lock:
-            self._claims.pop(message_id).set()
+            self._claims.pop(message.message_id).set()
 
     def _begin(self, process: EngineProcess, message: Any, actor: dramatiq.Actor[Any, Any]) -> _Message:
-        ticket = process.begin(Arrival(message.message_id, None, actor.actor_name, actor.queue_name, self._params(message)))
-        if ticket.verdict is Begin.DROP:
-            raise SkipMessage(f"message {message.message_id} has its outcome already")
-        if ticket.task_id is not None:
+        arrival = self._arrival(message, actor)
+        ticket = process.begin(arrival)
+        if ticket.verdict is not Begin.RUN:
+            raise SkipMessage(f"message {message.message_id} is not to be performed: {_WHY[ticket.verdict]}")
+        if ticket.task_id is not None and arrival.attempt is None:
             message.fail()
             raise SkipMessage(f"message {message.message_id} has the id of a job of Task {ticket.task_id}, which it is not")
         ticket.job = CurrentJob(
             message.message_id,
+            task_id=ticket.task_id,
             attempt=ticket.attempt,
             queue=actor.queue_name,
             payload=dict(message.asdict()),
@@ -313,15 +519,30 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         current = self._pop_message()
         if current is None:
             return
+        if exception is None and current.called and not current.ticket.settled and not current.answered:
+            self._settle_later(current)
+            return
         try:
             if not current.ticket.settled:
                 self._set_outcome(current, exception)
                 never = not current.called and exception is None
                 self._settle(current, discarded="a middleware of Dramatiq failed it before it began" if never else None)
-            elif not current.retry_sent:
+            elif not current.retry_sent and current.ticket.elsewhere:
                 self._discard_lost_retry(current)
         finally:
-            self._unclaim(current.message_id)
+            self._unclaim(current.message)
+
+    def _settle_later(self, current: _Message) -> None:
+        """Dramatiq has nothing to do with the outcome, so this thread need not wait for its commit: the acknowledgement
+        does, see :class:`_Consumer`."""
+        assert self._process is not None
+        self.acks.open(current.message_id)
+
+        def committed() -> None:
+            self.acks.committed(current.message_id)
+            self._unclaim(current.message)
+
+        self._process.settle_later(current.ticket, committed)
 
     def after_skip_message(self, broker: dramatiq.Broker, message: Any) -> None:
         current = self._pop_message()
@@ -332,7 +553,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
                 current, discarded=str(getattr(message, "_exception", None) or "a middleware of Dramatiq skipped it")
             )
         finally:
-            self._unclaim(current.message_id)
+            self._unclaim(current.message)
 
     def _pop_message(self) -> _Message | None:
         current: _Message | None = getattr(self._thread, "message", None)
@@ -354,20 +575,25 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         """A message without an actor in this process goes to the dead letters; its Event, if any, is discarded."""
         if message.actor_name in broker.actors or self._process is None or not _is_id(message.message_id):
             return
+        attempt, why = _attempt(message), f"no actor is declared as {message.actor_name!r}"
+        if attempt is not None:
+            self._process.put_off(Arrival(message.message_id, attempt, message.actor_name, ""), why, UNKNOWN_S)
+            return
         ticket = self._process.known(message.message_id)
         if ticket is not None and ticket.verdict is Begin.RUN and ticket.task_id is None:
-            self._process.settle(ticket, discarded=f"no actor is declared as {message.actor_name!r}")
+            self._process.settle(ticket, discarded=why)
 
     # -- the worker process
 
     def before_worker_boot(self, broker: dramatiq.Broker, worker: Any) -> None:
-        queues = sorted(broker.get_declared_queues())
+        queues = sorted(set(broker.get_declared_queues()) & set(worker.consumer_whitelist or broker.get_declared_queues()))
         try:
-            process = EngineProcess(self._app, NAME, concurrency=worker.worker_threads, queues=queues)
+            process = EngineProcess(self._app, self.engine.name, concurrency=worker.worker_threads, queues=queues)
             process.start()
         except Exception as error:
             raise TrackingUnavailable(f"the worker cannot start, for it could record nothing: {error}") from error
         self._process = process
+        self.acks.start()
 
     def before_worker_shutdown(self, broker: dramatiq.Broker, worker: Any) -> None:
         if self._process is not None:
@@ -377,15 +603,17 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         process, self._process = self._process, None
         if process is not None:
             process.stop()
+            self.acks.stop()
 
 
 def _is_id(message_id: object) -> bool:
     return isinstance(message_id, str) and 0 < len(message_id) <= MAX_JOB_ID
 
 
-def _worker(actor: dramatiq.Actor[Any, Any]) -> Worker:
-    """The actor as a worker for middleware."""
-    return Worker(actor.actor_name, actor.fn, queue=actor.queue_name, failed_on=_kinds(actor.options.get("failed_on")))
+def _attempt(message: Any) -> int | None:
+    """The attempt of a job of a Task; None for a message that a program sent."""
+    attempt = message.options.get(ATTEMPT)
+    return attempt if isinstance(attempt, int) and attempt > 0 else None
 
 
 def _kinds(option: Any) -> tuple[type[BaseException], ...]:

@@ -1,10 +1,10 @@
 """The basis of the ledger's functions: the :class:`Ledger`, JSON text, messages, and locks on Tasks' rows.
 
-Background work (dispatcher, recorder, sweep) must not wait for a locked Task row: one row locked for long, by a session at
-the database's prompt or a process stopped inside a transaction, would delay every other Task. It waits :data:`PATIENCE_S`,
-longer than this program's transactions take, at most once in :data:`AGAIN_S` for rows that it could not lock, and retries
-them later. A user's call waits without limit (:func:`asynctask.ledger.tasks.lock`). One statement locks several rows in the
-order of their ids and skips locked ones. SQLite has one writer at a time and no row locks.
+Background work (dispatcher, recorder, maintenance) must not wait for a locked Task row: one row locked for long, by a
+session at the database's prompt or a process stopped inside a transaction, would delay every other Task. It waits
+:data:`PATIENCE_S`, longer than this program's transactions take, at most once in :data:`AGAIN_S` for rows that it could not
+lock, and retries them later. A user's call waits without limit (:func:`asynctask.ledger.tasks.lock`). One statement locks
+several rows in the order of their ids and skips locked ones. SQLite has one writer at a time and no row locks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from typing import Any, Final
 
@@ -64,7 +64,7 @@ AGAIN_S: Final = 1.0
 class Held:
     """Tasks whose rows other transactions have locked, as known to one process, and the updates that it must retry.
 
-    Kept in memory only: if the process ends, the sweep finds the same (``dispatchable.repair``, ``sessions.repair``).
+    Kept in memory only: if the process ends, maintenance finds the same (``dispatchable.repair``, ``sessions.repair``).
     """
 
     def __init__(self) -> None:
@@ -117,7 +117,8 @@ class Ledger:
     """The ledger of one process.
 
     ``identity`` names the process in leases and ``events.process`` and selects its slot of the sharded counters, so that
-    processes do not contend for one hot row. ``time`` is the database's clock, which all times in the ledger come from.
+    processes do not contend for one hot row; empty for a caller that is no process. ``time`` is the database's clock, which
+    all times in the ledger come from.
     ``held``: rows locked by other transactions.
     """
 
@@ -133,6 +134,17 @@ class Ledger:
     def __post_init__(self) -> None:
         object.__setattr__(self, "time", DatabaseTime(self.clock))
         object.__setattr__(self, "_seed", zlib.crc32(self.identity.encode()))
+
+    def under(self, identity: str) -> Ledger:
+        """The same ledger for another process, on whose behalf this one writes."""
+        other = replace(self, identity=identity)
+        object.__setattr__(other, "time", self.time)
+        return other
+
+    @property
+    def holder(self) -> str | None:
+        """What ``events.process`` is while this process performs the job."""
+        return self.identity or None
 
     def slot(self, slots: int) -> int:
         """The slot that this process counts in, of a Task with ``slots`` slots."""

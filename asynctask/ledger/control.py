@@ -110,31 +110,12 @@ def retry(ledger: Ledger, task_id: int, statuses: Collection[str] = (), *, who: 
         raise InputError(f"cannot retry items that are {', '.join(sorted(wrong))}; choose of failed, error, cancelled")
     with ledger.database.write() as connection:
         task = task_rows.lock(connection, task_id)
-        if task["turning"] is not None:
-            raise Conflict(f"Task {task_id} is still turning rows ({task['turning']}); try again in a moment")
-        if task["state"] not in (State.RUNNING, State.FINISHED, State.CANCELLED) or (
-            task["state"] == State.CANCELLED and task["closed_at"] is None
-        ):
-            raise Conflict(f"Task {task_id} is {task['state']}; its items can be retried once it runs or is finished")
+        task_rows.check_reopenable(task)  # a Conflict also where no row has one of the statuses
         found = sa.select(sa.literal(1)).where(_e.task_id == task_id, _e.status.in_(chosen)).limit(1)
         if connection.execute(found).first() is None:
             return False
-        task_rows.turn(
-            connection,
-            ledger,
-            task,
-            State.RUNNING,
-            Reason.RETRIED,
-            generation=task["generation"] + 1,
-            generation_sealed=0,
-            turning="retry",
-            turn_statuses=",".join(chosen),
-            turn_cursor=-1,
-            low_seq=0,
-            closed_at=None,
-            finished_at=None,
-            state_reason=None,
-        )
+        turning = {"turning": "retry", "turn_statuses": ",".join(chosen), "turn_cursor": -1}
+        task_rows.open_generation(connection, ledger, task, generation_sealed=0, **turning)
         task_rows.log(connection, ledger, task_id, "retried", {"statuses": list(chosen)}, who)
     return True
 

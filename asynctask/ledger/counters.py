@@ -42,11 +42,10 @@ def _insert_or_add(
     return into.on_conflict_do_update(index_elements=list(keys), set_={**sums, **{c: into.excluded[c] for c in replaced}})
 
 
-def insert_new(connection: Connection, table: sa.Table, keys: tuple[str, ...]) -> Any:
+def insert_new(dialect: str, table: sa.Table, keys: tuple[str, ...]) -> Any:
     """An INSERT that skips rows whose ``keys`` exist."""
-    name = connection.dialect.name
-    into = _insert_of(name)(table)
-    if name == "mariadb":  # INSERT IGNORE would also hide other errors
+    into = _insert_of(dialect)(table)
+    if dialect == "mariadb":  # INSERT IGNORE would also hide other errors
         return into.on_duplicate_key_update({keys[0]: table.c[keys[0]]})
     return into.on_conflict_do_nothing(index_elements=list(keys))
 

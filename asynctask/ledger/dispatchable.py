@@ -60,7 +60,7 @@ def announce(ledger: Ledger, applied: Iterable[Applied], ends: Iterable[End] = (
             due.setdefault(task_id, None)
     try:
         found = [_announce_batch(ledger, dict(part)) for part in chunks(sorted(due.items()), 1_000)]
-    except LedgerUnavailable as error:  # the changes are committed; the sweep finds missing hints
+    except LedgerUnavailable as error:  # the changes are committed; maintenance finds missing hints
         get_logger("asynctask.ready").warning("announce_put_off", error=str(error))
         return None
     return min((at for at in found if at is not None), default=None)

@@ -1,6 +1,6 @@
 """Copies lost by a broker: jobs in flight that it does not hold wait in the ledger again.
 
-The sweep asks the broker for them. A Task's rows are covered by its pointer, and count as lost after two checks without a
+Maintenance asks the broker for them. A Task's rows are covered by its pointer, and count as lost after two checks without a
 copy. An Event without a Task has ``look_at``, the time of its check.
 """
 

@@ -35,9 +35,11 @@ __all__ = [
     "give_up",
     "is_dead",
     "is_engine",
+    "leave",
     "list_processes",
-    "living",
+    "performing",
     "recover_events",
+    "recover_job",
     "register",
     "renew",
     "signal",
@@ -225,6 +227,18 @@ def give_up(ledger: Ledger) -> None:
         notify(connection, LEDGER)
 
 
+@repeatable
+def leave(ledger: Ledger) -> None:
+    """Removes this process, which ended in order; if Events still name it, others recover its jobs at once."""
+    with ledger.database.write() as connection:
+        own = _p.identity == ledger.identity
+        if connection.execute(sa.select(_e.id).where(_e.process == ledger.identity).limit(1)).first() is None:
+            connection.execute(processes.delete().where(own))
+        else:
+            connection.execute(processes.update().where(own).values(lease_until=0, signal=LOST))
+            notify(connection, LEDGER)
+
+
 def unknown_workers(connection: Connection) -> set[str]:
     """Processes named by Events but registered nowhere."""
     named = sa.select(_e.process).where(_e.process.is_not(None)).distinct()
@@ -266,12 +280,12 @@ def list_processes(connection: Connection) -> list[dict[str, Any]]:
     return [as_dict(row) for row in connection.execute(sa.select(processes).order_by(_p.started_at, _p.identity))]
 
 
-_LIVING = sa.select(processes).where(_p.kind == sa.bindparam("of"), _p.lease_until > sa.bindparam("now"))
+_PERFORMING = sa.select(processes).where(_p.concurrency > 0, _p.lease_until > sa.bindparam("now"))
 
 
-def living(connection: Connection, now: int, kind: str = "worker") -> list[dict[str, Any]]:
-    """Processes of a kind with a valid lease."""
-    return [as_dict(row) for row in connection.execute(_LIVING, {"of": kind, "now": now})]
+def performing(connection: Connection, now: int) -> list[dict[str, Any]]:
+    """Processes with a valid lease that perform jobs: workers, and those of attached engines."""
+    return [as_dict(row) for row in connection.execute(_PERFORMING, {"now": now})]
 
 
 def is_dead(ledger: Ledger, host: Host, process: Mapping[str, Any]) -> bool:
@@ -304,6 +318,11 @@ def recover_events(ledger: Ledger, identity: str, copies: Sequence[tuple[str, in
         applied += _recover_part(ledger, identity, ids, attempts)
     dispatchable.announce(ledger, applied)
     return applied
+
+
+def recover_job(ledger: Ledger, event_id: int) -> None:
+    """Recovers one Event at work in this process, which records for another: the one that performed the job died."""
+    dispatchable.announce(ledger, _recover_part(ledger, ledger.identity, [event_id], {}))
 
 
 @repeatable
@@ -341,8 +360,8 @@ def _change(
             return None
         beside = [other for id_, other in at_work.items() if id_ != event_id]
         turn = recover(row, record.task_state, now=now, beside=beside)
-        if turn is not None and is_engine(identity):
-            turn = held_elsewhere(turn)  # the engine redelivers its dead process's jobs
+        if turn is not None and is_engine(identity) and record.task_id is None:
+            turn = held_elsewhere(turn)  # the engine keeps its lone jobs, and redelivers those of a dead process
         if turn is not None:
             change.notes = _notes(ledger, turn)
             if turn.reason is Reason.POISON:

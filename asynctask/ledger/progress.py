@@ -37,7 +37,9 @@ def _next_due(chosen: Any, lookup: str) -> Any:
     """
     is_due = _e.due_at.is_not(None)
     if lookup == "each":
-        return sa.select(sa.func.min(_e.due_at)).where(_e.task_id == _t.id, is_due).scalar_subquery()
+        # Not min(): where statistics are old, PostgreSQL may read every due row for it.
+        soonest = sa.select(_e.due_at).where(_e.task_id == _t.id, is_due).order_by(_e.due_at).limit(1)
+        return soonest.scalar_subquery()
     if lookup == "one":
         return sa.select(sa.func.min(_e.due_at)).where(_e.task_id == chosen).scalar_subquery()
     first = sa.select(_e.task_id.label("of_task"), sa.func.min(_e.due_at).label("due_at"))

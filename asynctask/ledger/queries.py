@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.clock import rfc3339
-from asynctask.core.states import Reason, State, Status
+from asynctask.core.states import Status
 from asynctask.core.transitions import Turn, cancel, explicit_retry, hurry, in_flight, recorded
 from asynctask.database.batches import among
 from asynctask.database.engine import Database
@@ -113,6 +113,25 @@ def event_page(
             statement = statement.where(_e.problem.is_not(None))  # the partial index
     if after is not None:
         statement = statement.where(_e.id > in_range(after))
+    return [_event_object(dict(row)) for row in connection.execute(statement).mappings()]
+
+
+def alone_page(
+    connection: Connection,
+    *,
+    worker: str | None = None,
+    statuses: Collection[str] = (),
+    after: int | None = None,
+    limit: int = 100,
+) -> list[dict[str, Any]]:
+    """Events without a Task, newest first, before the id ``after``; of one worker, and with these statuses, if given."""
+    statement = _EVENT.where(_e.task_id.is_(None)).order_by(_e.id.desc()).limit(limit)
+    if worker is not None:
+        statement = statement.where(_e.worker_name == worker)
+    if statuses:
+        statement = statement.where(_e.status.in_(list(statuses)))
+    if after is not None:
+        statement = statement.where(_e.id < in_range(after))
     return [_event_object(dict(row)) for row in connection.execute(statement).mappings()]
 
 
@@ -464,30 +483,9 @@ def _retry_one(ledger: Ledger, event_id: int, who: str) -> list[Applied]:
         status = connection.execute(sa.select(_e.status).where(_e.id == event_id)).scalar()
         if status != Status.ERROR:
             return []
-        _open_generation(connection, ledger, task)
+        # Sealed at once: its one row is turned in this transaction.
+        task_rows.open_generation(connection, ledger, task, generation_sealed=1)
+        connection.execute(tasks.update().where(_t.id == task["id"]).values(ready=sessions.readiness(task)))
         applied = apply(connection, ledger, [change])
         _log(connection, ledger, applied, "retried", who)
     return applied
-
-
-def _open_generation(connection: Connection, ledger: Ledger, task: dict[str, Any]) -> None:
-    """Opens a generation, sealed at once: its one row is turned in the same transaction."""
-    if task["turning"] is not None:
-        raise Conflict(f"Task {task['id']} is still turning rows ({task['turning']}); try again in a moment")
-    over = task["state"] == State.CANCELLED and task["closed_at"] is not None
-    if task["state"] not in (State.RUNNING, State.FINISHED) and not over:
-        raise Conflict(f"Task {task['id']} is {task['state']}; its items can be retried once it runs or is finished")
-    task_rows.turn(
-        connection,
-        ledger,
-        task,
-        State.RUNNING,
-        Reason.RETRIED,
-        generation=task["generation"] + 1,
-        generation_sealed=1,
-        low_seq=0,
-        closed_at=None,
-        finished_at=None,
-        state_reason=None,
-    )
-    connection.execute(tasks.update().where(_t.id == task["id"]).values(ready=sessions.readiness(task)))

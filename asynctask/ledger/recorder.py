@@ -20,10 +20,10 @@ from asynctask.ledger.tasks import candidates, try_close
 from asynctask.logs import get_logger
 
 __all__ = [
-    "Closer",
     "Follower",
     "Outcome",
     "Recorder",
+    "TaskCloser",
     "already_recorded",
     "forget_seen",
     "with_followers",
@@ -115,7 +115,7 @@ class Recorder:
         self._stopping = False
         self._flushing = False
         self._reads = 0
-        self._closer = Closer(ledger, on_due)
+        self._closer = TaskCloser(ledger, on_due)
         self._awaited = False  # a pending outcome is awaited
         self._flush_s = 0.0  # duration of the last flush
         self._thread: threading.Thread | None = None
@@ -205,11 +205,12 @@ class Recorder:
 
     def _flush_timed(self, batch: Sequence[Outcome]) -> None:
         begun = self._ledger.clock.monotonic()
-        self._flush_all(batch)
+        self.commit(batch)
         self._flush_s = self._ledger.clock.monotonic() - begun
 
-    def _flush_all(self, batch: Sequence[Outcome]) -> None:
-        """Flushes a batch; halves one that the ledger refuses until each refused outcome is alone."""
+    def commit(self, batch: Sequence[Outcome]) -> None:
+        """Flushes a batch; halves one that the ledger refuses until each refused outcome is alone. Raises
+        LedgerUnavailable; what is committed then is ``done``."""
         try:
             self.flush(batch)
         except Unavailable:
@@ -223,8 +224,8 @@ class Recorder:
                 return
             self._log.warning("flush_halved", outcomes=len(left), error=_brief(error))
             middle = len(left) // 2
-            self._flush_all(left[:middle])
-            self._flush_all(left[middle:])
+            self.commit(left[:middle])
+            self.commit(left[middle:])
 
     def _record_refused(self, each: Outcome, error: Exception) -> None:
         """Records as much as possible of an outcome that the ledger refuses."""
@@ -236,7 +237,7 @@ class Recorder:
         elif isinstance(error, TooLarge) and each.result is not None:
             note = Note("working", self._ledger.catalogue("not_kept", str(error)))
             notes = [*each.notes[:-1], note, *each.notes[-1:]]
-            self._flush_all([replace(each, result=None, notes=notes, seen=None)])
+            self.commit([replace(each, result=None, notes=notes, seen=None)])
         else:
             # The outcome cannot be written; its end, with an unknown result, can.
             text = self._ledger.catalogue("discarded", f"its outcome could not be recorded ({type(error).__name__})")
@@ -309,7 +310,7 @@ class Recorder:
 
     def flush(self, batch: Sequence[Outcome]) -> None:
         """Commits a batch, then notifies each outcome. Checks for finished Tasks at once if no other job runs, else at most
-        once per pause of :class:`Closer`. Raises LedgerUnavailable."""
+        once per pause of :class:`TaskCloser`. Raises LedgerUnavailable."""
         for wave in _waves(batch):
             ends, applied = self._record(wave)
             for each in wave:  # first: these are committed, whatever fails from here on
@@ -440,7 +441,7 @@ def already_recorded(ledger: Ledger, each: Outcome, record: EventRecord | None) 
     """
     if each.status is not Status.WORKING or record is None or record.row.status is not Status.WORKING:
         return False
-    return record.row.process == ledger.identity and (each.elsewhere or record.row.attempt == each.attempt)
+    return record.row.process == ledger.holder and (each.elsewhere or record.row.attempt == each.attempt)
 
 
 def _change(ledger: Ledger, each: Outcome) -> Change:
@@ -473,11 +474,11 @@ def _may_cancel(each: Outcome) -> bool:
 
 def _turn(ledger: Ledger, row: Row, state: str | None, each: Outcome) -> Turn | None:
     if each.status is Status.WORKING:
-        if each.elsewhere and row.status is Status.WORKING and row.process != ledger.identity:
-            return take_over(row, ledger.identity)
+        if each.elsewhere and row.status is Status.WORKING and row.process != ledger.holder:
+            return take_over(row, ledger.holder)
         if row.status is Status.ENQUEUE:
-            return working(row, ledger.identity)
-        if row.process == ledger.identity and not each.doubtful and not each.elsewhere:
+            return working(row, ledger.holder)
+        if row.process == ledger.holder and not each.doubtful and not each.elsewhere:
             return Turn(row, row, Reason.RECORDED)  # recorded with the end of the job before it; adds the messages
         return None
     if each.status is Status.CANCELLED:
@@ -497,8 +498,8 @@ _PAUSE_FACTOR = 30  # the pause in multiples of the last check's duration
 _MAX_INLINE_JOBS = 20_000  # a larger Task is closed in a thread: the query over its rows would delay outcomes
 
 
-class Closer:
-    """Closes Tasks whose last job was recorded by this process. The sweep finds those it misses.
+class TaskCloser:
+    """Closes Tasks whose last job was recorded by this process. Maintenance finds those it misses.
 
     ``on_due`` is called when a Task that waited for a close may be dispatched. Not thread-safe.
     """
@@ -569,7 +570,7 @@ class Closer:
     def _close_in_thread(self, task_id: int) -> None:
         try:
             Thread(target=self._close_one, args=(task_id,), name=f"close-{task_id}", daemon=True).start()
-        except RuntimeError as error:  # no further thread for this process; the sweep closes the Task
+        except RuntimeError as error:  # no further thread for this process; maintenance closes the Task
             self._log.warning("close_put_off", task_id=task_id, error=str(error))
 
     def _close_one(self, task_id: int) -> None:

@@ -97,7 +97,9 @@ _RUNNABLE = (
     .order_by(_t.ready, _t.id)
     .limit(sa.bindparam("count"))
 )
-_UNCONFIRMED = sa.select(_t.id).where(_t.dispatch_until <= sa.bindparam("now"), _t.dispatch_by.is_not(None)).limit(1_000)
+_UNCONFIRMED = (
+    sa.select(_t.id, _t.queue).where(_t.dispatch_until <= sa.bindparam("now"), _t.dispatch_by.is_not(None)).limit(1_000)
+)
 _DUE_OF_TASK = (
     sa.select(_e.id)
     .where(_e.task_id == sa.bindparam("of"), _e.due_at <= sa.bindparam("now"))
@@ -419,9 +421,9 @@ def confirm(ledger: Ledger, task_ids: Sequence[int]) -> Confirmed:
     return Confirmed(held, [task_id for task_id, state in states.items() if not may_dispatch(state)])
 
 
-def unconfirmed(connection: Connection, now: int) -> list[int]:
-    """Tasks whose dispatcher's lease ended between reserve and confirm."""
-    return [int(i) for (i,) in connection.execute(_UNCONFIRMED, {"now": now})]
+def unconfirmed(connection: Connection, now: int) -> list[tuple[int, str]]:
+    """Tasks whose dispatcher's lease ended between reserve and confirm, with their queues."""
+    return [(int(i), str(queue)) for i, queue in connection.execute(_UNCONFIRMED, {"now": now})]
 
 
 @repeatable

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -11,12 +12,12 @@ from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
 from asynctask.core.states import PROBLEM, TERMINAL, Reason, Status, check_event
-from asynctask.core.transitions import Turn, outcome, recorded
-from asynctask.database.batches import MAX_BYTES, among
+from asynctask.core.transitions import Turn, explicit_retry, held_elsewhere, outcome, recorded
+from asynctask.database.batches import MAX_BYTES
 from asynctask.database.notify import LEDGER, notify
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events
-from asynctask.errors import InputError
+from asynctask.errors import InputError, JobTimeout
 from asynctask.ledger import dispatchable
 from asynctask.ledger.base import Ledger, chunks, dumps
 from asynctask.ledger.counters import insert_new
@@ -31,10 +32,12 @@ __all__ = [
     "MAX_PARAMS",
     "NewJob",
     "discard",
+    "end_elsewhere",
     "enqueue",
     "fitted",
     "is_job_id",
     "record",
+    "reopen_elsewhere",
 ]
 
 ENGINE: Final = "engine"
@@ -164,6 +167,10 @@ def _slices(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 
 @repeatable
 def _enqueue(ledger: Ledger, part: Sequence[dict[str, Any]], due_at: int | None) -> None:
+    if due_at is None and len(part) == 1:
+        with ledger.database.write_alone() as connection:
+            _insert(connection, part, due_at, ledger.now())
+        return
     with ledger.database.write() as connection:
         _insert(connection, part, due_at, ledger.now())
         if due_at is not None and due_at > ledger.now():
@@ -171,11 +178,14 @@ def _enqueue(ledger: Ledger, part: Sequence[dict[str, Any]], due_at: int | None)
 
 
 def _insert(connection: Connection, rows: Sequence[dict[str, Any]], due_at: int | None, now: int) -> None:
-    condition = among(connection, _e.job_id, [row["job_id"] for row in rows])
-    known = set(connection.execute(sa.select(_e.job_id).where(condition)).scalars())
-    new = [{**row, "due_at": due_at, "created_at": now} for row in rows if row["job_id"] not in known]
-    if new:
-        connection.execute(insert_new(connection, events, ("job_id",)), new)
+    rows = [{**row, "due_at": due_at, "created_at": now} for row in rows]
+    connection.execute(_insert_unknown(connection.dialect.name), rows)
+
+
+@cache
+def _insert_unknown(dialect: str) -> Any:
+    """Cached: it runs for each job that a program sends."""
+    return insert_new(dialect, events, ("job_id",))
 
 
 @repeatable
@@ -216,6 +226,55 @@ def _change(ledger: Ledger, event_id: int, wanted: Status, message: str) -> Chan
 
 def _message_key(status: Status) -> str:
     return "retry" if status is Status.ENQUEUE else str(status)
+
+
+@repeatable
+def end_elsewhere(
+    ledger: Ledger, job_id: str, why: str, *, timeout_s: float | None = None, lone_only: bool = False
+) -> bool:
+    """Ends an open job in ``error`` that an attached engine gave up where no middleware ran; whether it did.
+
+    ``why``: the reason shown; ``timeout_s``: the engine ended it over that limit, in seconds; ``lone_only``: leaves a job
+    of a Task, which the ledger gives again.
+    """
+    error = JobTimeout(timeout_s) if timeout_s is not None else None
+    reason, code = (Reason.TIMEOUT, "timeout") if error else (Reason.DISCARDED, "discarded")
+    text = ledger.catalogue(code, why if error is None else str(error))
+
+    def decide(record: EventRecord) -> Turn | None:
+        if record.row.status not in (Status.ENQUEUE, Status.WORKING) or (lone_only and record.task_id is not None):
+            return None
+        return outcome(record.row, Status.ERROR, reason)
+
+    with ledger.database.write() as connection:
+        event_id = connection.execute(sa.select(_e.id).where(_e.job_id == job_id)).scalar()
+        if event_id is None:
+            return False
+        change = Change(int(event_id), decide, notes=[Note("error", text)], failure=Failure(code, text))
+        applied = apply(connection, ledger, [change])[0]
+    dispatchable.announce(ledger, [applied])
+    if applied.turn is not None and applied.record is not None and applied.record.task_id is not None:
+        try_close(ledger, applied.record.task_id)
+    return applied.turn is not None
+
+
+@repeatable
+def reopen_elsewhere(ledger: Ledger, job_id: str) -> bool:
+    """Opens the Event of a failed job without a Task again, which a person put on the queue of its engine once more, with
+    the engine's own tools; whether it did."""
+
+    def decide(record: EventRecord) -> Turn | None:
+        if record.row.status not in (Status.FAILED, Status.ERROR) or record.task_id is not None:
+            return None
+        return held_elsewhere(explicit_retry(record.row, now=ledger.now()))
+
+    with ledger.database.write() as connection:
+        event_id = connection.execute(sa.select(_e.id).where(_e.job_id == job_id)).scalar()
+        if event_id is None:
+            return False
+        change = Change(int(event_id), decide, notes=[Note("enqueue", ledger.catalogue("retried"))])
+        applied = apply(connection, ledger, [change])[0]
+    return applied.turn is not None
 
 
 @repeatable

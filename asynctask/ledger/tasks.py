@@ -37,6 +37,7 @@ __all__ = [
     "add_slice",
     "by_idempotency_key",
     "candidates",
+    "check_reopenable",
     "claim_split",
     "create",
     "described",
@@ -47,14 +48,15 @@ __all__ = [
     "lock",
     "log",
     "nothing_taken",
+    "open_generation",
     "plan",
     "read",
     "refuse_list",
     "refuse_submission",
-    "said_at_submit",
     "seal",
     "split_sources",
     "stalled_splits",
+    "submission_detail",
     "try_close",
     "turn",
     "write_rejects",
@@ -157,7 +159,7 @@ def create(ledger: Ledger, new: NewTask, *, lease_s: float) -> tuple[int, bool]:
             inserted = connection.execute(tasks.insert().values(values)).inserted_primary_key
             assert inserted is not None
             task_id = int(inserted[0])
-            log(connection, ledger, task_id, "submitted", said_at_submit(new), new.owner)
+            log(connection, ledger, task_id, "submitted", submission_detail(new), new.owner)
             if values["session_key"] is not None:
                 sessions.promote(connection, ledger, values["session_key"])
         return task_id, True
@@ -193,8 +195,8 @@ def described(new: NewTask, now: int) -> dict[str, Any]:
     }
 
 
-def said_at_submit(new: NewTask) -> dict[str, Any]:
-    """The log entry of a submission."""
+def submission_detail(new: NewTask) -> dict[str, Any]:
+    """The detail that the log keeps of a submission."""
     return {"title": new.title, "worker": new.worker_name}
 
 
@@ -282,6 +284,25 @@ def turn(
     return True
 
 
+def check_reopenable(task: dict[str, Any]) -> None:
+    """Raises :class:`Conflict` unless the Task's items may be retried: it runs, is finished, or is cancelled and closed."""
+    if task["turning"] is not None:
+        raise Conflict(f"Task {task['id']} is still turning rows ({task['turning']}); try again in a moment")
+    over = task["state"] == State.CANCELLED and task["closed_at"] is not None
+    if task["state"] not in (State.RUNNING, State.FINISHED) and not over:
+        raise Conflict(f"Task {task['id']} is {task['state']}; its items can be retried once it runs or is finished")
+
+
+def open_generation(connection: Connection, ledger: Ledger, task: dict[str, Any], **values: Any) -> None:
+    """Opens a new generation of a locked Task, whose reopened rows run again; ``values`` are further columns to set.
+
+    Raises :class:`Conflict` as :func:`check_reopenable` does.
+    """
+    check_reopenable(task)
+    opened = {"generation": task["generation"] + 1, "low_seq": 0, "closed_at": None, "finished_at": None}
+    turn(connection, ledger, task, State.RUNNING, Reason.RETRIED, state_reason=None, **opened, **values)
+
+
 def log(
     connection: Connection, ledger: Ledger, task_id: int, action: str, detail: dict[str, Any] | None, who: str = ""
 ) -> None:
@@ -300,12 +321,12 @@ def add_slice(
     after: int,
     cursor: int,
     lease_s: float,
-    tell: bool = False,
+    notify_dispatcher: bool = False,
 ) -> int:
     """Adds one slice of items, with the split's progress and the counts, in one transaction.
 
     The slice covers the source's rows after ``after``, up to ``cursor``, where a process that takes the split over goes on.
-    ``tell``: notifies the dispatcher, because these jobs may begin during the split. Returns the jobs created so far.
+    ``notify_dispatcher``: as in :class:`NewWhole`; these jobs may begin during the split. Returns the jobs created so far.
 
     Raises :class:`SplitLost` if this process no longer holds the split, the Task was cancelled, or another splitter moved
     the cursor meanwhile: one that slept may hold the lease again.
@@ -341,7 +362,7 @@ def add_slice(
             new = Delta(enqueue=len(items), jobs=len(items))
             counters.move(connection, {(task_id, ledger.slot(task["slots"])): new}, now)
         write_rejects(connection, task_id, rejects)
-        if tell:
+        if notify_dispatcher:
             notify(connection, LEDGER)
     return int(first + len(items))
 
@@ -386,22 +407,22 @@ def refuse_list(ledger: Ledger, task_id: int, planned: int) -> None:
 
 @repeatable
 def fail_split(
-    ledger: Ledger, task_id: int, reason: str, *, said: dict[str, Any] | None = None, anyone: bool = False
+    ledger: Ledger, task_id: int, reason: str, *, detail: dict[str, Any] | None = None, anyone: bool = False
 ) -> None:
     """Ends a split for good; created jobs run on, and the Task says why it is incomplete.
 
-    ``said``: ``text`` and ``params`` of the reason, for translation, and its ``errors``; kept in the Task's log.
-    ``anyone``: the caller is the sweep, which found the lease of a split ended that cannot be resumed.
+    ``detail``: ``text`` and ``params`` of the reason, for translation, and its ``errors``; kept in the Task's log.
+    ``anyone``: the caller is maintenance, which found the lease of a split ended that cannot be resumed.
     """
     with ledger.database.write() as connection:
         task = try_lock(connection, ledger, task_id) if anyone else lock(connection, task_id)
-        if task is None:  # another transaction holds it; a later sweep retries
+        if task is None:  # another transaction holds it; a later round of maintenance retries
             return
         if not anyone:
             _check_split_held(ledger, task)
         elif task["split_state"] != "splitting" or (task["split_until"] or 0) > ledger.now():
             return
-        _end_split(connection, ledger, task, "failed", reason[:1024], Reason.SPLIT_FAILED, said=said)
+        _end_split(connection, ledger, task, "failed", reason[:1024], Reason.SPLIT_FAILED, detail=detail)
 
 
 def _end_split(
@@ -413,7 +434,7 @@ def _end_split(
     reason: Reason,
     *,
     planned: int | None = None,
-    said: dict[str, Any] | None = None,
+    detail: dict[str, Any] | None = None,
 ) -> None:
     values: dict[str, Any] = {
         "split_state": split_state, "split_reason": why, "split_by": None, "split_until": None, "generation_sealed": 1,
@@ -433,7 +454,7 @@ def _end_split(
         connection.execute(
             tasks.update().where(_t.id == task["id"]).values({**values, "version": _t.version + 1, "updated_at": now})
         )
-    log(connection, ledger, task["id"], f"split {split_state}", {"reason": why, **(said or {})} if why else None)
+    log(connection, ledger, task["id"], f"split {split_state}", {"reason": why, **(detail or {})} if why else None)
 
 
 @repeatable
@@ -520,7 +541,7 @@ class NewWhole:
 
     ``planned``: number of rows of the list; ``cursor``: its last row; ``refused``: the list is strict and its ``rejects``
     refuse it. Without items the Task is ``rejected`` and keeps no idempotency key, for a corrected list to use.
-    ``tell``: notifies the dispatcher.
+    ``notify_dispatcher``: the commit sends a notification that there is something to dispatch.
     """
 
     new: NewTask
@@ -529,7 +550,7 @@ class NewWhole:
     planned: int
     cursor: int
     refused: bool = False
-    tell: bool = False
+    notify_dispatcher: bool = False
 
     @property
     def rows(self) -> int:
@@ -647,7 +668,7 @@ def _insert(ledger: Ledger, wholes: Sequence[NewWhole]) -> list[Whole]:
         counters.move(connection, moved, now)
         for task_id, each, row in made:
             _write_rest(connection, ledger, task_id, each, row)
-        if any(each.tell and each.items for each in wholes):
+        if any(each.notify_dispatcher and each.items for each in wholes):
             notify(connection, LEDGER)
     return [Whole(task_id, True, {**row, "id": task_id}) for task_id, _, row in made]
 
@@ -665,15 +686,15 @@ def _row(whole: NewWhole, now: int) -> dict[str, Any]:
         "ready": None, "closed_at": None, "finished_at": None, "state_reason": None,
     }  # fmt: skip
     if not count:
-        said = nothing_taken(reason, len(whole.rejects))
-        row |= {"state_reason": said, "closed_at": now, "finished_at": now, "session_waits": None}
+        state_reason = nothing_taken(reason, len(whole.rejects))
+        row |= {"state_reason": state_reason, "closed_at": now, "finished_at": now, "session_waits": None}
     elif row["session_key"] is None:
         row["ready"] = new.priority
     return row
 
 
 def _log_rows(new: NewTask, task_id: int, now: int) -> list[tuple[Any, ...]]:
-    submitted = (task_id, now, clean(new.owner)[:255], "submitted", dumps(said_at_submit(new)))
+    submitted = (task_id, now, clean(new.owner)[:255], "submitted", dumps(submission_detail(new)))
     return [submitted, (task_id, now, "", "split sealed", None)]
 
 
@@ -686,7 +707,7 @@ def _write_rest(connection: Connection, ledger: Ledger, task_id: int, whole: New
         sessions.promote(connection, ledger, row["session_key"])
 
 
-# -- closing: once per generation, after a flush or by the sweep
+# -- closing: once per generation, after a flush or by maintenance
 #
 # Checked in a transaction after the one that commits outcomes: inside it, concurrent processes would each see the other's
 # job open, and none would close.
@@ -730,7 +751,7 @@ def _candidates(given: frozenset[str]) -> Any:
 def try_close(ledger: Ledger, task_id: int) -> bool:
     """Closes the Task's generation if counts and rows both say that nothing is open. Returns whether this caller did.
 
-    A Task whose row another transaction holds is left to the sweep.
+    A Task whose row another transaction holds is left to maintenance.
     """
     with ledger.database.read() as connection:
         task = get(connection, task_id)

@@ -28,10 +28,12 @@ __all__ = [
     "Options",
     "Parallel",
     "Priority",
+    "QueueName",
     "Title",
     "Unique",
     "check_options",
     "listed_or_text",
+    "whole_number",
 ]
 
 NUL_FREE: Final = r"^[^\x00]*$"
@@ -46,8 +48,8 @@ def _without_nul(text: str) -> str:
     return text
 
 
-def _whole(value: Any) -> Any:
-    # JSON has one type of number: 20.0 is 20.
+def whole_number(value: Any) -> Any:
+    """JSON has one type of number: 20.0 is 20."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -82,8 +84,8 @@ NotBlank = Annotated[
 QueueName = Annotated[
     str, StringConstraints(strip_whitespace=True, min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_:.\-]+$")
 ]
-Parallel = Annotated[int, Field(ge=1, le=100_000), BeforeValidator(_whole)]
-Priority = Annotated[int, Field(ge=-1_000_000, le=1_000_000), BeforeValidator(_whole)]
+Parallel = Annotated[int, Field(ge=1, le=100_000), BeforeValidator(whole_number)]
+Priority = Annotated[int, Field(ge=-1_000_000, le=1_000_000), BeforeValidator(whole_number)]
 Unique = Annotated[Annotated[tuple[NotBlank, ...], Field(max_length=20)] | None, BeforeValidator(_names)]
 
 

@@ -48,7 +48,7 @@ class _Slice:
     size: int = 0
     begun: float = 0.0
     after: int = 0
-    tell: bool = False
+    notify_dispatcher: bool = False
 
 
 class Splitter:
@@ -109,7 +109,7 @@ class Splitter:
                     detail = {"text": error.text, "params": error.params}
                 if error.errors:
                     detail["errors"] = [{"row": each.row, **stored(each)} for each in error.errors[:KEPT_FAULTS]]
-                task_rows.fail_split(self._ledger, task_id, f"{error.code}: {error}", said=detail or None)
+                task_rows.fail_split(self._ledger, task_id, f"{error.code}: {error}", detail=detail or None)
         self._clear(task_id, source)
         self._on_slice()
 
@@ -196,8 +196,8 @@ class Splitter:
                 _add(current, row)
                 if self._full(current, largest):
                     # The submitter dispatches only after the split, long after the first jobs could begin.
-                    current.tell = bool(current.items) and not notified
-                    notified |= current.tell
+                    current.notify_dispatcher = bool(current.items) and not notified
+                    notified |= current.notify_dispatcher
                     writing.add(current)
                     current = _Slice(begun=self._clock.monotonic(), after=current.cursor)
                     largest = next(sizes)
@@ -232,7 +232,7 @@ class Splitter:
             after=after,
             cursor=current.cursor,
             lease_s=self._lease_s,
-            tell=current.tell,
+            notify_dispatcher=current.notify_dispatcher,
         )
         self._on_slice()
 

@@ -11,17 +11,18 @@ the group commit, which calls ``then`` after the commit. Only then may the engin
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
+from asynctask.clock import rfc3339
 from asynctask.core.states import Reason, State, Status
 from asynctask.core.transitions import Begin, Row, Turn, begin, cancel, give_back, is_foreign, is_suspect
 from asynctask.database.retrying import repeatable
-from asynctask.errors import AsyncTaskError, JobInterrupted, JobTimeout
+from asynctask.errors import AsyncTaskError, InputError, JobInterrupted, JobTimeout
 from asynctask.job import CurrentJob, interrupted
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.events import (
@@ -37,11 +38,22 @@ from asynctask.ledger.events import (
 from asynctask.ledger.processes import engine_of
 from asynctask.ledger.recorder import Follower, Outcome, Recorder
 from asynctask.ledger.reservations import Ready
-from asynctask.ledger.standalone import ENGINE, NewJob, enqueue
+from asynctask.ledger.standalone import ENGINE, MAX_JOB_ID, NewJob, enqueue, fitted, is_job_id
 from asynctask.messages import clean
 from asynctask.worker import Worker
 
-__all__ = ["TICKET", "Arrival", "AttemptLost", "TaskEventMiddleware", "Ticket", "Tracker"]
+__all__ = [
+    "RECORDS",
+    "TICKET",
+    "Arrival",
+    "AttemptLost",
+    "JobRecord",
+    "Recorded",
+    "RemoteTracker",
+    "TaskEventMiddleware",
+    "Ticket",
+    "Tracker",
+]
 
 
 class AttemptLost(AsyncTaskError):
@@ -58,8 +70,8 @@ class AttemptLost(AsyncTaskError):
 class Arrival:
     """A job that an engine fetched.
 
-    ``attempt``: the fence in the copy; None if the engine has none. ``params`` and ``options`` (JSON text): for its Event,
-    if it has none yet.
+    ``attempt``: the fence in the copy; None for one that its engine keeps and retries. ``params`` and ``options`` (JSON
+    text): for its Event, if it has none yet.
     """
 
     job_id: str
@@ -81,6 +93,8 @@ class Ticket:
     attempt: int
     retries: int = 0
     watched: bool = False
+    elsewhere: bool = False  # its engine keeps, delivers and retries it, without a fence
+    holder: str | None = None  # the process in which it was at work when it arrived
     awaited: bool = False  # its Task has a ``parallel``
     started_at: int | None = None
     status: Status | None = None
@@ -139,6 +153,33 @@ class Ticket:
         self.exited = isinstance(error, SystemExit | KeyboardInterrupt)
         self.failure = Failure("interrupted" if self.exited else "raised", clean(text))
 
+    def lost_performer(self, text: str) -> None:
+        """The process that performed the job died, while the one that records it lives; ``text`` says so."""
+        self._drop_result()
+        self.status, self.reason, self.failure = Status.ERROR, Reason.DISCARDED, Failure("worker_lost", text)
+
+    def report(self) -> dict[str, Any]:
+        """The outcome and the job's messages as JSON values, for another process that records them."""
+        return {
+            "status": self.status,
+            "reason": self.reason,
+            "failure": None if self.failure is None else [self.failure.code, self.failure.message],
+            "result": self.result,
+            "exited": self.exited,
+            "notes": [list(note) for note in self._notes],
+            "messages": [] if self.job is None else self.job.take_messages(),
+        }
+
+    def adopt(self, report: Mapping[str, Any]) -> None:
+        """Sets the outcome that another process's :meth:`report` tells of."""
+        self.status = None if report["status"] is None else Status(report["status"])
+        self.reason, self.exited = Reason(report["reason"]), bool(report["exited"])
+        self.failure = None if report["failure"] is None else Failure(*report["failure"])
+        self.result, self._notes = report["result"], [Note(*note) for note in report["notes"]]
+        if self.job is not None:
+            for text in report["messages"]:
+                self.job.message(text)
+
     def _drop_result(self) -> None:
         """Drops the result: a middleware outside the recording one may raise after the job returned."""
         self.result, self._notes = None, []
@@ -147,15 +188,14 @@ class Ticket:
 class Tracker:
     """Records the life of jobs in the ledger, for any engine.
 
-    ``elsewhere``: the engine itself keeps, delivers and retries its jobs, without a fence (``attempt`` of every
-    :class:`Arrival` is None). Then the outcome of any copy counts while the Event is open, the engine alone decides on
-    another attempt, and no job waits in the ledger for our dispatcher.
+    A job that arrives without a fence is kept, delivered and retried by its engine: the outcome of any copy counts while
+    the Event is open, the engine alone decides on another attempt, and the job never waits in the ledger for the
+    dispatcher.
     """
 
-    def __init__(self, ledger: Ledger, recorder: Recorder, *, elsewhere: bool = False) -> None:
+    def __init__(self, ledger: Ledger, recorder: Recorder) -> None:
         self._ledger = ledger
         self._recorder = recorder
-        self._elsewhere = elsewhere
         self._running: dict[int, tuple[float, Ticket]] = {}
         self._lock = threading.Lock()
         self._finished = Note("finish", ledger.catalogue("finish"))
@@ -172,16 +212,16 @@ class Tracker:
 
         A job without an Event (pushed by hand, or by another program) gets a stand-alone one.
         """
-        records = self._read([arrival.job_id for arrival in arrivals])
+        records = self.read([arrival.job_id for arrival in arrivals])
         missing = [arrival for arrival in arrivals if arrival.job_id not in records]
         if missing:
             self.enqueue(missing)
-            records |= self._read([arrival.job_id for arrival in missing])
+            records |= self.read([arrival.job_id for arrival in missing])
         return [self._ticket(arrival, records[arrival.job_id]) for arrival in arrivals]
 
     def known(self, job_id: str) -> Ticket | None:
         """The ticket of a job without a fence; None if it has no Event. Raises LedgerUnavailable."""
-        record = self._read([job_id]).get(job_id)
+        record = self.read([job_id]).get(job_id)
         return None if record is None else self._ticket(Arrival(job_id, None, record.worker_name, record.queue), record)
 
     def lent(self, job: Ready) -> Ticket:
@@ -195,7 +235,8 @@ class Tracker:
             )  # fmt: skip
         return Ticket(Begin.RUN, job.job_id, job.event_id, job.task_id, job.attempt, job.retries, awaited=True, seen=seen)
 
-    def _read(self, job_ids: Sequence[str]) -> dict[str, EventRecord]:
+    def read(self, job_ids: Sequence[str]) -> dict[str, EventRecord]:
+        """The Events of these jobs, by job id. Raises LedgerUnavailable."""
         with self._ledger.database.read() as connection:
             return read_jobs(connection, job_ids)
 
@@ -204,8 +245,8 @@ class Tracker:
         attempt = None if is_foreign(row, arrival.attempt, record.task_id) else arrival.attempt
         return Ticket(
             begin(row, attempt, record.task_state), record.job_id, record.id, record.task_id, row.attempt, row.retries,
-            is_suspect(row), awaited=record.parallel is not None,
-            seen=record if not self._elsewhere and untouched(record) else None,
+            is_suspect(row), arrival.attempt is None, row.process, awaited=record.parallel is not None,
+            seen=record if untouched(record) else None,
         )  # fmt: skip
 
     def enqueue(self, arrivals: Sequence[Arrival]) -> None:
@@ -278,7 +319,7 @@ class Tracker:
             notes,
             started_at=ticket.started_at,
             then=then,
-            elsewhere=self._elsewhere,
+            elsewhere=ticket.elsewhere,
             awaited=done is not None,
         )
 
@@ -294,7 +335,7 @@ class Tracker:
             ticket.lost = not won
 
         return Outcome(
-            ticket.event_id, ticket.attempt, Status.WORKING, Reason.STARTED, then=then, elsewhere=self._elsewhere
+            ticket.event_id, ticket.attempt, Status.WORKING, Reason.STARTED, then=then, elsewhere=ticket.elsewhere
         )
 
     # -- 3. settle
@@ -329,7 +370,7 @@ class Tracker:
         then: Callable[[bool], None] | None,
         follower: Ticket | None,
     ) -> None:
-        outcome = self._outcome(ticket, retry_at, discarded, then)
+        outcome = self.outcome(ticket, retry_at, discarded, then)
         if follower is not None:
             outcome.follower = Follower(follower.event_id, partial(self._working_of_follower, follower))
             outcome.awaited = False  # the follower has its place, so nothing waits for it
@@ -344,7 +385,7 @@ class Tracker:
         cancelled = ticket.verdict is Begin.CANCEL
         status, reason = (Status.CANCELLED, Reason.CANCELLED) if cancelled else (Status.ENQUEUE, Reason.GIVEN_BACK)
         outcome = Outcome(
-            ticket.event_id, ticket.attempt, status, reason, then=then, elsewhere=self._elsewhere, awaited=ticket.awaited
+            ticket.event_id, ticket.attempt, status, reason, then=then, elsewhere=ticket.elsewhere, awaited=ticket.awaited
         )
         self._recorder.put([outcome])
 
@@ -386,15 +427,20 @@ class Tracker:
         change.decide = decide
         return change
 
-    def _outcome(
-        self, ticket: Ticket, retry_at: int | None, discarded: str | None, then: Callable[[bool], None] | None
+    def outcome(
+        self,
+        ticket: Ticket,
+        retry_at: int | None,
+        discarded: str | None = None,
+        then: Callable[[bool], None] | None = None,
     ) -> Outcome:
+        """What :meth:`settle` hands to the group commit."""
         if discarded is not None:
             ticket.status, ticket.reason = Status.ERROR, Reason.DISCARDED
             ticket.failure = Failure("discarded", self._ledger.catalogue("discarded", discarded))
         elif ticket.status is None:  # no middleware recorded a result
             ticket.status, ticket.reason = Status.FINISH, Reason.RETURNED
-        elif self._elsewhere and ticket.reason is Reason.INTERRUPTED and retry_at is None:
+        elif ticket.elsewhere and ticket.reason is Reason.INTERRUPTED and retry_at is None:
             # Our runtime always repeats what it interrupted; another engine may have given it up.
             ticket.reason, ticket.exited = Reason.RAISED, True
             ticket.failure = Failure("interrupted", self._ledger.catalogue("interrupted"))
@@ -402,7 +448,7 @@ class Tracker:
         notes += self._closing(ticket, retry_at)
         return Outcome(
             ticket.event_id, ticket.attempt, ticket.status, ticket.reason, notes, retry_at, ticket.failure, ticket.result,
-            ticket.started_at, then, self._elsewhere,
+            ticket.started_at, then, ticket.elsewhere,
             ticket.seen if retry_at is None and ticket.reason is not Reason.INTERRUPTED else None, ticket.awaited,
         )  # fmt: skip
 
@@ -423,9 +469,7 @@ class Tracker:
         key = {Reason.TIMEOUT: "timeout", Reason.INTERRUPTED: "interrupted"}.get(ticket.reason, "error")
         if ticket.exited:
             key = "interrupted"
-        if ticket.reason is Reason.DISCARDED:
-            return [*notes, Note("error", text)]
-        notes = [*notes, Note("error", say(key, text))]
+        notes = [*notes, Note("error", text if ticket.reason is Reason.DISCARDED else say(key, text))]
         if retry_at is not None or ticket.reason is Reason.INTERRUPTED:
             notes.append(Note("enqueue", say("retry")))
         return notes
@@ -455,6 +499,218 @@ def _plain(value: Any) -> Any:
     if isinstance(value, set | frozenset | bytes):
         raise TypeError(f"{type(value).__name__} is no JSON")
     return str(value)
+
+
+# -- records of workers in another language
+
+RECORDS: Final = ("working", "finish", "failed", "error", "interrupted")
+"""What a record can say: the job began, returned, was refused for a business reason, raised, or was under way when its
+process shut down."""
+
+_UNKNOWN_ENGINE: Final = "remote"
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """What a worker in another language says of a job.
+
+    ``status``: one of :data:`RECORDS`; ``attempt``: the fence that the job carries, None for a job that its own engine
+    keeps; ``will_retry`` and ``retry_at`` (microseconds, default: at once): another attempt follows an ``error``;
+    ``worker``, ``queue`` and ``args``: for its Event, if it has none; ``started_at`` (microseconds): when this attempt
+    began; ``result``: of one that returned.
+    """
+
+    job_id: str
+    status: str
+    message: str = ""
+    attempt: int | None = None
+    will_retry: bool = False
+    retry_at: int | None = None
+    worker: str | None = None
+    queue: str = "default"
+    args: Sequence[Any] | None = None
+    started_at: int | None = None
+    result: Any = None
+
+    def check(self) -> None:
+        """Raises :class:`InputError` for values that no Event can have."""
+        if self.status not in RECORDS:
+            raise InputError(f"no record: {self.status!r}; there are {', '.join(RECORDS)}", code="not_recordable")
+        if not is_job_id(self.job_id):
+            raise InputError(
+                f"a job id has 1 to {MAX_JOB_ID} characters, and no NUL or half a character among them",
+                code="not_recordable",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What became of a record. ``counted``: it changed the Event, or is the ``working`` that the Event has. ``status`` and
+    ``attempt`` are the Event's now, None where it has none."""
+
+    job_id: str
+    counted: bool
+    status: str | None
+    attempt: int | None
+
+
+class RemoteTracker:
+    """Records what workers in another language say, many records in one transaction.
+
+    A job with an attempt, or of a Task, is kept by the ledger: its retry waits there, and a record of an older attempt does
+    not count. Any other is kept by its own engine. A record that arrives twice counts once: by its attempt, or by the
+    start of its attempt.
+
+    ``ledger`` has the identity of the process that performs the jobs, or none; ``limit``: bytes of a result.
+    """
+
+    def __init__(self, ledger: Ledger, *, on_due: Callable[[int], None] = lambda at: None, limit: int = 65_536) -> None:
+        self._ledger = ledger
+        self._limit = limit
+        self._recorder = Recorder(ledger, on_due=on_due)
+        self._tracker = Tracker(ledger, self._recorder)
+
+    def record(self, records: Sequence[JobRecord]) -> list[Recorded]:
+        """Records them in order, and says of each what became of it. Raises :class:`InputError`, LedgerUnavailable: some
+        may be recorded then, and all may be sent again."""
+        for record in records:
+            record.check()
+        answers: dict[int, Recorded] = {}
+        left = list(enumerate(records))
+        while left:  # one transaction, unless a job occurs twice
+            wave: dict[str, tuple[int, JobRecord]] = {}
+            later = [each for each in left if wave.setdefault(each[1].job_id, each) is not each]
+            for (place, _), answer in zip(wave.values(), self._record([r for _, r in wave.values()]), strict=True):
+                answers[place] = answer
+            left = later
+        return [answers[place] for place in range(len(records))]
+
+    def _record(self, records: Sequence[JobRecord]) -> list[Recorded]:
+        known = self._events(records)
+        counted: dict[str, bool] = {}
+        outcomes = []
+        for record in records:
+            event = known.get(record.job_id)
+            if event is not None and _is_current(record, event):
+                outcomes += self._outcomes(record, event, partial(counted.__setitem__, record.job_id))
+        if outcomes:
+            self._recorder.commit(outcomes)
+        # What follows from a record that counted is known, unless the job waits again: its Task may be cancelled.
+        ended = {r.job_id: r for r in records if counted.get(r.job_id) and not (r.will_retry or r.status == "interrupted")}
+        now = self._tracker.read([record.job_id for record in records if record.job_id not in ended])
+        return [
+            Recorded(record.job_id, True, record.status, known[record.job_id].row.attempt)
+            if record.job_id in ended
+            else _recorded(record.job_id, counted.get(record.job_id, False), now.get(record.job_id))
+            for record in records
+        ]
+
+    def _events(self, records: Sequence[JobRecord]) -> dict[str, EventRecord]:
+        """The Events of these jobs; those of unknown ones are made if their worker is named."""
+        known = self._tracker.read([record.job_id for record in records])
+        new = [record for record in records if record.job_id not in known and record.worker]
+        for is_kept, options in ((False, {ENGINE: engine_of(self._ledger.identity) or _UNKNOWN_ENGINE}), (True, None)):
+            jobs = [_new_job(record) for record in new if (record.attempt is not None) is is_kept]
+            if jobs:
+                enqueue(self._ledger, jobs, options=options)
+        return known | self._tracker.read([record.job_id for record in new]) if new else known
+
+    def _outcomes(self, record: JobRecord, event: EventRecord, count: Callable[[bool], None]) -> list[Outcome]:
+        """What to write of a record of the current attempt. ``count`` is called with whether the record counts."""
+        if record.status == "working":
+            return self._begin(record, event, count)
+        text, retry_at = clean(record.message), None
+        ticket = Ticket(
+            Begin.RUN, event.job_id, event.id, event.task_id, event.row.attempt, event.row.retries,
+            elsewhere=_is_elsewhere(record, event), started_at=self._started_at(record),
+            said=event.row.status is Status.WORKING,
+            seen=event if untouched(event) and not _is_elsewhere(record, event) else None,
+        )  # fmt: skip
+        if record.status == "finish":
+            ticket.finish(record.result, self._limit)
+        elif record.status == "failed":
+            ticket.status, ticket.reason, ticket.failure = Status.FAILED, Reason.REFUSED, Failure("failed", text)
+        elif record.status == "interrupted":
+            ticket.status, ticket.reason = Status.ERROR, Reason.INTERRUPTED
+            retry_at = self._ledger.now() if ticket.elsewhere else None  # its own engine delivers it again
+        else:
+            ticket.status, ticket.reason, ticket.failure = Status.ERROR, Reason.RAISED, Failure("raised", text)
+            retry_at = max(record.retry_at or 0, self._ledger.now()) if record.will_retry else None
+        is_told = ticket.failure is not None or not text
+        opening = 0 if ticket.said else 1
+        outcome = self._tracker.outcome(ticket, retry_at, then=count)
+        outcome.doubtful = True  # stands for the attempt that was read: sent twice at the same time, it is written once
+        if not is_told:
+            outcome.notes.insert(opening, Note("working", text))
+        return [outcome]
+
+    def _begin(self, record: JobRecord, event: EventRecord, count: Callable[[bool], None]) -> list[Outcome]:
+        row, text = event.row, [Note("working", clean(record.message))] if record.message else []
+        if row.status is Status.WORKING and row.process == self._ledger.holder:
+            count(True)
+            if not text or _last_message_is(event.messages, text[0].message):
+                return []
+            return [Outcome(event.id, row.attempt, Status.WORKING, Reason.STARTED, text)]
+        elsewhere = _is_elsewhere(record, event)
+        verdict = begin(row, None if elsewhere else row.attempt, event.task_state)
+        if verdict is Begin.CANCEL:
+            return [Outcome(event.id, row.attempt, Status.CANCELLED, Reason.CANCELLED)]
+        if verdict is Begin.GIVE_BACK:
+            return [Outcome(event.id, row.attempt, Status.ENQUEUE, Reason.GIVEN_BACK)]
+        if verdict is Begin.DROP:
+            return []
+        started_at = self._started_at(record)
+        notes = [Note("working", self._ledger.catalogue("working"), started_at), *text]
+        return [
+            Outcome(
+                event.id,
+                row.attempt,
+                Status.WORKING,
+                Reason.STARTED,
+                notes,
+                started_at=started_at,
+                then=count,
+                elsewhere=elsewhere,
+                doubtful=True,
+            )
+        ]
+
+    def _started_at(self, record: JobRecord) -> int:
+        return self._ledger.now() if record.started_at is None else record.started_at
+
+
+def _is_elsewhere(record: JobRecord, event: EventRecord) -> bool:
+    """Whether the job's own engine keeps it."""
+    return record.attempt is None and event.task_id is None
+
+
+def _is_current(record: JobRecord, event: EventRecord) -> bool:
+    """Whether a record speaks of the Event's current attempt, and that may be under way."""
+    row = event.row
+    if row.status not in (Status.ENQUEUE, Status.WORKING) or row.due_at is not None or not row.reserved:
+        return False
+    if record.attempt is not None:
+        return record.attempt == row.attempt
+    return record.started_at is None or not _has_ended(event, record.started_at)
+
+
+def _new_job(record: JobRecord) -> NewJob:
+    """An engine keeps the arguments of its jobs; here they are only shown, so those that do not fit are left out."""
+    job = NewJob(record.job_id, record.worker or "", record.queue, record.args, record.attempt or 1)
+    return fitted(job)[0]
+
+
+def _has_ended(event: EventRecord, started_at: int) -> bool:
+    """Whether the attempt that began at ``started_at`` has its outcome: its messages say so."""
+    at = rfc3339(started_at)
+    said: list[Mapping[str, Any]] = orjson.loads(event.messages) if event.messages else []
+    return any(each.get("at") == at and each.get("attempt", 0) < event.row.attempt for each in said)
+
+
+def _recorded(job_id: str, counted: bool, event: EventRecord | None) -> Recorded:
+    if event is None:
+        return Recorded(job_id, False, None, None)
+    return Recorded(job_id, counted, str(event.row.status), event.row.attempt)
 
 
 # -- the middleware that records a tracked job; docs/middleware.md has the table of what it records

@@ -1,7 +1,7 @@
 """The fetcher: takes jobs from the broker in batches, reads them, and acknowledges what is recorded.
 
-A fetched copy is a job that runs here, a tracked job that waits for another process (:class:`Missing`), an untracked job of
-others (:class:`Strangers`), or no job at all.
+A fetched copy is a job that runs here, a tracked job that waits for another process (:class:`TrackedDeferral`), an
+untracked job of others (:class:`UntrackedDeferral`), or no job at all.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ __all__ = [
     "FIRST_REST_S",
     "LONGEST_REST_S",
     "MAX_FETCH",
+    "DeferredCopy",
     "Doubt",
     "Fetcher",
     "Intake",
-    "Missing",
-    "Stranger",
-    "Strangers",
+    "TrackedDeferral",
+    "UntrackedDeferral",
     "why_not_ours",
 ]
 
@@ -74,7 +74,7 @@ class Fetcher:
         pool: Pool,
         held: HeldCopies,
         intake: Intake,
-        strangers: Strangers,
+        untracked_deferral: UntrackedDeferral,
         quiet: threading.Event,
         order: Callable[[], Sequence[str]],
         on_dry: Callable[[bool], None],
@@ -86,8 +86,8 @@ class Fetcher:
         self._pool = pool
         self._held = held
         self._intake = intake
-        self._strangers = strangers
-        self._missing = Missing(tracker)
+        self._untracked_deferral = untracked_deferral
+        self._tracked_deferral = TrackedDeferral(tracker)
         self._quiet = quiet
         self._order = order
         self._on_dry = on_dry
@@ -183,7 +183,8 @@ class Fetcher:
         self._asked = self._clock.monotonic()
         done = self._held.take_done()
         try:
-            copies = self._broker.exchange(self._identity, done, self._strangers.order(self._order()), limit)
+            queues = self._untracked_deferral.order(self._order())
+            copies = self._broker.exchange(self._identity, done, queues, limit)
         except Exception:
             self._held.keep_done(done)
             raise
@@ -195,7 +196,7 @@ class Fetcher:
         self._quiet.wait(_PACE_S if self._pool.busy else 0)
         # Not for long while jobs lie ready, for they may prove to be long.
         seconds = AHEAD_S if self._pool.ready > self._pool.concurrency else _IDLE_WAIT_S
-        self._broker.wait(self._strangers.patience(seconds))
+        self._broker.wait(self._untracked_deferral.limit_wait(seconds))
 
     def _begin(self, copies: Sequence[Copy]) -> None:
         """Asks the ledger about a fetched batch and hands it to the pool. Raises :class:`Unavailable`."""
@@ -209,25 +210,25 @@ class Fetcher:
             if len(copies) > 1:
                 self._begin_singly(copies)
             return
-        missing, ready = [], []
+        deferred, ready = [], []
         for each in executions:
             if not each.begins:
                 self._pool.release(each)
-            elif self._missing.takes(each):
-                missing.append(each)
+            elif self._tracked_deferral.applies_to(each):
+                deferred.append(each)
             else:
                 ready.append(each)
         self._pool.put(ready)
-        if missing:
-            self._put_off(missing)
+        if deferred:
+            self._put_off(deferred)
 
-    def _put_off(self, missing: Sequence[Execution]) -> None:
+    def _put_off(self, deferred: Sequence[Execution]) -> None:
         try:
-            self._missing.put_off(missing)
+            self._tracked_deferral.put_off(deferred)
         except Unavailable:
-            self._held.forget([each.copy for each in missing])
+            self._held.forget([each.copy for each in deferred])
             raise
-        for each in missing:
+        for each in deferred:
             self._held.done(each.copy)
 
     def _begin_singly(self, copies: Sequence[Copy]) -> None:
@@ -274,8 +275,8 @@ class Doubt:
 class Intake:
     """Reads fetched copies: each is a job for a worker of this process, a job of others, or no job at all.
 
-    Arguments: ``held``, the copies of this process; ``strangers`` takes the jobs of others; ``quiet`` is set when the
-    process stops.
+    Arguments: ``held``, the copies of this process; ``untracked_deferral`` takes the jobs of others; ``quiet`` is set when
+    the process stops.
     """
 
     def __init__(
@@ -287,7 +288,7 @@ class Intake:
         clock: Clock,
         workers: Mapping[str, Worker],
         held: HeldCopies,
-        strangers: Strangers,
+        untracked_deferral: UntrackedDeferral,
         quiet: threading.Event,
     ) -> None:
         self._identity = identity
@@ -296,7 +297,7 @@ class Intake:
         self._clock = clock
         self._workers = workers
         self._held = held
-        self._strangers = strangers
+        self._untracked_deferral = untracked_deferral
         self._quiet = quiet
         self._log = get_logger("asynctask.intake")
 
@@ -305,13 +306,13 @@ class Intake:
         found = [self._assign(copy) for copy in copies]
         executions = [each for each in found if isinstance(each, Execution)]
         if len(executions) < len(found):
-            strangers = [each for each in found if isinstance(each, Stranger)]
-            self._strangers.defer(strangers)
-            self._held.forget([each.copy for each in strangers])
+            deferred = [each for each in found if isinstance(each, DeferredCopy)]
+            self._untracked_deferral.defer(deferred)
+            self._held.forget([each.copy for each in deferred])
             ours = {each.copy.queue for each in executions}
-            self._strangers.gave(ours, strangers)
+            self._untracked_deferral.record_fetch(ours, deferred)
         else:
-            self._strangers.gave({each.copy.queue for each in executions}, ())
+            self._untracked_deferral.record_fetch({each.copy.queue for each in executions}, ())
         tracked = [each for each in executions if each.is_tracked]
         refused = self._begin(tracked) if tracked else ()
         return [each for each in executions if id(each) not in refused] if refused else executions
@@ -364,7 +365,7 @@ class Intake:
         (ticket,) = self._tracker.begin([arrival])
         _bind(execution, ticket, asked)
 
-    def _assign(self, copy: Copy) -> Execution | Stranger | None:
+    def _assign(self, copy: Copy) -> Execution | DeferredCopy | None:
         try:
             payload = job_of(copy)
         except ValueError as error:
@@ -376,7 +377,7 @@ class Intake:
         if copy.attempt == 0:
             why = why_not_ours(payload, worker)
             if why is not None:
-                return Stranger(copy, name, why)
+                return DeferredCopy(copy, name, why)
 
         state: dict[str, Any] = {}
         job = CurrentJob(
@@ -444,14 +445,14 @@ def _bind(execution: Execution, ticket: Ticket, asked: float) -> None:
 
 # -- tracked jobs of workers that this process does not know: another may, as during a roll-out
 
-MISSING_S: Final = 5
-"""Such a job is offered again after so many seconds, to whoever takes it then."""
+DEFER_S: Final = 5
+"""Seconds after which such a job is dispatched again, to any process that fetches it then."""
 
 
-class Missing:
+class TrackedDeferral:
     """Puts such jobs off in the ledger. No retry is spent on it.
 
-    Those that nobody tracks are left to others before, see :class:`Strangers`. A job that was put into a
+    Untracked ones are left to others before, see :class:`UntrackedDeferral`. A job that was put into a
     queue by hand to be tracked is not taken: nobody ever checked its name, and it ends in error.
     """
 
@@ -460,13 +461,13 @@ class Missing:
         self._log = get_logger("asynctask.missing")
 
     @staticmethod
-    def takes(execution: Execution) -> bool:
+    def applies_to(execution: Execution) -> bool:
         """Whether this one is to be put off."""
         return execution.worker is None and execution.copy.attempt > 0
 
     def put_off(self, jobs: Sequence[Execution]) -> None:
         """Has them wait in the ledger; then their copies may be acknowledged. Raises Unavailable."""
-        until = self._tracker.now() + MISSING_S * SECOND
+        until = self._tracker.now() + DEFER_S * SECOND
         names = sorted({job.name[:100] for job in jobs})
         self._log.warning("worker_missing", workers=names[:10], count=len(jobs))
         self._tracker.put_off([(job.ticket, _why(job)) for job in jobs if job.ticket is not None], until)
@@ -497,7 +498,7 @@ MAX_REPORTS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Stranger:
+class DeferredCopy:
     """A fetched copy that is not for this process: of the class ``name``, and ``why`` it is not."""
 
     copy: Copy
@@ -524,7 +525,7 @@ def _is_set(value: Any) -> bool:
     return value is not None and value is not False  # as Ruby asks
 
 
-class Strangers:
+class UntrackedDeferral:
     """Defers such jobs, and says which queues to fetch from meanwhile. For the fetching thread alone."""
 
     def __init__(self, identity: str, broker: Broker, clock: Clock) -> None:
@@ -545,25 +546,25 @@ class Strangers:
         self._until = {queue: until for queue, until in self._until.items() if until > now}
         return [queue for queue in queues if queue not in self._until]
 
-    def patience(self, seconds: float) -> float:
+    def limit_wait(self, seconds: float) -> float:
         """How long to wait for news: ``seconds``, or until a queue is fetched from again."""
         if not self._until:
             return seconds
         return max(0.0, min(seconds, min(self._until.values()) - self._clock.monotonic()))
 
-    def defer(self, strangers: Sequence[Stranger]) -> None:
+    def defer(self, deferred: Sequence[DeferredCopy]) -> None:
         """Leaves these to others. Raises BrokerUnavailable."""
-        if strangers:
-            self._broker.defer(self._identity, [each.copy for each in strangers])
-            for each in strangers:
+        if deferred:
+            self._broker.defer(self._identity, [each.copy for each in deferred])
+            for each in deferred:
                 self._report(each)
 
-    def gave(self, ours: Collection[str], strangers: Sequence[Stranger]) -> None:
-        """Takes note of the queues of one fetch that gave jobs of ours, and of the jobs of others that it brought."""
+    def record_fetch(self, ours: Collection[str], deferred: Sequence[DeferredCopy]) -> None:
+        """Records one fetch: the queues that gave jobs of ours, and the jobs of others that it brought."""
         for queue in ours:
             self._rests.pop(queue, None)
             self._passes.pop(queue, None)
-        for copy in (each.copy for each in strangers if each.copy.queue not in ours):
+        for copy in (each.copy for each in deferred if each.copy.queue not in ours):
             first, passed = self._passes.get(copy.queue, (copy.jid, 0))
             if (passed and copy.jid == first) or passed >= LONGEST_PASS:
                 self._rest(copy.queue)
@@ -576,9 +577,9 @@ class Strangers:
         self._rests[queue] = min(2 * seconds, LONGEST_REST_S)
         del self._passes[queue]
 
-    def _report(self, stranger: Stranger) -> None:
-        name, queue = stranger.name[:200], stranger.copy.queue
+    def _report(self, deferred: DeferredCopy) -> None:
+        name, queue = deferred.name[:200], deferred.copy.queue
         if (name, queue) in self._reported or len(self._reported) >= MAX_REPORTS:
             return
         self._reported.add((name, queue))
-        self._log.warning("job_left_to_others", worker=clean(name), queue=clean(queue), why=stranger.why)
+        self._log.warning("job_left_to_others", worker=clean(name), queue=clean(queue), why=deferred.why)

@@ -81,7 +81,7 @@ class Heartbeat:
         """One beat now. Raises LedgerUnavailable."""
         before = self._clock.boottime()
         left = processes.beat(self._ledger, lease_s=self._lease_s, rss=memory_bytes(), **self._facts())
-        if left != "LOST":
+        if left != processes.LOST:
             self._last = before
         if left is not None:
             self._on_signal(left)

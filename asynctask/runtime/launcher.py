@@ -28,7 +28,7 @@ from asynctask.ledger.reservations import take_back_loans
 from asynctask.logs import get_logger
 from asynctask.middleware.tracker import Tracker
 from asynctask.runtime.execution import Execution, Observers
-from asynctask.runtime.fetcher import Fetcher, Intake, Strangers
+from asynctask.runtime.fetcher import Fetcher, Intake, UntrackedDeferral
 from asynctask.runtime.heartbeat import PresenceHeartbeat
 from asynctask.runtime.interpreter import Switching, collect_seldom
 from asynctask.runtime.poller import Poller
@@ -45,7 +45,7 @@ PULSE_S = 1.0
 """Seconds between two signs of life to the supervisor, at most."""
 
 _FLUSH_S = 5.0
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,7 @@ class Launcher(AppProcess):
         pulse: Pulse | None = None,
     ) -> None:
         super().__init__(parts, kind="worker", concurrency=concurrency, queues=queues.names, dispatching=parts)
-        ledger = parts.ledger
         self._parts = parts
-        self._concurrency = concurrency
         self._queues = queues
         self._shutdown_s = shutdown_s
         self._log = get_logger("asynctask.launcher")
@@ -94,8 +92,8 @@ class Launcher(AppProcess):
         self._ticker_stop = threading.Event()
         self._ticker: threading.Thread | None = None
         self.dispatcher = parts.dispatcher
-        self.recorder = Recorder(ledger, busy_for=self._busy_for, on_due=self.dispatcher.expect)
-        self.tracker = Tracker(ledger, self.recorder)
+        self.recorder = Recorder(self.ledger, busy_for=self._busy_for, on_due=self.dispatcher.expect)
+        self.tracker = Tracker(self.ledger, self.recorder)
         self.pool, self.fetcher = self._made_pool()
         self.performer = self.pool.performer
         presence = parts.broker.presence(self._about())
@@ -103,20 +101,20 @@ class Launcher(AppProcess):
         self.poller = self._made_poller(presence) if parts.broker.capabilities.polled else None
 
     def _made_pool(self) -> tuple[Pool, Fetcher]:
-        parts, ledger, queues = self._parts, self._parts.ledger, self._queues
-        identity, broker, clock, tracker = ledger.identity, parts.broker, parts.clock, self.tracker
+        parts, queues = self._parts, self._queues
+        identity, broker, clock, tracker = self.ledger.identity, parts.broker, parts.clock, self.tracker
         quiet = threading.Event()
         isolation = Isolation(clock, self._concurrency)
         held = HeldCopies(broker, isolation)
-        strangers = Strangers(identity, broker, clock)
+        untracked_deferral = UntrackedDeferral(identity, broker, clock)
         intake = Intake(
             identity=identity,
             broker=broker,
             tracker=tracker,
             clock=clock,
-            workers=parts.workers,
+            workers=parts.own_workers,
             held=held,
-            strangers=strangers,
+            untracked_deferral=untracked_deferral,
             quiet=quiet,
         )
         pool = Pool(
@@ -134,7 +132,7 @@ class Launcher(AppProcess):
             quiet=quiet,
             may_start=self._may_start,
             lend=self.dispatcher.lend,
-            take_back=partial(take_back_loans, ledger),
+            take_back=partial(take_back_loans, self.ledger),
             observers=Observers(self._death, self._error, self._ended),
         )
         fetcher = Fetcher(
@@ -145,7 +143,7 @@ class Launcher(AppProcess):
             pool=pool,
             held=held,
             intake=intake,
-            strangers=strangers,
+            untracked_deferral=untracked_deferral,
             quiet=quiet,
             order=queues.order,
             on_dry=self.dispatcher.dry,
@@ -156,7 +154,7 @@ class Launcher(AppProcess):
     def _about(self) -> About:
         parts, config = self._parts, self._parts.config
         return About(
-            parts.ledger.identity, parts.host.name, os.getpid(), parts.clock.now(), self._concurrency, self._queues.weights,
+            self.ledger.identity, parts.host.name, os.getpid(), parts.clock.now(), self._concurrency, self._queues.weights,
             strict=self._queues.strict, version=__version__, tag=config.app.partition(":")[0],
         )  # fmt: skip
 
@@ -183,8 +181,7 @@ class Launcher(AppProcess):
     def start(self) -> None:
         """Registers the process and starts its parts. Raises LedgerUnavailable."""
         self.register()
-        ledger = self._parts.ledger
-        self._pulse.registered(ledger.identity, ledger.database.absolute_url, self._parts.config.lease_s)
+        self._pulse.registered(self.ledger.identity, self.ledger.database.absolute_url, self._parts.config.lease_s)
         self._parts.fire("startup")
         self.heartbeat.start()
         self.recorder.start()
@@ -192,7 +189,7 @@ class Launcher(AppProcess):
         self.fetcher.start()
         self.dispatcher.attach(self.pool.load)
         self.dispatcher.start()
-        self.sweep.start()
+        self.maintenance.start()
         if self.presence is not None:
             self.presence.start()
         if self.poller is not None:
@@ -223,7 +220,7 @@ class Launcher(AppProcess):
         self.recorder.drain(_FLUSH_S)
         self.dispatcher.stop()
         self.dispatcher.attach(None)
-        self.sweep.stop()
+        self.maintenance.stop()
         self.fetcher.stop()
         self.pool.stop()
         recorded = self.recorder.stop(_FLUSH_S)
@@ -275,10 +272,10 @@ class Launcher(AppProcess):
             faulthandler.register(signal.SIGTTIN, all_threads=True)
         self.start()
         collect_seldom()
-        self._log.info("working", identity=self._parts.ledger.identity, concurrency=self._concurrency)
+        self._log.info("working", identity=self.ledger.identity, concurrency=self._concurrency)
         switching = Switching(self._concurrency)
         while not self._stopping:
-            self._wakeup.wait(_LOOK_S)
+            self._wakeup.wait(_POLL_S)
             switching.follow(self.performer.performed, self.performer.quick)
             if quiet:
                 self.quiet()
@@ -303,7 +300,7 @@ class Launcher(AppProcess):
             self._show_stacks()
         elif name == processes.LOST and not self._lost:
             self._lost = True
-            self._log.error("declared_dead", identity=self._parts.ledger.identity)
+            self._log.error("declared_dead", identity=self.ledger.identity)
             self._stop()
 
     def _stop(self) -> None:
@@ -336,7 +333,7 @@ class Launcher(AppProcess):
     def info(self) -> dict[str, Any]:
         return {
             **super().info(),
-            "workers": sorted(self._parts.workers),
+            "workers": sorted(self._parts.own_workers),
             "weights": dumps(dict(self._queues.weights)),
         }
 

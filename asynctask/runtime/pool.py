@@ -408,7 +408,7 @@ ALONE_S: Final = 5.0
 """Seconds for which a suspect may close its process: until the jobs beside it have ended, and while it runs alone. A job
 that kills its process mostly does so at once, and no other job waits longer than this."""
 
-_LOOK_S: Final = 0.1
+_CHECK_S: Final = 0.1
 """Seconds between two checks of a waiting thread whether to give up."""
 
 
@@ -465,7 +465,7 @@ class Isolation:
         while self._closed_at is not None or (left := self._stays_open_until - self._clock.monotonic()) > 0:
             if give_up():
                 return False
-            self._wait(_LOOK_S if self._closed_at is not None else left)
+            self._wait(_CHECK_S if self._closed_at is not None else left)
         self._closed_at, self._kept = self._clock.monotonic(), 1
         while self._running and (self.closed or len(self._running) >= self._limit):
             if give_up():
@@ -479,14 +479,14 @@ class Isolation:
     def _wait(self, seconds: float) -> None:
         self._waiting += 1
         try:
-            self._condition.wait(max(0.0, min(seconds, _LOOK_S)))
+            self._condition.wait(max(0.0, min(seconds, _CHECK_S)))
         finally:
             self._waiting -= 1
 
     def _closed_for(self) -> float:
         """For how many seconds from now the process is closed; where it is not, until somebody looks again."""
         left = 0.0 if self._closed_at is None else self._closed_at + ALONE_S - self._clock.monotonic()
-        return left if left > 0 else _LOOK_S
+        return left if left > 0 else _CHECK_S
 
     def _open(self) -> None:
         """The turn of a suspect is over."""

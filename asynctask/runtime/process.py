@@ -20,12 +20,13 @@ from asynctask.config import Config
 from asynctask.database.notify import LEDGER, Signals
 from asynctask.dispatch.control import Control
 from asynctask.dispatch.dispatcher import Dispatcher
+from asynctask.dispatch.outbox import EngineQueues
 from asynctask.errors import Unavailable
 from asynctask.ledger import processes
 from asynctask.ledger.base import Ledger
 from asynctask.lists.uploads import Uploads
 from asynctask.logs import get_logger
-from asynctask.maintenance import Sweep
+from asynctask.maintenance import Maintenance
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import TaskEventMiddleware, Tracker
 from asynctask.runtime.heartbeat import Heartbeat
@@ -55,11 +56,14 @@ class Tracked(Protocol):
     def controls(self) -> Control: ...
 
     @property
+    def engines(self) -> Mapping[str, EngineQueues]: ...
+
+    @property
     def signals(self) -> Signals: ...
 
 
 class Dispatching(Tracked, Protocol):
-    """The parts that a process needs which dispatches and takes up splits of dead processes."""
+    """The parts that a process needs which dispatches and resumes splits of dead processes."""
 
     @property
     def dispatcher(self) -> Dispatcher: ...
@@ -67,14 +71,14 @@ class Dispatching(Tracked, Protocol):
     @property
     def uploads(self) -> Uploads: ...
 
-    def take_up_split(self, task_id: int) -> None: ...
+    def resume_split(self, task_id: int) -> None: ...
 
 
 class Parts(Dispatching, Protocol):
     """The parts that a worker process needs."""
 
     @property
-    def workers(self) -> Mapping[str, Worker]: ...
+    def own_workers(self) -> Mapping[str, Worker]: ...
 
     def fire(self, event: str, *args: Any) -> None: ...
 
@@ -113,21 +117,22 @@ class AppProcess:
             facts=self.facts,
             on_signal=self.obey,
         )
-        sweep = partial(
-            Sweep,
+        maintenance = partial(
+            Maintenance,
             self.ledger,
             app.broker,
             app.host,
             app.controls,
             waker=app.signals.waker(LEDGER),
             every_s=min(1.0, config.lease_s / 4),
+            engines=app.engines,
         )
         if dispatching is None:
-            self.sweep = sweep()
+            self.maintenance = maintenance()
         else:
             dispatcher = dispatching.dispatcher
-            self.sweep = sweep(
-                take_up=dispatching.take_up_split,
+            self.maintenance = maintenance(
+                resume_split=dispatching.resume_split,
                 uploads=dispatching.uploads,
                 nudge=dispatcher.nudge,
                 expect=dispatcher.expect,

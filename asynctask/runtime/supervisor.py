@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 _PLAN: Final = "_ASYNCTASK_CHILDREN"
-_LOOK_S: Final = 0.5  # a child that ends, a pulse and a signal wake it at once
+_POLL_S: Final = 0.5  # a child that ends, a pulse and a signal wake it at once
 _RESTART_S: Final = (0.0, 0.5, 1.0, 2.0, 5.0)
 _STEADY_S: Final = 10.0
 _RENEWER_AGAIN_S: Final = 1.0
@@ -139,7 +139,7 @@ class Supervisor:
         for child in self._children:
             self._spawn(child)
         while not self._wakeup.is_set:
-            self._listen(_LOOK_S)
+            self._listen(_POLL_S)
             self.look()
             on_look()
         code = self.shut_down()
@@ -164,7 +164,7 @@ class Supervisor:
         until = self._monotonic() + self._shutdown_s + 15
         killed = 0
         while (left := self._living()) and self._monotonic() < until:
-            self._listen(_LOOK_S)
+            self._listen(_POLL_S)
             self._renew()  # the children must not be taken for dead while their jobs end
         for child in left:
             assert child.process is not None

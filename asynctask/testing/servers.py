@@ -21,7 +21,16 @@ from sqlalchemy import exc
 
 from asynctask.testing import wait_for
 
-__all__ = ["SERVERS", "MariaServer", "MissingServer", "PgBouncer", "PostgresServer", "SqlServer", "free_port"]
+__all__ = [
+    "SERVERS",
+    "MariaServer",
+    "MissingServer",
+    "PgBouncer",
+    "PostgresServer",
+    "SqlServer",
+    "free_port",
+    "redis_command",
+]
 
 
 class MissingServer(Exception):
@@ -33,6 +42,16 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def redis_command(program: str, port: int, folder: Path, *options: str) -> list[str]:
+    """The command line of a redis-server on 127.0.0.1 that keeps nothing on disk but its log, ``folder/redis.log``."""
+    settings = {
+        "port": str(port), "bind": "127.0.0.1", "save": "", "appendonly": "no", "dir": str(folder),
+        "logfile": str(folder / "redis.log"),
+    }  # fmt: skip
+    words = [word for name, value in settings.items() for word in (f"--{name}", value)]
+    return [program, *words, *options]
 
 
 def find_program(name: str, package: str) -> str:

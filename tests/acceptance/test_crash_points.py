@@ -55,7 +55,7 @@ def unsaid(world: World) -> list[str]:
 def test_a_process_that_dies_at_this_point_loses_nothing_and_records_nothing_twice(
     world: World, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    monkeypatch.setattr(maintenance, "LOOK_S", 0.3)
+    monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.3)
     monkeypatch.setattr(dispatcher, "LEASE_S", 1.0)
     app = world.app(lease_s=1.0, heartbeat_s=0.3)
     assert world.run(str(SUPPORT / "crash_worker.py"), CRASH_AT=point) == -signal.SIGKILL, world.said()
@@ -80,7 +80,7 @@ def test_a_process_that_dies_at_this_point_loses_nothing_and_records_nothing_twi
 def test_of_small_tasks_those_that_stand_when_the_process_dies_are_whole_and_end(
     world: World, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    monkeypatch.setattr(maintenance, "LOOK_S", 0.3)
+    monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.3)
     monkeypatch.setattr(dispatcher, "LEASE_S", 1.0)
     app = world.app(lease_s=1.0, heartbeat_s=0.3)
     assert world.run(str(SUPPORT / "crash_worker.py"), CRASH_AT=point, CRASH_SMALL="1") == -signal.SIGKILL, world.said()
@@ -97,7 +97,7 @@ def test_of_small_tasks_those_that_stand_when_the_process_dies_are_whole_and_end
 def test_a_dispatcher_that_dies_with_a_retry_reserved_leaves_it_to_the_search_for_lost_copies(
     world: World, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    monkeypatch.setattr(maintenance, "LOOK_S", 0.3)
+    monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.3)
     monkeypatch.setattr(dispatcher, "LEASE_S", 1.0)
     app = world.app(lease_s=1.0, heartbeat_s=0.3)
     assert world.run(str(SUPPORT / "crash_worker.py"), CRASH_AT=point, CRASH_WORKER="shaky") == -signal.SIGKILL, (
@@ -113,7 +113,7 @@ def test_a_dispatcher_that_dies_with_a_retry_reserved_leaves_it_to_the_search_fo
 @pytest.mark.databases("sqlite", reason="jobs that nobody tracks are in Redis alone")
 @pytest.mark.parametrize(("broker_kind", "point"), [("redis", point) for point in UNTRACKED])
 def test_a_process_that_dies_at_this_point_loses_no_job_that_nobody_tracks(world: World, point: str) -> None:
-    """Taken out: what `Sweep.recover` puts back. The jobs in the dead process's list were never performed."""
+    """Taken out: what `Maintenance.recover` puts back. The jobs in the dead process's list were never performed."""
     app = world.app(lease_s=1.0, heartbeat_s=0.3)
     assert world.run(str(SUPPORT / "crash_worker.py"), CRASH_AT=point, CRASH_WORKER="plain") == -signal.SIGKILL, (
         world.said()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import threading
 import urllib.error
@@ -19,6 +18,7 @@ import pytest
 from support.world import World
 
 from asynctask.testing import wait_for
+from asynctask.testing.servers import free_port
 
 ITEMS = 10_000
 KINDS = ("ok", "ok", "refuse", "ok", "ok", "bug", "ok")
@@ -27,12 +27,6 @@ KINDS = ("ok", "ok", "refuse", "ok", "ok", "bug", "ok")
 def kind(n: int) -> str:
     """How the shop takes an item."""
     return KINDS[n % len(KINDS)]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def form(name: str, file: str, **fields: str) -> bytes:

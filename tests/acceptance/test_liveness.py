@@ -117,7 +117,7 @@ def away(world: World, fragile: Databases) -> Iterator[None]:
 
 def check_undisturbed(world: World, task_id: int, before: set[str], count: int) -> None:
     """Each item was begun once, by a process that still has its name, and no one was taken for dead."""
-    assert identities(world) == before
+    assert identities(world) == before, world.said("one.log")[-5_000:] + world.said("two.log")[-5_000:]
     assert [line[0] for line in world.shop.lines()].count("began") == count
     assert world.sql("SELECT DISTINCT status, attempt, deaths FROM events WHERE task_id = ?", task_id) == [("finish", 1, 0)]
     for host in ("one", "two"):

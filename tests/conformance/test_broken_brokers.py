@@ -20,8 +20,7 @@ from support.servers import RedisServer
 
 from asynctask.brokers.base import Broker
 from asynctask.brokers.redis.broker import RedisBroker
-from asynctask.testing.broker_suite import BrokerConformance
-from asynctask.testing.operations_suite import OperationsConformance
+from asynctask.testing.broker_suite import BrokerConformance, OperationsConformance
 
 BROKEN = [kind for kind in kinds_of(Whole) if kind.caught_by]
 

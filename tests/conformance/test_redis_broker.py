@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from support.real_brokers import RedisBrokers
 
-from asynctask.testing.broker_suite import BrokerConformance
-from asynctask.testing.operations_suite import OperationsConformance
+from asynctask.testing.broker_suite import BrokerConformance, OperationsConformance
 
 pytestmark = pytest.mark.redis_releases
 

@@ -13,8 +13,7 @@ from asynctask.brokers.base import SCHEDULE, Copy, Held
 from asynctask.brokers.sql.broker import SqlBroker
 from asynctask.brokers.sql.copies import MAX_PAYLOAD_BYTES
 from asynctask.errors import BrokerUnavailable, InputError, TooLarge
-from asynctask.testing.broker_suite import BrokerConformance, a_copy
-from asynctask.testing.operations_suite import OperationsConformance
+from asynctask.testing.broker_suite import BrokerConformance, OperationsConformance, a_copy
 
 
 class TestSqlOperations(SqlBrokers, OperationsConformance):

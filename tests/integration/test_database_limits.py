@@ -6,6 +6,7 @@ import os
 import resource
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,24 @@ def test_a_process_whose_connections_are_all_in_use_says_which_setting_that_is(
         pass
     with database.read() as connection:
         assert connection.execute(sa.text("SELECT 1")).scalar() == 1, "given back, it serves the next"
+    database.close()
+
+
+@SERVERS_ONLY
+def test_threads_that_read_at_once_do_not_open_a_connection_for_each_read(store: Store) -> None:
+    database, statement = Database(store.url, pool_size=6), sa.text(_SESSION[store.kind])
+    together, seen = threading.Barrier(6), set()
+
+    def read() -> None:
+        for _ in range(20):
+            together.wait(60)
+            with database.read() as connection:
+                seen.add(connection.execute(statement).scalar())
+
+    with ThreadPoolExecutor(6) as pool:
+        for each in [pool.submit(read) for _ in range(6)]:
+            each.result()
+    assert len(seen) <= 6
     database.close()
 
 
@@ -462,6 +481,7 @@ def fill(app: AsyncTask) -> None:
         app.submit("note", large(500), priority=10**6)
 
 
+_SESSION = {"postgresql": "SELECT pg_backend_pid()", "mariadb": "SELECT CONNECTION_ID()"}
 SMALL_LOG = {"postgresql": {}, "mariadb": {"innodb-log-file-size": "8M", "innodb-data-file-path": "ibdata1:12M:autoextend"}}
 
 

@@ -19,7 +19,7 @@ from asynctask.errors import BrokerUnavailable, InputError
 from asynctask.job import CurrentJob
 from asynctask.ledger import lost_copies, reservations
 from asynctask.lists.options import check_options
-from asynctask.maintenance import POISON_COPIES, Sweep
+from asynctask.maintenance import POISON_COPIES, Maintenance
 from asynctask.testing import wait_for
 from asynctask.worker import Priority, Worker
 
@@ -124,7 +124,7 @@ def test_of_a_whole_batch_only_the_copy_that_the_broker_refuses_ends_in_error(wo
     app = world.app()
     task = app.submit("note", numbers(50))
     bad = task.events()[31]["job_id"]
-    app.dispatcher._outbox._broker = Picky(
+    app.dispatcher._router._broker = Picky(
         app.broker, lambda c: ValueError("no\ud800") if any(x.jid == bad for x in c) else None
     )
     using(app, 100)
@@ -139,7 +139,7 @@ def test_what_a_broker_that_is_away_did_not_take_is_pushed_by_the_next_round(wor
     app = world.app()
     task = app.submit("note", numbers(5))
     away: list[Exception | None] = [BrokerUnavailable("away")]
-    app.dispatcher._outbox._broker = Picky(app.broker, lambda copies: away[0])
+    app.dispatcher._router._broker = Picky(app.broker, lambda copies: away[0])
     using(app, 100)
     with pytest.raises(BrokerUnavailable):
         app.dispatcher.round()
@@ -188,7 +188,7 @@ def test_a_task_that_is_cancelled_between_its_reservation_and_the_push_closes_wi
     app, user = world.app(), world.app()
     task = user.submit("note", numbers(5))
     using(app, 3)
-    app.dispatcher._outbox._broker = stopping(app, lambda: user.task(task.id).cancel())
+    app.dispatcher._router._broker = stopping(app, lambda: user.task(task.id).cancel())
     app.dispatcher.round()
     assert app.broker.withdraw(task.id, 10) == []
     assert (task.progress()["state"], task.progress()["done"]) == ("cancelled", True)
@@ -199,7 +199,7 @@ def test_a_task_that_is_paused_between_its_reservation_and_the_push_leaves_nothi
     app, user = world.app(), world.app()
     task = user.submit("note", numbers(5))
     using(app, 3)
-    app.dispatcher._outbox._broker = stopping(app, lambda: user.task(task.id).pause())
+    app.dispatcher._router._broker = stopping(app, lambda: user.task(task.id).pause())
     app.dispatcher.round()
     assert queued(world) == {}
     assert task.progress()["control"]["in_flight"] == 0
@@ -209,15 +209,17 @@ def test_a_task_that_is_paused_between_its_reservation_and_the_push_leaves_nothi
     assert sum(queued(world).values()) == 5
 
 
-def test_copies_of_a_cancelled_task_whose_dispatcher_died_after_the_push_are_taken_back_by_the_sweep(world: World) -> None:
+def test_copies_of_a_cancelled_task_whose_dispatcher_died_after_the_push_are_taken_back_by_maintenance(
+    world: World,
+) -> None:
     app, user = world.app(), world.app()
     task = user.submit("note", numbers(5))
     using(app, 3)
-    app.dispatcher._outbox._broker = stopping(app, lambda: user.task(task.id).cancel())
+    app.dispatcher._router._broker = stopping(app, lambda: user.task(task.id).cancel())
     app.dispatcher._outbox._recall = lambda task_id: None
     app.dispatcher.round()
     assert sum(queued(world).values()) == 3
-    Sweep(user.ledger, user.broker, user.host, user.controls).sweep()
+    Maintenance(user.ledger, user.broker, user.host, user.controls).run_once()
     assert queued(world) == {}
     world.check_promises(app, [task.id], 5)
 
@@ -430,11 +432,11 @@ def test_a_copy_that_lies_in_a_set_is_not_on_its_way_and_its_event_is_dispatched
     using(app, 1)
     app.dispatcher.round()
     world.sql("UPDATE jobs SET held_in = 'dead'")
-    sweep = Sweep(app.ledger, app.broker, app.host, app.controls)
+    maintenance = Maintenance(app.ledger, app.broker, app.host, app.controls)
     found = []
     for _ in range(2):
-        sweep._searched_at = 0
-        found.append(sweep.find_lost())
+        maintenance._searched_at = 0
+        found.append(maintenance.find_lost())
     assert found == [0, 1]
     assert task.progress()["control"]["in_flight"] == 0
 
@@ -443,11 +445,11 @@ def test_an_untracked_job_under_which_three_processes_died_is_put_among_the_dead
     app = world.app()
     app.worker(lambda item: None, name="killer", use_task_event=False)
     jid = app.workers["killer"].perform_async({"n": 1})
-    sweep = Sweep(app.ledger, app.broker, app.host, app.controls)
+    maintenance = Maintenance(app.ledger, app.broker, app.host, app.controls)
     for count in range(1, POISON_COPIES + 1):
         (copy,) = app.broker.exchange(f"process {count}", [], ["default"], 10)
         assert copy.deaths == count - 1
-        sweep.recover(f"process {count}")
+        maintenance.recover(f"process {count}")
     assert app.broker.exchange("another", [], ["default"], 10) == []
     assert [(held.copy.jid, held.copy.deaths) for held in app.broker.members(DEAD, 10)] == [(jid, POISON_COPIES)]
 
@@ -500,10 +502,12 @@ def test_a_look_at_rows_in_flight_reads_the_first_ones_and_no_more_than_its_limi
     assert any("seq" in each and "LIMIT" in each for each in said)
 
 
-def test_one_sweep_looks_at_more_single_jobs_than_one_look_reads(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_round_of_maintenance_checks_more_single_jobs_than_one_query_reads(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     app = world.app()
     monkeypatch.setattr("asynctask.maintenance._BATCH", 10)
     app.workers["note"].perform_bulk(numbers(35))
     world.sql("UPDATE events SET due_at = NULL, look_at = 1")
-    Sweep(app.ledger, app.broker, app.host, app.controls).find_lost()
+    Maintenance(app.ledger, app.broker, app.host, app.controls).find_lost()
     assert world.one("SELECT COUNT(*) FROM events WHERE look_at IS NULL AND due_at IS NOT NULL AND attempt = 2") == 35

@@ -6,7 +6,9 @@ import io
 import os
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from support.world import World
 
 from asynctask.cli.root import run
 from asynctask.errors import NotFound, OtherEngine
+from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 
 pytestmark = [
@@ -203,7 +206,7 @@ def test_an_actor_that_opted_out_leaves_no_event(engine: Dramatiq) -> None:
 
 
 def test_a_worker_killed_in_mid_job_is_noticed_and_the_message_delivered_again_is_finished(engine: Dramatiq) -> None:
-    engine.app.start_services()  # a web process: its sweep recovers the dead, its dispatcher pushes what is due
+    engine.app.start_services()  # a web process: its maintenance recovers the dead, its dispatcher pushes what is due
     message = engine.send("gated", 1)
     first = engine.worker()
     wait_for(lambda: engine.event(message)["status"] == "working", "the job is seen to run")
@@ -287,3 +290,105 @@ def test_a_dead_message_is_not_restarted_in_our_queues(engine: Dramatiq, sender:
     assert run([*url, "dead", "restart", job_id], stdout=io.StringIO(), stderr=said_to_people) != 0
     assert "dramatiq" in said_to_people.getvalue()
     assert engine.event(message) == before, "nothing was changed"
+
+
+# -- Tasks
+
+
+def items(count: int) -> list[dict[str, Any]]:
+    return [{"sku": f"A-{n}", "quantity": 1 + n % 3} for n in range(count)]
+
+
+def test_a_list_for_an_actor_is_accounted_for(engine: Dramatiq) -> None:
+    engine.worker()
+    actor = engine.broker.get_actor("enroll_item")
+    task = engine.app.submit(actor, [*items(60), {"sku": "bad-1"}, {"sku": "x", "quantity": 0}])
+    task.wait(timeout=120)
+    progress = task.progress()
+    assert (progress["counts"]["finish"], progress["counts"]["failed"], progress["split"]["rejected"]) == (60, 1, 1)
+    assert (progress["state"], progress["worker"]) == ("finished", "enroll_item")
+    assert Counter(sku for _, sku, _ in engine.world.shop.lines()) == {f"A-{n}": 1 for n in range(60)} | {"bad-1": 1}
+    assert engine.app.doctor() == []
+
+
+def test_a_job_of_a_task_is_retried_as_dramatiq_says_and_waits_in_the_ledger(engine: Dramatiq) -> None:
+    engine.worker()
+    task = engine.app.submit("shaky", [1, 9])
+    task.wait(timeout=60)
+    assert [(e["status"], e["attempt"]) for e in task.events()] == [("finish", 2), ("error", 3)]
+    assert Counter(attempt for _, attempt in engine.world.shop.lines()) == {"1": 2, "2": 2, "3": 1}
+    engine.empty()
+    assert engine.app.doctor() == []
+
+
+def test_parallel_pause_and_cancel_hold_over_dramatiq(engine: Dramatiq) -> None:
+    engine.worker(threads=4)
+    task = engine.app.submit("gated", list(range(10)), parallel=2)
+
+    def began() -> list[list[str]]:
+        return [line for line in engine.world.shop.lines() if line[0] == "began"]
+
+    wait_for(lambda: len(began()) == 2, "as many begin as may")
+    assert task.progress()["control"]["in_flight"] == 2
+    task.pause()
+    (engine.world.folder / "gate").touch()
+    wait_for(lambda: task.progress()["counts"]["finish"] == 2, "those that had begun end")
+    wait_for(lambda: task.progress()["control"]["in_flight"] == 0, "the others are back in the ledger")
+    assert len(began()) == 2
+    task.resume()
+    wait_for(lambda: task.progress()["counts"]["finish"] > 2, "it goes on")
+    task.cancel()
+    task.wait(timeout=60)
+    counts = task.progress()["counts"]
+    assert (counts["finish"] + counts["cancelled"], counts["enqueue"], counts["working"]) == (10, 0, 0)
+    assert engine.app.doctor() == []
+
+
+def is_over(task: TaskHandle, part: int) -> bool:
+    """Whether more than so many items are done."""
+    return bool(task.progress()["progress"]["done"] > part)
+
+
+def test_a_list_is_exact_though_its_workers_are_killed(engine: Dramatiq) -> None:
+    engine.worker()
+    task = engine.app.submit("enroll_item", items(1_000))
+    for part in (100, 300, 600):
+        wait_for(partial(is_over, task, part), "it goes on")
+        os.kill(engine.performers()[0], signal.SIGKILL)
+        engine.worker()
+    task.wait(timeout=120)
+    assert task.progress()["counts"]["finish"] == 1_000
+    assert {sku for _, sku, _ in engine.world.shop.lines()} == {f"A-{n}" for n in range(1_000)}
+    assert engine.app.doctor() == []
+
+
+def test_jobs_that_the_broker_lost_are_given_again(engine: Dramatiq) -> None:
+    """Nobody lists what Dramatiq holds: its queue is empty and no worker is busy, on two looks."""
+    worker = engine.worker()
+    wait_for(lambda: any(each["kind"] == "dramatiq" for each in engine.app.processes()), "it has registered")
+    worker.send_signal(signal.SIGSTOP)  # what is dispatched for its threads stays in the queue
+    task = engine.app.submit("gated", list(range(4)))
+    wait_for(lambda: task.progress()["control"]["in_flight"] > 0, "some are dispatched")
+    worker.kill()
+    worker.wait()
+    engine.broker.client.flushall()
+    (engine.world.folder / "gate").touch()
+    engine.worker()
+    task.wait(timeout=120)
+    assert task.progress()["counts"]["finish"] == 4
+    assert engine.app.doctor() == []
+
+
+def test_a_thread_goes_on_before_the_commit_and_the_acknowledgement_does_not(engine: Dramatiq) -> None:
+    """With one thread, and no Event to be written: both messages are performed, and the broker still holds both."""
+    sent = [engine.send("enroll", f"A-{n}") for n in range(2)]
+    with engine.world.store.locked():
+        worker = engine.worker(threads=1)
+        wait_for(lambda: len(engine.world.shop.lines()) == 2, "both are performed")
+        held = list(engine.broker.client.scan_iter("*__acks__*"))
+        assert sum(engine.broker.client.scard(key) for key in held) == 2
+    for each in sent:
+        assert engine.ended(each)["status"] == "finish"
+    wait_for(lambda: not list(engine.broker.client.scan_iter("*__acks__*")), "both are acknowledged")
+    worker.terminate()
+    assert worker.wait(60) == 0

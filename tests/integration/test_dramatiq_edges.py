@@ -22,8 +22,8 @@ from support.world import Shop
 from asynctask import AsyncTask, NormalException, current_job
 from asynctask.errors import ConfigError, LedgerUnavailable, NotFound
 from asynctask.integrations import dramatiq as integration
+from asynctask.integrations.base import EngineProcess
 from asynctask.integrations.dramatiq import TrackingUnavailable, attach
-from asynctask.integrations.engine import EngineProcess
 from asynctask.job import CurrentJob
 from asynctask.ledger import processes
 from asynctask.testing import wait_for
@@ -92,12 +92,12 @@ def test_attaching_twice_is_refused(stub: Stub) -> None:
 def test_it_stands_before_every_other_middleware(stub: Stub) -> None:
     assert isinstance(stub.broker.middleware[0], integration.TaskEvents)
     bare = StubBroker(middleware=[])
-    assert bare.middleware == [attach(bare, stub.app)]
+    assert bare.middleware == [attach(bare, stub.app, name="other")]
 
 
 def test_only_the_named_actors_are_tracked_and_an_actors_own_word_counts_more(stub: Stub) -> None:
     broker = StubBroker()
-    attach(broker, stub.app, actors=["named", "named_but_out"])
+    attach(broker, stub.app, actors=["named", "named_but_out"], name="other")
     actors = {
         name: actor(lambda: None, actor_name=name, broker=broker, **options)
         for name, options in {
@@ -321,7 +321,7 @@ def away(*args: Any, **kwargs: Any) -> Any:
 
 
 def test_nothing_is_sent_that_has_no_event(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(integration, "enqueue", away)
+    monkeypatch.setattr("asynctask.integrations.base.enqueue", away)
     with pytest.raises(TrackingUnavailable, match="heard was not sent"):
         stub.broker.get_actor("heard").send("x")
     assert stub.broker.queues["default"].empty()
@@ -346,6 +346,6 @@ def test_no_thread_is_left_when_the_worker_has_stopped(stub: Stub) -> None:
     before = {thread.name for thread in threading.enumerate()}
     with stub.working():
         stub.ended(stub.broker.get_actor("heard").send("x"))
-    left = {"recorder", "heartbeat", "sweep", "ticker"} & {t.name for t in threading.enumerate()} - before
+    left = {"recorder", "heartbeat", "maintenance", "ticker"} & {t.name for t in threading.enumerate()} - before
     assert left == set()
     assert stub.app.processes() == []

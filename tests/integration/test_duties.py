@@ -16,11 +16,12 @@ from support.world import World
 from asynctask import AsyncTask, maintenance
 from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, SystemClock
+from asynctask.database.notify import LEDGER
 from asynctask.database.tables import tasks
 from asynctask.dispatch.dispatcher import ACTIVE_S, DispatchLeadership, Load
 from asynctask.ledger import dispatchable, leases, processes, reservations
 from asynctask.ledger.base import Ledger
-from asynctask.maintenance import MaintenanceLeadership
+from asynctask.maintenance import Maintenance, MaintenanceLeadership
 from asynctask.testing import wait_for
 from asynctask.worker import Priority
 
@@ -367,26 +368,48 @@ def test_a_process_that_can_split_takes_the_duty_from_one_of_an_engine_that_cann
     assert leases.holder_of(worker, leases.MAINTENANCE).identity == "two"
 
 
+@pytest.mark.each_database(reason="each notifies in its own way")
 def test_a_process_is_watched_over_from_the_moment_it_registers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Taken out: the ring of `register`, or the look at the newest. One that died soon after was found only when its lease
-    ended, and another engine's process had taken its message over by then."""
+    """Taken out: the notification of `register`, or the query for the newest. One that died soon after was found only when
+    its lease ended, and another engine's process had taken its message over by then.
+
+    Nothing else runs here, so that no other notification can stand in for that of `register`."""
     monkeypatch.setattr(maintenance, "_QUIET", 3_600)
     app = world.app()
-    app.start_services()
-    wait_for(lambda: world.sql("SELECT holder FROM duties WHERE name = 'upkeep' AND holder IS NOT NULL"), "it has the duty")
+    one, steps = process(app, "one"), ["recover_dead"]
+    heard, waker = app.signals.waker(LEDGER), app.signals.waker(LEDGER)
+    leader = rota(one, app, waker=waker)
+    leader.due_steps(steps)
+    wait_for(lambda: heard.wait(1) and heard.signalled, "the signal with which listening begins")
+    wait_for(lambda: waker.wait(1) and waker.signalled, "the same for the leader")
     child = world.spawn("-c", "import time; time.sleep(600)")
     brief = replace(app.ledger, identity="brief")
     processes.register(brief, app.host, kind="worker", pid=child.pid, lease_s=3600)
-    wait_for(lambda: any(each["identity"] == "brief" for each in known(app)), "it is known")
+    wait_for(lambda: heard.wait(1) and heard.signalled, "it notifies", timeout=20)
+    leader.pause()
+    assert leader.due_steps(steps) == []
+    child.kill()
+    child.wait()
+    assert leader.due_steps(steps) == steps
+    assert Maintenance(one, app.broker, app.host, app.controls).recover_dead() == 1
+    assert not world.sql("SELECT identity FROM processes WHERE identity = 'brief'")
+
+
+def test_a_registration_wakes_the_maintenance_of_a_running_process(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken out: the waker that an `AppProcess` gives its maintenance."""
+    monkeypatch.setattr(maintenance, "_QUIET", 3_600)
+    app = world.app()
+    app.start_services()
+    assert app._web is not None
+    leader = app._web.maintenance._leadership
+    wait_for(lambda: leader._known and not leader._active, "it leads, and finds nothing to do")
+    child = world.spawn("-c", "import time; time.sleep(600)")
+    brief = replace(app.ledger, identity="brief")
+    processes.register(brief, app.host, kind="worker", pid=child.pid, lease_s=3600)
+    wait_for(lambda: any(each["identity"] == "brief" for each in leader._known), "it is known", timeout=20)
     child.kill()
     child.wait()
     wait_for(lambda: not world.sql("SELECT identity FROM processes WHERE identity = 'brief'"), "it is recovered")
-
-
-def known(app: AsyncTask) -> list[dict[str, object]]:
-    """The processes that the one on duty watches."""
-    services = app._web
-    return list(services.sweep._leadership._known) if services is not None else []
 
 
 class Rung:

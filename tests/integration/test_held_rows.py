@@ -20,7 +20,7 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.ledger.tasks import try_close
-from asynctask.maintenance import Sweep
+from asynctask.maintenance import Maintenance
 from asynctask.testing import wait_for
 
 pytestmark = [
@@ -229,7 +229,7 @@ def test_a_session_goes_on_when_the_first_in_its_line_is_let_go_and_nobody_overt
     assert column(world, "session_holder", second.id) is not None
 
 
-def test_the_sweep_leaves_held_tasks_and_does_the_others(world: World) -> None:
+def test_maintenance_leaves_held_tasks_and_does_the_others(world: World) -> None:
     app = world.app()
     both = [app.submit("note", numbers(1)) for _ in range(2)]
     for task in both:
@@ -239,12 +239,12 @@ def test_the_sweep_leaves_held_tasks_and_does_the_others(world: World) -> None:
             patch.setattr("asynctask.ledger.recorder.try_close", lambda *args: False)
             patch.setattr("asynctask.ledger.recorder.close_small", lambda *args: [])
             records(app.ledger, jobs)
-    sweep = Sweep(app.ledger, app.broker, app.host, app.controls)
+    maintenance = Maintenance(app.ledger, app.broker, app.host, app.controls)
     with holding(world, both[0].id):
-        sweep.close()
+        maintenance.close()
         assert [task.progress()["done"] for task in both] == [False, True]
         assert not try_close(app.ledger, both[0].id)
-    sweep.close()
+    maintenance.close()
     assert both[0].progress()["done"]
 
 
@@ -253,12 +253,12 @@ def test_a_split_whose_task_is_held_is_not_taken_up_again_and_again(world: World
     both = [app.submit("note", numbers(1)) for _ in range(2)]
     world.sql("UPDATE tasks SET split_state = 'splitting', state = 'splitting', split_until = 1, split_source = '{}'")
     taken: list[int] = []
-    sweep = Sweep(app.ledger, app.broker, app.host, app.controls, take_up=taken.append)
+    maintenance = Maintenance(app.ledger, app.broker, app.host, app.controls, resume_split=taken.append)
     with holding(world, both[0].id):
-        sweep.take_up_splits()
+        maintenance.resume_splits()
         assert taken == [both[1].id]
         world.sql("UPDATE tasks SET split_source = NULL WHERE id = ?", both[1].id)
-    sweep.take_up_splits()
+    maintenance.resume_splits()
     assert taken == [both[1].id, both[0].id]
     assert column(world, "split_state", both[1].id) == "failed"
 

@@ -21,11 +21,13 @@ from asynctask.database.engine import Database, _Mark
 from asynctask.database.retrying import OutcomeUnknown, TransactionConflict, repeatable
 from asynctask.database.tables import events, task_samples, task_tallies, tasks, write_marks
 from asynctask.errors import LedgerUnavailable
+from asynctask.integrations.base import Reporter
 from asynctask.ledger import control, counters, lost_copies, reservations
 from asynctask.ledger.events import Failure, lock_events
 from asynctask.ledger.progress import progress
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.ledger.standalone import NewJob, enqueue, record
+from asynctask.middleware.tracker import JobRecord
 from asynctask.testing import wait_for
 
 SERVERS = pytest.mark.databases("postgresql", "mariadb", reason="SQLite has one writer and no connection to lose")
@@ -470,3 +472,40 @@ def test_a_wrong_password_and_a_missing_server_are_told_without_the_password(wor
 
 def test_tallies_name_every_column_that_they_move() -> None:
     assert set(counters.FIELDS) <= set(task_tallies.c.keys())
+
+
+def test_records_of_another_language_count_once_though_they_come_several_times_at_once(world: World) -> None:
+    """Taken out: `doubtful` of their outcomes: each of several at once raised the attempt of a lone job."""
+    app = world.app()
+    reporter = Reporter("sidekiq", "host:7:abc", concurrency=100, queues=["default"])
+    app.record_all([], reporter)
+    task = app.submit("note", numbers(40))
+    app.dispatcher.round()
+    jobs = [event["job_id"] for event in task.events()]
+    lone = [f"lone-{n}" for n in range(10)]
+    ends: list[dict[str, Any]] = [
+        {"status": "finish"}, {"status": "failed"}, {"status": "error"}, {"status": "interrupted"},
+        {"status": "error", "will_retry": True, "retry_at": 2**52},
+    ]  # fmt: skip
+    began: list[JobRecord] = [JobRecord(job, "working", attempt=1) for job in jobs]
+    began += [JobRecord(job, "working", worker="note", started_at=7) for job in lone]
+    over = [JobRecord(job, attempt=1, message="m", **ends[n % 5]) for n, job in enumerate(jobs)]
+    over += [JobRecord(job, message="m", worker="note", started_at=7, **ends[n % 5]) for n, job in enumerate(lone)]
+    for records in (began, over):
+        met = threading.Barrier(4)
+
+        def send(batch: list[JobRecord] = records, met: threading.Barrier = met) -> None:
+            met.wait(120)
+            app.record_all(batch, reporter)
+
+        threads = [threading.Thread(target=send) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+    counts = task.progress()["counts"]
+    assert [counts[name] for name in ("finish", "failed", "error", "enqueue", "working")] == [8, 8, 8, 16, 0]
+    found = [app.event(job) for job in (*jobs, *lone)]
+    assert [event["attempt"] for event in found] == [1, 1, 1, 2, 2] * 10
+    assert [len(event["messages"]) for event in found] == [3, 2, 2, 4, 3] * 10
+    assert app.doctor() == []

@@ -55,12 +55,16 @@ def test_that_a_worker_inside_a_program_ends_does_not_end_the_split_of_what_it_h
 def test_a_program_is_told_when_not_all_of_its_items_were_taken(app: AsyncTask) -> None:
     other = replace(app.ledger, identity="somebody-else")
 
+    def taken_for_dead() -> bool:
+        processes.forget(app.ledger, app.ledger.identity, dead=True)
+        task_rows.fail_split(other, 1, "taken for dead", anyone=True)
+        return bool(app.task(1).progress()["split"]["state"] == "failed")
+
     def items() -> Iterator[int]:
         for i in range(3_000):
             if i == 1_500:
                 wait_for(lambda: app.task(1).progress()["split"]["created"] == 1_100, "no slice is being written")
-                processes.forget(app.ledger, app.ledger.identity, dead=True)
-                task_rows.fail_split(other, 1, "taken for dead", anyone=True)
+                wait_for(taken_for_dead, "the split, which renews its lease, is taken for dead between two renewals")
             yield i
 
     with pytest.raises(Conflict, match="did not take every item"):
@@ -100,7 +104,7 @@ def test_a_split_that_ends_every_process_that_takes_it_is_given_up(app: AsyncTas
 def test_a_process_that_does_not_know_the_worker_leaves_the_split_to_others(app: AsyncTask) -> None:
     new = task_rows.NewTask("unknown_here", "default", 240, source={"name": "x", "filename": "x.csv"})
     task_id, _ = task_rows.create(replace(app.ledger, identity="gone"), new, lease_s=0.0)
-    app.take_up_split(task_id)
+    app.resume_split(task_id)
     with app.ledger.database.read() as connection:
         assert task_rows.get(connection, task_id)["split_by"] == "gone"
 

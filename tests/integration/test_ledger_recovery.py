@@ -20,15 +20,15 @@ from asynctask.database.engine import Database, read_now
 from asynctask.dispatch.dispatcher import Load
 from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import control, processes
-from asynctask.maintenance import Sweep
+from asynctask.maintenance import Maintenance
 from asynctask.middleware.tracker import Tracker
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
 
 
-def sweeper(app: Any) -> Sweep:
-    return Sweep(app.ledger, app.broker, app.host, app.controls)
+def maintenance_of(app: Any) -> Maintenance:
+    return Maintenance(app.ledger, app.broker, app.host, app.controls)
 
 
 def registered(app: Any, **values: Any) -> None:
@@ -53,10 +53,10 @@ def test_what_a_process_held_waits_again_when_its_lease_has_ended_and_not_before
     app, late = world.judging(world.app()), world.app()
     task = holding(world, late, 3)
     world.sql("UPDATE processes SET hostname = 'elsewhere'")
-    assert sweeper(app).recover_dead() == 0
+    assert maintenance_of(app).recover_dead() == 0
     assert task.progress()["control"]["in_flight"] == 3
     world.end_leases()
-    assert sweeper(app).recover_dead() == 1
+    assert maintenance_of(app).recover_dead() == 1
     assert task.progress()["control"]["in_flight"] == 0
     assert world.sql("SELECT DISTINCT status, attempt, deaths, watched FROM events") == [("enqueue", 2, 0, 1)]
     assert world.sql("SELECT * FROM jobs") == []
@@ -73,7 +73,7 @@ def test_a_process_of_this_machine_that_is_gone_is_recovered_at_once(world: Worl
     child = world.spawn("-c", "pass")
     child.wait()
     world.sql("UPDATE processes SET pid = ?, lease_until = ?", child.pid, app.clock.now() + 10**9)
-    assert sweeper(app).recover_dead() == 1
+    assert maintenance_of(app).recover_dead() == 1
     assert task.progress()["control"]["in_flight"] == 0
 
 
@@ -81,14 +81,14 @@ def test_a_pid_that_was_given_to_another_program_is_not_the_process(world: World
     app, dead = world.app(), world.app()
     holding(world, dead, 1)
     world.sql("UPDATE processes SET pid_started = pid_started - 1")
-    assert sweeper(app).recover_dead() == 1
+    assert maintenance_of(app).recover_dead() == 1
 
 
 def test_a_process_of_another_machine_is_judged_by_its_lease_alone(world: World) -> None:
     app, far = world.app(), world.app()
     holding(world, far, 1)
     world.sql("UPDATE processes SET hostname = 'elsewhere', pid = 1, pid_started = 1")
-    assert sweeper(app).recover_dead() == 0
+    assert maintenance_of(app).recover_dead() == 0
 
 
 def test_who_has_had_no_answers_for_a_lease_takes_nobody_for_dead(world: World) -> None:
@@ -96,18 +96,18 @@ def test_who_has_had_no_answers_for_a_lease_takes_nobody_for_dead(world: World) 
     task = holding(world, far, 1)
     world.end_leases()
     registered(app)
-    assert sweeper(app).recover_dead() == 0, "it may be the database that kept the other from renewing"
-    sweeper(app).recover(far.ledger.identity)
+    assert maintenance_of(app).recover_dead() == 0, "it may be the database that kept the other from renewing"
+    maintenance_of(app).recover(far.ledger.identity)
     assert task.progress()["control"]["in_flight"] == 1
-    assert sweeper(world.judging(app)).recover_dead() == 1
+    assert maintenance_of(world.judging(app)).recover_dead() == 1
 
 
 def test_a_process_of_this_machine_that_lives_is_never_dead_whatever_its_lease_says(world: World) -> None:
     app, late = world.judging(world.app()), world.app()
     task = holding(world, late, 1)
     world.sql("UPDATE processes SET lease_until = 1")
-    assert sweeper(app).recover_dead() == 0
-    sweeper(app).recover(late.ledger.identity)
+    assert maintenance_of(app).recover_dead() == 0
+    maintenance_of(app).recover(late.ledger.identity)
     assert task.progress()["control"]["in_flight"] == 1
 
 
@@ -145,9 +145,9 @@ def test_lost_copies_are_looked_for_after_the_clock_was_put_back(world: World) -
     app.dispatcher.round()
     world.sql("DELETE FROM jobs")
     clock = SettableClock()
-    look = Sweep(replace(app.ledger, clock=clock), app.broker, app.host, app.controls)
+    look = Maintenance(replace(app.ledger, clock=clock), app.broker, app.host, app.controls)
     assert look.find_lost() == 0
-    clock.seconds += maintenance.LOOK_S
+    clock.seconds += maintenance.FIND_LOST_S
     look._ledger.time.set(clock.now() - 3_600 * 1_000_000)
     assert look.find_lost() == 1
     assert task.progress()["control"]["in_flight"] == 0
@@ -157,7 +157,7 @@ def test_lost_copies_are_looked_for_after_the_clock_was_put_back(world: World) -
 def test_a_process_that_renewed_between_the_look_and_the_verdict_lives(world: World) -> None:
     app, late = world.app(), world.app()
     task = holding(world, late, 2)
-    sweeper(app).recover(late.ledger.identity)  # somebody saw it late, and it beat since
+    maintenance_of(app).recover(late.ledger.identity)  # somebody saw it late, and it beat since
     assert task.progress()["control"]["in_flight"] == 2
     assert processes.beat(late.ledger, lease_s=60) is None
 
@@ -166,7 +166,7 @@ def test_what_a_process_held_that_is_registered_nowhere_is_taken_on_the_second_l
     app, dead = world.app(), world.app()
     task = holding(world, dead, 2)
     world.sql("DELETE FROM processes")
-    look = sweeper(app)
+    look = maintenance_of(app)
     look.recover_dead()
     assert task.progress()["control"]["in_flight"] == 2, "it may be about to register"
     look.recover_dead()
@@ -221,14 +221,14 @@ def test_a_job_under_which_three_processes_died_ends_as_poison_and_its_neighbour
 def test_a_copy_that_the_broker_lost_is_dispatched_again_after_two_looks(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintenance, "LOOK_S", 0.0)
+    monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.0)
     app = world.app()
     task = app.submit("note", numbers(4))
     registered(app, concurrency=4, queues=("default",))
     app.dispatcher.round()
     kept = world.one("SELECT jid FROM jobs ORDER BY id LIMIT 1")
     world.sql("DELETE FROM jobs WHERE jid <> ?", kept)
-    look = sweeper(app)
+    look = maintenance_of(app)
     assert look.find_lost() == 0
     assert task.progress()["control"]["in_flight"] == 4
     assert look.find_lost() == 3
@@ -243,7 +243,7 @@ def test_a_copy_that_the_broker_lost_is_dispatched_again_after_two_looks(
 def test_a_job_at_work_is_left_alone_though_the_broker_forgot_its_copy(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintenance, "LOOK_S", 0.05)
+    monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.05)
     app = world.app()
     with world.working(app):
         task = app.submit("gated", numbers(1))
@@ -438,7 +438,9 @@ def test_a_smaller_priority_goes_first_and_changing_it_acts_on_jobs_that_wait(wo
     world.check_promises(app, [block.id, slow.id, fast.id, raised.id], 61)
 
 
-def test_a_cancel_that_stops_halfway_is_ended_by_whoever_sweeps_next(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancel_that_stops_halfway_is_ended_by_the_next_maintenance(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(control, "SLICE", 500)
     app, other = world.app(), world.app()
     task = app.submit("note", numbers(1_600))
@@ -461,9 +463,9 @@ def test_a_cancel_that_takes_many_turns_does_not_rest_between_them(world: World,
     turn: Callable[..., bool] = app.controls.turn
     monkeypatch.setattr(app.controls, "turn", lambda task_id, seconds=0.5: turn(task_id, seconds=-1.0))
     assert task.cancel()
-    sweep = Sweep(app.ledger, app.broker, app.host, app.controls)
+    made = maintenance_of(app)
     for _ in range(12):
-        sweep._do(["turn_rows"])
+        made._do(["turn_rows"])
     assert task.progress()["counts"]["cancelled"] == 1_000
 
 

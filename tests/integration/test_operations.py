@@ -17,7 +17,7 @@ from asynctask.database.tables import processes, tasks
 from asynctask.errors import Conflict, InputError, NotFound
 from asynctask.ledger import processes as recovery
 from asynctask.testing import wait_for
-from asynctask.testing.operations_suite import untracked
+from asynctask.testing.broker_suite import untracked
 
 LATER = 3_600
 

@@ -40,8 +40,8 @@ with_each_broker = pytest.mark.parametrize("broker_kind", ["sql", "redis"])
 def test_promise_1_an_accepted_item_is_never_lost_when_the_broker_loses_all_it_holds(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Taken out: `Sweep.find_lost` (it returned at once). The Task stayed open for ever."""
-    monkeypatch.setattr(maintenance, "LOOK_S", 0.2)
+    """Taken out: `Maintenance.find_lost` (it returned at once). The Task stayed open for ever."""
+    monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.2)
     app = world.app()
     with world.working(app):
         task = app.submit("gated", numbers(40))

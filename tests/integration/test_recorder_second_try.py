@@ -155,7 +155,7 @@ def test_what_was_put_off_and_is_put_off_again_for_want_of_an_answer_waits_once_
 def test_a_retry_of_another_engines_job_whose_answer_was_lost_is_counted_once(app: AsyncTask, failing: list[str]) -> None:
     """Its copies carry no fence: what is flushed again must not count for the attempt that it has made itself."""
     recorder = Recorder(app.ledger)
-    tracker = Tracker(app.ledger, recorder, elsewhere=True)
+    tracker = Tracker(app.ledger, recorder)
     (ticket,) = tracker.begin([Arrival("job", None, "note", "default")])
     tracker.start(ticket)
     tracker.note_long(0)
@@ -171,7 +171,7 @@ def test_a_retry_of_another_engines_job_whose_answer_was_lost_is_counted_once(ap
 # -- the thread
 
 
-def test_a_task_whose_thread_cannot_be_started_is_left_to_the_sweep(
+def test_a_task_whose_thread_cannot_be_started_is_left_to_maintenance(
     app: AsyncTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Refused:

@@ -14,7 +14,7 @@ from support.redis_ruby import Desk
 from support.redis_watch import Fixed, Monitor
 from support.servers import RedisServer
 
-from asynctask.brokers.redis.client import BATCH, RedisClient, RemoteWorker
+from asynctask.client import BATCH, RedisClient, RemoteWorker
 from asynctask.errors import BrokerUnavailable, ConfigError, InputError, TooLarge
 
 NOW = 1_763_700_000_123_456
@@ -44,7 +44,7 @@ def schedule(server: RedisServer) -> list[tuple[dict[str, Any], float]]:
 def test_importing_it_imports_no_database_and_no_web() -> None:
     script = """if True:
         import sys
-        from asynctask.brokers.redis.client import RedisClient, RemoteWorker
+        from asynctask.client import RedisClient, RemoteWorker
         RemoteWorker("A", RedisClient("redis://127.0.0.1:1/0"))
         heavy = {"sqlalchemy", "flask", "apiflask", "pydantic", "alembic", "click", "structlog"}
         print(sorted(heavy & {name.partition(".")[0] for name in sys.modules}))

@@ -21,7 +21,7 @@ from support.servers import RedisServer
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker, Copy, Held
 from asynctask.brokers.redis.broker import RedisBroker
-from asynctask.brokers.redis.client import RedisClient
+from asynctask.client import RedisClient
 from asynctask.errors import BrokerUnavailable, ConfigError
 from asynctask.testing import wait_for
 

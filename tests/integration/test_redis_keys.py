@@ -17,8 +17,8 @@ from support.servers import RedisServer
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
 from asynctask.brokers.redis.broker import DEATHS_S, LOOKED_THROUGH, RedisBroker
-from asynctask.brokers.redis.client import RedisClient
 from asynctask.brokers.redis.envelope import MALFORMED, key_of, keys_in, opened, sealed
+from asynctask.client import RedisClient
 from asynctask.clock import SECOND
 from asynctask.errors import BrokerUnavailable, ConfigError, InputError, TooLarge
 from asynctask.testing import wait_for

@@ -29,7 +29,7 @@ from asynctask.brokers.redis.broker import RedisBroker
 from asynctask.clock import LONGEST_BACKOFF_S, SystemClock, backoff_s
 from asynctask.dispatch import dispatcher
 from asynctask.errors import BrokerUnavailable
-from asynctask.maintenance import Sweep
+from asynctask.maintenance import Maintenance
 from asynctask.runtime import fetcher, poller
 from asynctask.runtime.launcher import Launcher
 from asynctask.testing import wait_for
@@ -48,7 +48,7 @@ QUEUES = {"default": 1, "plain": 1}
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is looked for every few seconds is looked for at once."""
-    monkeypatch.setattr(maintenance, "LOOK_S", 0.3)
+    monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.3)
     monkeypatch.setattr(maintenance, "STRAYS_S", 0.3)
     monkeypatch.setattr(dispatcher, "LEASE_S", 1.0)
     monkeypatch.setattr(poller, "JITTER_S", 0.0)
@@ -86,7 +86,7 @@ def alive(launcher: Launcher) -> dict[str, bool]:
     threads = {
         "fetcher": launcher.fetcher._thread,
         "dispatcher": launcher.dispatcher._thread,
-        "sweep": launcher.sweep._thread,
+        "maintenance": launcher.maintenance._thread,
         "poller": launcher.poller._thread,
         "presence": launcher.presence._thread,
         "heartbeat": launcher.heartbeat._thread,
@@ -186,8 +186,8 @@ OUTAGES = {
 
 @pytest.mark.parametrize("name", OUTAGES)
 def test_the_work_waits_says_so_and_goes_on_by_itself(on_redis: World, own: OwnRedis, quick: None, name: str) -> None:
-    """Taken out: `Control.withdrawn` (a pause and a cancel were refused while Redis was away); `Sweep.find_lost` (what the
-    emptied server had lost never came back)."""
+    """Taken out: `Control.withdrawn` (a pause and a cancel were refused while Redis was away); `Maintenance.find_lost`
+    (what the emptied server had lost never came back)."""
     outage = OUTAGES[name]
     app = on_redis.app(poll_interval_s=0.2)
     if name == "hanging":
@@ -444,7 +444,7 @@ def test_a_silence_is_no_work_that_a_look_has_to_rest_from(on_redis: World, monk
     clock = Waits()
     app = on_redis.app(clock=clock)
     looked = []
-    made = Sweep(app.ledger, app.broker, app.host, app.controls)
+    made = Maintenance(app.ledger, app.broker, app.host, app.controls)
 
     def wait_in_vain() -> None:
         looked.append(1)
@@ -456,20 +456,20 @@ def test_a_silence_is_no_work_that_a_look_has_to_rest_from(on_redis: World, monk
         made._do(["find_lost"])
         made._do(["find_lost"])
         assert len(looked) == 1, "it is not asked without a pause"
-        clock.passed += maintenance.LOOK_S + 0.1
+        clock.passed += maintenance.FIND_LOST_S + 0.1
         made._do(["find_lost"])
     assert len(looked) == 2
 
 
 def test_what_redis_lost_is_dispatched_again_within_half_a_minute() -> None:
     """Of a Task after two looks, of a single job at the first one after its time; the looks have a pause between them."""
-    assert 2 * maintenance.LOOK_S + 2 <= 30
-    assert dispatcher.LOOK_AGAIN_S + maintenance.LOOK_S + 2 <= 30
+    assert 2 * maintenance.FIND_LOST_S + 2 <= 30
+    assert dispatcher.LOOK_AGAIN_S + maintenance.FIND_LOST_S + 2 <= 30
 
 
 @pytest.mark.usefixtures("quick")
 def test_a_single_job_that_redis_lost_is_dispatched_again(on_redis: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Taken out: `Sweep._look_at_alone`. Nobody looked for them."""
+    """Taken out: `Maintenance._check_alone`. Nobody looked for them."""
     monkeypatch.setattr(dispatcher, "LOOK_AGAIN_S", 0.3)
     app = on_redis.app()
     broker: Any = app.broker
@@ -637,7 +637,7 @@ def test_the_list_of_a_process_that_sidekiqs_tools_see_is_left_alone(on_redis: W
     other.exchange("other:1:aa", [], ["default"], 9)
     shown: Any = other.presence(About("other:1:aa", "other", 1, app.clock.now(), 5, {"default": 1}))
     shown.beat((), quiet=False, rss_kib=1)
-    made = Sweep(app.ledger, app.broker, app.host, app.controls)
+    made = Maintenance(app.ledger, app.broker, app.host, app.controls)
     with structlog.testing.capture_logs():
         for _ in range(3):
             made.recover_dead()

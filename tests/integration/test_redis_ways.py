@@ -21,7 +21,7 @@ from support.servers import RedisServer
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, About, Broker, Held, Running
 from asynctask.brokers.redis.broker import RedisBroker
-from asynctask.brokers.redis.client import RedisClient
+from asynctask.client import RedisClient
 from asynctask.clock import SystemClock, SystemIds
 from asynctask.testing import wait_for
 from asynctask.testing.broker_suite import a_copy, untracked

@@ -101,7 +101,7 @@ def test_jobs_that_were_held_by_a_dead_process_run_one_at_a_time(place: Place) -
 def test_an_item_whose_worker_is_not_known_here_waits_without_a_retry(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetcher, "MISSING_S", 1)
+    monkeypatch.setattr(fetcher, "DEFER_S", 1)
     app, old = place.app(), place.app()
     worker = app.worker(name="new", retry=0)(lambda item: 1)
     ran: list[int] = []
@@ -124,9 +124,9 @@ def test_an_item_whose_worker_is_not_known_here_waits_without_a_retry(
 def test_a_job_of_an_unknown_worker_comes_by_when_it_is_due_and_says_so_once(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Taken out: that the dispatcher is told. The job came by at the sweep's next look for what nobody was told of."""
-    monkeypatch.setattr(fetcher, "MISSING_S", 0)
-    monkeypatch.setattr(maintenance, "LOOK_S", 3_600.0)
+    """Taken out: that the dispatcher is told. The job came by at the next look of maintenance for unannounced work."""
+    monkeypatch.setattr(fetcher, "DEFER_S", 0)
+    monkeypatch.setattr(maintenance, "FIND_LOST_S", 3_600.0)
     app, old = place.app(), place.app()
     task = app.submit(app.worker(name="new")(lambda item: 1), [{"n": 1}])
     with place.working(old):
@@ -272,7 +272,7 @@ def test_should_stop_says_that_the_attempt_counts_no_more(place: Place) -> None:
 
 
 def test_a_job_that_has_returned_is_not_recorded_as_interrupted(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    app, outcome = place.app(), Tracker._outcome
+    app, outcome = place.app(), Tracker.outcome
     inside, go = threading.Event(), threading.Event()
 
     def held_up(*args: Any) -> Any:
@@ -280,7 +280,7 @@ def test_a_job_that_has_returned_is_not_recorded_as_interrupted(place: Place, mo
         assert go.wait(120)
         return outcome(*args)
 
-    monkeypatch.setattr(Tracker, "_outcome", held_up)
+    monkeypatch.setattr(Tracker, "outcome", held_up)
     task = app.submit(app.worker(retry=0, name="w")(lambda item: "through"), [{}])
     with place.working(app) as launcher:
         assert inside.wait(120)
@@ -297,7 +297,7 @@ def test_a_job_that_has_returned_is_not_recorded_as_interrupted(place: Place, mo
 def test_what_a_thread_comes_to_after_it_was_given_up_changes_nothing(
     place: Place, monkeypatch: pytest.MonkeyPatch, raises: bool
 ) -> None:
-    app, outcome = place.app(), Tracker._outcome
+    app, outcome = place.app(), Tracker.outcome
     began, gate = threading.Event(), threading.Event()
     inside, go = threading.Event(), threading.Event()
 
@@ -318,7 +318,7 @@ def test_what_a_thread_comes_to_after_it_was_given_up_changes_nothing(
     with place.working(app) as launcher:
         assert began.wait(120)
         (execution,) = launcher.pool.running()
-        monkeypatch.setattr(Tracker, "_outcome", held_up)
+        monkeypatch.setattr(Tracker, "outcome", held_up)
         stop = threading.Thread(target=launcher.performer.interrupted, args=(execution,), daemon=True)
         stop.start()
         assert inside.wait(120)

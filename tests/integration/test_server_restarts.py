@@ -83,7 +83,7 @@ def test_a_server_that_ends_in_the_middle_of_a_write_costs_no_item_and_doubles_n
 
 @pytest.mark.one_database(reason="each way ends each database's server in the test above")
 @pytest.mark.parametrize(("verb", "way"), [("cancel", "kill"), ("cancel", "stop"), ("retry", "kill"), ("retry", "stop")])
-def test_a_server_that_ends_while_rows_are_turned_leaves_the_rest_to_the_sweep(
+def test_a_server_that_ends_while_rows_are_turned_leaves_the_rest_to_maintenance(
     restarted: World, fragile: Databases, monkeypatch: pytest.MonkeyPatch, verb: str, way: str
 ) -> None:
     monkeypatch.setattr(control, "SLICE", 30)

@@ -18,11 +18,11 @@ from asynctask.database.engine import Database
 from asynctask.dispatch.dispatcher import Load
 from asynctask.errors import InputError, LedgerUnavailable
 from asynctask.ledger import reservations, tasks
-from asynctask.ledger.recorder import Closer
+from asynctask.ledger.recorder import TaskCloser
 from asynctask.ledger.tasks import GroupSubmit, NewItem, NewTask, NewWhole, Reject
 from asynctask.lists import split
 from asynctask.lists.split import MAX_WHOLE_BYTES
-from asynctask.maintenance import Sweep
+from asynctask.maintenance import Maintenance
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
@@ -289,7 +289,7 @@ def test_small_tasks_that_are_over_are_closed_together_and_no_other(world: World
     assert not world.sql("SELECT id FROM tasks WHERE closed_at IS NOT NULL AND id = ?", open_)
     world.sql("UPDATE tasks SET state = 'running', closed_at = NULL, finished_at = NULL WHERE session_key IS NULL")
     world.sql("DELETE FROM task_log WHERE action = 'closed'")
-    closer = Closer(app.ledger, lambda at: None)
+    closer = TaskCloser(app.ledger, lambda at: None)
     closer.ended([*over, open_, in_session])
     with transactions(monkeypatch) as seen:
         closer.check()
@@ -327,11 +327,13 @@ def test_stored_items_whose_split_is_over_are_removed_and_nothing_else_is(world:
         assert '"items"' in source
         world.sql("UPDATE tasks SET split_source = ? WHERE id = ?", source.replace('"items"', '"kept"'), task_id)
     world.sql("UPDATE tasks SET split_state = 'splitting' WHERE id = ?", splitting)
-    sweep = Sweep(app.ledger, app.broker, app.host, app.controls, take_up=lambda task_id: None, uploads=app.uploads)
-    assert sweep.clear_uploads() == 1
+    maintenance = Maintenance(
+        app.ledger, app.broker, app.host, app.controls, resume_split=lambda task_id: None, uploads=app.uploads
+    )
+    assert maintenance.clear_uploads() == 1
     kept = {i for (i,) in world.sql("SELECT id FROM tasks WHERE split_source IS NOT NULL")}
     assert kept == {sent, splitting, sheet}
     assert len(uploads(app)) == 3
     world.sql("UPDATE tasks SET split_state = 'sealed' WHERE id = ?", splitting)
-    assert sweep.clear_uploads() == 1, "it looks again at what was still being split"
-    assert (len(uploads(app)), sweep.clear_uploads()) == (2, 0)
+    assert maintenance.clear_uploads() == 1, "it looks again at what was still being split"
+    assert (len(uploads(app)), maintenance.clear_uploads()) == (2, 0)

@@ -19,7 +19,7 @@ from support.servers import RedisServer
 from asynctask import AsyncTask, current_job
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
 from asynctask.brokers.redis.broker import RedisBroker
-from asynctask.brokers.redis.client import RedisClient
+from asynctask.client import RedisClient
 from asynctask.clock import SECOND
 from asynctask.errors import NotFound
 from asynctask.testing import wait_for
@@ -265,18 +265,22 @@ def test_pollers_of_both_move_what_both_wrote_once(
     world: RedisWorld, desk: Desk, ruby: RubyWorker, redis_server: RedisServer
 ) -> None:
     """All become due in one moment, while Ruby's process, Ruby's desk and two of ours look."""
-    broker = RedisBroker(redis_server.url)
-    at = float(world.raw.time()[0]) + 2
+    broker, later = RedisBroker(redis_server.url), float(world.raw.time()[0]) + 3_600
     for name, first in ((SCHEDULE, 0), (RETRY, 200)):
-        broker.hold(name, [Held(an_echo(n), round((at + n / 1e6) * SECOND)) for n in range(first, first + 200)])
+        broker.hold(name, [Held(an_echo(n), round((later + n / 1e6) * SECOND)) for n in range(first, first + 200)])
+    broker.close()
     desk(
         """
         jobs = (400...600).map { |n| { "class" => "Shop::Echo", "args" => [n], "queue" => n.odd? ? "ruby" : "python" } }
         jobs.each { |job| Sidekiq::Client.push(job.merge("at" => words[0])) }
         """,
-        at,
+        later,
     )
     assert (world.raw.zcard(SCHEDULE), world.raw.zcard(RETRY)) == (400, 200)
+    with world.raw.pipeline() as together:
+        for name in (SCHEDULE, RETRY):
+            together.zadd(name, {member: score - 3_600 for member, score in world.raw.zrange(name, 0, -1, withscores=True)})
+        together.execute()
     done = threading.Event()
     threads = [threading.Thread(target=_poll, args=(done, redis_server), name="look") for _ in range(2)]
     for thread in threads:
@@ -294,7 +298,6 @@ def test_pollers_of_both_move_what_both_wrote_once(
         done.set()
         for thread in threads:
             thread.join()
-    broker.close()
     moved = Counter(each["job"]["args"][0] for each in in_ruby) + Counter(
         parse(t)["args"][0] for t in world.waiting("python")
     )

@@ -20,7 +20,7 @@ from support.redis_world import RedisWorld
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
 from asynctask.brokers.redis.broker import RedisBroker
-from asynctask.brokers.redis.client import RedisClient, RemoteWorker
+from asynctask.client import RedisClient, RemoteWorker
 from asynctask.clock import SECOND, SystemClock
 from asynctask.dispatch.outbox import poisoned
 from asynctask.runtime.retry import after_failure

@@ -15,7 +15,7 @@ from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND
 from asynctask.errors import BrokerUnavailable, JobInterrupted
 from asynctask.job import CurrentJob
-from asynctask.maintenance import POISON_COPIES, Sweep
+from asynctask.maintenance import POISON_COPIES, Maintenance
 from asynctask.runtime.retry import Decision, Follow, after_failure, decide_untracked
 from asynctask.testing import wait_for
 from asynctask.wire.activejob import OLD_WRAPPER, WRAPPER, GlobalId, Symbol, wrap
@@ -297,10 +297,10 @@ def test_a_job_that_killed_three_processes_says_so_among_the_dead(world: RedisWo
     app = world.app()
     app.ensure_schema()
     world.push_text(STRANGE)
-    sweep = Sweep(app.ledger, app.broker, app.host, app.controls)
+    maintenance = Maintenance(app.ledger, app.broker, app.host, app.controls)
     for count in range(POISON_COPIES):
         assert len(app.broker.exchange(f"p{count}", [], ["default"], 1)) == 1
-        sweep.recover(f"p{count}")
+        maintenance.recover(f"p{count}")
     (text,) = world.members("dead")
     job = parse(text)
     assert job["error_class"] == "ProcessDied"

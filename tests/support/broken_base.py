@@ -52,6 +52,9 @@ class Whole:
     def drop(self, process: str, copies: Sequence[Copy]) -> None:
         self.real.drop(process, copies)
 
+    def forget(self, keys: Collection[Key]) -> None:
+        self.real.forget(keys)
+
     def presence(self, about: About) -> Presence | None:
         return self.real.presence(about)
 

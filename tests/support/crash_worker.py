@@ -143,7 +143,7 @@ def items() -> list[dict[str, Any]]:
 
 def main() -> int:
     """Works until the trap goes off; 3 if it never does."""
-    dispatcher.LEASE_S, maintenance.LOOK_S = 1.0, 0.3
+    dispatcher.LEASE_S, maintenance.FIND_LOST_S = 1.0, 0.3
     split.FIRST_SLICE = split.SLICE = 10
     for place, name in ((dispatcher, "_MAX_RESERVED"), (fetcher, "MAX_FETCH"), (recorder, "_MAX_BATCH")):
         getattr(place, name)  # one that is gone would limit nothing

@@ -37,6 +37,7 @@ _ENDED = f"(OLD.status IN {_TERMINAL} OR NEW.status IN {_TERMINAL})"
 _CLOSED = "OLD.closed_at IS NULL AND NEW.closed_at IS NOT NULL"
 _NOTE_STATUS = "INSERT INTO seen_status VALUES (NEW.id, NEW.task_id, OLD.status, NEW.status, NEW.attempt);"
 _NOTE_CLOSE = "INSERT INTO seen_close VALUES (NEW.id, NEW.generation);"
+_VERSION = "SELECT version_num FROM alembic_version"
 _TABLES = (
     (
         "CREATE TABLE IF NOT EXISTS seen_status"
@@ -280,7 +281,7 @@ class Templates:
                 return [tuple(row) for row in cursor.fetchall()]
 
             cursor.execute(words.patience)
-            if rows(words.others) or rows(words.shape) != self._shape:
+            if rows(words.others) or rows(words.shape) != self._shape or rows(_VERSION) != [(schema.head(),)]:
                 return False
             tables = [str(row[0]) for row in rows(words.tables) if row[0] != "alembic_version"]
             looks = " UNION ALL ".join(f"(SELECT '{table}' FROM {table} LIMIT 1)" for table in tables)

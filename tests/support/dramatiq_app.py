@@ -9,11 +9,19 @@ from typing import Any
 import dramatiq
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import AsyncIO, TimeLimit
+from pydantic import BaseModel, Field
 from support.world import Shop, settings
 
 from asynctask import AsyncTask, NormalException, current_job
 from asynctask.integrations.dramatiq import attach
 from asynctask.testing import wait_for
+
+
+class Product(BaseModel):
+    """A row of a list of products."""
+
+    sku: str
+    quantity: int = Field(default=1, ge=1)
 
 
 class SoldOutError(Exception):
@@ -85,3 +93,10 @@ def declare(broker: dramatiq.Broker, folder: Path) -> None:
     @dramatiq.actor(broker=broker, max_retries=0)
     def heard(*words: Any) -> None:
         shop.note("heard", *words)
+
+    @dramatiq.actor(broker=broker, max_retries=0)
+    def enroll_item(item: Product) -> dict[str, Any]:
+        shop.note("did", item.sku, current_job().attempt)
+        if item.sku.startswith("bad"):
+            raise NormalException("seller is not qualified")
+        return {"enrolled": item.sku}

@@ -11,9 +11,9 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import redis
@@ -132,15 +132,26 @@ class RubyDesk:
 
 
 class RubyWorker:
-    """A process of Ruby's Sidekiq that works queues, with the jobs of ``ruby/jobs.rb``.
+    """A process of Ruby's Sidekiq that works queues, with the jobs of ``ruby/jobs.rb`` or another ``program`` there, and
+    ``environ`` beside the environment.
 
     ``threads``: of several, one that is idle when the process is stopped may be killed with a job that another one gave
     back in its hands.
     """
 
-    def __init__(self, server: RedisServer, folder: Path, *queues: str, threads: int = 2) -> None:
+    def __init__(
+        self,
+        server: RedisServer,
+        folder: Path,
+        *queues: str,
+        threads: int = 2,
+        program: str = "jobs.rb",
+        environ: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._server = server
         self._threads = threads
+        self._program = RUBY / program
+        self._environ = environ
         self._folder = folder
         self._queues = queues
 
@@ -149,12 +160,12 @@ class RubyWorker:
         words = [word for queue in self._queues for word in ("-q", queue)]
         with (self._folder / "sidekiq.log").open("wb") as log:
             self.process = subprocess.Popen(
-                [str(program), "-r", str(RUBY / "jobs.rb"), "-c", str(self._threads), "-t", "1", *words],
+                [str(program), "-r", str(self._program), "-c", str(self._threads), "-t", "1", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd=self._folder,
-                env={**os.environ, "REDIS_URL": self._server.url},
+                env={**os.environ, "REDIS_URL": self._server.url, **self._environ},
             )
         try:
             wait_for(lambda: self.identity or self._ended(), "the Ruby process is seen")

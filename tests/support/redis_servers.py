@@ -11,9 +11,10 @@ from typing import Any, Self
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from support.servers import free_port, missing, redis_program
+from support.servers import missing, redis_program
 
 from asynctask.testing import wait_for
+from asynctask.testing.servers import free_port, redis_command
 
 CERTIFICATE = [
     "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
@@ -62,25 +63,8 @@ class OwnRedis:
 
     def start(self) -> None:
         """Starts it and waits until it listens."""
-        command = [
-            self._program,
-            "--port",
-            str(self.port),
-            "--bind",
-            "127.0.0.1",
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-            "--unixsocket",
-            str(self.socket),
-            "--dir",
-            str(self.folder),
-            "--logfile",
-            str(self.folder / "redis.log"),
-            *self._debug,
-            *self._options,
-        ]
+        options = ["--unixsocket", str(self.socket), *self._debug, *self._options]
+        command = redis_command(self._program, self.port, self.folder, *options)
         self.socket.unlink(missing_ok=True)
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         wait_for(self._listens, "redis-server listens")

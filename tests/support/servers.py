@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 import redis
 
 from asynctask.testing import wait_for
+from asynctask.testing.servers import free_port, redis_command
 
 
 def unmet(reason: str) -> NoReturn:
@@ -26,13 +26,6 @@ def unmet(reason: str) -> NoReturn:
 def missing(program: str, package: str) -> NoReturn:
     """Ends the test as :func:`unmet` does."""
     unmet(f"{program} is not installed; on Debian: apt-get install {package}")
-
-
-def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 REDIS_RELEASES = ("redis7", "redis6")
@@ -72,21 +65,7 @@ class RedisServer:
         program = redis_program(self._release)
         for _ in range(3):
             self.port = free_port()
-            command = [
-                program,
-                "--port",
-                str(self.port),
-                "--bind",
-                "127.0.0.1",
-                "--save",
-                "",
-                "--appendonly",
-                "no",
-                "--dir",
-                str(self._folder),
-                "--logfile",
-                str(self._folder / "redis.log"),
-            ]
+            command = redis_command(program, self.port, self._folder)
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
             if wait_for(lambda: self._answers() or self._ended(), "redis-server answers or ends") == "answers":
                 return

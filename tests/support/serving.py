@@ -21,11 +21,13 @@ PATIENCE_S = 60.0
 class Shop:
     """A folder with a ledger, and the processes that work on it.
 
-    An answer waits until its list is validated, however slow the machine, unless ``settings`` say otherwise.
+    ``application``: another file of this folder than shop.py. An answer waits until its list is validated, however slow the
+    machine, unless ``settings`` say otherwise.
     """
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, application: str = "shop.py", **settings: Any) -> None:
         self.folder = folder
+        self._application = f"{ROOT / 'tests/support' / application}:app"
         self.gate = folder / "gate"
         self.gate.write_text("0")
         self.environ = {
@@ -46,7 +48,7 @@ class Shop:
     @contextmanager
     def running(self, *command: str) -> Iterator[tuple[subprocess.Popen[bytes], dict[str, Any]]]:
         """One of the commands that stay, with the first document that it printed; killed at the end if still there."""
-        argv = [sys.executable, "-m", "asynctask", "-A", str(ROOT / "tests/support/shop.py") + ":app", *command, "--json"]
+        argv = [sys.executable, "-m", "asynctask", "-A", self._application, *command, "--json"]
         with (self.folder / f"{command[0]}.log").open("ab") as log:
             process = subprocess.Popen(
                 argv,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bookkeeping_model import Copy, Life, Look, Process, Sweep, Task, World
+from bookkeeping_model import Copy, Life, Look, Process, Recovery, Task, World
 from bookkeeping_steps import MAX_GENERATIONS, STARTING, step
 
 from asynctask.core import transitions as core
@@ -55,41 +55,41 @@ def lost(w: World) -> list[Process]:
     return [p for p in w.processes if (p.name in named if p.forgotten else p.life in (Life.DEAD, Life.STALLED))]
 
 
-@step(lambda w: lost(w) if len(w.sweeps) < 3 else [])
+@step(lambda w: lost(w) if len(w.recoveries) < 3 else [])
 def recover_list(w: World, process: Process, k: int) -> None:
-    """A sweeper lists the copies held under the name of a process whose lease ended. Two may do so at once."""
-    w.sweeps.append(Sweep(process.name, w.broker.of(process.name)))
+    """A process lists the copies held under the name of a process whose lease ended. Two may do so at once."""
+    w.recoveries.append(Recovery(process.name, w.broker.of(process.name)))
 
 
-@step(lambda w: [s for s in w.sweeps if not s.turned])
-def recover_turn(w: World, sweep: Sweep, k: int) -> None:
+@step(lambda w: [r for r in w.recoveries if not r.turned])
+def recover_turn(w: World, recovery: Recovery, k: int) -> None:
     """One transaction: rows whose copies it held, and rows it was known to be working on though the broker forgot them."""
-    sweep.turned = True
+    recovery.turned = True
     at_work = [
         (t.id, seq, row)
         for t in w.tasks
         for seq, row in enumerate(t.rows())
-        if row.process == sweep.process and row.status is Status.WORKING
+        if row.process == recovery.process and row.status is Status.WORKING
     ]
     for task in w.tasks:
         for seq, row in enumerate(task.rows()):
-            held = w.copy(task, seq) in sweep.copies and row.process in (None, sweep.process)
-            if held or row.process == sweep.process:
+            held = w.copy(task, seq) in recovery.copies and row.process in (None, recovery.process)
+            if held or row.process == recovery.process:
                 beside = [other for *where, other in at_work if where != [task.id, seq]]
                 w.write(task, seq, core.recover(row, task.state, now=w.now, beside=beside))
 
 
-@step(lambda w: [s for s in w.sweeps if s.turned])
-def recover_drop(w: World, sweep: Sweep, k: int) -> None:
+@step(lambda w: [r for r in w.recoveries if r.turned])
+def recover_drop(w: World, recovery: Recovery, k: int) -> None:
     """The dead process's listed copies leave the broker; it is struck off, even if it came back meanwhile."""
-    w.broker.remove(sweep.copies, sweep.process)
-    w.named(sweep.process).forgotten = True
-    w.sweeps.remove(sweep)
+    w.broker.remove(recovery.copies, recovery.process)
+    w.named(recovery.process).forgotten = True
+    w.recoveries.remove(recovery)
 
 
-@step(lambda w: w.sweeps)
-def sweeper_dies(w: World, sweep: Sweep, k: int) -> None:
-    w.sweeps.remove(sweep)
+@step(lambda w: w.recoveries)
+def stop_recovery(w: World, recovery: Recovery, k: int) -> None:
+    w.recoveries.remove(recovery)
 
 
 @step(lambda w: [w] if w.broker.held else [])
@@ -156,7 +156,7 @@ def cancel(w: World, task: Task, k: int) -> None:
     ]
 )
 def cancel_again(w: World, task: Task, k: int) -> None:
-    """The sweep finds rows of a cancelled Task that came to rest after the pass went by: another pass."""
+    """Maintenance finds rows of a cancelled Task that came to rest after the pass went by: another pass."""
     task.turning, task.cursor = "cancel", 0
 
 

@@ -141,8 +141,8 @@ class Dispatcher:
 
 
 @dataclass
-class Sweep:
-    """A sweeper's recovery of one process: listed, then turned, then the copies dropped."""
+class Recovery:
+    """The recovery of one process: listed, then turned, then the copies dropped."""
 
     process: str
     copies: list[Copy]
@@ -178,7 +178,7 @@ class World:
         self.network: list[list[Copy]] = []  # pushes that land later, or never
         self.processes: list[Process] = []
         self.dispatchers = [Dispatcher("d0"), Dispatcher("d1")]
-        self.sweeps: list[Sweep] = []
+        self.recoveries: list[Recovery] = []
         self.withdrawn: list[tuple[int, list[Copy]]] = []
         self.closings: list[tuple[int, int]] = []
         self.look = Look(())

@@ -162,10 +162,10 @@ def tell_of_a_recovery_done_twice() -> None:
     drain(w)
 
 
-def tell_of_a_sweeper_that_died_halfway() -> None:
+def tell_of_a_recovery_that_broke_off_halfway() -> None:
     w = Story()
     task = w.task_of(1)
-    w.tell(*DISPATCH, "start_process", "fetch", "kill", "recover_list", "recover_turn", "sweeper_dies")
+    w.tell(*DISPATCH, "start_process", "fetch", "kill", "recover_list", "recover_turn", "stop_recovery")
     w.tell(*DISPATCH, "recover_list", "recover_turn", "recover_drop")
     assert task.row(0).attempt == 2
     assert Copy(1, 0, 2) in w.broker.held

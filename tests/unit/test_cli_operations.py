@@ -14,7 +14,7 @@ from asynctask import AsyncTask
 from asynctask.brokers.base import DEAD, RETRY, Held
 from asynctask.cli.root import run
 from asynctask.clock import SECOND
-from asynctask.testing.operations_suite import untracked
+from asynctask.testing.broker_suite import untracked
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ class Engine:
     def __init__(self, folder: Path) -> None:
         self.app = AsyncTask(database_url=f"sqlite:///{folder}/a.db", data_dir=str(folder), environ={})
         self._recorder = Recorder(self.app.ledger)
-        self.tracker = Tracker(self.app.ledger, self._recorder, elsewhere=True)
+        self.tracker = Tracker(self.app.ledger, self._recorder)
 
     def begin(self) -> Ticket:
         return self.tracker.begin([Arrival("job", None, "enrol", "default")])[0]

@@ -1,5 +1,5 @@
 """Sessions under random submits, outcomes, retries, pauses and cancels, on a real ledger: the dispatcher's steps without
-its threads, a clock that only the test moves, and no repair by the sweep."""
+its threads, a clock that only the test moves, and no repair by maintenance."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from support.webshop import Client
 from asynctask import AsyncTask
 from asynctask.brokers.base import DEAD, RETRY, Copy, Held
 from asynctask.clock import SECOND
-from asynctask.testing.operations_suite import untracked
+from asynctask.testing.broker_suite import untracked
 
 
 def hold(app: AsyncTask, set_name: str, count: int) -> None:

@@ -188,6 +188,24 @@ def test_a_job_is_shown_with_its_life(client: Client, ended: Callable[..., int])
     assert client.get("/api/jobs/nope").status_code == 404
 
 
+def test_jobs_without_a_task_are_listed_newest_first(
+    app: AsyncTask, client: Client, ended: Callable[..., int], working: Working
+) -> None:
+    ended("A")
+    ids = [app.workers["enroll"].perform_async({"sku": sku}) for sku in ("B", "NO-1", "C")]
+    app.record("of-another", "working")
+    first = client.get("/api/jobs?limit=2").json
+    assert [job["job_id"] for job in first["jobs"]] == ["of-another", ids[2]]
+    rest = client.get(first["links"]["next"]).json
+    assert [job["job_id"] for job in rest["jobs"]] == [ids[1], ids[0]]
+    assert client.get(rest["links"]["next"]).json == {"jobs": [], "links": {"self": rest["links"]["next"], "next": None}}
+    with working():
+        wait_for(lambda: len(client.get("/api/jobs?worker=enroll&status=finish").json["jobs"]) == 2, "two are done")
+    refused = client.get("/api/jobs?worker=enroll&status=failed,error").json["jobs"]
+    assert [job["job_id"] for job in refused] == [ids[1]]
+    assert client.get("/api/jobs?status=lost").status_code == 422
+
+
 def test_control_is_idempotent_and_answers_the_progress(app: AsyncTask, client: Client) -> None:
     task = app.submit("enroll", [{"sku": "A"}])
 

@@ -251,6 +251,10 @@ class RedisBroker:
     def drop(self, process: str, copies: Sequence[Copy]) -> None:
         self.exchange(process, copies, (), 0)
 
+    def forget(self, keys: Collection[Key]) -> None:
+        if keys:
+            self._server.ask(("HDEL", self._keys.held, *map(held_key, keys)))
+
     def presence(self, about: About) -> Presence:
         """Shows a worker process to Sidekiq's tools. One per broker object: they share its counters."""
         return RedisPresence(self._server, self._clock, self._counters, self._statistics, about)
@@ -344,7 +348,7 @@ def _text(raw: bytes | str) -> str:
 # CLIENT TRACKING in broadcast mode (Redis 6 and later) notifies a connection of changed keys, whatever client changed them,
 # and needs no server setting. Where a server or proxy does not offer it, waits are short and the caller polls.
 
-LOOK_S: Final = 0.5
+POLL_S: Final = 0.5
 """Seconds of one wait without client tracking."""
 
 
@@ -380,7 +384,7 @@ class Waiter:
             try:
                 found = self._listen(queues, empty) if self._tracks else False
                 if not self._tracks:
-                    self._rest(min(until, self._clock.monotonic() + LOOK_S))
+                    self._rest(min(until, self._clock.monotonic() + POLL_S))
                     return self._was_woken() or bool(empty)
                 self.notified = found
                 news = found or self._await_change(until)
@@ -451,7 +455,7 @@ class Waiter:
         lengths = [self._read_reply() for _ in empty]
         if isinstance(listening, Exception):
             self._tracks = False
-            get_logger("asynctask.redis").warning("redis_tells_no_news", error=str(listening), look_s=LOOK_S)
+            get_logger("asynctask.redis").warning("redis_tells_no_news", error=str(listening), look_s=POLL_S)
             return False
         if isinstance(paused, Exception) or any(isinstance(length, Exception) for length in lengths):
             return True  # the fetch reports the error

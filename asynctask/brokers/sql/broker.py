@@ -219,6 +219,9 @@ class SqlBroker:
     def presence(self, about: About) -> None:
         """None: the ledger shows these processes."""
 
+    def forget(self, keys: Collection[Key]) -> None:
+        """Does nothing: no other program takes jobs from this table."""
+
     def drop(self, process: str, copies: Sequence[Copy]) -> None:
         if copies:
             with self._translated():

@@ -161,8 +161,12 @@ LAST: Final = 2**62
 LAG_S: Final = 0.5
 """Time for a push to commit; copies of a slower one may be skipped until the next scan of the whole queue."""
 
-LOOK_S: Final = 5.0
-DRY_LOOK_S: Final = 0.25
+SCAN_S: Final = 5.0
+"""Seconds between two scans of a whole queue, at least."""
+
+DRY_SCAN_S: Final = 0.25
+"""The same for a queue that ran dry."""
+
 _COST: Final = 400
 _MAX_MARKS: Final = 16
 
@@ -188,7 +192,7 @@ class _Mark:
 @dataclass(slots=True)
 class _QueueMarks:
     places: dict[int, _Mark] = field(default_factory=dict)
-    look_at: float = 0.0
+    scan_at: float = 0.0
 
 
 class Heads:
@@ -211,9 +215,9 @@ class Heads:
         with self._lock:
             for name in dict.fromkeys(queues):
                 queue = self._queues.setdefault(name, _QueueMarks())
-                if queue.look_at <= now:
+                if queue.scan_at <= now:
                     # Other threads use the marks meanwhile; record_claim() sets the time of the next scan.
-                    queue.look_at = now + LOOK_S
+                    queue.scan_at = now + SCAN_S
                     whole.add(name)
                     found.append(Range(name, FIRST, 0, LAST))
                 else:
@@ -227,13 +231,13 @@ class Heads:
         now = self._now()
         with self._lock:
             for name in whole:
-                self._queues.setdefault(name, _QueueMarks()).look_at = now + max(LOOK_S, _COST * cost_s)
+                self._queues.setdefault(name, _QueueMarks()).scan_at = now + max(SCAN_S, _COST * cost_s)
             for (name, waits), last in {(name, waits): last for name, waits, last in taken if waits % 2}.items():
                 _advance(self._queues.setdefault(name, _QueueMarks()), waits, last, now)
             for name in dry:
                 # An early scan costs nothing: this process is idle.
                 queue = self._queues.setdefault(name, _QueueMarks())
-                queue.look_at = min(queue.look_at, now + max(DRY_LOOK_S, _COST * cost_s))
+                queue.scan_at = min(queue.scan_at, now + max(DRY_SCAN_S, _COST * cost_s))
 
     @property
     def spread(self) -> int:

@@ -14,7 +14,7 @@ from support.redis_world import RedisWorld
 from asynctask import AsyncTask
 from asynctask.brokers.base import Copy
 from asynctask.database import tables
-from asynctask.runtime.fetcher import FIRST_REST_S, LONGEST_PASS, LONGEST_REST_S, Stranger, Strangers
+from asynctask.runtime.fetcher import FIRST_REST_S, LONGEST_PASS, LONGEST_REST_S, DeferredCopy, UntrackedDeferral
 from asynctask.testing import wait_for
 from asynctask.wire.activejob import OLD_WRAPPER, WRAPPER
 
@@ -113,48 +113,48 @@ class Hands:
     def defer(self, process: str, copies: Any) -> None: ...
 
 
-def a_stranger(queue: str, n: int = 0, name: str = "C") -> Stranger:
-    return Stranger(Copy(f"j{n}", 0, queue, "{}"), name, "why")
+def a_deferred(queue: str, n: int = 0, name: str = "C") -> DeferredCopy:
+    return DeferredCopy(Copy(f"j{n}", 0, queue, "{}"), name, "why")
 
 
 def test_a_queue_rests_twice_as_long_each_time_until_it_gives_ours() -> None:
     hands: Any = Hands()
-    strangers = Strangers("p", hands, hands)
+    deferral = UntrackedDeferral("p", hands, hands)
     rests = []
-    theirs, other = a_stranger("a"), a_stranger("b")
+    theirs, other = a_deferred("a"), a_deferred("b")
     for _ in range(7):
-        strangers.gave((), [theirs])
-        assert list(strangers.order(["a", "b"])) == ["a", "b"], "there may be ours behind it"
-        strangers.gave((), [theirs])
-        assert strangers.order(["a", "b"]) == ["b"]
-        rests.append(strangers.patience(1_000.0))
+        deferral.record_fetch((), [theirs])
+        assert list(deferral.order(["a", "b"])) == ["a", "b"], "there may be ours behind it"
+        deferral.record_fetch((), [theirs])
+        assert deferral.order(["a", "b"]) == ["b"]
+        rests.append(deferral.limit_wait(1_000.0))
         hands.at += rests[-1]
-        assert list(strangers.order(["a", "b"])) == ["a", "b"]
+        assert list(deferral.order(["a", "b"])) == ["a", "b"]
     assert rests == [FIRST_REST_S, 2.0, 4.0, 8.0, 16.0, LONGEST_REST_S, LONGEST_REST_S]
-    strangers.gave({"a"}, [theirs, theirs, other, other])
-    assert strangers.order(["a", "b"]) == ["a"], "one of ours was among them"
-    strangers.gave((), [theirs, theirs, theirs])
-    assert (strangers.order(["a", "b"]), strangers.patience(1_000.0)) == ([], FIRST_REST_S)
-    assert strangers.patience(0.5) == 0.5
+    deferral.record_fetch({"a"}, [theirs, theirs, other, other])
+    assert deferral.order(["a", "b"]) == ["a"], "one of ours was among them"
+    deferral.record_fetch((), [theirs, theirs, theirs])
+    assert (deferral.order(["a", "b"]), deferral.limit_wait(1_000.0)) == ([], FIRST_REST_S)
+    assert deferral.limit_wait(0.5) == 0.5
 
 
 def test_a_long_queue_of_others_is_not_turned_over_as_a_whole() -> None:
     hands: Any = Hands()
-    strangers = Strangers("p", hands, hands)
-    strangers.gave((), [a_stranger("a", n) for n in range(LONGEST_PASS)])
-    assert list(strangers.order(["a"])) == ["a"]
-    strangers.gave((), [a_stranger("a", LONGEST_PASS)])
-    assert list(strangers.order(["a"])) == []
+    deferral = UntrackedDeferral("p", hands, hands)
+    deferral.record_fetch((), [a_deferred("a", n) for n in range(LONGEST_PASS)])
+    assert list(deferral.order(["a"])) == ["a"]
+    deferral.record_fetch((), [a_deferred("a", LONGEST_PASS)])
+    assert list(deferral.order(["a"])) == []
 
 
 def test_each_class_is_reported_once_for_each_queue_and_never_without_end() -> None:
     hands: Any = Hands()
-    strangers = Strangers("p", hands, hands)
+    deferral = UntrackedDeferral("p", hands, hands)
     with structlog.testing.capture_logs() as logs:
         for name in ("A", "A", "B", "\x1b[0m\udcff"):
-            strangers.defer([a_stranger("q", name=name)])
+            deferral.defer([a_deferred("q", name=name)])
         for n in range(2_000):
-            strangers.defer([a_stranger(f"q{n}")])
+            deferral.defer([a_deferred(f"q{n}")])
     logs = [line for line in logs if line["event"] == "job_left_to_others"]  # threads of other tests may say something
     assert [line["worker"] for line in logs[:3]] == ["A", "B", "\x1b[0m?"]
     assert len(logs) == 1_000

@@ -1,0 +1,706 @@
+"""What an engine must give so that Tasks run on it, and the parts that record beside it.
+
+An engine (Celery, Dramatiq, RQ) keeps its own queues and runs its own workers. Its integration gives an :class:`Engine`,
+through which the dispatcher reaches those queues, and runs an :class:`EngineProcess` in each of the engine's worker
+processes, through which jobs are recorded.
+
+Two kinds of jobs arrive. A **job of a Task** was pushed by the dispatcher and carries its attempt. The ledger keeps it:
+gives it again when its process died, when it is to be retried or when its Task was paused, and drops a copy of an older
+attempt. The engine decides only whether and when it is retried. A **lone job** was sent by a program through the engine. It
+carries no attempt, for the engine alone keeps it, retries it and delivers it again.
+
+A worker process in another language has no such object beside it. It sends its records to a process of this application,
+where :class:`RemoteWorkers` writes them and keeps its lease.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Protocol, TypeVar
+
+from asynctask.brokers.base import Copy
+from asynctask.clock import Clock, micros
+from asynctask.config import Config
+from asynctask.core.transitions import Begin
+from asynctask.dispatch.demand import Load, Rate
+from asynctask.dispatch.outbox import EngineQueues, decode, engine_queue
+from asynctask.errors import ConfigError, Conflict, InputError, Unavailable
+from asynctask.ledger import processes
+from asynctask.ledger.base import Ledger, dumps
+from asynctask.ledger.recorder import LINGER_S, Recorder
+from asynctask.ledger.standalone import ENGINE, NewJob, enqueue, reopen_elsewhere
+from asynctask.lists.items import ItemShape
+from asynctask.logs import get_logger
+from asynctask.middleware.tracker import Arrival, JobRecord, Recorded, RemoteTracker, Ticket, Tracker
+from asynctask.runtime.process import AppProcess, Dispatching, recording_chain
+from asynctask.worker import Worker, describe
+
+__all__ = [
+    "Attachable", "EarlyTickets", "Engine", "EngineCapabilities", "EngineProcess", "HeldAcks", "LoneEvents", "ProcessLost",
+    "PushedJob", "RemoteWorkers", "Reporter", "Together", "engine_worker", "kept_params", "pushed_job",
+]  # fmt: skip
+
+EARLY_S: Final = 0.5
+"""Seconds for which a ticket is good that was asked for before a thread was free."""
+
+LONG_S: Final = 0.1
+"""Seconds after which a running job's ``working`` status is written by itself."""
+
+_MOST_EARLY: Final = 1_000
+_FLUSH_S: Final = 5.0
+_MANY: Final = 50
+_AWAY_S: Final = 0.5
+
+T = TypeVar("T")
+
+
+# -- the port
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCapabilities:
+    """What an engine, with the broker that it is attached to, can do.
+
+    ``late_ack``: a job is acknowledged after its outcome is committed. ``redelivers``: a lone job whose process died comes
+    again by itself. ``counts``: its queues can be counted; without it no Task can be handed to it. ``asynchronous``: it
+    runs ``async`` functions. ``hard_limit``: it ends a job that does not heed its time limit.
+    """
+
+    late_ack: bool
+    redelivers: bool
+    counts: bool
+    asynchronous: bool
+    hard_limit: bool
+
+
+class Engine(EngineQueues, Protocol):
+    """An attached engine."""
+
+    name: str
+    """1 to 8 small letters."""
+
+    capabilities: EngineCapabilities
+
+    @property
+    def workers(self) -> Mapping[str, Worker]:
+        """What it can perform, by name: a live mapping, to which more may be added."""
+        ...
+
+    def name_of(self, target: object) -> str | None:
+        """The name of the worker that a task or an actor of this engine is; None for anything else."""
+        ...
+
+
+class Attachable(Dispatching, Protocol):
+    """The parts of an application that an integration needs."""
+
+    config: Config
+
+    def attach(self, engine: Engine) -> None: ...
+
+    def ensure_schema(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PushedJob:
+    """A job as the dispatcher pushes it: the worker's ``name``, the engine's own name of the ``queue``, the arguments.
+
+    ``attempt`` is its fence, which must travel with it; None for a lone job. ``retries``: how often it was retried.
+    """
+
+    job_id: str
+    name: str
+    queue: str
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    attempt: int | None
+    retries: int
+
+
+def pushed_job(copy: Copy) -> PushedJob:
+    """The job of a copy that the dispatcher pushes. Raises ValueError for what is no job."""
+    job = decode(copy.payload)
+    args: Any = job["args"]
+    kwargs: Mapping[str, Any] = {}
+    if copy.task_id is None and len(args) == 2 and isinstance(args[0], list) and isinstance(args[1], dict):
+        args, kwargs = args
+    attempt = copy.attempt if copy.task_id is not None else None
+    queue = copy.queue.partition("/")[2]
+    return PushedJob(copy.jid, str(job["class"]), queue, args, kwargs, attempt, int(job.get("retry_count", -1)) + 1)
+
+
+def engine_worker(
+    engine: str,
+    name: str,
+    function: Callable[..., Any],
+    queue: str,
+    *,
+    failed_on: Collection[type[BaseException]] = (),
+    retry: int | bool = 0,
+    max_item_bytes: int,
+) -> Worker:
+    """The worker that a function of an engine is: its first parameter says what an item looks like.
+
+    ``queue``: the engine's own name of its queue.
+    """
+    _, _, is_async, model = describe(function)
+    return Worker(
+        name,
+        function,
+        queue=engine_queue(engine, queue),
+        retry=retry,
+        failed_on=tuple(failed_on),
+        is_async=is_async,
+        model=model,
+        shape=ItemShape(model, max_item_bytes=max_item_bytes),
+        engine=engine,
+    )
+
+
+def kept_params(job_id: str, args: Sequence[Any], kwargs: Mapping[str, Any], limit: int) -> Any:
+    """The arguments of a lone job as its Event keeps them; None if they are no JSON or over ``limit`` bytes."""
+    params: Any = {"args": list(args), "kwargs": dict(kwargs)} if kwargs else list(args)
+    try:
+        kept = len(dumps(params)) <= limit
+    except TypeError:  # the engine has another serializer
+        kept = False
+    if not kept:
+        get_logger("asynctask.engine").info("params_not_kept", job_id=job_id)
+    return params if kept else None
+
+
+# -- what several threads ask the ledger at the same time, they ask together
+
+
+@dataclass(slots=True)
+class _Call:
+    argument: Any
+    result: Any = None
+    error: Exception | None = None
+    done: bool = False
+
+
+class Together:
+    """A function of many arguments, which threads call with one each.
+
+    A thread that finds no call under way makes one; those that come meanwhile wait for its end, and one of them makes the
+    next call for all of them. So a lone caller waits for nobody, and many share a round trip and a commit. ``function``
+    returns the results in the order of its arguments; where it raises for several, each is tried alone.
+    """
+
+    def __init__(self, function: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
+        self._function = function
+        self._renew()
+
+    def _renew(self) -> None:
+        self._condition = threading.Condition()
+        self._waiting: list[_Call] = []
+        self._busy = False
+        self._pid = os.getpid()
+
+    def __call__(self, argument: Any) -> Any:
+        if os.getpid() != self._pid:
+            self._renew()  # a forked child: the threads that were at it are its parent's
+        mine = _Call(argument)
+        with self._condition:
+            self._waiting.append(mine)
+            while True:
+                self._condition.wait_for(lambda: mine.done or not self._busy)
+                if mine.done:
+                    break
+                self._lead()
+        if mine.error is not None:
+            raise mine.error
+        return mine.result
+
+    def _lead(self) -> None:
+        """Makes the call of all that wait, the condition's lock given up meanwhile."""
+        calls, self._waiting, self._busy = self._waiting, [], True
+        self._condition.release()
+        try:
+            self._make(calls)
+        finally:  # an engine may interrupt this thread: what it did not come to is another's to lead
+            self._condition.acquire()
+            self._waiting[:0] = [each for each in calls if not each.done]
+            self._busy = False
+            self._condition.notify_all()
+
+    def _make(self, calls: Sequence[_Call]) -> None:
+        try:
+            for each, result in zip(calls, self._function([each.argument for each in calls]), strict=True):
+                each.result, each.done = result, True
+        except Exception as error:
+            if len(calls) == 1 or isinstance(error, Unavailable):
+                for each in calls:
+                    each.error, each.done = error, True
+            else:
+                for each in calls:
+                    self._make([each])
+
+
+class EarlyTickets:
+    """Asks for the tickets of jobs that have arrived and wait for a free thread of their engine.
+
+    One thread asks for all that arrived while it asked before. A ticket is good for half a second, then its job asks anew:
+    what has changed meanwhile must show (promise 8).
+    """
+
+    def __init__(self, begin: Callable[[Sequence[Arrival]], Sequence[Ticket]], clock: Clock) -> None:
+        self._begin = begin
+        self._clock = clock
+        self._condition = threading.Condition()
+        self._arrived: list[tuple[Arrival, _Early]] = []
+        self._early: dict[tuple[str, int | None], _Early] = {}
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="tickets", daemon=True)
+        self._thread.start()
+
+    def expect(self, arrival: Arrival) -> None:
+        """A job has arrived."""
+        with self._condition:
+            if len(self._early) >= _MOST_EARLY:  # of jobs that their engine has dropped
+                self._early = {key: each for key, each in self._early.items() if not each.done}
+            early = self._early[arrival.job_id, arrival.attempt] = _Early()
+            self._arrived.append((arrival, early))
+            self._condition.notify_all()
+
+    def take(self, arrival: Arrival) -> Ticket | None:
+        """The ticket of a copy that begins now, once; None if there is none, or none that is fresh."""
+        with self._condition:
+            early = self._early.pop((arrival.job_id, arrival.attempt), None)
+            if early is None:
+                return None
+            self._condition.wait_for(lambda: early.done)
+        return early.ticket if self._clock.monotonic() - early.asked_at <= EARLY_S else None
+
+    def forget(self, job_id: str, attempt: int | None) -> None:
+        """Another copy of the same has ended: a ticket from before is void."""
+        with self._condition:
+            self._early.pop((job_id, attempt), None)
+
+    def stop(self) -> None:
+        """Ends the thread; what it was not asked for yet has no ticket."""
+        with self._condition:
+            self._ended = True
+            self._condition.notify_all()
+        self._thread.join(_FLUSH_S)
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._arrived or self._ended)
+                batch, self._arrived = self._arrived, []
+                ended = self._ended
+            asked_at = self._clock.monotonic()
+            tickets: Sequence[Ticket | None] = [None] * len(batch)
+            with suppress(Exception):  # each asks for itself then, and waits or fails by its own
+                tickets = [] if ended else self._begin([arrival for arrival, _ in batch])
+            with self._condition:
+                for (_, early), ticket in zip(batch, tickets, strict=False):
+                    early.ticket, early.asked_at = ticket, asked_at
+                for _, early in batch:
+                    early.done = True
+                self._condition.notify_all()
+            if ended:
+                return
+
+
+@dataclass(slots=True)
+class _Early:
+    ticket: Ticket | None = None
+    asked_at: float = 0.0
+    done: bool = False
+
+
+class HeldAcks:
+    """Acknowledgements that wait for a commit in the place of the threads that performed.
+
+    A job's ``key`` is noted with :meth:`open` before its outcome is handed over, and :meth:`committed` after its commit. An
+    acknowledgement that comes in between is held back. A thread of its own makes it then: a broker's answer must not hold
+    up the next commit.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Open] = {}
+        self._due: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._log = get_logger("asynctask.engine")
+
+    def start(self) -> None:
+        """Starts the thread."""
+        threading.Thread(target=self._run, name="acknowledgements", daemon=True).start()
+
+    def stop(self) -> None:
+        """Ends the thread once it has acknowledged what is committed."""
+        self._due.put(None)
+
+    def open(self, key: str) -> None:
+        """The outcome of this job is about to be handed over."""
+        with self._lock:
+            self._open.setdefault(key, _Open()).commits += 1  # two copies of a job may be performed at once
+
+    def committed(self, key: str) -> None:
+        """It is committed."""
+        with self._lock:
+            waiting = self._open[key]
+            waiting.commits -= 1
+            if waiting.commits:
+                return
+            del self._open[key]
+        for ack in waiting.acks:
+            self._due.put(ack)
+
+    def hold(self, key: str, ack: Callable[[], None]) -> bool:
+        """Whether the acknowledgement of this job has to wait; it is called later then."""
+        with self._lock:
+            waiting = self._open.get(key)
+            if waiting is not None:
+                waiting.acks.append(ack)
+        return waiting is not None
+
+    def _run(self) -> None:
+        while (ack := self._due.get()) is not None:
+            try:
+                ack()
+            except Exception as error:  # the job comes again, and is over then
+                self._log.warning("not_acknowledged", error=f"{type(error).__name__}: {error}")
+
+
+@dataclass(slots=True)
+class _Open:
+    commits: int = 0
+    acks: list[Callable[[], None]] = field(default_factory=list)
+
+
+class LoneEvents(Together):
+    """Makes the Events of lone jobs before they are sent. Raises InputError and LedgerUnavailable."""
+
+    def __init__(self, app: Dispatching, engine: str) -> None:
+        def make(jobs: Sequence[NewJob]) -> Sequence[None]:
+            enqueue(app.ledger, jobs, options={ENGINE: engine})
+            return [None] * len(jobs)
+
+        super().__init__(make)
+
+
+# -- the process
+
+
+class EngineProcess(AppProcess):
+    """The parts that run beside an engine in one of its worker processes: recorder, heartbeat, maintenance, dispatcher.
+
+    Make it in the performing process, after any fork.
+
+    Arguments: ``engine``, its name; ``concurrency``, how many jobs run at once; ``queues``, the engine's own names of those
+    that the process works. Raises :class:`~asynctask.errors.SchemaOutdated` and LedgerUnavailable.
+    """
+
+    def __init__(self, app: Dispatching, engine: str, *, concurrency: int, queues: Sequence[str] = ()) -> None:
+        identity = processes.engine_identity(engine, app.host.name, os.getpid(), app.ids.nonce())
+        ledger = replace(app.ledger, identity=identity)
+        named = [engine_queue(engine, queue) for queue in queues]
+        super().__init__(app, kind=engine, concurrency=concurrency, queues=named, ledger=ledger, dispatching=app)
+        self._engine = engine
+        self._dispatcher = app.dispatcher
+        self._awaited: dict[threading.Event, None] = {}  # of outcomes whose threads wait for the commit
+        self.recorder = Recorder(self.ledger, busy_for=self._busy_for, on_due=self._dispatcher.expect)
+        self.tracker = Tracker(self.ledger, self.recorder)
+        self._begin = Together(self.tracker.begin)
+        self._early: EarlyTickets | None = None
+        self.chain = recording_chain(app, self.tracker)
+        self._clock = app.clock
+        self._rate = Rate(app.clock)
+        self._busy_s = 0.0
+        self._stopping = threading.Event()
+        self._ended = threading.Event()
+        self.pid = os.getpid()
+        self._ticker = threading.Thread(target=self._tick, name="ticker", daemon=True)
+        self._log = get_logger("asynctask.engine")
+
+    # -- lifecycle
+
+    def start(self) -> None:
+        """Registers the process and starts its parts. Raises LedgerUnavailable."""
+        self.register()
+        self.recorder.start()
+        self.heartbeat.start()
+        self._dispatcher.attach(self.load)
+        self._dispatcher.start()
+        self.maintenance.start()
+        self._ticker.start()
+        self._dispatcher.nudge()
+
+    def quiet(self) -> None:
+        """Makes ``should_stop()`` true in running jobs: the engine is shutting down."""
+        self._stopping.set()
+        self._dispatcher.attach(None)
+
+    def stop(self) -> None:
+        """Commits pending records, stops the parts and removes the process."""
+        self.quiet()
+        recorded = self.recorder.stop(_FLUSH_S)
+        if self._early is not None:
+            self._early.stop()
+        self._ended.set()
+        self._ticker.join(_FLUSH_S)
+        self._dispatcher.stop()
+        self.maintenance.stop()
+        self.heartbeat.stop()
+        self.leave(empty=recorded and not self.tracker.running())
+
+    # -- steps of a job
+
+    def expect(self, arrival: Arrival) -> None:
+        """A job has arrived and waits for a free thread: its ticket is asked for meanwhile, with those of others."""
+        if self._early is None:
+            self._early = EarlyTickets(self.tracker.begin, self._clock)
+        self._early.expect(arrival)
+
+    def forget(self, job_id: str, attempt: int | None) -> None:
+        """A copy of this attempt (None: of a lone job) has ended here: what was asked for another is void."""
+        if self._early is not None:
+            self._early.forget(job_id, attempt)
+
+    def begin(self, arrival: Arrival) -> Ticket:
+        """The ticket of a job that arrived. Blocks while the ledger is away: no job begins unrecorded.
+
+        Where its verdict is not ``RUN``, acknowledge the job unrun: it is over, or the ledger has taken it back.
+        """
+        early = None if self._early is None else self._early.take(arrival)
+        ticket: Ticket = early or self._retry_while_away(lambda: self._begin(arrival))
+        if ticket.elsewhere and ticket.holder not in (None, self.ledger.identity):
+            # Its engine delivers it again, before anybody has noticed that its process died, if it did.
+            self._retry_while_away(self.maintenance.recover_dead)
+            ticket = self._retry_while_away(lambda: self._begin(arrival))
+        if ticket.verdict in (Begin.GIVE_BACK, Begin.CANCEL) and not ticket.elsewhere:
+            done = threading.Event()
+            self.tracker.release(ticket, lambda won: done.set())
+            done.wait()
+        return ticket
+
+    def begin_anew(self, arrival: Arrival) -> Ticket:
+        """As :meth:`begin`, for a lone job that a person may have put on the queue again after it had failed."""
+        ticket = self.begin(arrival)
+        if ticket.verdict is not Begin.DROP or ticket.task_id is not None:
+            return ticket
+        reopened = self._retry_while_away(lambda: reopen_elsewhere(self.ledger, arrival.job_id))
+        return self.begin(arrival) if reopened else ticket
+
+    def put_off(self, arrival: Arrival, why: str, seconds: float) -> None:
+        """Makes a job of a Task that cannot be performed here wait in the ledger for so long. Blocks while it is away."""
+        ticket: Ticket = self._retry_while_away(lambda: self._begin(arrival))
+        if ticket.verdict is Begin.RUN:
+            until = self.ledger.now() + micros(seconds)
+            self._retry_while_away(lambda: self.tracker.put_off([(ticket, why)], until))
+
+    def known(self, job_id: str) -> Ticket | None:
+        """The ticket of a lone job with an Event, None for others. Blocks while the ledger is away."""
+        return self._retry_while_away(lambda: self.tracker.known(job_id))
+
+    def _retry_while_away(self, operation: Callable[[], T]) -> T:
+        pause = threading.Event()
+        while True:
+            try:
+                return operation()
+            except Unavailable as error:
+                self._log.warning("ledger_away", error=str(error))
+                pause.wait(_AWAY_S)
+
+    def settle(self, ticket: Ticket, *, retry_at: int | None = None, discarded: str | None = None) -> None:
+        """Records the outcome and blocks until it is committed; all threads of the process share one commit."""
+        if ticket.settled:
+            return
+        done = threading.Event()
+        self._awaited[done] = None
+        try:
+            self.tracker.settle(ticket, retry_at=retry_at, discarded=discarded, then=lambda won: done.set())
+            done.wait()
+        finally:
+            del self._awaited[done]
+
+    def settle_later(self, ticket: Ticket, then: Callable[[], None]) -> None:
+        """Hands over the outcome of a last attempt; ``then`` is called once it is committed. Acknowledge the job there."""
+        self.tracker.settle(ticket, then=lambda won: then())
+
+    def recover(self, ticket: Ticket) -> None:
+        """The process that performed a job of a Task died, while this one, which records it, lives: the ledger gives the
+        job again, or ends it as poison. Blocks until that is committed."""
+        self.tracker.note_long(0.0)  # only a job that is known to have begun counts the death
+        while not self.recorder.drain(_FLUSH_S):
+            pass
+        self._retry_while_away(lambda: processes.recover_job(self.ledger, ticket.event_id))
+        self.tracker.forget(ticket)
+        self._dispatcher.nudge()
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the process is shutting down."""
+        return self._stopping.is_set()
+
+    # -- parts
+
+    def _busy_for(self) -> float | None:
+        """An outcome that no thread waits for goes with those that follow, while more are to be expected."""
+        return LINGER_S if not self._awaited and (self.tracker.running() or self._rate.per_second > _MANY) else None
+
+    def load(self) -> Load:
+        """What this process can use now."""
+        free = 0 if self.should_stop else self._concurrency - len(self.tracker.running())
+        return Load(self.ledger.identity, self._queue_names, free, self._rate.per_second)
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "busy": len(self.tracker.running()),
+            "rate": self._rate.per_second,
+            "quiet": int(self.should_stop),
+        }
+
+    def obey(self, name: str) -> None:
+        if name == processes.LOST:
+            super().obey(name)  # its jobs go on: the outcomes of those that were given to others are not counted
+        else:
+            self._log.warning("signal_not_for_engines", signal=name, hint=f"quiet or stop {self._engine} by its own means")
+
+    def _tick(self) -> None:
+        before = 0
+        while not self._ended.wait(LONG_S):
+            self.tracker.note_long(LONG_S)
+            running, recorded = len(self.tracker.running()), self.recorder.recorded
+            if running:
+                self._busy_s += LONG_S
+            self._rate.update(recorded, self._busy_s)
+            if running < self._concurrency and recorded > before and not self.should_stop:
+                self._dispatcher.dry(worked=True)
+            before = recorded
+
+
+# -- worker processes in another language
+
+_ENGINE: Final = re.compile(r"[a-z]{1,8}")
+_NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,55}")
+_SIGNALS: Final = {"TSTP": "quiet", "TERM": "stop"}
+_RENEW_S: Final = 1.0
+"""Seconds between two writes of a process that sends records all the time, at most."""
+
+
+class ProcessLost(Conflict):
+    """The process was silent for longer than its lease, and its jobs were given to others."""
+
+    code = "process_lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Reporter:
+    """A worker process in another language.
+
+    ``engine``: what runs it, 1 to 8 small letters; ``name``: its own, unique in its life, such as HOST:PID:NONCE.
+    ``concurrency``, ``busy`` and ``quiet`` say what its ``queues``, of this application's broker, can use. ``ended``: it
+    performs nothing any more.
+    """
+
+    engine: str
+    name: str
+    concurrency: int = 0
+    queues: Sequence[str] = ()
+    busy: int = 0
+    quiet: bool = False
+    ended: bool = False
+
+    @property
+    def identity(self) -> str:
+        """Its name in the ledger."""
+        return f"{self.engine}@{self.name}"
+
+
+class RemoteWorkers:
+    """Takes the records of worker processes in other languages, and renews the lease of each with them."""
+
+    def __init__(self, app: Dispatching) -> None:
+        self._app = app
+        self._renewed: dict[str, tuple[float, Reporter]] = {}
+        self._lock = threading.Lock()
+        self._log = get_logger("asynctask.remote")
+
+    def record(self, records: Sequence[JobRecord], reporter: Reporter | None = None) -> tuple[list[Recorded], str | None]:
+        """Records what a process says, and what it is to do: ``quiet``, ``stop`` or None.
+
+        Without a reporter nobody notices when a worker dies. Raises :class:`InputError`, LedgerUnavailable; and
+        :class:`ProcessLost`, with nothing recorded: the process takes another name and sends the records again.
+        """
+        ledger = self._app.ledger.under("" if reporter is None else reporter.identity)
+        signal = None if reporter is None else self._renew(ledger, reporter)
+        tracker = RemoteTracker(ledger, on_due=self._app.dispatcher.expect, limit=self._app.config.max_result_bytes)
+        recorded = tracker.record(records)
+        self._forget_copies(records)
+        if reporter is not None and reporter.ended:
+            processes.leave(ledger)
+        return recorded, signal
+
+    def _renew(self, ledger: Ledger, reporter: Reporter) -> str | None:
+        config, now = self._app.config, self._app.clock.monotonic()
+        every_s = min(_RENEW_S, config.heartbeat_s, config.lease_s / 3)
+        at, known = self._renewed.get(reporter.identity, (0.0, None))
+        if known is not None and now - at < every_s and _constant(known) == _constant(reporter):
+            return None
+        if known is None:
+            self._register(ledger, reporter)
+        queues = dumps(list(reporter.queues))
+        left = processes.beat(
+            ledger, lease_s=config.lease_s, concurrency=reporter.concurrency, queues=queues,
+            busy=min(reporter.busy, reporter.concurrency), quiet=int(reporter.quiet),
+        )  # fmt: skip
+        with self._lock:
+            oldest = now - config.lease_s
+            self._renewed = {name: each for name, each in self._renewed.items() if each[0] > oldest}
+            self._renewed[reporter.identity] = now, reporter
+            if left == processes.LOST or reporter.ended:
+                del self._renewed[reporter.identity]
+        if left == processes.LOST:
+            raise ProcessLost(
+                f"{reporter.identity} was silent for longer than lease_s ({config.lease_s:g} s), so its jobs were given to"
+                " others; go on under another name"
+            )
+        return None if left is None else _SIGNALS.get(left)
+
+    def _register(self, ledger: Ledger, reporter: Reporter) -> None:
+        if not _ENGINE.fullmatch(reporter.engine) or reporter.engine in self._app.engines:
+            raise InputError(
+                f"a process's engine has 1 to 8 small letters, and is none that is attached: {reporter.engine[:80]!r}",
+                code="bad_process",
+            )
+        if not _NAME.fullmatch(reporter.name):
+            raise InputError(
+                f"a process's name has 1 to 55 letters, digits and _ . : -, not {reporter.name[:80]!r}", code="bad_process"
+            )
+        parts = reporter.name.split(":")
+        pid = int(parts[1]) if len(parts) > 1 and parts[1].isdecimal() and len(parts[1]) < 10 else 0
+        try:
+            # Without the id of a boot it is judged by its lease alone: its pid may be of another machine.
+            processes.register(
+                ledger, processes.Host(parts[0], ""), kind=reporter.engine, pid=pid, lease_s=self._app.config.lease_s,
+                concurrency=reporter.concurrency, queues=reporter.queues,
+            )  # fmt: skip
+        except ConfigError:
+            return  # through another web process, or before this one started
+        self._app.dispatcher.nudge()
+
+    def _forget_copies(self, records: Sequence[JobRecord]) -> None:
+        """The broker does not see that another program takes a job from its queue."""
+        keys = {(record.job_id, record.attempt) for record in records if record.attempt is not None}
+        try:
+            self._app.broker.forget(sorted(keys))
+        except Unavailable as error:  # it holds an entry too many, which asking for that copy removes
+            self._log.warning("copies_not_forgotten", count=len(keys), error=str(error))
+
+
+def _constant(reporter: Reporter) -> tuple[object, ...]:
+    """What is written at once when it changes."""
+    return reporter.concurrency, tuple(reporter.queues), reporter.quiet, reporter.ended

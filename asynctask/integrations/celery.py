@@ -1,0 +1,565 @@
+"""Celery with the tracker attached: every tracked task leaves an Event, and Tasks run on its workers.
+
+A task is wrapped where Celery itself takes hold of it: ``run``, which the worker calls, ``apply_async``, which sends, and
+``retry``. Inside ``autoretry_for`` stands a second wrapper, for a business refusal must not be retried.
+
+A job that a program sends carries no fence (``attempt=None``): Celery keeps it, retries it and delivers it again. A job of
+a Task carries its attempt as a header. When it is to be retried, Celery's own rules say whether and when; the ledger keeps
+it until then and gives it again, with Celery's count of retries, so no worker holds it in its memory.
+
+In the prefork pool each child records by itself, and the process above it starts no thread, for it forks again at any time.
+It records only what a child cannot: that it was killed over its time limit, or revoked.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from asynctask.brokers.base import Copy
+from asynctask.clock import SECOND, micros
+from asynctask.core.states import Status
+from asynctask.core.transitions import Begin
+from asynctask.dispatch.outbox import engine_queue, own_name
+from asynctask.errors import BrokerUnavailable, JobTimeout, SchemaOutdated, Unavailable, not_installed
+from asynctask.integrations.base import (
+    Attachable,
+    EngineCapabilities,
+    EngineProcess,
+    HeldAcks,
+    LoneEvents,
+    engine_worker,
+    kept_params,
+    pushed_job,
+)  # fmt: skip
+from asynctask.job import CurrentJob, reset_current_job, set_current_job
+from asynctask.ledger.standalone import NewJob, end_elsewhere, is_job_id
+from asynctask.logs import get_logger
+from asynctask.middleware.tracker import TICKET, Arrival, Ticket
+from asynctask.worker import Worker
+
+try:
+    from billiard.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
+    from celery import signals
+    from celery.exceptions import Ignore, Reject, Retry
+    from celery.utils import uuid
+    from kombu.exceptions import OperationalError
+except ModuleNotFoundError as error:
+    if error.name not in ("billiard", "celery", "kombu"):
+        raise
+    raise ModuleNotFoundError(not_installed("celery", "celery"), name="celery") from None
+
+__all__ = ["CeleryEngine", "attach"]
+
+NAME: Final = "celery"
+"""This engine's name, before the names of its queues, in the identities of its processes and in its Events."""
+
+ATTEMPT: Final = "asynctask_attempt"
+"""The header of a job of a Task: its attempt."""
+
+_POOLS: Final = {"celery.concurrency.prefork": False, "celery.concurrency.solo": True, "celery.concurrency.thread": True}
+"""Pools that can be recorded, and whether their jobs run in the process that the signals of a worker reach."""
+
+_AWAY_S: Final = 0.5
+
+
+def attach(
+    celery_app: Any, app: Attachable, *, tasks: Collection[str] | None = None, late_ack: bool = True
+) -> CeleryEngine:
+    """Records every tracked task of ``celery_app`` as an Event of ``app``, and makes those tasks workers of ``app``: lists
+    can be handed in for them. Call it once, in the module that makes the Celery application.
+
+    Arguments: ``tasks``, the names of the tracked tasks; None tracks all. A task's own option ``use_task_event=True`` or
+    ``False`` takes precedence; ``failed_on=(MyError, ...)`` names exceptions that are business refusals. ``late_ack``:
+    tracked tasks get ``acks_late`` and ``reject_on_worker_lost``, so that none is lost with its process; without it a lone
+    job that dies with its worker ends in ``error``. Raises :class:`ConfigError` if it is attached already.
+    """
+    engine = CeleryEngine(celery_app, app, tasks=tasks, late_ack=late_ack)
+    app.attach(engine)
+    engine.connect()
+    return engine
+
+
+class _RefusedError(Ignore):  # type: ignore[misc]
+    """Carries a business refusal past ``autoretry_for``, which lets Celery's own exceptions through."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+@dataclass(slots=True)
+class _Performed:
+    """The job that this thread performs."""
+
+    task: Any
+    worker: Worker
+    ticket: Ticket
+    job: CurrentJob
+    process: EngineProcess
+    retry_error: BaseException | None = None
+
+
+class CeleryEngine:
+    """What :func:`attach` adds: the Celery application as an engine."""
+
+    def __init__(self, celery_app: Any, app: Attachable, *, tasks: Collection[str] | None, late_ack: bool) -> None:
+        self.name = NAME
+        self.capabilities = EngineCapabilities(
+            late_ack=late_ack, redelivers=late_ack, counts=True, asynchronous=False, hard_limit=True
+        )
+        self._celery = celery_app
+        self._app = app
+        self._chosen = None if tasks is None else frozenset(tasks)
+        self._late_ack = late_ack
+        self._tracked: dict[str, Worker] = {}
+        self._lone_events = LoneEvents(app, NAME)
+        self._acks = HeldAcks()
+        self._request: type | None = None  # of Celery's requests, where their acknowledgements can be held back
+        self._process: EngineProcess | None = None
+        self._queues: Sequence[str] = ()
+        self._concurrency = 1
+        self._lock = threading.Lock()
+        self._counting = threading.Lock()
+        self._counter: Any = None
+        self._thread = threading.local()
+        self._log = get_logger("asynctask.celery")
+
+    def connect(self) -> None:
+        """Connects the signals. The tasks are wrapped when the application knows all of them."""
+        if self._celery.finalized:
+            self._track_all()
+        make_task = self._celery._task_from_fun
+
+        @functools.wraps(make_task)
+        def tracked(*args: Any, **options: Any) -> Any:
+            task = make_task(*args, **options)
+            if self._celery.finalized:  # what is declared later has no signal
+                self._track(task)
+            return task
+
+        self._celery._task_from_fun = tracked
+        self._celery.on_after_finalize.connect(lambda **_: self._track_all(), weak=False)
+        for signal, handler in (
+            (signals.celeryd_after_setup, self._worker_made),
+            (signals.worker_process_init, lambda **_: self._start()),
+            (signals.worker_process_shutdown, lambda **_: self._stop()),
+            (signals.worker_shutting_down, lambda **_: self._quiet()),
+            (signals.worker_shutdown, lambda **_: self._stop()),
+            (signals.task_failure, self._task_failed),
+            (signals.task_revoked, self._task_revoked),
+        ):
+            signal.connect(handler, weak=False)
+
+    # -- the port
+
+    @property
+    def workers(self) -> Mapping[str, Worker]:
+        """The tracked tasks as workers, by name. Finalizes the Celery application."""
+        self._celery.finalize()
+        return self._tracked
+
+    def name_of(self, target: object) -> str | None:
+        name = getattr(target, "name", None)
+        return name if isinstance(name, str) and self._celery.tasks.get(name) is target else None
+
+    def push(self, copies: Sequence[Copy]) -> None:
+        self._thread.pushing = True
+        try:
+            with self._celery.producer_pool.acquire(block=True) as producer:
+                for copy in copies:
+                    self._push(producer, copy)
+        except (OperationalError, OSError) as error:
+            raise BrokerUnavailable(f"the broker of Celery does not answer: {error}") from error
+        finally:
+            self._thread.pushing = False
+
+    def _push(self, producer: Any, copy: Copy) -> None:
+        job = pushed_job(copy)
+        self._celery.tasks[job.name].apply_async(
+            list(job.args),
+            dict(job.kwargs),
+            task_id=job.job_id,
+            producer=producer,
+            queue=job.queue,
+            retries=job.retries,
+            headers={} if job.attempt is None else {ATTEMPT: job.attempt},
+            add_to_parent=False,
+            retry=False,
+        )
+
+    def waiting(self, queues: Collection[str]) -> Mapping[str, int]:
+        with self._counting:
+            if self._counter is None:
+                self._counter = self._celery.connection_for_write()
+            try:
+                self._counter.ensure_connection(max_retries=1, timeout=1)
+                return {queue: self._count(own_name(queue)) for queue in queues}
+            except (OperationalError, OSError, *self._counter.connection_errors) as error:
+                self._counter.close()
+                self._counter = None
+                raise BrokerUnavailable(f"the broker of Celery does not answer: {error}") from error
+
+    def _count(self, queue: str) -> int:
+        channel = self._counter.channel()
+        try:
+            if hasattr(channel, "_size"):  # not a server of AMQP; with global_keyprefix, Redis would say that it has none
+                return int(channel._size(queue))
+            return int(channel.queue_declare(queue, passive=True).message_count)
+        except self._counter.channel_errors:  # there is no such queue yet
+            return 0
+        finally:
+            channel.close()
+
+    def may_hold(self, queue: str) -> bool:
+        """A worker holds jobs of a task with a rate limit in its memory, idle as it is."""
+        return any(self._celery.tasks[name].rate_limit for name in self._tracked)
+
+    # -- tracked tasks
+
+    def tracks(self, task: Any) -> bool:
+        """Whether jobs of this task leave Events."""
+        chosen = getattr(task, "use_task_event", None)
+        if chosen is not None:
+            return bool(chosen)
+        return not task.name.startswith("celery.") and (self._chosen is None or task.name in self._chosen)
+
+    def _track_all(self) -> None:
+        for task in list(self._celery.tasks.values()):
+            self._track(task)
+
+    def _track(self, task: Any) -> None:
+        with self._lock:
+            if task.name not in self._tracked and self.tracks(task):
+                self._tracked[task.name] = self._worker(task)
+                self._wrap(task)
+
+    def _worker(self, task: Any) -> Worker:
+        function = getattr(task, "_orig_run", task.run)
+        queue = self._celery.amqp.router.route({}, task.name).get("queue") or self._celery.conf.task_default_queue
+        return engine_worker(
+            NAME,
+            task.name,
+            function,
+            str(getattr(queue, "name", queue)),
+            failed_on=getattr(task, "failed_on", ()),
+            max_item_bytes=self._app.config.max_item_bytes,
+        )
+
+    def _wrap(self, task: Any) -> None:
+        worker = self._tracked[task.name]
+        if hasattr(task, "_orig_run"):
+            task._orig_run = self._letting_refusals_through(worker, task._orig_run)
+        run, apply_async, retry = task.run, task.apply_async, task.retry
+
+        @functools.wraps(run)
+        def tracked_run(*args: Any, **kwargs: Any) -> Any:
+            request = task.request
+            if request.called_directly or request.is_eager or not is_job_id(request.id or ""):
+                return run(*args, **kwargs)
+            return self._perform(task, worker, run, args, kwargs)
+
+        @functools.wraps(apply_async)
+        def tracked_apply_async(args: Any = None, kwargs: Any = None, task_id: str | None = None, **options: Any) -> Any:
+            if self._celery.conf.task_always_eager or getattr(self._thread, "pushing", False):
+                return apply_async(args, kwargs, task_id=task_id, **options)
+            return self._send(task, apply_async, args, kwargs, task_id or uuid(), options)
+
+        @functools.wraps(retry)
+        def tracked_retry(args: Any = None, kwargs: Any = None, exc: Any = None, **options: Any) -> Any:
+            if (current := self._current(task.request.id)) is not None:
+                current.retry_error = exc if isinstance(exc, BaseException) else sys.exception()
+            return retry(args, kwargs, exc, **options)
+
+        task.run, task.apply_async, task.retry = tracked_run, tracked_apply_async, tracked_retry
+        if self._late_ack:
+            task.acks_late = task.reject_on_worker_lost = True
+        if self._request is not None:
+            task.Request = self._request
+
+    def _letting_refusals_through(self, worker: Worker, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def refusing(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                if getattr(self._thread, "current", None) is not None and worker.refuses(error):
+                    raise _RefusedError(error) from error
+                raise
+
+        return refusing
+
+    def _current(self, task_id: str | None) -> _Performed | None:
+        """The job that this thread performs, if it is this one."""
+        current: _Performed | None = getattr(self._thread, "current", None)
+        return current if current is not None and current.job.job_id == task_id else None
+
+    # -- sending
+
+    def _send(
+        self, task: Any, apply_async: Callable[..., Any], args: Any, kwargs: Any, task_id: str, options: dict[str, Any]
+    ) -> Any:
+        current = self._current(task_id)
+        if current is not None:  # Celery sends the job that runs here again
+            self._record_retry(current, options)
+            if not current.ticket.elsewhere:  # the ledger gives it again when it is due
+                return task.AsyncResult(task_id)
+            return apply_async(args, kwargs, task_id=task_id, **options)
+        if not is_job_id(task_id):
+            return apply_async(args, kwargs, task_id=task_id, **options)
+        queue = engine_queue(NAME, _queue_name(options) or own_name(self._tracked[task.name].queue))
+        job = NewJob(task_id, task.name, queue, self._params(task_id, args, kwargs))
+        self._lone_events(job)
+        try:
+            return apply_async(args, kwargs, task_id=task_id, **options)
+        except Exception as error:
+            self._end(task_id, f"it could not be sent: {type(error).__name__}: {error}")
+            raise
+
+    def _record_retry(self, current: _Performed, options: Mapping[str, Any]) -> None:
+        """Recorded before the job is sent again, or its next attempt could begin before this one has ended."""
+        eta, countdown = options.get("eta"), options.get("countdown")
+        now = self._app.ledger.now()
+        due_at = round(eta.timestamp() * SECOND) if isinstance(eta, datetime) else now + micros(countdown or 0)
+        current.ticket.raised(current.retry_error or RuntimeError("the task asks for another try"))
+        current.process.settle(current.ticket, retry_at=due_at)
+
+    def _params(self, task_id: str, args: Any, kwargs: Any) -> Any:
+        return kept_params(task_id, args or (), kwargs or {}, self._app.config.max_item_bytes)
+
+    # -- performing
+
+    def _perform(self, task: Any, worker: Worker, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        request = task.request
+        attempt = getattr(request, ATTEMPT, None)
+        queue = str((request.delivery_info or {}).get("routing_key") or own_name(worker.queue))
+        params = self._params(request.id, args, kwargs)
+        arrival = Arrival(request.id, attempt, task.name, engine_queue(NAME, queue), params)
+        process, ticket = self._begin(arrival)
+        payload = {"class": task.name, "args": list(args), "kwargs": dict(kwargs), "jid": request.id, "queue": queue}
+        job = CurrentJob(
+            request.id,
+            task_id=ticket.task_id,
+            attempt=ticket.attempt,
+            queue=queue,
+            payload=payload,
+            should_stop=lambda: process.should_stop,
+        )
+        ticket.job = job
+        job.state[TICKET] = ticket
+        current = _Performed(task, worker, ticket, job, process)
+        return self._call(current, lambda: run(*_revived(current, args), **kwargs))
+
+    def _begin(self, arrival: Arrival) -> tuple[EngineProcess, Ticket]:
+        """The ticket of a job that may be performed. Raises what makes Celery acknowledge one that may not, or keep one
+        that could not be recorded."""
+        try:
+            if arrival.attempt is not None and (not isinstance(arrival.attempt, int) or arrival.attempt < 1):
+                raise Ignore(f"job {arrival.job_id} has no attempt that could be: {arrival.attempt!r}")
+            process = self._running_process()
+            ticket = process.begin(arrival)
+        except Ignore:
+            raise
+        except Exception as error:
+            self._log.exception("not_begun", job_id=arrival.job_id)
+            threading.Event().wait(_AWAY_S)
+            raise Reject(error, requeue=True) from error
+        if ticket.verdict is not Begin.RUN:
+            raise Ignore(f"job {arrival.job_id} is over, or the ledger has taken it back")
+        if ticket.task_id is not None and arrival.attempt is None:
+            raise ValueError(f"{arrival.job_id} is the id of a job of Task {ticket.task_id}, which this is not")
+        return process, ticket
+
+    def _call(self, current: _Performed, function: Callable[[], Any]) -> Any:
+        """Calls the task through the middleware, and records its outcome before Celery acknowledges the job."""
+        raised: list[BaseException] = []
+
+        def inner() -> Any:
+            try:
+                return function()
+            except _RefusedError as error:
+                raised.append(error.cause)
+                raise error.cause from None
+            except BaseException as error:
+                raised.append(error)
+                raise
+
+        token = set_current_job(current.job)
+        self._thread.current = current
+        try:
+            result = current.process.chain.invoke(current.worker, current.job, current.job.queue, inner)
+        except BaseException as error:
+            raised.append(error)
+            self._set_outcome(current, error)
+            if current.ticket.status is not Status.FAILED:
+                current.process.settle(current.ticket)
+                raise
+        finally:
+            self._thread.current = None
+            reset_current_job(token)
+            current.process.forget(current.job.job_id, None if current.ticket.elsewhere else current.ticket.attempt)
+        answered = _is_answered(current.task)
+        if self._request is None or answered or current.process.should_stop:
+            current.process.settle(current.ticket)
+        else:  # the acknowledgement waits for the commit, in the place of this thread
+            job_id = current.job.job_id
+            self._acks.open(job_id)
+            current.process.settle_later(current.ticket, lambda: self._acks.committed(job_id))
+        if current.ticket.status is Status.FAILED and raised and answered:
+            raise raised[-1]  # or Celery would treat it as a success and use the result
+        return None if current.ticket.status is Status.FAILED else result
+
+    def _set_outcome(self, current: _Performed, error: BaseException) -> None:
+        """Sets the outcome from what came out of the whole chain, unless a retry has been recorded."""
+        ticket = current.ticket
+        if ticket.settled or isinstance(error, Retry):
+            return
+        if current.worker.refuses(error):
+            ticket.fail(error)
+        elif isinstance(error, SoftTimeLimitExceeded):
+            ticket.raised(JobTimeout(_limit(current.task, 1)))
+        else:
+            ticket.raised(error)
+
+    # -- what only the process above the performing ones knows
+
+    def _task_failed(self, sender: Any = None, task_id: str = "", exception: Any = None, **_: Any) -> None:
+        if sender is None or sender.name not in self._tracked:
+            return
+        if isinstance(exception, TimeLimitExceeded):
+            self._end(
+                task_id,
+                timeout_s=float(sender.request.timelimit[0] if sender.request.timelimit else sender.time_limit or 0),
+            )
+        elif isinstance(exception, WorkerLostError):
+            self._end(task_id, "its process died, and Celery does not deliver it again", lone_only=True)
+
+    def _task_revoked(self, sender: Any = None, request: Any = None, expired: bool = False, **_: Any) -> None:
+        if sender is not None and request is not None and sender.name in self._tracked:
+            self._end(request.id, "it is over its expiry time" if expired else "it was revoked")
+
+    def _end(self, job_id: str, why: str = "", *, timeout_s: float | None = None, lone_only: bool = False) -> None:
+        try:
+            end_elsewhere(self._app.ledger, job_id, why, timeout_s=timeout_s, lone_only=lone_only)
+        except Unavailable as error:
+            self._log.error("end_not_recorded", job_id=job_id, error=str(error))
+
+    # -- the worker process
+
+    def _worker_made(self, instance: Any = None, **_: Any) -> None:
+        self._track_all()
+        pool = instance.pool_cls.__module__
+        if pool not in _POOLS:
+            names = ", ".join(name.rpartition(".")[2] for name in _POOLS)
+            raise SystemExit(f"asynctask records jobs in the pools {names}, not in {pool}: give the worker another -P")
+        self._queues = sorted(self._celery.amqp.queues.consume_from)
+        try:
+            self._app.ensure_schema()
+        except SchemaOutdated as error:
+            raise SystemExit(str(error)) from error
+        except Unavailable as error:
+            self._log.warning("ledger_away", error=str(error))
+        finally:
+            self._app.close()  # a child that is forked opens its own connections
+        if _POOLS[pool]:
+            self._concurrency = instance.concurrency if pool.endswith("thread") else 1
+            if pool.endswith("thread") and self._late_ack:
+                self._hold_acks()
+            self._start()
+
+    def _hold_acks(self) -> None:
+        """In the pool of threads, which acknowledge by themselves, a thread need not wait for the commit."""
+        from celery.worker.request import Request
+
+        acks = self._acks
+
+        class TrackedRequest(Request):  # type: ignore[misc]
+            def acknowledge(self) -> None:
+                if not acks.hold(self.id, super().acknowledge):
+                    super().acknowledge()
+
+        self._request = TrackedRequest
+        for name in self._tracked:
+            self._celery.tasks[name].Request = TrackedRequest
+        signals.task_received.connect(self._task_received, weak=False)
+        self._acks.start()
+
+    def _task_received(self, request: Any = None, **_: Any) -> None:
+        """Celery has a job for a thread that is free soon."""
+        process, worker = self._process, self._tracked.get(request.name)
+        if process is None or worker is None or request.eta is not None or not is_job_id(request.id):
+            return
+        name = str(request.delivery_info.get("routing_key") or own_name(worker.queue))
+        attempt = request.request_dict.get(ATTEMPT)
+        if attempt is None or isinstance(attempt, int):
+            params = self._params(request.id, *request.message.payload[:2])
+            process.expect(Arrival(request.id, attempt, request.name, engine_queue(NAME, name), params))
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._process is not None and self._process.pid == os.getpid():
+                return
+            self._process = None
+        try:
+            self._running_process(wait=False)
+        except Unavailable as error:
+            self._log.warning("ledger_away", error=str(error))
+
+    def _running_process(self, *, wait: bool = True) -> EngineProcess:
+        """This process, registered. Blocks while the ledger is away: no tracked job begins unrecorded."""
+        pause = threading.Event()
+        while True:
+            with self._lock:
+                if self._process is not None and self._process.pid == os.getpid():
+                    return self._process
+                try:
+                    process = EngineProcess(self._app, NAME, concurrency=self._concurrency, queues=self._queues)
+                    process.start()
+                    self._process = process
+                    return process
+                except Unavailable as error:
+                    if not wait:
+                        raise
+                    self._log.warning("ledger_away", error=str(error))
+            pause.wait(_AWAY_S)
+
+    def _quiet(self) -> None:
+        if self._process is not None and self._process.pid == os.getpid():
+            self._process.quiet()
+
+    def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None and process.pid == os.getpid():
+            process.stop()
+
+
+def _queue_name(options: Mapping[str, Any]) -> str | None:
+    """The queue that a sender asks for."""
+    queue = options.get("queue")
+    return None if queue is None else str(getattr(queue, "name", queue))
+
+
+def _limit(task: Any, which: int) -> float:
+    """The hard (0) or soft (1) time limit of a task's running job, in seconds."""
+    own = (task.request.timelimit or (None, None))[which]
+    return float(own or (task.time_limit, task.soft_time_limit)[which] or 0)
+
+
+def _is_answered(task: Any) -> bool:
+    """Whether Celery uses the result of the running job: it is kept, or other tasks wait for it."""
+    request = task.request
+    kept = not task.ignore_result and task.app.conf.result_backend
+    return bool(kept or request.callbacks or request.errbacks or request.chain or request.chord or request.group)
+
+
+def _revived(current: _Performed, args: tuple[Any, ...]) -> Sequence[Any]:
+    """The arguments of the task; an item of a Task is what its model makes of it."""
+    if current.ticket.task_id is None or current.worker.shape is None or len(args) != 1:
+        return args
+    return (current.worker.shape.revive(args[0]),)

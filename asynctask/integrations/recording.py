@@ -1,0 +1,331 @@
+"""A process that records for a worker that forks for every job.
+
+A connection to the database for each forked child costs more than most jobs, and threads in a process that forks are a
+danger: a lock that another thread holds at that moment (SQLite's, libpq's, that of a connection pool) stays locked in the
+child for ever. So such a worker has a **recording process**, which holds the connections and the threads of an
+:class:`~asynctask.integrations.base.EngineProcess`. The worker forks it before it has a thread of its own.
+
+The worker and the children in which it performs ask it through a pair of sockets: a line of JSON for a question, one for
+its answer. One of them asks at a time, since the worker waits for the child that performs. A child may be killed in the
+middle of a line or before it has read its answer, so each question begins a new line, and its number is in its answer.
+
+It ends with the worker; if that is killed, after the job that a child of it still performs. If it dies by itself, the other
+end of the socket is closed: nothing more can be recorded, and the worker has to end. The ledger recovers what it had begun.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any, Final, NoReturn
+
+import orjson
+
+from asynctask.clock import micros
+from asynctask.core.transitions import Begin
+from asynctask.errors import ConfigError, JobTimeout, Unavailable
+from asynctask.integrations.base import EngineProcess
+from asynctask.job import CurrentJob
+from asynctask.logs import get_logger
+from asynctask.middleware.tracker import Arrival, Ticket
+
+__all__ = ["RecordingGone", "RecordingProcess"]
+
+PUT_OFF_S: Final = 10.0
+"""A job of a Task that its engine gave up before it began waits for so long in the ledger."""
+
+_POLL_S: Final = 0.25
+_AWAY_S: Final = 0.5
+
+_STOPPING, _ENDED, _WAITING = range(3)
+"""Bytes of memory shared by the worker and its children: it was asked to stop; it has ended; a question waits."""
+
+
+class RecordingGone(Exception):
+    """The recording process is dead, so nothing can be recorded: leave the job to its recovery."""
+
+
+class RecordingProcess:
+    """The recording process of a worker, seen from the worker and its children.
+
+    Arguments: ``make`` makes the parts of the process, in the process; ``leave`` is called first in it, and closes what it
+    must not share with the worker. Make it in the worker's main thread, before any other thread.
+
+    ``turn`` names one try of a job: the same in all that is asked about it, and another for each try. Each question blocks
+    while the ledger is away, and raises :class:`RecordingGone` where it cannot be recorded.
+    """
+
+    def __init__(self, make: Callable[[], EngineProcess], leave: Callable[[], None]) -> None:
+        self._make = make
+        self._leave = leave
+        self._worker = os.getpid()
+        self._pid = 0
+        self._flags = mmap.mmap(-1, 3)
+        self._ours, self._theirs = socket.socketpair()
+        self._numbers = itertools.count()
+        self._log = get_logger("asynctask.recording")
+
+    # -- in the worker
+
+    def start(self) -> None:
+        """Starts it, and waits until it records. Raises ConfigError if it cannot begin."""
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        self._pid = os.fork()
+        if not self._pid:
+            self._run()
+        self._theirs.close()
+        try:
+            self._ask("ready", "")
+        except (RecordingGone, RuntimeError) as error:
+            self.stop()
+            raise ConfigError(f"the worker could record nothing: {error or 'its recording process died'}") from None
+
+    def has_died(self) -> bool:
+        """Whether it ended by itself."""
+        if not self._pid or os.getpid() != self._worker:
+            return False
+        try:
+            return os.waitpid(self._pid, os.WNOHANG)[0] == self._pid
+        except ChildProcessError:  # another part of the worker has waited for it
+            return True
+
+    def quiet(self) -> None:
+        """Makes ``stopping`` true: the worker is shutting down."""
+        self._flags[_STOPPING] = 1
+
+    def stop(self) -> None:
+        """Ends it. It first commits what is pending, which it gives up after some seconds without the ledger."""
+        pid, self._pid = self._pid, 0
+        self._flags[_STOPPING] = self._flags[_ENDED] = 1
+        try:
+            os.waitpid(pid, 0)
+        except ChildProcessError:
+            pass
+        self._ours.close()
+
+    # -- in the worker and its children
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the worker is shutting down."""
+        return bool(self._flags[_STOPPING])
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a question waits for its answer, as it does while the ledger is away."""
+        return bool(self._flags[_WAITING])
+
+    def begin(self, turn: str, arrival: Arrival, *, anew: bool = False) -> Ticket | str:
+        """The ticket of a job that this process performs now; it collects the outcome. A text that says why not, if it must
+        not be performed. ``anew``: somebody sent it again; a lone job that had failed is opened again."""
+        said = self._ask("begin", turn, arrival=asdict(arrival), anew=anew, pid=os.getpid())
+        return str(said["why"]) if said["why"] else Ticket(Begin.RUN, arrival.job_id, *said["ticket"])
+
+    def settle(self, turn: str, ticket: Ticket, delay_s: float | None = None) -> None:
+        """Records the outcome on the ticket; committed on return. ``delay_s``: another try follows in so many seconds."""
+        self._ask("settle", turn, report=ticket.report(), delay_s=delay_s)
+
+    def lost(
+        self, turn: str, arrival: Arrival, *, why: str = "", delay_s: float | None = None, timeout_s: float | None = None
+    ) -> str | None:
+        """The process that performed a job died, or (``why``) its engine gave it up without performing it.
+
+        ``delay_s``: its engine gives it another try; ``timeout_s``: it was killed over that limit. Returns ``"end"`` or
+        ``"retry"`` if its outcome had been recorded before, None otherwise.
+        """
+        said = self._ask("lost", turn, arrival=asdict(arrival), why=why, delay_s=delay_s, timeout_s=timeout_s)
+        return None if said["before"] is None else str(said["before"])
+
+    def _ask(self, do: str, turn: str, **values: Any) -> Mapping[str, Any]:
+        number = f"{os.getpid()}-{next(self._numbers)}"
+        question = orjson.dumps({"do": do, "turn": turn, "number": number, "values": values})
+        self._flags[_WAITING] = 1
+        try:
+            self._ours.sendall(b"\n" + question + b"\n")
+            answer = self._answer(number)
+        except OSError as error:
+            raise RecordingGone from error
+        finally:
+            self._flags[_WAITING] = 0
+        if "failed" in answer:
+            raise RuntimeError(answer["failed"])
+        return answer
+
+    def _answer(self, number: str) -> Mapping[str, Any]:
+        said = bytearray()
+        while part := self._ours.recv(65_536):
+            said += part
+            if said.endswith(b"\n"):
+                for answer in map(_parsed, said.splitlines()):
+                    if answer and answer.get("number", number) == number:
+                        return answer
+                said.clear()
+        raise RecordingGone
+
+    # -- in the recording process
+
+    def _run(self) -> NoReturn:
+        code = 1
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):  # they come to all processes of a worker, which decides
+                signal.signal(number, lambda *_: None)  # not SIG_IGN, which the children that split would inherit
+            self._ours.close()
+            self._leave()
+            self._record()
+            code = 0
+        except BaseException as error:
+            self._log.exception("recording_process_failed")
+            self._theirs.sendall(orjson.dumps({"failed": str(error)}) + b"\n")
+        finally:
+            os._exit(code)
+
+    def _record(self) -> None:
+        process = self._started()
+        if process is None:
+            return
+        answers = _Answers(process, self._theirs)
+        thread = threading.Thread(target=answers.give, name="recording", daemon=True)
+        thread.start()
+        while thread.is_alive() and not self._flags[_ENDED] and (self._worker_lives() or answers.performer_lives()):
+            if self.stopping and not process.should_stop:
+                process.quiet()
+            thread.join(_POLL_S)
+        process.stop()
+
+    def _started(self) -> EngineProcess | None:
+        """The started parts; None if the worker died while the ledger was away."""
+        pause = threading.Event()
+        while self._worker_lives():
+            try:
+                process = self._make()
+                process.start()
+                return process
+            except Unavailable as error:
+                self._log.warning("ledger_away", error=str(error))
+            pause.wait(_AWAY_S)
+        return None
+
+    def _worker_lives(self) -> bool:
+        return os.getppid() == self._worker
+
+
+class _Answers:
+    """What the recording process answers. It has one job at a time, like its worker."""
+
+    def __init__(self, process: EngineProcess, connection: socket.socket) -> None:
+        self._process = process
+        self._connection = connection
+        self._turn = ""
+        self._ticket: Ticket | None = None
+        self._before: str | None = None  # how the turn ended, if it did
+        self._performer = 0
+        self._log = get_logger("asynctask.recording")
+
+    def give(self) -> None:
+        """Answers until nobody is left to ask."""
+        try:
+            with self._connection.makefile("rb") as lines:
+                for question in filter(None, map(_parsed, lines)):
+                    answer = self._answer(question["do"], question["turn"], question["values"])
+                    self._connection.sendall(orjson.dumps({**answer, "number": question["number"]}) + b"\n")
+        except OSError:
+            pass
+
+    def performer_lives(self) -> bool:
+        """Whether a job is performed now by a process that lives."""
+        if self._ticket is None:
+            return False
+        try:
+            os.kill(self._performer, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def _answer(self, do: str, turn: str, values: dict[str, Any]) -> dict[str, Any]:
+        try:
+            if "arrival" in values:
+                values["arrival"] = Arrival(**values["arrival"])
+            if do == "begin":
+                return self._begin(turn, **values)
+            if do == "settle":
+                return self._settle(turn, **values)
+            return self._lost(turn, **values) if do == "lost" else {}
+        except Exception as error:
+            self._log.exception("question_failed", question=do)
+            return {"failed": f"{type(error).__name__}: {error}"}
+
+    def _begin(self, turn: str, arrival: Arrival, anew: bool, pid: int) -> dict[str, Any]:
+        if self._ticket is not None:  # its performer died, and its engine had forgotten it by then
+            self._end_lost("", None, None)
+        ticket = self._process.begin_anew(arrival) if anew else self._process.begin(arrival)
+        if ticket.verdict is not Begin.RUN:
+            return {"why": "it is over, or the ledger has taken it back"}
+        if ticket.task_id is not None and arrival.attempt is None:
+            return {"why": f"its id is that of a job of Task {ticket.task_id}, which it is not"}
+        ticket.job = CurrentJob(ticket.job_id, task_id=ticket.task_id, attempt=ticket.attempt)
+        self._process.tracker.start(ticket)
+        if ticket.lost:
+            self._process.tracker.forget(ticket)
+            return {"why": "another process performs it"}
+        self._turn, self._ticket, self._before, self._performer = turn, ticket, None, pid
+        return {"why": "", "ticket": [ticket.event_id, ticket.task_id, ticket.attempt, ticket.retries]}
+
+    def _settle(self, turn: str, report: Mapping[str, Any], delay_s: float | None) -> dict[str, Any]:
+        if self._ticket is not None and turn == self._turn:
+            self._ticket.adopt(report)
+            self._end(self._ticket, delay_s)
+        return {}
+
+    def _lost(
+        self, turn: str, arrival: Arrival, why: str, delay_s: float | None, timeout_s: float | None
+    ) -> dict[str, Any]:
+        if turn == self._turn:
+            if self._ticket is not None:
+                self._end_lost(why, delay_s, timeout_s)
+                return {"before": None}
+            return {"before": self._before}
+        if arrival.attempt is not None:  # it had not begun
+            self._process.put_off(arrival, why or "its process died before it began", PUT_OFF_S)
+        elif why or delay_s is None:  # what its engine keeps has not begun, or its recovery has recorded its death
+            ticket = self._process.known(arrival.job_id)
+            if ticket is not None and ticket.task_id is None:
+                if ticket.verdict is not Begin.RUN:
+                    return {"before": "end"}
+                self._turn, self._ticket = turn, ticket
+                self._end_lost(why, delay_s, timeout_s)
+        return {"before": None}
+
+    def _end_lost(self, why: str, delay_s: float | None, timeout_s: float | None) -> None:
+        ticket = self._ticket
+        assert ticket is not None
+        if timeout_s is not None:
+            ticket.raised(JobTimeout(timeout_s))
+        elif ticket.task_id is not None and not why:
+            self._process.recover(ticket)
+            self._ticket = None
+            return
+        elif not why:
+            ticket.lost_performer(self._process.ledger.catalogue("worker_lost"))
+        self._end(ticket, delay_s, why or None)
+
+    def _end(self, ticket: Ticket, delay_s: float | None, discarded: str | None = None) -> None:
+        retry_at = None if delay_s is None else self._process.tracker.now() + micros(delay_s)
+        self._process.settle(ticket, retry_at=retry_at, discarded=discarded)
+        self._ticket, self._before = None, "end" if delay_s is None else "retry"
+
+
+def _parsed(line: bytes | bytearray) -> dict[str, Any]:
+    """A question or an answer; nothing for a blank line or a part of one."""
+    try:
+        said = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return {}
+    return said if isinstance(said, dict) else {}

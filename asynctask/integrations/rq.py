@@ -1,0 +1,589 @@
+"""RQ with the tracker attached: every tracked function leaves an Event, and Tasks run on its workers.
+
+RQ knows functions by their import path alone, so a decorator says which are tracked, and wraps them. The wrapper is what
+RQ's worker imports and calls. It calls the function through the middleware where :class:`TrackedWorker` performs it, and
+refuses to be performed by any other worker of RQ, which would leave no record.
+
+RQ's worker forks a child, the work-horse, for each job. Nothing of the ledger is opened there: what a horse has to record
+goes to the worker's recording process, see :mod:`asynctask.integrations.recording`. The horse itself moves its job to the
+finished or the failed registry of RQ, and first waits for the answer that the outcome is committed.
+
+A lone job carries no fence: RQ keeps it and retries it. A job of a Task carries its attempt in its ``meta``, has no retries
+of RQ's, and leaves RQ when its outcome is committed, whatever it is; the ledger keeps it and gives it again. Its id in RQ
+ends with the attempt, so that what is left of one attempt is never that of the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import os
+import signal
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from asynctask.brokers.base import Copy
+from asynctask.core.states import Status
+from asynctask.dispatch.outbox import engine_queue, own_name
+from asynctask.errors import BrokerUnavailable, ConfigError, JobTimeout, not_installed
+from asynctask.integrations.base import (
+    Attachable,
+    EngineCapabilities,
+    EngineProcess,
+    LoneEvents,
+    engine_worker,
+    kept_params,
+    pushed_job,
+)
+from asynctask.integrations.recording import RecordingGone, RecordingProcess
+from asynctask.job import CurrentJob, reset_current_job, set_current_job
+from asynctask.ledger.standalone import NewJob, is_job_id
+from asynctask.middleware.tracker import TICKET, Arrival, Ticket, Tracker
+from asynctask.runtime.process import recording_chain
+from asynctask.worker import Worker
+
+try:
+    import rq
+    from redis.exceptions import RedisError
+    from rq import decorators
+    from rq.exceptions import AbandonedJobError
+    from rq.job import Retry, get_current_job
+    from rq.serializers import resolve_serializer
+    from rq.timeouts import JobTimeoutException
+    from rq.utils import now
+except ModuleNotFoundError as error:
+    if error.name not in ("redis", "rq"):
+        raise
+    raise ModuleNotFoundError(not_installed("rq", "rq"), name="rq") from None
+
+__all__ = ["RqEngine", "TrackedQueue", "TrackedSimpleWorker", "TrackedWorker", "attach"]
+
+NAME: Final = "rq"
+"""This engine's name, before the names of its queues, in the identities of its processes and in its Events."""
+
+FENCE: Final = "asynctask"
+"""The member of ``meta`` of a job of a Task: the job id of its Event, and its attempt."""
+
+_FAILED_S: Final = 3_600
+"""How long RQ keeps a job of a Task whose worker died: the ledger has given it again by then."""
+
+_HARD_S: Final = 60
+"""Seconds over its limit after which RQ's worker kills a work-horse."""
+
+_attached: Final[list[RqEngine]] = []
+
+
+def attach(connection: Any, app: Attachable, *, serializer: Any = None) -> RqEngine:
+    """Makes functions tracked jobs of RQ and workers of ``app``: lists can be handed in for them. Call it once, in the
+    module of the functions or one that it imports, and decorate them with :meth:`RqEngine.job`.
+
+    Arguments: ``connection`` to the Redis of RQ; ``serializer`` of the jobs, as RQ takes it, which must be that of the
+    workers. None is RQ's own default, pickle: whoever can write to that Redis can then run any code in the workers. With
+    ``"json"`` (and ``rq worker --serializer json``) arguments are data and nothing else. Raises :class:`ConfigError` if RQ
+    is attached to ``app`` already.
+    """
+    engine = RqEngine(connection, app, resolve_serializer(serializer))
+    app.attach(engine)
+    _attached.append(engine)
+    return engine
+
+
+class RetryAsked(Exception):
+    """The function returned RQ's ``Retry``: it asks for another try."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tracked:
+    """A tracked function. ``path``: where RQ imports it from."""
+
+    worker: Worker
+    path: str
+    function: Callable[..., Any]
+    retry: Retry | None
+    options: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class _Performed:
+    """The job that this process performs."""
+
+    rq_job: Any
+    tracked: _Tracked
+    ticket: Ticket
+    job: CurrentJob
+    recording: RecordingProcess
+    called: bool = False
+    asked: Retry | None = None
+
+    @property
+    def is_lone(self) -> bool:
+        return self.ticket.task_id is None
+
+    def settle(self, delay_s: float | None = None) -> None:
+        """Records the outcome, the first time; blocks until it is committed. Where nothing can be recorded, ends this
+        process: RQ must not take its job for done."""
+        if self.asked is not None:
+            delay_s = _interval(self.asked, (self.rq_job.number_of_retries or 0) if self.is_lone else self.ticket.retries)
+        try:
+            self.recording.settle(_turn(self.rq_job), self.ticket, delay_s)
+        except RecordingGone:
+            os._exit(1)
+
+    def settle_failure(self, error: BaseException | None) -> None:
+        """RQ fails the job now, or retries it."""
+        if error is not None and self.ticket.status not in (Status.FAILED, Status.ERROR):
+            self.set_outcome(error)
+        is_final = self.ticket.status is Status.FAILED
+        self.settle(None if is_final else _next_try(self.rq_job))
+        if is_final:
+            self.rq_job.retries_left = 0
+
+    def set_outcome(self, error: BaseException) -> None:
+        """Sets the outcome from what came out of the whole chain, or out of RQ's own steps after it."""
+        if self.tracked.worker.refuses(error):
+            self.ticket.fail(error)
+        elif isinstance(error, JobTimeoutException):
+            self.ticket.raised(JobTimeout(float(self.rq_job.timeout or 0)))
+        else:
+            self.ticket.raised(error)
+
+
+class _Collecting:
+    """What the tracker is to the middleware in a process that collects an outcome and records nothing."""
+
+    def start(self, ticket: Ticket) -> None:
+        """The recording process has noted the start."""
+
+
+class RqEngine:
+    """What :func:`attach` gives: the queues and the tracked functions of one connection."""
+
+    def __init__(self, connection: Any, app: Attachable, serializer: Any) -> None:
+        self.name = NAME
+        # A lone job whose worker died is given again only if it has `retry=`, when RQ finds it abandoned.
+        self.capabilities = EngineCapabilities(
+            late_ack=True, redelivers=False, counts=True, asynchronous=True, hard_limit=True
+        )
+        self.connection = connection
+        self.serializer = serializer
+        self.workers: dict[str, Worker] = {}
+        self.performed: _Performed | None = None
+        self._app = app
+        self._lone_events = LoneEvents(app, NAME)
+        self._tracked: dict[str, _Tracked] = {}
+        self._by_path: dict[str, _Tracked] = {}
+
+    # -- the port
+
+    def name_of(self, target: object) -> str | None:
+        return next((name for name, each in self._tracked.items() if each.function is target), None)
+
+    def push(self, copies: Sequence[Copy]) -> None:
+        by_queue: dict[str, list[Any]] = defaultdict(list)
+        for copy in copies:
+            by_queue[own_name(copy.queue)].append(self._data(copy))
+        try:
+            with self.connection.pipeline() as pipeline:
+                for name, datas in by_queue.items():
+                    self._queue(name).enqueue_many(datas, pipeline=pipeline)
+                pipeline.execute()
+        except (RedisError, OSError) as error:
+            raise BrokerUnavailable(f"the Redis of RQ does not answer: {error}") from error
+
+    def _data(self, copy: Copy) -> Any:
+        job = pushed_job(copy)
+        tracked, job_id = self._tracked[job.name], job.job_id
+        retry, options = tracked.retry, {**tracked.options}
+        if job.attempt is not None:
+            job_id = f"{job_id}-{job.attempt}"
+            left = 0 if retry is None else retry.max - job.retries
+            retry = Retry(max=left, interval=retry.intervals) if retry is not None and left > 0 else None
+            options |= {"meta": {FENCE: [job.job_id, job.attempt]}, "result_ttl": 0, "failure_ttl": _FAILED_S}
+        kept = {key: options[key] for key in ("timeout", "result_ttl", "failure_ttl", "meta") if key in options}
+        return rq.Queue.prepare_data(
+            tracked.path, list(job.args), dict(job.kwargs), job_id=job_id, description=job.name, retry=retry, **kept
+        )
+
+    def waiting(self, queues: Collection[str]) -> Mapping[str, int]:
+        try:
+            with self.connection.pipeline(transaction=False) as pipeline:
+                for queue in queues:
+                    pipeline.llen(self._queue(own_name(queue)).key)
+                return dict(zip(queues, map(int, pipeline.execute()), strict=True))
+        except (RedisError, OSError) as error:
+            raise BrokerUnavailable(f"the Redis of RQ does not answer: {error}") from error
+
+    def may_hold(self, queue: str) -> bool:
+        return False
+
+    def _queue(self, name: str) -> Any:
+        return rq.Queue(name, connection=self.connection, serializer=self.serializer)
+
+    # -- tracked functions
+
+    def queue(self, name: str = "default", **options: Any) -> TrackedQueue:
+        """A queue of RQ on this engine's connection: what it enqueues has its Event before it is sent."""
+        made = TrackedQueue(name, connection=self.connection, serializer=self.serializer, **options)
+        made.engine = self
+        return made
+
+    def job(
+        self,
+        queue: str = "default",
+        *,
+        name: str | None = None,
+        failed_on: Collection[type[BaseException]] = (),
+        retry: Retry | None = None,
+        **options: Any,
+    ) -> Callable[[Callable[..., Any]], Any]:
+        """A decorator that tracks a function, and gives it ``delay(...)``, as RQ's own ``@job`` does.
+
+        Arguments: ``queue``, RQ's name of its queue; ``name``, that of the worker (default: the function's own);
+        ``failed_on``, exceptions that mean "the business said no"; ``retry``, RQ's ``Retry(max=..., interval=...)``
+        (seconds), which counts for jobs of Tasks, too; ``options``: the others of RQ's ``@job``, such as ``timeout``
+        (seconds). Raises :class:`ConfigError` for a function that RQ could not import, or a name that another has.
+        """
+
+        def track(function: Callable[..., Any]) -> Any:
+            path, chosen = f"{function.__module__}.{function.__qualname__}", name or function.__name__
+            if not inspect.isfunction(function) or "<" in path:
+                raise ConfigError(f"{path} cannot be a job of RQ, which imports it by that path: define it in a module")
+            if chosen in self._tracked and self._tracked[chosen].path != path:
+                other = self._tracked[chosen].path
+                raise ConfigError(f"{other} is tracked as {chosen!r} already: give {path} another name=")
+            size = self._app.config.max_item_bytes
+            worker = engine_worker(NAME, chosen, function, queue, failed_on=failed_on, max_item_bytes=size)
+            tracked = _Tracked(worker, path, self._wrapper(path, function), retry, options)
+            self._tracked[chosen] = self._by_path[path] = tracked
+            self.workers[chosen] = worker
+            decorate: Any = decorators.job(self.queue(queue), connection=self.connection, retry=retry, **options)
+            return decorate(tracked.function)
+
+        return track
+
+    def _wrapper(self, path: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def tracked_function(*args: Any, **kwargs: Any) -> Any:
+            performed = self.performed
+            if performed is not None and performed.tracked.path == path and not performed.called:
+                performed.called = True
+                return self._perform(performed, function, args, kwargs)
+            if performed is None:
+                _refuse(path)
+            return function(*args, **kwargs)
+
+        return tracked_function
+
+    def find(self, job: Any) -> _Tracked | None:
+        """The tracked function of a job of RQ. Raises whatever its import does."""
+        path = job.func_name
+        if path not in self._by_path and job.instance is None:
+            assert job.func is not None  # imports its module, which may declare it
+        return self._by_path.get(path)
+
+    # -- sending
+
+    def enqueue(self, job: Any) -> None:
+        """Makes the Event of a job that is about to be sent, if its function is tracked."""
+        tracked = self._by_path.get(job.func_name)
+        if tracked is None or not is_job_id(job.id):
+            return
+        if getattr(job, "repeats_left", None):
+            raise ConfigError(f"{tracked.path} is tracked, and each run has an Event of its own: do not repeat= one job")
+        self._lone_events(NewJob(job.id, tracked.worker.name, engine_queue(NAME, job.origin), self._params(job)))
+
+    def _params(self, job: Any) -> Any:
+        return kept_params(job.id, job.args, job.kwargs, self._app.config.max_item_bytes)
+
+    # -- performing
+
+    def arrive(self, job: Any, recording: RecordingProcess) -> _Performed | str | None:
+        """A job as it is to be performed; a text that says why not, if not; None for one that RQ performs or fails by
+        itself. Blocks while the ledger is away."""
+        turn, is_lone = _turn(job), _fence(job) is None
+        try:
+            tracked = self.find(job)
+            why = "" if tracked is not None or is_lone else "its function is not tracked in this worker"
+        except Exception as error:  # RQ fails a lone job for the same reason
+            tracked, why = None, f"RQ cannot make it out: {type(error).__name__}: {error}"
+        if tracked is None:
+            if why:
+                recording.lost(turn, _arrival(job), why=why, delay_s=_next_try(job))
+            return None if is_lone else why
+        name, params = tracked.worker.name, self._params(job) if is_lone else None
+        ticket = recording.begin(turn, _arrival(job, name, params), anew=is_lone and job.started_at is None)
+        if isinstance(ticket, str):
+            return ticket
+        payload = {"class": name, "args": list(job.args), "kwargs": dict(job.kwargs), "jid": ticket.job_id}
+        payload |= {"queue": job.origin}
+        own = {"task_id": ticket.task_id, "attempt": ticket.attempt, "queue": job.origin, "payload": payload}
+        current = ticket.job = CurrentJob(ticket.job_id, **own, should_stop=lambda: recording.stopping)
+        current.state[TICKET] = ticket
+        return _Performed(job, tracked, ticket, current, recording)
+
+    def _perform(
+        self, performed: _Performed, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Calls the function through the middleware, and sets the outcome; RQ's own steps record it."""
+        worker, job = performed.tracked.worker, performed.job
+        if not performed.is_lone and worker.shape is not None and len(args) == 1:
+            args = (worker.shape.revive(args[0]),)
+        raised: list[BaseException] = []
+        result: Any = None
+
+        def inner() -> Any:
+            try:
+                result = function(*args, **kwargs)
+                if inspect.iscoroutine(result):
+                    result = asyncio.run(result)
+                if isinstance(result, Retry):
+                    performed.asked = result
+                    raise RetryAsked("the job asks for another try")
+                return result
+            except BaseException as error:
+                raised.append(error)
+                raise
+
+        token = set_current_job(job)
+        try:
+            result = recording_chain(self._app, cast(Tracker, _Collecting())).invoke(worker, job, job.queue, inner)
+        except BaseException as error:
+            performed.set_outcome(error)
+            raised.append(error)
+        finally:
+            reset_current_job(token)
+        if performed.asked is not None:
+            return performed.asked if performed.is_lone else None
+        if raised and (performed.is_lone or performed.ticket.status is not Status.FAILED):
+            raise raised[-1]  # also a refusal, or RQ would treat it as a success and use the result
+        return result
+
+    def recording(self, worker: Any) -> RecordingProcess:
+        """The recording process of a worker that is about to work."""
+        self._app.close()  # a process that is forked opens its own connections
+        queues = worker.queue_names()
+        return RecordingProcess(
+            lambda: EngineProcess(self._app, NAME, concurrency=1, queues=queues),
+            lambda: _close_inherited(worker.connection),
+        )
+
+
+# -- what users name on RQ's command line
+
+
+class TrackedQueue(rq.Queue):
+    """A queue of RQ that makes the Event of a tracked function's job before it sends the job.
+
+    ``engine``: what :func:`attach` gave; without it, the only one attached in this process. A job that another queue sends
+    gets its Event when a worker takes it.
+    """
+
+    engine: RqEngine | None = None
+
+    def create_job(self, *args: Any, **options: Any) -> Any:
+        job = super().create_job(*args, **options)
+        if self.is_async:
+            _engine_of(self).enqueue(job)
+        return job
+
+
+class _Recording:
+    """What makes a worker class of RQ record. The methods are RQ's own, called where RQ calls them; each records before it
+    lets RQ go on."""
+
+    engine: RqEngine | None = None
+    _recording: RecordingProcess
+    _has_lost_it = False
+    _is_performing = False
+
+    # -- the worker
+
+    def work(self: Any, *args: Any, **options: Any) -> Any:
+        self.engine = engine = _engine_of(self)
+        if self.serializer is not engine.serializer:
+            ours, theirs = (getattr(each, "__name__", each) for each in (self.serializer, engine.serializer))
+            raise ConfigError(f"the worker reads jobs with {ours}, and attach() sends them with {theirs}: set --serializer")
+        self._recording = engine.recording(self)
+        self._recording.start()
+        self.push_exc_handler(self._note_abandoned)
+        try:
+            worked = super().work(*args, **options)  # type: ignore[misc]
+        finally:
+            self._recording.stop()
+        if self._has_lost_it:
+            raise SystemExit(1)
+        return worked
+
+    def _install_signal_handlers(self: Any) -> None:
+        super()._install_signal_handlers()  # type: ignore[misc]
+        signal.signal(signal.SIGCHLD, self._child_ended)
+
+    def _child_ended(self: Any, number: int, frame: Any) -> None:
+        """A worker whose recording process has died ends as on a deploy, and whatever supervises it starts it anew."""
+        if self._recording.has_died() and not self._has_lost_it:
+            self._has_lost_it = True
+            self.log.error("worker %s: its recording process has died, so it stops; start it again", self.name)
+            self.request_stop(number, frame)
+
+    def handle_warm_shutdown_request(self: Any) -> None:
+        self._recording.quiet()
+        super().handle_warm_shutdown_request()  # type: ignore[misc]
+
+    def maintain_heartbeats(self: Any, job: Any, *args: Any, **options: Any) -> None:
+        if self._recording.waiting:
+            job.started_at = now()  # RQ kills a horse that takes far too long, and this one waits for the ledger
+        super().maintain_heartbeats(job, *args, **options)  # type: ignore[misc]
+
+    # -- performing, in the work-horse or in the only process
+
+    def perform_job(self: Any, job: Any, queue: Any, *args: Any, **options: Any) -> bool:
+        engine, execution = self.engine, options.get("execution", args[0] if args else None)
+        try:
+            performed = engine.arrive(job, self._recording)
+        except RecordingGone:
+            self._leave(job, queue, execution, requeue=True)
+            self._child_ended(signal.SIGCHLD, None)
+            return False
+        if isinstance(performed, str):
+            self.log.warning("job %s is not performed: %s", job.id, performed)
+            if _fence(job) is not None:
+                self._leave(job, queue, execution)
+                return False
+            job.retries_left, performed = 0, None  # RQ fails a lone one, for the wrapper refuses to be called
+        engine.performed, self._is_performing = performed, True
+        try:
+            return bool(super().perform_job(job, queue, *args, **options))  # type: ignore[misc]
+        finally:
+            engine.performed, self._is_performing = None, False
+
+    def _performed(self: Any, job: Any) -> _Performed | None:
+        performed: _Performed | None = self.engine.performed
+        return performed if performed is not None and performed.rq_job is job else None
+
+    def _leave(self: Any, job: Any, queue: Any, execution: Any, *, requeue: bool = False) -> None:
+        """A job of a Task leaves RQ; ``requeue``: a job is given back to its queue."""
+        with self.connection.pipeline() as pipeline:
+            self.cleanup_execution(job, pipeline=pipeline, **({} if execution is None else {"execution": execution}))
+            pipeline.lrem(queue.intermediate_queue_key, 1, job.id)
+            if requeue:
+                queue.push_job_id(job.id, pipeline=pipeline, at_front=True)
+            else:
+                pipeline.delete(job.key)
+            pipeline.execute()
+
+    # -- outcomes: recorded before RQ's own record
+
+    def handle_job_success(self: Any, job: Any, *args: Any, **options: Any) -> None:
+        if (performed := self._performed(job)) is not None:
+            performed.settle()
+        super().handle_job_success(job, *args, **options)  # type: ignore[misc]
+
+    def handle_job_retry(self: Any, job: Any, *args: Any, **options: Any) -> None:
+        if (performed := self._performed(job)) is not None:
+            performed.settle()
+        super().handle_job_retry(job, *args, **options)  # type: ignore[misc]
+
+    def handle_job_failure(self: Any, job: Any, queue: Any, *args: Any, **options: Any) -> None:
+        if (performed := self._performed(job)) is not None:
+            performed.settle_failure(sys.exception())
+        elif not self._is_performing:
+            try:
+                self._settle_lost(job)
+            except RecordingGone:
+                self.log.error("job %s: its end is not recorded; RQ finds it abandoned, the ledger recovers it", job.id)
+                return
+        if _fence(job) is None:
+            super().handle_job_failure(job, queue, *args, **options)  # type: ignore[misc]
+        else:
+            self._leave(job, queue, options.get("execution"))
+
+    def _settle_lost(self: Any, job: Any) -> None:
+        """Records a job whose horse died."""
+        why = "it was stopped with the tools of RQ" if self._stopped_job_id == job.id else ""
+        delay_s, timeout_s = None if why else _next_try(job), None if why else _limit_passed(job)
+        if self._recording.lost(_turn(job), _arrival(job), why=why, delay_s=delay_s, timeout_s=timeout_s) == "end":
+            job.retries_left = 0
+
+    def _note_abandoned(self: Any, job: Any, kind: Any, *_: Any) -> None:
+        """RQ has found that a job's worker died long ago; it retries the job or fails it now."""
+        if kind is AbandonedJobError and _fence(job) is None:
+            self._recording.lost(_turn(job), _arrival(job), delay_s=_next_try(job))
+
+
+class TrackedWorker(_Recording, rq.Worker):
+    """RQ's worker, with the outcome of each tracked job in the ledger before RQ has it. ``engine``: what :func:`attach`
+    gave; without it, the only one attached in this process."""
+
+
+class TrackedSimpleWorker(_Recording, rq.SimpleWorker):
+    """RQ's worker that performs in its own process, in the same way."""
+
+
+# -- helpers
+
+
+def _engine_of(owner: Any) -> RqEngine:
+    """The engine that a queue or a worker names, or else the only one."""
+    if owner.engine is None and len(_attached) != 1:
+        how = "name one in its attribute engine" if _attached else "load the module that calls attach(), with rq worker -c"
+        raise ConfigError(f"{type(owner).__name__} belongs to no engine, and {len(_attached)} are attached here: {how}")
+    return cast(RqEngine, owner.engine or _attached[0])
+
+
+def _fence(job: Any) -> tuple[str, int] | None:
+    """The job id and the attempt of a job of a Task; None for a job that a program sent."""
+    match job.meta.get(FENCE):
+        case [str(job_id), int(attempt)] if attempt > 0:
+            return job_id, attempt
+    return None
+
+
+def _arrival(job: Any, name: str = "", params: Any = None) -> Arrival:
+    """A job of RQ as the tracker knows it."""
+    job_id, attempt = _fence(job) or (job.id, None)
+    return Arrival(job_id, attempt, name, engine_queue(NAME, job.origin), params)
+
+
+def _turn(job: Any) -> str:
+    """One try of a job, by what RQ changes with each."""
+    return f"{job.id}:{job.retries_left}:{job.number_of_retries}"
+
+
+def _next_try(job: Any) -> float | None:
+    """Seconds before another try by the job's own ``Retry``; None if it has none left. RQ retries lone jobs only."""
+    return float(job.get_retry_interval()) if job.retries_left and job.retries_left > 0 else None
+
+
+def _interval(retry: Retry, retries: int) -> float | None:
+    """The same by a ``Retry`` that a function has returned, after so many retries."""
+    if retries >= retry.max:
+        return None
+    return float(retry.intervals[min(len(retry.intervals) - 1, retries)]) if retry.intervals else 0.0
+
+
+def _limit_passed(job: Any) -> float | None:
+    """The time limit of a job that RQ's worker killed over it; None for one that died otherwise."""
+    known = job.timeout and job.timeout > 0 and job.started_at and job.ended_at
+    return float(job.timeout) if known and (job.ended_at - job.started_at).total_seconds() > job.timeout + _HARD_S else None
+
+
+def _refuse(path: str) -> None:
+    """Raises where a worker performs a tracked function that records nothing, or does not record this job."""
+    job = get_current_job()
+    if job is not None and job.worker_name not in (None, "", "sync") and job.func_name == path:
+        worker = f"{__name__}.{TrackedWorker.__name__}"
+        raise ConfigError(f"{path} is tracked: it is called by --worker-class {worker} only, once for each of its jobs")
+
+
+def _close_inherited(connection: Any) -> None:
+    """Closes a forked process's copies of its parent's connections.
+
+    Redis would take the worker for alive as long as a copy is open, and hand a job to it that waited for one when it died.
+    """
+    pool = connection.connection_pool
+    for each in (*getattr(pool, "_available_connections", ()), *getattr(pool, "_in_use_connections", ())):
+        each.disconnect()  # shuts nothing down in a process that did not open it

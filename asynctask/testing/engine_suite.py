@@ -1,0 +1,316 @@
+"""The conformance suite of engines: inherit it in a test class and override :meth:`EngineConformance.make_harness`.
+
+.. code-block:: python
+
+    class TestMyEngine(EngineConformance):
+        def make_harness(self, folder: Path) -> EngineHarness:
+            return MyHarness(folder)
+
+The application of a harness has two workers, ``act`` and ``again``, both with the function :func:`act` of the folder;
+``again`` is retried twice, at once. The application's own runtime passes the suite like any attached engine.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
+
+from asynctask.app import AsyncTask
+from asynctask.brokers.base import Copy
+from asynctask.clock import SystemClock
+from asynctask.dispatch.outbox import Router, build, engine_of
+from asynctask.errors import NormalException
+from asynctask.job import current_job
+from asynctask.task import TaskHandle
+from asynctask.testing import wait_for
+from asynctask.wire.payload import dump
+
+__all__ = ["EngineConformance", "EngineHarness", "act", "performed"]
+
+
+# -- what jobs do
+
+
+def act(folder: Path, item: Mapping[str, Any]) -> dict[str, Any]:
+    """Notes in the folder that the item ``n`` began, then does what it says.
+
+    ``do``: ``finish``, ``refuse``, ``raise``, or ``wait``, until there is a file ``gate``; ``breaks``: at so many first
+    attempts it raises.
+    """
+    job = current_job()
+    _note(folder, "began", item["n"], job.attempt)
+    job.message(f"item {item['n']}")
+    if item.get("do") == "wait":
+        wait_for((folder / "gate").exists, "the gate opens", every=0.01)
+    if item.get("do") == "refuse":
+        raise NormalException("no such seller")
+    if item.get("do") == "raise" or job.attempt <= item.get("breaks", 0):
+        raise ValueError("broken")
+    _note(folder, "did", item["n"], job.attempt)
+    return {"n": item["n"]}
+
+
+def _note(folder: Path, *words: object) -> None:
+    book = os.open(folder / "acts.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(book, (" ".join(map(str, words)) + "\n").encode())
+    finally:
+        os.close(book)
+
+
+def half_a_second_later() -> None:
+    """For so long a job that was fetched may begin as its Task was then; afterwards none does."""
+    clock = SystemClock()
+    until = clock.monotonic() + 0.5
+    wait_for(lambda: clock.monotonic() > until, "half a second has passed")
+
+
+def performed(folder: Path, verb: str = "began") -> list[int]:
+    """The items that began, or that were done (``did``), in order; one that began twice is there twice."""
+    book = folder / "acts.txt"
+    lines = book.read_text().splitlines() if book.exists() else []
+    return [int(n) for said, n, _ in map(str.split, lines) if said == verb]
+
+
+# -- the suite
+
+
+class EngineHarness(Protocol):
+    """One engine with an application attached, its workers not yet started."""
+
+    app: AsyncTask
+
+    def start(self, threads: int = 2) -> None:
+        """Starts a worker that performs so many jobs at once; returns when it is registered in the ledger."""
+        ...
+
+    def stop(self) -> None:
+        """Ends the worker in order, as on a deploy; returns when it has ended."""
+        ...
+
+    def kill(self) -> None:
+        """Kills whatever performs jobs, with SIGKILL, and sees to it that something performs again."""
+        ...
+
+    def close(self) -> None:
+        """Ends everything."""
+        ...
+
+
+class EngineConformance(ABC):
+    """What an engine has to keep of the promises, a method each."""
+
+    @abstractmethod
+    def make_harness(self, folder: Path) -> EngineHarness:
+        """A harness of its own for each test; ``folder`` is empty."""
+
+    @contextmanager
+    def harness(self) -> Iterator[tuple[EngineHarness, Path]]:
+        """A harness and its folder."""
+        with TemporaryDirectory(prefix="asynctask-engine-") as name:
+            made = self.make_harness(Path(name))
+            try:
+                yield made, Path(name)
+            finally:
+                made.close()
+
+    # -- one job
+
+    def test_a_success_leaves_its_result_and_its_messages(self) -> None:
+        with self.harness() as (engine, _):
+            engine.start()
+            (event,) = ended(engine.app.submit("act", [{"n": 1}]))
+            assert (event["status"], event["result"], event["attempt"]) == ("finish", {"n": 1}, 1)
+            assert [m["message"] for m in event["messages"]] == ["In progress", "item 1", "Done"]
+
+    def test_a_refusal_is_failed_and_not_retried(self) -> None:
+        with self.harness() as (engine, folder):
+            engine.start()
+            (event,) = ended(engine.app.submit("again", [{"n": 1, "do": "refuse"}]))
+            assert (event["status"], event["messages"][-1]["message"]) == ("failed", "Failed: no such seller")
+            assert performed(folder) == [1]
+
+    def test_an_error_is_retried_and_its_retry_finishes_it(self) -> None:
+        with self.harness() as (engine, folder):
+            engine.start()
+            task = engine.app.submit("again", [{"n": 1, "breaks": 1}])
+            (event,) = ended(task)
+            assert (event["status"], event["attempt"], event["retries"]) == ("finish", 2, 1)
+            assert [m["status"] for m in event["messages"]] == [
+                "working", "working", "error", "enqueue", "working", "working", "finish",
+            ]  # fmt: skip
+            assert performed(folder) == [1, 1]
+            exact(engine.app, task, finish=1)
+
+    def test_an_error_without_a_retry_left_is_an_error(self) -> None:
+        with self.harness() as (engine, folder):
+            engine.start()
+            task = engine.app.submit("again", [{"n": 1, "do": "raise"}])
+            (event,) = ended(task)
+            assert (event["status"], event["messages"][-1]["message"]) == ("error", "Error: ValueError: broken")
+            assert performed(folder) == [1, 1, 1]
+            exact(engine.app, task, error=1)
+
+    # -- processes
+
+    def test_a_worker_that_is_stopped_loses_nothing(self) -> None:
+        with self.harness() as (engine, folder):
+            engine.start(2)
+            task = engine.app.submit("act", [{"n": n, "do": "wait"} for n in range(6)])
+            wait_for(lambda: len(performed(folder)) == 2, "both threads have a job")
+            (folder / "gate").touch()
+            engine.stop()
+            engine.start(2)
+            ended(task)
+            assert set(performed(folder, "did")) == set(range(6))
+            exact(engine.app, task, finish=6)
+
+    def test_jobs_of_a_killed_worker_run_again_and_count_once(self) -> None:
+        with self.harness() as (engine, folder):
+            engine.start(2)
+            task = engine.app.submit("act", [{"n": n, "do": "wait"} for n in range(2)])
+            wait_for(lambda: task.progress()["counts"]["working"] == 2, "both are known to have begun")
+            engine.kill()
+            wait_for(lambda: len(performed(folder)) > 2, "one of them begins again")
+            (folder / "gate").touch()
+            events = ended(task)
+            assert {event["status"] for event in events} == {"finish"}
+            assert "Worker lost" in [m["message"] for event in events for m in event["messages"]]
+            exact(engine.app, task, finish=2)
+
+    def test_a_list_is_exact_though_its_workers_are_killed_three_times(self) -> None:
+        with self.harness() as (engine, folder):
+            engine.start(2)
+            task = engine.app.submit("act", [{"n": n} for n in range(600)])
+            for part in (50, 200, 400):
+                wait_for(partial(is_past, task, part), f"more than {part} are done")
+                engine.kill()
+            ended(task)
+            assert set(performed(folder, "did")) == set(range(600))
+            exact(engine.app, task, finish=600)
+
+    def test_a_job_that_is_delivered_twice_counts_once(self) -> None:
+        with self.harness() as (engine, folder):
+            engine.start(1)
+            task = engine.app.submit("act", [{"n": n, "do": "wait"} for n in range(2)], parallel=1)
+            wait_for(lambda: performed(folder), "one begins")
+            first = min(task.events(), key=lambda event: event["id"])
+            deliver_again(engine.app, first)
+            (folder / "gate").touch()
+            ended(task)
+            exact(engine.app, task, finish=2)
+
+    def test_a_job_that_is_over_is_not_performed_again(self) -> None:
+        with self.harness() as (engine, folder):
+            engine.start(1)
+            task = engine.app.submit("act", [{"n": 1}])
+            (event,) = ended(task)
+            deliver_again(engine.app, event)
+            ended(engine.app.submit("act", [{"n": 2}]))
+            assert performed(folder) == [1, 2]
+            exact(engine.app, task, finish=1)
+
+    # -- control
+
+    def test_a_list_without_a_worker_waits_and_can_be_cancelled(self) -> None:
+        with self.harness() as (engine, folder):
+            task = engine.app.submit("act", [{"n": n} for n in range(5)])
+            task.cancel()
+            ended(task)
+            engine.start()
+            exact(engine.app, task, cancelled=5)
+            assert performed(folder) == []
+
+    def test_a_cancel_lets_those_that_began_end_and_begins_no_other(self) -> None:
+        with self.harness() as (engine, folder):
+            engine.start(2)
+            task = engine.app.submit("act", [{"n": n, "do": "wait"} for n in range(20)])
+            wait_for(lambda: len(performed(folder)) == 2, "both threads have a job")
+            task.cancel()
+            half_a_second_later()
+            (folder / "gate").touch()
+            ended(task)
+            assert len(performed(folder)) == 2
+            exact(engine.app, task, finish=2, cancelled=18)
+
+    def test_a_paused_list_begins_nothing_until_it_is_resumed(self) -> None:
+        with self.harness() as (engine, folder):
+            engine.start(2)
+            task = engine.app.submit("act", [{"n": n, "do": "wait"} for n in range(8)])
+            wait_for(lambda: len(performed(folder)) == 2, "both threads have a job")
+            task.pause()
+            half_a_second_later()
+            (folder / "gate").touch()
+            wait_for(lambda: task.progress()["counts"]["finish"] == 2, "those that had begun end")
+            wait_for(lambda: task.progress()["control"]["in_flight"] == 0, "the others are back in the ledger")
+            assert len(performed(folder)) == 2
+            task.resume()
+            ended(task)
+            exact(engine.app, task, finish=8)
+
+    def test_no_more_jobs_run_at_once_than_parallel_says(self) -> None:
+        with self.harness() as (engine, folder):
+            engine.start(4)
+            task = engine.app.submit("act", [{"n": n, "do": "wait"} for n in range(9)], parallel=2)
+            wait_for(lambda: len(performed(folder)) == 2, "two begin")
+            other = engine.app.submit("act", [{"n": n} for n in range(100, 110)])
+            ended(other)
+            assert [n for n in performed(folder) if n < 100] == performed(folder)[:2]
+            (folder / "gate").touch()
+            ended(task)
+            exact(engine.app, task, finish=9)
+
+    def test_the_smaller_priority_runs_first(self) -> None:
+        with self.harness() as (engine, folder):
+            late = engine.app.submit("act", [{"n": n} for n in range(5)], priority=300)
+            soon = engine.app.submit("act", [{"n": n} for n in range(10, 15)], priority=100)
+            engine.start(1)
+            ended(late)
+            ended(soon)
+            assert performed(folder) == [*range(10, 15), *range(5)]
+
+    def test_lists_of_one_session_run_one_after_the_other(self) -> None:
+        with self.harness() as (engine, folder):
+            engine.start(4)
+            first = engine.app.submit("act", [{"n": n, "do": "wait"} for n in range(2)], session="user:1")
+            second = engine.app.submit("act", [{"n": n} for n in range(10, 12)], session="user:1")
+            wait_for(lambda: len(performed(folder)) == 2, "the first one runs")
+            (folder / "gate").touch()
+            ended(second)
+            assert set(performed(folder)[:2]) == {0, 1}
+            exact(engine.app, first, finish=2)
+            exact(engine.app, second, finish=2)
+
+
+# -- facts
+
+
+def ended(task: TaskHandle) -> Sequence[dict[str, Any]]:
+    """The Events of a Task once it is over."""
+    wait_for(lambda: task.progress()["done"], f"Task {task.id} is over: {task.progress()['counts']}")
+    return task.events(limit=1_000)
+
+
+def deliver_again(app: AsyncTask, event: Mapping[str, Any]) -> None:
+    """Puts a second copy of a job of a Task on its queue, with the attempt that its Event has."""
+    job = build(event["worker_name"], [event["params"]], event["job_id"], event["queue"], 0, created_at=0)
+    copy = Copy(event["job_id"], event["attempt"], event["queue"], dump(job), task_id=event["task_id"])
+    Router(app.broker, app.engines, app.clock).push(engine_of(copy.queue), [copy])
+
+
+def is_past(task: TaskHandle, count: int) -> bool:
+    """Whether more than so many items are done."""
+    return bool(task.progress()["progress"]["done"] > count)
+
+
+def exact(app: AsyncTask, task: TaskHandle, **wanted: int) -> None:
+    """The counts are these and no others, and equal what the rows say."""
+    counts = task.progress()["counts"]
+    assert {name: count for name, count in counts.items() if count and name != "total"} == wanted, counts
+    assert app.doctor() == []

@@ -1,0 +1,242 @@
+"""Jobs on an engine, tracked against untracked: lone ones, sent one by one, and a list.
+
+    python -m benchmarks.engines [-n N] [--engine celery] [--pool threads] [-c N] [--work-ms MS] [--senders N] [--runs R]
+
+The engine's own worker command runs first, and waits. Then a program sends N jobs through the engine, from as many threads
+as ``--senders`` says; the clock runs from the first send until all are performed and, tracked, recorded. The same without
+the tracker is the peer. Last, a list of N items goes the same way as one Task. Tracked and untracked run in turn; the
+figures are medians. The CPU is that of the worker and all its children meanwhile.
+
+Every job writes a byte; a run in which one is missing, or performed twice, or has no finished Event, gives no figure.
+
+A quick look takes -n 1000, a figure -n 5000.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from asynctask import AsyncTask
+from asynctask.clock import SystemClock
+from benchmarks import common, engines_app
+from benchmarks.children import ROOT
+from benchmarks.common import Place, Result, Unaccounted
+from benchmarks.processes import end_kindly, started
+from benchmarks.redis_servers import redis_server
+
+__all__ = ["main"]
+
+ENGINES = ("celery", "dramatiq", "rq")
+_LIMIT_S = 600.0
+_START_S = 60.0
+_WARM = 50
+"""Jobs before the clock runs: every thread and child of the worker has performed then."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command."""
+    parser = common.arguments(__doc__, n=1_000)
+    parser.add_argument("--engine", choices=ENGINES, default=ENGINES[0], help=f"(default {ENGINES[0]})")
+    parser.add_argument("--pool", choices=("threads", "prefork"), default="threads", help="of Celery (default threads)")
+    parser.add_argument("-c", dest="concurrency", type=int, default=4, help="threads or children (default 4)")
+    parser.add_argument("--work-ms", type=float, default=0.0, metavar="MS", help="how long a job waits (default 0)")
+    parser.add_argument("--senders", type=int, default=1, help="threads that send lone jobs (default 1)")
+    parser.add_argument("--runs", type=int, default=3, help="runs of each (default 3)")
+    return common.run(parser, argv, measure)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: seconds until all was sent and until all was done, and seconds of the worker's processors."""
+
+    sent_s: float
+    done_s: float
+    cpu_s: float
+
+
+def measure(options: argparse.Namespace) -> Result:
+    """Runs each side ``--runs`` times in turn."""
+    if min(options.runs, options.concurrency, options.senders) < 1:
+        raise common.Refused("--runs, -c and --senders must be at least 1")
+    sides: dict[str, tuple[bool, bool]] = {"untracked": (False, False), "lone": (True, False), "list": (True, True)}
+    found: dict[str, list[Run]] = {name: [] for name in sides}
+    for _ in range(options.runs):
+        for name, (tracked, as_list) in sides.items():
+            with common.place(options) as place, redis_server(place.folder) as url:
+                found[name].append(_run(options, place, url, tracked=tracked, as_list=as_list))
+    return _result(options, found)
+
+
+def _result(options: argparse.Namespace, found: dict[str, list[Run]]) -> Result:
+    settings: dict[str, Any] = {
+        **common.setting(options),
+        "engine": f"celery, {options.pool}" if options.engine == "celery" else options.engine,
+        "broker": "Redis",
+        "concurrency": options.concurrency,
+        "senders": options.senders,
+        "runs": options.runs,
+        "work_ms": options.work_ms,
+        "peer": f"the same jobs on {options.engine}, untracked",
+        "clock": "from the first send until all are performed and recorded",
+    }
+    middle = {}
+    for name, runs in found.items():
+        rates = [options.n / run.done_s for run in runs]
+        middle[name] = statistics.median(rates)
+        settings[name] = round(middle[name], 1)
+        settings |= common.spread(name, rates)
+        settings[f"{name}_sent"] = round(statistics.median(options.n / run.sent_s for run in runs))
+        settings[f"{name}_cpu_ms"] = round(statistics.median(run.cpu_s * 1_000 / options.n for run in runs), 3)
+    ours, peer = middle["lone"], middle["untracked"]
+    settings["list_ratio"] = round(middle["list"] / peer, 2)
+    settings["cpu_of_tracking_ms"] = round(settings["lone_cpu_ms"] - settings["untracked_cpu_ms"], 3)
+    return Result("engines", options.n, ours, peer, ours / peer, "jobs/s", settings)
+
+
+def _run(options: argparse.Namespace, place: Place, url: str, *, tracked: bool, as_list: bool) -> Run:
+    book = place.folder / "book"
+    book.touch()
+    words = engines_app.environ(options.engine, url, place.database_url, book, tracked=tracked, work_ms=options.work_ms)
+    environ = {**os.environ, **words, "PYTHONPATH": str(ROOT)}
+    with _worker(options, place, environ) as worker, _sender(environ, place) as sender:
+        sender.ask("send", _WARM, 1)
+        _await(lambda: book.stat().st_size >= _WARM, worker, place, _START_S)
+        sender.ask("settle", _WARM)
+        cpu, clock = _cpu_s(worker.pid), SystemClock()
+        begun = clock.monotonic()
+        sender.ask("list" if as_list else "send", options.n, options.senders)
+        sent_s = clock.monotonic() - begun
+        total = _WARM + options.n
+        _await(lambda: book.stat().st_size >= total, worker, place, _LIMIT_S)
+        sender.ask("settle", total)
+        done_s = clock.monotonic() - begun
+        run = Run(sent_s, done_s, _cpu_s(worker.pid) - cpu)
+    if book.stat().st_size != total:
+        raise Unaccounted(f"{book.stat().st_size:,} jobs were performed, {total:,} were sent")
+    return run
+
+
+# -- processes
+
+
+@contextmanager
+def _worker(options: argparse.Namespace, place: Place, environ: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """The engine's own worker command."""
+    count = str(options.concurrency)
+    if options.engine == "celery":
+        quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat", "-l", "WARNING")
+        words = ["-m", "celery", "-A", "benchmarks.engines_app:target", "worker", "-P", options.pool, "-c", count, *quiet]
+    elif options.engine == "rq":
+        kind = "asynctask.integrations.rq.TrackedWorker" if engines_app.TRACKED in environ else "rq.Worker"
+        words = ["-m", "rq.cli", "worker-pool", "-n", count, "-c", "benchmarks.engines_app", "-S", "json", "-w", kind, "-q"]
+    else:
+        words = ["-m", "dramatiq", "benchmarks.engines_app:target", "-p", "1", "-t", count]
+    with (place.folder / "worker.log").open("w+b") as log:
+        how = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "start_new_session": True}
+        with started([sys.executable, *words], end_kindly, cwd=place.folder, env=environ, **how) as process:
+            yield process
+
+
+class _Sender:
+    """The program that sends: a process of its own, as a web process is beside a worker."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def ask(self, *words: object) -> None:
+        """Returns when it has done so. Raises :class:`Unaccounted` where it could not."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(*words, file=self._process.stdin, flush=True)
+        if self._process.stdout.readline().strip() != "done":
+            raise Unaccounted(f"the sender could not {words[0]}")
+
+
+@contextmanager
+def _sender(environ: dict[str, str], place: Place) -> Iterator[_Sender]:
+    how: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with started(
+        [sys.executable, "-m", "benchmarks.engines", "sender"], end_kindly, cwd=place.folder, env=environ, **how
+    ) as process:
+        yield _Sender(process)
+
+
+def _send_as_asked() -> int:
+    """The process of :class:`_Sender`: a line says what to do."""
+    _, app, send = engines_app.build()
+    if app is not None:
+        app.start_services()
+    for line in sys.stdin:
+        verb, n, *more = line.split()
+        if verb == "send":
+            _send(send, int(n), int(more[0]))
+        elif verb == "list" and app is not None:
+            app.submit(engines_app.NAME, list(range(int(n))))
+        elif app is not None:
+            _settled(app, int(n))
+        print("done", flush=True)
+    if app is not None:
+        app.close()
+    return 0
+
+
+def _send(send: Callable[[Sequence[int]], None], n: int, senders: int) -> None:
+    parts = [range(first, n, senders) for first in range(senders)]
+    threads = [threading.Thread(target=send, args=(part,)) for part in parts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _settled(app: AsyncTask, total: int) -> None:
+    """Waits until so many Events are finished, and none is anything else."""
+    clock, pause = SystemClock(), threading.Event()
+    until = clock.monotonic() + _LIMIT_S
+    statement = sa.text("SELECT COUNT(*) FROM events WHERE status = 'finish'")
+    while True:
+        with app.ledger.database.read() as connection:
+            if connection.execute(statement).scalar_one() == total:
+                return
+        if clock.monotonic() > until:
+            raise Unaccounted(f"fewer than {total:,} Events are finished")
+        pause.wait(0.01)
+
+
+def _await(holds: Callable[[], bool], worker: subprocess.Popen[bytes], place: Place, seconds: float) -> None:
+    clock, pause = SystemClock(), threading.Event()
+    until = clock.monotonic() + seconds
+    while not holds():
+        if worker.poll() is not None or clock.monotonic() > until:
+            last = (place.folder / "worker.log").read_text("utf-8", "replace").splitlines()[-5:]
+            raise Unaccounted(f"the worker did not perform everything; its log ends with: {' / '.join(last)}")
+        pause.wait(0.005)
+
+
+def _cpu_s(session: int) -> float:
+    """Seconds of processors that the processes of a session, and those of theirs that have ended, have used."""
+    ticks = 0
+    for each in Path("/proc").iterdir():
+        try:
+            words = (each / "stat").read_text().rpartition(")")[2].split() if each.name.isdigit() else []
+        except OSError:
+            continue  # it has ended
+        if words and int(words[3]) == session:
+            ticks += sum(map(int, words[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    sys.exit(_send_as_asked() if sys.argv[1:] == ["sender"] else main())

@@ -1,0 +1,148 @@
+"""The suite of engines finds what it is for: each engine that is broken on purpose fails the test that is named beside it,
+and the same engine unbroken passes it.
+
+Dramatiq's worker threads on its broker for tests, in this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import dramatiq
+import pytest
+from dramatiq.brokers.stub import StubBroker
+from support.engines import partial_of
+from support.world import settings
+
+from asynctask import AsyncTask
+from asynctask.core.transitions import Begin
+from asynctask.integrations import base
+from asynctask.integrations import dramatiq as integration
+from asynctask.integrations.dramatiq import TaskEvents, attach
+from asynctask.middleware.tracker import Ticket, Tracker
+from asynctask.testing import engine_suite, wait_for
+from asynctask.testing.engine_suite import EngineConformance, EngineHarness
+from asynctask.worker import Worker
+
+Break = Callable[[pytest.MonkeyPatch], None]
+
+
+class StubHarness:
+    """Dramatiq in this process. Nobody can kill it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._broker = StubBroker(fail_fast_default=False)
+        self.app = AsyncTask(**settings(folder))
+        attach(self._broker, self.app)
+        actor: Any = dramatiq.actor
+        actor(partial_of(folder), actor_name="act", broker=self._broker, max_retries=0)
+        actor(partial_of(folder), actor_name="again", broker=self._broker, max_retries=2, min_backoff=1, max_backoff=2)
+        self.app.ensure_schema()
+        self._worker: dramatiq.Worker | None = None
+
+    def start(self, threads: int = 2) -> None:
+        self._worker = dramatiq.Worker(self._broker, worker_timeout=20, worker_threads=threads)
+        self._worker.start()
+
+    def stop(self) -> None:
+        assert self._worker is not None
+        self._worker.stop(timeout=10_000)
+
+    def kill(self) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.stop(timeout=10_000)
+        self._broker.close()
+        self.app.close()
+
+
+class Suite(EngineConformance):
+    def make_harness(self, folder: Path) -> EngineHarness:
+        return StubHarness(folder)
+
+
+# -- engines that are broken
+
+
+def blind(patch: pytest.MonkeyPatch) -> None:
+    """Performs whatever arrives."""
+    begin = base.EngineProcess.begin
+
+    def always(self: base.EngineProcess, arrival: Any) -> Ticket:
+        ticket = begin(self, arrival)
+        ticket.verdict = Begin.RUN
+        return ticket
+
+    patch.setattr(base.EngineProcess, "begin", always)
+
+
+def stubborn(patch: pytest.MonkeyPatch) -> None:
+    """Takes a refusal for an error."""
+    patch.setattr(Worker, "refuses", lambda self, error: False)
+
+
+def mute(patch: pytest.MonkeyPatch) -> None:
+    """Loses what a job says."""
+    opening = Tracker._opening
+
+    def silent(self: Tracker, ticket: Ticket) -> Any:
+        ticket.job = None
+        return opening(self, ticket)
+
+    patch.setattr(Tracker, "_opening", silent)
+
+
+def hasty(patch: pytest.MonkeyPatch) -> None:
+    """Acknowledges without a record."""
+    patch.setattr(base.EngineProcess, "settle", lambda self, ticket, **how: None)
+    patch.setattr(base.EngineProcess, "settle_later", lambda self, ticket, then: then())
+
+
+def fenceless(patch: pytest.MonkeyPatch) -> None:
+    """Does not carry the attempt of a job of a Task."""
+    message = integration._message
+
+    def bare(copy: Any) -> Any:
+        made = message(copy)
+        made.options.pop(integration.ATTEMPT, None)
+        return made
+
+    patch.setattr(integration, "_message", bare)
+
+
+def final(patch: pytest.MonkeyPatch) -> None:
+    """Does not say that a retry follows."""
+    settle = TaskEvents._settle
+
+    def without(self: TaskEvents, current: Any, **how: Any) -> None:
+        settle(self, current, discarded=how.get("discarded"))
+
+    patch.setattr(TaskEvents, "_settle", without)
+
+
+CAUGHT: dict[Break, str] = {
+    blind: "test_a_job_that_is_over_is_not_performed_again",
+    stubborn: "test_a_refusal_is_failed_and_not_retried",
+    mute: "test_a_success_leaves_its_result_and_its_messages",
+    hasty: "test_a_success_leaves_its_result_and_its_messages",
+    fenceless: "test_a_success_leaves_its_result_and_its_messages",
+    final: "test_an_error_is_retried_and_its_retry_finishes_it",
+}
+
+
+@pytest.mark.parametrize("broken", CAUGHT, ids=lambda broken: broken.__name__)
+def test_a_broken_engine_fails_the_test_that_is_for_it(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_suite, "wait_for", partial(wait_for, timeout=5.0))
+    broken(monkeypatch)
+    with pytest.raises(AssertionError):
+        getattr(Suite(), CAUGHT[broken])()
+
+
+@pytest.mark.parametrize("name", sorted(set(CAUGHT.values())))
+def test_an_engine_that_is_whole_passes_it(name: str) -> None:
+    getattr(Suite(), name)()

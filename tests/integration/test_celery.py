@@ -1,0 +1,372 @@
+"""Celery with the tracker attached: its own worker command, on Redis, kills included."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from kombu.exceptions import OperationalError
+from redis import Redis
+from support.celery_app import build
+from support.servers import RedisServer
+from support.webshop import client_of
+from support.world import World
+
+from asynctask.errors import InputError, LedgerUnavailable, NotFound
+from asynctask.task import TaskHandle
+from asynctask.testing import wait_for
+
+pytestmark = [
+    pytest.mark.needs_redis,
+    pytest.mark.one_database(reason="what stands on the ledger is the same on each database"),
+]
+
+OVER = ("finish", "failed", "error", "cancelled")
+
+
+class CeleryWorld:
+    """The sending side in this process, and workers started by Celery's own command."""
+
+    def __init__(self, world: World, server: RedisServer) -> None:
+        self.world, self._server = world, server
+        self.namespace = f"test-{world.folder.name}"
+        self.celery, self.app = build(server.url, self.namespace, world.folder, database_url=world.store.url)
+        self.app.ensure_schema()
+        world.watch()
+
+    def worker(self, pool: str = "threads", concurrency: int = 2, *more: str) -> subprocess.Popen[bytes]:
+        """``celery worker -P pool -c concurrency``; returns when it performs."""
+        known = {process["pid"] for process in self.app.processes()}
+        started = self.start(pool, concurrency, *more)
+        wait_for(
+            lambda: {p["pid"] for p in self.app.processes() if p["kind"] == "celery"} - known,
+            f"a worker of Celery registers: {self.world.said()[-3000:]}",
+        )
+        return started
+
+    def start(self, pool: str, concurrency: int = 1, *more: str, **environ: str) -> subprocess.Popen[bytes]:
+        """The same command; nobody waits for what becomes of it."""
+        return self.world.spawn(
+            "-m",
+            "celery",
+            "-A",
+            "support.celery_main:celery",
+            "worker",
+            "-P",
+            pool,
+            "-c",
+            str(concurrency),
+            "--without-gossip",
+            "--without-mingle",
+            "--without-heartbeat",
+            *more,
+            TEST_REDIS=self._server.url,
+            TEST_NAMESPACE=self.namespace,
+            **environ,
+        )
+
+    def task(self, name: str) -> Any:
+        return self.celery.tasks[name]
+
+    def redis(self) -> Redis:
+        return self._server.client()
+
+    def event(self, job_id: str) -> dict[str, Any]:
+        return self.app.event(job_id)
+
+    def ended(self, job_id: str) -> dict[str, Any]:
+        """The Event once it is terminal."""
+        wait_for(
+            lambda: self.event(job_id)["status"] in OVER, f"{job_id} ends; workers said: {self.world.said()[-3000:]}", 60
+        )
+        return self.event(job_id)
+
+    def performers(self) -> list[int]:
+        return [p["pid"] for p in self.app.processes() if p["kind"] == "celery"]
+
+    def close(self) -> None:
+        self.app.close()
+        self.celery.close()
+
+
+@pytest.fixture
+def engine(world: World, redis_server: RedisServer) -> Iterator[CeleryWorld]:
+    found = CeleryWorld(world, redis_server)
+    yield found
+    found.close()
+
+
+def said(event: dict[str, Any]) -> list[tuple[str, str, int]]:
+    return [(m["status"], m["message"], m["attempt"]) for m in event["messages"]]
+
+
+def items(count: int) -> list[dict[str, Any]]:
+    return [{"sku": f"A-{n}", "quantity": 1 + n % 3} for n in range(count)]
+
+
+# -- lone jobs
+
+
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
+def test_a_lone_job_has_its_event_before_any_worker_runs_and_its_whole_life_afterwards(
+    engine: CeleryWorld, pool: str
+) -> None:
+    sent = engine.task("lone").delay("A-1", quantity=3)
+    waiting = engine.event(sent.id)
+    assert (waiting["status"], waiting["params"], waiting["task_id"]) == (
+        "enqueue",
+        {"args": ["A-1"], "kwargs": {"quantity": 3}},
+        None,
+    )
+    engine.worker(pool)
+    event = engine.ended(sent.id)
+    assert (event["status"], event["result"], event["attempt"]) == ("finish", {"enrolled": "A-1"}, 1)
+    assert said(event) == [("working", "In progress", 1), ("working", "3 of A-1 in stock", 1), ("finish", "Done", 1)]
+
+
+@pytest.mark.parametrize(("kind", "text"), [("normal", "seller is not qualified"), ("sold_out", "sold out")])
+def test_a_refusal_is_failed_and_celery_does_not_retry_it(engine: CeleryWorld, kind: str, text: str) -> None:
+    sent = engine.task("refuse").delay(kind)
+    engine.worker()
+    event = engine.ended(sent.id)
+    assert (event["status"], said(event)[-1]) == ("failed", ("failed", f"Failed: {text}", 1))
+    assert engine.world.shop.lines() == [["did", kind]]
+
+
+@pytest.mark.parametrize("name", ["shaky", "auto"])
+def test_an_error_says_that_it_waits_for_its_retry_and_the_retry_finishes_it(engine: CeleryWorld, name: str) -> None:
+    sent = engine.task(name).delay(2)
+    engine.worker()
+    event = engine.ended(sent.id)
+    assert (event["status"], event["result"], event["attempt"]) == ("finish", "through", 3)
+    assert said(event) == [
+        ("working", "In progress", 1),
+        ("error", "Error: ValueError: not yet, at 1", 1),
+        ("enqueue", "Waiting for retry", 1),
+        ("working", "In progress", 2),
+        ("error", "Error: ValueError: not yet, at 2", 2),
+        ("enqueue", "Waiting for retry", 2),
+        ("working", "In progress", 3),
+        ("finish", "Done", 3),
+    ]
+
+
+def test_an_error_with_its_retries_used_up_is_an_error(engine: CeleryWorld) -> None:
+    sent = engine.task("shaky").delay(9)
+    engine.worker()
+    event = engine.ended(sent.id)
+    assert (event["status"], event["attempt"], said(event)[-1]) == (
+        "error",
+        3,
+        ("error", "Error: ValueError: not yet, at 3", 3),
+    )
+
+
+def test_a_task_that_opted_out_leaves_no_event(engine: CeleryWorld) -> None:
+    sent = engine.task("unseen").delay(1)
+    engine.worker()
+    wait_for(engine.world.shop.lines, "it is performed")
+    with pytest.raises(NotFound):
+        engine.event(sent.id)
+
+
+@pytest.mark.parametrize("name", ["soft", "endless"])
+def test_a_job_over_its_time_limit_ends_as_timed_out(engine: CeleryWorld, name: str) -> None:
+    sent = engine.task(name).delay()
+    engine.worker("prefork", 1)
+    event = engine.ended(sent.id)
+    assert (event["status"], event["problem"]) == ("error", "timeout")
+    assert said(event)[-1][1].startswith("Timed out")
+
+
+def test_a_job_whose_process_is_killed_is_delivered_again_and_finished(engine: CeleryWorld) -> None:
+    sent = engine.task("gated").delay(7)
+    engine.worker("prefork", 1)
+    ((_, _, pid),) = wait_for(engine.world.shop.lines, "it begins")
+    wait_for(lambda: engine.event(sent.id)["status"] == "working", "it is recorded as begun")
+    os.kill(int(pid), signal.SIGKILL)
+    wait_for(lambda: len(engine.world.shop.lines()) == 2, "it begins again")
+    (engine.world.folder / "gate").touch()
+    event = engine.ended(sent.id)
+    assert (event["status"], event["result"]) == ("finish", 7)
+    assert "Worker lost" in [message for _, message, _ in said(event)]
+
+
+def test_a_revoked_job_ends_in_error_with_the_reason(engine: CeleryWorld) -> None:
+    sent = engine.task("noted").apply_async(("x",), expires=-1)
+    engine.worker()
+    event = engine.ended(sent.id)
+    assert (event["status"], said(event)[-1][1]) == ("error", "Given up: it is over its expiry time")
+    assert engine.world.shop.lines() == []
+
+
+def test_a_chain_goes_on_after_a_success_and_not_after_a_refusal(engine: CeleryWorld) -> None:
+    noted, refuse = engine.task("noted"), engine.task("refuse")
+    (noted.s("first") | noted.s()).apply_async()
+    broken = refuse.s("normal") | noted.si("never")
+    broken.apply_async()
+    last = noted.delay("last")
+    engine.worker("threads", 1)
+    wait_for(lambda: ["noted", "last"] in engine.world.shop.lines(), "the jobs before it are over")
+    engine.ended(last.id)
+    wait_for(lambda: engine.world.shop.lines().count(["noted", "first"]) == 2, "the second step of the first chain")
+    assert ["noted", "never"] not in engine.world.shop.lines()
+
+
+# -- what is declared and started
+
+
+def test_a_task_that_is_declared_late_is_tracked_too(engine: CeleryWorld) -> None:
+    assert "late" not in engine.app.workers
+
+    def late(item: dict[str, Any]) -> None: ...
+
+    task: Any = engine.celery.task(name="late", shared=False)(late)
+    assert engine.event(task.delay(1).id)["status"] == "enqueue"
+    assert engine.app.workers["late"].engine == "celery"
+
+
+def test_a_pool_in_which_nothing_can_be_recorded_is_refused(engine: CeleryWorld) -> None:
+    started = engine.start("solo", TEST_POOL="refused")
+    assert started.wait(60) != 0
+    assert "give the worker another -P" in engine.world.said()
+
+
+def test_a_worker_whose_schema_is_old_does_not_start(engine: CeleryWorld) -> None:
+    engine.world.sql("UPDATE alembic_version SET version_num = '0001'")
+    started = engine.start("solo")
+    assert started.wait(60) != 0
+    assert "asynctask db upgrade" in engine.world.said()
+
+
+def test_a_job_that_is_sent_without_the_ledger_raises_and_is_not_sent(
+    engine: CeleryWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: Any, **__: Any) -> None:
+        raise LedgerUnavailable("the database does not answer")
+
+    monkeypatch.setattr("asynctask.integrations.base.enqueue", away)
+    with pytest.raises(LedgerUnavailable):
+        engine.task("noted").delay("x")
+    assert engine.app.engines["celery"].waiting([f"celery/{engine.namespace}-default"]) == {
+        f"celery/{engine.namespace}-default": 0
+    }
+
+
+def test_a_job_that_could_not_be_sent_does_not_wait_for_ever(engine: CeleryWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise OperationalError("no broker")
+
+    monkeypatch.setattr(engine.celery, "send_task", refused)
+    with pytest.raises(OperationalError):
+        engine.task("noted").delay("x")
+    (job,) = engine.app.jobs()
+    assert (job["status"], said(job)[-1][1]) == ("error", "Given up: it could not be sent: OperationalError: no broker")
+
+
+# -- Tasks
+
+
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
+def test_a_list_for_a_task_of_celery_is_accounted_for(engine: CeleryWorld, pool: str) -> None:
+    engine.worker(pool)
+    task = engine.app.submit(engine.task("enroll"), [*items(60), {"sku": "bad-1"}, {"sku": "x", "quantity": 0}])
+    task.wait(timeout=120)
+    progress = task.progress()
+    assert (progress["counts"]["finish"], progress["counts"]["failed"], progress["split"]["rejected"]) == (60, 1, 1)
+    assert (progress["state"], progress["worker"]) == ("finished", "enroll")
+    assert Counter(sku for _, sku, _ in engine.world.shop.lines()) == {f"A-{n}": 1 for n in range(60)} | {"bad-1": 1}
+    assert engine.app.doctor() == []
+
+
+def test_its_tasks_processes_and_queues_are_shown(engine: CeleryWorld) -> None:
+    client = client_of(engine.app)
+    shown = {worker["name"]: worker for worker in client.get("/api/workers").json["workers"]}
+    queue = f"celery/{engine.namespace}-default"
+    assert (shown["enroll"]["engine"], shown["enroll"]["queue"]) == ("celery", queue)
+    assert [field["name"] for field in shown["enroll"]["fields"]] == ["sku", "quantity"]
+    engine.task("gated").delay(0)
+    engine.worker("threads", 1)
+    wait_for(engine.world.shop.lines, "it begins")
+    engine.task("gated").delay(1)
+    engine.task("gated").delay(2)
+    (listed,) = client.get("/api/queues").json["queues"]
+    assert (listed["name"], listed["processes"], listed["unattended"]) == (queue, 1, False)
+    assert listed["length"] >= 1, "one or none of the two is in the worker's memory"
+    (process,) = [each for each in client.get("/api/processes").json["processes"] if each["kind"] == "celery"]
+    assert (process["queues"], process["concurrency"]) == ([queue], 1)
+    assert [job["worker_name"] for job in client.get("/api/jobs").json["jobs"]] == ["gated"] * 3
+    (engine.world.folder / "gate").touch()
+
+
+def test_parallel_pause_and_cancel_hold_over_celery(engine: CeleryWorld) -> None:
+    engine.worker("threads", 4)
+    task = engine.app.submit(engine.task("gated"), list(range(10)), parallel=2)
+    wait_for(lambda: len(engine.world.shop.lines()) == 2, "as many begin as may")
+    assert task.progress()["control"]["in_flight"] == 2
+    task.pause()
+    (engine.world.folder / "gate").touch()
+    wait_for(lambda: task.progress()["counts"]["finish"] == 2, "those that had begun end")
+    wait_for(lambda: task.progress()["control"]["in_flight"] == 0, "the others are back in the ledger")
+    assert len(engine.world.shop.lines()) == 4
+    task.resume()
+    wait_for(lambda: task.progress()["counts"]["finish"] > 2, "it goes on")
+    task.cancel()
+    task.wait(timeout=60)
+    counts = task.progress()["counts"]
+    assert (counts["finish"] + counts["cancelled"], counts["enqueue"], counts["working"]) == (10, 0, 0)
+    assert engine.app.doctor() == []
+
+
+def test_a_job_of_a_task_is_retried_as_celery_says_and_waits_in_the_ledger(engine: CeleryWorld) -> None:
+    engine.worker()
+    task = engine.app.submit("shaky", [1, 9])
+    task.wait(timeout=60)
+    assert [(e["status"], e["attempt"]) for e in task.events()] == [("finish", 2), ("error", 3)]
+    tried = Counter((attempt, retries) for _, attempt, retries in engine.world.shop.lines())
+    assert tried == {("1", "0"): 2, ("2", "1"): 2, ("3", "2"): 1}
+    assert engine.app.doctor() == []
+
+
+def is_over(task: TaskHandle, part: int) -> bool:
+    """Whether more than so many items are done."""
+    return bool(task.progress()["progress"]["done"] > part)
+
+
+def test_a_list_is_exact_though_its_workers_are_killed(engine: CeleryWorld) -> None:
+    engine.worker("prefork", 2)
+    task = engine.app.submit("enroll", items(1_000))
+    for part in (100, 300, 600):
+        wait_for(partial(is_over, task, part), "it goes on")
+        os.kill(engine.performers()[0], signal.SIGKILL)
+    task.wait(timeout=120)
+    assert task.progress()["counts"]["finish"] == 1_000
+    assert {sku for _, sku, _ in engine.world.shop.lines()} == {f"A-{n}" for n in range(1_000)}
+    assert engine.app.doctor() == []
+
+
+def test_a_list_that_nobody_works_waits_in_the_ledger_and_not_in_celery(engine: CeleryWorld) -> None:
+    task = engine.app.submit("enroll", items(5))
+    engine.app.dispatcher.round()
+    assert task.progress()["control"]["in_flight"] == 0
+    with pytest.raises(InputError):
+        engine.app.submit("unseen", [1])
+
+
+def test_a_thread_goes_on_before_the_commit_and_the_acknowledgement_does_not(engine: CeleryWorld) -> None:
+    """With one thread, and no Event to be written: both jobs are performed, and the broker still holds both."""
+    sent = [engine.task("lone").delay(f"A-{n}") for n in range(2)]
+    with engine.world.store.locked(), engine.redis() as redis:
+        engine.worker("threads", 1, "--prefetch-multiplier", "4")
+        wait_for(lambda: len(engine.world.shop.lines()) == 2, "both are performed")
+        assert redis.hlen(f"{engine.namespace}:unacked") == 2
+    for each in sent:
+        assert engine.ended(each.id)["status"] == "finish"
+    with engine.redis() as redis:
+        wait_for(lambda: not redis.hlen(f"{engine.namespace}:unacked"), "both are acknowledged")

@@ -1,0 +1,68 @@
+"""The examples of engines, used as their pages say: the engine's own worker command, and a list handed in by ours."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.servers import RedisServer
+from support.world import World
+
+from asynctask.testing import wait_for
+
+pytestmark = [
+    pytest.mark.needs_redis,
+    pytest.mark.databases("sqlite"),
+]
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "engines"
+WORKERS = {
+    "celery": ("celery", "-A", "celery_tracked:celery", "worker", "-c", "2"),
+    "dramatiq": ("dramatiq", "dramatiq_tracked:broker", "-p", "1", "-t", "2"),
+    "rq": ("rq.cli", "worker", "-c", "rq_tracked", "-S", "json", "-w", "asynctask.integrations.rq.TrackedWorker"),
+}
+DATABASE_OF_REDIS = 7
+COUNT, SOLD_OUT = 40, 4
+
+
+@pytest.fixture
+def environ(world: World, redis_server: RedisServer) -> Iterator[dict[str, str]]:
+    yield world.environ(
+        SHOP_BROKER=redis_server.url.removesuffix("0") + str(DATABASE_OF_REDIS),
+        SHOP_BOOK=str(world.folder / "enrolled.txt"),
+        ASYNCTASK_DATABASE_URL=world.store.url,
+        ASYNCTASK_DATA_DIR=str(world.folder / "data"),
+        PYTHONPATH=f"{EXAMPLES}:{EXAMPLES.parents[1]}",
+    )
+    with redis_server.client() as client:
+        client.select(DATABASE_OF_REDIS)
+        client.flushdb()
+
+
+@pytest.mark.parametrize("engine", WORKERS)
+def test_a_list_goes_over_the_engine_of_an_example(world: World, environ: dict[str, str], engine: str) -> None:
+    worker = world.spawn("-m", *WORKERS[engine], **environ)
+    sheet = world.folder / "products.csv"
+    rows = [f"SKU-{n},{0 if n % (COUNT // SOLD_OUT) == 0 else 3}" for n in range(COUNT)]
+    sheet.write_text("\n".join(["sku,stock", *rows]))
+    command = ["-m", "asynctask", "-A", f"{engine}_tracked:app", "submit", str(sheet), "--worker", "enroll", "--json"]
+    sent = subprocess.run(
+        [sys.executable, *command], cwd=world.folder, env=environ, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert sent.returncode == 0, sent.stderr
+    task_id = json.loads(sent.stdout)["task_id"]
+
+    app = world.app()
+    wait_for(lambda: app.task(task_id).progress()["done"], f"all is done; said: {world.said()[-3000:]}", 120)
+    counts = app.task(task_id).progress()["counts"]
+    assert (counts["total"], counts["finish"], counts["error"]) == (COUNT, COUNT - SOLD_OUT, SOLD_OUT)
+    enrolled = (world.folder / "enrolled.txt").read_text().split()
+    assert len(enrolled) == len(set(enrolled)) == COUNT - SOLD_OUT
+    assert "sold out" in app.task(task_id).progress()["top_errors"][0]["message"]
+    assert app.doctor() == []
+    worker.terminate()
+    assert worker.wait(60) == 0

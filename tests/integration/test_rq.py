@@ -1,0 +1,478 @@
+"""RQ with the tracker attached: its own worker command, with and without a work-horse for each job, kills included."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import rq
+from rq.command import send_stop_job_command
+from support.rq_app import NAMESPACE, REDIS, load
+from support.servers import RedisServer
+from support.world import World
+
+from asynctask.errors import ConfigError, InputError, NotFound
+from asynctask.testing import wait_for
+
+pytestmark = [
+    pytest.mark.needs_redis,
+    pytest.mark.one_database(reason="what stands on the ledger is the same on each database"),
+]
+
+OVER = ("finish", "failed", "error", "cancelled")
+KINDS = ("TrackedWorker", "TrackedSimpleWorker")
+
+
+class RqWorld:
+    """The sending side in this process, and workers started by RQ's own command."""
+
+    def __init__(self, world: World, server: RedisServer, patch: pytest.MonkeyPatch) -> None:
+        self.world, self._server = world, server
+        self._folder = TemporaryDirectory(prefix="rq-")  # a socket's path must be short
+        self.namespace = f"test-{world.folder.name}"
+        self.jobs: Any = load(patch, server.url, self.namespace, world.folder, world.store.url)
+        self.app = self.jobs.app
+        self.engine = self.jobs.engine
+        self.app.ensure_schema()
+        world.watch()
+
+    def worker(self, kind: str = "TrackedWorker", *more: str) -> subprocess.Popen[bytes]:
+        """``rq worker -w asynctask.integrations.rq.<kind>``; returns when it performs."""
+        known = set(self.recorders())
+        started = self.start(f"asynctask.integrations.rq.{kind}", *more)
+        wait_for(lambda: set(self.recorders()) - known, f"a worker of RQ registers: {self.world.said()[-3000:]}")
+        return started
+
+    def start(self, worker_class: str, *more: str) -> subprocess.Popen[bytes]:
+        return self.world.spawn(
+            "-m",
+            "rq.cli",
+            "worker",
+            "-c",
+            "support.rq_main",
+            "-w",
+            worker_class,
+            "-S",
+            "json",
+            *more,
+            **{REDIS: self._server.url, NAMESPACE: self.namespace, "TMPDIR": self._folder.name},
+        )
+
+    def event(self, job_id: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.app.event(job_id)
+        return found
+
+    def ended(self, job_id: str) -> dict[str, Any]:
+        """The Event once it is terminal."""
+        wait_for(
+            lambda: self.event(job_id)["status"] in OVER, f"{job_id} ends; workers said: {self.world.said()[-3000:]}", 60
+        )
+        return self.event(job_id)
+
+    def recorders(self) -> list[int]:
+        """The recording processes of the workers."""
+        return [p["pid"] for p in self.app.processes() if p["kind"] == "rq"]
+
+    def horses(self, worker: int) -> list[int]:
+        """The work-horses of a worker that perform now: each leads a group of processes of its own."""
+        children = map(int, Path(f"/proc/{worker}/task/{worker}/children").read_text().split())
+        return [pid for pid in children if os.getpgid(pid) == pid]
+
+    def kill_horse(self, worker: int) -> bool:
+        """Whether one performed, and is dead now."""
+        try:
+            os.kill(self.horses(worker)[0], signal.SIGKILL)
+        except (IndexError, ProcessLookupError):
+            return False
+        return True
+
+    def close(self) -> None:
+        self.app.close()
+        self.jobs.redis.close()
+        self._folder.cleanup()
+
+
+@pytest.fixture
+def engine(world: World, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[RqWorld]:
+    found = RqWorld(world, redis_server, monkeypatch)
+    yield found
+    found.close()
+
+
+def said(event: dict[str, Any]) -> list[tuple[str, str, int]]:
+    return [(m["status"], m["message"], m["attempt"]) for m in event["messages"]]
+
+
+def items(count: int) -> list[dict[str, Any]]:
+    return [{"sku": f"A-{n}", "quantity": 1 + n % 3} for n in range(count)]
+
+
+# -- lone jobs
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_lone_job_has_its_event_before_any_worker_runs_and_its_whole_life_afterwards(engine: RqWorld, kind: str) -> None:
+    sent = engine.jobs.lone.delay("A-1", quantity=3)
+    waiting = engine.event(sent.id)
+    assert (waiting["status"], waiting["params"], waiting["task_id"]) == (
+        "enqueue",
+        {"args": ["A-1"], "kwargs": {"quantity": 3}},
+        None,
+    )
+    engine.worker(kind)
+    event = engine.ended(sent.id)
+    assert (event["status"], event["result"], event["attempt"]) == ("finish", {"enrolled": "A-1"}, 1)
+    assert said(event) == [("working", "In progress", 1), ("working", "3 of A-1 in stock", 1), ("finish", "Done", 1)]
+    wait_for(lambda: sent.get_status() == "finished", "RQ has it, too")
+    assert sent.return_value() == {"enrolled": "A-1"}
+
+
+def test_what_another_queue_of_rq_sends_has_its_event_when_a_worker_takes_it(engine: RqWorld) -> None:
+    queue = rq.Queue(engine.jobs.queue, connection=engine.jobs.redis, serializer="json")
+    sent = queue.enqueue("support.rq_app.lone", "A-1")
+    with pytest.raises(NotFound):
+        engine.event(sent.id)
+    engine.worker()
+    wait_for(engine.world.shop.lines, "it is performed")
+    event = engine.ended(sent.id)
+    assert (event["status"], event["worker"], event["params"]) == ("finish", "lone", ["A-1"])
+
+
+def test_a_coroutine_is_performed_and_its_messages_kept(engine: RqWorld) -> None:
+    sent = engine.jobs.later.delay("x")
+    engine.worker()
+    event = engine.ended(sent.id)
+    assert (event["status"], event["result"], said(event)[1][1]) == ("finish", "x", "not yet")
+
+
+@pytest.mark.parametrize(("kind", "text"), [("normal", "seller is not qualified"), ("sold_out", "sold out")])
+def test_a_refusal_is_failed_and_rq_does_not_retry_it(engine: RqWorld, kind: str, text: str) -> None:
+    sent = engine.jobs.refuse.delay(kind)
+    engine.worker()
+    event = engine.ended(sent.id)
+    assert (event["status"], said(event)[-1]) == ("failed", ("failed", f"Failed: {text}", 1))
+    wait_for(lambda: sent.get_status() == "failed", "RQ does not take it for a success")
+    assert engine.world.shop.lines() == [["did", kind]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_says_that_it_waits_for_its_retry_and_the_retry_finishes_it(engine: RqWorld, kind: str) -> None:
+    sent = engine.jobs.shaky.delay(2)
+    engine.worker(kind)
+    event = engine.ended(sent.id)
+    assert (event["status"], event["result"], event["attempt"]) == ("finish", "through", 3)
+    assert said(event) == [
+        ("working", "In progress", 1),
+        ("error", "Error: ValueError: not yet, at 1", 1),
+        ("enqueue", "Waiting for retry", 1),
+        ("working", "In progress", 2),
+        ("error", "Error: ValueError: not yet, at 2", 2),
+        ("enqueue", "Waiting for retry", 2),
+        ("working", "In progress", 3),
+        ("finish", "Done", 3),
+    ]
+
+
+def test_a_function_may_ask_for_another_try(engine: RqWorld) -> None:
+    through, over = engine.jobs.asking.delay(1), engine.jobs.asking.delay(9)
+    engine.worker()
+    event = engine.ended(through.id)
+    assert (event["status"], event["result"], event["attempt"]) == ("finish", "through", 2)
+    event = engine.ended(over.id)
+    assert (event["status"], event["attempt"]) == ("error", 3)
+
+
+def test_an_error_with_its_retries_used_up_is_an_error(engine: RqWorld) -> None:
+    sent = engine.jobs.shaky.delay(9)
+    engine.worker()
+    event = engine.ended(sent.id)
+    assert (event["status"], event["attempt"], said(event)[-1]) == (
+        "error",
+        3,
+        ("error", "Error: ValueError: not yet, at 3", 3),
+    )
+    wait_for(lambda: sent.get_status() == "failed", "RQ has it among the failed")
+
+
+def test_a_failed_job_that_somebody_requeues_in_rq_runs_again(engine: RqWorld) -> None:
+    sent = engine.jobs.deadly.delay(1)
+    engine.worker()
+    engine.ended(sent.id)
+    wait_for(lambda: sent.get_status() == "failed", "RQ has it among the failed")
+    sent.requeue()
+    wait_for(lambda: engine.event(sent.id)["status"] == "finish", f"it runs again: {engine.world.said()[-3000:]}")
+    assert [text for _, text, _ in said(engine.event(sent.id))] == [
+        "In progress",
+        "Worker lost",
+        "Retried",
+        "In progress",
+        "Done",
+    ]
+
+
+def test_a_function_that_opted_out_leaves_no_event(engine: RqWorld) -> None:
+    sent = engine.jobs.unseen.delay(1)
+    engine.worker()
+    wait_for(lambda: sent.get_status() == "finished", "it is performed")
+    assert engine.world.shop.lines() == [["unseen", "1"]]
+    with pytest.raises(NotFound):
+        engine.event(sent.id)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_job_over_its_time_limit_ends_as_timed_out(engine: RqWorld, kind: str) -> None:
+    sent = engine.jobs.endless.delay()
+    engine.worker(kind)
+    event = engine.ended(sent.id)
+    assert (event["status"], event["problem"]) == ("error", "timeout")
+    assert said(event)[-1][1].startswith("Timed out")
+
+
+def test_a_job_whose_horse_is_killed_is_tried_again_where_rq_retries_it(engine: RqWorld) -> None:
+    sent = engine.jobs.gated.delay(7)
+    engine.worker()
+    ((_, _, pid),) = wait_for(engine.world.shop.lines, "it begins")
+    os.kill(int(pid), signal.SIGKILL)
+    wait_for(lambda: len(engine.world.shop.lines()) == 2, "it begins again")
+    (engine.world.folder / "gate").touch()
+    event = engine.ended(sent.id)
+    assert (event["status"], event["result"], event["attempt"]) == ("finish", 7, 2)
+    assert [text for _, text, _ in said(event)] == [
+        "In progress",
+        "Worker lost",
+        "Waiting for retry",
+        "In progress",
+        "Done",
+    ]
+
+
+def test_a_job_whose_horse_is_killed_is_over_where_rq_does_not_retry_it(engine: RqWorld) -> None:
+    sent = engine.jobs.deadly.delay(1)
+    engine.worker()
+    event = engine.ended(sent.id)
+    assert (event["status"], said(event)[-1]) == ("error", ("error", "Worker lost", 1))
+    wait_for(lambda: sent.get_status() == "failed", "RQ has it among the failed")
+
+
+def test_a_job_whose_worker_is_killed_is_finished_by_its_horse(engine: RqWorld) -> None:
+    sent = engine.jobs.gated.delay(7)
+    worker = engine.worker()
+    wait_for(engine.world.shop.lines, "it begins")
+    worker.kill()
+    worker.wait()
+    (engine.world.folder / "gate").touch()
+    assert engine.ended(sent.id)["result"] == 7
+    wait_for(lambda: not engine.recorders(), "the recording process ends with it")
+
+
+def test_a_job_whose_worker_and_horse_are_killed_is_tried_again_when_rq_finds_it(engine: RqWorld) -> None:
+    sent = engine.jobs.gated.delay(7)
+    worker = engine.worker()
+    ((_, _, horse),) = wait_for(engine.world.shop.lines, "it begins")
+    wait_for(lambda: engine.event(sent.id)["status"] == "working", "it is recorded as begun")
+    worker.kill()
+    os.kill(int(horse), signal.SIGKILL)
+    worker.wait()
+    registry = engine.engine.queue(engine.jobs.queue).started_job_registry
+    for entry in engine.jobs.redis.zrange(registry.key, 0, -1):
+        engine.jobs.redis.zadd(registry.key, {entry: 1})  # RQ takes it for abandoned a minute later
+    (engine.world.folder / "gate").touch()
+    engine.worker()
+    event = engine.ended(sent.id)
+    assert (event["status"], event["result"]) == ("finish", 7)
+    assert [text for _, text, _ in said(event)].count("Worker lost") == 1
+
+
+def test_no_job_begins_without_its_recording_process(engine: RqWorld) -> None:
+    worker = engine.worker()
+    engine.ended(engine.jobs.later.delay("first").id)
+    wait_for(lambda: not engine.horses(worker.pid), "the worker waits for the next job")
+    (recorder,) = engine.recorders()
+    os.kill(recorder, signal.SIGSTOP)
+    sent = engine.jobs.noted.delay("x")
+    wait_for(lambda: engine.horses(worker.pid), "its horse is there")
+    assert (engine.world.shop.lines(), engine.event(sent.id)["status"]) == ([], "enqueue")
+    os.kill(recorder, signal.SIGKILL)
+    assert worker.wait(60) == 1
+    assert "its recording process has died, so it stops" in engine.world.said()
+    engine.worker()
+    assert engine.ended(sent.id)["result"] == "x"
+    assert engine.world.shop.lines() == [["noted", "x"]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_job_under_which_the_recording_process_dies_runs_again_under_the_next_worker(engine: RqWorld, kind: str) -> None:
+    task = engine.app.submit("gated", [7])
+    worker = engine.worker(kind)
+    wait_for(lambda: task.progress()["counts"]["working"] == 1, "it is recorded as begun")
+    os.kill(engine.recorders()[0], signal.SIGKILL)
+    (engine.world.folder / "gate").touch()
+    assert worker.wait(60) == 1
+    engine.worker(kind)
+    task.wait(timeout=60)
+    (event,) = task.events()
+    assert (event["status"], event["attempt"]) == ("finish", 2)
+    assert [text for _, text, _ in said(event)].count("Worker lost") == 1
+    assert engine.app.doctor() == []
+
+
+@pytest.mark.parametrize("of_task", [True, False])
+def test_a_job_that_is_stopped_with_the_tools_of_rq_is_over(engine: RqWorld, of_task: bool) -> None:
+    sent_id = next(iter(engine.app.submit("gated", [7]).events()))["job_id"] if of_task else engine.jobs.gated.delay(7).id
+    engine.worker()
+    wait_for(lambda: engine.event(sent_id)["status"] == "working", "it is recorded as begun")
+    send_stop_job_command(engine.jobs.redis, f"{sent_id}-1" if of_task else sent_id, serializer=engine.engine.serializer)
+    event = engine.ended(sent_id)
+    assert (event["status"], said(event)[-1][1]) == ("error", "Given up: it was stopped with the tools of RQ")
+    assert engine.app.doctor() == []
+
+
+def test_what_rq_cannot_import_ends_in_error(engine: RqWorld) -> None:
+    sent = engine.jobs.noted.delay("x")
+    data = engine.jobs.engine.serializer.dumps(["support.rq_app.gone", None, [], {}])
+    engine.jobs.redis.hset(sent.key, "data", data)
+    engine.worker()
+    event = engine.ended(sent.id)
+    assert (event["status"], said(event)[-1][1].startswith("Given up: RQ cannot make it out")) == ("error", True)
+
+
+@pytest.mark.parametrize(("more", "text"), [(["-S", "pickle"], "set --serializer"), (["-c", "os"], "rq worker -c")])
+def test_a_worker_that_could_record_nothing_does_not_start(engine: RqWorld, more: list[str], text: str) -> None:
+    worker = engine.start("asynctask.integrations.rq.TrackedWorker", "-u", engine.jobs.os.environ[REDIS], *more)
+    assert worker.wait(60) == 1
+    assert text in engine.world.said()
+
+
+def test_a_job_learns_that_its_worker_stops(engine: RqWorld) -> None:
+    sent = engine.jobs.stopping.delay()
+    worker = engine.worker()
+    wait_for(engine.world.shop.lines, "it begins")
+    worker.terminate()
+    assert engine.ended(sent.id)["result"] is True
+    worker.wait(30)
+    assert engine.recorders() == []
+
+
+def test_jobs_that_wait_for_another_run_after_a_success_and_not_after_a_refusal(engine: RqWorld) -> None:
+    refused, done = engine.jobs.refuse.delay("normal"), engine.jobs.noted.delay("first")
+    never = engine.jobs.noted.delay("never", depends_on=refused)
+    second = engine.jobs.noted.delay("second", depends_on=done)
+    engine.worker()
+    assert engine.ended(second.id)["status"] == "finish"
+    last = engine.jobs.noted.delay("last")
+    engine.ended(last.id)
+    assert [["noted", word] for word in ("first", "second", "last")] == engine.world.shop.lines()[1:]
+    assert (engine.event(never.id)["status"], never.get_status()) == ("enqueue", "deferred")
+
+
+def test_a_worker_of_rq_that_records_nothing_performs_no_tracked_job(engine: RqWorld) -> None:
+    sent = engine.jobs.lone.delay("A-1")
+    engine.start("rq.worker.Worker")
+    wait_for(lambda: sent.get_status() == "failed", "it refuses the job")
+    assert engine.world.shop.lines() == []
+    assert "--worker-class asynctask.integrations.rq.TrackedWorker" in engine.world.said()
+
+
+def test_what_cannot_be_tracked_is_refused(engine: RqWorld) -> None:
+    with pytest.raises(ConfigError, match="define it in a module"):
+        engine.engine.job("default")(lambda: None)
+    with pytest.raises(ConfigError, match="another name="):
+        engine.engine.job("default", name="lone")(wait_for)
+    with pytest.raises(ConfigError, match="do not repeat"):
+        engine.engine.queue(engine.jobs.queue).enqueue(engine.jobs.noted, repeat=rq.Repeat(times=2))
+
+
+# -- Tasks
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_list_for_a_function_of_rq_is_accounted_for(engine: RqWorld, kind: str) -> None:
+    engine.worker(kind)
+    task = engine.app.submit(engine.jobs.enroll, [*items(60), {"sku": "bad-1"}, {"sku": "x", "quantity": 0}])
+    task.wait(timeout=120)
+    progress = task.progress()
+    assert (progress["counts"]["finish"], progress["counts"]["failed"], progress["split"]["rejected"]) == (60, 1, 1)
+    assert (progress["state"], progress["worker"]) == ("finished", "enroll")
+    assert Counter(sku for _, sku, _ in engine.world.shop.lines()) == {f"A-{n}": 1 for n in range(60)} | {"bad-1": 1}
+    assert engine.app.doctor() == []
+
+
+def test_parallel_pause_and_cancel_hold_over_rq(engine: RqWorld) -> None:
+    workers = [engine.worker() for _ in range(3)]
+    assert len(workers) == 3
+    task = engine.app.submit(engine.jobs.gated, list(range(10)), parallel=2)
+    wait_for(lambda: len(engine.world.shop.lines()) == 2, "as many begin as may")
+    assert task.progress()["control"]["in_flight"] == 2
+    task.pause()
+    (engine.world.folder / "gate").touch()
+    wait_for(lambda: task.progress()["counts"]["finish"] == 2, "those that had begun end")
+    wait_for(lambda: task.progress()["control"]["in_flight"] == 0, "the others are back in the ledger")
+    assert len(engine.world.shop.lines()) == 4
+    task.resume()
+    wait_for(lambda: task.progress()["counts"]["finish"] > 2, "it goes on")
+    task.cancel()
+    task.wait(timeout=60)
+    counts = task.progress()["counts"]
+    assert (counts["finish"] + counts["cancelled"], counts["enqueue"], counts["working"]) == (10, 0, 0)
+    assert engine.app.doctor() == []
+
+
+def test_a_job_of_a_task_is_retried_as_its_retry_says_and_leaves_rq_with_its_outcome(engine: RqWorld) -> None:
+    engine.worker()
+    task = engine.app.submit("shaky", [1, 9])
+    task.wait(timeout=60)
+    assert [(e["status"], e["attempt"]) for e in task.events()] == [("finish", 2), ("error", 3)]
+    assert Counter(attempt for _, attempt in engine.world.shop.lines()) == {"1": 2, "2": 2, "3": 1}
+    queue = engine.engine.queue(engine.jobs.queue)
+    wait_for(lambda: queue.started_job_registry.get_job_count(cleanup=False) == 0, "none is left in RQ")
+    assert (len(queue), len(queue.failed_job_registry), len(queue.finished_job_registry)) == (0, 0, 0)
+    assert engine.app.doctor() == []
+
+
+def test_the_ledger_gives_a_job_again_whose_horse_died_until_it_is_the_cause(engine: RqWorld) -> None:
+    engine.worker()
+    task = engine.app.submit("deadly", [2, 9])
+    task.wait(timeout=60)
+    first, second = sorted(task.events(), key=lambda event: str(event["params"]))
+    assert (first["status"], first["result"], first["attempt"]) == ("finish", 2, 3)
+    assert (second["status"], second["problem"]) == ("error", "poison")
+    assert Counter(number for _, number in engine.world.shop.lines()) == {"2": 3, "9": 3}
+    assert engine.app.doctor() == []
+
+
+def test_a_list_is_exact_though_horses_recorder_and_worker_are_killed(engine: RqWorld) -> None:
+    worker = engine.worker()
+    task = engine.app.submit("enroll", items(300))
+
+    def performed(share: int) -> None:
+        wait_for(lambda: task.progress()["progress"]["done"] > share, f"it goes on: {engine.world.said()[-3000:]}", 60)
+
+    performed(40)
+    wait_for(lambda: engine.kill_horse(worker.pid), "one performs", every=0.001)
+    performed(100)
+    os.kill(engine.recorders()[0], signal.SIGKILL)
+    assert worker.wait(60) == 1
+    worker = engine.worker()
+    performed(180)
+    worker.kill()
+    worker.wait()
+    engine.worker()
+    task.wait(timeout=120)
+    assert task.progress()["counts"]["finish"] == 300
+    assert {sku for _, sku, _ in engine.world.shop.lines()} == {f"A-{n}" for n in range(300)}
+    assert engine.app.doctor() == []
+
+
+def test_a_list_that_nobody_works_waits_in_the_ledger_and_not_in_rq(engine: RqWorld) -> None:
+    task = engine.app.submit("enroll", items(5))
+    engine.app.dispatcher.round()
+    assert task.progress()["control"]["in_flight"] == 0
+    with pytest.raises(InputError):
+        engine.app.submit("unseen", [1])

@@ -1,0 +1,106 @@
+"""An application attached to Celery, and the tasks that the tests need."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+from pydantic import BaseModel, Field
+from support.world import Shop, settings
+
+from asynctask import AsyncTask, NormalException, current_job
+from asynctask.integrations.celery import attach
+from asynctask.testing import wait_for
+
+
+class Product(BaseModel):
+    """A row of a list of products."""
+
+    sku: str
+    quantity: int = Field(default=1, ge=1)
+
+
+class SoldOutError(Exception):
+    """A refusal of code that knows nothing of asynctask."""
+
+
+def build(broker_url: str, prefix: str, folder: Path, **more: Any) -> tuple[Celery, AsyncTask]:
+    """Celery on ``broker_url`` with queues of its own there, and the application attached to it."""
+    celery = Celery("shop", broker=broker_url, set_as_current=False)
+    celery.conf.update(
+        task_default_queue=f"{prefix}-default",
+        broker_transport_options={"global_keyprefix": f"{prefix}:", "visibility_timeout": 5},
+        worker_prefetch_multiplier=1,
+        broker_connection_retry_on_startup=True,
+        worker_hijack_root_logger=False,
+        task_ignore_result=True,
+    )
+    app = AsyncTask(**settings(folder, **more))
+    attach(celery, app)
+    declare(celery, folder)
+    return celery, app
+
+
+def declare(celery: Any, folder: Path) -> None:
+    shop = Shop(folder)
+    task: Any = partial(celery.task, shared=False)  # not one of every other application, too
+
+    @task(name="enroll")
+    def enroll(item: Product) -> dict[str, Any]:
+        """Enrols a product."""
+        shop.note("did", item.sku, current_job().attempt)
+        current_job().message(f"{item.quantity} in stock")
+        if item.sku.startswith("bad"):
+            raise NormalException("seller is not qualified")
+        return {"enrolled": item.sku}
+
+    @task(name="lone")
+    def lone(sku: str, quantity: int = 1) -> dict[str, Any]:
+        shop.note("did", sku, current_job().attempt)
+        current_job().message(f"{quantity} of {sku} in stock")
+        return {"enrolled": sku}
+
+    @task(name="refuse", autoretry_for=(Exception,), retry_backoff=False, failed_on=(SoldOutError,))
+    def refuse(kind: str) -> None:
+        shop.note("did", kind)
+        raise NormalException("seller is not qualified") if kind == "normal" else SoldOutError("sold out")
+
+    @task(name="shaky", bind=True, max_retries=2, default_retry_delay=0)
+    def shaky(self: Any, breaks: int) -> str:
+        shop.note("did", current_job().attempt, self.request.retries)
+        if current_job().attempt <= breaks:
+            raise self.retry(exc=ValueError(f"not yet, at {current_job().attempt}"))
+        return "through"
+
+    @task(name="auto", autoretry_for=(ValueError,), max_retries=2, default_retry_delay=0)
+    def auto(breaks: int) -> str:
+        if current_job().attempt <= breaks:
+            raise ValueError(f"not yet, at {current_job().attempt}")
+        return "through"
+
+    @task(name="gated")
+    def gated(number: int) -> int:
+        shop.note("began", number, os.getpid())
+        wait_for((folder / "gate").exists, "the gate opens", 120, every=0.01)
+        shop.note("did", number)
+        return number
+
+    @task(name="endless", time_limit=1, soft_time_limit=None)
+    def endless() -> None:
+        wait_for(lambda: False, "never", 60, every=0.01)
+
+    @task(name="soft", soft_time_limit=1, time_limit=30)
+    def soft() -> None:
+        wait_for(lambda: False, "never", 60, every=0.01)
+
+    @task(name="unseen", use_task_event=False)
+    def unseen(number: int) -> None:
+        shop.note("unseen", number)
+
+    @task(name="noted")
+    def noted(value: Any = None) -> Any:
+        shop.note("noted", value)
+        return value

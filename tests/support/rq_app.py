@@ -1,0 +1,133 @@
+"""An application attached to RQ, and the functions that the tests need.
+
+RQ imports a function by its path, so they stand in the module, as those of its users do; the environment says whose they
+are. :func:`load` makes the module anew, for each test.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import rq
+from pydantic import BaseModel, Field
+from redis import Redis
+from rq import Retry
+from rq.decorators import job
+from support.world import DATABASE, MARK, Shop, settings
+
+from asynctask import AsyncTask, NormalException, current_job
+from asynctask.integrations.rq import attach
+from asynctask.testing import wait_for
+
+REDIS = "TEST_REDIS"
+NAMESPACE = "TEST_NAMESPACE"
+
+
+def load(patch: pytest.MonkeyPatch, redis_url: str, namespace: str, folder: Path, database_url: str) -> ModuleType:
+    """This module for a test: with its queues in that Redis, its ledger and its folder."""
+    for name, value in ((REDIS, redis_url), (NAMESPACE, namespace), (MARK, str(folder)), (DATABASE, database_url)):
+        patch.setenv(name, value)
+    spec = importlib.util.spec_from_file_location("support.rq_app", __file__)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    patch.setitem(sys.modules, "support.rq_app", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Product(BaseModel):
+    """A row of a list of products."""
+
+    sku: str
+    quantity: int = Field(default=1, ge=1)
+
+
+class SoldOutError(Exception):
+    """A refusal of code that knows nothing of asynctask."""
+
+
+if NAMESPACE in os.environ:
+    folder = Path(os.environ[MARK])
+    shop = Shop(folder)
+    queue = f"{os.environ[NAMESPACE]}-default"
+    redis = Redis.from_url(os.environ[REDIS])
+    app = AsyncTask(**settings(folder))
+    engine = attach(redis, app, serializer="json")
+
+    @engine.job(queue)
+    def enroll(item: Product) -> dict[str, Any]:
+        """Enrols a product."""
+        shop.note("did", item.sku, current_job().attempt)
+        current_job().message(f"{item.quantity} in stock")
+        if item.sku.startswith("bad"):
+            raise NormalException("seller is not qualified")
+        return {"enrolled": item.sku}
+
+    @engine.job(queue)
+    def lone(sku: str, quantity: int = 1) -> dict[str, Any]:
+        shop.note("did", sku, current_job().attempt)
+        current_job().message(f"{quantity} of {sku} in stock")
+        return {"enrolled": sku}
+
+    @engine.job(queue, failed_on=(SoldOutError,), retry=Retry(max=3))
+    def refuse(kind: str) -> None:
+        shop.note("did", kind)
+        raise NormalException("seller is not qualified") if kind == "normal" else SoldOutError("sold out")
+
+    @engine.job(queue, retry=Retry(max=2))
+    def shaky(breaks: int) -> str:
+        shop.note("did", current_job().attempt)
+        if current_job().attempt <= breaks:
+            raise ValueError(f"not yet, at {current_job().attempt}")
+        return "through"
+
+    @engine.job(queue)
+    def asking(breaks: int) -> Any:
+        """Asks for another try by what it returns."""
+        return Retry(max=2) if current_job().attempt <= breaks else "through"
+
+    @engine.job(queue, retry=Retry(max=1))
+    def gated(number: int) -> int:
+        shop.note("began", number, os.getpid())
+        wait_for((folder / "gate").exists, "the gate opens", 120, every=0.01)
+        shop.note("did", number)
+        return number
+
+    @engine.job(queue)
+    def stopping() -> bool:
+        shop.note("began", os.getpid())
+        wait_for(current_job().should_stop, "its worker stops", 60, every=0.01)
+        return True
+
+    @engine.job(queue)
+    def deadly(deaths: int) -> int:
+        """Ends its process at once, as often as it is told."""
+        shop.note("began", deaths)
+        if len([line for line in shop.lines() if line == ["began", str(deaths)]]) <= deaths:
+            os._exit(9)
+        return deaths
+
+    @engine.job(queue, timeout=1)
+    def endless() -> None:
+        wait_for(lambda: False, "never", 60, every=0.01)
+
+    @job(rq.Queue(queue, connection=redis, serializer="json"), connection=redis)
+    def unseen(number: int) -> None:
+        shop.note("unseen", number)
+
+    @engine.job(queue)
+    def noted(value: Any = None) -> Any:
+        shop.note("noted", value)
+        return value
+
+    @engine.job(queue)
+    async def later(value: str) -> str:
+        current_job().message("not yet")
+        return value

@@ -1,0 +1,52 @@
+"""The page of the engines says of each what its capabilities are."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+from dramatiq.brokers.stub import StubBroker
+from redis import Redis
+
+from asynctask import AsyncTask
+from asynctask.integrations import celery, dramatiq, rq
+from asynctask.integrations.base import EngineCapabilities
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/engines.md"
+
+ROWS = {
+    "late_ack": "acknowledges after the outcome is committed",
+    "redelivers": "delivers a lone job again whose worker died",
+    "asynchronous": "`async def` functions",
+    "hard_limit": "ends a job that does not heed its time limit",
+    "counts": "counts what waits in its queues, without which no list can be handed in",
+}
+
+
+def told(column: int) -> dict[str, bool]:
+    """What the table says of an engine: ``yes...`` or ``no...``."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.read_text().splitlines() if "|" in line]
+    found: dict[str, Any] = {cells[0]: cells[column] for cells in rows if len(cells) > column}
+    words = {name: found[row].split(",")[0].split(":")[0].split(" ")[0].split(";")[0] for name, row in ROWS.items()}
+    assert set(words.values()) <= {"yes", "no"}
+    return {name: word == "yes" for name, word in words.items()}
+
+
+def capabilities(app: AsyncTask) -> list[EngineCapabilities]:
+    made = Celery("shop", set_as_current=False)
+    on_celery = celery.attach(made, app)
+    made.close()
+    broker = StubBroker()
+    on_dramatiq = dramatiq.attach(broker, app).engine
+    broker.close()
+    on_rq = rq.attach(Redis(), app)
+    return [on_celery.capabilities, on_dramatiq.capabilities, on_rq.capabilities]
+
+
+def test_the_table_says_what_the_code_says(tmp_path: Path) -> None:
+    app = AsyncTask(database_url=f"sqlite:///{tmp_path}/a.db", data_dir=str(tmp_path), environ={})
+    for column, found in enumerate(capabilities(app), 1):
+        assert asdict(found) == told(column)
+    app.close()
