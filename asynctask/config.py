@@ -45,6 +45,10 @@ class Config:
     lease_s: float = _field(20.0, "Seconds after which a silent process counts as dead.", low=0.5, high=3600)
     heartbeat_s: float = _field(5.0, "Seconds between renewals of the lease; at most half of it.", low=0.1, high=1800)
     dispatch_ahead_s: float = _field(0.25, "Seconds of work that the dispatcher keeps in the queue.", low=0.01, high=60)
+    fair_by: str = _field("task", "Who shares alike among Tasks of one priority: task, or owner.")
+    background_share: float = _field(
+        0.05, "Share of the jobs that goes to larger priorities while smaller ones wait; 0: none.", low=0, high=0.5
+    )
 
     broker_connections: int = _field(10, "Largest number of connections from a process to Redis.", low=2, high=1000)
     poll_interval_s: float = _field(
@@ -114,6 +118,8 @@ class Config:
             raise ConfigError("namespace: the database broker has no keys to prefix; leave it empty")
         if self.proxy_headers not in ("x-forwarded", "forwarded"):
             raise ConfigError(f"proxy_headers {self.proxy_headers!r}: write x-forwarded or forwarded")
+        if self.fair_by not in ("task", "owner"):
+            raise ConfigError(f"fair_by {self.fair_by!r}: write task or owner")
         self.trusted_networks()
         self.queue_weights()
 

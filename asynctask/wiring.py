@@ -79,6 +79,8 @@ class Core:
             self.ledger,
             self.broker,
             ahead_s=config.dispatch_ahead_s,
+            fair_by_owner=config.fair_by == "owner",
+            background_share=config.background_share,
             outgoing=lambda copies: _filtered(outgoing(), copies),
             engines=engines,
         )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from asynctask.clock import Clock
 from asynctask.core.transitions import target
 
-__all__ = ["LEAST_S", "MEASURE_S", "Capacity", "Demand", "Load", "QueueRates", "Rate"]
+__all__ = ["LEAST_S", "MEASURE_S", "Capacity", "Credit", "Demand", "Load", "QueueRates", "Rate", "Shares"]
 
 _STALE_S: Final = 1.0
 """A queue not watched for this long has no known rate."""
@@ -23,6 +23,10 @@ _MANY: Final = 1_000
 
 _FEW: Final = _MANY // 8
 """Fewer are left to the next round, after a full reservation: to reserve a few costs nearly as much as to reserve many."""
+
+
+_MOST_OWED: Final = 100
+"""Jobs that a queue owes to larger priorities at most: what could not be paid is not paid all at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,52 @@ class Demand:
         counts = self._waiting.setdefault(queue, {})
         counts[priority] = counts.get(priority, 0) + count
         self._taken[queue] += count
+
+
+class Shares:
+    """Whose turn it is among those that want jobs at the same time: whoever got the fewest since it came.
+
+    A newcomer begins with as many as the one that got the fewest, so it neither waits for the others to have had theirs nor
+    catches up on what they got before.
+    """
+
+    def __init__(self) -> None:
+        self._got: dict[Hashable, int] = {}
+
+    def keep(self, present: Collection[Hashable]) -> None:
+        """Forgets those that want nothing any more."""
+        self._got = {key: count for key, count in self._got.items() if key in present}
+
+    def order(self, keys: Iterable[Hashable]) -> list[Hashable]:
+        """Those whose turn comes first, first; of the same count in the given order."""
+        keys = list(keys)
+        least = min((self._got[key] for key in keys if key in self._got), default=0)
+        return sorted(keys, key=lambda key: self._got.setdefault(key, least))
+
+    def served(self, key: Hashable, count: int) -> None:
+        """It got so many jobs."""
+        self._got[key] = self._got.get(key, 0) + count
+
+
+class Credit:
+    """What each queue owes to jobs of larger priorities, which else would wait for as long as there are smaller ones: a
+    ``share`` of its jobs."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._owed: dict[str, float] = defaultdict(float)
+
+    def owed(self, queue: str) -> int:
+        """How many jobs of larger priorities go next, whatever waits at the smallest."""
+        return int(self._owed[queue])
+
+    def note(self, queue: str, sent: int, behind: int) -> None:
+        """So many jobs were dispatched while others waited; ``behind`` of these were not of the smallest priority."""
+        self._owed[queue] = min(_MOST_OWED, max(0.0, self._owed[queue] + self._share * sent - behind))
+
+    def forget(self, queue: str) -> None:
+        """Nobody waits behind others."""
+        self._owed.pop(queue, None)
 
 
 @dataclass(slots=True)

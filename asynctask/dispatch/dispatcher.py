@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from typing import Final
 from asynctask.brokers.base import Broker, Copy
 from asynctask.clock import SECOND, micros
 from asynctask.dispatch.control import Control
-from asynctask.dispatch.demand import Capacity, Demand, Load, QueueRates
+from asynctask.dispatch.demand import Capacity, Credit, Demand, Load, QueueRates, Shares
 from asynctask.dispatch.outbox import EngineQueues, Outbox, PushFilter, Router, engine_of
 from asynctask.errors import BrokerUnavailable, Unavailable
 from asynctask.ledger import dispatchable, leases, reservations
@@ -67,8 +67,11 @@ _MAX_RESERVED = 1_000
 """Jobs of one reservation."""
 
 
-_Send = Callable[[int], int]
-"""Dispatches up to so many jobs of one source; returns how many it did."""
+_Send = Callable[[int, int | None], int]
+"""Dispatches up to so many jobs of one source, at another priority if one is given; returns how many it did."""
+
+_Sources = dict[Hashable, dict[Hashable, _Send]]
+"""What wants jobs, by who shares alike with whom: an owner's Tasks together, or each by itself."""
 
 
 class Dispatcher:
@@ -81,6 +84,8 @@ class Dispatcher:
     Arguments: ``ahead_s`` is how many seconds of consumption wait in the queue; ``outgoing`` filters what is pushed. What
     this process can use, :meth:`attach` says; of others their last heartbeat counts. ``engines``: the attached engines by
     name, into whose queues the jobs of their workers go; one whose broker does not answer keeps nothing else waiting.
+    ``fair_by_owner``: the owners of Tasks of one priority share alike, not the Tasks. ``background_share``: which part of
+    the jobs is of larger priorities while smaller ones wait.
     """
 
     def __init__(
@@ -91,6 +96,8 @@ class Dispatcher:
         ahead_s: float = 0.25,
         outgoing: PushFilter | None = None,
         engines: Mapping[str, EngineQueues] = MappingProxyType({}),
+        fair_by_owner: bool = False,
+        background_share: float = 0.0,
     ) -> None:
         self._ledger = ledger
         self._router = Router(broker, engines, ledger.clock)
@@ -106,7 +113,10 @@ class Dispatcher:
         self._round_lock = threading.Lock()
         self._workers: Sequence[Mapping[str, object]] = []  # the worker processes, by their last heartbeats
         self._observed_until = 0.0
-        self._alone_first = False
+        self._fair_by_owner = fair_by_owner
+        self._shares = Shares()
+        self._credit = Credit(background_share)
+        self._last_served: dict[tuple[str, int], int] = {}  # the Task of a queue and priority that got jobs last
         self._rates = QueueRates(ledger.clock)
         self._wake = threading.Event()
         self._stopping = False
@@ -348,7 +358,7 @@ class Dispatcher:
     def _dispatch(self, loads_: Sequence[Load]) -> int:
         used = Capacity(loads_, self._router.reaches)
         with self._ledger.database.read() as connection:
-            tasks = reservations.runnable(connection, self._ledger, used.queues)
+            tasks = reservations.runnable(connection, self._ledger, used.queues, after=self._last_served)
             # What waits for a queue that nobody works stays in the ledger, and nothing else waits behind it.
             alone = reservations.alone_due(connection, self._ledger.now(), used.wanting)
         self._is_left = bool(tasks or alone)
@@ -361,59 +371,92 @@ class Dispatcher:
             if self._router.reaches(queue)
         }
         room = Demand(soon, waiting, used.free, is_ordered=self._router.is_ordered)
-        sources = self._sources(tasks, alone)
-        sent: dict[str, int] = defaultdict(int)
-        for key in sorted(sources):
-            sent[key[0]] += self._share(room, *key, sources[key])
+        sent = {queue: self._dispatch_queue(room, queue, sources) for queue, sources in self._sources(tasks, alone).items()}
         for queue in soon:
-            waits = sum(waiting.get(queue, {}).values())
+            waits, went = sum(waiting.get(queue, {}).values()), sent.get(queue, 0)
             # A rest that is left on purpose is wanted no more: the pace goes by whether all went that was to go.
-            self._rates.note(queue, waits, sent[queue], sent[queue] + room.left(queue), used.free[queue])
+            self._rates.note(queue, waits, went, went + room.left(queue), used.free[queue])
         return sum(sent.values())
 
-    def _sources(self, tasks: Sequence[Runnable], alone: Sequence[Alone]) -> dict[tuple[str, int], list[_Send]]:
-        sources: dict[tuple[str, int], list[_Send]] = defaultdict(list)
-        small: dict[tuple[str, int], list[int]] = {}
-        for task in tasks:
-            key = task.queue, task.priority
-            if not task.small:
-                sources[key].append(partial(self._reserve_task, task.task_id, task.queue))
-            elif key in small:
-                small[key].append(task.task_id)
-            else:
-                small[key] = [task.task_id]
-                sources[key].append(partial(self._reserve_small, small[key], task.queue))
+    def _sources(self, tasks: Sequence[Runnable], alone: Sequence[Alone]) -> dict[str, dict[int, _Sources]]:
+        """What wants jobs, by queue and priority. All single jobs of a priority count as one Task, all small Tasks (of an
+        owner) too."""
+        found: dict[str, dict[int, _Sources]] = defaultdict(lambda: defaultdict(lambda: defaultdict(dict)))
+        small: dict[Hashable, list[int]] = {}
         single: dict[tuple[str, int], list[int]] = defaultdict(list)
         for job in alone:
             single[job.queue, job.priority].append(job.event_id)
-        # Where there is room for one only, neither the single jobs nor the Tasks of a priority may always come first.
-        self._alone_first = not self._alone_first
-        for key, ids in single.items():
-            sources[key].insert(0 if self._alone_first else len(sources[key]), partial(self._reserve_alone, ids, key[0]))
-        return sources
+        for (queue, priority), ids in single.items():
+            key = "alone", queue, priority
+            found[queue][priority][key][key] = partial(self._reserve_alone, ids, queue)
+        for task in tasks:
+            owner = ("owner", task.owner) if self._fair_by_owner else None
+            name: Hashable = ("small", task.queue, task.priority, owner) if task.small else task.task_id
+            sources = found[task.queue][task.priority][owner or name]
+            if not task.small:
+                sources[name] = partial(self._reserve_task, task.task_id, task.queue)
+            elif name in sources:
+                small[name].append(task.task_id)
+            else:
+                small[name] = [task.task_id]
+                sources[name] = partial(self._reserve_small, small[name], task.queue)
+        self._shares.keep({key for by in found.values() for at, groups in by.items() for key in _keys(at, groups)})
+        return found
 
-    def _share(self, room: Demand, queue: str, priority: int, sources: list[_Send]) -> int:
-        """Tasks of one priority share alike; all single jobs of that priority count as one of them, all small Tasks too."""
-        reserved = 0
-        while sources and (wanted := room.at(queue, priority)) > 0:
-            share = max(1, wanted // len(sources))
-            for send in list(sources):
-                count = min(share, room.at(queue, priority), _MAX_RESERVED)
-                sent = self._part(partial(send, count)) if count > 0 else 0
-                room.take(queue, priority, sent)
+    def _dispatch_queue(self, room: Demand, queue: str, sources: Mapping[int, _Sources]) -> int:
+        """Priorities one after the other; first what the queue owes to those that would wait for all others."""
+        first, *others = sorted(sources)
+        if not others:
+            self._credit.forget(queue)
+            return self._share(room, queue, first, sources[first])
+        later: _Sources = {(priority, key): found for priority in others for key, found in sources[priority].items()}
+        behind = self._share(room, queue, first, later, self._credit.owed(queue))
+        sent = self._share(room, queue, first, sources[first])
+        for priority in others:
+            behind += self._share(room, queue, priority, sources[priority])
+        self._credit.note(queue, sent + behind, behind)
+        return sent + behind
+
+    def _share(self, room: Demand, queue: str, priority: int, groups: _Sources, owed: int | None = None) -> int:
+        """Those of one priority share alike. ``owed``: these are of larger priorities, and so many of their jobs go at
+        this one."""
+        reserved, at = 0, None if owed is None else priority
+        groups = {key: sources for key, sources in groups.items() if sources}
+        while groups and (wanted := self._wanted(room, queue, priority, owed, reserved)) > 0:
+            share = max(1, wanted // len(groups))
+            for group in self._shares.order(groups):
+                sources = groups[group]
+                source = self._shares.order(sources)[0]
+                wanted = self._wanted(room, queue, priority, owed, reserved)
+                count = min(share, wanted, _MAX_RESERVED)
+                sent = self._part(partial(sources[source], count, at)) if count > 0 else 0
+                self._note_served(room, queue, priority, group, source, sent)
                 reserved += sent
                 if sent < count or sent == 0:
-                    sources.remove(send)
+                    del sources[source]
+                if not sources:
+                    del groups[group]
             self._settle()
         return reserved
 
-    def _reserve_task(self, task_id: int, queue: str, count: int) -> int:
+    def _wanted(self, room: Demand, queue: str, priority: int, owed: int | None, reserved: int) -> int:
+        wanted = room.at(queue, priority)
+        return wanted if owed is None else min(wanted, owed - reserved)
+
+    def _note_served(self, room: Demand, queue: str, priority: int, group: Hashable, source: Hashable, sent: int) -> None:
+        room.take(queue, priority, sent)
+        for key in {group, source}:
+            self._shares.served(key, sent)
+        if sent and isinstance(source, int):
+            self._last_served[queue, priority] = source
+
+    def _reserve_task(self, task_id: int, queue: str, count: int, at: int | None) -> int:
         found = reservations.reserve(self._ledger, task_id, count, lease_s=LEASE_S)
         if found:
-            self._outbox_of(queue).add(found, task_id)
+            self._outbox_of(queue).add(_at(found, at), task_id)
         return len(found)
 
-    def _reserve_small(self, task_ids: list[int], queue: str, count: int) -> int:
+    def _reserve_small(self, task_ids: list[int], queue: str, count: int, at: int | None) -> int:
         """Takes what it looked at out of ``task_ids``."""
         sent = 0
         while task_ids and sent < count:
@@ -421,11 +464,11 @@ class Dispatcher:
             del task_ids[: len(some)]
             found = self._reserve_together(some, count - sent)
             for task_id, jobs in found.items():
-                self._outbox_of(queue).add(jobs, task_id)
+                self._outbox_of(queue).add(_at(jobs, at), task_id)
                 sent += len(jobs)
             for task_id in some:
                 if task_id not in found and sent < count:
-                    sent += self._part(partial(self._reserve_task, task_id, queue, count - sent))
+                    sent += self._part(partial(self._reserve_task, task_id, queue, count - sent, at))
         return sent
 
     def _reserve_together(self, task_ids: list[int], count: int) -> dict[int, list[Ready]]:
@@ -437,14 +480,14 @@ class Dispatcher:
             self._log.exception("dispatch_failed", tasks=len(task_ids))
             return {}
 
-    def _reserve_alone(self, ids: list[int], queue: str, count: int) -> int:
+    def _reserve_alone(self, ids: list[int], queue: str, count: int, at: int | None) -> int:
         """Takes what it reserves out of ``ids``; those that another dispatcher took meanwhile are passed over."""
         sent = 0
         while ids and sent < count:
             part = ids[: count - sent]
             del ids[: len(part)]
             found = reservations.reserve_alone(self._ledger, part, look_again_s=LOOK_AGAIN_S)
-            self._outbox_of(queue).add(found)
+            self._outbox_of(queue).add(_at(found, at))
             sent += len(found)
         return sent
 
@@ -455,6 +498,17 @@ class Dispatcher:
 
     def _pushed(self) -> None:
         self._ran_dry = False  # the next fetch finds what was pushed
+
+
+def _at(jobs: list[Ready], priority: int | None) -> list[Ready]:
+    """Jobs at a priority instead of their own."""
+    return jobs if priority is None else [replace(job, priority=priority) for job in jobs]
+
+
+def _keys(priority: int, groups: _Sources) -> Iterator[Hashable]:
+    for group, sources in groups.items():
+        yield from (group, (priority, group))
+        yield from sources
 
 
 # -- which process goes on with what is left

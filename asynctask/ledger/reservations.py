@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -90,13 +91,16 @@ _AT_POINTER = (
 # Statements of every dispatch round are built once: building one costs as much as running it.
 _FREE = _t.dispatch_by.is_(None) | (_t.dispatch_by == sa.bindparam("me")) | (_t.dispatch_until <= sa.bindparam("now"))
 _IS_SMALL = (_t.next_seq == 0) & (_t.created_jobs <= MOST_SMALL) & _t.parallel.is_(None) & _t.session_key.is_(None)
-_RUNNABLE = (
-    sa.select(_t.id, _t.queue, _t.ready, _IS_SMALL)
+_READY = (
+    sa.select(_t.id, _t.queue, _t.ready, _IS_SMALL, _t.owner)
     .with_hint(tasks, "FORCE INDEX (ix_tasks_ready)", "mariadb")  # else it reads the Tasks that are not ready, too
-    .where(_t.queue == sa.bindparam("of"), _t.ready.is_not(None), _FREE)
+    .where(_t.queue == sa.bindparam("of"), _FREE)
     .order_by(_t.ready, _t.id)
     .limit(sa.bindparam("count"))
 )
+_RUNNABLE = _READY.where(_t.ready.is_not(None))
+_RUNNABLE_AFTER = _READY.where(_t.ready == sa.bindparam("priority"), _t.id > sa.bindparam("after"))
+_RUNNABLE_LOWER = _READY.where(_t.ready > sa.bindparam("priority"))
 _UNCONFIRMED = (
     sa.select(_t.id, _t.queue).where(_t.dispatch_until <= sa.bindparam("now"), _t.dispatch_by.is_not(None)).limit(1_000)
 )
@@ -135,6 +139,7 @@ class Runnable:
     queue: str
     priority: int
     small: bool = False
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,18 +171,43 @@ class Alone:
     priority: int
 
 
-def runnable(connection: Connection, ledger: Ledger, queues: Collection[str], limit: int = 100) -> list[Runnable]:
+def runnable(
+    connection: Connection,
+    ledger: Ledger,
+    queues: Collection[str],
+    limit: int = 100,
+    *,
+    after: Mapping[tuple[str, int], int] = MappingProxyType({}),
+) -> list[Runnable]:
     """The first Tasks with jobs to dispatch in each of these queues, by priority, then in the order submitted.
 
-    Reads at most ``limit`` per queue. The index leaves out Tasks that cannot go now (``parallel`` is used up, another Task
-    holds the session, paused); Tasks reserved by another dispatcher are skipped.
+    Reads at most ``limit`` per queue, and where these are all of them of one priority, as many that are ready at a larger
+    one. Of the last priority for which there is no room for every Task, those after the id that ``after`` names for
+    (queue, priority) come first, so that all have their turn. The index leaves out Tasks that cannot go now (``parallel``
+    is used up, another Task holds the session, paused); Tasks reserved by another dispatcher are skipped.
     """
     found: list[Runnable] = []
     given = {"me": ledger.identity, "now": ledger.now(), "count": limit}
     for queue in sorted(queues):
-        ready_there = connection.execute(_RUNNABLE, {**given, "of": queue})
-        found += [Runnable(int(i), name, int(priority), bool(small)) for i, name, priority, small in ready_there]
-    return sorted(found, key=lambda each: (each.priority, each.task_id))
+        here = {**given, "of": queue}
+        ready_there = [tuple(row) for row in connection.execute(_RUNNABLE, here)]
+        if len(ready_there) == limit:
+            last = int(ready_there[-1][2])
+            if (queue, last) in after:
+                ready_there = _from(connection, here, ready_there, last, after[queue, last])
+            if int(ready_there[0][2]) == last:
+                ready_there += [tuple(row) for row in connection.execute(_RUNNABLE_LOWER, {**here, "priority": last})]
+        found += [Runnable(int(i), name, int(at), bool(small), owner) for i, name, at, small, owner in ready_there]
+    return sorted(found, key=lambda each: each.priority)
+
+
+def _from(connection: Connection, given: Mapping[str, Any], page: list[Any], last: int, after: int) -> list[Any]:
+    """A full page whose Tasks of the ``last`` priority begin after an id, and go on from the first where these end."""
+    firm = [row for row in page if row[2] != last]
+    count = len(page) - len(firm)
+    words = {**given, "priority": last, "after": after, "count": count}
+    turned = [tuple(row) for row in connection.execute(_RUNNABLE_AFTER, words)]
+    return firm + (turned + [row for row in page if row[2] == last and row[0] <= after])[:count]
 
 
 def reserve(ledger: Ledger, task_id: int, wanted: int, *, lease_s: float) -> list[Ready]:

@@ -1,0 +1,140 @@
+"""Who gets the next place: Tasks and owners of one priority share alike, and a larger priority is never starved."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from support.world import World, numbers
+
+from asynctask import AsyncTask
+from asynctask.dispatch.demand import Shares
+from asynctask.dispatch.dispatcher import Load
+from asynctask.errors import ConfigError
+from asynctask.ledger import reservations
+
+pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
+
+
+def using(app: AsyncTask, free: int) -> None:
+    """This process can use so many jobs, and performs none."""
+    app.dispatcher.attach(lambda: Load("a process", ("default",), free, 0.0))
+
+
+def begun(app: AsyncTask, rounds: int, places: int = 1) -> Counter[int | None]:
+    """How many jobs of each Task a process of so many places begins in so many rounds."""
+    found: Counter[int | None] = Counter()
+    using(app, places)
+    for _ in range(rounds):
+        app.dispatcher.round()
+        copies = app.broker.exchange("a process", [], ["default"], places)
+        app.broker.drop("a process", list(copies))
+        found.update(copy.task_id for copy in copies)
+    return found
+
+
+def submitted(app: AsyncTask, count: int, items: int = 30, **options: Any) -> list[int]:
+    return [app.submit("note", numbers(items), **options).id for _ in range(count)]
+
+
+def test_tasks_share_alike_where_there_is_room_for_one(world: World) -> None:
+    app = world.app()
+    ids = submitted(app, 5)
+    assert begun(app, 20) == dict.fromkeys(ids, 4)
+
+
+def test_a_task_that_comes_later_shares_alike_from_then_on(world: World) -> None:
+    app = world.app()
+    (large,) = submitted(app, 1, 200)
+    assert begun(app, 20) == {large: 20}
+    (later,) = submitted(app, 1)
+    assert begun(app, 20) == {large: 10, later: 10}
+
+
+@pytest.mark.each_database(reason="which Tasks are read is each one's own")
+def test_more_tasks_than_a_round_reads_have_their_turns_too(world: World) -> None:
+    app = world.app()
+    ids = submitted(app, 105, 21)
+    assert begun(app, 105) == dict.fromkeys(ids, 1)
+
+
+@pytest.mark.each_database(reason="which Tasks are read is each one's own")
+def test_a_full_page_begins_after_the_last_that_was_served_and_shows_who_waits_behind(world: World) -> None:
+    app = world.app()
+    first, *ids = submitted(app, 5, priority=100)
+    (behind,) = submitted(app, 1, priority=300)
+    with app.ledger.database.read() as connection:
+        for after, there in ((first, ids[:3]), (ids[1], [ids[2], ids[3], first]), (ids[3], [first, *ids[:2]])):
+            found = reservations.runnable(connection, app.ledger, ["default"], 3, after={("default", 100): after})
+            assert {each.task_id for each in found} == {*there, behind}
+
+
+def test_owners_share_alike_whatever_they_handed_in(world: World) -> None:
+    app = world.app(fair_by="owner")
+    many = submitted(app, 4, owner="many")
+    (one,) = submitted(app, 1, owner="one")
+    found = begun(app, 16)
+    assert found == {one: 8, **dict.fromkeys(many, 2)}
+    with pytest.raises(ConfigError, match="write task or owner"):
+        world.app(fair_by="size")
+
+
+def test_small_tasks_of_an_owner_do_not_hold_up_anothers(world: World) -> None:
+    app = world.app(fair_by="owner")
+    many = submitted(app, 20, 2, owner="many")
+    (one,) = submitted(app, 1, 2, owner="one")
+    found = begun(app, 4)
+    assert found[one] == 2
+    assert sum(found[task_id] for task_id in many) == 2
+
+
+def test_a_larger_priority_has_its_share_while_a_smaller_one_wants_all(world: World) -> None:
+    app = world.app(background_share=0.1)
+    (urgent,) = submitted(app, 1, 200, priority=100)
+    later = [*submitted(app, 1, priority=300), *submitted(app, 1, priority=400)]
+    found = begun(app, 102)
+    assert found[urgent] == 92
+    assert [found[task_id] for task_id in later] == [5, 5]
+
+
+def test_without_a_background_share_a_larger_priority_waits(world: World) -> None:
+    app = world.app(background_share=0.0)
+    (urgent,) = submitted(app, 1, 50, priority=100)
+    (later,) = submitted(app, 1, priority=300)
+    assert begun(app, 50) == {urgent: 50}
+    assert begun(app, 10) == {later: 10}
+
+
+def test_what_a_priority_gets_anyhow_counts_as_its_share(world: World) -> None:
+    app = world.app(background_share=0.1)
+    single = app.workers["note"].set(priority=100)
+    (later,) = submitted(app, 1, 200, priority=300)
+    for n in range(10):
+        single.perform_async({"n": n})
+        found = begun(app, 1, places=5)
+        assert found == {None: 1, later: 4}
+
+
+class TestShares:
+    def test_whoever_got_the_fewest_comes_first(self) -> None:
+        shares = Shares()
+        assert shares.order("abc") == ["a", "b", "c"]
+        shares.served("a", 3)
+        shares.served("b", 1)
+        assert shares.order("abc") == ["c", "b", "a"]
+
+    def test_a_newcomer_begins_where_the_last_stands(self) -> None:
+        shares = Shares()
+        shares.served("a", 5)
+        shares.served("b", 7)
+        assert shares.order("abc") == ["a", "c", "b"]
+        shares.served("c", 1)
+        assert shares.order("abc") == ["a", "c", "b"]
+
+    def test_who_wants_nothing_is_forgotten(self) -> None:
+        shares = Shares()
+        shares.served("a", 5)
+        shares.served("b", 9)
+        shares.keep({"b"})
+        assert shares.order("ba") == ["b", "a"]
