@@ -44,7 +44,7 @@ class Way:
 @contextmanager
 def resp2(folder: Path, release: str) -> Iterator[Way]:
     def seen(told: Mapping[str, str]) -> bool:
-        # News comes in the newer protocol alone, whatever the others speak. Between two waits its connection has no flag: the
+        # News comes in the newer protocol alone, whatever others speak. Between two waits its connection has no flag: the
         # last that it did was to turn tracking off. The older server does not tell.
         waits = "t" in told["flags"] or told["cmd"] in ("client|tracking", "hello")
         return release == "redis6" or told["resp"] == ("3" if waits else "2")
