@@ -154,7 +154,7 @@ class Credit:
 
     def owed(self, queue: str) -> int:
         """How many jobs of larger priorities go next, whatever waits at the smallest."""
-        return int(self._owed[queue])
+        return int(self._owed[queue] + 1e-6)  # ten tenths are a little less than one
 
     def note(self, queue: str, sent: int, behind: int) -> None:
         """So many jobs were dispatched while others waited; ``behind`` of these were not of the smallest priority."""

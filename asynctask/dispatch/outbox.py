@@ -398,7 +398,7 @@ def tracked_copy(ready: Ready, now: int) -> Copy:
         args = f"[{args}]"  # the item of a Task is its one argument
     name = f'"{jid}"' if jid.isalnum() and jid.isascii() else orjson.dumps(jid).decode()
     text = f"{before}{args}{between}{name}{after}"
-    priority = options.get("priority", ready.priority)
+    priority = options.get("priority") if ready.priority is None else ready.priority
     return Copy(jid, ready.attempt, ready.queue, text, int(priority or 0), ready.task_id)
 
 
@@ -425,7 +425,7 @@ def _as_it_came(ready: Ready, now: int) -> Copy:
             job["failed_at"] = write_time(ready.created_at)
     job["enqueued_at"] = write_time(now)
     presentable(job, queue=ready.queue)
-    return Copy(ready.job_id, ready.attempt, ready.queue, dump(job), 0, None)
+    return Copy(ready.job_id, ready.attempt, ready.queue, dump(job), ready.priority or 0, None)
 
 
 @lru_cache(maxsize=64)

@@ -116,6 +116,13 @@ def test_what_a_priority_gets_anyhow_counts_as_its_share(world: World) -> None:
         assert found == {None: 1, later: 4}
 
 
+def test_single_jobs_of_a_larger_priority_have_their_share_too(world: World) -> None:
+    app = world.app(background_share=0.1)
+    (urgent,) = submitted(app, 1, 200, priority=100)
+    app.workers["note"].set(priority=300).perform_bulk(numbers(20))
+    assert begun(app, 51) == {urgent: 46, None: 5}
+
+
 class TestShares:
     def test_whoever_got_the_fewest_comes_first(self) -> None:
         shares = Shares()

@@ -53,6 +53,7 @@ def written_at_once(ready: Ready) -> str:
         replace(READY, worker_name='A::B "c" \0 \\0', queue="low:1"),
         replace(READY, options='{"retry":false,"priority":-5}'),
         replace(READY, options='{"priority":null}', priority=None),
+        replace(READY, options='{"priority":300}', priority=None, task_id=None),
         replace(READY, params='{"text":"a \\u0000 b"}'),
     ],
 )
@@ -61,7 +62,8 @@ def test_the_text_is_what_the_encoder_would_write(ready: Ready) -> None:
     assert copy.payload == written_at_once(ready)
     assert (copy.jid, copy.attempt, copy.queue, copy.task_id) == (ready.job_id, ready.attempt, ready.queue, ready.task_id)
     options = json.loads(ready.options or "{}")
-    assert copy.priority == int(options.get("priority", ready.priority) or 0)
+    # A reserved job has one of its own if it has a Task, or goes ahead of its turn.
+    assert copy.priority == int((options.get("priority") if ready.priority is None else ready.priority) or 0)
 
 
 def test_copies_of_one_round_differ_in_what_is_their_own_only() -> None:
