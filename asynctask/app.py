@@ -10,10 +10,12 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from asynctask.clock import Clock, Ids, SystemClock, SystemIds
 from asynctask.config import check_setting, load
+from asynctask.dispatch.outbox import engine_of
 from asynctask.errors import ConfigError, InputError, UnknownWorker
 from asynctask.integrations.base import RemoteWorkers, Reporter
 from asynctask.job import CurrentJob
@@ -21,8 +23,9 @@ from asynctask.ledger import doctor as doctors
 from asynctask.ledger import processes as recovery
 from asynctask.ledger import progress, queries, standalone
 from asynctask.ledger import tasks as task_rows
+from asynctask.ledger.tasks import TaskRow
 from asynctask.lists.dry_run import DryRun
-from asynctask.lists.items import ItemShape
+from asynctask.lists.items import MIXED, ItemShape, MixedShape
 from asynctask.lists.rows import ListSource
 from asynctask.lists.uploads import StoredFile
 from asynctask.logs import get_logger
@@ -265,6 +268,51 @@ class AsyncTask(OnDemand):
             found = replace(found, **worker.overrides)  # worker.set(queue=...) means its Tasks too
         return self._made().submitter.submit(found, items, _checked(options))
 
+    def submit_jobs(
+        self, jobs: Iterable[tuple[Worker | str | Actor | EngineTask, Any]], **options: Any
+    ) -> TaskHandle | DryRun:
+        """Hands in a list of jobs for several workers, ``[(worker, item), ...]``, as one Task.
+
+        Each item is held against the model of its own worker, which also says how often it is retried; priority and queue
+        are those of the first job's worker, unless the options say otherwise, and all jobs go to that queue. Of workers on
+        an attached engine, all have to be on the same. The Task's ``worker`` is ``*``. Options and errors as of
+        :meth:`submit`.
+        """
+        rest = iter(jobs)
+        first = list(islice(rest, 1))
+        like = self._find(first[0][0]) if first else None
+        items: Iterable[Any] = ({"worker": self._name_of(worker), "item": item} for worker, item in chain(first, rest))
+        if isinstance(jobs, Collection):
+            items = list(items)
+        return self._made().submitter.submit(self._mixed(like), items, _checked(options))
+
+    def hand_in_jobs(self, jobs: Sequence[Any], options: Options, *, wait_s: float = 1.0) -> Submission | DryRun:
+        """Submits jobs as JSON, ``[{"worker": name, "item": ...}, ...]``; see :meth:`submit_jobs` and :meth:`hand_in`.
+
+        The first that names a worker which is known decides on priority and queue.
+        """
+        named = (each.get("worker") for each in jobs if isinstance(each, Mapping))
+        first = next((name for name in named if isinstance(name, str) and name in self.workers), None)
+        like = None if first is None else self._find(first)
+        return self._made().submitter.submit_items(self._mixed(like), jobs, options, wait_s=wait_s)
+
+    def _mixed(self, like: Worker | None, queue: str | None = None) -> Worker:
+        """What a Task of mixed jobs has for a worker, on the engine and queue of another."""
+        engine = engine_of(queue) if queue is not None else None if like is None else like.engine
+
+        def find(name: str) -> Worker | None:
+            found = self.workers.get(name)
+            return found if found is not None and found.use_task_event and found.engine == engine else None
+
+        return Worker(
+            MIXED,
+            _performed_by_others,
+            queue=queue or ("default" if like is None else like.queue),
+            priority=Priority.USER_MID if like is None else like.priority,
+            shape=MixedShape(find, self.config.max_item_bytes),
+            engine=engine,
+        )
+
     @overload
     def check(self, worker: Takes[Model], items: Iterable[Model | Mapping[str, Any]], **options: Any) -> DryRun: ...
 
@@ -368,13 +416,15 @@ class AsyncTask(OnDemand):
         """What a child process answers that was started to check a large list: see :mod:`asynctask.lists.dry_run`."""
         return self._made().submitter.check_for_parent(self._find(str(order["worker"])), order["source"])
 
-    def _find(self, worker: Any) -> Worker:
+    def _name_of(self, worker: Any) -> str:
         if isinstance(worker, str | Worker):
-            name = worker if isinstance(worker, str) else worker.name
-        else:  # an actor or a task of an engine
-            named = (engine.name_of(worker) for engine in self._engines.values())
-            name = next((name for name in named if name is not None), repr(worker)[:200])
-        workers = self.workers
+            return worker if isinstance(worker, str) else worker.name
+        # An actor or a task of an engine.
+        named = (engine.name_of(worker) for engine in self._engines.values())
+        return next((name for name in named if name is not None), repr(worker)[:200])
+
+    def _find(self, worker: Any) -> Worker:
+        name, workers = self._name_of(worker), self.workers
         found = workers.get(name)
         if found is None:
             raise UnknownWorker(name, workers)
@@ -392,7 +442,7 @@ class AsyncTask(OnDemand):
     def task(self, task_id: int) -> TaskHandle:
         """The handle of a Task. Raises :class:`NotFound`."""
         core = self._made()
-        worker = self.workers.get(task_rows.read(core.ledger, task_id).worker_name)
+        worker = self._worker_of(task_rows.read(core.ledger, task_id))
         return TaskHandle(core.services, task_id, worker.shape if worker and isinstance(worker.shape, ItemShape) else None)
 
     def progress(self, task_id: int, errors: bool = False) -> dict[str, Any]:
@@ -520,7 +570,7 @@ class AsyncTask(OnDemand):
     def resume_split(self, task_id: int) -> None:
         """Resumes a split whose process died: in a child process where the application can be named, else in a thread."""
         core = self._made()
-        if task_rows.read(core.ledger, task_id).worker_name not in self.workers:
+        if self._worker_of(task_rows.read(core.ledger, task_id)) is None:
             return  # its rows cannot be checked here: it stays free for a process that knows the worker
         if task_rows.claim_split(core.ledger, task_id, lease_s=self.config.lease_s) is None:
             return
@@ -530,12 +580,15 @@ class AsyncTask(OnDemand):
     def split_task(self, task_id: int, of: str | None = None) -> None:
         """Splits a Task in this process: its split must be this process's, free, or handed over by the process ``of``."""
         core = self._made()
-        name = task_rows.read(core.ledger, task_id).worker_name
-        worker = self.workers.get(name)
+        task = task_rows.read(core.ledger, task_id)
+        worker = self._worker_of(task)
         if worker is None:
-            self._log.error("split_without_worker", task_id=task_id, worker=name)
+            self._log.error("split_without_worker", task_id=task_id, worker=task.worker_name)
             return
         core.submitter.run_split(worker, task_id, of)
+
+    def _worker_of(self, task: TaskRow) -> Worker | None:
+        return self._mixed(None, task.queue) if task.worker_name == MIXED else self.workers.get(task.worker_name)
 
 
 def _checked(given: Mapping[str, Any], *, may_be_dry: bool = True) -> Options:
@@ -547,7 +600,13 @@ def _checked(given: Mapping[str, Any], *, may_be_dry: bool = True) -> Options:
     return options
 
 
+def _performed_by_others(item: Any) -> None:
+    raise TypeError("a Task of mixed jobs has no worker of its own")
+
+
 def _check_worker(worker: Worker) -> None:
+    if worker.name == MIXED:
+        raise ConfigError(f"a worker cannot be named {MIXED}, which stands for the workers of a Task of mixed jobs")
     if not worker.name or len(worker.name) > 255 or "|" in worker.name or "/" in worker.name:
         raise ConfigError(f"a worker's name has 1 to 255 characters, without | and /: {worker.name!r}")
     if worker.timeout is not None and not is_span(worker.timeout):

@@ -17,7 +17,7 @@ from asynctask.ledger.base import dumps
 from asynctask.ledger.progress import first_progress
 from asynctask.ledger.tasks import GroupSubmit, NewTask, NewWhole, SplitLost, Whole
 from asynctask.lists.dry_run import Checker, DryRun, check_rows
-from asynctask.lists.items import Accepted, ItemShape, Refused
+from asynctask.lists.items import MIXED, Accepted, ItemShape, Refused
 from asynctask.lists.problems import fault, kept_problems, problems_of, refusal
 from asynctask.lists.readers import RawRow
 from asynctask.lists.rows import ListSource, all_good, checked, open_list
@@ -94,7 +94,8 @@ class Submitter:
         try:
             source = self._bound(worker, stored, source, options)
             if options.dry_run:
-                shape, large = self._shape(worker, source.columns), stored.size > INLINE_BYTES
+                shape = self._shape(worker, source.columns)
+                large = stored.size > INLINE_BYTES and worker.name != MIXED
                 return self._checker.check(source, worker.name, shape, large=large)
             new = self._new_task(
                 worker,

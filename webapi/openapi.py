@@ -12,7 +12,7 @@ from asynctask.app import AsyncTask
 from asynctask.lists.options import NOT_BLANK, NUL_FREE
 from asynctask.lists.readers import FORMATS
 from webapi.problems import MEDIA_TYPE
-from webapi.shapes import DryRunResult, FileSubmission, JsonSubmission, ProblemDetails
+from webapi.shapes import DryRunResult, FileSubmission, JobsSubmission, JsonSubmission, ProblemDetails
 from webapi.tasks import KEY_PATTERN, RAW
 
 __all__ = ["register"]
@@ -57,7 +57,7 @@ def register(flask_app: APIFlask, app: AsyncTask) -> None:
 def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | str:
     assert isinstance(spec, dict)
     schemas = spec.setdefault("components", {}).setdefault("schemas", {})
-    for model in (ProblemDetails, JsonSubmission, FileSubmission, DryRunResult):
+    for model in (ProblemDetails, JsonSubmission, JobsSubmission, FileSubmission, DryRunResult):
         schema = model.model_json_schema(ref_template=_REF)
         schemas.update(schema.pop("$defs", {}))
         schemas[model.__name__] = schema
@@ -88,7 +88,7 @@ def _for_each_worker(app: AsyncTask, schemas: dict[str, Any]) -> dict[str, Any]:
     Items are read like cells of a sheet, so some values outside of the schema are accepted too: the text "5" for a
     number, or a number for a text.
     """
-    plain = schemas["JsonSubmission"]
+    plain, jobs = schemas["JsonSubmission"], []
     found = []
     for number, (name, worker) in enumerate(sorted(app.workers.items())):
         item = _item_schema(worker, f"Item{number}", schemas)
@@ -109,11 +109,22 @@ def _for_each_worker(app: AsyncTask, schemas: dict[str, Any]) -> dict[str, Any]:
                 "description": plain["properties"]["unique"]["description"],
             },
         }
-        all_good = {**properties, "strict": {"type": ["boolean", "null"]}}
-        all_good["items"] = {**properties["items"], "items": item}
-        some_good = {**properties, "strict": {"enum": [False, None]}}
-        found += [{**plain, "title": name, "properties": each} for each in (some_good, all_good)]
+        found += [{**plain, "title": name, "properties": each} for each in _some_or_all(properties, "items", item)]
+        job = {"worker": {"const": name, "type": "string"}, "item": item}
+        jobs.append({"type": "object", "properties": job, "required": ["worker", "item"], "additionalProperties": False})
+    mixed = schemas["JobsSubmission"]
+    properties = {**mixed["properties"], "jobs": {**mixed["properties"]["jobs"], "maxItems": app.config.max_rows}}
+    named = {"anyOf": jobs}
+    properties["jobs"]["contains"] = named
+    found += [{**mixed, "properties": each} for each in _some_or_all(properties, "jobs", named)]
     return {"anyOf": found, "title": "JsonSubmission", "description": plain["description"]}
+
+
+def _some_or_all(properties: dict[str, Any], name: str, one: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The properties of a list of which some entries are good, and of one of which all are, as ``strict`` wants."""
+    some_good = {**properties, "strict": {"enum": [False, None]}}
+    all_good = {**properties, "strict": {"type": ["boolean", "null"]}, name: {**properties[name], "items": one}}
+    return some_good, all_good
 
 
 def _names(known: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -44,6 +44,7 @@ __all__ = [
     "Health",
     "JobsPage",
     "JobsQuery",
+    "JobsSubmission",
     "JsonSubmission",
     "Knobs",
     "LogEntries",
@@ -218,6 +219,12 @@ class JsonSubmission(Options):
 
     worker: Name = Field(description="The worker's name; GET /api/workers lists them.")
     items: list[Any] = Field(min_length=1, description="The items, each as the worker's JSON Schema says.")
+
+
+class JobsSubmission(Options):
+    """A list of jobs for several workers as JSON: one Task."""
+
+    jobs: list[Any] = Field(min_length=1, description="Each names its worker and has an item as its JSON Schema says.")
 
 
 class FileSubmission(Options):

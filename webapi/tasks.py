@@ -38,6 +38,7 @@ from webapi.shapes import (
     EventPage,
     EventQuery,
     FileSubmission,
+    JobsSubmission,
     JsonSubmission,
     Knobs,
     LogEntries,
@@ -63,7 +64,8 @@ blueprint: Final = APIBlueprint("tasks", __name__, url_prefix=TASKS, tag="Tasks"
 def create(query: RawQuery) -> Response:
     """Hand in a list
 
-    As JSON, as a form with a file, or as a raw body of rows with the options in the query. Answers as soon as the Task is
+    As JSON (items of one worker, or jobs that name their own), as a form with a file, or as a raw body of rows with the
+    options in the query. Answers as soon as the Task is
     in the ledger; rows that the validation refused within a second are in `errors`. The same Idempotency-Key with the same
     body gives the first Task again, with another body 422. `dry_run` only tells what the list would come to.
     """
@@ -269,6 +271,11 @@ def _submit_json(app: AsyncTask, incoming: ApiRequest, key: str | None) -> Submi
     body = incoming.get_json()
     if not isinstance(body, dict):
         raise InputError('the body must be a JSON object: {"worker": ..., "items": [...]}', code="wrong_type")
+    if "jobs" in body:
+        mixed = JobsSubmission.model_validate(body)
+        if len(mixed.jobs) > app.config.max_rows:
+            raise too_many_items(app.config.max_rows)
+        return app.hand_in_jobs(mixed.jobs, mixed.with_key(key), wait_s=app.config.submit_wait_s)
     given = JsonSubmission.model_validate(body)
     _refuse_unknown(app, given.worker)
     if len(given.items) > app.config.max_rows:

@@ -109,10 +109,15 @@ class NewTask:
 
 @dataclass(frozen=True, slots=True)
 class NewItem:
-    """One accepted item: its params as JSON text and its row in the list."""
+    """One accepted item: its params as JSON text and its row in the list.
+
+    ``worker_name`` and ``options`` (JSON text): of an item that is not for the Task's worker.
+    """
 
     params: str
     row: int
+    worker_name: str | None = None
+    options: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +135,7 @@ class TaskRow:
 
     id: int
     worker_name: str
+    queue: str
     state: str
     state_reason: str | None
     split_state: str
@@ -240,8 +246,9 @@ def read(ledger: Ledger, task_id: int) -> TaskRow:
 
 def _task_row(row: dict[str, Any]) -> TaskRow:
     return TaskRow(
-        row["id"], row["worker_name"], row["state"], row["state_reason"], row["split_state"], row["split_reason"],
-        row["split_cursor"], loads(row["split_source"]), row["created_jobs"], row["rejected"], row["planned"],
+        row["id"], row["worker_name"], row["queue"], row["state"], row["state_reason"], row["split_state"],
+        row["split_reason"], row["split_cursor"], loads(row["split_source"]), row["created_jobs"], row["rejected"],
+        row["planned"],
     )  # fmt: skip
 
 
@@ -357,14 +364,23 @@ def add_slice(
         )
         if items:
             numbered = enumerate(zip(jids, items, strict=True), first)
-            rows = [(jid, task_id, seq, "enqueue", one.params, one.row, one.row, now) for seq, (jid, one) in numbered]
-            batches.insert(connection, events, NEW_EVENT, rows)
+            _insert_events(connection, [(jid, task_id, seq, one) for seq, (jid, one) in numbered], now)
             new = Delta(enqueue=len(items), jobs=len(items))
             counters.move(connection, {(task_id, ledger.slot(task["slots"])): new}, now)
         write_rejects(connection, task_id, rejects)
         if notify_dispatcher:
             notify(connection, LEDGER)
     return int(first + len(items))
+
+
+def _insert_events(connection: Connection, new: Sequence[tuple[str, int, int, NewItem]], now: int) -> None:
+    """The Events of items: (job id, Task, number in the Task, item) each."""
+    rows = [(jid, task_id, seq, "enqueue", one.params, one.row, one.row, now) for jid, task_id, seq, one in new]
+    if not any(one.worker_name for *_, one in new):
+        batches.insert(connection, events, NEW_EVENT, rows)
+        return
+    named = [(*row, one.worker_name, one.options) for row, (*_, one) in zip(rows, new, strict=True)]
+    batches.insert(connection, events, (*NEW_EVENT, "worker_name", "options"), named)
 
 
 def write_rejects(connection: Connection, task_id: int, rejects: Sequence[Reject]) -> None:
@@ -655,12 +671,8 @@ def _insert(ledger: Ledger, wholes: Sequence[NewWhole]) -> list[Whole]:
         made = list(zip(ids, wholes, rows, strict=True))
         entries = [entry for task_id, each, _ in made for entry in _log_rows(each.new, task_id, now)]
         batches.insert(connection, task_log, _LOG_COLUMNS, entries)
-        new_events = [
-            (next(jids), task_id, seq, "enqueue", one.params, one.row, one.row, now)
-            for task_id, each, _ in made
-            for seq, one in enumerate(each.items)
-        ]
-        batches.insert(connection, events, NEW_EVENT, new_events)
+        numbered = [(task_id, seq, one) for task_id, each, _ in made for seq, one in enumerate(each.items)]
+        _insert_events(connection, [(next(jids), task_id, seq, one) for task_id, seq, one in numbered], now)
         moved = {
             (task_id, ledger.slot(row["slots"])): Delta(enqueue=len(each.items), jobs=len(each.items))
             for task_id, each, row in made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,13 +12,16 @@ from asynctask.errors import InputError, Problem
 from asynctask.lists.coerce import Coercer, Unclear, allows_none, coercer_for, kind_of
 from asynctask.lists.problems import fault, from_pydantic, in_order, jsonable
 from asynctask.lists.readers.base import CellError, RawRow, normalise, report_block, shorten
-from asynctask.worker import is_model
+from asynctask.worker import Worker, is_model
 
 if TYPE_CHECKING:
     import pydantic
     from pydantic.fields import FieldInfo
 
-__all__ = ["Accepted", "Binding", "ItemShape", "Refused", "listed"]
+__all__ = ["MIXED", "Accepted", "Binding", "ItemShape", "MixedShape", "Refused", "listed"]
+
+MIXED: Final = "*"
+"""The worker's name of a Task whose jobs name their own."""
 
 _SHOWN: Final = 20
 """Columns named in a message, unless more are required."""
@@ -29,10 +32,12 @@ _TAKES_BLANK: Final = (None, coercer_for(str, sheet=False))
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A row that became an item. ``item`` is JSON-ready; with a model, a dict by field name."""
+    """A row that became an item. ``item`` is JSON-ready; with a model, a dict by field name. ``worker``: whose it is, where
+    the jobs of the list name their workers."""
 
     row: int
     item: Any
+    worker: Worker | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,6 +373,33 @@ class ItemShape:
         if headers is not None:
             return headers.get(column.field) or self._title(column.field)
         return next((str(each) for each in values if self._json_columns.get(each) is column), key)
+
+
+class MixedShape(ItemShape):
+    """The form of jobs that name their workers, ``{"worker": name, "item": ...}``: each item has that of its worker.
+
+    ``find`` gives a worker by its name; None where there is none, or where the Task cannot hold its jobs.
+    """
+
+    def __init__(self, find: Callable[[str], Worker | None], max_item_bytes: int = 65_536) -> None:
+        super().__init__(None, max_item_bytes=max_item_bytes)
+        self._find = find
+
+    def validate(self, row: RawRow, binding: Binding | None) -> Accepted | Refused:
+        """The item as its worker's shape takes it, or all problems of the row."""
+        values = row.values
+        if not isinstance(values, Mapping) or values.keys() != {"worker", "item"} or row.problems:
+            problem = fault(row.number, None, "not_a_job", "not_a_job", value=shorten(jsonable(values)))
+            return Refused(row.number, row.problems or (problem,), {"value": jsonable(values)})
+        name = values["worker"]
+        worker = self._find(name) if isinstance(name, str) else None
+        if worker is None or not isinstance(worker.shape, ItemShape):
+            problem = fault(row.number, "worker", "unknown_worker", "option.worker", value=shorten(jsonable(name)))
+            return Refused(row.number, (problem,), {"worker": jsonable(name)})
+        found = worker.shape.validate(replace(row, values=values["item"]), None)
+        if isinstance(found, Refused):
+            return replace(found, values={"worker": name, **found.values})
+        return replace(found, worker=worker)
 
 
 def _take_cells(

@@ -82,6 +82,13 @@ def test_every_operation_is_in_the_document(schema: Any) -> None:
         ({"worker": "enroll", "items": [{"sku": "A"}], "queue": "a b"}, False),
         ({"worker": "anything", "items": []}, False),
         ({"worker": "nobody", "items": [{"sku": "A"}]}, False),
+        ({"jobs": [{"worker": "enroll", "item": {"sku": "A"}}, {"worker": "anything", "item": 5}], "strict": True}, True),
+        ({"jobs": [None, {"worker": "nobody", "item": 1}, {"worker": "enroll", "item": {"sku": "A"}}]}, True),
+        ({"jobs": [None, {"worker": "enroll", "item": {"sku": "A"}}], "strict": True}, False),
+        ({"jobs": [{"worker": "enroll", "item": 5}]}, False),
+        ({"jobs": [{"worker": "anything", "item": 5, "args": []}]}, False),
+        ({"jobs": [{"worker": "anything", "item": 5}], "worker": "anything"}, False),
+        ({"jobs": []}, False),
     ],
 )
 def test_the_document_says_which_lists_are_taken(app: AsyncTask, body: dict[str, Any], fits: bool) -> None:
