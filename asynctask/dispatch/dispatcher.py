@@ -120,6 +120,8 @@ class Dispatcher:
         self._rates = QueueRates(ledger.clock)
         self._wake = threading.Event()
         self._stopping = False
+        self._users = 0
+        self._users_lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._is_left = True
         self._nudged = True
@@ -136,17 +138,25 @@ class Dispatcher:
     # -- the thread
 
     def start(self) -> None:
-        """Runs rounds in a thread of its own until :meth:`stop`."""
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
-        self._thread.start()
+        """Runs rounds in a thread of its own until each :meth:`start` has had its :meth:`stop`."""
+        with self._users_lock:
+            self._users += 1
+            if self._users > 1:  # a web server and a worker in one process
+                return
+            self._stopping = False
+            self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
+            self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread."""
-        self._stopping = True
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join(10)
+        """Ends the thread, unless somebody else started it too."""
+        with self._users_lock:
+            self._users = max(0, self._users - 1)
+            if self._users:
+                return
+            self._stopping = True
+            self._wake.set()
+            if self._thread is not None:
+                self._thread.join(10)
 
     def attach(self, local: Callable[[], Load] | None) -> None:
         """Sets what this process can use, if it performs jobs; None: it does not any more."""

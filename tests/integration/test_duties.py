@@ -135,6 +135,22 @@ def test_tasks_that_cannot_go_now_hide_no_other(world: World) -> None:
     assert [each.task_id for each in found] == [last.id]
 
 
+def test_a_process_that_starts_its_dispatcher_twice_has_one_thread_until_the_second_stop(world: World) -> None:
+    dispatcher = world.app().dispatcher
+
+    def threads() -> int:
+        return sum(each.name == "dispatcher" for each in threading.enumerate())
+
+    before = threads()
+    dispatcher.start()
+    dispatcher.start()
+    assert threads() == before + 1
+    dispatcher.stop()
+    assert threads() == before + 1
+    dispatcher.stop()
+    assert threads() == before
+
+
 def test_one_process_at_a_time_goes_on_dispatching_and_another_takes_over_in_a_second(world: World) -> None:
     app = world.app()
     clock = Still()
