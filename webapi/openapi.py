@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 from apiflask import APIFlask
 
 from asynctask.app import AsyncTask
-from asynctask.lists.options import NOT_BLANK, NUL_FREE
+from asynctask.lists.options import NAMES, NOT_BLANK, NUL_FREE
 from asynctask.lists.readers import FORMATS
 from webapi.problems import MEDIA_TYPE
 from webapi.shapes import DryRunResult, FileSubmission, JobsSubmission, JsonSubmission, ProblemDetails
@@ -113,7 +113,13 @@ def _for_each_worker(app: AsyncTask, schemas: dict[str, Any]) -> dict[str, Any]:
         job = {"worker": {"const": name, "type": "string"}, "item": item}
         jobs.append({"type": "object", "properties": job, "required": ["worker", "item"], "additionalProperties": False})
     mixed = schemas["JobsSubmission"]
-    properties = {**mixed["properties"], "jobs": {**mixed["properties"]["jobs"], "maxItems": app.config.max_rows}}
+    name, names = _names([])
+    unique = {"anyOf": [{"type": "array", "items": name, "maxItems": 20}, names, {"type": "null"}]}
+    properties = {
+        **mixed["properties"],
+        "unique": unique,
+        "jobs": {**mixed["properties"]["jobs"], "maxItems": app.config.max_rows},
+    }
     named = {"anyOf": jobs}
     properties["jobs"]["contains"] = named
     found += [{**mixed, "properties": each} for each in _some_or_all(properties, "jobs", named)]
@@ -133,7 +139,7 @@ def _names(known: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         return {"type": "string", "minLength": 1, "maxLength": 255, "pattern": NOT_BLANK}, {
             "type": "string",
             "minLength": 1,
-            **_NO_NUL,
+            "pattern": NAMES,
         }
     one = "|".join(map(re.escape, known))
     return {"enum": known}, {"type": "string", "pattern": f"^({one})(,({one})){{0,19}}$"}

@@ -22,6 +22,7 @@ from asynctask.errors import InputError, Problem, without_later
 from asynctask.lists.problems import fault, from_pydantic
 
 __all__ = [
+    "NAMES",
     "NOT_BLANK",
     "NUL_FREE",
     "CommonOptions",
@@ -39,6 +40,9 @@ __all__ = [
 NUL_FREE: Final = r"^[^\x00]*$"
 NOT_BLANK: Final = r"^[^\x00]*[^\x00\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000][^\x00]*$"
 """For the API's document: a text with more than blanks, which are stripped. Dialects differ in what ``\\s`` matches."""
+
+NAMES: Final = r"^[^\x00,]{0,255}(,[^\x00,]{0,255}){0,19}$"
+"""For the API's document: up to 20 names in one text, with commas between."""
 
 
 def _without_nul(text: str) -> str:
@@ -63,7 +67,7 @@ def _names(value: Any) -> Any:
 def listed_or_text(*kinds: str) -> WithJsonSchema:
     """How the API's document describes ``unique``, which is sent as one or more of ``text`` and ``list``."""
     schemas: dict[str, Any] = {
-        "text": {"type": "string", "minLength": 1, "maxLength": 5_200, "pattern": NUL_FREE},
+        "text": {"type": "string", "minLength": 1, "maxLength": 5_200, "pattern": NAMES},
         "list": {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": NOT_BLANK}},
     }
     return WithJsonSchema({"anyOf": [*(schemas[kind] for kind in kinds), {"type": "null"}]})

@@ -88,6 +88,7 @@ def test_every_operation_is_in_the_document(schema: Any) -> None:
         ({"jobs": [{"worker": "enroll", "item": 5}]}, False),
         ({"jobs": [{"worker": "anything", "item": 5, "args": []}]}, False),
         ({"jobs": [{"worker": "anything", "item": 5}], "worker": "anything"}, False),
+        ({"jobs": [{"worker": "anything", "item": {"a": 1}}], "unique": "a," + "b" * 256}, False),
         ({"jobs": []}, False),
     ],
 )
