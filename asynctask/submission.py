@@ -186,6 +186,7 @@ class Submitter:
             owner=options.owner or "",
             session=options.session,
             parallel=options.parallel,
+            interval_s=options.interval or 0.0,
             idempotency_key=options.idempotency_key,
             body_digest=digest,
             options={"retry": worker.max_retries},
@@ -362,6 +363,8 @@ def _digest(worker: Worker, options: Options, body: bytes) -> str:
         "worker": worker.name, "title": options.title or "", "parallel": options.parallel, "priority": options.priority,
         "queue": options.queue, "owner": options.owner or "", "session": options.session,
     }  # fmt: skip
+    if options.interval:
+        said["interval"] = options.interval
     if options.unique is not None:
         said["unique"] = list(options.unique)
     if options.strict:

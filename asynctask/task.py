@@ -202,7 +202,7 @@ class TaskHandle:
         return changed
 
     def update(self, who: str = "", **knobs: Any) -> dict[str, Any]:
-        """Turns ``parallel``, ``priority``, ``title``; returns the progress."""
+        """Turns ``parallel``, ``interval`` (seconds), ``priority``, ``title``; returns the progress."""
         self._s.control.update(self.id, knobs, who)
         self._s.dispatch_now()
         return self.progress()

@@ -21,8 +21,10 @@ from asynctask.clock import from_datetime
 from asynctask.errors import without_later
 from asynctask.integrations.base import Reporter
 from asynctask.lists.options import (
+    INTERVAL,
     NUL_FREE,
     CommonOptions,
+    Interval,
     Parallel,
     Priority,
     QueueName,
@@ -254,6 +256,7 @@ class Knobs(_In):
 
     title: Title = Field("", description="A name that people will read.")
     parallel: Parallel | None = Field(None, description="Jobs that may run at once; null for no limit.")
+    interval: Interval = Field(0.0, description=INTERVAL)
     priority: Priority = Field(0, description="Smaller runs first.")
 
 
@@ -412,9 +415,9 @@ class Done(_Out):
 
 
 class Control(_Out):
-    parallel: int | None
+    parallel: int | None = Field(description="null: no limit; with an interval, 1.")
     in_flight: int
-    interval: float
+    interval: float = Field(description="Seconds from round to round; 0 for none.")
     priority: int
     session: str | None
     tolerated_failures: int | float | str | None

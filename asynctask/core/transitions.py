@@ -29,11 +29,13 @@ from asynctask.core.states import OPEN, PROBLEM, TERMINAL, Reason, State, Status
 
 __all__ = [
     "COUNTED",
+    "MAX_INTERVAL_S",
     "POISON_DEATHS",
     "Begin",
     "Delta",
     "Row",
     "Turn",
+    "at_once",
     "at_rest",
     "begin",
     "cancel",
@@ -44,12 +46,14 @@ __all__ = [
     "held_elsewhere",
     "hurry",
     "in_flight",
+    "interval_of",
     "is_lent",
     "is_suspect",
     "lend",
     "may_close",
     "may_dispatch",
     "measure",
+    "next_round",
     "outcome",
     "recorded",
     "recover",
@@ -231,6 +235,39 @@ def room(state: str, parallel: int | None, flying: int, wanted: int) -> int:
         return 0
     limit = wanted if parallel is None else min(wanted, parallel - flying)
     return max(0, limit)
+
+
+MAX_INTERVAL_S: Final = 604_800
+"""The longest interval between two rounds: a week."""
+
+_AHEAD: Final = 1_000_000
+_LEAST_PAUSE, _MOST_PAUSE = 50_000, 1_000_000
+
+
+def interval_of(interval_s: float) -> int:
+    """Microseconds from round to round; 0: the Task has no rounds. What no interval can be counts as the longest."""
+    if interval_s <= 0:
+        return 0
+    return round((interval_s if interval_s < MAX_INTERVAL_S else MAX_INTERVAL_S) * 1_000_000)
+
+
+def at_once(parallel: int | None, interval: int) -> int | None:
+    """The most jobs in flight, and of one round; None: no limit. With an interval and no ``parallel`` it is 1."""
+    return 1 if interval and parallel is None else parallel
+
+
+def next_round(began: int | None, started: int | None, unbegun: int, interval: int, now: int) -> int:
+    """When the next round of a Task may begin; that it may now is said by a time that is not after ``now``.
+
+    ``began``: when the last round was reserved; ``started``: the latest known start of one of its jobs; ``unbegun``: how
+    many of them are in flight and not known to have begun (all times in microseconds). The interval counts from the latest
+    start, so the jobs of two rounds are never closer than it, however long one of them waited for a worker; while one
+    waits, the result is when to ask again. A time more than a second after ``now`` is that of a clock which was set back
+    since, and does not count.
+    """
+    known = [at for at in (began, started) if at is not None and at <= now + _AHEAD]
+    first = max(known) + interval if known else now
+    return max(first, now + min(max(interval // 20, _LEAST_PAUSE), _MOST_PAUSE)) if unbegun else first
 
 
 def target(free_threads: int, consumed_per_s: float, ahead_s: float = 0.25) -> int:

@@ -354,6 +354,7 @@ class Dispatcher:
         self._is_left = bool(tasks or alone)
         if not self._is_left:
             return 0
+        rounds = {task.task_id for task in tasks if task.has_rounds}
         waiting = self._router.waiting(used.queues)
         soon = {
             queue: count
@@ -361,7 +362,7 @@ class Dispatcher:
             if self._router.reaches(queue)
         }
         room = Demand(soon, waiting, used.free, is_ordered=self._router.is_ordered)
-        sources = self._sources(tasks, alone)
+        sources = self._sources(tasks, alone, rounds)
         sent: dict[str, int] = defaultdict(int)
         for key in sorted(sources):
             sent[key[0]] += self._share(room, *key, sources[key])
@@ -369,14 +370,20 @@ class Dispatcher:
             waits = sum(waiting.get(queue, {}).values())
             # A rest that is left on purpose is wanted no more: the pace goes by whether all went that was to go.
             self._rates.note(queue, waits, sent[queue], sent[queue] + room.left(queue), used.free[queue])
+        # A Task whose round was asked for is left no more: it says when its next one may begin.
+        self._is_left = bool(alone or rounds or not all(task.has_rounds for task in tasks))
         return sum(sent.values())
 
-    def _sources(self, tasks: Sequence[Runnable], alone: Sequence[Alone]) -> dict[tuple[str, int], list[_Send]]:
+    def _sources(
+        self, tasks: Sequence[Runnable], alone: Sequence[Alone], rounds: set[int]
+    ) -> dict[tuple[str, int], list[_Send]]:
         sources: dict[tuple[str, int], list[_Send]] = defaultdict(list)
         small: dict[tuple[str, int], list[int]] = {}
         for task in tasks:
             key = task.queue, task.priority
-            if not task.small:
+            if task.has_rounds:
+                sources[key].append(partial(self._reserve_round, task.task_id, task.queue, rounds))
+            elif not task.small:
                 sources[key].append(partial(self._reserve_task, task.task_id, task.queue))
             elif key in small:
                 small[key].append(task.task_id)
@@ -409,6 +416,16 @@ class Dispatcher:
 
     def _reserve_task(self, task_id: int, queue: str, count: int) -> int:
         found = reservations.reserve(self._ledger, task_id, count, lease_s=LEASE_S)
+        if found:
+            self._outbox_of(queue).add(found, task_id)
+        return len(found)
+
+    def _reserve_round(self, task_id: int, queue: str, rounds: set[int], count: int) -> int:
+        """Takes the Task out of ``rounds``, those that were not asked for yet: none begins two rounds in one."""
+        if task_id not in rounds:
+            return 0
+        rounds.remove(task_id)
+        found = reservations.reserve(self._ledger, task_id, count, lease_s=LEASE_S, expect=self.expect)
         if found:
             self._outbox_of(queue).add(found, task_id)
         return len(found)

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.core.states import OPEN, Reason, State, Status
-from asynctask.core.transitions import Turn, at_rest, cancel, explicit_retry, give_back, in_flight
+from asynctask.core.transitions import MAX_INTERVAL_S, Turn, at_rest, cancel, explicit_retry, give_back, in_flight
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events, tasks
 from asynctask.errors import Conflict, InputError
@@ -26,7 +26,9 @@ SLICE = 10_000
 """The most rows that one transaction turns; fewer on SQLite, where it holds the only write lock."""
 
 _SQLITE_SLICE = 500
-_KNOBS = frozenset({"parallel", "priority", "title"})
+_KNOBS = ("parallel", "interval", "priority", "title")
+_COLUMNS = {"interval": "interval_s"}
+"""Columns of knobs that have another name."""
 
 
 @repeatable
@@ -122,11 +124,12 @@ def retry(ledger: Ledger, task_id: int, statuses: Collection[str] = (), *, who: 
 
 @repeatable
 def update(ledger: Ledger, task_id: int, changes: dict[str, Any], *, who: str = "") -> dict[str, Any]:
-    """Sets knobs: ``parallel`` (None: no limit), ``priority``, ``title``. Returns the Task's columns before the change.
+    """Sets knobs: ``parallel`` (None: no limit), ``interval`` (seconds), ``priority``, ``title``. Returns the Task's
+    columns before the change.
 
     Raises :class:`Conflict` if the Task is over, :class:`InputError` for an unknown knob or an invalid value.
     """
-    values = _checked(changes)
+    values = {_COLUMNS.get(name, name): value for name, value in _checked(changes).items()}
     with ledger.database.write() as connection:
         task = task_rows.lock(connection, task_id)
         if task["finished_at"] is not None and set(values) != {"title"}:
@@ -137,12 +140,18 @@ def update(ledger: Ledger, task_id: int, changes: dict[str, Any], *, who: str = 
             .where(_t.id == task_id)
             .values({**values, **kept, "version": _t.version + 1, "updated_at": ledger.now()})
         )
-        task_rows.log(connection, ledger, task_id, "changed", {k: [task[k], v] for k, v in values.items()}, who)
+        task_rows.log(connection, ledger, task_id, "changed", _change(task, changes), who)
     return task
 
 
+def _change(task: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """The change as the Task's log keeps it: what each knob was, and what it is."""
+    return {name: [task[_COLUMNS.get(name, name)], value] for name, value in changes.items()}
+
+
 def _hints(task: dict[str, Any]) -> dict[str, Any]:
-    """The columns that repeat the priority for an index; a ready hint makes the next reservation check ``parallel``."""
+    """The columns that repeat the priority for an index; a ready hint makes the next reservation check ``parallel`` and the
+    interval."""
     return {
         "ready": sessions.readiness(task),
         "session_waits": None if task["session_waits"] is None else task["priority"],
@@ -150,7 +159,7 @@ def _hints(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked(changes: dict[str, Any]) -> dict[str, Any]:
-    if unknown := set(changes) - _KNOBS:
+    if unknown := set(changes).difference(_KNOBS):
         raise InputError(f"no such knob: {', '.join(sorted(unknown))}; there are {', '.join(sorted(_KNOBS))}")
     if not changes:
         raise InputError(f"nothing to change; give one of {', '.join(sorted(_KNOBS))}")
@@ -159,6 +168,10 @@ def _checked(changes: dict[str, Any]) -> dict[str, Any]:
         not isinstance(parallel, int) or isinstance(parallel, bool) or not 1 <= parallel <= 100_000
     ):
         raise InputError("parallel must be a whole number from 1 to 100000, or null for no limit; to stop, pause the Task")
+    if "interval" in changes:
+        interval = changes["interval"]
+        if not isinstance(interval, (int, float)) or isinstance(interval, bool) or not 0 <= interval <= MAX_INTERVAL_S:
+            raise InputError(f"interval must be a number of seconds from 0 to {MAX_INTERVAL_S}; 0 for none")
     if "priority" in changes:
         priority = changes["priority"]
         if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > 1_000_000:

@@ -97,6 +97,7 @@ class NewTask:
     title: str = ""
     owner: str = ""
     parallel: int | None = None
+    interval_s: float = 0.0
     planned: int | None = None
     source: dict[str, Any] | None = None
     origin: str | None = None
@@ -179,6 +180,7 @@ def described(new: NewTask, now: int) -> dict[str, Any]:
         "title": new.title[:255],
         "owner": new.owner,
         "parallel": new.parallel,
+        "interval_s": new.interval_s,
         "planned": new.planned,
         "origin": new.origin,
         "resubmit_of": new.resubmit_of,

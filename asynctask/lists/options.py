@@ -18,13 +18,16 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from asynctask.core.transitions import MAX_INTERVAL_S
 from asynctask.errors import InputError, Problem, without_later
 from asynctask.lists.problems import fault, from_pydantic
 
 __all__ = [
+    "INTERVAL",
     "NOT_BLANK",
     "NUL_FREE",
     "CommonOptions",
+    "Interval",
     "Options",
     "Parallel",
     "Priority",
@@ -39,6 +42,11 @@ __all__ = [
 NUL_FREE: Final = r"^[^\x00]*$"
 NOT_BLANK: Final = r"^[^\x00]*[^\x00\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000][^\x00]*$"
 """For the API's document: a text with more than blanks, which are stripped. Dialects differ in what ``\\s`` matches."""
+
+
+INTERVAL: Final = (
+    "Seconds from round to round; a round starts at most `parallel` jobs, one where that is null. 0: as soon as they can."
+)
 
 
 def _without_nul(text: str) -> str:
@@ -85,6 +93,7 @@ QueueName = Annotated[
     str, StringConstraints(strip_whitespace=True, min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_:.\-]+$")
 ]
 Parallel = Annotated[int, Field(ge=1, le=100_000), BeforeValidator(whole_number)]
+Interval = Annotated[float, Field(ge=0, le=MAX_INTERVAL_S, allow_inf_nan=False)]
 Priority = Annotated[int, Field(ge=-1_000_000, le=1_000_000), BeforeValidator(whole_number)]
 Unique = Annotated[Annotated[tuple[NotBlank, ...], Field(max_length=20)] | None, BeforeValidator(_names)]
 
@@ -96,6 +105,7 @@ class CommonOptions(BaseModel):
 
     title: Title | None = Field(None, description="A name that people will read.")
     parallel: Parallel | None = Field(None, description="Jobs that may run at once; null for no limit.")
+    interval: Interval | None = Field(None, description=INTERVAL)
     priority: Priority | None = Field(None, description="Smaller runs first.")
     queue: QueueName | None = Field(None, description="Another queue than the worker's own.")
     owner: Title | None = Field(None, description="Whose Task it is; Idempotency-Key is unique per owner.")

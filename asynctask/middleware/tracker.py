@@ -95,7 +95,8 @@ class Ticket:
     watched: bool = False
     elsewhere: bool = False  # its engine keeps, delivers and retries it, without a fence
     holder: str | None = None  # the process in which it was at work when it arrived
-    awaited: bool = False  # its Task has a ``parallel``
+    awaited: bool = False  # its Task has a ``parallel`` or an interval
+    has_rounds: bool = False  # its Task has an interval: nothing follows in the job's place
     started_at: int | None = None
     status: Status | None = None
     reason: Reason = Reason.RETURNED
@@ -245,8 +246,8 @@ class Tracker:
         attempt = None if is_foreign(row, arrival.attempt, record.task_id) else arrival.attempt
         return Ticket(
             begin(row, attempt, record.task_state), record.job_id, record.id, record.task_id, row.attempt, row.retries,
-            is_suspect(row), arrival.attempt is None, row.process, awaited=record.parallel is not None,
-            seen=record if untouched(record) else None,
+            is_suspect(row), arrival.attempt is None, row.process, awaited=record.parallel is not None or record.has_rounds,
+            has_rounds=record.has_rounds, seen=record if untouched(record) else None,
         )  # fmt: skip
 
     def enqueue(self, arrivals: Sequence[Arrival]) -> None:

@@ -252,7 +252,8 @@ def test_knobs_turn_while_it_runs(app: AsyncTask, client: Client) -> None:
         ({"parallel": 0}, 422, "invalid_knob"),
         ({"priority": None}, 422, "invalid_knob"),
         ({"paralel": 1}, 422, "invalid_knob"),
-        ({"interval": 1.0}, 422, "not_supported_yet"),
+        ({"interval": -1}, 422, "invalid_knob"),
+        ({"interval": None}, 422, "invalid_knob"),
         ({"tolerated_failures": 3}, 422, "not_supported_yet"),
     ],
 )
