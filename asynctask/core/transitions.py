@@ -29,6 +29,7 @@ from asynctask.core.states import OPEN, PROBLEM, TERMINAL, Reason, State, Status
 
 __all__ = [
     "COUNTED",
+    "LEAD_S",
     "MAX_INTERVAL_S",
     "POISON_DEATHS",
     "Begin",
@@ -49,6 +50,7 @@ __all__ = [
     "interval_of",
     "is_lent",
     "is_suspect",
+    "lead",
     "lend",
     "may_close",
     "may_dispatch",
@@ -240,6 +242,9 @@ def room(state: str, parallel: int | None, flying: int, wanted: int) -> int:
 MAX_INTERVAL_S: Final = 604_800
 """The longest interval between two rounds: a week."""
 
+LEAD_S: Final = 0.03
+"""How long before its time a round is reserved at most: what the way of a job from the ledger to its worker takes."""
+
 _AHEAD: Final = 1_000_000
 _LEAST_PAUSE, _MOST_PAUSE = 50_000, 1_000_000
 
@@ -251,15 +256,20 @@ def interval_of(interval_s: float) -> int:
     return round((interval_s if interval_s < MAX_INTERVAL_S else MAX_INTERVAL_S) * 1_000_000)
 
 
+def lead(interval: int) -> int:
+    """How long before its time a round of this interval is reserved (both in microseconds). Its jobs start at the time."""
+    return min(interval // 4, round(LEAD_S * 1_000_000))
+
+
 def at_once(parallel: int | None, interval: int) -> int | None:
     """The most jobs in flight, and of one round; None: no limit. With an interval and no ``parallel`` it is 1."""
     return 1 if interval and parallel is None else parallel
 
 
 def next_round(began: int | None, started: int | None, unbegun: int, interval: int, now: int) -> int:
-    """When the next round of a Task may begin; that it may now is said by a time that is not after ``now``.
+    """When the jobs of a Task's next round may start; a time that is not after ``now``: they may now.
 
-    ``began``: when the last round was reserved; ``started``: the latest known start of one of its jobs; ``unbegun``: how
+    ``began``: that time of the last round; ``started``: the latest known start of one of its jobs; ``unbegun``: how
     many of them are in flight and not known to have begun (all times in microseconds). The interval counts from the latest
     start, so the jobs of two rounds are never closer than it, however long one of them waited for a worker; while one
     waits, the result is when to ask again. A time more than a second after ``now`` is that of a clock which was set back

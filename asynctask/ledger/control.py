@@ -13,7 +13,7 @@ from asynctask.core.transitions import MAX_INTERVAL_S, Turn, at_rest, cancel, ex
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events, tasks
 from asynctask.errors import Conflict, InputError
-from asynctask.ledger import dispatchable, sessions
+from asynctask.ledger import dispatchable, progress, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, try_lock
 from asynctask.ledger.events import Applied, Change, EventRecord, Note, apply, read_events
@@ -46,6 +46,8 @@ def _change_state(
         if edge is None:
             return False
         task_rows.turn(connection, ledger, task, *edge, state_reason=None)
+        if edge[1] is Reason.RESUMED:
+            progress.measure_anew(connection, task_id, ledger.now())
         task_rows.log(connection, ledger, task_id, action, None, who)
     return True
 
@@ -140,6 +142,8 @@ def update(ledger: Ledger, task_id: int, changes: dict[str, Any], *, who: str = 
             .where(_t.id == task_id)
             .values({**values, **kept, "version": _t.version + 1, "updated_at": ledger.now()})
         )
+        if task["finished_at"] is None and {"parallel", "interval_s"} & set(values):
+            progress.measure_anew(connection, task_id, ledger.now())
         task_rows.log(connection, ledger, task_id, "changed", _change(task, changes), who)
     return task
 

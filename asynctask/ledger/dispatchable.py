@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.clock import SECOND, micros
-from asynctask.core.transitions import MAX_INTERVAL_S, Turn, in_flight, interval_of, next_round
+from asynctask.core.transitions import LEAD_S, MAX_INTERVAL_S, Turn, in_flight, interval_of, lead, next_round
 from asynctask.database.tables import events, tasks
 from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import sessions
@@ -46,8 +46,12 @@ _ANNOUNCED = sa.select(
     _t.created_jobs,
     _t.generation_sealed,
 ).where(_t.id.in_(sa.bindparam("ids", expanding=True)))
-_INTERVAL = sa.cast(sa.case((_t.interval_s < MAX_INTERVAL_S, _t.interval_s), else_=MAX_INTERVAL_S) * SECOND, sa.BigInteger)
-_NEXT_ROUND = _t.round_at + _INTERVAL  # at the earliest: a job of the last round may have begun later than it was reserved
+# From round to round, less its lead.
+_UNTIL_ROUND = sa.case(
+    (_t.interval_s < 4 * LEAD_S, _t.interval_s * 0.75), (_t.interval_s < MAX_INTERVAL_S, _t.interval_s - LEAD_S),
+    else_=float(MAX_INTERVAL_S),
+)  # fmt: skip
+_NEXT_ROUND = _t.round_at + sa.cast(_UNTIL_ROUND * SECOND, sa.BigInteger)  # at the earliest: a job may have started late
 _RESTS = (_t.interval_s > 0) & _t.round_at.is_not(None) & (sa.bindparam("now", type_=sa.BigInteger) < _NEXT_ROUND)
 _DUE = sa.select(_t.id).where(_t.due_next <= sa.bindparam("now")).order_by(_t.due_next).limit(sa.bindparam("count"))
 MAY = _t.state.in_(_DISPATCHED) & (_t.session_key.is_(None) | _t.session_holder.is_not(None))
@@ -114,7 +118,7 @@ def _next_round(row: Any, now: int) -> int | None:
     interval = interval_of(row.interval_s)
     if not interval or row.round_at is None or row.due_next is None or row.next_seq >= row.created_jobs:
         return None
-    at = next_round(int(row.round_at), None, 0, interval, now)
+    at = next_round(int(row.round_at), None, 0, interval, now) - lead(interval)
     return at if at > now else None
 
 

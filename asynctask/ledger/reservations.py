@@ -30,6 +30,7 @@ from asynctask.core.transitions import (
     interval_of,
     is_lent,
     is_suspect,
+    lead,
     lend,
     may_dispatch,
     next_round,
@@ -244,7 +245,7 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Rese
         limit, flying = at_once(task["parallel"], interval), _flying(connection, task)
         count = room(task["state"], limit, flying, MOST_OF_ROUND if interval else wanted)
         opens = _round_opens(connection, task, interval, now) if interval and count > 0 else now
-        if opens > now:
+        if opens - lead(interval) > now:
             count = 0
         due = sessions.next_due(connection, task_id)
         ids = []
@@ -260,17 +261,18 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Rese
             found += fresh
             reserved += begun
         full = limit is not None and flying + reserved >= limit
+        begins = max(opens, now)
         if interval and reserved:
-            opens = now + interval
-        values = dispatchable.settled(
-            task, left=high < task["created_jobs"], full=full, due=due, now=now, opens=opens if opens > now else None
-        )
+            opens = begins + interval
+        next_at = opens - lead(interval)
+        left, waits = high < task["created_jobs"], next_at if next_at > now else None
+        values = dispatchable.settled(task, left=left, full=full, due=due, now=now, opens=waits)
         if found or high > low:
             values |= _advanced(ledger, task, low, high, now + micros(lease_s))
-        values |= _noted_round(task, interval, reserved, now, {"from": low, "to": high, "again": ids})
+        values |= _noted_round(task, interval, reserved, begins, {"from": low, "to": high, "again": ids})
         connection.execute(tasks.update().where(_t.id == task_id).values(values))
     idle = task["session_holder"] is not None and not found and high == low and high >= task["created_jobs"]
-    return _Reserved(found, full, idle, values["due_next"] if opens > now else None)
+    return _Reserved(found, full, idle, values["due_next"] if waits is not None else None)
 
 
 # -- rounds of a Task with an interval
@@ -284,7 +286,7 @@ def _round_opens(connection: Connection, task: Mapping[str, Any], interval: int,
     """When the next round of a locked Task may begin; reads the jobs of the last one only once its interval is over."""
     began = task["round_at"]
     first = next_round(began, None, 0, interval, now)
-    if began is None or first > now:
+    if began is None or first - lead(interval) > now:
         return first
     jobs = loads(task["round_jobs"]) or {"from": 0, "to": 0, "again": []}
     low, high = jobs["from"], jobs["to"]
@@ -299,11 +301,11 @@ def _round_opens(connection: Connection, task: Mapping[str, Any], interval: int,
 
 
 def _noted_round(
-    task: Mapping[str, Any], interval: int, reserved: int, now: int, jobs: Mapping[str, Any]
+    task: Mapping[str, Any], interval: int, reserved: int, begins: int, jobs: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The columns of the round that a reservation began; those of a Task that has no interval any more are cleared."""
     if interval and reserved:
-        return {"round_at": now, "round_jobs": dumps(jobs)}
+        return {"round_at": begins, "round_jobs": dumps(jobs)}
     return {"round_at": None, "round_jobs": None} if not interval and task["round_at"] is not None else {}
 
 
@@ -394,9 +396,9 @@ def _recheck_parallel(ledger: Ledger, task_id: int) -> None:
     with ledger.database.read() as connection:
         task = task_rows.get(connection, task_id)
         flying = _flying(connection, task)
-        limit = at_once(task["parallel"], interval_of(task["interval_s"]))
-        opens = next_round(task["round_at"], None, 0, interval_of(task["interval_s"]), ledger.now())
-    if task["ready"] is None and opens <= ledger.now() and room(task["state"], limit, flying, 1):
+        interval, now = interval_of(task["interval_s"]), ledger.now()
+        opens = next_round(task["round_at"], None, 0, interval, now) - lead(interval) if interval else now
+    if task["ready"] is None and opens <= now and room(task["state"], at_once(task["parallel"], interval), flying, 1):
         with ledger.database.write() as connection:
             if try_lock(connection, ledger, task_id) is None:
                 ledger.held.keep_hint(task_id, None)

@@ -126,7 +126,7 @@ class Lanes:
         ``goes_on``: whether this process may begin anything, on this thread; ``may_ask``: whether it may be lent more.
         """
         ticket = execution.ticket
-        if ticket is None or not ticket.awaited or ticket.has_rounds or ticket.task_id is None:
+        if ticket is None or not ticket.awaited or ticket.not_before is not None or ticket.task_id is None:
             return None
         lane = execution.lane
         # From begin to begin: includes the work of the process between two jobs.
