@@ -252,9 +252,9 @@ class AsyncTask(OnDemand):
 
         ``items`` is any iterable and is consumed as it is split; jobs of the first items run meanwhile. Items that the
         worker's model refuses are counted as rejected and stand in the report. Options: ``title``, ``parallel``,
-        ``interval`` (seconds from one round of ``parallel`` jobs to the next), ``priority``, ``queue``, ``owner``,
-        ``session`` (Tasks of one run one after the other), ``idempotency_key``; ``unique``, fields in which no two items
-        may be the same;
+        ``interval`` (seconds from one round of ``parallel`` jobs to the next), ``tolerated_failures`` (10, "5%",
+        "failed:10": with one more the Task pauses itself), ``priority``, ``queue``, ``owner``, ``session`` (Tasks of one
+        run one after the other), ``idempotency_key``; ``unique``, fields in which no two items may be the same;
         ``strict``: one refused item refuses the list, so all are checked before anything is written (they wait in a
         temporary file, at most ``max_rows``); ``dry_run``: only tells what it would come to, as :meth:`check` does.
         Raises :class:`InputError`, :class:`UnknownWorker`.

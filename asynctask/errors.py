@@ -174,11 +174,9 @@ class NotBuilt(InputError):
 NOT_BUILT: Final[Mapping[str, Mapping[str, Collection[str]]]] = {
     "option": {
         "chunk_size": ("1",),
-        "tolerated_failures": (),
         "on_complete": (),
         "resubmit_of": (),
     },
-    "knob": {"tolerated_failures": ()},
     "poll": {"wait": (), "version": ()},
 }
 """What later versions will take, with the values that ask for nothing; null never asks for anything."""

@@ -149,6 +149,7 @@ def _columns(_context: click.Context, _option: click.Parameter, text: str | None
 @click.option(
     "--interval", type=click.FloatRange(min=0), help="Seconds from round to round of --parallel rows (or of one)."
 )
+@click.option("--tolerated-failures", help="Pause after more failed rows: 10, 5%, failed:10 or error:5%.")
 @click.option("--priority", help="Smaller runs first: a number or a name such as ADMIN_HIGH.")
 @click.option("--session", "line", help="Tasks of one session run one after the other.")
 @click.option("--idempotency-key", help="The same key with the same file is one Task, however often it is sent.")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMANDS", "who"]
 
-KNOBS: Final = ("parallel", "interval", "priority", "title")
+KNOBS: Final = ("parallel", "interval", "priority", "tolerated_failures", "title")
 _WIDE: Final = 120
 """Terminal columns that the full list of Tasks needs without breaking words."""
 _FAILED: Final = tuple(sorted(status.value for status in PROBLEM))
@@ -129,6 +129,7 @@ def _print_task(session: Session, progress: Mapping[str, Any]) -> None:
             "interval": seconds_of(control["interval"]),
             "in flight": control["in_flight"],
             "priority": control["priority"],
+            "tolerated failures": control["tolerated_failures"],
             "generation": progress["generation"],
             "created": progress["created_at"],
             "started": progress["started_at"],
@@ -179,6 +180,8 @@ def _knob(text: str) -> tuple[str, Any]:
         return name, _seconds(value)
     if value.lower() in ("none", ""):
         return name, None
+    if name == "tolerated_failures":
+        return name, value
     try:
         return name, int(value)
     except ValueError:
@@ -199,7 +202,8 @@ def _seconds(text: str) -> float:
 def set_knobs(session: Session, task_id: int, knobs: tuple[str, ...]) -> int:
     """Turn the knobs of a Task while it runs.
 
-    parallel=5 (or none), interval=1.5 (seconds from round to round, or 0), priority=120 (or ADMIN_HIGH), title=TEXT.
+    parallel=5 (or none), interval=1.5 (seconds from round to round, or 0), priority=120 (or ADMIN_HIGH),
+    tolerated_failures=10 (or 5%, failed:10, error:5%, none), title=TEXT.
     """
     values = dict(map(_knob, knobs))
     handle = session.existing().task(task_id)
@@ -213,6 +217,8 @@ def _print_control(session: Session, progress: Mapping[str, Any]) -> None:
     control = progress["control"]
     parallel = control["parallel"] or "as many as the workers can"
     words = f"parallel {parallel}, interval {seconds_of(control['interval'])}, priority {control['priority']}"
+    if (tolerated := control["tolerated_failures"]) is not None:
+        words += f", tolerated failures {tolerated}"
     session.out.line(f"{headline(progress)}: {words}")
 
 

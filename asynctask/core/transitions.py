@@ -19,6 +19,7 @@ Four rules:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -35,6 +36,7 @@ __all__ = [
     "Begin",
     "Delta",
     "Row",
+    "Tolerance",
     "Turn",
     "at_once",
     "at_rest",
@@ -316,6 +318,49 @@ def redispatch(row: Row, state: str | None, *, held: bool, missed_before: bool, 
     if state == State.CANCELLED:
         return cancel(row)
     return _turn(row, Status.ENQUEUE, Reason.REDISPATCHED, attempt=row.attempt + 1, due_at=now)
+
+
+_TOLERANCE: Final = re.compile(r"(?:(failed|error):)?(?:([0-9]{1,7})|([0-9]{1,3})(?:\.([0-9]{1,2}))?%)", re.ASCII)
+
+
+class Tolerance(NamedTuple):
+    """How many items of a Task may fail: one more, and it pauses itself.
+
+    ``limit``: items, or hundredths of a percent of all items (``is_share``); ``status``: ``failed`` or ``error``, None if
+    both count.
+    """
+
+    limit: int
+    is_share: bool = False
+    status: str | None = None
+
+    @classmethod
+    def parse(cls, value: object) -> Tolerance:
+        """From ``10``, ``"10"``, ``"5%"``, ``"failed:10"`` or ``"error:2.5%"``. Raises ValueError for anything else."""
+        text = str(value) if isinstance(value, (int, str)) and not isinstance(value, bool) else ""
+        found = _TOLERANCE.fullmatch(text.replace(" ", ""))
+        if found is not None:
+            status, count, percent, rest = found.groups()
+            if count is not None:
+                return cls(int(count), status=status)
+            share = int(percent) * 100 + int((rest or "0").ljust(2, "0"))
+            if share <= 10_000:
+                return cls(share, True, status)
+        raise ValueError(
+            "must be a count of items such as 10, or a share of all such as 5%, for one status as in failed:10 or error:5%"
+        )
+
+    def __str__(self) -> str:
+        share = f"{self.limit / 100:g}%"
+        return f"{self.status}:" * (self.status is not None) + (share if self.is_share else str(self.limit))
+
+    def left(self, failed: int, error: int, total: int | None) -> int | None:
+        """How many more items may fail; negative: the Task is over its limit. ``total``: all its items; while that is not
+        known (None) a share of them is not either."""
+        if self.is_share and total is None:
+            return None
+        most = (total or 0) * self.limit // 10_000 if self.is_share else self.limit
+        return most - (failed if self.status != "error" else 0) - (error if self.status != "failed" else 0)
 
 
 # -- begin

@@ -9,7 +9,16 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.core.states import OPEN, Reason, State, Status
-from asynctask.core.transitions import MAX_INTERVAL_S, Turn, at_rest, cancel, explicit_retry, give_back, in_flight
+from asynctask.core.transitions import (
+    MAX_INTERVAL_S,
+    Tolerance,
+    Turn,
+    at_rest,
+    cancel,
+    explicit_retry,
+    give_back,
+    in_flight,
+)
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events, tasks
 from asynctask.errors import Conflict, InputError
@@ -26,7 +35,7 @@ SLICE = 10_000
 """The most rows that one transaction turns; fewer on SQLite, where it holds the only write lock."""
 
 _SQLITE_SLICE = 500
-_KNOBS = ("parallel", "interval", "priority", "title")
+_KNOBS = ("parallel", "interval", "priority", "tolerated_failures", "title")
 _COLUMNS = {"interval": "interval_s"}
 """Columns of knobs that have another name."""
 
@@ -37,12 +46,12 @@ def _change_state(
     task_id: int,
     who: str,
     action: str,
-    allowed: Callable[[dict[str, Any]], tuple[State, Reason] | None],
+    allowed: Callable[[Connection, dict[str, Any]], tuple[State, Reason] | None],
 ) -> bool:
     """Locks the Task, gets the edge from ``allowed`` (None: nothing to do), takes it. Returns whether anything changed."""
     with ledger.database.write() as connection:
         task = task_rows.lock(connection, task_id)
-        edge = allowed(task)
+        edge = allowed(connection, task)
         if edge is None:
             return False
         task_rows.turn(connection, ledger, task, *edge, state_reason=None)
@@ -58,7 +67,7 @@ def pause(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
     Raises :class:`Conflict` if the Task is over.
     """
 
-    def allowed(task: dict[str, Any]) -> tuple[State, Reason] | None:
+    def allowed(connection: Connection, task: dict[str, Any]) -> tuple[State, Reason] | None:
         if task["state"] == State.PAUSED:
             return None
         if task["state"] not in (State.SPLITTING, State.RUNNING):
@@ -69,16 +78,27 @@ def pause(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
 
 
 def resume(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
-    """Lets a paused Task start jobs again. Idempotent; raises :class:`Conflict` if the Task is over."""
+    """Lets a paused Task start jobs again. Idempotent; raises :class:`Conflict` if the Task is over, or if more items
+    failed than it tolerates: it would pause itself again."""
 
-    def allowed(task: dict[str, Any]) -> tuple[State, Reason] | None:
+    def allowed(connection: Connection, task: dict[str, Any]) -> tuple[State, Reason] | None:
         if task["state"] in (State.SPLITTING, State.RUNNING):
             return None
         if task["state"] != State.PAUSED:
             raise Conflict(f"Task {task_id} is {task['state']}; only a paused Task can be resumed")
-        return (State.SPLITTING if task["split_state"] == "splitting" else State.RUNNING), Reason.RESUMED
+        left = task_rows.tolerated_left(connection, task)
+        if left is not None and left < 0:
+            raise Conflict(
+                f"more items of Task {task_id} failed than its tolerated_failures ({task['tolerated_failures']}) allows;"
+                " raise that, or set it to null for no limit, and the Task goes on; or retry the items"
+            )
+        return _resumed_state(task), Reason.RESUMED
 
     return _change_state(ledger, task_id, who, "resumed", allowed)
+
+
+def _resumed_state(task: dict[str, Any]) -> State:
+    return State.SPLITTING if task["split_state"] == "splitting" else State.RUNNING
 
 
 @repeatable
@@ -126,12 +146,16 @@ def retry(ledger: Ledger, task_id: int, statuses: Collection[str] = (), *, who: 
 
 @repeatable
 def update(ledger: Ledger, task_id: int, changes: dict[str, Any], *, who: str = "") -> dict[str, Any]:
-    """Sets knobs: ``parallel`` (None: no limit), ``interval`` (seconds), ``priority``, ``title``. Returns the Task's
-    columns before the change.
+    """Sets knobs: ``parallel`` (None: no limit), ``interval`` (seconds), ``priority``, ``tolerated_failures`` (as
+    :class:`~asynctask.core.transitions.Tolerance` reads it; None: no limit), ``title``. Returns the Task's columns before
+    the change.
+
+    A Task that paused itself goes on when what failed is tolerated now.
 
     Raises :class:`Conflict` if the Task is over, :class:`InputError` for an unknown knob or an invalid value.
     """
-    values = {_COLUMNS.get(name, name): value for name, value in _checked(changes).items()}
+    changes = _checked(changes)
+    values = {_COLUMNS.get(name, name): value for name, value in changes.items()}
     with ledger.database.write() as connection:
         task = task_rows.lock(connection, task_id)
         if task["finished_at"] is not None and set(values) != {"title"}:
@@ -145,7 +169,19 @@ def update(ledger: Ledger, task_id: int, changes: dict[str, Any], *, who: str = 
         if task["finished_at"] is None and {"parallel", "interval_s"} & set(values):
             progress.measure_anew(connection, task_id, ledger.now())
         task_rows.log(connection, ledger, task_id, "changed", _change(task, changes), who)
+        if "tolerated_failures" in values and task["state_reason"] == Reason.TOO_MANY_FAILURES:
+            _go_on(connection, ledger, {**task, **values}, who)
     return task
+
+
+def _go_on(connection: Connection, ledger: Ledger, task: dict[str, Any], who: str) -> None:
+    """Resumes a Task that paused itself, if what failed is tolerated now."""
+    left = task_rows.tolerated_left(connection, task)
+    if task["state"] != State.PAUSED or (left is not None and left < 0):
+        return
+    task_rows.turn(connection, ledger, task, _resumed_state(task), Reason.RESUMED, state_reason=None)
+    progress.measure_anew(connection, task["id"], ledger.now())
+    task_rows.log(connection, ledger, task["id"], "resumed", {"tolerated_failures": task["tolerated_failures"]}, who)
 
 
 def _change(task: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -184,6 +220,11 @@ def _checked(changes: dict[str, Any]) -> dict[str, Any]:
         raise InputError("title must be text of at most 255 characters")
     if not is_storable(changes.get("title", "")):
         raise InputError("title holds a NUL or half a character (a lone surrogate): take it out")
+    if (tolerated := changes.get("tolerated_failures")) is not None:
+        try:
+            return {**changes, "tolerated_failures": str(Tolerance.parse(tolerated))}
+        except ValueError as error:
+            raise InputError(f"tolerated_failures {error}; null for no limit") from None
     return dict(changes)
 
 

@@ -22,6 +22,7 @@ from asynctask.core.transitions import LEAD_S, MAX_INTERVAL_S, Turn, in_flight, 
 from asynctask.database.tables import events, tasks
 from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import sessions
+from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, each_free
 from asynctask.ledger.events import Applied, End
 from asynctask.logs import get_logger
@@ -45,6 +46,7 @@ _ANNOUNCED = sa.select(
     _t.next_seq,
     _t.created_jobs,
     _t.generation_sealed,
+    _t.tolerated_failures,
 ).where(_t.id.in_(sa.bindparam("ids", expanding=True)))
 # From round to round, less its lead.
 _UNTIL_ROUND = sa.case(
@@ -96,6 +98,8 @@ def _freed_places(turn: Turn) -> int:
 def _announce_batch(ledger: Ledger, due: dict[int, int | None]) -> int | None:
     with ledger.database.read() as connection:
         found = connection.execute(_ANNOUNCED, {"ids": sorted(due)}).all()
+    if tolerant := [int(row.id) for row in found if row.tolerated_failures is not None]:
+        task_rows.pause_failing(ledger, tolerant)
     now = ledger.now()
     rounds = {int(row.id): at for row in found if (at := _next_round(row, now)) is not None}
     limited = [row for row in found if row.parallel is not None or row.interval_s > 0]

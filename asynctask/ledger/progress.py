@@ -231,6 +231,7 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
     sealed = row["split_state"] != "splitting"
     retrying = int(row["n_retrying"] or 0)
     over = row["finished_at"] is not None
+    tolerated = row["tolerated_failures"]
     moved = max(row["updated_at"], row["moved_at"] or 0)
     return {
         "task_id": row["id"],
@@ -264,7 +265,7 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
             "interval": float(row["interval_s"]),
             "priority": row["priority"],
             "session": row["session"],
-            "tolerated_failures": row["tolerated_failures"],
+            "tolerated_failures": int(tolerated) if tolerated is not None and tolerated.isdecimal() else tolerated,
         },
         "top_errors": [],
         "resubmit_of": row["resubmit_of"],

@@ -46,6 +46,7 @@ from asynctask.ledger.base import Ledger, dumps, each_free, loads, try_lock
 from asynctask.ledger.events import Applied, Change, EventRecord, Note, apply, last_start, read_events
 
 __all__ = [
+    "MOST_LENT",
     "MOST_OF_ROUND",
     "MOST_SMALL",
     "Alone",
@@ -67,6 +68,9 @@ __all__ = [
 
 MOST_SMALL = 20
 """Jobs of the largest small Task: in a larger one, the cost of its jobs outweighs its own."""
+
+MOST_LENT: Final = 100
+"""Jobs lent for one place at most."""
 
 MOST_OF_ROUND: Final = 10_000
 """Jobs of one round of a Task with an interval: they are reserved in one transaction."""
@@ -315,13 +319,16 @@ def lend_jobs(ledger: Ledger, task_id: int, wanted: int, places: int) -> list[Re
 
     The process performs them one after the other in ``places`` of its jobs of that Task that are in flight, so its share of
     the waiting jobs is at most ``places / parallel``. None while more jobs are in flight than ``parallel`` allows, of a
-    Task with an interval, or while another transaction holds the Task's row. A due suspect is not lent: it runs alone.
+    Task with an interval, or while another transaction holds the Task's row; and none if the failure of everything lent
+    could take the Task over its ``tolerated_failures``, for a lent job begins without another look at its Task. A due
+    suspect is not lent: it runs alone.
     """
     with ledger.database.write() as connection:
         task = try_lock(connection, ledger, task_id)
         if task is None or not task["parallel"] or not may_dispatch(task["state"]) or not sessions.may(task):
             return []
-        if interval_of(task["interval_s"]):
+        left = task_rows.tolerated_left(connection, task)
+        if interval_of(task["interval_s"]) or (left is not None and left < (MOST_LENT + 1) * task["parallel"]):
             return []
         flying = _flying(connection, task)
         if flying > task["parallel"]:

@@ -19,7 +19,7 @@ from typing import Final
 from asynctask.brokers.base import Copy
 from asynctask.clock import Clock
 from asynctask.errors import Unavailable
-from asynctask.ledger.reservations import Ready
+from asynctask.ledger.reservations import MOST_LENT, Ready
 from asynctask.logs import get_logger
 from asynctask.runtime.execution import Execution
 
@@ -35,7 +35,7 @@ LOW: Final = 0.6
 WORN: Final = 0.9
 """Share of a lane up to which it is refilled when another lane of its Task borrows: one query serves many lanes."""
 
-MOST: Final = 100
+MOST: Final = MOST_LENT
 """Jobs lent for one place at most, however short they are."""
 
 IN_VAIN_S: Final = 0.1

@@ -254,7 +254,8 @@ def test_knobs_turn_while_it_runs(app: AsyncTask, client: Client) -> None:
         ({"paralel": 1}, 422, "invalid_knob"),
         ({"interval": -1}, 422, "invalid_knob"),
         ({"interval": None}, 422, "invalid_knob"),
-        ({"tolerated_failures": 3}, 422, "not_supported_yet"),
+        ({"tolerated_failures": "many"}, 422, "invalid_knob"),
+        ({"tolerated_failures": -1}, 422, "invalid_knob"),
     ],
 )
 def test_a_knob_that_cannot_be_turned_is_named(app: AsyncTask, client: Client, body: Any, status: int, code: str) -> None:
