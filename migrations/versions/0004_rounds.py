@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
+from sqlalchemy.dialects import mysql
 
 revision = "0004"
 down_revision = "0003"
@@ -18,7 +19,8 @@ depends_on = None
 def upgrade() -> None:
     """Up."""
     op.add_column("tasks", sa.Column("round_at", sa.BigInteger(), nullable=True))
-    op.add_column("tasks", sa.Column("round_jobs", sa.Text(), nullable=True))
+    text = sa.Text().with_variant(mysql.LONGTEXT(), "mariadb").with_variant(mysql.LONGTEXT(), "mysql")
+    op.add_column("tasks", sa.Column("round_jobs", text, nullable=True))
 
 
 def downgrade() -> None:
