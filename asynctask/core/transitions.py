@@ -244,7 +244,7 @@ def room(state: str, parallel: int | None, flying: int, wanted: int) -> int:
 MAX_INTERVAL_S: Final = 604_800
 """The longest interval between two rounds: a week."""
 
-LEAD_S: Final = 0.03
+LEAD_S: Final = 0.05
 """How long before its time a round is reserved at most: what the way of a job from the ledger to its worker takes."""
 
 _AHEAD: Final = 1_000_000
