@@ -242,6 +242,10 @@ def test_knobs_turn_while_it_runs(app: AsyncTask, client: Client) -> None:
     assert answer.status_code == 200, answer.json
     assert (answer.json["control"]["parallel"], answer.json["control"]["priority"], answer.json["title"]) == (3, 120, "New")
     assert client.patch(url, json={"parallel": None}).json["control"]["parallel"] is None
+    control = client.patch(url, json={"interval": 2, "tolerated_failures": "2.50%"}).json["control"]
+    assert (control["interval"], control["tolerated_failures"]) == (2.0, "2.5%")
+    control = client.patch(url, json={"interval": 0, "tolerated_failures": None}).json["control"]
+    assert (control["interval"], control["tolerated_failures"]) == (0.0, None)
 
 
 @pytest.mark.parametrize(
