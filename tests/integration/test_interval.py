@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import signal
+from datetime import datetime
 from typing import Any
 
 import pytest
 from support.world import World, numbers
 
 from asynctask import AsyncTask
-from asynctask.clock import SECOND
+from asynctask.clock import SECOND, from_datetime
 from asynctask.core.states import Reason, Status
 from asynctask.ledger import control, dispatchable, reservations
+from asynctask.ledger.events import Note
 from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.middleware.tracker import Arrival, Tracker
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 
@@ -32,10 +35,6 @@ def starts(world: World) -> list[int]:
 
 
 def at(text: str) -> int:
-    from datetime import datetime
-
-    from asynctask.clock import from_datetime
-
     return from_datetime(datetime.fromisoformat(text)) + 1_000  # whole milliseconds: at most one later
 
 
@@ -110,8 +109,6 @@ def test_a_job_that_runs_again_counts_from_its_last_start(world: World) -> None:
     an_hour_passes(world)
     (again,) = reserve(app, task)
     assert again.event_id == job.event_id
-    from asynctask.ledger.events import Note
-
     end(app, again, notes=[Note("working", "", app.ledger.now())], started_at=app.ledger.now())
     an_hour_passes(world)
     assert reserve(app, task) == [], "it began just now"
@@ -139,6 +136,25 @@ def test_a_pause_and_a_retry_do_not_bring_a_round_nearer(world: World) -> None:
     assert reserve(app, task) == []
     an_hour_passes(world)
     assert len(reserve(app, task)) == 2
+
+
+def test_a_job_that_arrives_before_the_time_of_its_round_waits_for_it(world: World) -> None:
+    app = world.app()
+    task = app.submit("note", numbers(2), interval=3_600)
+    (job,) = reserve(app, task)
+    tracker = Tracker(app.ledger, Recorder(app.ledger))
+    soon = app.ledger.now() + 40_000
+    world.sql("UPDATE tasks SET round_at = ?", soon)
+    (ticket,) = tracker.begin([Arrival(job.job_id, job.attempt, "note", "default")])
+    assert ticket.not_before == soon
+    tracker.start(ticket)
+    assert ticket.started_at is not None
+    assert ticket.started_at >= soon
+    world.sql("UPDATE tasks SET round_at = ?", soon + HOUR)
+    (ticket,) = tracker.begin([Arrival(job.job_id, job.attempt, "note", "default")])
+    tracker.start(ticket)
+    assert ticket.started_at is not None
+    assert ticket.started_at < soon + HOUR, "a clock that was set back holds nothing up for longer than the lead"
 
 
 # -- with workers

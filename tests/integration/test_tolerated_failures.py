@@ -107,6 +107,17 @@ def test_while_the_total_is_not_known_a_share_of_it_is_not_either(world: World) 
     assert task_rows.pause_failing(app.ledger) == [task.id]
 
 
+def test_while_a_retry_takes_the_failures_back_it_does_not_pause(world: World) -> None:
+    app = world.app()
+    task = app.submit("note", numbers(10), tolerated_failures=1)
+    world.sql("UPDATE tasks SET turning = 'retry', turn_statuses = 'failed', turn_cursor = -1")
+    end(app, task, 5)
+    assert task_rows.pause_failing(app.ledger) == []
+    assert state(task) == RUNS
+    world.sql("UPDATE tasks SET turning = NULL")
+    assert task_rows.pause_failing(app.ledger) == [task.id]
+
+
 def test_what_a_user_wrote_into_the_row_that_is_no_limit_limits_nothing(world: World) -> None:
     app = world.app()
     task = app.submit("note", numbers(10), tolerated_failures=0)
