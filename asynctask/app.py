@@ -255,8 +255,9 @@ class AsyncTask(OnDemand):
 
         ``items`` is any iterable and is consumed as it is split; jobs of the first items run meanwhile. Items that the
         worker's model refuses are counted as rejected and stand in the report. Options: ``title``, ``parallel``,
-        ``priority``, ``queue``, ``owner``, ``session`` (Tasks of one run one after the other), ``idempotency_key``;
-        ``unique``, fields in which no two items may be the same;
+        ``interval`` (seconds from one round of ``parallel`` jobs to the next), ``tolerated_failures`` (10, "5%",
+        "failed:10": with one more the Task pauses itself), ``priority``, ``queue``, ``owner``, ``session`` (Tasks of one
+        run one after the other), ``idempotency_key``; ``unique``, fields in which no two items may be the same;
         ``strict``: one refused item refuses the list, so all are checked before anything is written (they wait in a
         temporary file, at most ``max_rows``); ``dry_run``: only tells what it would come to, as :meth:`check` does.
         Raises :class:`InputError`, :class:`UnknownWorker`.
@@ -267,6 +268,20 @@ class AsyncTask(OnDemand):
                 raise InputError("a Task cannot wait for a time: submit it then, or leave wait out of set()")
             found = replace(found, **worker.overrides)  # worker.set(queue=...) means its Tasks too
         return self._made().submitter.submit(found, items, _checked(options))
+
+    @overload
+    def submit_jobs(
+        self, jobs: Iterable[tuple[Worker | str | Actor | EngineTask, Any]], *, dry_run: Literal[True], **options: Any
+    ) -> DryRun: ...
+
+    @overload
+    def submit_jobs(
+        self,
+        jobs: Iterable[tuple[Worker | str | Actor | EngineTask, Any]],
+        *,
+        dry_run: Literal[False] = False,
+        **options: Any,
+    ) -> TaskHandle: ...
 
     def submit_jobs(
         self, jobs: Iterable[tuple[Worker | str | Actor | EngineTask, Any]], **options: Any

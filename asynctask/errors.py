@@ -173,13 +173,10 @@ class NotBuilt(InputError):
 
 NOT_BUILT: Final[Mapping[str, Mapping[str, Collection[str]]]] = {
     "option": {
-        "interval": ("0", "0.0"),
         "chunk_size": ("1",),
-        "tolerated_failures": (),
         "on_complete": (),
         "resubmit_of": (),
     },
-    "knob": {"interval": (), "tolerated_failures": ()},
     "poll": {"wait": (), "version": ()},
 }
 """What later versions will take, with the values that ask for nothing; null never asks for anything."""

@@ -60,8 +60,8 @@ POISON_COPIES: Final = 3
 
 
 class Maintenance:
-    """Recovers the dead, closes what is over, resumes stalled splits, turns rows, finds lost copies, takes samples, clears
-    stored lists.
+    """Recovers the dead, pauses what fails, closes what is over, resumes stalled splits, turns rows, finds lost copies,
+    takes samples, clears stored lists.
 
     ``resume_split`` continues the split of a Task in a way that fits this process, ``uploads`` is where lists are stored;
     None where it must not split. ``engines``: the attached engines by name.
@@ -110,6 +110,7 @@ class Maintenance:
             "release_due": self.release_due,
             "turn_rows": self.turn_rows,
             "resume_splits": self.resume_splits,
+            "pause_failing": self.pause_failing,
             "close": self.close,
             "find_lost": self.find_lost,
             "sample": self.sample,
@@ -257,6 +258,10 @@ class Maintenance:
             over = candidates(connection)
         for task_id in over:
             try_close(self._ledger, task_id)
+
+    def pause_failing(self) -> None:
+        """Pauses every Task of which more items failed than it tolerates; what records their failures does it, too."""
+        task_rows.pause_failing(self._ledger)
 
     def clear_uploads(self) -> int:
         """Removes stored lists that nobody needs: JSON items whose split is over. Returns how many.

@@ -187,6 +187,8 @@ class Submitter:
             owner=options.owner or "",
             session=options.session,
             parallel=options.parallel,
+            interval_s=options.interval or 0.0,
+            tolerated_failures=options.tolerated_failures,
             idempotency_key=options.idempotency_key,
             body_digest=digest,
             options={"retry": worker.max_retries},
@@ -363,6 +365,10 @@ def _digest(worker: Worker, options: Options, body: bytes) -> str:
         "worker": worker.name, "title": options.title or "", "parallel": options.parallel, "priority": options.priority,
         "queue": options.queue, "owner": options.owner or "", "session": options.session,
     }  # fmt: skip
+    if options.interval:
+        said["interval"] = options.interval
+    if options.tolerated_failures is not None:
+        said["tolerated_failures"] = options.tolerated_failures
     if options.unique is not None:
         said["unique"] = list(options.unique)
     if options.strict:

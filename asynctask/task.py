@@ -202,7 +202,8 @@ class TaskHandle:
         return changed
 
     def update(self, who: str = "", **knobs: Any) -> dict[str, Any]:
-        """Turns ``parallel``, ``priority``, ``title``; returns the progress."""
+        """Turns ``parallel``, ``interval`` (seconds), ``priority``, ``tolerated_failures`` (10, "5%", "failed:10"; None: no
+        limit), ``title``; returns the progress. A Task that paused itself goes on once its failures are tolerated."""
         self._s.control.update(self.id, knobs, who)
         self._s.dispatch_now()
         return self.progress()

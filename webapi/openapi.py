@@ -113,8 +113,8 @@ def _for_each_worker(app: AsyncTask, schemas: dict[str, Any]) -> dict[str, Any]:
         job = {"worker": {"const": name, "type": "string"}, "item": item}
         jobs.append({"type": "object", "properties": job, "required": ["worker", "item"], "additionalProperties": False})
     mixed = schemas["JobsSubmission"]
-    name, names = _names([])
-    unique = {"anyOf": [{"type": "array", "items": name, "maxItems": 20}, names, {"type": "null"}]}
+    one, several = _names([])
+    unique = {"anyOf": [{"type": "array", "items": one, "maxItems": 20}, several, {"type": "null"}]}
     properties = {
         **mixed["properties"],
         "unique": unique,

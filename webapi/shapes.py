@@ -21,12 +21,16 @@ from asynctask.clock import from_datetime
 from asynctask.errors import without_later
 from asynctask.integrations.base import Reporter
 from asynctask.lists.options import (
+    INTERVAL,
     NUL_FREE,
+    TOLERATED,
     CommonOptions,
+    Interval,
     Parallel,
     Priority,
     QueueName,
     Title,
+    Tolerated,
     Unique,
     listed_or_text,
     whole_number,
@@ -257,11 +261,12 @@ class Knobs(_In):
 
     model_config = ConfigDict(json_schema_extra={"minProperties": 1})
     what: ClassVar[str] = "knob"
-    later: ClassVar[str] = "knob"
 
     title: Title = Field("", description="A name that people will read.")
     parallel: Parallel | None = Field(None, description="Jobs that may run at once; null for no limit.")
+    interval: Interval = Field(0.0, description=INTERVAL)
     priority: Priority = Field(0, description="Smaller runs first.")
+    tolerated_failures: Tolerated | None = Field(None, description=TOLERATED)
 
 
 # -- responses: documented only, not validated at run time
@@ -419,12 +424,12 @@ class Done(_Out):
 
 
 class Control(_Out):
-    parallel: int | None
+    parallel: int | None = Field(description="null: no limit; with an interval, 1.")
     in_flight: int
-    interval: float
+    interval: float = Field(description="Seconds from round to round; 0 for none.")
     priority: int
     session: str | None
-    tolerated_failures: int | float | str | None
+    tolerated_failures: int | str | None
 
 
 class TopError(_Out):

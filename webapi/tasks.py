@@ -119,7 +119,7 @@ def update(task_id: int, knobs: Knobs) -> Response:
     """
     changes = knobs.model_dump(exclude_unset=True)
     if not changes:
-        names = ", ".join(("parallel", "priority", "title"))
+        names = ", ".join(("parallel", "interval", "priority", "tolerated_failures", "title"))
         problem = Problem(None, None, "missing", f"give at least one of {names}")
         raise InputError(f"there is nothing to change; {problem.message}", code="invalid_knob", errors=[problem])
     task = find_task(task_id)

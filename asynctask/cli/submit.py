@@ -146,6 +146,10 @@ def _columns(_context: click.Context, _option: click.Parameter, text: str | None
 @click.option("--encoding", help="What a text is encoded in, gb18030 or cp932 for instance; by default it is found out.")
 @click.option("--title", help="What people will read in lists; by default the file's name.")
 @click.option("--parallel", type=click.IntRange(min=1), help="Most rows at work at once.")
+@click.option(
+    "--interval", type=click.FloatRange(min=0), help="Seconds from round to round of --parallel rows (or of one)."
+)
+@click.option("--tolerated-failures", help="Pause after more failed rows: 10, 5%, failed:10 or error:5%.")
 @click.option("--priority", help="Smaller runs first: a number or a name such as ADMIN_HIGH.")
 @click.option("--session", "line", help="Tasks of one session run one after the other.")
 @click.option("--idempotency-key", help="The same key with the same file is one Task, however often it is sent.")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMANDS", "who"]
 
-KNOBS: Final = ("parallel", "priority", "title")
+KNOBS: Final = ("parallel", "interval", "priority", "tolerated_failures", "title")
 _WIDE: Final = 120
 """Terminal columns that the full list of Tasks needs without breaking words."""
 _FAILED: Final = tuple(sorted(status.value for status in PROBLEM))
@@ -126,8 +126,10 @@ def _print_task(session: Session, progress: Mapping[str, Any]) -> None:
         {
             "split": f"{split['state']}, {number(split['created'])} of {planned}",
             "parallel": control["parallel"] or "as many as the workers can",
+            "interval": seconds_of(control["interval"]),
             "in flight": control["in_flight"],
             "priority": control["priority"],
+            "tolerated failures": control["tolerated_failures"],
             "generation": progress["generation"],
             "created": progress["created_at"],
             "started": progress["started_at"],
@@ -174,12 +176,23 @@ def _knob(text: str) -> tuple[str, Any]:
         return name, value
     if name == "priority":
         return name, priority_value(value)
+    if name == "interval":
+        return name, _seconds(value)
     if value.lower() in ("none", ""):
         return name, None
+    if name == "tolerated_failures":
+        return name, value
     try:
         return name, int(value)
     except ValueError:
         raise InputError(f"{name} must be a whole number, not {value!r}", code="invalid_option") from None
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"interval must be a number of seconds, not {text!r}", code="invalid_option") from None
 
 
 @click.command("set", cls=Command)
@@ -189,7 +202,8 @@ def _knob(text: str) -> tuple[str, Any]:
 def set_knobs(session: Session, task_id: int, knobs: tuple[str, ...]) -> int:
     """Turn the knobs of a Task while it runs.
 
-    parallel=5 (or none), priority=120 (or ADMIN_HIGH), title=TEXT.
+    parallel=5 (or none), interval=1.5 (seconds from round to round, or 0), priority=120 (or ADMIN_HIGH),
+    tolerated_failures=10 (or 5%, failed:10, error:5%, none), title=TEXT.
     """
     values = dict(map(_knob, knobs))
     handle = session.existing().task(task_id)
@@ -202,7 +216,15 @@ def set_knobs(session: Session, task_id: int, knobs: tuple[str, ...]) -> int:
 def _print_control(session: Session, progress: Mapping[str, Any]) -> None:
     control = progress["control"]
     parallel = control["parallel"] or "as many as the workers can"
-    session.out.line(f"{headline(progress)}: parallel {parallel}, priority {control['priority']}")
+    words = f"parallel {parallel}, interval {seconds_of(control['interval'])}, priority {control['priority']}"
+    if (tolerated := control["tolerated_failures"]) is not None:
+        words += f", tolerated failures {tolerated}"
+    session.out.line(f"{headline(progress)}: {words}")
+
+
+def seconds_of(interval: float) -> str:
+    """An interval as text."""
+    return f"{interval:g} s" if interval else "none"
 
 
 def _control(session: Session, task_id: int, done: str, action: Callable[[TaskHandle], bool]) -> int:

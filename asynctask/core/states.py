@@ -97,6 +97,7 @@ class Reason(StrEnum):
     SEALED = "sealed"
     SPLIT_FAILED = "split_failed"
     PAUSED = "paused"
+    TOO_MANY_FAILURES = "too_many_failures"  # more than the Task's ``tolerated_failures``
     CLOSED = "closed"
     CALLED_BACK = "called_back"
     CALLBACK_FAILED = "callback_failed"
@@ -202,6 +203,13 @@ TASK_EDGES: Final[tuple[Edge, ...]] = _edges(
             "a row of a strict list was refused, so nothing of it was taken",
         ),
         ((_T.SPLITTING, _T.RUNNING), _T.PAUSED, _R.PAUSED, (_W.PERSON,), "no new start until resumed"),
+        (
+            (_T.SPLITTING, _T.RUNNING),
+            _T.PAUSED,
+            _R.TOO_MANY_FAILURES,
+            (_W.WORKER, _W.SWEEP),
+            "more items failed than it tolerates; a person raises that, or retries them",
+        ),
         ((_T.PAUSED,), _T.SPLITTING, _R.RESUMED, (_W.PERSON,), "resumed while its split goes on"),
         ((_T.PAUSED,), _T.RUNNING, _R.RESUMED, (_W.PERSON,), "resumed"),
         (_ACTIVE, _T.CANCELLED, _R.CANCELLED, (_W.PERSON,), "no new start; open rows are turned to cancelled"),
@@ -221,7 +229,7 @@ TASK_EDGES: Final[tuple[Edge, ...]] = _edges(
         ),
         ((_T.FINALIZING,), _T.FINISHED, _R.CALLBACK_FAILED, (_W.WORKER, _W.SWEEP), "the callback failed five times"),
         (
-            (_T.RUNNING, _T.FINISHED, _T.CANCELLED),
+            (_T.RUNNING, _T.PAUSED, _T.FINISHED, _T.CANCELLED),
             _T.RUNNING,
             _R.RETRIED,
             (_W.PERSON,),

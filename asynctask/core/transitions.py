@@ -19,6 +19,7 @@ Four rules:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -29,11 +30,15 @@ from asynctask.core.states import OPEN, PROBLEM, TERMINAL, Reason, State, Status
 
 __all__ = [
     "COUNTED",
+    "LEAD_S",
+    "MAX_INTERVAL_S",
     "POISON_DEATHS",
     "Begin",
     "Delta",
     "Row",
+    "Tolerance",
     "Turn",
+    "at_once",
     "at_rest",
     "begin",
     "cancel",
@@ -44,12 +49,15 @@ __all__ = [
     "held_elsewhere",
     "hurry",
     "in_flight",
+    "interval_of",
     "is_lent",
     "is_suspect",
+    "lead",
     "lend",
     "may_close",
     "may_dispatch",
     "measure",
+    "next_round",
     "outcome",
     "recorded",
     "recover",
@@ -233,6 +241,47 @@ def room(state: str, parallel: int | None, flying: int, wanted: int) -> int:
     return max(0, limit)
 
 
+MAX_INTERVAL_S: Final = 604_800
+"""The longest interval between two rounds: a week."""
+
+LEAD_S: Final = 0.05
+"""How long before its time a round is reserved at most: what the way of a job from the ledger to its worker takes."""
+
+_AHEAD: Final = 1_000_000
+_LEAST_PAUSE, _MOST_PAUSE = 50_000, 1_000_000
+
+
+def interval_of(interval_s: float) -> int:
+    """Microseconds from round to round; 0: the Task has no rounds. What no interval can be counts as the longest."""
+    if interval_s <= 0:
+        return 0
+    return round((interval_s if interval_s < MAX_INTERVAL_S else MAX_INTERVAL_S) * 1_000_000)
+
+
+def lead(interval: int) -> int:
+    """How long before its time a round of this interval is reserved (both in microseconds). Its jobs start at the time."""
+    return min(interval // 4, round(LEAD_S * 1_000_000))
+
+
+def at_once(parallel: int | None, interval: int) -> int | None:
+    """The most jobs in flight, and of one round; None: no limit. With an interval and no ``parallel`` it is 1."""
+    return 1 if interval and parallel is None else parallel
+
+
+def next_round(began: int | None, started: int | None, unbegun: int, interval: int, now: int) -> int:
+    """When the jobs of a Task's next round may start; a time that is not after ``now``: they may now.
+
+    ``began``: that time of the last round; ``started``: the latest known start of one of its jobs; ``unbegun``: how
+    many of them are in flight and not known to have begun (all times in microseconds). The interval counts from the latest
+    start, so the jobs of two rounds are never closer than it, however long one of them waited for a worker; while one
+    waits, the result is when to ask again. A time more than a second after ``now`` is that of a clock which was set back
+    since, and does not count.
+    """
+    known = [at for at in (began, started) if at is not None and at <= now + _AHEAD]
+    first = max(known) + interval if known else now
+    return max(first, now + min(max(interval // 20, _LEAST_PAUSE), _MOST_PAUSE)) if unbegun else first
+
+
 def target(free_threads: int, consumed_per_s: float, ahead_s: float = 0.25) -> int:
     """The demand of a queue: a job for each free thread, and ``ahead_s`` seconds of consumption."""
     return max(0, free_threads) + int(max(0.0, consumed_per_s) * ahead_s)
@@ -269,6 +318,49 @@ def redispatch(row: Row, state: str | None, *, held: bool, missed_before: bool, 
     if state == State.CANCELLED:
         return cancel(row)
     return _turn(row, Status.ENQUEUE, Reason.REDISPATCHED, attempt=row.attempt + 1, due_at=now)
+
+
+_TOLERANCE: Final = re.compile(r"(?:(failed|error):)?(?:([0-9]{1,7})|([0-9]{1,3})(?:\.([0-9]{1,2}))?%)", re.ASCII)
+
+
+class Tolerance(NamedTuple):
+    """How many items of a Task may fail: one more, and it pauses itself.
+
+    ``limit``: items, or hundredths of a percent of all items (``is_share``); ``status``: ``failed`` or ``error``, None if
+    both count.
+    """
+
+    limit: int
+    is_share: bool = False
+    status: str | None = None
+
+    @classmethod
+    def parse(cls, value: object) -> Tolerance:
+        """From ``10``, ``"10"``, ``"5%"``, ``"failed:10"`` or ``"error:2.5%"``. Raises ValueError for anything else."""
+        text = str(value) if isinstance(value, (int, str)) and not isinstance(value, bool) else ""
+        found = _TOLERANCE.fullmatch(text.replace(" ", ""))
+        if found is not None:
+            status, count, percent, rest = found.groups()
+            if count is not None:
+                return cls(int(count), status=status)
+            share = int(percent) * 100 + int((rest or "0").ljust(2, "0"))
+            if share <= 10_000:
+                return cls(share, True, status)
+        raise ValueError(
+            "must be a count of items such as 10, or a share of all such as 5%, for one status as in failed:10 or error:5%"
+        )
+
+    def __str__(self) -> str:
+        share = f"{self.limit / 100:g}%"
+        return f"{self.status}:" * (self.status is not None) + (share if self.is_share else str(self.limit))
+
+    def left(self, failed: int, error: int, total: int | None) -> int | None:
+        """How many more items may fail; negative: the Task is over its limit. ``total``: all its items; while that is not
+        known (None) a share of them is not either."""
+        if self.is_share and total is None:
+            return None
+        most = (total or 0) * self.limit // 10_000 if self.is_share else self.limit
+        return most - (failed if self.status != "error" else 0) - (error if self.status != "failed" else 0)
 
 
 # -- begin

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
@@ -35,7 +35,17 @@ from asynctask.database.retrying import (
 )
 from asynctask.errors import ConfigError, LedgerUnavailable, not_installed
 
-__all__ = ["Database", "DatabaseTime", "WriteLock", "connect_sqlite", "database_now", "missing_file", "read_now"]
+__all__ = [
+    "Database",
+    "DatabaseTime",
+    "Reading",
+    "WriteLock",
+    "connect_sqlite",
+    "database_now",
+    "missing_file",
+    "read_now",
+    "read_time",
+]
 
 _DRIVERS: Final = {"postgresql": "postgresql+psycopg", "mysql": "mariadb+pymysql", "mariadb": "mariadb+pymysql"}
 _EXTRAS: Final = {"postgresql": "postgresql", "mariadb": "mysql"}
@@ -526,6 +536,21 @@ def read_now(database: Database) -> int:
         return int(connection.execute(sa.select(database_now(database.dialect))).scalar_one())
 
 
+class Reading(NamedTuple):
+    """The database's time, and when on the boot clock it was asked for and answered (all in microseconds)."""
+
+    now: int
+    asked: int
+    answered: int
+
+
+def read_time(connection: Connection, clock: Clock) -> Reading:
+    """Reads the database's time."""
+    asked = clock.boottime()
+    now = int(connection.execute(sa.select(database_now(connection.dialect.name))).scalar_one())
+    return Reading(now, asked, clock.boottime())
+
+
 class DatabaseTime:
     """The database's clock in one process.
 
@@ -546,16 +571,24 @@ class DatabaseTime:
         """Microseconds since 1970-01-01 UTC."""
         return self._clock.now() if self._offset is None else self._offset + self._clock.boottime()
 
-    def set(self, now: int) -> None:
-        """Sets the time to ``now`` (microseconds), just read from the database."""
+    def set(self, now: int | Reading) -> None:
+        """Sets the time to ``now`` (microseconds), just read from the database.
+
+        Of a :class:`Reading` the true time is known up to its duration. What is known already stands if it lies within
+        that: a slow answer, or a slow commit after it, does not make the clocks of two processes differ.
+        """
         self._asked_at = self._clock.boottime()
-        self._offset = now - self._asked_at
+        if not isinstance(now, Reading):
+            self._offset = now - self._asked_at
+            return
+        least, most = now.now - now.answered, now.now - now.asked
+        self._offset = (least + most) // 2 if self._offset is None else min(max(self._offset, least), most)
 
     def is_old(self) -> bool:
         """Whether the database's time is due to be read again."""
         return self._clock.boottime() - self._asked_at >= _READ_EVERY
 
-    def answered(self, now: int | None, *, lease_s: float) -> None:
+    def answered(self, now: int | Reading | None, *, lease_s: float) -> None:
         """Notes that the database accepted a heartbeat with a lease of ``lease_s`` seconds, and its time ``now``
         (microseconds), if read.
 

@@ -85,7 +85,7 @@ tasks: Final = Table(
     _count("generation_sealed", 0),
     _count("version", 1),
     _count("slots", 1),
-    # Knobs. parallel NULL: no limit.
+    # Knobs. parallel NULL: no limit, with an interval 1.
     Column("parallel", Integer),
     Column("interval_s", Float, nullable=False, server_default=text("0")),
     Column("priority", Integer, nullable=False),
@@ -99,6 +99,9 @@ tasks: Final = Table(
     Column("reserved_from", BigInteger),
     Column("dispatch_by", String(64)),
     Column("dispatch_until", BigInteger),
+    # Rounds of a Task with an interval: when the last one began, and its jobs (JSON: from, to: seq; again: ids).
+    Column("round_at", BigInteger),
+    Column("round_jobs", Json),
     # Split: its source, its progress, and its lease.
     Column("split_state", String(16), nullable=False),
     Column("split_reason", String(1024)),

@@ -7,7 +7,7 @@ from typing import Any
 
 from asynctask.brokers.base import Broker
 from asynctask.clock import Clock
-from asynctask.errors import BrokerUnavailable, without_later
+from asynctask.errors import BrokerUnavailable
 from asynctask.ledger import control
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.tasks import try_close
@@ -23,8 +23,8 @@ class Control:
     """Pause, resume, cancel, retry and knobs; accepted with or without living workers, and while the broker is away.
 
     A pause or cancel reaches what waits in the broker, and what a worker fetched half a second ago or earlier: Begin is
-    asked again before it starts. A changed ``parallel`` or ``priority`` applies to reservations and loans from then on; the
-    few jobs that were fetched before still start.
+    asked again before it starts. A changed ``parallel``, ``interval`` or ``priority`` applies to reservations and loans
+    from then on; the few jobs that were fetched before still start.
     """
 
     def __init__(self, ledger: Ledger, broker: Broker, clock: Clock) -> None:
@@ -59,9 +59,8 @@ class Control:
 
     def update(self, task_id: int, changes: dict[str, Any], who: str = "") -> None:
         """Turns knobs. What waits in the broker under the old ones is taken back and dispatched anew."""
-        changes = without_later("knob", changes)
         control.update(self._ledger, task_id, changes, who=who)
-        if set(changes) & {"parallel", "priority"}:
+        if set(changes) & {"parallel", "interval", "priority"}:
             self.withdrawn(task_id)
 
     def withdrawn(self, task_id: int) -> bool:

@@ -374,6 +374,7 @@ class Dispatcher:
         self._is_left = bool(tasks or alone)
         if not self._is_left:
             return 0
+        rounds = {task.task_id for task in tasks if task.has_rounds}
         waiting = self._router.waiting(used.queues)
         soon = {
             queue: count
@@ -381,14 +382,21 @@ class Dispatcher:
             if self._router.reaches(queue)
         }
         room = Demand(soon, waiting, used.free, is_ordered=self._router.is_ordered)
-        sent = {queue: self._dispatch_queue(room, queue, sources) for queue, sources in self._sources(tasks, alone).items()}
+        sent = {
+            queue: self._dispatch_queue(room, queue, sources)
+            for queue, sources in self._sources(tasks, alone, rounds).items()
+        }
         for queue in soon:
             waits, went = sum(waiting.get(queue, {}).values()), sent.get(queue, 0)
             # A rest that is left on purpose is wanted no more: the pace goes by whether all went that was to go.
             self._rates.note(queue, waits, went, went + room.left(queue), used.free[queue])
+        # A Task whose round was asked for is left no more: it says when its next one may begin.
+        self._is_left = bool(alone or rounds or not all(task.has_rounds for task in tasks))
         return sum(sent.values())
 
-    def _sources(self, tasks: Sequence[Runnable], alone: Sequence[Alone]) -> dict[str, dict[int, _Sources]]:
+    def _sources(
+        self, tasks: Sequence[Runnable], alone: Sequence[Alone], rounds: set[int]
+    ) -> dict[str, dict[int, _Sources]]:
         """What wants jobs, by queue and priority. All single jobs of a priority count as one Task, all small Tasks (of an
         owner) too."""
         found: dict[str, dict[int, _Sources]] = defaultdict(lambda: defaultdict(lambda: defaultdict(dict)))
@@ -403,7 +411,9 @@ class Dispatcher:
             owner = ("owner", task.owner) if self._fair_by_owner else None
             name: Hashable = ("small", task.queue, task.priority, owner) if task.small else task.task_id
             sources = found[task.queue][task.priority][owner or name]
-            if not task.small:
+            if task.has_rounds:
+                sources[name] = partial(self._reserve_round, task.task_id, task.queue, rounds)
+            elif not task.small:
                 sources[name] = partial(self._reserve_task, task.task_id, task.queue)
             elif name in sources:
                 small[name].append(task.task_id)
@@ -462,6 +472,16 @@ class Dispatcher:
 
     def _reserve_task(self, task_id: int, queue: str, count: int, at: int | None) -> int:
         found = reservations.reserve(self._ledger, task_id, count, lease_s=LEASE_S)
+        if found:
+            self._outbox_of(queue).add(_at(found, at), task_id)
+        return len(found)
+
+    def _reserve_round(self, task_id: int, queue: str, rounds: set[int], count: int, at: int | None) -> int:
+        """Takes the Task out of ``rounds``, those that were not asked for yet: none begins two rounds in one."""
+        if task_id not in rounds:
+            return 0
+        rounds.remove(task_id)
+        found = reservations.reserve(self._ledger, task_id, count, lease_s=LEASE_S, expect=self.expect)
         if found:
             self._outbox_of(queue).add(_at(found, at), task_id)
         return len(found)

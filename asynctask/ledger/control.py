@@ -9,11 +9,20 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.core.states import OPEN, Reason, State, Status
-from asynctask.core.transitions import Turn, at_rest, cancel, explicit_retry, give_back, in_flight
+from asynctask.core.transitions import (
+    MAX_INTERVAL_S,
+    Tolerance,
+    Turn,
+    at_rest,
+    cancel,
+    explicit_retry,
+    give_back,
+    in_flight,
+)
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events, tasks
 from asynctask.errors import Conflict, InputError
-from asynctask.ledger import dispatchable, sessions
+from asynctask.ledger import dispatchable, progress, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, try_lock
 from asynctask.ledger.events import Applied, Change, EventRecord, Note, apply, read_events
@@ -26,7 +35,9 @@ SLICE = 10_000
 """The most rows that one transaction turns; fewer on SQLite, where it holds the only write lock."""
 
 _SQLITE_SLICE = 500
-_KNOBS = frozenset({"parallel", "priority", "title"})
+_KNOBS = ("parallel", "interval", "priority", "tolerated_failures", "title")
+_COLUMNS = {"interval": "interval_s"}
+"""Columns of knobs that have another name."""
 
 
 @repeatable
@@ -35,15 +46,17 @@ def _change_state(
     task_id: int,
     who: str,
     action: str,
-    allowed: Callable[[dict[str, Any]], tuple[State, Reason] | None],
+    allowed: Callable[[Connection, dict[str, Any]], tuple[State, Reason] | None],
 ) -> bool:
     """Locks the Task, gets the edge from ``allowed`` (None: nothing to do), takes it. Returns whether anything changed."""
     with ledger.database.write() as connection:
         task = task_rows.lock(connection, task_id)
-        edge = allowed(task)
+        edge = allowed(connection, task)
         if edge is None:
             return False
         task_rows.turn(connection, ledger, task, *edge, state_reason=None)
+        if edge[1] is Reason.RESUMED:
+            progress.measure_anew(connection, task_id, ledger.now())
         task_rows.log(connection, ledger, task_id, action, None, who)
     return True
 
@@ -54,7 +67,7 @@ def pause(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
     Raises :class:`Conflict` if the Task is over.
     """
 
-    def allowed(task: dict[str, Any]) -> tuple[State, Reason] | None:
+    def allowed(connection: Connection, task: dict[str, Any]) -> tuple[State, Reason] | None:
         if task["state"] == State.PAUSED:
             return None
         if task["state"] not in (State.SPLITTING, State.RUNNING):
@@ -65,16 +78,27 @@ def pause(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
 
 
 def resume(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
-    """Lets a paused Task start jobs again. Idempotent; raises :class:`Conflict` if the Task is over."""
+    """Lets a paused Task start jobs again. Idempotent; raises :class:`Conflict` if the Task is over, or if more items
+    failed than it tolerates: it would pause itself again."""
 
-    def allowed(task: dict[str, Any]) -> tuple[State, Reason] | None:
+    def allowed(connection: Connection, task: dict[str, Any]) -> tuple[State, Reason] | None:
         if task["state"] in (State.SPLITTING, State.RUNNING):
             return None
         if task["state"] != State.PAUSED:
             raise Conflict(f"Task {task_id} is {task['state']}; only a paused Task can be resumed")
-        return (State.SPLITTING if task["split_state"] == "splitting" else State.RUNNING), Reason.RESUMED
+        left = task_rows.tolerated_left(connection, task)
+        if left is not None and left < 0:
+            raise Conflict(
+                f"more items of Task {task_id} failed than its tolerated_failures ({task['tolerated_failures']}) allows;"
+                " raise that, or set it to null for no limit, and the Task goes on; or retry the items"
+            )
+        return _resumed_state(task), Reason.RESUMED
 
     return _change_state(ledger, task_id, who, "resumed", allowed)
+
+
+def _resumed_state(task: dict[str, Any]) -> State:
+    return State.SPLITTING if task["split_state"] == "splitting" else State.RUNNING
 
 
 @repeatable
@@ -122,11 +146,16 @@ def retry(ledger: Ledger, task_id: int, statuses: Collection[str] = (), *, who: 
 
 @repeatable
 def update(ledger: Ledger, task_id: int, changes: dict[str, Any], *, who: str = "") -> dict[str, Any]:
-    """Sets knobs: ``parallel`` (None: no limit), ``priority``, ``title``. Returns the Task's columns before the change.
+    """Sets knobs: ``parallel`` (None: no limit), ``interval`` (seconds), ``priority``, ``tolerated_failures`` (as
+    :class:`~asynctask.core.transitions.Tolerance` reads it; None: no limit), ``title``. Returns the Task's columns before
+    the change.
+
+    A Task that paused itself goes on when what failed is tolerated now.
 
     Raises :class:`Conflict` if the Task is over, :class:`InputError` for an unknown knob or an invalid value.
     """
-    values = _checked(changes)
+    changes = _checked(changes)
+    values = {_COLUMNS.get(name, name): value for name, value in changes.items()}
     with ledger.database.write() as connection:
         task = task_rows.lock(connection, task_id)
         if task["finished_at"] is not None and set(values) != {"title"}:
@@ -137,12 +166,32 @@ def update(ledger: Ledger, task_id: int, changes: dict[str, Any], *, who: str = 
             .where(_t.id == task_id)
             .values({**values, **kept, "version": _t.version + 1, "updated_at": ledger.now()})
         )
-        task_rows.log(connection, ledger, task_id, "changed", {k: [task[k], v] for k, v in values.items()}, who)
+        if task["finished_at"] is None and {"parallel", "interval_s"} & set(values):
+            progress.measure_anew(connection, task_id, ledger.now())
+        task_rows.log(connection, ledger, task_id, "changed", _change(task, changes), who)
+        if "tolerated_failures" in values and task["state_reason"] == Reason.TOO_MANY_FAILURES:
+            _go_on(connection, ledger, {**task, **values}, who)
     return task
 
 
+def _go_on(connection: Connection, ledger: Ledger, task: dict[str, Any], who: str) -> None:
+    """Resumes a Task that paused itself, if what failed is tolerated now."""
+    left = task_rows.tolerated_left(connection, task)
+    if task["state"] != State.PAUSED or (left is not None and left < 0):
+        return
+    task_rows.turn(connection, ledger, task, _resumed_state(task), Reason.RESUMED, state_reason=None)
+    progress.measure_anew(connection, task["id"], ledger.now())
+    task_rows.log(connection, ledger, task["id"], "resumed", {"tolerated_failures": task["tolerated_failures"]}, who)
+
+
+def _change(task: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """The change as the Task's log keeps it: what each knob was, and what it is."""
+    return {name: [task[_COLUMNS.get(name, name)], value] for name, value in changes.items()}
+
+
 def _hints(task: dict[str, Any]) -> dict[str, Any]:
-    """The columns that repeat the priority for an index; a ready hint makes the next reservation check ``parallel``."""
+    """The columns that repeat the priority for an index; a ready hint makes the next reservation check ``parallel`` and the
+    interval."""
     return {
         "ready": sessions.readiness(task),
         "session_waits": None if task["session_waits"] is None else task["priority"],
@@ -150,7 +199,7 @@ def _hints(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked(changes: dict[str, Any]) -> dict[str, Any]:
-    if unknown := set(changes) - _KNOBS:
+    if unknown := set(changes).difference(_KNOBS):
         raise InputError(f"no such knob: {', '.join(sorted(unknown))}; there are {', '.join(sorted(_KNOBS))}")
     if not changes:
         raise InputError(f"nothing to change; give one of {', '.join(sorted(_KNOBS))}")
@@ -159,6 +208,10 @@ def _checked(changes: dict[str, Any]) -> dict[str, Any]:
         not isinstance(parallel, int) or isinstance(parallel, bool) or not 1 <= parallel <= 100_000
     ):
         raise InputError("parallel must be a whole number from 1 to 100000, or null for no limit; to stop, pause the Task")
+    if "interval" in changes:
+        interval = changes["interval"]
+        if not isinstance(interval, (int, float)) or isinstance(interval, bool) or not 0 <= interval <= MAX_INTERVAL_S:
+            raise InputError(f"interval must be a number of seconds from 0 to {MAX_INTERVAL_S}; 0 for none")
     if "priority" in changes:
         priority = changes["priority"]
         if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > 1_000_000:
@@ -167,6 +220,11 @@ def _checked(changes: dict[str, Any]) -> dict[str, Any]:
         raise InputError("title must be text of at most 255 characters")
     if not is_storable(changes.get("title", "")):
         raise InputError("title holds a NUL or half a character (a lone surrogate): take it out")
+    if (tolerated := changes.get("tolerated_failures")) is not None:
+        try:
+            return {**changes, "tolerated_failures": str(Tolerance.parse(tolerated))}
+        except ValueError as error:
+            raise InputError(f"tolerated_failures {error}; null for no limit") from None
     return dict(changes)
 
 

@@ -12,27 +12,49 @@ dispatcher retries the hint (:func:`catch_up`), so that outcomes of other Tasks 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from asynctask.core.transitions import Turn, in_flight
+from asynctask.clock import SECOND, micros
+from asynctask.core.transitions import LEAD_S, MAX_INTERVAL_S, Turn, in_flight, interval_of, lead, next_round
 from asynctask.database.tables import events, tasks
 from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import sessions
+from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, each_free
 from asynctask.ledger.events import Applied, End
 from asynctask.logs import get_logger
 
-__all__ = ["MAY", "announce", "catch_up", "due_tasks", "next_due", "repair", "settled", "wake_due"]
+__all__ = ["MAY", "RECHECK_S", "announce", "catch_up", "due_tasks", "next_due", "repair", "settled", "wake_due"]
+
+RECHECK_S: Final = 0.8
+"""The longest time between two checks of a Task that waits for its next round: a user may edit its row."""
 
 _t, _e = tasks.c, events.c
 _DISPATCHED = ("splitting", "running")
 _NEVER = 2**63 - 1
 _ANNOUNCED = sa.select(
-    _t.id, _t.parallel, _t.ready, _t.session_holder, _t.next_seq, _t.created_jobs, _t.generation_sealed
+    _t.id,
+    _t.parallel,
+    _t.interval_s,
+    _t.round_at,
+    _t.due_next,
+    _t.ready,
+    _t.session_holder,
+    _t.next_seq,
+    _t.created_jobs,
+    _t.generation_sealed,
+    _t.tolerated_failures,
 ).where(_t.id.in_(sa.bindparam("ids", expanding=True)))
+# From round to round, less its lead.
+_UNTIL_ROUND = sa.case(
+    (_t.interval_s < 4 * LEAD_S, _t.interval_s * 0.75), (_t.interval_s < MAX_INTERVAL_S, _t.interval_s - LEAD_S),
+    else_=float(MAX_INTERVAL_S),
+)  # fmt: skip
+_NEXT_ROUND = _t.round_at + sa.cast(_UNTIL_ROUND * SECOND, sa.BigInteger)  # at the earliest: a job may have started late
+_RESTS = (_t.interval_s > 0) & _t.round_at.is_not(None) & (sa.bindparam("now", type_=sa.BigInteger) < _NEXT_ROUND)
 _DUE = sa.select(_t.id).where(_t.due_next <= sa.bindparam("now")).order_by(_t.due_next).limit(sa.bindparam("count"))
 MAY = _t.state.in_(_DISPATCHED) & (_t.session_key.is_(None) | _t.session_holder.is_not(None))
 
@@ -76,7 +98,12 @@ def _freed_places(turn: Turn) -> int:
 def _announce_batch(ledger: Ledger, due: dict[int, int | None]) -> int | None:
     with ledger.database.read() as connection:
         found = connection.execute(_ANNOUNCED, {"ids": sorted(due)}).all()
-    freed = [int(row.id) for row in found if row.parallel is not None and row.ready is None]
+    if tolerant := [int(row.id) for row in found if row.tolerated_failures is not None]:
+        task_rows.pause_failing(ledger, tolerant)
+    now = ledger.now()
+    rounds = {int(row.id): at for row in found if (at := _next_round(row, now)) is not None}
+    limited = [row for row in found if row.parallel is not None or row.interval_s > 0]
+    freed = [int(row.id) for row in limited if row.ready is None and row.id not in rounds]
     waits = {task_id: at for task_id, at in due.items() if at is not None}
     if freed or waits:
         for task_id in _hint(ledger, freed, waits):
@@ -85,8 +112,18 @@ def _announce_batch(ledger: Ledger, due: dict[int, int | None]) -> int | None:
         over = row.ready is None and row.generation_sealed and row.next_seq >= row.created_jobs
         if row.session_holder is not None and over:
             sessions.step_aside(ledger, int(row.id))
-    times = [*waits.values(), *([0] if freed else [])]
+    times = [*waits.values(), *rounds.values(), *([0] if freed else [])]
     return min(times, default=None)
+
+
+def _next_round(row: Any, now: int) -> int | None:
+    """When the next round of a Task with something left may begin, at the earliest, if that is later than now and its hint
+    says when to check."""
+    interval = interval_of(row.interval_s)
+    if not interval or row.round_at is None or row.due_next is None or row.next_seq >= row.created_jobs:
+        return None
+    at = next_round(int(row.round_at), None, 0, interval, now) - lead(interval)
+    return at if at > now else None
 
 
 def _hint(ledger: Ledger, freed: list[int], waits: dict[int, int]) -> list[int]:
@@ -136,15 +173,20 @@ def due_tasks(connection: Connection, now: int, limit: int = 1_000) -> list[int]
 def wake_due(ledger: Ledger, task_ids: list[int]) -> list[int]:
     """Makes these Tasks ready if they may dispatch; those that left their session join its line again.
 
+    A Task whose next round may not begin yet is checked again when it may, and within :data:`RECHECK_S`. One whose round
+    may begin keeps a hint, because the process that reserves it may die first.
     Returns the Tasks whose rows another transaction holds: they remain due.
     """
 
     def act(connection: Connection, free: list[int]) -> None:
         now = ledger.now()
-        due = _t.id.in_(free) & (_t.due_next <= now)
-        connection.execute(tasks.update().where(due, MAY).values(ready=_t.priority))
+        due, given = _t.id.in_(free) & (_t.due_next <= now), {"now": now}
+        connection.execute(tasks.update().where(due, MAY, sa.not_(_RESTS)).values(ready=_t.priority), given)
         sessions.join_again(connection, ledger, free, now)
-        connection.execute(tasks.update().where(due).values(due_next=None))
+        soon = now + micros(RECHECK_S)
+        again = sa.case((_RESTS & (soon > _NEXT_ROUND), _NEXT_ROUND), else_=soon)
+        has_rounds = (_t.interval_s > 0) & _t.state.in_(_DISPATCHED)
+        connection.execute(tasks.update().where(due).values(due_next=sa.case((has_rounds, again), else_=None)), given)
 
     return each_free(ledger, task_ids, act)
 
@@ -175,10 +217,15 @@ def repair(ledger: Ledger, limit: int = 1_000) -> int:
     return len(found) - len(each_free(ledger, found, act))
 
 
-def settled(task: dict[str, Any], *, left: bool, full: bool, due: int | None, now: int) -> dict[str, Any]:
+def settled(
+    task: dict[str, Any], *, left: bool, full: bool, due: int | None, now: int, opens: int | None = None
+) -> dict[str, Any]:
     """The hints of a Task (its columns) after a reservation. ``left``: rows before its pointer; ``due``: when its next
-    waiting job is due; ``full``: ``parallel`` is used up."""
+    waiting job is due; ``full``: ``parallel`` is used up; ``opens``: when its next round may begin, if that is later."""
     batch = left or (due is not None and due <= now)
+    if opens is not None:
+        at = opens if batch else None if due is None else max(due, opens)
+        return {"ready": None, "due_next": None if at is None else min(at, now + micros(RECHECK_S))}
     return {
         "ready": sessions.readiness(task) if batch and not full else None,
         "due_next": due if due is not None and due > now else None,

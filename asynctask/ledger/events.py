@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cache
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from asynctask.clock import rfc3339
+from asynctask.clock import from_datetime, rfc3339
 from asynctask.core.states import PROBLEM, TERMINAL, Reason, Status
 from asynctask.core.transitions import Delta, Row, Turn
 from asynctask.database import batches
@@ -31,6 +32,7 @@ __all__ = [
     "StaleRead",
     "apply",
     "group_of",
+    "last_start",
     "lock_events",
     "problem_of",
     "read_events",
@@ -47,12 +49,13 @@ _BATCH = 1_000
 
 
 _e, _t = events.c, tasks.c
+_ROUND_AT = sa.case((_t.interval_s > 0, _t.round_at))
 _READ = (
     sa.select(
         _e.id, _e.job_id, _e.task_id, _e.seq, _e.status, _e.attempt, _e.due_at, _e.retries, _e.deaths, _e.watched,
         _e["items"], _e.n_finish, _e.n_failed, _e.n_error, _e.n_cancelled, _e.process, _e.added_messages, _e.first_row,
         _e.started_at, _e.finished_at, sa.func.coalesce(_e.worker_name, _t.worker_name, ""),
-        sa.func.coalesce(_e.queue, _t.queue, "default"), _t.state, _t.next_seq, _t.slots, _t.parallel,
+        sa.func.coalesce(_e.queue, _t.queue, "default"), _t.state, _t.next_seq, _t.slots, _t.parallel, _ROUND_AT,
     )
     .select_from(events.outerjoin(tasks, _t.id == _e.task_id))
 )  # fmt: skip
@@ -87,7 +90,10 @@ class Note(NamedTuple):
 
 @dataclass(slots=True)
 class EventRecord:
-    """One Event as read: its bookkeeping row and the other columns that decisions and records need."""
+    """One Event as read: its bookkeeping row and the other columns that decisions and records need.
+
+    ``round_at``: of a Task with an interval, when the jobs of its last round may start.
+    """
 
     id: int
     job_id: str
@@ -103,6 +109,7 @@ class EventRecord:
     task_state: str | None
     slots: int
     parallel: int | None = None
+    round_at: int | None = None
 
 
 def untouched(record: EventRecord) -> bool:
@@ -118,6 +125,20 @@ def untouched(record: EventRecord) -> bool:
         and row.deaths == 0
         and row.items == 1
     )
+
+
+def last_start(record: EventRecord) -> int | None:
+    """When its last attempt that began did so (microseconds), as far as is known; ``started_at`` is that of the first.
+
+    Messages have whole milliseconds, so the start was at most one later.
+    """
+    began = [(each["attempt"], each["at"]) for each in loads(record.messages) or [] if each.get("status") == "working"]
+    if not began:
+        return record.started_at
+    attempt = max(at for at, _ in began)
+    first = min(text for of, text in began if of == attempt)
+    at = from_datetime(datetime.fromisoformat(first)) + 1_000
+    return at if attempt > 1 or record.started_at is None else record.started_at
 
 
 class End(NamedTuple):
@@ -186,7 +207,7 @@ def _record(found: Any) -> EventRecord:
     (
         id_, job_id, task_id, seq, status, attempt, due_at, retries, deaths, watched, items, n_finish, n_failed, n_error,
         n_cancelled, process, messages, first_row, started_at, finished_at, worker_name, queue, state, next_seq, slots,
-        parallel,
+        parallel, round_at,
     ) = found  # fmt: skip
     reserved = task_id is None or (seq is not None and next_seq is not None and seq < next_seq)
     row = Row(
@@ -195,7 +216,7 @@ def _record(found: Any) -> EventRecord:
     )  # fmt: skip
     return EventRecord(
         id_, job_id, task_id, seq, row, messages, first_row, started_at, finished_at, worker_name, queue, state,
-        slots or 1, parallel,
+        slots or 1, parallel, round_at,
     )  # fmt: skip
 
 

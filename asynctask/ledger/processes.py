@@ -15,7 +15,7 @@ from asynctask.clock import micros
 from asynctask.core.states import Reason, Status
 from asynctask.core.transitions import Row, Turn, held_elsewhere, is_foreign, recover
 from asynctask.database.batches import for_update
-from asynctask.database.engine import Database, database_now
+from asynctask.database.engine import Database, Reading, database_now, read_time
 from asynctask.database.notify import LEDGER, notify
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import as_dict, events, processes, tasks
@@ -172,11 +172,9 @@ def _beat(connection: Connection, ledger: Ledger, lease_s: float, values: Mappin
     return connection.execute(own.values(renewed)).rowcount == 1
 
 
-def _now_if_due(connection: Connection, ledger: Ledger) -> int | None:
+def _now_if_due(connection: Connection, ledger: Ledger) -> Reading | None:
     """The database's time if this process should read it again, else None."""
-    if not ledger.time.is_old():
-        return None
-    return int(connection.execute(sa.select(database_now(ledger.database.dialect))).scalar_one())
+    return read_time(connection, ledger.clock) if ledger.time.is_old() else None
 
 
 @repeatable

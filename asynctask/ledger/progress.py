@@ -13,13 +13,24 @@ from sqlalchemy.engine import Connection
 
 from asynctask.clock import SECOND, micros, rfc3339
 from asynctask.core.states import State, Status
+from asynctask.core.transitions import at_once, interval_of, next_round
 from asynctask.database import batches
 from asynctask.database.tables import events, task_errors, task_samples, task_tallies, tasks
 from asynctask.ledger.base import in_range
 from asynctask.ledger.sessions import waiting_in_line
 from asynctask.messages import is_storable
 
-__all__ = ["first_progress", "percent", "progress", "progress_page", "sample", "unsampled"]
+__all__ = [
+    "are_late",
+    "eta_by_rounds",
+    "first_progress",
+    "measure_anew",
+    "percent",
+    "progress",
+    "progress_page",
+    "sample",
+    "unsampled",
+]
 
 _t, _e, _n, _x, _s = tasks.c, events.c, task_tallies.c, task_errors.c, task_samples.c
 _COUNTS = tuple(str(status) for status in Status)
@@ -207,7 +218,7 @@ def first_progress(row: dict[str, Any]) -> dict[str, Any] | None:
 
 _NEW_TASK: dict[str, Any] = {
     "split_reason": None, "interval_s": 0.0, "tolerated_failures": None, "generation": 1, "version": 1, "started_at": None,
-    "next_due_at": None, "moved_at": None, "sampled_at": None, "sampled_done": None,
+    "round_at": None, "next_due_at": None, "moved_at": None, "sampled_at": None, "sampled_done": None,
 }  # fmt: skip
 """Columns that a new Task has by default."""
 
@@ -220,6 +231,7 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
     sealed = row["split_state"] != "splitting"
     retrying = int(row["n_retrying"] or 0)
     over = row["finished_at"] is not None
+    tolerated = row["tolerated_failures"]
     moved = max(row["updated_at"], row["moved_at"] or 0)
     return {
         "task_id": row["id"],
@@ -245,7 +257,7 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
             "remaining": total - done,
             "percent": percent(done, total) if sealed and bool(row["generation_sealed"]) else None,
             "rate_per_s": rate,
-            "eta_s": _eta_s(row, total - done, retrying, rate, now) if rate and not over and sealed else None,
+            "eta_s": _eta_s(row, done, total - done, retrying, now) if not over and sealed else None,
         },
         "control": {
             "parallel": row["parallel"],
@@ -253,7 +265,7 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
             "interval": float(row["interval_s"]),
             "priority": row["priority"],
             "session": row["session"],
-            "tolerated_failures": row["tolerated_failures"],
+            "tolerated_failures": int(tolerated) if tolerated is not None and tolerated.isdecimal() else tolerated,
         },
         "top_errors": [],
         "resubmit_of": row["resubmit_of"],
@@ -283,19 +295,52 @@ def _reason(row: dict[str, Any], counts: dict[str, int]) -> str | None:
 
 def _rate(row: dict[str, Any], done: int, now: int) -> float | None:
     """Items per second over the last 30 s; over the Task's whole time if it is closed or has no sample yet."""
+    measured = _measured(row, done, now)
+    return None if measured is None else round(measured[0], 1)
+
+
+def _measured(row: dict[str, Any], done: int, now: int) -> tuple[float, float] | None:
+    """The rate, and over how many seconds it was measured."""
     if row["started_at"] is None:
         return None
     until, since, before = row["closed_at"] or now, row["started_at"], 0
     if row["closed_at"] is None and row["sampled_at"] is not None:
         since, before = row["sampled_at"], row["sampled_done"] or 0
     seconds = (until - since) / SECOND
-    return round(max(0.0, (done - before) / seconds), 1) if seconds > 0 else None
+    return (max(0.0, (done - before) / seconds), seconds) if seconds > 0 else None
 
 
-def _eta_s(row: dict[str, Any], remaining: int, retrying: int, rate: float, now: int) -> float:
-    """Seconds until nothing remains, at the current rate. Items that wait for a retry begin when the next one is due."""
+def _eta_s(row: dict[str, Any], done: int, remaining: int, retrying: int, now: int) -> float | None:
+    """Seconds until nothing remains: at the current rate, or by the rounds, where these are the limit. Items that wait for
+    a retry begin when the next one is due."""
     pause_s = max(0, (row["next_due_at"] or now) - now) / SECOND if retrying else 0.0
-    return round(max(remaining / rate, pause_s + retrying / rate), 1)
+    rate, seconds = _measured(row, done, now) or (0.0, 0.0)
+    by_rate = max(remaining / rate, pause_s + retrying / rate) if rate > 0 else None
+    interval, began = interval_of(row["interval_s"]), row["round_at"]
+    if not interval or began is None or row["state"] != State.RUNNING:
+        return None if by_rate is None else round(by_rate, 1)
+    most = at_once(row["parallel"], interval) or 1
+    flying = int((row["n_dispatched"] or 0) - (row["n_returned"] or 0))
+    to_next_s = max(0, next_round(began, None, 0, interval, now) - now) / SECOND
+    by_rounds = max(
+        eta_by_rounds(remaining - flying, most, interval / SECOND, to_next_s),
+        pause_s + eta_by_rounds(retrying, most, interval / SECOND, 0.0),
+    )
+    if are_late(rate * seconds, seconds, most, interval / SECOND):  # workers or jobs are slower than the rounds
+        return None if by_rate is None else round(max(by_rate, by_rounds), 1)
+    return round(by_rounds, 1)
+
+
+def eta_by_rounds(left: int, most: int, interval_s: float, to_next_s: float) -> float:
+    """Seconds until the last of the rounds begins that ``left`` items take, at most ``most`` each; the first does in
+    ``to_next_s`` seconds."""
+    return to_next_s + (math.ceil(left / most) - 1) * interval_s if left > 0 else 0.0
+
+
+def are_late(done: float, seconds: float, most: int, interval_s: float) -> bool:
+    """Whether fewer items ended in so many ``seconds`` than the rounds of that time had; the last two may be under way."""
+    rounds = math.floor(seconds / interval_s) - 2
+    return rounds > 0 and done < 0.8 * rounds * most
 
 
 def _poll_after(state: str, over: bool) -> int:
@@ -342,6 +387,16 @@ def unsampled(connection: Connection, now: int, every_s: float) -> bool:
     """Whether any running Task has no sample of the last ``every_s`` seconds."""
     old = sa.or_(_LAST.is_(None), now - micros(every_s) >= _LAST)
     return connection.execute(sa.select(_t.id).where(_t.finished_at.is_(None), old).limit(1)).first() is not None
+
+
+def measure_anew(connection: Connection, task_id: int, now: int) -> None:
+    """Measures a Task's rate from now on: what it did before, under other knobs or paused, says nothing about its end."""
+    done = sa.func.coalesce(sa.func.sum(_n.finish + _n.failed + _n.error + _n.cancelled), 0)
+    problems = sa.func.coalesce(sa.func.sum(_n.failed + _n.error), 0)
+    n_done, n_problems = connection.execute(sa.select(done, problems).where(_n.task_id == task_id)).one()
+    recent = task_samples.delete().where(_s.task_id == task_id, _s.at >= now - micros(RATE_WINDOW_S))
+    connection.execute(recent)
+    connection.execute(task_samples.insert().values(task_id=task_id, at=now, done=int(n_done), problems=int(n_problems)))
 
 
 def sample(connection: Connection, now: int, every_s: float, keep: int = 100) -> int:

@@ -8,7 +8,7 @@ attempt). Also here: jobs lent to a process, jobs without a Task, and small Task
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from operator import itemgetter
@@ -24,13 +24,17 @@ from asynctask.core.transitions import (
     Delta,
     Row,
     Turn,
+    at_once,
     cancel,
     give_back,
     in_flight,
+    interval_of,
     is_lent,
     is_suspect,
+    lead,
     lend,
     may_dispatch,
+    next_round,
     release_due,
     room,
 )
@@ -40,9 +44,11 @@ from asynctask.database.tables import events, task_log, tasks
 from asynctask.ledger import counters, dispatchable, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, dumps, each_free, loads, try_lock
-from asynctask.ledger.events import Applied, Change, EventRecord, Note, apply, read_events
+from asynctask.ledger.events import Applied, Change, EventRecord, Note, apply, last_start, read_events
 
 __all__ = [
+    "MOST_LENT",
+    "MOST_OF_ROUND",
     "MOST_SMALL",
     "Alone",
     "Confirmed",
@@ -63,6 +69,12 @@ __all__ = [
 
 MOST_SMALL = 20
 """Jobs of the largest small Task: in a larger one, the cost of its jobs outweighs its own."""
+
+MOST_LENT: Final = 100
+"""Jobs lent for one place at most."""
+
+MOST_OF_ROUND: Final = 10_000
+"""Jobs of one round of a Task with an interval: they are reserved in one transaction."""
 
 _t, _e = tasks.c, events.c
 
@@ -90,9 +102,16 @@ _AT_POINTER = (
 
 # Statements of every dispatch round are built once: building one costs as much as running it.
 _FREE = _t.dispatch_by.is_(None) | (_t.dispatch_by == sa.bindparam("me")) | (_t.dispatch_until <= sa.bindparam("now"))
-_IS_SMALL = (_t.next_seq == 0) & (_t.created_jobs <= MOST_SMALL) & _t.parallel.is_(None) & _t.session_key.is_(None)
+_HAS_ROUNDS = _t.interval_s > 0
+_IS_SMALL = (
+    (_t.next_seq == 0)
+    & (_t.created_jobs <= MOST_SMALL)
+    & _t.parallel.is_(None)
+    & _t.session_key.is_(None)
+    & (_t.interval_s <= 0)
+)
 _READY = (
-    sa.select(_t.id, _t.queue, _t.ready, _IS_SMALL, _t.owner)
+    sa.select(_t.id, _t.queue, _t.ready, _IS_SMALL, _t.owner, _HAS_ROUNDS)
     .with_hint(tasks, "FORCE INDEX (ix_tasks_ready)", "mariadb")  # else it reads the Tasks that are not ready, too
     .where(_t.queue == sa.bindparam("of"), _FREE)
     .order_by(_t.ready, _t.id)
@@ -132,7 +151,7 @@ _STATES = sa.select(_t.id, _t.state).where(_t.id.in_(sa.bindparam("ids", expandi
 class Runnable:
     """A Task that may start jobs now; the dispatcher shares the demand of a queue among these.
 
-    ``small``: a candidate for :func:`reserve_small`.
+    ``small``: a candidate for :func:`reserve_small`; ``has_rounds``: it has an interval.
     """
 
     task_id: int
@@ -140,6 +159,7 @@ class Runnable:
     priority: int
     small: bool = False
     owner: str = ""
+    has_rounds: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +217,10 @@ def runnable(
                 ready_there = _from(connection, here, ready_there, last, after[queue, last])
             if int(ready_there[0][2]) == last:
                 ready_there += [tuple(row) for row in connection.execute(_RUNNABLE_LOWER, {**here, "priority": last})]
-        found += [Runnable(int(i), name, int(at), bool(small), owner) for i, name, at, small, owner in ready_there]
+        found += [
+            Runnable(int(i), name, int(at), bool(small), owner, bool(rounds))
+            for i, name, at, small, owner, rounds in ready_there
+        ]
     return sorted(found, key=lambda each: each.priority)
 
 
@@ -210,12 +233,23 @@ def _from(connection: Connection, given: Mapping[str, Any], page: list[Any], las
     return firm + (turned + [row for row in page if row[2] == last and row[0] <= after])[:count]
 
 
-def reserve(ledger: Ledger, task_id: int, wanted: int, *, lease_s: float) -> list[Ready]:
+def reserve(
+    ledger: Ledger,
+    task_id: int,
+    wanted: int,
+    *,
+    lease_s: float,
+    expect: Callable[[int], None] = lambda at: None,
+) -> list[Ready]:
     """Reserves up to ``wanted`` jobs of a Task within its ``parallel``, due ones first.
 
+    Of a Task with an interval it reserves a round: as many as ``parallel`` allows, though fewer are wanted. If the next
+    round may not begin yet, it reserves none; in both cases ``expect`` gets the time of the next check (microseconds).
     None while another dispatcher's lease on an unconfirmed reservation runs, or another transaction holds the Task's row.
     """
     reserved = _reserve(ledger, task_id, wanted, lease_s)
+    if reserved.next_at is not None:
+        expect(reserved.next_at)
     if reserved.full:
         _recheck_parallel(ledger, task_id)  # the hint of a job that ended while the Task was locked may be lost
     if reserved.idle:
@@ -228,6 +262,7 @@ class _Reserved:
     jobs: list[Ready]
     full: bool = False  # ``parallel`` is used up
     idle: bool = False  # holds its session, but has nothing to reserve
+    next_at: int | None = None  # when to check whether the next round may begin
 
 
 @repeatable
@@ -240,8 +275,12 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Rese
         if not may_dispatch(task["state"]) or not sessions.may(task):
             connection.execute(tasks.update().where(_t.id == task_id).values(ready=None))
             return _Reserved([])
-        flying = _flying(connection, task)
-        count = room(task["state"], task["parallel"], flying, wanted)
+        interval = interval_of(task["interval_s"])
+        limit, flying = at_once(task["parallel"], interval), _flying(connection, task)
+        count = room(task["state"], limit, flying, MOST_OF_ROUND if interval else wanted)
+        opens = _round_opens(connection, task, interval, now) if interval and count > 0 else now
+        if opens - lead(interval) > now:
+            count = 0
         due = sessions.next_due(connection, task_id)
         ids = []
         if count > 0 and due is not None and due <= now:
@@ -255,13 +294,53 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Rese
             counters.move(connection, {(task_id, ledger.slot(task["slots"])): Delta(dispatched=begun)}, now)
             found += fresh
             reserved += begun
-        full = task["parallel"] is not None and flying + reserved >= task["parallel"]
-        values = dispatchable.settled(task, left=high < task["created_jobs"], full=full, due=due, now=now)
+        full = limit is not None and flying + reserved >= limit
+        begins = max(opens, now)
+        if interval and reserved:
+            opens = begins + interval
+        next_at = opens - lead(interval)
+        left, waits = high < task["created_jobs"], next_at if next_at > now else None
+        values = dispatchable.settled(task, left=left, full=full, due=due, now=now, opens=waits)
         if found or high > low:
             values |= _advanced(ledger, task, low, high, now + micros(lease_s))
+        values |= _noted_round(task, interval, reserved, begins, {"from": low, "to": high, "again": ids})
         connection.execute(tasks.update().where(_t.id == task_id).values(values))
     idle = task["session_holder"] is not None and not found and high == low and high >= task["created_jobs"]
-    return _Reserved(found, full, idle)
+    return _Reserved(found, full, idle, values["due_next"] if waits is not None else None)
+
+
+# -- rounds of a Task with an interval
+
+_ROUND = sa.select(
+    sa.func.max(_e.started_at), sa.func.count(sa.case((sa.and_(_e.status == str(Status.ENQUEUE), _e.due_at.is_(None)), 1)))
+).where(_e.task_id == sa.bindparam("of"), _e.seq >= sa.bindparam("low"), _e.seq < sa.bindparam("high"))
+
+
+def _round_opens(connection: Connection, task: Mapping[str, Any], interval: int, now: int) -> int:
+    """When the next round of a locked Task may begin; reads the jobs of the last one only once its interval is over."""
+    began = task["round_at"]
+    first = next_round(began, None, 0, interval, now)
+    if began is None or first - lead(interval) > now:
+        return first
+    jobs = loads(task["round_jobs"]) or {"from": 0, "to": 0, "again": []}
+    low, high = jobs["from"], jobs["to"]
+    started, unbegun = connection.execute(_ROUND, {"of": task["id"], "low": low, "high": high}).one()
+    starts = [] if started is None else [int(started)]
+    if jobs["again"]:
+        for record in read_events(connection, batches.among(connection, _e.id, jobs["again"])):
+            unbegun += record.row.status is Status.ENQUEUE and record.row.due_at is None
+            if (start := last_start(record)) is not None:
+                starts.append(start)
+    return next_round(began, max(starts, default=None), int(unbegun), interval, now)
+
+
+def _noted_round(
+    task: Mapping[str, Any], interval: int, reserved: int, begins: int, jobs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The columns of the round that a reservation began; those of a Task that has no interval any more are cleared."""
+    if interval and reserved:
+        return {"round_at": begins, "round_jobs": dumps(jobs)}
+    return {"round_at": None, "round_jobs": None} if not interval and task["round_at"] is not None else {}
 
 
 @repeatable
@@ -269,12 +348,17 @@ def lend_jobs(ledger: Ledger, task_id: int, wanted: int, places: int) -> list[Re
     """Lends this process up to ``wanted`` jobs of a Task with a ``parallel``, due ones first.
 
     The process performs them one after the other in ``places`` of its jobs of that Task that are in flight, so its share of
-    the waiting jobs is at most ``places / parallel``. None while more jobs are in flight than ``parallel`` allows, or while
-    another transaction holds the Task's row. A due suspect is not lent: it runs alone.
+    the waiting jobs is at most ``places / parallel``. None while more jobs are in flight than ``parallel`` allows, of a
+    Task with an interval, or while another transaction holds the Task's row; and none if the failure of everything lent
+    could take the Task over its ``tolerated_failures``, for a lent job begins without another look at its Task. A due
+    suspect is not lent: it runs alone.
     """
     with ledger.database.write() as connection:
         task = try_lock(connection, ledger, task_id)
         if task is None or not task["parallel"] or not may_dispatch(task["state"]) or not sessions.may(task):
+            return []
+        left = task_rows.tolerated_left(connection, task)
+        if interval_of(task["interval_s"]) or (left is not None and left < (MOST_LENT + 1) * task["parallel"]):
             return []
         flying = _flying(connection, task)
         if flying > task["parallel"]:
@@ -349,7 +433,9 @@ def _recheck_parallel(ledger: Ledger, task_id: int) -> None:
     with ledger.database.read() as connection:
         task = task_rows.get(connection, task_id)
         flying = _flying(connection, task)
-    if task["ready"] is None and room(task["state"], task["parallel"], flying, 1):
+        interval, now = interval_of(task["interval_s"]), ledger.now()
+        opens = next_round(task["round_at"], None, 0, interval, now) - lead(interval) if interval else now
+    if task["ready"] is None and opens <= now and room(task["state"], at_once(task["parallel"], interval), flying, 1):
         with ledger.database.write() as connection:
             if try_lock(connection, ledger, task_id) is None:
                 ledger.held.keep_hint(task_id, None)
@@ -358,8 +444,8 @@ def _recheck_parallel(ledger: Ledger, task_id: int) -> None:
 
 
 def _flying(connection: Connection, task: Mapping[str, Any]) -> int:
-    """Number of a Task's jobs in flight; 0 without a ``parallel``, where nobody needs it."""
-    if task["parallel"] is None:
+    """Number of a Task's jobs in flight; 0 without a limit, where nobody needs it."""
+    if task["parallel"] is None and task["interval_s"] <= 0:
         return 0
     counts = counters.total(connection, task["id"])
     return counts.dispatched - counts.returned
@@ -518,15 +604,16 @@ def reserve_alone(ledger: Ledger, event_ids: Sequence[int], *, look_again_s: flo
 # -- small Tasks, many per transaction
 #
 # One by one, a small Task costs as many statements and commits as a large one. Batched are only Tasks without limit,
-# session or due job whose pointer is at the first row; all others, and locked ones, are reserved and closed one by one.
+# interval, session or due job whose pointer is at the first row; all others, and locked ones, are reserved and closed one
+# by one.
 
 MOST_CLOSED: Final = 100
 """Tasks of more jobs are closed one by one, to keep transactions short."""
 AT_ONCE: Final = 200
 
 _TO_RESERVE: Final = (
-    "id", "state", "parallel", "session_key", "next_seq", "created_jobs", "reserved_from", "dispatch_by", "due_next",
-    "worker_name", "queue", "priority", "options", "slots",
+    "id", "state", "parallel", "interval_s", "session_key", "next_seq", "created_jobs", "reserved_from", "dispatch_by",
+    "due_next", "worker_name", "queue", "priority", "options", "slots",
 )  # fmt: skip
 _TO_CLOSE: Final = ("id", "state", "generation", "generation_sealed", "closed_at", "turning", "session_key", "created_jobs")
 
@@ -570,6 +657,7 @@ def _is_untouched(task: Any) -> bool:
     return bool(
         may_dispatch(task.state)
         and task.parallel is None
+        and task.interval_s <= 0
         and task.session_key is None
         and task.next_seq == 0
         and 0 < task.created_jobs <= MOST_SMALL

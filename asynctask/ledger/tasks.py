@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection
 
 from asynctask.clock import micros
 from asynctask.core.states import OPEN, Reason, State, check_task
-from asynctask.core.transitions import Delta, may_close
+from asynctask.core.transitions import Delta, Tolerance, may_close
 from asynctask.database import batches
 from asynctask.database.notify import LEDGER, notify
 from asynctask.database.retrying import repeatable
@@ -49,6 +49,7 @@ __all__ = [
     "log",
     "nothing_taken",
     "open_generation",
+    "pause_failing",
     "plan",
     "read",
     "refuse_list",
@@ -57,6 +58,8 @@ __all__ = [
     "split_sources",
     "stalled_splits",
     "submission_detail",
+    "tolerance_of",
+    "tolerated_left",
     "try_close",
     "turn",
     "write_rejects",
@@ -97,6 +100,8 @@ class NewTask:
     title: str = ""
     owner: str = ""
     parallel: int | None = None
+    interval_s: float = 0.0
+    tolerated_failures: str | None = None
     planned: int | None = None
     source: dict[str, Any] | None = None
     origin: str | None = None
@@ -185,6 +190,8 @@ def described(new: NewTask, now: int) -> dict[str, Any]:
         "title": new.title[:255],
         "owner": new.owner,
         "parallel": new.parallel,
+        "interval_s": new.interval_s,
+        "tolerated_failures": new.tolerated_failures,
         "planned": new.planned,
         "origin": new.origin,
         "resubmit_of": new.resubmit_of,
@@ -292,11 +299,17 @@ def turn(
 
 
 def check_reopenable(task: dict[str, Any]) -> None:
-    """Raises :class:`Conflict` unless the Task's items may be retried: it runs, is finished, or is cancelled and closed."""
+    """Raises :class:`Conflict` unless the Task's items may be retried: it runs, is finished, is cancelled and closed, or
+    paused itself because too many of them failed."""
     if task["turning"] is not None:
         raise Conflict(f"Task {task['id']} is still turning rows ({task['turning']}); try again in a moment")
     over = task["state"] == State.CANCELLED and task["closed_at"] is not None
-    if task["state"] not in (State.RUNNING, State.FINISHED) and not over:
+    failing = task["state_reason"] == Reason.TOO_MANY_FAILURES and task["split_state"] != "splitting"
+    if (
+        task["state"] not in (State.RUNNING, State.FINISHED)
+        and not over
+        and not (task["state"] == State.PAUSED and failing)
+    ):
         raise Conflict(f"Task {task['id']} is {task['state']}; its items can be retried once it runs or is finished")
 
 
@@ -719,6 +732,89 @@ def _write_rest(connection: Connection, ledger: Ledger, task_id: int, whole: New
         sessions.promote(connection, ledger, row["session_key"])
 
 
+# -- a Task that pauses itself because too many items failed
+
+
+_OPEN_ITEMS = _n.enqueue + _n.working + _n.stopped
+
+
+def tolerance_of(task: Mapping[str, Any]) -> Tolerance | None:
+    """What a Task (its columns) tolerates; None: everything, also where a user wrote something else into the row."""
+    if task["tolerated_failures"] is None:
+        return None
+    try:
+        return Tolerance.parse(task["tolerated_failures"])
+    except ValueError:
+        return None
+
+
+def tolerated_left(connection: Connection, task: Mapping[str, Any]) -> int | None:
+    """How many more items of a Task (its columns) may fail before it pauses itself; negative: it is over its limit. None:
+    it has none, or none is known while the list is split."""
+    if (tolerance := tolerance_of(task)) is None:
+        return None
+    counts = counters.total(connection, task["id"])
+    return tolerance.left(counts.failed, counts.error, _known_total(task))
+
+
+def _known_total(task: Mapping[str, Any]) -> int | None:
+    total: int | None = task["planned"] if task["split_state"] == "splitting" else task["created"]
+    return total
+
+
+def pause_failing(ledger: Ledger, task_ids: Iterable[int] | None = None) -> list[int]:
+    """Pauses those Tasks, of ``task_ids`` or of all, of which more items failed than they tolerate; returns their ids.
+
+    A Task whose row another transaction holds is left to maintenance, and so is one whose rows are being turned: a retry
+    takes the failures back.
+    """
+    given = {} if task_ids is None else {"ids": list(task_ids)}
+    with ledger.database.read() as connection:
+        found = [as_dict(row) for row in connection.execute(_failing(bool(given)), given)]
+    return [int(task["id"]) for task in found if _is_failing(task) and _pause_failing(ledger, int(task["id"]))]
+
+
+@cache
+def _failing(some: bool) -> Any:
+    """Cached: it runs after the flushes of every Task that has a limit, and once a second."""
+    statement = (
+        sa.select(
+            _t.id, _t.tolerated_failures, _t.split_state, _t.planned, _t.created,
+            sa.func.sum(_n.failed).label("failed"), sa.func.sum(_n.error).label("error"),
+            sa.func.sum(_OPEN_ITEMS).label("open"),
+        )
+        .join(task_tallies, _n.task_id == _t.id)
+        .where(_t.finished_at.is_(None), _t.tolerated_failures.is_not(None), _t.turning.is_(None))
+        .where(_t.state.in_((str(State.SPLITTING), str(State.RUNNING))))
+        .group_by(_t.id, _t.tolerated_failures, _t.split_state, _t.planned, _t.created)
+    )  # fmt: skip
+    return statement.where(_t.id.in_(sa.bindparam("ids", expanding=True))) if some else statement
+
+
+def _is_failing(task: Mapping[str, Any]) -> bool:
+    tolerance = tolerance_of(task)
+    left = None if tolerance is None else tolerance.left(int(task["failed"]), int(task["error"]), _known_total(task))
+    # With nothing left to start, it ends rather than waits for somebody.
+    return left is not None and left < 0 and (int(task["open"]) > 0 or task["split_state"] == "splitting")
+
+
+@repeatable
+def _pause_failing(ledger: Ledger, task_id: int) -> bool:
+    with ledger.database.write() as connection:
+        task = try_lock(connection, ledger, task_id)
+        if task is None or task["state"] not in (State.SPLITTING, State.RUNNING) or task["turning"] is not None:
+            return False
+        counts = counters.total(connection, task_id)
+        open_ = counts.enqueue + counts.working + counts.stopped
+        if not _is_failing({**task, "failed": counts.failed, "error": counts.error, "open": open_}):
+            return False
+        reason = Reason.TOO_MANY_FAILURES
+        turn(connection, ledger, task, State.PAUSED, reason, state_reason=str(reason))
+        detail = {"failed": counts.failed, "error": counts.error, "tolerated_failures": task["tolerated_failures"]}
+        log(connection, ledger, task_id, "paused", {"reason": str(reason), **detail})
+    return True
+
+
 # -- closing: once per generation, after a flush or by maintenance
 #
 # Checked in a transaction after the one that commits outcomes: inside it, concurrent processes would each see the other's
@@ -744,7 +840,7 @@ def candidates(
 def _candidates(given: frozenset[str]) -> Any:
     """Cached: it runs after every flush."""
     # Outer join: a Task cancelled before its first slice has no counts.
-    open_items = sa.func.coalesce(sa.func.sum(_n.enqueue + _n.working + _n.stopped), 0)
+    open_items = sa.func.coalesce(sa.func.sum(_OPEN_ITEMS), 0)
     statement = (
         sa.select(_t.id)
         .outerjoin(task_tallies, _n.task_id == _t.id)
@@ -786,7 +882,9 @@ def try_close(ledger: Ledger, task_id: int) -> bool:
             sessions.release(connection, ledger, current)
         else:
             # No callback is queued with it, so the step through finalizing ends in the same transaction.
-            turn(connection, ledger, current, State.FINALIZING, Reason.CLOSED, closed_at=now)
+            # The rows that were in flight when it paused itself were its last.
+            paused: dict[str, Any] = {"state_reason": None} if current["state_reason"] == Reason.TOO_MANY_FAILURES else {}
+            turn(connection, ledger, current, State.FINALIZING, Reason.CLOSED, closed_at=now, **paused)
             turn(connection, ledger, current, State.FINISHED, Reason.CALLED_BACK, finished_at=now)
         log(connection, ledger, task_id, "closed", {"generation": current["generation"]})
     return True

@@ -18,19 +18,24 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from asynctask.core.transitions import MAX_INTERVAL_S, Tolerance
 from asynctask.errors import InputError, Problem, without_later
 from asynctask.lists.problems import fault, from_pydantic
 
 __all__ = [
+    "INTERVAL",
     "NAMES",
     "NOT_BLANK",
     "NUL_FREE",
+    "TOLERATED",
     "CommonOptions",
+    "Interval",
     "Options",
     "Parallel",
     "Priority",
     "QueueName",
     "Title",
+    "Tolerated",
     "Unique",
     "check_options",
     "listed_or_text",
@@ -45,6 +50,16 @@ NAMES: Final = r"^[^\x00,]{0,255}(,[^\x00,]{0,255}){0,19}$"
 """For the API's document: up to 20 names in one text, with commas between."""
 
 
+INTERVAL: Final = (
+    "Seconds from round to round; a round starts at most `parallel` jobs, one where that is null. 0: as soon as they can."
+)
+
+TOLERATED: Final = (
+    "Items that may end `failed` or `error`; one more, and the Task pauses itself. A count (10) or a share of all items"
+    " (`5%`), or of one status (`failed:10`, `error:5%`); null for no limit."
+)
+
+
 def _without_nul(text: str) -> str:
     # PostgreSQL text cannot contain NUL, so no database takes it. pydantic itself refuses lone surrogates.
     if "\0" in text:
@@ -55,6 +70,10 @@ def _without_nul(text: str) -> str:
 def whole_number(value: Any) -> Any:
     """JSON has one type of number: 20.0 is 20."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _tolerated(value: Any) -> str:
+    return str(Tolerance.parse(whole_number(value)))
 
 
 def _names(value: Any) -> Any:
@@ -89,7 +108,20 @@ QueueName = Annotated[
     str, StringConstraints(strip_whitespace=True, min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_:.\-]+$")
 ]
 Parallel = Annotated[int, Field(ge=1, le=100_000), BeforeValidator(whole_number)]
+Interval = Annotated[float, Field(ge=0, le=MAX_INTERVAL_S, allow_inf_nan=False)]
 Priority = Annotated[int, Field(ge=-1_000_000, le=1_000_000), BeforeValidator(whole_number)]
+Tolerated = Annotated[
+    str,
+    BeforeValidator(_tolerated),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 0, "maximum": 9_999_999},
+                {"type": "string", "pattern": r"^((failed|error):)?([0-9]{1,7}|(100|[0-9]{1,2}(\.[0-9]{1,2})?)%)$"},
+            ]
+        }
+    ),
+]
 Unique = Annotated[Annotated[tuple[NotBlank, ...], Field(max_length=20)] | None, BeforeValidator(_names)]
 
 
@@ -100,7 +132,9 @@ class CommonOptions(BaseModel):
 
     title: Title | None = Field(None, description="A name that people will read.")
     parallel: Parallel | None = Field(None, description="Jobs that may run at once; null for no limit.")
+    interval: Interval | None = Field(None, description=INTERVAL)
     priority: Priority | None = Field(None, description="Smaller runs first.")
+    tolerated_failures: Tolerated | None = Field(None, description=TOLERATED)
     queue: QueueName | None = Field(None, description="Another queue than the worker's own.")
     owner: Title | None = Field(None, description="Whose Task it is; Idempotency-Key is unique per owner.")
     session: NotBlank | None = Field(None, description="Tasks of one session, of one owner, run one after the other.")

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import orjson
 
-from asynctask.clock import rfc3339
+from asynctask.clock import SECOND, rfc3339
 from asynctask.core.states import Reason, State, Status
-from asynctask.core.transitions import Begin, Row, Turn, begin, cancel, give_back, is_foreign, is_suspect
+from asynctask.core.transitions import LEAD_S, Begin, Row, Turn, begin, cancel, give_back, is_foreign, is_suspect
 from asynctask.database.retrying import repeatable
 from asynctask.errors import AsyncTaskError, InputError, JobInterrupted, JobTimeout
 from asynctask.job import CurrentJob, interrupted
@@ -95,7 +95,8 @@ class Ticket:
     watched: bool = False
     elsewhere: bool = False  # its engine keeps, delivers and retries it, without a fence
     holder: str | None = None  # the process in which it was at work when it arrived
-    awaited: bool = False  # its Task has a ``parallel``
+    awaited: bool = False  # its Task has a ``parallel`` or an interval
+    not_before: int | None = None  # its Task has an interval: when it may start; nothing follows in its place
     started_at: int | None = None
     status: Status | None = None
     reason: Reason = Reason.RETURNED
@@ -245,7 +246,8 @@ class Tracker:
         attempt = None if is_foreign(row, arrival.attempt, record.task_id) else arrival.attempt
         return Ticket(
             begin(row, attempt, record.task_state), record.job_id, record.id, record.task_id, row.attempt, row.retries,
-            is_suspect(row), arrival.attempt is None, row.process, awaited=record.parallel is not None,
+            is_suspect(row), arrival.attempt is None, row.process,
+            awaited=record.parallel is not None or record.round_at is not None, not_before=record.round_at,
             seen=record if untouched(record) else None,
         )  # fmt: skip
 
@@ -264,8 +266,11 @@ class Tracker:
     def start(self, ticket: Ticket) -> None:
         """Marks the job as performed now. For a watched job, ``working`` is in the ledger when this returns.
 
-        If the ticket is ``lost`` then, acknowledge the job and do not perform it: the attempt is another's, or over.
+        A job of a round first waits for its time, at most :data:`~asynctask.core.transitions.LEAD_S`. If the ticket is
+        ``lost`` afterwards, acknowledge the job and do not perform it: the attempt is another's, or over.
         """
+        if ticket.not_before is not None and (early := ticket.not_before - self._ledger.now()) > 0:
+            threading.Event().wait(min(early / SECOND, LEAD_S))
         ticket.started_at = self._ledger.now()
         self._running[id(ticket)] = (self._ledger.clock.monotonic(), ticket)
         if ticket.watched:

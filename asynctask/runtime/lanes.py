@@ -19,7 +19,7 @@ from typing import Final
 from asynctask.brokers.base import Copy
 from asynctask.clock import Clock
 from asynctask.errors import Unavailable
-from asynctask.ledger.reservations import Ready
+from asynctask.ledger.reservations import MOST_LENT, Ready
 from asynctask.logs import get_logger
 from asynctask.runtime.execution import Execution
 
@@ -35,7 +35,7 @@ LOW: Final = 0.6
 WORN: Final = 0.9
 """Share of a lane up to which it is refilled when another lane of its Task borrows: one query serves many lanes."""
 
-MOST: Final = 100
+MOST: Final = MOST_LENT
 """Jobs lent for one place at most, however short they are."""
 
 IN_VAIN_S: Final = 0.1
@@ -126,7 +126,7 @@ class Lanes:
         ``goes_on``: whether this process may begin anything, on this thread; ``may_ask``: whether it may be lent more.
         """
         ticket = execution.ticket
-        if ticket is None or not ticket.awaited or ticket.task_id is None:
+        if ticket is None or not ticket.awaited or ticket.not_before is not None or ticket.task_id is None:
             return None
         lane = execution.lane
         # From begin to begin: includes the work of the process between two jobs.

@@ -16,6 +16,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -265,6 +266,26 @@ class EngineConformance(ABC):
             (folder / "gate").touch()
             ended(task)
             exact(engine.app, task, finish=9)
+
+    def test_no_more_jobs_start_in_an_interval_than_one_round_has(self) -> None:
+        with self.harness() as (engine, _):
+            engine.start(4)
+            task = engine.app.submit("act", [{"n": n} for n in range(8)], parallel=2, interval=0.2)
+            found = sorted(datetime.fromisoformat(event["started_at"]) for event in ended(task))
+            gaps = [(later - first).total_seconds() for first, later in zip(found, found[2:], strict=False)]
+            assert min(gaps) >= 0.199, gaps  # times are whole milliseconds
+            exact(engine.app, task, finish=8)
+
+    def test_a_list_of_which_too_many_items_fail_pauses_itself(self) -> None:
+        with self.harness() as (engine, _):
+            engine.start(2)
+            task = engine.app.submit("act", [{"n": n, "do": "refuse"} for n in range(9)], parallel=1, tolerated_failures=2)
+            wait_for(lambda: task.progress()["state_reason"] == "too_many_failures", "it pauses itself")
+            wait_for(lambda: task.progress()["control"]["in_flight"] == 0, "nothing runs")
+            assert 3 <= task.progress()["counts"]["failed"] <= 4, "one may have gone out before the pause"
+            task.update(tolerated_failures=None)
+            ended(task)
+            exact(engine.app, task, failed=9)
 
     def test_the_smaller_priority_runs_first(self) -> None:
         with self.harness() as (engine, folder):

@@ -156,7 +156,11 @@ def test_a_task_is_steered_without_a_worker_and_without_the_code(desk: Desk) -> 
     knobs = desk.json("set", task_id, "parallel=5", "priority=USER_LOW", "title=Renamed")
     assert (knobs["control"]["parallel"], knobs["control"]["priority"], knobs["title"]) == (5, 340, "Renamed")
     assert desk.json("set", task_id, "parallel=none")["control"]["parallel"] is None
-    assert "interval" in desk.run("set", task_id, "interval=1", code=2).stderr
+    assert desk.json("set", task_id, "interval=1.5")["control"]["interval"] == 1.5
+    assert "interval" in desk.run("set", task_id, "interval=often", code=2).stderr
+    assert desk.json("set", task_id, "tolerated_failures=failed:10")["control"]["tolerated_failures"] == "failed:10"
+    assert desk.json("set", task_id, "tolerated_failures=none", "interval=0")["control"]["tolerated_failures"] is None
+    assert "5%" in desk.run("set", task_id, "tolerated_failures=many", code=2).stderr
     assert desk.json("resume", task_id)["state"] == "running"
     assert [each["task_id"] for each in desk.json("tasks", "--state", "running")["tasks"]] == [task_id]
     assert "Renamed" in desk.run("tasks").stdout

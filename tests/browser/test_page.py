@@ -117,11 +117,14 @@ def test_a_task_is_paused_resumed_steered_cancelled_and_run_again(
     expect(page.get_by_role("button", name="Pause")).to_be_hidden()
     page.get_by_label("Jobs at once").fill("7")
     page.get_by_label("Priority").fill("120")
+    page.get_by_label("Seconds from round to round").fill("0.05")
+    page.get_by_label("Pause after more failures than").fill("5%")
     page.get_by_role("button", name="Apply").click()
     expect(page.locator("#knobs-said")).to_contain_text("Applied")
     task = page.url.rpartition("/")[2]
     control = get(f"{url.rstrip('/')}/api/tasks/{task}")["control"]
     assert (control["parallel"], control["priority"]) == (7, 120)
+    assert (control["interval"], control["tolerated_failures"]) == (0.05, "5%")
     page.get_by_role("button", name="Resume").click()
     expect(page.locator("#state")).to_have_text("running")
     page.get_by_role("button", name="Cancel…").click()

@@ -379,8 +379,9 @@ def test_knobs_that_are_none_or_have_no_such_value_are_refused(world: World) -> 
     for changes in ({"parallel": 0}, {"parallel": True}, {"parallel": "5"}, {"priority": 1.5}, {"title": "x" * 256}, {}):
         with pytest.raises(InputError):
             task.update(**changes)
-    with pytest.raises(InputError, match="interval"):
-        task.update(interval=1.0)
+    for interval in (-0.1, "1", True, None, float("nan"), float("inf"), 604_801):
+        with pytest.raises(InputError, match="interval"):
+            task.update(interval=interval)
     with pytest.raises(InputError, match="shade"):
         task.update(shade="red")
     assert task.update(title="new", who="me")["title"] == "new"

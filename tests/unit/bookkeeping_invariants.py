@@ -2,7 +2,8 @@
 
 I1 ``parallel`` is never exceeded; I2 no open Event is unreachable; I3 counts equal rows; I4 one close per generation, and a
 terminal row changes by an explicit retry only; I5 nothing is acknowledged before its outcome is recorded, once; I6 ``done``
-never falls in a sealed generation; fence: an attempt is dispatched once. I4, I5 and the fence are asserted where the step
+never falls in a sealed generation; I7: the jobs of two rounds of a Task start an interval apart; fence: an attempt is
+dispatched once. I4, I5 and the fence are asserted where the step
 happens, in the model itself; the rest here.
 """
 
@@ -32,6 +33,7 @@ def check(world: World) -> None:
         if not task.alone:
             check_room(world, task)
             check_generation(world, task)
+            check_rounds(world, task)
         for seq, row in enumerate(task.rows()):
             assert (row.process is not None) == (row.status is Status.WORKING or lent(row)), (
                 f"a process is named by what is at work, or lent to it: {row}"
@@ -91,6 +93,18 @@ def check_generation(world: World, task: Task) -> None:
             "I4: closed while rows are turned: nobody turns a closed Task, no retry is accepted again"
         )
         assert all(row.status in TERMINAL for row in task.stored), "I4: an open row in a closed generation"
+
+
+def check_rounds(world: World, task: Task) -> None:
+    """I7: of two rounds, by the starts of the attempts that count: not of one whose process was taken for dead before the
+    ledger knew of it, nor of a second copy in a broker that lost its memory."""
+    ghosts, before = world.ghosts, None
+    for copies in ghosts.rounds.get(task.id, []):
+        count = [copy for copy in copies if copy in ghosts.recorded or copy == world.copy(task, copy.seq)]
+        starts = [ghosts.began[copy] for copy in count if copy in ghosts.began and copy not in ghosts.forgotten]
+        if starts and before is not None:
+            assert min(starts) - before >= task.interval, f"I7: a round began {min(starts) - before} after the one before"
+        before = max(starts, default=before)
 
 
 def check_live(world: World) -> None:

@@ -34,6 +34,10 @@ class Task:
     alone: bool = False
     state: State | None = State.SPLITTING
     parallel: int | None = None
+    interval: int = 0
+    round_at: int | None = None
+    round_rows: list[int] = field(default_factory=list)
+    started: dict[int, int] = field(default_factory=dict)  # the start of each row's last attempt, as far as is recorded
     splitting: bool = True
     generation: int = 1
     sealed: bool = False
@@ -114,6 +118,7 @@ class Process:
     lanes: dict[Copy, list[Copy]] = field(default_factory=dict)  # what is lent to follow one that runs
     buffer: list[tuple[Copy, str]] = field(default_factory=list)  # outcomes that are not in the ledger yet
     settled: list[Copy] = field(default_factory=list)  # recorded or dropped, not acknowledged
+    began: dict[Copy, int] = field(default_factory=dict)  # when each of them did
     forgotten: bool = False  # recovered and struck off the register
 
     @property
@@ -165,6 +170,8 @@ class Ghosts:
         self.dropped: set[Copy] = set()  # copies that begin decided to acknowledge unrun
         self.forgotten: set[Copy] = set()  # copies that the broker lost while a process held them
         self.cap: dict[int, int | None] = {}  # what in_flight may be: parallel, or what it was when parallel was lowered
+        self.rounds: dict[int, list[set[Copy]]] = {}  # of each Task with an interval
+        self.began: dict[Copy, int] = {}  # when the worker was called, whether or not the ledger knows
         self.was: dict[int, tuple[int, int, bool, int]] = {}  # generation, flying, sealed, done after the last step
 
 
@@ -219,6 +226,11 @@ class World:
     def takes_off(self, copy: Copy) -> None:
         assert copy not in self.ghosts.flown, f"fence: attempt dispatched twice: {copy}"
         self.ghosts.flown.add(copy)
+
+    def note_start(self, process: Process, copy: Copy) -> None:
+        """What is recorded of an attempt comes with the time of its start."""
+        if copy in process.began:
+            self.tasks[copy.task].started[copy.seq] = process.began[copy]
 
     def flying_copies(self, task: Task, low: int = 0) -> list[Copy]:
         """Rows that should be in the broker or in a process, not known to have begun."""

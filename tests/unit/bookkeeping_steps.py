@@ -16,7 +16,7 @@ from asynctask.core import transitions as core
 from asynctask.core.states import TERMINAL, Reason, State, Status
 from asynctask.core.transitions import Begin, Delta, Row, Turn
 
-LEASE, BACKOFF = 3, 2
+LEASE, BACKOFF, INTERVAL = 3, 2, 4
 MAX_TASKS, MAX_ROWS, MAX_PROCESSES, MAX_GENERATIONS, MAX_RETRIES = 3, 4, 3, 4, 2
 OUTCOMES = ("finish", "retry", "failed", "error", "timeout", "stopped", "discarded")
 RUNNABLE = (Status.ENQUEUE, Status.WORKING)
@@ -66,7 +66,7 @@ def tick(w: World, _: World, k: int) -> None:
 @step(lambda w: [w] if len(w.tasks) <= MAX_TASKS else [])
 def submit(w: World, _: World, k: int) -> None:
     """A list is handed in: the Task is there, its rows follow in slices."""
-    w.tasks.append(Task(len(w.tasks), parallel=(2, 1, 3, None)[k % 4]))
+    w.tasks.append(Task(len(w.tasks), parallel=(2, 1, 3, None)[k % 4], interval=INTERVAL if k >= 4 else 0))
 
 
 @step(lambda w: [t for t in w.tasks if (t.alone or t.splitting) and len(t.stored) < MAX_ROWS])
@@ -105,8 +105,9 @@ def due(w: World, task: Task) -> list[int]:
 def reserve(w: World, where: tuple[Dispatcher, Task], k: int) -> None:
     """One transaction: rows that are due, then rows at the pointer, under the Task's room and the dispatcher's lease."""
     dispatcher, task = where
-    wanted = 1 + k
-    count = wanted if task.alone else core.room(task.state or "", task.parallel, task.flying, wanted)
+    wanted = MAX_ROWS if task.interval else 1 + k
+    limit = core.at_once(task.parallel, task.interval)
+    count = wanted if task.alone else core.room(task.state or "", limit, task.flying, wanted)
     copies = []
     for seq in due(w, task)[:count]:
         w.write(task, seq, core.release_due(task.row(seq)))
@@ -124,13 +125,26 @@ def reserve(w: World, where: tuple[Dispatcher, Task], k: int) -> None:
         task.lease = (dispatcher.name, w.now + LEASE)
     if copies:
         dispatcher.batches.append(Batch(task.id, copies))
+        if task.interval:
+            task.round_at, task.round_rows = w.now, [copy.seq for copy in copies]
+            w.ghosts.rounds.setdefault(task.id, []).append(set(copies))
+
+
+def round_opens(w: World, task: Task) -> int:
+    """When the next round may begin, by what is recorded of the last one."""
+    rows = [task.row(seq) for seq in task.round_rows]
+    unbegun = sum(row.status is Status.ENQUEUE and row.due_at is None for row in rows)
+    started = max((task.started[seq] for seq in task.round_rows if seq in task.started), default=None)
+    return core.next_round(task.round_at, started, unbegun, task.interval, w.now)
 
 
 def has_work(w: World, dispatcher: Dispatcher, task: Task) -> bool:
     if due(w, task) or (not task.alone and task.next_seq < len(task.stored)):
-        flying = 0 if task.alone else task.flying
+        if task.interval and round_opens(w, task) > w.now:
+            return False
+        flying, limit = 0 if task.alone else task.flying, core.at_once(task.parallel, task.interval)
         return not held_by_another(w, dispatcher, task) and (
-            task.alone or core.room(task.state or "", task.parallel, flying, 1) > 0
+            task.alone or core.room(task.state or "", limit, flying, 1) > 0
         )
     return False
 
@@ -228,6 +242,7 @@ def begin_act(w: World, process: Process, k: int) -> None:
         assert state in (None, *STARTING, State.FINALIZING), f"begin: begun while its Task is {state}"
         assert row.process is None, f"begin: {copy} was begun though {row.process} is working on it"
         (process.pending if row.watched else process.running).append(copy)
+        process.began[copy] = w.ghosts.began[copy] = w.now
     elif decision is Begin.DROP:
         w.ghosts.dropped.add(copy)
         process.settled.append(copy)
@@ -248,6 +263,9 @@ def record_working(w: World, where: tuple[Process, Copy], k: int) -> None:
     row, wins = w.row(copy), False
     if row.attempt == copy.attempt and core.in_flight(row):
         w.write(w.tasks[copy.task], copy.seq, core.working(row, process.name))
+        if copy in process.pending:
+            process.began[copy] = w.ghosts.began[copy] = w.now
+        w.note_start(process, copy)
         wins = True
     if copy in process.pending:
         process.pending.remove(copy)
@@ -265,7 +283,7 @@ def drop_watched(w: World, where: tuple[Process, Copy], k: int) -> None:
 
 def may_lend(w: World, copy: Copy) -> bool:
     task, row = w.tasks[copy.task], w.row(copy)
-    if task.alone or task.parallel is None or task.state not in STARTING:
+    if task.alone or task.interval or task.parallel is None or task.state not in STARTING:
         return False
     holds_a_place = row.attempt == copy.attempt and core.in_flight(row)
     left = due(w, task) or task.next_seq < len(task.stored)
@@ -327,6 +345,7 @@ def flush(w: World, process: Process, k: int) -> None:
             assert copy not in w.ghosts.recorded, f"I5: a second outcome of {copy}"
             w.ghosts.recorded.add(copy)
             w.write(w.tasks[copy.task], copy.seq, turn_of(row, kind, w.now))
+            w.note_start(process, copy)
         process.settled.append(copy)
     process.buffer = []
     for copy in process.running:

@@ -421,6 +421,21 @@ def tell_of_a_process_struck_off_after_it_came_back() -> None:
     drain(w)
 
 
+def tell_of_a_round_whose_second_job_waited_for_a_worker() -> None:
+    w = Story()
+    w.tell("submit", k=4)
+    advance(w, "submit_slice", 1, 2)
+    w.tell("seal", *DISPATCH)
+    task = w.tasks[-1]
+    assert task.flying == 2, "a round takes what parallel allows"
+    w.tell("start_process", *BEGIN, "finish", "flush", "tick", "tick", "tick", "tick")
+    assert not can(w, "reserve"), "the second waits in the queue"
+    w.tell(*BEGIN, "record_working")
+    assert not can(w, "reserve"), "it began just now"
+    w.tell("tick", "tick", "tick", "tick", "reserve")
+    drain(w)
+
+
 TALES = [value for name, value in list(globals().items()) if name.startswith("tell_of_")]
 
 

@@ -92,6 +92,16 @@ def redispatch_at_work(row: Row, state: str | None, *, held: bool, missed_before
     return None if turn is None else turn._replace(before=row)
 
 
+def next_round_by_reservations(began: int | None, started: int | None, unbegun: int, interval: int, now: int) -> int:
+    at: int = REAL["next_round"](began, None, unbegun, interval, now)
+    return at
+
+
+def next_round_without_patience(began: int | None, started: int | None, unbegun: int, interval: int, now: int) -> int:
+    at: int = REAL["next_round"](began, started, 0, interval, now)
+    return at
+
+
 def push_twice(self: Broker, copies: list[Copy]) -> None:
     self.held.update(dict.fromkeys(copies))
 
@@ -126,6 +136,8 @@ MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "difference forgets returned": (core, "difference", difference_without_returned),
     "difference forgets dispatched": (core, "difference", difference_without_dispatched),
     "a cancel turns what is in flight": (core, "at_rest", lambda row: row.status in OPEN),
+    "next_round ignores when jobs start": (core, "next_round", next_round_by_reservations),
+    "next_round does not wait for jobs to start": (core, "next_round", next_round_without_patience),
     "push is not idempotent": (Broker, "push", push_twice),
 }
 
@@ -163,6 +175,8 @@ FOUND_BY = {
     "start lets the pointer and the clock both dispatch": 3,
     "may_close ignores turning": 5,
     "may_close ignores an open generation": 2,
+    "next_round ignores when jobs start": 44,
+    "next_round does not wait for jobs to start": 44,
     "push is not idempotent": 22,
     "a cancel passes once only": 25,
     "nobody recovers": 3,

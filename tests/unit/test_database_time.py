@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.clocks import SettableClock
 
 from asynctask.clock import SECOND, micros
-from asynctask.database.engine import DatabaseTime
+from asynctask.database.engine import DatabaseTime, Reading
 
 LEASE_S = 20.0
 EVERY_S = 5.0
@@ -72,6 +72,27 @@ def test_the_database_is_asked_again_every_fifteen_seconds() -> None:
     process.machine.seconds += 1
     process.beat()
     assert process.time.now() == process.database_now()
+
+
+def test_a_slow_answer_does_not_move_a_clock_that_it_agrees_with() -> None:
+    process = Process()
+
+    def reads(before_s: float, after_s: float) -> None:
+        asked = process.machine.boottime()
+        process.machine.seconds += before_s
+        now = process.database_now()
+        process.machine.seconds += after_s
+        answered = process.machine.boottime()
+        process.machine.seconds += 3.0  # the commit
+        process.time.set(Reading(now, asked, answered))
+
+    reads(0.5, 0.1)
+    assert process.time.now() == process.database_now() + 200_000, "the middle is as good as any"
+    reads(0.0, 0.01)
+    assert 0 <= process.time.now() - process.database_now() <= 10_000, "a fast answer says more"
+    known = process.time.now() - process.database_now()
+    reads(0.0, 2.0)
+    assert process.time.now() - process.database_now() == known
 
 
 def test_a_process_may_judge_after_a_lease_of_answers_and_not_before() -> None:

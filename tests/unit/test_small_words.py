@@ -78,6 +78,8 @@ def test_what_is_wrong_with_a_row_stands_in_the_order_of_its_columns() -> None:
 
 
 def test_only_knobs_that_turn_are_offered() -> None:
-    with pytest.raises(InputError, match=r"there are parallel, priority, title$"):
+    with pytest.raises(InputError, match=r"there are parallel, interval, priority, tolerated_failures, title$"):
         _knob("foo=1")
     assert _knob("parallel=none") == ("parallel", None)
+    assert _knob("interval=0.5") == ("interval", 0.5)
+    assert _knob("tolerated_failures=5%") == ("tolerated_failures", "5%")

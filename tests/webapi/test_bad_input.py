@@ -136,7 +136,8 @@ def test_a_file_for_a_worker_that_takes_no_tasks_is_refused_and_removed(app: Asy
     ("option", "value"),
     [("parallel", "5"), ("parallel", True), ("parallel", 0), ("parallel", 1.5), ("parallel", 100_001), ("priority", "high"),
      ("title", 7), ("title", "x" * 256), ("title", "a\0b"), ("owner", []), ("queue", ""), ("queue", "a b"),
-     ("worker", None), ("items", {}), ("items", []), ("items", "A"), ("interval", "often"), ("dry_run", "yes")],
+     ("worker", None), ("items", {}), ("items", []), ("items", "A"), ("interval", "often"), ("interval", -1),
+     ("dry_run", "yes"), ("tolerated_failures", "5 of 9"), ("tolerated_failures", True)],
 )  # fmt: skip
 def test_an_option_of_the_wrong_type_is_named(client: Client, option: str, value: Any) -> None:
     answer = client.post("/api/tasks", json={"worker": "enroll", "items": [{"sku": "A"}], option: value})

@@ -26,11 +26,13 @@ def params(client: Client, answer: Any) -> list[Any]:
 
 
 def test_csv_becomes_a_task_with_the_options_of_the_query(client: Client) -> None:
-    query = "worker=enroll&title=%C3%89t%C3%A9&parallel=3&priority=120&owner=ann&unique=sku"
+    query = "worker=enroll&title=%C3%89t%C3%A9&parallel=3&interval=0.5&tolerated_failures=5%25&priority=120&owner=ann"
+    query += "&unique=sku"
     answer = post(client, b"sku,Quantity\nA,1\nB,2\nA,3\n", query=query)
     assert answer.status_code == 202, answer.json
     assert (answer.json["title"], answer.json["owner"]) == ("Été", "ann")
     assert (answer.json["control"]["parallel"], answer.json["control"]["priority"]) == (3, 120)
+    assert (answer.json["control"]["interval"], answer.json["control"]["tolerated_failures"]) == (0.5, "5%")
     assert [(e["row"], e["code"]) for e in answer.json["errors"]] == [(4, "duplicate_in_upload")]
     assert answer.headers["Location"] == answer.json["links"]["self"]
 

@@ -86,6 +86,20 @@ def test_the_same_key_with_another_body_is_refused_and_says_so(client: Client, f
     assert client.post("/api/tasks", **form("sku\nA\n")).status_code == 202
 
 
+@pytest.mark.parametrize(
+    ("tolerated", "shown"), [(10, 10), ("10", 10), ("5%", "5%"), ("failed:3", "failed:3"), (None, None)]
+)
+def test_rounds_and_what_may_fail_are_said_at_submission(client: Client, form: Form, tolerated: Any, shown: Any) -> None:
+    options = {"interval": 1.5, "tolerated_failures": tolerated}
+    answer = client.post("/api/tasks", json={"worker": "enroll", "items": [{"sku": "A"}], **options})
+    assert answer.status_code == 202, answer.json
+    fields = {name: str(value) for name, value in options.items() if value is not None}
+    for found in (answer, client.post("/api/tasks", **form("sku\nA\n", **fields))):
+        control = found.json["control"]
+        assert (control["interval"], control["tolerated_failures"]) == (1.5, shown)
+        assert found.json["progress"]["eta_s"] is None, "no round has begun"
+
+
 def test_a_key_is_unique_per_owner(client: Client) -> None:
     ids = set()
     for owner in ("ann", "bob"):
@@ -112,7 +126,7 @@ def test_null_is_the_default_and_for_parallel_no_limit(client: Client) -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("interval", 1.5), ("chunk_size", 10), ("tolerated_failures", "5%"), ("on_complete", "x"), ("resubmit_of", 1)],
+    [("chunk_size", 10), ("on_complete", "x"), ("resubmit_of", 1)],
 )
 def test_options_of_later_versions_are_refused_and_never_ignored(client: Client, option: str, value: Any) -> None:
     answer = client.post("/api/tasks", json={"worker": "enroll", "items": [{"sku": "A"}], option: value})

@@ -242,6 +242,10 @@ def test_knobs_turn_while_it_runs(app: AsyncTask, client: Client) -> None:
     assert answer.status_code == 200, answer.json
     assert (answer.json["control"]["parallel"], answer.json["control"]["priority"], answer.json["title"]) == (3, 120, "New")
     assert client.patch(url, json={"parallel": None}).json["control"]["parallel"] is None
+    control = client.patch(url, json={"interval": 2, "tolerated_failures": "2.50%"}).json["control"]
+    assert (control["interval"], control["tolerated_failures"]) == (2.0, "2.5%")
+    control = client.patch(url, json={"interval": 0, "tolerated_failures": None}).json["control"]
+    assert (control["interval"], control["tolerated_failures"]) == (0.0, None)
 
 
 @pytest.mark.parametrize(
@@ -252,8 +256,10 @@ def test_knobs_turn_while_it_runs(app: AsyncTask, client: Client) -> None:
         ({"parallel": 0}, 422, "invalid_knob"),
         ({"priority": None}, 422, "invalid_knob"),
         ({"paralel": 1}, 422, "invalid_knob"),
-        ({"interval": 1.0}, 422, "not_supported_yet"),
-        ({"tolerated_failures": 3}, 422, "not_supported_yet"),
+        ({"interval": -1}, 422, "invalid_knob"),
+        ({"interval": None}, 422, "invalid_knob"),
+        ({"tolerated_failures": "many"}, 422, "invalid_knob"),
+        ({"tolerated_failures": -1}, 422, "invalid_knob"),
     ],
 )
 def test_a_knob_that_cannot_be_turned_is_named(app: AsyncTask, client: Client, body: Any, status: int, code: str) -> None:

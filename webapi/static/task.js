@@ -65,7 +65,7 @@ const ALLOWED = {
   pause: (p) => ["splitting", "running"].includes(p.state),
   resume: (p) => p.state === "paused",
   cancel: (p) => ["splitting", "running", "paused"].includes(p.state),
-  retry: (p) => ["running", "finished"].includes(p.state) && p.counts.failed + p.counts.error > 0,
+  retry: (p) => (["running", "finished"].includes(p.state) || (p.state_reason === "too_many_failures" && p.split.state !== "splitting")) && p.counts.failed + p.counts.error > 0,
   "retry-cancelled": (p) => p.state === "cancelled" && p.done && p.counts.cancelled > 0,
 };
 
@@ -117,7 +117,10 @@ knobs.addEventListener("submit", async (event) => {
   setText($("#knobs-said"), "");
   await attempt(async () => {
     const parallel = knobs.parallel.value === "" ? null : Number(knobs.parallel.value);
-    const p = await call(self, { method: "PATCH", body: { parallel, priority: Number(knobs.priority.value) } });
+    const interval = Number(knobs.interval.value);
+    const tolerated = knobs.tolerated_failures.value.trim();
+    const body = { parallel, interval, priority: Number(knobs.priority.value), tolerated_failures: tolerated === "" ? null : tolerated };
+    const p = await call(self, { method: "PATCH", body });
     edited = false;
     draw(p);
     setText($("#knobs-said"), "Applied; what starts from now on follows it.");
@@ -127,7 +130,10 @@ knobs.addEventListener("submit", async (event) => {
 function drawKnobs(p) {
   // What somebody is typing is not overwritten under their hands.
   if (!edited) {
-    const { parallel, priority } = p.control;
+    const { parallel, interval, priority, tolerated_failures: tolerated } = p.control;
+    if (knobs.interval.value !== String(interval)) knobs.interval.value = interval;
+    if (knobs.tolerated_failures.value !== String(tolerated ?? "")) knobs.tolerated_failures.value = tolerated ?? "";
+    knobs.parallel.placeholder = interval > 0 ? "1" : "no limit";
     if (knobs.parallel.value !== String(parallel ?? "")) knobs.parallel.value = parallel ?? "";
     if (knobs.priority.value !== String(priority)) knobs.priority.value = priority;
   }

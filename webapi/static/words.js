@@ -41,7 +41,7 @@ export function sentence(p) {
   switch (p.state) {
     case "splitting": return `Reading the list: ${rows(c.total)} so far.${waits}`;
     case "running": return running(p) + waits + broken;
-    case "paused": return "Paused: nothing new is started until you resume it.";
+    case "paused": return paused(p);
     case "finalizing": return "Every row is done; the Task is being closed.";
     case "finished": return finished(p) + broken;
     case "cancelled": return p.done ? `Cancelled: ${rowsThat(c.cancelled, "was", "were")} not run.` : "Being cancelled: nothing new is started.";
@@ -54,6 +54,12 @@ function running(p) {
   if (p.state_reason === "stopped_jobs") return "Only stopped jobs are left; they wait to be started again.";
   if (p.counts.working + p.control.in_flight === 0 && p.started_at === null) return "Waiting for a worker to begin.";
   return "Running.";
+}
+
+function paused(p) {
+  if (p.state_reason !== "too_many_failures") return "Paused: nothing new is started until you resume it.";
+  const { tolerated_failures: tolerated } = p.control;
+  return `Paused by itself: more rows failed than are tolerated (${tolerated}). Raise that, or retry the failed rows, and it goes on.`;
 }
 
 function finished(p) {

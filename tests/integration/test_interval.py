@@ -1,0 +1,256 @@
+"""A Task with an interval: its jobs start in rounds, whatever dispatchers and processes there are."""
+
+from __future__ import annotations
+
+import json
+import signal
+from datetime import datetime
+from typing import Any
+
+import pytest
+from support.world import World, numbers
+
+from asynctask import AsyncTask
+from asynctask.clock import SECOND, from_datetime
+from asynctask.core.states import Reason, Status
+from asynctask.ledger import control, dispatchable, reservations
+from asynctask.ledger.events import Note
+from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.middleware.tracker import Arrival, Tracker
+from asynctask.task import TaskHandle
+from asynctask.testing import wait_for
+
+pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
+
+HOUR = 3_600 * SECOND
+
+
+def starts(world: World) -> list[int]:
+    """When each attempt of each job started, in microseconds."""
+    found = []
+    for started, messages in world.sql("SELECT started_at, added_messages FROM events"):
+        began = [each for each in json.loads(messages or "[]") if each["status"] == "working"]
+        found += [int(started)] * (started is not None) + [at(each["at"]) for each in began[1:]]
+    return sorted(found)
+
+
+def at(text: str) -> int:
+    return from_datetime(datetime.fromisoformat(text)) + 1_000  # whole milliseconds: at most one later
+
+
+def check_rounds(world: World, interval_s: float, most: int) -> None:
+    """In no interval more jobs started than one round has."""
+    found = starts(world)
+    gaps = [later - first for first, later in zip(found, found[most:], strict=False)]
+    assert min(gaps) >= interval_s * SECOND, gaps
+
+
+# -- one reservation after the other, in the ledger
+
+
+def reserve(app: AsyncTask, task: TaskHandle, wanted: int = 1) -> list[Any]:
+    found = reservations.reserve(app.ledger, task.id, wanted, lease_s=5)
+    reservations.confirm(app.ledger, [task.id])
+    return found
+
+
+def end(app: AsyncTask, *jobs: Any, status: Status = Status.FINISH, **more: Any) -> None:
+    reason = Reason.RETURNED if status is Status.FINISH else Reason.RAISED
+    Recorder(app.ledger).flush([Outcome(job.event_id, job.attempt, status, reason, **more) for job in jobs])
+
+
+def hints(world: World, app: AsyncTask) -> tuple[Any, bool]:
+    """The Task's ``ready``, and whether it is checked again within a second."""
+    ready, due = world.sql("SELECT ready, due_next FROM tasks")[0]
+    return ready, due is not None and due <= app.ledger.now() + SECOND
+
+
+def an_hour_passes(world: World) -> None:
+    world.sql(f"UPDATE tasks SET round_at = round_at - {HOUR}")
+    world.sql(f"UPDATE events SET started_at = started_at - {HOUR}")
+
+
+@pytest.mark.each_database(reason="each has statements of its own for the hints")
+def test_a_round_takes_what_parallel_allows_and_the_next_waits_for_its_time(world: World) -> None:
+    """Taken out: any of the hint's second check, the count of the round's jobs, the place where loans are refused."""
+    app, other = world.app(), world.app()
+    task = app.submit("note", numbers(20), interval=3_600, parallel=3)
+    first = reserve(app, task)
+    assert len(first) == 3, "though one was wanted"
+    assert reserve(other, task, 9) == []
+    end(app, *first[:2])
+    assert reserve(other, task, 9) == []
+    assert hints(world, app) == (None, True)
+    assert reservations.lend_jobs(app.ledger, task.id, 5, 1) == []
+    an_hour_passes(world)
+    assert reserve(app, task) == [], "the third has not begun, as far as is known"
+    now = app.ledger.now()
+    end(app, first[2], started_at=now)
+    assert reserve(app, task) == [], "it began just now"
+    assert hints(world, app) == (None, True)
+    dispatchable.wake_due(app.ledger, [task.id])
+    an_hour_passes(world)
+    wait_for(lambda: not dispatchable.wake_due(app.ledger, [task.id]) and hints(world, app)[0], "it is ready")
+    assert len(reserve(other, task, 2)) == 3
+    control.update(app.ledger, task.id, {"parallel": 5})
+    an_hour_passes(world)
+    assert reserve(app, task) == []
+    world.sql("UPDATE events SET started_at = 1 WHERE status = 'enqueue' AND seq < 6")
+    world.sql("UPDATE events SET status = 'working' WHERE status = 'enqueue' AND seq < 6")
+    assert len(reserve(app, task)) == 2, "three of the five still run"
+
+
+def test_a_job_that_runs_again_counts_from_its_last_start(world: World) -> None:
+    """Its ``started_at`` stays that of its first attempt. Taken out: the look into its messages."""
+    app = world.app()
+    task = app.submit("shaky", numbers(3), interval=3_600)
+    (job,) = reserve(app, task)
+    end(app, job, status=Status.ERROR, started_at=app.ledger.now(), retry_at=1)
+    an_hour_passes(world)
+    (again,) = reserve(app, task)
+    assert again.event_id == job.event_id
+    end(app, again, notes=[Note("working", "", app.ledger.now())], started_at=app.ledger.now())
+    an_hour_passes(world)
+    assert reserve(app, task) == [], "it began just now"
+    world.sql("UPDATE events SET added_messages = NULL")
+    assert len(reserve(app, task)) == 1
+
+
+def test_a_small_task_with_an_interval_is_not_reserved_whole(world: World) -> None:
+    app = world.app()
+    task = app.submit("note", numbers(5), interval=3_600)
+    assert reservations.reserve_small(app.ledger, [task.id], 9, lease_s=5) == {}
+    assert len(reserve(app, task, 9)) == 1, "one where there is no parallel"
+
+
+def test_a_pause_and_a_retry_do_not_bring_a_round_nearer(world: World) -> None:
+    app = world.app()
+    task = app.submit("note", numbers(2), interval=3_600, parallel=2)
+    first = reserve(app, task)
+    task.pause()
+    task.resume()
+    assert reserve(app, task) == []
+    end(app, *first, status=Status.ERROR, started_at=app.ledger.now())
+    task.wait(120)
+    task.retry()
+    assert reserve(app, task) == []
+    an_hour_passes(world)
+    assert len(reserve(app, task)) == 2
+
+
+def test_a_job_that_arrives_before_the_time_of_its_round_waits_for_it(world: World) -> None:
+    app = world.app()
+    task = app.submit("note", numbers(2), interval=3_600)
+    (job,) = reserve(app, task)
+    tracker = Tracker(app.ledger, Recorder(app.ledger))
+    soon = app.ledger.now() + 40_000
+    world.sql("UPDATE tasks SET round_at = ?", soon)
+    (ticket,) = tracker.begin([Arrival(job.job_id, job.attempt, "note", "default")])
+    assert ticket.not_before == soon
+    tracker.start(ticket)
+    assert ticket.started_at is not None
+    assert ticket.started_at >= soon
+    world.sql("UPDATE tasks SET round_at = ?", soon + HOUR)
+    (ticket,) = tracker.begin([Arrival(job.job_id, job.attempt, "note", "default")])
+    tracker.start(ticket)
+    assert ticket.started_at is not None
+    assert ticket.started_at < soon + HOUR, "a clock that was set back holds nothing up for longer than the lead"
+
+
+# -- with workers
+
+
+@pytest.mark.each_database(reason="several processes write to it, and one dies")
+def test_the_interval_holds_over_processes_dispatchers_and_kills(world: World) -> None:
+    app = world.app(lease_s=1.0, heartbeat_s=0.3)
+    workers = [world.cli("kill_app", "worker", "-c", "2") for _ in range(3)]
+    task = app.submit("brief", numbers(30), interval=0.15, parallel=2)
+    wait_for(lambda: len(world.shop.performed("ended")) >= 6, "some rounds are over")
+    workers[0].send_signal(signal.SIGKILL)
+    workers[0].wait()
+    assert task.wait(120)["counts"]["finish"] == 30
+    check_rounds(world, 0.15, 2)
+    world.check_promises(app, [task.id], 30)
+
+
+@pytest.mark.needs_redis
+@pytest.mark.parametrize("broker_kind", ["redis"])
+def test_the_interval_holds_where_the_jobs_wait_in_redis(world: World) -> None:
+    app = world.app()
+    with world.working(app, concurrency=2), world.working(world.app(), concurrency=2):
+        task = app.submit("brief", numbers(12), interval=0.1, parallel=2)
+        assert task.wait(120)["counts"]["finish"] == 12
+    check_rounds(world, 0.1, 2)
+    world.check_promises(app, [task.id], 12)
+
+
+def test_a_job_that_waited_for_its_worker_keeps_the_next_round_waiting(world: World) -> None:
+    """Two jobs a round and one thread: of each round the second job starts when the first has ended."""
+    app = world.app()
+    with world.working(app, concurrency=1):
+        task = app.submit("brief", numbers(8), interval=0.1, parallel=2)
+        assert task.wait(120)["counts"]["finish"] == 8
+    check_rounds(world, 0.1, 2)
+
+
+@pytest.mark.parametrize("how", ["knob", "sql", "no interval", "no interval by sql"])
+def test_a_shorter_interval_acts_at_once(world: World, how: str) -> None:
+    app = world.app()
+    with world.working(app):
+        task = app.submit("note", numbers(4), interval=86_400)
+        wait_for(lambda: world.shop.performed(), "the first round is over")
+        if how == "knob":
+            assert task.update(interval=0.02)["control"]["interval"] == 0.02
+        elif how == "sql":
+            world.sql("UPDATE tasks SET interval_s = 0.02")
+        elif how == "no interval":
+            task.update(interval=0)
+        else:
+            world.sql("UPDATE tasks SET interval_s = 0")
+        assert task.wait(120)["counts"]["finish"] == 4
+    world.check_promises(app, [task.id], 4)
+
+
+def test_an_interval_that_is_set_takes_back_what_waits_in_the_queue(world: World) -> None:
+    app = world.app()
+    task = app.submit("gated", numbers(50))
+    with world.working(app, concurrency=2):
+        wait_for(lambda: len(world.shop.performed("began")) == 2, "both threads are busy")
+        task.update(interval=86_400, parallel=4)
+        wait_for(lambda: task.progress()["control"]["in_flight"] <= 4, "what waited in the queue is back")
+        began = len(world.shop.performed("began"))
+        world.open_gate()
+        wait_for(lambda: task.progress()["control"]["in_flight"] == 0, "nothing runs")
+        assert len(world.shop.performed("began")) <= began + 4, "at most a round more"
+        assert task.log()[0]["detail"] == {"interval": [0.0, 86_400], "parallel": [None, 4]}
+        task.update(interval=0, parallel=None)
+        assert task.wait(120)["counts"]["finish"] == 50
+
+
+# -- the forecast
+
+
+def test_the_forecast_is_made_of_the_knobs_and_comes_true(world: World) -> None:
+    app = world.app()
+    with world.working(app):
+        task = app.submit("note", numbers(24), interval=10, parallel=2)
+        wait_for(lambda: len(world.shop.performed()) == 2, "the first round is over")
+        eta = task.progress()["progress"]["eta_s"]
+        assert 100 <= eta <= 110, "eleven rounds to come, one of them within an interval"
+        task.update(interval=0.2)
+        begun, forecast = app.clock.monotonic(), task.progress()["progress"]["eta_s"]
+        assert 1.9 <= forecast <= 2.2
+        task.wait(120)
+        took = app.clock.monotonic() - begun
+    assert 0.9 * forecast <= took <= 2 * forecast + 5, "the machine may be busy, the rounds are not early"
+    assert task.progress()["progress"]["eta_s"] is None
+
+
+def test_the_forecast_goes_by_the_rate_where_jobs_take_longer_than_the_rounds(world: World) -> None:
+    app = world.app()
+    task = app.submit("note", numbers(100), interval=1.0)
+    (job,) = reserve(app, task)
+    end(app, job, started_at=app.ledger.now())
+    minute = 60 * SECOND
+    world.sql(f"UPDATE tasks SET started_at = started_at - {minute}, round_at = round_at - {minute}")
+    assert task.progress()["progress"]["eta_s"] == pytest.approx(99 * 60, rel=0.05)
