@@ -279,7 +279,8 @@ def next_round(began: int | None, started: int | None, unbegun: int, interval: i
     """
     known = [at for at in (began, started) if at is not None and at <= now + _AHEAD]
     first = max(known) + interval if known else now
-    return max(first, now + min(max(interval // 20, _LEAST_PAUSE), _MOST_PAUSE)) if unbegun else first
+    pause = min(max(interval // 20, _LEAST_PAUSE), _MOST_PAUSE)
+    return max(first, now + lead(interval) + pause) if unbegun else first
 
 
 def target(free_threads: int, consumed_per_s: float, ahead_s: float = 0.25) -> int:
