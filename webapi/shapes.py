@@ -42,6 +42,7 @@ __all__ = [
     "EventQuery",
     "FileSubmission",
     "Health",
+    "Job",
     "JobsPage",
     "JobsQuery",
     "JsonSubmission",
@@ -458,6 +459,12 @@ class Event(_Out):
     started_at: Time | None
     finished_at: Time | None
     process: str | None
+
+
+class Job(Event):
+    """The record of one job, and what can be done about it."""
+
+    actions: list[Literal["restart", "kill", "delete"]] = Field(description="Those that apply to it now.")
 
 
 class Refusal(_Out):

@@ -102,7 +102,7 @@ def demo(session: Session, folder: Path, rows: int, engine: str | None, keep: bo
         stack.enter_context(variables({_SHOP: f"sqlite:///{folder / 'promotions.db'}"}, session.environ))
         stack.enter_context(run.services() if engine is None else run.services_on(engine))
         found = run.perform()
-        session.out.document({**found, "url": run.url if keep else None})
+        session.out.document({**found, "engine": engine, "url": run.url if keep else None})
         run.print_outcome(found, keep)
         if keep:
             _until_interrupt()
