@@ -282,8 +282,7 @@ def test_the_list_of_tasks_starts_empty_moves_by_itself_and_works_by_keyboard(
 
 def lone_jobs(shop: Shop) -> AsyncTask:
     """An application beside the shop's processes that sends single jobs."""
-    names = ("DATABASE_URL", "DATA_DIR")
-    app = AsyncTask(environ={}, **{name.lower(): shop.environ[f"ASYNCTASK_{name}"] for name in names})
+    app = AsyncTask(environ=shop.environ)
     for name in ("enroll", "gated"):
         app.worker(name=name, retry=0)(lambda item: None)
     return app

@@ -255,7 +255,7 @@ def test_a_job_that_waits_in_celery_is_revoked_and_one_that_runs_is_not(engine: 
         assert engine.app.operations.act_on_job(sent.id, "delete")["status"] == "cancelled"
     with pytest.raises(Conflict, match="a worker performs it"):
         engine.app.operations.act_on_job(runs.id, "delete")
-    assert engine.app.engines["celery"].revoke(runs.id, "") == "a worker has begun it"  # type: ignore[attr-defined]
+    assert engine.app.engines["celery"].revoke(runs.id, "") == "a worker has begun it"
     last = engine.task("noted").delay("last")
     (engine.world.folder / "gate").touch()
     engine.ended(last.id)

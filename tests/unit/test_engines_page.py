@@ -21,6 +21,7 @@ ROWS = {
     "redelivers": "delivers a lone job again whose worker died",
     "asynchronous": "`async def` functions",
     "hard_limit": "ends a job that does not heed its time limit",
+    "revokes": "takes back a lone job that waits in its queue",
     "counts": "counts what waits in its queues, without which no list can be handed in",
 }
 
