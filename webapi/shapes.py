@@ -42,11 +42,11 @@ __all__ = [
     "EventQuery",
     "FileSubmission",
     "Health",
-    "Job",
     "JobsPage",
     "JobsQuery",
     "JsonSubmission",
     "Knobs",
+    "ListedEvent",
     "LogEntries",
     "NoQuery",
     "OneTaskQuery",
@@ -436,8 +436,8 @@ class Links(_Out):
     ui: str
 
 
-class Event(_Out):
-    """The record of one job."""
+class ListedEvent(_Out):
+    """The record of one job, in a list."""
 
     id: int
     job_id: str
@@ -461,7 +461,7 @@ class Event(_Out):
     process: str | None
 
 
-class Job(Event):
+class Event(ListedEvent):
     """The record of one job, and what can be done about it."""
 
     actions: list[Literal["restart", "kill", "delete"]] = Field(description="Those that apply to it now.")
@@ -534,12 +534,12 @@ class TaskPage(_Out):
 
 
 class EventPage(_Out):
-    events: list[Event]
+    events: list[ListedEvent]
     links: PageLinks
 
 
 class JobsPage(_Out):
-    jobs: list[Event]
+    jobs: list[ListedEvent]
     links: PageLinks
 
 

@@ -16,7 +16,7 @@ from webapi.context import asynctask_app, page_links, reader_locale, set_languag
 from webapi.json_body import json_response
 from webapi.reports import CSV, XLSX, attachment
 from webapi.shapes import (
-    Job,
+    Event,
     JobsPage,
     JobsQuery,
     NoQuery,
@@ -92,7 +92,7 @@ def jobs(query: JobsQuery) -> Response:
 
 @blueprint.get("/jobs/<job_id>")
 @blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(Job)
+@blueprint.output(Event)
 @blueprint.doc(operation_id="getJob", responses=[503])
 def job(job_id: str, query: NoQuery) -> Response:
     """The life of one job: its Event
@@ -104,7 +104,7 @@ def job(job_id: str, query: NoQuery) -> Response:
 
 @blueprint.post("/jobs/<job_id>/restart")
 @blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(Job)
+@blueprint.output(Event)
 @blueprint.doc(operation_id="restartJob", responses=[403, 409, 503])
 def restart_job(job_id: str, query: NoQuery) -> Response:
     """Have a job run again, or now
@@ -116,7 +116,7 @@ def restart_job(job_id: str, query: NoQuery) -> Response:
 
 @blueprint.post("/jobs/<job_id>/kill")
 @blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(Job)
+@blueprint.output(Event)
 @blueprint.doc(operation_id="killJob", responses=[403, 409, 503])
 def kill_job(job_id: str, query: NoQuery) -> Response:
     """Give up a job that waits in the ledger
@@ -128,7 +128,7 @@ def kill_job(job_id: str, query: NoQuery) -> Response:
 
 @blueprint.post("/jobs/<job_id>/delete")
 @blueprint.input(NoQuery, location="query", arg_name="query")
-@blueprint.output(Job)
+@blueprint.output(Event)
 @blueprint.doc(operation_id="deleteJob", responses=[403, 409, 503])
 def delete_job(job_id: str, query: NoQuery) -> Response:
     """Cancel a job that has not begun

@@ -42,6 +42,7 @@ __all__ = ["COMMANDS", "ReportRows", "audit_campaigns"]
 _MARK: Final = ".asynctask-demo"
 _SHOP: Final = "PROMOTIONS_DATABASE_URL"
 _PRODUCTS: Final = 200
+_ROWS: Final[Mapping[str | None, int]] = {"rq": 1_000}  # RQ starts a process for each job
 _START_S: Final = 60.0
 _STALLED_S: Final = 120.0
 _RESERVED: Final = frozenset({"database_url", "broker_url", "data_dir", "app"})
@@ -81,11 +82,11 @@ class Followed:
     show_default=True,
     help="The folder that it makes, anew each time.",
 )
-@click.option("--rows", type=click.IntRange(100, 100_000), default=10_000, show_default=True, help="Rows of the sheet.")
+@click.option("--rows", type=click.IntRange(100, 100_000), help="Rows of the sheet.  [default: 10,000; on rq 1,000]")
 @click.option("--engine", type=click.Choice(list(ENGINES)), help="Run the jobs on this engine, on a Redis of its own.")
 @click.option("--keep", is_flag=True, help="Leave it running at the end, until Ctrl-C.")
 @pass_session
-def demo(session: Session, folder: Path, rows: int, engine: str | None, keep: bool) -> int:
+def demo(session: Session, folder: Path, rows: int | None, engine: str | None, keep: bool) -> int:
     """Show the whole thing at work on an example shop.
 
     It hands over 200 products as JSON and 10,000 campaigns as a spreadsheet, follows both, fetches the report of what
@@ -97,7 +98,7 @@ def demo(session: Session, folder: Path, rows: int, engine: str | None, keep: bo
     with ExitStack() as stack:
         stack.enter_context(_term_as_interrupt())
         folder = stack.enter_context(_empty_folder(folder))
-        run = _Run(session, folder, rows)
+        run = _Run(session, folder, rows or _ROWS.get(engine, 10_000))
         stack.enter_context(environment(run.settings, session.environ))
         stack.enter_context(variables({_SHOP: f"sqlite:///{folder / 'promotions.db'}"}, session.environ))
         stack.enter_context(run.services() if engine is None else run.services_on(engine))
