@@ -27,7 +27,7 @@ from asynctask.clock import SECOND, micros
 from asynctask.core.states import Status
 from asynctask.core.transitions import Begin
 from asynctask.dispatch.outbox import engine_queue, own_name
-from asynctask.errors import BrokerUnavailable, JobTimeout, SchemaOutdated, Unavailable, not_installed
+from asynctask.errors import BrokerUnavailable, ConfigError, JobTimeout, SchemaOutdated, Unavailable, not_installed
 from asynctask.integrations.base import (
     BEGUN,
     Attachable,
@@ -479,7 +479,7 @@ class CeleryEngine:
         self._queues = sorted(self._celery.amqp.queues.consume_from)
         try:
             self._app.ensure_schema()
-        except SchemaOutdated as error:
+        except (SchemaOutdated, ConfigError) as error:
             raise SystemExit(str(error)) from error
         except Unavailable as error:
             self._log.warning("ledger_away", error=str(error))
