@@ -502,7 +502,7 @@ class Progress(_Out):
     updated_at: Time
     finished_at: Time | None
     links: Links
-    errors: list[Event] | None = Field(None, description="With include=errors: the first 20 failures.")
+    errors: list[ListedEvent] | None = Field(None, description="With include=errors: the first 20 failures.")
     refusal: Refusal | None = Field(None, description="With include=errors: why a rejected list was refused.")
 
 
