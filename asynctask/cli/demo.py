@@ -52,7 +52,7 @@ _BROKER: Final = "PROMOTIONS_BROKER"
 _ENGINE_SHUTDOWN_S: Final = 10.0
 _RQ_WORKER: Final = "asynctask.integrations.rq.TrackedWorker"
 ENGINES: Final[Mapping[str, Sequence[str]]] = {
-    "celery": ("celery", "-A", "celery_promotions:celery", "worker", "-c", "4"),
+    "celery": ("celery", "-A", "celery_promotions:celery", "worker", "-P", "threads", "-c", "8"),
     "dramatiq": ("dramatiq", "dramatiq_promotions:broker", "-p", "2", "-t", "4"),
     "rq": ("rq.cli", "worker-pool", "-n", "4", "-c", "rq_promotions", "-S", "json", "-w", _RQ_WORKER, "default"),
 }
