@@ -12,7 +12,11 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: .venv/.runtime ## Show everything at work on an example shop, and audit the outcome (ARGS="--keep" leaves it running)
+# The engine of ARGS="--engine celery", if any: its extra and a Redis are installed.
+ENGINE := $(if $(findstring --engine,$(ARGS)),$(filter celery dramatiq rq,$(patsubst --engine=%,%,$(ARGS))))
+
+demo: .venv/.runtime $(ENGINE:%=.venv/.with-%) ## Show everything at work on an example shop, and audit the outcome (ARGS="--keep", ARGS="--engine celery")
+	@$(if $(ENGINE),sh scripts/test-servers.sh redis-server)
 	@$(BIN)/asynctask demo $(ARGS)
 
 # TEST_STATUS, if it is set, names a file for pytest's own exit code: make has only one code for every failure.
@@ -69,6 +73,11 @@ clean: ## Remove the virtual environment, caches, builds and the demo's data
 .venv/.runtime: pyproject.toml constraints.txt | .venv/.made
 	@echo "installing into .venv ..."
 	@$(BIN)/python -m pip install -q -c constraints.txt -e .
+	@touch $@
+
+.venv/.with-%: .venv/.runtime
+	@echo "installing into .venv what the engine $* needs ..."
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[$*]'
 	@touch $@
 
 .venv/.dev: pyproject.toml constraints.txt | .venv/.made

@@ -212,7 +212,7 @@ class TransitionRefused(Conflict):
 
 
 class OtherEngine(Conflict):
-    """The job waits, or waited, in the queue of an attached engine, which alone can run it again."""
+    """The job waits, or waited, in the queue of another program, which alone can run it again."""
 
     code = "other_engine"
 

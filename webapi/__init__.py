@@ -41,7 +41,7 @@ def create_app(app: AsyncTask, *, host: str | None = None) -> APIFlask:
     return flask_app
 
 
-# -- the page: a form to submit a list, and a page for each Task; webapi/static fetches what changes
+# -- the pages: a form to submit a list, a page for each Task, the single jobs; webapi/static fetches what changes
 
 pages: Final = APIBlueprint("pages", __name__, enable_openapi=False)
 
@@ -66,8 +66,24 @@ def task(task_id: int) -> ResponseReturnValue:
     try:
         title = find_task(task_id).progress()["title"]
     except NotFound:
-        return render_template("missing.html", task_id=task_id), 404
+        return render_template("missing.html", kind="Task", name=task_id, all_url=url_for("pages.home")), 404
     return render_template("task.html", task_id=task_id, title=title)
+
+
+@pages.get("/jobs")
+def jobs() -> ResponseReturnValue:
+    """The jobs without a Task, and the queues."""
+    return render_template("jobs.html", workers=sorted(asynctask_app().workers))
+
+
+@pages.get("/jobs/<job_id>")
+def job(job_id: str) -> ResponseReturnValue:
+    """One job."""
+    try:
+        worker = asynctask_app().event(job_id)["worker_name"]
+    except NotFound:
+        return render_template("missing.html", kind="job", name=job_id[:64], all_url=url_for("pages.jobs")), 404
+    return render_template("job.html", job_id=job_id, worker=worker)
 
 
 @pages.get("/docs")

@@ -51,6 +51,7 @@ __all__ = [
     "JobsSubmission",
     "JsonSubmission",
     "Knobs",
+    "ListedEvent",
     "LogEntries",
     "NoQuery",
     "OneTaskQuery",
@@ -447,8 +448,8 @@ class Links(_Out):
     ui: str
 
 
-class Event(_Out):
-    """The record of one job."""
+class ListedEvent(_Out):
+    """The record of one job, in a list."""
 
     id: int
     job_id: str
@@ -470,6 +471,12 @@ class Event(_Out):
     started_at: Time | None
     finished_at: Time | None
     process: str | None
+
+
+class Event(ListedEvent):
+    """The record of one job, and what can be done about it."""
+
+    actions: list[Literal["restart", "kill", "delete"]] = Field(description="Those that apply to it now.")
 
 
 class Refusal(_Out):
@@ -507,7 +514,7 @@ class Progress(_Out):
     updated_at: Time
     finished_at: Time | None
     links: Links
-    errors: list[Event] | None = Field(None, description="With include=errors: the first 20 failures.")
+    errors: list[ListedEvent] | None = Field(None, description="With include=errors: the first 20 failures.")
     refusal: Refusal | None = Field(None, description="With include=errors: why a rejected list was refused.")
 
 
@@ -539,12 +546,12 @@ class TaskPage(_Out):
 
 
 class EventPage(_Out):
-    events: list[Event]
+    events: list[ListedEvent]
     links: PageLinks
 
 
 class JobsPage(_Out):
-    jobs: list[Event]
+    jobs: list[ListedEvent]
     links: PageLinks
 
 

@@ -12,7 +12,7 @@ from flask import Response
 from asynctask.app import AsyncTask
 from asynctask.errors import NotFound
 from asynctask.reports.templates import Template, make_template, template_csv, template_xlsx
-from webapi.context import asynctask_app, page_links, reader_locale, set_language
+from webapi.context import asynctask_app, page_links, reader_locale, set_language, who
 from webapi.json_body import json_response
 from webapi.reports import CSV, XLSX, attachment
 from webapi.shapes import (
@@ -95,8 +95,51 @@ def jobs(query: JobsQuery) -> Response:
 @blueprint.output(Event)
 @blueprint.doc(operation_id="getJob", responses=[503])
 def job(job_id: str, query: NoQuery) -> Response:
-    """The life of one job: its Event"""
-    return json_response(asynctask_app().event(job_id))
+    """The life of one job: its Event
+
+    `actions` says which of restart, kill and delete apply to it now.
+    """
+    return json_response(asynctask_app().operations.job(job_id))
+
+
+@blueprint.post("/jobs/<job_id>/restart")
+@blueprint.input(NoQuery, location="query", arg_name="query")
+@blueprint.output(Event)
+@blueprint.doc(operation_id="restartJob", responses=[403, 409, 503])
+def restart_job(job_id: str, query: NoQuery) -> Response:
+    """Have a job run again, or now
+
+    One that ended in an error, or without a Task was refused, is retried; one that waits in the ledger is due now.
+    """
+    return _acted_on(job_id, "restart")
+
+
+@blueprint.post("/jobs/<job_id>/kill")
+@blueprint.input(NoQuery, location="query", arg_name="query")
+@blueprint.output(Event)
+@blueprint.doc(operation_id="killJob", responses=[403, 409, 503])
+def kill_job(job_id: str, query: NoQuery) -> Response:
+    """Give up a job that waits in the ledger
+
+    It ends in `error`.
+    """
+    return _acted_on(job_id, "kill")
+
+
+@blueprint.post("/jobs/<job_id>/delete")
+@blueprint.input(NoQuery, location="query", arg_name="query")
+@blueprint.output(Event)
+@blueprint.doc(operation_id="deleteJob", responses=[403, 409, 503])
+def delete_job(job_id: str, query: NoQuery) -> Response:
+    """Cancel a job that has not begun
+
+    It is taken out of its queue, where it waits in one; that of an attached engine takes it out if it can.
+    """
+    return _acted_on(job_id, "delete")
+
+
+def _acted_on(job_id: str, action: str) -> Response:
+    return json_response(asynctask_app().operations.act_on_job(job_id, action, who=who()))
 
 
 @blueprint.post("/records")

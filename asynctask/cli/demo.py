@@ -1,8 +1,12 @@
-"""``demo``: the whole system on SQLite, with a real sheet and real processes, and an audit of the outcome."""
+"""``demo``: the whole system on SQLite, with a real sheet and real processes, and an audit of the outcome.
+
+With ``--engine`` the jobs run on Celery, Dramatiq or RQ: a private Redis, and the engine's own worker command.
+"""
 
 from __future__ import annotations
 
 import http.client
+import importlib.util
 import json
 import os
 import posixpath
@@ -31,16 +35,29 @@ from asynctask.cli.output import FAILURES, OK, Bars, Output, count, number, summ
 from asynctask.cli.serve import address, child_argv, free_port, served_at, warn_if_open
 from asynctask.clock import SystemClock
 from asynctask.config import ENV_PREFIX
-from asynctask.errors import AsyncTaskError, ConfigError, InputError, Unavailable
+from asynctask.errors import AsyncTaskError, ConfigError, InputError, Unavailable, not_installed
 
 __all__ = ["COMMANDS", "ReportRows", "audit_campaigns"]
 
 _MARK: Final = ".asynctask-demo"
 _SHOP: Final = "PROMOTIONS_DATABASE_URL"
 _PRODUCTS: Final = 200
+_ROWS: Final[Mapping[str | None, int]] = {"rq": 1_000}  # RQ starts a process for each job
 _START_S: Final = 60.0
-_RUN_S: Final = 120.0
+_STALLED_S: Final = 120.0
 _RESERVED: Final = frozenset({"database_url", "broker_url", "data_dir", "app"})
+_OF_OWN_WORKERS: Final = frozenset({"concurrency", "processes", "queues", "strict_queues"})
+
+_BROKER: Final = "PROMOTIONS_BROKER"
+_ENGINE_SHUTDOWN_S: Final = 10.0
+_RQ_WORKER: Final = "asynctask.integrations.rq.TrackedWorker"
+ENGINES: Final[Mapping[str, Sequence[str]]] = {
+    "celery": ("celery", "-A", "celery_promotions:celery", "worker", "-P", "threads", "-c", "8"),
+    "dramatiq": ("dramatiq", "dramatiq_promotions:broker", "-p", "2", "-t", "4"),
+    "rq": ("rq.cli", "worker-pool", "-n", "4", "-c", "rq_promotions", "-S", "json", "-w", _RQ_WORKER, "default"),
+}
+"""The engines that the demo can run on, and the worker command of each, as ``python -m`` takes it. The modules are those of
+``examples/engines``."""
 
 
 @dataclass(frozen=True)
@@ -65,31 +82,45 @@ class Followed:
     show_default=True,
     help="The folder that it makes, anew each time.",
 )
-@click.option("--rows", type=click.IntRange(100, 100_000), default=10_000, show_default=True, help="Rows of the sheet.")
+@click.option("--rows", type=click.IntRange(100, 100_000), help="Rows of the sheet.  [default: 10,000; on rq 1,000]")
+@click.option("--engine", type=click.Choice(list(ENGINES)), help="Run the jobs on this engine, on a Redis of its own.")
 @click.option("--keep", is_flag=True, help="Leave it running at the end, until Ctrl-C.")
 @pass_session
-def demo(session: Session, folder: Path, rows: int, keep: bool) -> int:
+def demo(session: Session, folder: Path, rows: int | None, engine: str | None, keep: bool) -> int:
     """Show the whole thing at work on an example shop.
 
     It hands over 200 products as JSON and 10,000 campaigns as a spreadsheet, follows both, fetches the report of what
     did not succeed, and audits the outcome against what the shop holds: exit code 1 if anything disagrees.
+
+    With --engine the engine's own worker command performs the jobs; redis-server must be installed.
     """
-    own = _RESERVED.intersection(session.flags)
-    if own:
-        raise click.UsageError(f"--{sorted(own)[0].replace('_', '-')} is the demo's own affair: it brings everything along")
+    _check_flags(session.flags, engine)
     with ExitStack() as stack:
         stack.enter_context(_term_as_interrupt())
         folder = stack.enter_context(_empty_folder(folder))
-        run = _Run(session, folder, rows)
+        run = _Run(session, folder, rows or _ROWS.get(engine, 10_000))
         stack.enter_context(environment(run.settings, session.environ))
         stack.enter_context(variables({_SHOP: f"sqlite:///{folder / 'promotions.db'}"}, session.environ))
-        stack.enter_context(run.services())
+        stack.enter_context(run.services() if engine is None else run.services_on(engine))
         found = run.perform()
-        session.out.document({**found, "url": run.url if keep else None})
+        session.out.document({**found, "engine": engine, "url": run.url if keep else None})
         run.print_outcome(found, keep)
         if keep:
             _until_interrupt()
     return OK if found["ok"] else FAILURES
+
+
+def _check_flags(flags: Collection[str], engine: str | None) -> None:
+    own = _RESERVED.intersection(flags)
+    if own:
+        raise click.UsageError(f"--{sorted(own)[0].replace('_', '-')} is the demo's own affair: it brings everything along")
+    if engine is None:
+        return
+    if useless := _OF_OWN_WORKERS.intersection(flags):
+        flag = sorted(useless)[0].replace("_", "-")
+        raise click.UsageError(f"--{flag} is a setting of AsyncTask's own workers: with --engine, leave it out")
+    if importlib.util.find_spec(engine) is None:
+        raise ConfigError(not_installed(engine, engine))
 
 
 class _Run:
@@ -113,17 +144,45 @@ class _Run:
         }
         self.report = folder / "report.xlsx"
         self._sheet = folder / "campaigns.xlsx"
-        examples = examples_folder()
-        self._shop_file = examples / "promotions.py"
-        self._untidy = load_file(examples / "untidy_sheet.py")
+        self._examples = examples_folder()
+        self._shop_file = self._examples / "promotions.py"
+        self._untidy = load_file(self._examples / "untidy_sheet.py")
 
     @contextmanager
     def services(self) -> Iterator[None]:
         """The web server and the workers, ready to use; the end of the block stops them."""
+        with self._running(child_argv(f"{self._shop_file}:app", "up", {}), {}):
+            yield
+
+    @contextmanager
+    def services_on(self, engine: str) -> Iterator[None]:
+        """A Redis, the web server and the workers of an engine, in the same way. Raises :class:`ConfigError` where there is
+        no redis-server."""
+        from asynctask.runtime.supervisor import ChildSpec, supervising
+        from asynctask.testing.servers import MissingServer, RedisServer
+
+        module, command = f"{engine}_promotions", ENGINES[engine]
+        web = child_argv(f"{module}:app", "web", {"host": self._host, "port": self.settings["port"]})
+        children = [ChildSpec("web", web), ChildSpec("worker", [sys.executable, "-m", *command])]
+        argv, environ = supervising(["demo", engine], children, shutdown_s=_ENGINE_SHUTDOWN_S)
+        examples = [str(self._examples / "engines"), str(self._examples)]
+        path = os.pathsep.join([*examples, *filter(None, [self._environ.get("PYTHONPATH")])])
+        with ExitStack() as stack:
+            try:
+                redis = stack.enter_context(RedisServer(self._folder))
+            except MissingServer as error:
+                raise ConfigError(f"--engine {engine} needs a Redis: {error}") from None
+            environ |= {_BROKER: redis.url, "RQ_REDIS_URL": redis.url, "PYTHONPATH": path}
+            self.out.line(f"On {engine}: {' '.join([command[0].partition('.')[0], *command[1:]])}")
+            stack.enter_context(self._running(argv, environ, redis.lifeline))
+            yield
+
+    @contextmanager
+    def _running(self, argv: Sequence[str], environ: Mapping[str, str], *passed: int) -> Iterator[None]:
+        """A supervisor, until the end of the block; ``passed``: descriptors that it holds while it lives."""
         from asynctask.runtime.supervisor import LIFELINE
 
         log = self._folder / "services.log"
-        argv = child_argv(f"{self._shop_file}:app", "up", {})
         theirs, ours = os.pipe()  # closed by the kernel however this process dies, which stops the services
         try:
             with log.open("wb") as sink:
@@ -132,9 +191,10 @@ class _Run:
                     stdin=subprocess.DEVNULL,
                     stdout=sink,
                     stderr=sink,
-                    pass_fds=(theirs,),
+                    pass_fds=(theirs, *passed),
                     start_new_session=True,
-                    env={**self._child_environment(), LIFELINE: str(theirs)},
+                    cwd=self._folder if environ else None,
+                    env={**self._child_environment(), **environ, LIFELINE: str(theirs)},
                 )
             try:
                 self._wait_until_ready(up, log)
@@ -201,18 +261,19 @@ class _Run:
         tags: dict[int, str] = {}
         seen: dict[int, dict[str, Any]] = {}
         done: dict[int, Followed] = {}
-        until = self._clock.monotonic() + _RUN_S
+        until = self._clock.monotonic() + _STALLED_S
         with Bars(self.out, self._clock.monotonic) as bars:
             while len(done) < len(sent):
                 for task_id in sent.keys() - done.keys():
                     answer = self._api.get(f"/api/tasks/{task_id}", If_None_Match=tags.get(task_id, ""))
                     if answer.status != 304:
                         tags[task_id], seen[task_id] = answer.headers.get("etag", ""), answer.json()
+                        until = self._clock.monotonic() + _STALLED_S
                     bars.show(seen[task_id])
                     if seen[task_id]["done"]:
                         done[task_id] = Followed(seen[task_id], self._clock.monotonic() - sent[task_id])
                 if self._clock.monotonic() > until:
-                    raise Unavailable(f"the demo is not done after {_RUN_S:g} s; {self._folder}/services.log may say why")
+                    raise Unavailable(f"nothing has moved for {_STALLED_S:g} s; {self._folder}/services.log may say why")
                 self._pause.wait(0.1)
         return [done[task_id] for task_id in sorted(done)]
 
@@ -252,7 +313,7 @@ class _Run:
         if keep:
             out.line(f"Page:   {served_at(self._host, self.settings['port'])} (Ctrl-C stops it)")
         else:
-            out.line(f"Page:   {self.url} (stopped now; `asynctask demo --keep` leaves it running)")
+            out.line(f"Page:   {self.url} (stopped now; `--keep` leaves it running)")
 
 
 def _document(

@@ -396,10 +396,21 @@ def tracked_copy(ready: Ready, now: int) -> Copy:
     args, jid = ready.params or "[]", ready.job_id
     if ready.task_id is not None:
         args = f"[{args}]"  # the item of a Task is its one argument
+    elif engine_of(ready.queue) is not None:
+        args = _lone_arguments(args)
     name = f'"{jid}"' if jid.isalnum() and jid.isascii() else orjson.dumps(jid).decode()
     text = f"{before}{args}{between}{name}{after}"
     priority = options.get("priority") if ready.priority is None else ready.priority
     return Copy(jid, ready.attempt, ready.queue, text, int(priority or 0), ready.task_id)
+
+
+def _lone_arguments(params: str) -> str:
+    """The arguments of a lone job of an engine: ``[positional, keyword arguments]``. Its Event has keyword arguments only
+    where there are any."""
+    if not params.startswith("{"):
+        return f"[{params},{{}}]"
+    both = orjson.loads(params)
+    return dumps([both["args"], both["kwargs"]])
 
 
 def options_of(came: Mapping[str, Any]) -> str:

@@ -42,12 +42,15 @@ from asynctask.runtime.process import AppProcess, Dispatching, recording_chain
 from asynctask.worker import Worker, describe
 
 __all__ = [
-    "Attachable", "EarlyTickets", "Engine", "EngineCapabilities", "EngineProcess", "HeldAcks", "LoneEvents", "ProcessLost",
-    "PushedJob", "RemoteWorkers", "Reporter", "Together", "engine_worker", "kept_params", "pushed_job",
+    "BEGUN", "Attachable", "EarlyTickets", "Engine", "EngineCapabilities", "EngineProcess", "HeldAcks", "LoneEvents",
+    "ProcessLost", "PushedJob", "RemoteWorkers", "Reporter", "Together", "engine_worker", "kept_params", "pushed_job",
 ]  # fmt: skip
 
 EARLY_S: Final = 0.5
 """Seconds for which a ticket is good that was asked for before a thread was free."""
+
+BEGUN: Final = "a worker has begun it"
+"""Why a job cannot be revoked any more."""
 
 LONG_S: Final = 0.1
 """Seconds after which a running job's ``working`` status is written by itself."""
@@ -69,7 +72,8 @@ class EngineCapabilities:
 
     ``late_ack``: a job is acknowledged after its outcome is committed. ``redelivers``: a lone job whose process died comes
     again by itself. ``counts``: its queues can be counted; without it no Task can be handed to it. ``asynchronous``: it
-    runs ``async`` functions. ``hard_limit``: it ends a job that does not heed its time limit.
+    runs ``async`` functions. ``hard_limit``: it ends a job that does not heed its time limit. ``revokes``: a lone job can
+    be taken back before it begins (:meth:`Engine.revoke`).
     """
 
     late_ack: bool
@@ -77,6 +81,7 @@ class EngineCapabilities:
     counts: bool
     asynchronous: bool
     hard_limit: bool
+    revokes: bool
 
 
 class Engine(EngineQueues, Protocol):
@@ -85,7 +90,8 @@ class Engine(EngineQueues, Protocol):
     name: str
     """1 to 8 small letters."""
 
-    capabilities: EngineCapabilities
+    @property
+    def capabilities(self) -> EngineCapabilities: ...
 
     @property
     def workers(self) -> Mapping[str, Worker]:
@@ -94,6 +100,14 @@ class Engine(EngineQueues, Protocol):
 
     def name_of(self, target: object) -> str | None:
         """The name of the worker that a task or an actor of this engine is; None for anything else."""
+        ...
+
+    def revoke(self, job_id: str, queue: str) -> str | None:
+        """Sees to it that a lone job of this queue (by the ledger's name) does not begin any more.
+
+        Returns None if it has not begun and none of its copies will, else the reason. Raises
+        :class:`~asynctask.errors.BrokerUnavailable`. Without the capability ``revokes`` it is not called.
+        """
         ...
 
 
@@ -130,7 +144,7 @@ def pushed_job(copy: Copy) -> PushedJob:
     job = decode(copy.payload)
     args: Any = job["args"]
     kwargs: Mapping[str, Any] = {}
-    if copy.task_id is None and len(args) == 2 and isinstance(args[0], list) and isinstance(args[1], dict):
+    if copy.task_id is None:  # a lone one, as the dispatcher writes it
         args, kwargs = args
     attempt = copy.attempt if copy.task_id is not None else None
     queue = copy.queue.partition("/")[2]

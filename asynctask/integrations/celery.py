@@ -27,8 +27,9 @@ from asynctask.clock import SECOND, micros
 from asynctask.core.states import Status
 from asynctask.core.transitions import Begin
 from asynctask.dispatch.outbox import engine_queue, own_name
-from asynctask.errors import BrokerUnavailable, JobTimeout, SchemaOutdated, Unavailable, not_installed
+from asynctask.errors import BrokerUnavailable, ConfigError, JobTimeout, SchemaOutdated, Unavailable, not_installed
 from asynctask.integrations.base import (
+    BEGUN,
     Attachable,
     EngineCapabilities,
     EngineProcess,
@@ -67,6 +68,9 @@ _POOLS: Final = {"celery.concurrency.prefork": False, "celery.concurrency.solo":
 """Pools that can be recorded, and whether their jobs run in the process that the signals of a worker reach."""
 
 _AWAY_S: Final = 0.5
+
+_REPLY_S: Final = 1.0
+"""Seconds in which workers answer a revocation."""
 
 
 def attach(
@@ -112,7 +116,7 @@ class CeleryEngine:
     def __init__(self, celery_app: Any, app: Attachable, *, tasks: Collection[str] | None, late_ack: bool) -> None:
         self.name = NAME
         self.capabilities = EngineCapabilities(
-            late_ack=late_ack, redelivers=late_ack, counts=True, asynchronous=False, hard_limit=True
+            late_ack=late_ack, redelivers=late_ack, counts=True, asynchronous=False, hard_limit=True, revokes=True
         )
         self._celery = celery_app
         self._app = app
@@ -220,6 +224,20 @@ class CeleryEngine:
     def may_hold(self, queue: str) -> bool:
         """A worker holds jobs of a task with a rate limit in its memory, idle as it is."""
         return any(self._celery.tasks[name].rate_limit for name in self._tracked)
+
+    def revoke(self, job_id: str, queue: str) -> str | None:
+        """Workers that know the id as revoked drop the job when they come to it. One that had begun is found afterwards."""
+        control = self._celery.control
+        try:
+            flagged = control.revoke(job_id, reply=True, timeout=_REPLY_S)
+            states = control.inspect(timeout=_REPLY_S).query_task(job_id) or {}
+        except (OperationalError, OSError) as error:
+            raise BrokerUnavailable(f"the broker of Celery does not answer: {error}") from error
+        if not flagged:
+            return "no worker of Celery has answered that it knows of the revocation"
+        if any(found.get(job_id, ("",))[0] == "active" for found in states.values()):
+            return BEGUN
+        return None
 
     # -- tracked tasks
 
@@ -461,7 +479,7 @@ class CeleryEngine:
         self._queues = sorted(self._celery.amqp.queues.consume_from)
         try:
             self._app.ensure_schema()
-        except SchemaOutdated as error:
+        except (SchemaOutdated, ConfigError) as error:
             raise SystemExit(str(error)) from error
         except Unavailable as error:
             self._log.warning("ledger_away", error=str(error))

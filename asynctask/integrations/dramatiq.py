@@ -144,7 +144,12 @@ class DramatiqEngine:
         self._count = _counter(broker)
         self._pushing = threading.local()
         self.capabilities = EngineCapabilities(
-            late_ack=True, redelivers=True, counts=self._count is not None, asynchronous=True, hard_limit=False
+            late_ack=True,
+            redelivers=True,
+            counts=self._count is not None,
+            asynchronous=True,
+            hard_limit=False,
+            revokes=False,
         )
 
     @property
@@ -175,6 +180,10 @@ class DramatiqEngine:
 
     def may_hold(self, queue: str) -> bool:
         return False
+
+    def revoke(self, job_id: str, queue: str) -> str | None:
+        """Dramatiq has no means to take a message back."""
+        raise NotImplementedError
 
 
 def _message(copy: Copy) -> dramatiq.Message[Any]:

@@ -23,6 +23,7 @@ import signal
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -50,7 +51,7 @@ try:
     import rq
     from redis.exceptions import RedisError
     from rq import decorators
-    from rq.exceptions import AbandonedJobError
+    from rq.exceptions import AbandonedJobError, InvalidJobOperation, NoSuchJobError
     from rq.job import Retry, get_current_job
     from rq.serializers import resolve_serializer
     from rq.timeouts import JobTimeoutException
@@ -166,7 +167,7 @@ class RqEngine:
         self.name = NAME
         # A lone job whose worker died is given again only if it has `retry=`, when RQ finds it abandoned.
         self.capabilities = EngineCapabilities(
-            late_ack=True, redelivers=False, counts=True, asynchronous=True, hard_limit=True
+            late_ack=True, redelivers=False, counts=True, asynchronous=True, hard_limit=True, revokes=True
         )
         self.connection = connection
         self.serializer = serializer
@@ -184,15 +185,25 @@ class RqEngine:
 
     def push(self, copies: Sequence[Copy]) -> None:
         by_queue: dict[str, list[Any]] = defaultdict(list)
-        for copy in copies:
-            by_queue[own_name(copy.queue)].append(self._data(copy))
         try:
+            for copy in copies:
+                if copy.task_id is not None or not self._requeue(copy):
+                    by_queue[own_name(copy.queue)].append(self._data(copy))
             with self.connection.pipeline() as pipeline:
                 for name, datas in by_queue.items():
                     self._queue(name).enqueue_many(datas, pipeline=pipeline)
                 pipeline.execute()
         except (RedisError, OSError) as error:
             raise BrokerUnavailable(f"the Redis of RQ does not answer: {error}") from error
+
+    def _requeue(self, copy: Copy) -> bool:
+        """Whether RQ has this lone job among the failed; it is on its queue again then, as it was."""
+        queue = self._queue(own_name(copy.queue))
+        try:
+            queue.failed_job_registry.requeue(copy.jid)
+        except (InvalidJobOperation, NoSuchJobError):
+            return False
+        return True
 
     def _data(self, copy: Copy) -> Any:
         job = pushed_job(copy)
@@ -219,6 +230,18 @@ class RqEngine:
 
     def may_hold(self, queue: str) -> bool:
         return False
+
+    def revoke(self, job_id: str, queue: str) -> str | None:
+        """What is off the queue, or off the jobs that wait for their time, is nobody's to begin."""
+        waits = self._queue(own_name(queue))
+        try:
+            if not waits.remove(job_id) and not self.connection.zrem(waits.scheduled_job_registry.key, job_id):
+                return "it does not wait in RQ any more"
+            with suppress(NoSuchJobError):
+                rq.job.Job.fetch(job_id, connection=self.connection, serializer=self.serializer).delete()
+        except (RedisError, OSError) as error:
+            raise BrokerUnavailable(f"the Redis of RQ does not answer: {error}") from error
+        return None
 
     def _queue(self, name: str) -> Any:
         return rq.Queue(name, connection=self.connection, serializer=self.serializer)

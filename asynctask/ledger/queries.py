@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.clock import rfc3339
-from asynctask.core.states import Status
+from asynctask.core.states import PROBLEM, Status
 from asynctask.core.transitions import Turn, cancel, explicit_retry, hurry, in_flight, recorded
 from asynctask.database.batches import among
 from asynctask.database.engine import Database
@@ -333,8 +333,11 @@ def ids(connection: Connection, set_name: str, now: int, *, after: int, limit: i
 
 
 def engines(connection: Connection, event_ids: Collection[int]) -> dict[int, str]:
-    """Event id -> the other engine that holds its job, for those of these Events that have one."""
-    kept = _e.options.like(f'{{"{ENGINE}":%')
+    """Event id -> the other program that alone can run its job again, for those of these Events that have one.
+
+    The dispatcher pushes lone jobs to the queues of attached engines, whose names have a slash.
+    """
+    kept = _e.options.like(f'{{"{ENGINE}":%') & sa.func.coalesce(_e.queue, "").not_like("%/%")
     found = connection.execute(sa.select(_e.id, _e.options).where(among(connection, _e.id, list(event_ids)), kept))
     return {int(i): str(loads(options)[ENGINE]) for i, options in found}
 
@@ -346,7 +349,7 @@ def turn_waiting(ledger: Ledger, action: str, event_ids: Sequence[int], *, who: 
     """Makes waiting jobs run now (``restart``), cancels them (``delete``) or ends them in error (``kill``); returns how
     many.
 
-    Skips jobs that do not wait any more, and those of another engine.
+    Skips jobs that do not wait any more, and those of another program.
     """
     done = 0
     for part in chunks(list(dict.fromkeys(event_ids)), _BATCH):
@@ -450,23 +453,25 @@ def alone_dead(connection: Connection, now: int, *, after: int, limit: int) -> l
     return [int(i) for (i,) in connection.execute(found)]
 
 
-def retry_one(ledger: Ledger, event_id: int, *, who: str = "") -> bool:
+def retry_one(ledger: Ledger, event_id: int, *, who: str = "", refused_too: bool = False) -> bool:
     """An explicit retry of one job that ended in error, in a new generation of its Task.
 
-    Returns False if it is not in error. Raises :class:`Conflict` if the Task's state forbids it or the ledger does not have
-    the job's arguments, and :class:`OtherEngine` for a job of another engine.
+    ``refused_too``: or that ended ``failed``, without a Task. A lone job of an attached engine waits in the ledger until
+    the dispatcher pushes it to its queue. Returns False if it did not end so. Raises :class:`Conflict` if the Task's state
+    forbids it or the ledger does not have the job's arguments, and :class:`OtherEngine` for a job of another program.
     """
-    applied = _retry_one(ledger, event_id, who)
+    applied = _retry_one(ledger, event_id, who, refused_too)
     dispatchable.announce(ledger, applied)
     return any(each.turn is not None for each in applied)
 
 
 @repeatable
-def _retry_one(ledger: Ledger, event_id: int, who: str) -> list[Applied]:
+def _retry_one(ledger: Ledger, event_id: int, who: str, refused_too: bool) -> list[Applied]:
     now = ledger.now()
 
     def reopen(seen: EventRecord) -> Turn | None:
-        return explicit_retry(seen.row, now=now) if seen.row.status is Status.ERROR else None
+        chosen = PROBLEM if refused_too and seen.task_id is None else (Status.ERROR,)
+        return explicit_retry(seen.row, now=now) if seen.row.status in chosen else None
 
     change = Change(event_id, reopen, notes=[Note("enqueue", ledger.catalogue("retried"))])
     with ledger.database.write() as connection:

@@ -32,6 +32,7 @@ __all__ = [
     "Supervisor",
     "Wakeup",
     "become",
+    "supervising",
     "watch_parent",
 ]
 
@@ -326,15 +327,26 @@ def become(
 
     ``words`` are shown in the system's process list.
     """
+    argv, variables = supervising(words, children, shutdown_s=shutdown_s, announcement=announcement)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, argv, {**environ, **variables})  # noqa: S606 - our own interpreter
+
+
+def supervising(
+    words: Sequence[str],
+    children: Sequence[ChildSpec],
+    *,
+    shutdown_s: float,
+    announcement: Announcement | None = None,
+) -> tuple[list[str], dict[str, str]]:
+    """The command of a supervisor of these children, and the variables that its environment needs."""
     plan = {
         "children": [[child.name, list(child.argv)] for child in children],
         "shutdown_s": shutdown_s,
         "announcement": None if announcement is None else announcement._asdict(),
     }
-    sys.stdout.flush()
-    sys.stderr.flush()
-    argv = [sys.executable, "-m", "asynctask.runtime.supervisor", *words]
-    os.execve(sys.executable, argv, {**environ, _PLAN: json.dumps(plan)})  # noqa: S606 - our own interpreter
+    return [sys.executable, "-m", "asynctask.runtime.supervisor", *words], {_PLAN: json.dumps(plan)}
 
 
 def main(environ: MutableMapping[str, str]) -> int:

@@ -158,6 +158,18 @@ class EngineConformance(ABC):
             assert performed(folder) == [1, 1, 1]
             exact(engine.app, task, error=1)
 
+    def test_a_dead_job_that_a_person_restarts_runs_again(self) -> None:
+        with self.harness() as (engine, folder):
+            engine.start()
+            task = engine.app.submit("act", [{"n": 1, "breaks": 1}])
+            (event,) = ended(task)
+            assert (event["status"], event["attempt"]) == ("error", 1)
+            assert engine.app.operations.act("dead", "restart", [event["job_id"]]).done == 1
+            (event,) = ended(task)
+            assert (event["status"], event["attempt"], event["result"]) == ("finish", 2, {"n": 1})
+            assert performed(folder) == [1, 1]
+            exact(engine.app, task, finish=1)
+
     # -- processes
 
     def test_a_worker_that_is_stopped_loses_nothing(self) -> None:

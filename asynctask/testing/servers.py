@@ -1,6 +1,7 @@
-"""Private database servers for tests and benchmarks, on a free port and in a temporary folder.
+"""Private servers for tests, benchmarks and the demo, on a free port.
 
-They are independent of the machine's own servers. A server dies with the thread that started it, even if that is killed.
+They are independent of the machine's own servers. A server dies with what started it, even if that is killed: an SQL server
+with the thread, a Redis with the process.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ __all__ = [
     "MissingServer",
     "PgBouncer",
     "PostgresServer",
+    "RedisServer",
     "SqlServer",
     "free_port",
     "redis_command",
@@ -52,6 +54,70 @@ def redis_command(program: str, port: int, folder: Path, *options: str) -> list[
     }  # fmt: skip
     words = [word for name, value in settings.items() for word in (f"--{name}", value)]
     return [program, *words, *options]
+
+
+_WITH_LIFELINE = 'exec 3<&0; { read -r line <&3; kill "$$"; } 2>/dev/null & exec "$@" </dev/null 3<&-'
+"""Runs a program that ends when nobody holds the other end of its standard input any more."""
+
+
+class RedisServer:
+    """A private Redis that keeps nothing on disk; needs Debian's ``redis-server``.
+
+    It ends when no process is left that has :attr:`lifeline`. ``folder``: for its log.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+
+    def __enter__(self) -> Self:
+        """Starts it and waits until it answers. Raises :class:`MissingServer`."""
+        program = find_program("redis-server", "redis-server")
+        for _ in range(3):  # another program may take the port first
+            self.port = free_port()
+            command = ["/bin/sh", "-c", _WITH_LIFELINE, "redis", *redis_command(program, self.port, self._folder)]
+            with (self._folder / "redis.log").open("ab") as log:
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+                )
+            try:
+                if wait_for(self._state, "redis-server answers or ends", 60) == "answers":
+                    return self
+            except BaseException:
+                self.__exit__()
+                raise
+            self.__exit__()
+        log_text = (self._folder / "redis.log").read_text(errors="replace")
+        raise AssertionError(f"redis-server did not start: {log_text[-2000:]}")
+
+    def __exit__(self, *_: object) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            assert process.stdin is not None
+            process.stdin.close()
+            process.terminate()
+            process.wait()
+
+    def _state(self) -> str:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            return "ended"
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1) as probe:
+            probe.sendall(b"PING\r\n")
+            return "answers" if probe.recv(64).startswith(b"+PONG") else ""
+        return ""
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def lifeline(self) -> int:
+        """A file descriptor to pass to other processes that need the server: it lives as long as one of them."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        return self._process.stdin.fileno()
 
 
 def find_program(name: str, package: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import urllib.request
 from collections.abc import Iterator
@@ -10,6 +12,8 @@ from pathlib import Path
 import pytest
 from cli_process import Desk, read_document
 
+from asynctask.cli.demo import ENGINES
+from asynctask.cli.root import run
 from asynctask.testing import wait_for
 
 
@@ -33,6 +37,43 @@ def test_the_demo_audits_itself_and_leaves_a_report_and_no_process(desk: Desk) -
     assert "WRONG" not in again
     assert again.count("\nok ") == 6
     assert "Report: " in again
+
+
+@pytest.mark.needs_redis
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_demo_runs_on_an_engine_and_audits_itself(desk: Desk, engine: str) -> None:
+    found = desk.json("demo", "--engine", engine, "--rows", 150)
+    assert (found["ok"], found["engine"]) == (True, engine)
+    assert [each["rows"] for each in found["tasks"]] == [200, 150]
+    assert found["retried"] > 0
+    assert not desk.processes()
+
+
+@pytest.mark.needs_redis
+def test_a_kept_demo_on_an_engine_shows_its_queues_and_ends_with_everything_when_it_is_killed(desk: Desk) -> None:
+    with desk.started("demo", "--rows", 100, "--engine", "celery", "--keep", "--json") as demo:
+        found = read_document(demo)
+        with urllib.request.urlopen(f"{found['url']}/api/queues", timeout=120) as answer:
+            assert [queue["name"] for queue in json.load(answer)["queues"]] == ["celery/celery"]
+        assert any("redis-server" in command for command in desk.processes().values())
+        demo.send_signal(signal.SIGKILL)
+        demo.wait(120)
+        wait_for(lambda: not desk.processes(), f"the end of every process: {desk.processes()}")
+
+
+def test_a_demo_on_an_engine_says_what_it_lacks(desk: Desk) -> None:
+    said = desk.run("demo", "--engine", "rq", code=2, PATH=str(desk.folder)).stderr
+    if not any(os.access(f"{folder}/redis-server", os.X_OK) for folder in ("/usr/sbin", "/usr/local/sbin")):
+        assert "apt-get install redis-server" in said
+    assert "--engine" in desk.run("demo", "--engine", "rq", "--concurrency", "2", code=2).stderr
+
+
+def test_a_demo_on_an_engine_that_is_not_installed_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert run(["demo", "--engine", "rq", "--dir", str(tmp_path / "demo")]) == 2
+    assert "asynctask-ledger[rq]" in capsys.readouterr().err
 
 
 def test_the_demo_touches_no_folder_that_is_not_its_own(desk: Desk) -> None:

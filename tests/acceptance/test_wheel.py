@@ -101,6 +101,7 @@ def test_the_wheel_holds_migrations_examples_types_templates_and_nothing_of_the_
         "webapi/py.typed",
         "asynctask/_migrations/env.py",
         "asynctask/_examples/promotions.py",
+        "asynctask/_examples/engines/celery_promotions.py",
     ):
         assert needed in names, f"{needed} is not in the wheel"
     migrations = {path.name for path in (ROOT / "migrations" / "versions").glob("*.py")}

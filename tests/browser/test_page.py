@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +15,8 @@ import pytest
 import xlsxwriter
 from playwright.sync_api import Page, expect
 from support.serving import Shop, get
+
+from asynctask import AsyncTask
 
 pytestmark = pytest.mark.needs_browser
 
@@ -278,6 +281,88 @@ def test_the_list_of_tasks_starts_empty_moves_by_itself_and_works_by_keyboard(
         page.get_by_role("link", name="By hand").focus()
         page.keyboard.press("Enter")
         expect(page).to_have_url(re.compile(r"/tasks/\d+$"))
+
+
+def lone_jobs(shop: Shop) -> AsyncTask:
+    """An application beside the shop's processes that sends single jobs."""
+    app = AsyncTask(environ=shop.environ)
+    for name in ("enroll", "gated"):
+        app.worker(name=name, retry=0)(lambda item: None)
+    return app
+
+
+def test_single_jobs_are_listed_filtered_and_read_page_by_page(page: Page, shop: Shop) -> None:
+    with shop.web() as (_, said), closing(lone_jobs(shop)) as app:
+        for n in range(28):
+            app.workers["enroll"].perform_async({"sku": f"A-{n}"})
+        for n in range(2):
+            app.workers["gated"].perform_async({"sku": f"B-{n}", "quantity": 9})
+        page.goto(said["url"])
+        page.get_by_role("link", name="Jobs", exact=True).click()
+        rows, pager = page.locator("#jobs tbody tr"), page.locator("#pager")
+        expect(rows).to_have_count(25)
+        expect(rows.first).to_contain_text("gated")
+        expect(page.get_by_text("Nothing waits in a queue.")).to_be_visible()
+        pager.get_by_role("button", name="Older").click()
+        expect(rows).to_have_count(5)
+        expect(page).to_have_url(re.compile(r"/jobs\?after=\d+$"))
+        page.reload()
+        expect(rows).to_have_count(5)
+        pager.get_by_role("button", name="Newer").click()
+        expect(rows).to_have_count(25)
+        page.get_by_label("Worker").fill("gated")
+        page.keyboard.press("Enter")
+        expect(rows).to_have_count(2)
+        expect(page).to_have_url(re.compile(r"/jobs\?worker=gated$"))
+        app.record(app.jobs(worker="gated")[1]["job_id"], "finish")
+        page.get_by_label("Status").select_option("succeeded")
+        expect(rows).to_have_count(1)
+        page.get_by_label("Status").select_option("error")
+        expect(page.get_by_text("There is no such job.")).to_be_visible()
+        page.go_back()
+        expect(rows).to_have_count(1)
+        page.go_back()
+        expect(rows).to_have_count(2)
+
+
+def test_a_job_is_opened_by_keyboard_deleted_and_restarted(page: Page, shop: Shop) -> None:
+    with shop.web() as (_, said), closing(lone_jobs(shop)) as app:
+        job_id = app.workers["enroll"].perform_async({"sku": EVIL})
+        other = app.workers["enroll"].perform_async({"sku": "BUG-" + "x" * 36})
+        app.record(str(job_id), "enqueue", EVIL)
+        page.goto(f"{said['url']}/jobs")
+        expect(page.locator("#jobs")).to_contain_text("<img src=x")
+        page.get_by_role("link", name=str(job_id)).focus()
+        app.record(str(other), "enqueue", "moved")
+        expect(page.locator("#jobs")).to_contain_text("moved")
+        page.keyboard.press("Enter")
+        expect(page).to_have_url(re.compile(rf"/jobs/{job_id}$"))
+        expect(page.locator("#state")).to_have_text("waiting")
+        expect(page.locator("#params")).to_contain_text("<img src=x")
+        expect(page.locator("#messages")).to_contain_text("<script>")
+        assert page.locator("main img, main script").count() == 0
+        page.get_by_role("button", name="Delete…").click()
+        page.get_by_role("button", name="Keep it").click()
+        expect(page.locator("#state")).to_have_text("waiting")
+        page.get_by_role("button", name="Delete…").click()
+        page.get_by_role("button", name="Delete it").click()
+        expect(page.locator("#state")).to_have_text("cancelled")
+        for verb in ("Restart", "Give up", "Delete"):
+            expect(page.get_by_role("button", name=verb)).to_be_hidden()
+        page.set_viewport_size({"width": 360, "height": 800})
+        page.goto(f"{said['url']}/jobs/{other}")
+        page.get_by_role("button", name="Give up…").click()
+        page.get_by_role("button", name="Give it up").click()
+        expect(page.locator("#state")).to_have_text("error")
+        with shop.worker():
+            page.get_by_role("button", name="Restart").click()
+            expect(page.locator("#messages")).to_contain_text("cannot read BUG-")
+            expect(page.locator("#facts")).to_contain_text("Attempt2")
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        page.goto(f"{said['url']}/jobs")
+        expect(page.locator("#jobs tbody tr")).to_have_count(2)
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        assert page.title() == "Jobs · AsyncTask"
 
 
 @pytest.mark.parametrize("width", [360, 1200])

@@ -18,7 +18,7 @@ from support.servers import RedisServer
 from support.webshop import client_of
 from support.world import World
 
-from asynctask.errors import InputError, LedgerUnavailable, NotFound
+from asynctask.errors import Conflict, InputError, LedgerUnavailable, NotFound
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 
@@ -217,6 +217,72 @@ def test_a_chain_goes_on_after_a_success_and_not_after_a_refusal(engine: CeleryW
     engine.ended(last.id)
     wait_for(lambda: engine.world.shop.lines().count(["noted", "first"]) == 2, "the second step of the first chain")
     assert ["noted", "never"] not in engine.world.shop.lines()
+
+
+# -- what people do
+
+
+def test_a_dead_job_is_sent_again_by_celery_under_its_id(engine: CeleryWorld) -> None:
+    sent = engine.task("auto").apply_async(kwargs={"breaks": 3})
+    engine.worker()
+    assert (engine.ended(sent.id)["status"], engine.event(sent.id)["attempt"]) == ("error", 3)
+    assert engine.app.operations.job(sent.id)["actions"] == ["restart"]
+    assert engine.app.operations.act("dead", "restart", [sent.id]).done == 1
+    wait_for(lambda: engine.event(sent.id)["status"] == "finish", f"it runs again: {engine.world.said()[-3000:]}")
+    event = engine.event(sent.id)
+    assert (event["attempt"], event["params"], event["result"]) == (4, {"args": [], "kwargs": {"breaks": 3}}, "through")
+    assert [text for _, text, _ in said(event)][-3:] == ["Retried", "In progress", "Done"]
+
+
+def test_a_dead_job_that_nobody_can_run_now_waits_in_the_ledger_and_can_be_cancelled(engine: CeleryWorld) -> None:
+    sent = engine.task("auto").delay(9)
+    worker = engine.worker()
+    engine.ended(sent.id)
+    worker.terminate()
+    assert worker.wait(60) == 0
+    restarted = engine.app.operations.act_on_job(sent.id, "restart")
+    assert (restarted["status"], restarted["actions"]) == ("enqueue", ["restart", "kill", "delete"])
+    assert engine.app.engines["celery"].waiting([restarted["queue"]]) == {restarted["queue"]: 0}
+    assert engine.app.operations.act_on_job(sent.id, "delete")["status"] == "cancelled"
+
+
+def test_a_job_that_waits_in_celery_is_revoked_and_one_that_runs_is_not(engine: CeleryWorld) -> None:
+    engine.worker("prefork", 1)
+    runs = engine.task("gated").delay(0)
+    wait_for(lambda: engine.event(runs.id)["status"] == "working", "it is known to have begun")
+    waits = [engine.task("noted").delay(n) for n in range(3)]
+    for sent in waits:
+        assert engine.app.operations.act_on_job(sent.id, "delete")["status"] == "cancelled"
+    with pytest.raises(Conflict, match="a worker performs it"):
+        engine.app.operations.act_on_job(runs.id, "delete")
+    assert engine.app.engines["celery"].revoke(runs.id, "") == "a worker has begun it"
+    last = engine.task("noted").delay("last")
+    (engine.world.folder / "gate").touch()
+    engine.ended(last.id)
+    assert [line for line in engine.world.shop.lines() if line[0] == "noted"] == [["noted", "last"]]
+    assert engine.ended(runs.id)["status"] == "finish"
+
+
+def test_a_job_that_was_cancelled_before_any_worker_ran_is_dropped_when_one_takes_it(engine: CeleryWorld) -> None:
+    sent = engine.task("noted").delay("never")
+    assert engine.app.operations.act_on_job(sent.id, "delete")["status"] == "cancelled"
+    last = engine.task("noted").delay("last")
+    engine.worker("threads", 1)
+    engine.ended(last.id)
+    assert engine.world.shop.lines() == [["noted", "last"]]
+    assert engine.event(sent.id)["status"] == "cancelled"
+
+
+def test_what_waits_for_a_retry_of_a_task_is_killed_or_deleted_in_the_ledger(engine: CeleryWorld) -> None:
+    engine.worker()
+    task = engine.app.submit("patient", [1, 2])
+    wait_for(lambda: task.progress()["retrying"] == 2, "both wait for their retry")
+    first, second = (event["job_id"] for event in task.events())
+    assert engine.app.operations.act("retries", "kill", [first]).done == 1
+    assert engine.app.operations.act("retries", "delete", [second]).done == 1
+    assert task.wait(timeout=60)["counts"]["cancelled"] == 1
+    assert sorted(event["status"] for event in task.events()) == ["cancelled", "error"]
+    assert engine.app.doctor() == []
 
 
 # -- what is declared and started

@@ -20,7 +20,7 @@ from support.webshop import client_of
 from support.world import World
 
 from asynctask.cli.root import run
-from asynctask.errors import NotFound, OtherEngine
+from asynctask.errors import Conflict, NotFound, OtherEngine
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 
@@ -259,10 +259,9 @@ def test_nothing_is_acknowledged_before_its_outcome_is_committed(engine: Dramati
 
 
 @pytest.mark.parametrize("sender", ["tracked", "a program that knows nothing of us"])
-def test_a_dead_message_is_not_restarted_in_our_queues(engine: Dramatiq, sender: str) -> None:
-    """It would wait there for ever: the queue is Dramatiq's, and so is the job."""
+def test_a_dead_message_is_queued_again_in_dramatiq_under_its_id(engine: Dramatiq, sender: str) -> None:
     actor = engine.broker.get_actor("shaky")
-    message = actor.message_with_options(args=(9,))
+    message = actor.message_with_options(args=(3,))
     if sender == "tracked":
         engine.broker.enqueue(message)
     else:
@@ -273,23 +272,53 @@ def test_a_dead_message_is_not_restarted_in_our_queues(engine: Dramatiq, sender:
     wait_for(
         lambda: engine.world.sql("SELECT id FROM events"), f"its Event is made; workers said: {engine.world.said()}", 60
     )
-    before = engine.ended(message)
-    assert before["status"] == "error"
-    app, job_id = engine.app, message.message_id
+    assert engine.ended(message)["status"] == "error"
+    answer = client_of(engine.app).post("/api/dead/restart", json={"keys": [message.message_id]})
+    assert answer.json == {"done": 1, "skipped": []}
+    wait_for(lambda: engine.event(message)["status"] == "finish", f"it runs again: {engine.world.said()[-3000:]}")
+    event = engine.event(message)
+    assert (event["attempt"], event["result"]) == (4, "through")
+    assert [m["message"] for m in event["messages"]][-3:] == ["Retried", "In progress", "Done"]
+    assert not engine.world.sql("SELECT jid FROM jobs"), "nothing of it comes to the own queues"
+    engine.empty()
+
+
+def test_a_message_of_before_its_queue_was_named_is_not_restarted(engine: Dramatiq) -> None:
+    """An Event of an earlier release has Dramatiq's own name of the queue: it would wait in ours for ever."""
+    message = engine.send("shaky", 9)
+    engine.worker()
+    engine.ended(message)
+    engine.world.sql("UPDATE events SET queue = 'default'")
+    before, job_id = engine.event(message), message.message_id
     with pytest.raises(OtherEngine, match=r"one of dramatiq.*send it again by its actor's send\(\)") as refused:
-        app.operations.act("dead", "restart", [job_id])
+        engine.app.operations.act("dead", "restart", [job_id])
     assert (refused.value.code, refused.value.status) == ("other_engine", 409)
-    named_two = app.operations.act("dead", "restart", [job_id, "nothing"])
+    named_two = engine.app.operations.act("dead", "restart", [job_id, "nothing"])
     assert (named_two.done, "dramatiq" in named_two.skipped[job_id]) == (0, True)
-    all_dead = app.operations.act_on_all("dead", "restart")
+    all_dead = engine.app.operations.act_on_all("dead", "restart")
     assert (all_dead.done, ["dramatiq" in why for why in all_dead.skipped.values()]) == (0, [True])
-    answer = client_of(app).post("/api/dead/restart", json={"keys": [job_id]})
-    assert (answer.status_code, answer.json["code"]) == (409, "other_engine")
+    assert engine.app.operations.job(job_id)["actions"] == []
     said_to_people = io.StringIO()
     url = ["--database-url", engine.world.store.url, "--data-dir", str(engine.world.folder / "data")]
     assert run([*url, "dead", "restart", job_id], stdout=io.StringIO(), stderr=said_to_people) != 0
     assert "dramatiq" in said_to_people.getvalue()
     assert engine.event(message) == before, "nothing was changed"
+
+
+def test_a_waiting_message_is_cancelled_while_nobody_can_have_begun_it(engine: Dramatiq) -> None:
+    never = engine.send("heard", "never")
+    answer = client_of(engine.app).post(f"/api/jobs/{never.message_id}/delete")
+    assert (answer.status_code, answer.json["status"]) == (200, "cancelled")
+    engine.worker(threads=1)
+    runs = engine.send("gated", 0)
+    wait_for(lambda: ["began", "0", "1"] in engine.world.shop.lines(), "it begins")
+    waits = engine.send("heard", "then")
+    with pytest.raises(Conflict, match="dramatiq cannot take back"):
+        engine.app.operations.act_on_job(waits.message_id, "delete")
+    (engine.world.folder / "gate").touch()
+    assert (engine.ended(runs)["status"], engine.ended(waits)["status"]) == ("finish", "finish")
+    assert ["heard", "never"] not in engine.world.shop.lines()
+    engine.empty()
 
 
 # -- Tasks

@@ -323,6 +323,37 @@ def test_deleting_a_tracked_job_from_its_queue_cancels_its_item(app: AsyncTask) 
     sound(app)
 
 
+def test_a_single_job_is_acted_on_wherever_it_waits(app: AsyncTask, run: Callable[[Callable[[], bool]], None]) -> None:
+    operations = app.operations
+    once = app.workers["once"]
+    killed, due, queued = (str(once.perform_async({"n": n})) for n in range(3))
+    assert operations.job(killed)["actions"] == ["restart", "kill", "delete"], "nobody works its queue: the ledger has it"
+    assert operations.act_on_job(killed, "kill")["problem"] == "killed"
+    assert operations.act_on_job(due, "delete")["status"] == "cancelled"
+    with pytest.raises(Conflict, match="stays recorded"):
+        operations.act_on_job(due, "delete")
+    with pytest.raises(Conflict, match="it ended cancelled"):
+        operations.act_on_job(due, "restart")
+    recovery.register(app.ledger, app.host, kind="worker", pid=1, lease_s=60, concurrency=9, queues=["default"])
+    app.dispatcher.round()
+    assert operations.job(queued)["actions"] == ["delete"], "it is on its queue"
+    with pytest.raises(Conflict, match="on its queue already"):
+        operations.act_on_job(queued, "restart")
+    with pytest.raises(Conflict, match="delete it"):
+        operations.act_on_job(queued, "kill")
+    assert operations.act_on_job(queued, "delete")["status"] == "cancelled"
+    assert operations.jobs("default")["total"] == 0
+    recovery.leave(app.ledger)
+    mend(app)
+    assert operations.act_on_job(killed, "restart")["status"] == "enqueue"
+    run(lambda: app.event(killed)["status"] == "finish")
+    for unknown in ("nobody", "x" * 65, "a\0b"):
+        with pytest.raises(NotFound):
+            operations.act_on_job(unknown, "delete")
+    with pytest.raises(InputError):
+        operations.act_on_job(killed, "eat")
+
+
 def test_a_queue_is_paused_where_the_broker_can(app: AsyncTask) -> None:
     if not app.broker.capabilities.pauses:
         with pytest.raises(Conflict, match="cannot be paused"):

@@ -18,7 +18,7 @@ from support.rq_app import NAMESPACE, REDIS, load
 from support.servers import RedisServer
 from support.world import World
 
-from asynctask.errors import ConfigError, InputError, NotFound
+from asynctask.errors import ConfigError, Conflict, InputError, NotFound
 from asynctask.testing import wait_for
 
 pytestmark = [
@@ -215,6 +215,38 @@ def test_a_failed_job_that_somebody_requeues_in_rq_runs_again(engine: RqWorld) -
         "In progress",
         "Done",
     ]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_failed_job_that_is_restarted_here_is_requeued_in_rq_or_sent_again(engine: RqWorld, kept: bool) -> None:
+    sent = engine.jobs.deadly.delay(1)
+    engine.worker()
+    engine.ended(sent.id)
+    wait_for(lambda: sent.get_status() == "failed", "RQ has it among the failed")
+    if not kept:
+        sent.delete()
+    assert engine.app.operations.act("dead", "restart", [sent.id]).done == 1
+    wait_for(lambda: engine.event(sent.id)["status"] == "finish", f"it runs again: {engine.world.said()[-3000:]}")
+    assert [text for _, text, _ in said(engine.event(sent.id))][-3:] == ["Retried", "In progress", "Done"]
+    wait_for(lambda: sent.get_status(refresh=True) == "finished", "RQ has it, too")
+    assert sent.id not in engine.engine.queue(engine.jobs.queue).failed_job_registry
+
+
+def test_a_job_that_waits_in_rq_is_taken_out_and_one_that_runs_is_not(engine: RqWorld) -> None:
+    engine.worker()
+    runs = engine.jobs.gated.delay(0)
+    wait_for(lambda: engine.event(runs.id)["status"] == "working", "it is known to have begun")
+    waits = engine.jobs.noted.delay("never")
+    assert engine.app.operations.job(waits.id)["actions"] == ["delete"]
+    assert engine.app.operations.act_on_job(waits.id, "delete")["status"] == "cancelled"
+    assert not rq.job.Job.exists(waits.id, connection=engine.jobs.redis)
+    with pytest.raises(Conflict, match="a worker performs it"):
+        engine.app.operations.act_on_job(runs.id, "delete")
+    assert engine.engine.revoke(runs.id, "") == "it does not wait in RQ any more"
+    (engine.world.folder / "gate").touch()
+    last = engine.jobs.noted.delay("last")
+    engine.ended(last.id)
+    assert ["noted", "never"] not in engine.world.shop.lines()
 
 
 def test_a_function_that_opted_out_leaves_no_event(engine: RqWorld) -> None:

@@ -81,6 +81,10 @@ def declare(celery: Any, folder: Path) -> None:
             raise ValueError(f"not yet, at {current_job().attempt}")
         return "through"
 
+    @task(name="patient", autoretry_for=(ValueError,), default_retry_delay=3_600)
+    def patient(number: int) -> None:
+        raise ValueError("not for an hour")
+
     @task(name="gated")
     def gated(number: int) -> int:
         shop.note("began", number, os.getpid())

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import dramatiq as dramatiq_library
+import pytest
 from celery import Celery
 from dramatiq.brokers.stub import StubBroker
 from redis import Redis
@@ -21,6 +25,7 @@ ROWS = {
     "redelivers": "delivers a lone job again whose worker died",
     "asynchronous": "`async def` functions",
     "hard_limit": "ends a job that does not heed its time limit",
+    "revokes": "takes back a lone job that waits in its queue",
     "counts": "counts what waits in its queues, without which no list can be handed in",
 }
 
@@ -43,6 +48,30 @@ def capabilities(app: AsyncTask) -> list[EngineCapabilities]:
     broker.close()
     on_rq = rq.attach(Redis(), app)
     return [on_celery.capabilities, on_dramatiq.capabilities, on_rq.capabilities]
+
+
+EXAMPLES = {"Celery": "shop_on_celery.enroll", "Dramatiq": "enroll", "RQ": "enroll"}
+
+
+@pytest.mark.parametrize("engine", EXAMPLES)
+def test_the_example_of_an_engine_is_whole(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = PAGE.read_text().partition(f"\n## {engine}\n")[2].partition("\n## ")[0]
+    code = section.partition("```python\n")[2].partition("```")[0]
+    name = f"shop_on_{engine.lower()}"
+    (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("asynctask.integrations.rq._attached", [])
+    before = dramatiq_library.broker.global_broker
+    shop = importlib.import_module(name)
+    try:
+        worker = shop.app.workers[EXAMPLES[engine]]
+        assert (worker.engine, worker.model) == (engine.lower(), shop.Product)
+        assert worker.failed_on == (shop.PaymentDeclined,)
+    finally:
+        dramatiq_library.broker.global_broker = before
+        shop.app.close()
+        del sys.modules[name]
 
 
 def test_the_table_says_what_the_code_says(tmp_path: Path) -> None:

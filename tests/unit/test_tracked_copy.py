@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import orjson
 import pytest
 
 from asynctask.database.batches import given
 from asynctask.dispatch.outbox import options_of, tracked_copy
+from asynctask.integrations.base import pushed_job
 from asynctask.ledger.reservations import Ready
 from asynctask.wire.payload import parse
 
@@ -108,3 +110,21 @@ def test_retries_go_on_from_where_ruby_was(came: object, retries: int, count: in
     options = options_of({"class": "a", "args": [], "retry_count": came, "failed_at": 5.5})
     found = parse(tracked_copy(replace(READY, task_id=None, params="[]", options=options, retries=retries), NOW).payload)
     assert (found["retry_count"], found["failed_at"]) == (count, 5.5)
+
+
+@pytest.mark.parametrize(
+    ("params", "args", "kwargs"),
+    [
+        (None, [], {}),
+        ('["a",2]', ["a", 2], {}),
+        ('[[1],{"a":2}]', [[1], {"a": 2}], {}),
+        ('{"args":["a"],"kwargs":{"n":1}}', ["a"], {"n": 1}),
+    ],
+)
+def test_a_lone_job_of_an_engine_is_called_as_it_was_sent(
+    params: str | None, args: list[Any], kwargs: dict[str, Any]
+) -> None:
+    ready = replace(READY, params=params, task_id=None, options='{"engine":"celery"}', queue="celery/mails", attempt=4)
+    job = pushed_job(tracked_copy(ready, NOW))
+    assert (job.name, job.queue, job.args, job.kwargs) == ("job", "mails", args, kwargs)
+    assert (job.attempt, job.retries) == (None, 0), "its engine has no fence"

@@ -133,7 +133,7 @@ EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'`{{7*7}}"
 
 
 def pages(client: Client, task_id: int) -> list[Response]:
-    return [client.get(path) for path in ("/", f"/tasks/{task_id}", "/docs", "/tasks/999999")]
+    return [client.get(path) for path in ("/", f"/tasks/{task_id}", "/docs", "/tasks/999999", "/jobs", "/jobs/<b>")]
 
 
 def test_nothing_that_users_send_becomes_markup(app: AsyncTask, client: Client, form: Callable[..., Any]) -> None:
@@ -209,7 +209,13 @@ def test_the_scripts_put_data_in_as_text_only() -> None:
 def test_the_page_of_a_task_that_is_not_there_says_so(client: Client) -> None:
     answer = client.get("/tasks/77")
     assert (answer.status_code, answer.mimetype) == (404, "text/html")
-    assert "There is no Task 77" in answer.get_data(as_text=True)
+    assert "There is no Task <bdi>77</bdi>" in answer.get_data(as_text=True)
+
+
+def test_the_page_of_a_job_that_is_not_there_says_so(client: Client) -> None:
+    answer = client.get("/jobs/%3Cscript%3E")
+    assert (answer.status_code, answer.mimetype) == (404, "text/html")
+    assert "There is no job <bdi>&lt;script&gt;</bdi>" in answer.get_data(as_text=True)
 
 
 def test_the_form_shows_each_worker_with_its_columns(client: Client) -> None:

@@ -184,7 +184,7 @@ def test_errors_are_grouped_and_every_change_is_logged(client: Client, ended: Ca
 
 def test_a_job_is_shown_with_its_life(client: Client, ended: Callable[..., int]) -> None:
     event = client.get(f"/api/tasks/{ended('A')}/events").json["events"][0]
-    assert client.get(f"/api/jobs/{event['job_id']}").json == event
+    assert client.get(f"/api/jobs/{event['job_id']}").json == {**event, "actions": []}
     assert client.get("/api/jobs/nope").status_code == 404
 
 
@@ -204,6 +204,22 @@ def test_jobs_without_a_task_are_listed_newest_first(
     refused = client.get("/api/jobs?worker=enroll&status=failed,error").json["jobs"]
     assert [job["job_id"] for job in refused] == [ids[1]]
     assert client.get("/api/jobs?status=lost").status_code == 422
+
+
+def test_a_single_job_is_deleted_given_up_and_restarted(app: AsyncTask, client: Client, working: Working) -> None:
+    refused, given_up = (app.workers["enroll"].perform_async({"sku": sku}) for sku in ("NO-1", "A"))
+    killed = client.post(f"/api/jobs/{given_up}/kill").json
+    assert (killed["status"], killed["actions"]) == ("error", ["restart"])
+    answer = client.post(f"/api/jobs/{given_up}/kill")
+    assert (answer.status_code, answer.json["code"]) == (409, "conflict")
+    assert client.post(f"/api/jobs/{given_up}/restart").json["status"] == "enqueue"
+    assert client.post(f"/api/jobs/{given_up}/delete").json["status"] == "cancelled"
+    with working():
+        wait_for(lambda: client.get(f"/api/jobs/{refused}").json["actions"] == ["restart"], "it is refused")
+        client.post(f"/api/jobs/{refused}/restart")
+        wait_for(lambda: client.get(f"/api/jobs/{refused}").json["attempt"] == 2, "it runs again")
+    assert client.post("/api/jobs/nope/restart").status_code == 404
+    assert client.post(f"/api/jobs/{refused}/restart", headers={"Origin": "https://evil.example"}).status_code == 403
 
 
 def test_control_is_idempotent_and_answers_the_progress(app: AsyncTask, client: Client) -> None:

@@ -83,15 +83,16 @@ export class Poller {
 
   async ask() {
     this.busy = true;
+    const { url } = this; // it may be another one when the answer comes
     try {
       const headers = { Accept: "application/json", ...(this.etag ? { "If-None-Match": this.etag } : {}) };
-      const response = await fetch(this.url, { headers, signal: AbortSignal.timeout(20_000) });
+      const response = await fetch(url, { headers, signal: AbortSignal.timeout(20_000) });
       if (response.status === 404 || response.status === 410) {
         this.onGone(await parsed(response));
         return;
       }
       if (!response.ok && response.status !== 304) throw new Error(String(response.status));
-      await this.take(response);
+      if (url === this.url) await this.take(response);
       this.failures = 0;
     } catch {
       this.failures += 1;

@@ -24,6 +24,12 @@ export const STATES = {
   cancelled: "cancelled", rejected: "rejected",
 };
 
+/** Of a single job. */
+export const STATUSES = {
+  enqueue: "waiting", working: "running", stopped: "stopped", finish: "succeeded", failed: "refused", error: "error",
+  cancelled: "cancelled",
+};
+
 export const KINDS = { failed: "refused", error: "error" };
 
 export const COUNTS = [

@@ -1,0 +1,34 @@
+"""The shop of ``examples/promotions.py`` on Dramatiq: what ``asynctask demo --engine dramatiq`` runs.
+
+Its two functions are actors here, and retried by Dramatiq's rules. Both examples must be importable (``PYTHONPATH``):
+
+    dramatiq dramatiq_promotions:broker
+    asynctask -A dramatiq_promotions:app web
+"""
+
+import os
+from typing import Any
+
+import dramatiq
+import promotions
+from dramatiq.brokers.redis import RedisBroker
+
+from asynctask import AsyncTask
+from asynctask.integrations.dramatiq import attach
+
+broker = RedisBroker(url=os.environ.get("PROMOTIONS_BROKER", "redis://localhost:6379/0"))
+app = AsyncTask()
+attach(broker, app)
+dramatiq.set_broker(broker)
+
+
+@dramatiq.actor(max_retries=3, min_backoff=200)
+def enroll_product(item: promotions.Product) -> dict[str, Any]:
+    """Enrols one product in a promotion."""
+    return promotions.enroll_product(item)
+
+
+@dramatiq.actor(max_retries=3)
+def create_campaign(item: promotions.Campaign) -> dict[str, Any]:
+    """Creates one campaign."""
+    return promotions.create_campaign(item)

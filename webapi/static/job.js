@@ -1,0 +1,100 @@
+// One job: its record, and what can be done about it.
+
+import { Poller, Refused, call } from "./api.js";
+import { $, $$, el, setText, show, showProblem, user } from "./dom.js";
+import { STATUSES, count, when } from "./words.js";
+
+const page = $("#job");
+const self = page.dataset.job;
+
+const poller = new Poller(self, { every: 2000, onData: draw, onGone: () => setText($("#live"), "This job is not there any more.") }).start();
+
+function draw(job) {
+  page.setAttribute("aria-busy", "false");
+  const word = STATUSES[job.status] ?? job.status;
+  setText($("#job-title"), job.worker || "Job");
+  setText($("#state"), word);
+  $("#state").className = `badge ${job.status}`;
+  setText($("#live"), word);
+  for (const button of $$("[data-verb]")) show(button, job.actions.includes(button.dataset.verb));
+  drawFacts(job);
+  drawMessages(job.messages);
+  setText($("#params"), pretty(job.params));
+  setText($("#result"), pretty(job.result));
+}
+
+const pretty = (value) => (value === null ? "–" : JSON.stringify(value, null, 2));
+
+// -- What is known -----------------------------------------------------------------------------------------------------
+
+const facts = new Map();
+
+function drawFacts(job) {
+  const known = [
+    ["Queue", job.queue], ["Attempt", count(job.attempt)], ["Retries", count(job.retries)], ["Sent", when(job.created_at)],
+    ["Due", job.due_at && when(job.due_at)], ["Began", when(job.started_at)], ["Ended", when(job.finished_at)],
+    ["Process", job.process], ["Row", job.row === null ? null : count(job.row)],
+  ];
+  for (const [name, value] of known) fact(name, value);
+  if (job.task_id !== null && !facts.has("Task")) {
+    fact("Task", " ");
+    $("dd", facts.get("Task")).replaceChildren(el("a", { href: `${page.dataset.tasks}/${job.task_id}` }, String(job.task_id)));
+  }
+}
+
+function fact(name, value) {
+  if (!facts.has(name)) {
+    facts.set(name, el("div", {}, el("dt", {}, name), el("dd", { dir: "auto" })));
+    $("#facts").append(facts.get(name));
+  }
+  setText($("dd", facts.get(name)), value);
+  show(facts.get(name), Boolean(value));
+}
+
+let told = "";
+
+function drawMessages(messages) {
+  const now = JSON.stringify(messages);
+  if (now === told) return; // what somebody has selected or scrolled to stays
+  told = now;
+  $("#messages tbody").replaceChildren(...messages.map((m) =>
+    el("tr", {}, el("td", {}, when(m.at)), el("td", {}, el("span", { class: `badge ${m.status in STATUSES ? m.status : ""}` }, STATUSES[m.status] ?? String(m.status ?? ""))),
+      el("td", {}, user(m.message)), el("td", { class: "number" }, m.attempt ?? ""))));
+  show($("#messages-box"), messages.length > 0);
+  show($("#no-messages"), messages.length === 0);
+}
+
+// -- What can be done --------------------------------------------------------------------------------------------------
+
+const ASKED = {
+  kill: ["Give up this job?", "It waits no more, and ends as an error. It can be restarted later.", "Give it up"],
+  delete: ["Delete this job?", "It does not run, and ends as cancelled. It cannot be restarted.", "Delete it"],
+};
+
+for (const button of $$("[data-verb]")) button.addEventListener("click", () => act(button));
+
+async function act(button) {
+  const { verb } = button.dataset;
+  if (verb in ASKED && !(await sure(...ASKED[verb]))) return;
+  showProblem($("#problem"), null);
+  button.disabled = true;
+  try {
+    draw(await call(`${self}/${verb}`, { method: "POST" }));
+  } catch (error) {
+    if (!(error instanceof Refused)) throw error;
+    showProblem($("#problem"), error.problem);
+  } finally {
+    button.disabled = false;
+  }
+  poller.now();
+}
+
+function sure(heading, text, yes) {
+  setText($("#confirm-heading"), heading);
+  setText($("#confirm-text"), text);
+  setText($("#confirm-yes"), yes);
+  const dialog = $("#confirm");
+  dialog.returnValue = "no";
+  dialog.showModal();
+  return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true }));
+}

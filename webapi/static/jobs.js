@@ -1,0 +1,123 @@
+// The jobs without a Task, page by page, and the queues. Filter and page are in the address, so that a link leads to them.
+
+import { Poller } from "./api.js";
+import { $, el, setText, show, user } from "./dom.js";
+import { STATUSES, count, duration, when } from "./words.js";
+
+const card = $("#jobs-card");
+const body = $("#jobs tbody");
+const form = $("#filter");
+const PAGE = 25;
+
+for (const [value, word] of Object.entries(STATUSES)) form.status.append(el("option", { value }, word));
+
+// -- Which page --------------------------------------------------------------------------------------------------------
+
+/** The keys after which the pages up to the shown one begin; null: the first. */
+let starts = [null];
+let next = null;
+
+function address() {
+  const query = new URLSearchParams();
+  if (form.worker.value.trim()) query.set("worker", form.worker.value.trim());
+  if (form.status.value) query.set("status", form.status.value);
+  return query;
+}
+
+function restore() {
+  const query = new URLSearchParams(location.search);
+  form.worker.value = query.get("worker") ?? "";
+  form.status.value = query.get("status") ?? "";
+  starts = query.get("after") ? [null, query.get("after")] : [null];
+}
+
+/** The first request of a page, and its address. */
+function open({ remember = true } = {}) {
+  const query = address();
+  if (starts.at(-1) !== null) query.set("after", starts.at(-1));
+  if (remember) history.pushState(null, "", `${card.dataset.page}${query.size ? `?${query}` : ""}`);
+  query.set("limit", PAGE);
+  next = null;
+  drawPager();
+  poller.url = `${card.dataset.jobs}?${query}`;
+  poller.now();
+}
+
+const button = (word, turn) => {
+  const node = el("button", { type: "button", class: "ghost" }, word);
+  node.addEventListener("click", () => { turn(); open(); });
+  return node;
+};
+const back = button("← Newer", () => starts.pop());
+const on = button("Older →", () => starts.push(next));
+$("#pager").append(back, on);
+
+function drawPager() {
+  back.disabled = starts.length === 1;
+  on.disabled = next === null;
+  const several = starts.length > 1 || next !== null;
+  show(back, several);
+  show(on, several);
+}
+
+form.addEventListener("submit", (event) => { event.preventDefault(); starts = [null]; open(); });
+form.status.addEventListener("change", () => { starts = [null]; open(); });
+window.addEventListener("popstate", () => { restore(); open({ remember: false }); });
+
+// -- The jobs ----------------------------------------------------------------------------------------------------------
+
+const shown = new Map();
+
+function entry(job) {
+  return el("tr", {},
+    el("td", {}, el("a", { class: "id", href: `${card.dataset.page}/${encodeURIComponent(job.job_id)}` }, el("bdi", {}, job.job_id))),
+    el("td", {}, user(job.worker)), el("td", {}, el("span", { class: "badge" })), el("td", { class: "number" }),
+    el("td", {}, user("")), el("td", {}, when(job.created_at)));
+}
+
+function fill(row, job) {
+  const badge = $(".badge", row);
+  setText(badge, STATUSES[job.status] ?? job.status);
+  badge.className = `badge ${job.status}`;
+  setText(row.children[3], count(job.attempt));
+  setText($(".user", row.children[4]), job.messages.at(-1)?.message ?? "");
+}
+
+/** Rows are kept as long as they are on the page: whoever stands on one with the keyboard stays there. */
+function draw(page) {
+  $("#jobs").setAttribute("aria-busy", "false");
+  const wanted = new Set(page.jobs.map((job) => job.id));
+  for (const [id, row] of shown) {
+    if (wanted.has(id)) continue;
+    row.remove();
+    shown.delete(id);
+  }
+  page.jobs.forEach((job, i) => {
+    if (!shown.has(job.id)) shown.set(job.id, entry(job));
+    const row = shown.get(job.id);
+    if (body.children[i] !== row) body.insertBefore(row, body.children[i] ?? null);
+    fill(row, job);
+  });
+  show($("#no-jobs"), page.jobs.length === 0);
+  next = page.links.next === null ? null : new URL(page.links.next, location.href).searchParams.get("after");
+  drawPager();
+}
+
+const poller = new Poller("", { every: 2000, onData: draw });
+restore();
+open({ remember: false });
+
+// -- The queues --------------------------------------------------------------------------------------------------------
+
+const note = (queue) => [queue.paused && "paused", queue.unattended && "no process works it"].filter(Boolean).join(", ");
+
+new Poller($("[data-queues]").dataset.queues, {
+  every: 5000,
+  onData({ queues }) {
+    $("#queues tbody").replaceChildren(...queues.map((q) =>
+      el("tr", {}, el("td", {}, user(q.name)), el("td", { class: "number" }, count(q.length)), el("td", { class: "number" }, count(q.processes)),
+        el("td", {}, q.latency_s === null ? "" : duration(q.latency_s)), el("td", {}, note(q)))));
+    show($("#queues-box"), queues.length > 0);
+    show($("#no-queues"), queues.length === 0);
+  },
+}).start();
