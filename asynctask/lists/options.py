@@ -13,6 +13,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainValidator,
     StringConstraints,
     ValidationError,
     WithJsonSchema,
@@ -20,10 +21,12 @@ from pydantic import (
 
 from asynctask.errors import InputError, Problem, without_later
 from asynctask.lists.problems import fault, from_pydantic
+from asynctask.worker import as_callback
 
 __all__ = [
     "NOT_BLANK",
     "NUL_FREE",
+    "CallbackOption",
     "CommonOptions",
     "Options",
     "Parallel",
@@ -86,6 +89,29 @@ QueueName = Annotated[
 ]
 Parallel = Annotated[int, Field(ge=1, le=100_000), BeforeValidator(whole_number)]
 Priority = Annotated[int, Field(ge=-1_000_000, le=1_000_000), BeforeValidator(whole_number)]
+CallbackOption = Annotated[
+    Any,
+    PlainValidator(lambda said: None if said is None else as_callback(said)),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1, "maxLength": 255, "pattern": NOT_BLANK},
+                {
+                    "type": "object",
+                    "properties": {
+                        "worker": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": NOT_BLANK},
+                        "args": {"type": "array"},
+                    },
+                    "required": ["worker"],
+                    "additionalProperties": False,
+                },
+                {"type": "null"},
+            ]
+        }
+    ),
+]
+"""A :class:`~asynctask.worker.Callback`."""
+
 Unique = Annotated[Annotated[tuple[NotBlank, ...], Field(max_length=20)] | None, BeforeValidator(_names)]
 
 
@@ -105,6 +131,12 @@ class CommonOptions(BaseModel):
     unique: Annotated[Unique, listed_or_text("text", "list")] = Field(
         None, description="Fields in which no two rows may be the same; as text, with commas between."
     )
+
+    on_complete: CallbackOption = Field(
+        None, description='A worker to call when the last item has ended, or {"worker": name, "args": [...]}.'
+    )
+    on_success: CallbackOption = Field(None, description="The same, if no item failed or was cancelled.")
+    on_failure: CallbackOption = Field(None, description="The same, if any item failed or was cancelled.")
 
     def with_key(self, key: str | None) -> Options:
         """These options, without what a request adds to them, and with an ``idempotency_key``."""
