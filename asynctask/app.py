@@ -275,8 +275,8 @@ class AsyncTask(OnDemand):
         ``strict``: one refused item refuses the list, so all are checked before anything is written (they wait in a
         temporary file, at most ``max_rows``); ``dry_run``: only tells what it would come to, as :meth:`check` does;
         ``on_complete``, ``on_success`` (no item failed or was cancelled) and ``on_failure`` (any did): a worker or its
-        name, or ``{"worker": ..., "args": [...]}``, called with the arguments and the progress object when the last item has
-        ended. Raises :class:`InputError`, :class:`UnknownWorker`.
+        name, or ``{"worker": ..., "args": [...]}``, called with the arguments and the progress object when the last item
+        has ended. Raises :class:`InputError`, :class:`UnknownWorker`.
         """
         found = self._find(worker)
         if isinstance(worker, Worker):

@@ -27,6 +27,7 @@ __all__ = [
     "NOT_BLANK",
     "NUL_FREE",
     "CallbackOption",
+    "CallbackText",
     "CommonOptions",
     "Options",
     "Parallel",
@@ -89,28 +90,19 @@ QueueName = Annotated[
 ]
 Parallel = Annotated[int, Field(ge=1, le=100_000), BeforeValidator(whole_number)]
 Priority = Annotated[int, Field(ge=-1_000_000, le=1_000_000), BeforeValidator(whole_number)]
-CallbackOption = Annotated[
-    Any,
-    PlainValidator(lambda said: None if said is None else as_callback(said)),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "minLength": 1, "maxLength": 255, "pattern": NOT_BLANK},
-                {
-                    "type": "object",
-                    "properties": {
-                        "worker": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": NOT_BLANK},
-                        "args": {"type": "array"},
-                    },
-                    "required": ["worker"],
-                    "additionalProperties": False,
-                },
-                {"type": "null"},
-            ]
-        }
-    ),
-]
+_NAME: Final[dict[str, Any]] = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": NOT_BLANK}
+_CALLED: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {"worker": _NAME, "args": {"type": "array", "items": {}}},
+    "required": ["worker"],
+    "additionalProperties": False,
+}
+_as_callback = PlainValidator(lambda said: None if said is None else as_callback(said))
+CallbackOption = Annotated[Any, _as_callback, WithJsonSchema({"anyOf": [_NAME, _CALLED, {"type": "null"}]})]
 """A :class:`~asynctask.worker.Callback`."""
+
+CallbackText = Annotated[Any, _as_callback, WithJsonSchema({"anyOf": [{**_NAME, "maxLength": 10_000}, {"type": "null"}]})]
+"""The same in a query or a form: a name, or the object as JSON."""
 
 Unique = Annotated[Annotated[tuple[NotBlank, ...], Field(max_length=20)] | None, BeforeValidator(_names)]
 
