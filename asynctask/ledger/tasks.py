@@ -957,18 +957,23 @@ def call_back_again(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
 def reopen_callbacks(
     connection: Connection, ledger: Ledger, task: dict[str, Any], event_ids: Sequence[int]
 ) -> list[Applied]:
-    """Opens these callbacks of a locked Task again; if it was done and they are of its generation, it waits for them."""
+    """Opens these callbacks of a locked Task again; if it was done, it waits for them again.
+
+    Raises :class:`Conflict` for one of an earlier generation.
+    """
     now = ledger.now()
 
     def reopen(seen: EventRecord) -> Turn | None:
         ended_badly = seen.row.status in (Status.FAILED, Status.ERROR, Status.CANCELLED)
         return explicit_retry(seen.row, now=now) if ended_badly and seen.callback_of == task["id"] else None
 
-    current = {i for _, i, _ in _callbacks_of(connection, task)}
+    if not {i for _, i, _ in _callbacks_of(connection, task)} >= set(event_ids):
+        raise Conflict(
+            f"this is a callback of an earlier generation of Task {task['id']}; it calls back again when this one closes"
+        )
     notes = [Note("enqueue", ledger.catalogue("retried"))]
     applied = apply(connection, ledger, [Change(event_id, reopen, notes=notes) for event_id in event_ids])
-    opened = {each.change.event_id for each in applied if each.turn is not None}
-    if opened & current and task["finished_at"] is not None:
+    if any(each.turn is not None for each in applied) and task["finished_at"] is not None:
         reason = "split_failed" if task["split_state"] == "failed" else None
         if task["state"] == State.CANCELLED:
             again = {"finished_at": None, "state_reason": reason, "updated_at": now, "version": _t.version + 1}
