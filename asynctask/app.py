@@ -11,19 +11,21 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from asynctask.clock import Clock, Ids, SystemClock, SystemIds
 from asynctask.config import check_setting, load
+from asynctask.core.transitions import CALLBACKS
 from asynctask.dispatch.outbox import engine_of
-from asynctask.errors import ConfigError, InputError, UnknownWorker
+from asynctask.errors import AsyncTaskError, ConfigError, InputError, UnknownWorker
 from asynctask.integrations.base import RemoteWorkers, Reporter
 from asynctask.job import CurrentJob
 from asynctask.ledger import doctor as doctors
 from asynctask.ledger import processes as recovery
 from asynctask.ledger import progress, queries, standalone
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.tasks import TaskRow
+from asynctask.ledger.tasks import NewCallback, TaskRow
 from asynctask.lists.dry_run import DryRun
 from asynctask.lists.items import MIXED, ItemShape, MixedShape
 from asynctask.lists.rows import ListSource
@@ -41,6 +43,8 @@ from asynctask.wiring import OnDemand
 from asynctask.worker import (
     TRACKED_RETRIES,
     Actor,
+    Callback,
+    CallbackOption,
     EngineTask,
     Performs,
     Priority,
@@ -49,6 +53,7 @@ from asynctask.worker import (
     Takes,
     Worker,
     WorkerOptions,
+    as_callback,
     describe,
     is_span,
 )
@@ -61,10 +66,10 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncTask"]
 
-EVENTS = ("startup", "quiet", "shutdown", "error", "death")
+EVENTS = ("startup", "quiet", "shutdown", "error", "death", "task_finished")
 _OPTIONS = (
     "name", "queue", "retry", "priority", "timeout", "failed_on", "use_task_event", "unique", "retry_in",
-    "retries_exhausted", *UNTRACKED,
+    "retries_exhausted", *CALLBACKS, *UNTRACKED,
 )  # fmt: skip
 """What :meth:`AsyncTask.worker` takes."""
 
@@ -95,6 +100,7 @@ class AsyncTask(OnDemand):
         own_clock = clock or SystemClock()
         super().__init__(config, own_clock, ids or SystemIds(own_clock))
         self._hooks: dict[str, list[Callable[..., Any]]] = {name: [] for name in EVENTS}
+        self._observers = _Observers(self._fire_finished)
         self._log = get_logger("asynctask")
         self._remote = RemoteWorkers(self)
         self._pushing = Pushing(config, self.clock, self.ids, self.client_middleware, self._made)
@@ -130,6 +136,9 @@ class AsyncTask(OnDemand):
         unique: Sequence[str] = (),
         retry_in: RetryIn | None = None,
         retries_exhausted: Callable[[CurrentJob, BaseException], Any] | None = None,
+        on_complete: CallbackOption | None = None,
+        on_success: CallbackOption | None = None,
+        on_failure: CallbackOption | None = None,
         **options: Any,
     ) -> Any:
         """Registers a function or class as a worker; use it as a decorator, with or without options.
@@ -138,12 +147,14 @@ class AsyncTask(OnDemand):
         its jobs are tracked and 25 where not); ``timeout`` in seconds; ``failed_on``, exceptions that mean "the business
         said no"; ``use_task_event=False`` leaves its jobs untracked; ``unique``, the default of the option of that name;
         ``retry_in(count, error, job)`` gives the seconds before a retry, or ``"kill"`` or ``"discard"``;
-        ``retries_exhausted(job, error)`` is called when none is left. ``options`` of an untracked worker: ``tags``,
-        ``backtrace``, ``dead``, ``retry_for``, ``retry_queue``, ``members`` (:mod:`asynctask.wire.payload`). Raises
+        ``retries_exhausted(job, error)`` is called when none is left; ``on_complete``, ``on_success``, ``on_failure``: the
+        defaults of the options of :meth:`submit`. ``options`` of an untracked worker: ``tags``, ``backtrace``, ``dead``,
+        ``retry_for``, ``retry_queue``, ``members`` (:mod:`asynctask.wire.payload`). Raises
         :class:`ConfigError`.
         """
         if retry is None:
             retry = TRACKED_RETRIES if use_task_event else True
+        callbacks = self._default_callbacks(on_complete=on_complete, on_success=on_success, on_failure=on_failure)
 
         def register(found: Any) -> Worker:
             own_name, function, is_async, model = describe(found)
@@ -164,6 +175,7 @@ class AsyncTask(OnDemand):
                 shape=ItemShape(model, max_item_bytes=self.config.max_item_bytes),
                 pusher=self,
                 options=options,
+                callbacks=callbacks,
             )
             _check_worker(worker)
             if worker.name in self._workers:
@@ -175,7 +187,12 @@ class AsyncTask(OnDemand):
 
     def on(self, event: str) -> Callable[[Target], Target]:
         """Decorator: calls the function at ``startup``, ``quiet``, ``shutdown``, ``error`` (error, context) or ``death``
-        (job, error) of a worker process. Raises :class:`ConfigError` for another event."""
+        (job, error) of a worker process, or at ``task_finished`` (the progress object) in the process that closed the Task.
+
+        A Task closes when its last item has ended, before its callbacks run. ``task_finished`` is called at most once for
+        each generation, and not at all if that process dies: use ``on_complete`` for what must happen. Raises
+        :class:`ConfigError` for another event.
+        """
         if event not in self._hooks:
             raise ConfigError(f"no such event: {event!r}; there are {', '.join(EVENTS)}")
 
@@ -259,15 +276,18 @@ class AsyncTask(OnDemand):
         "failed:10": with one more the Task pauses itself), ``priority``, ``queue``, ``owner``, ``session`` (Tasks of one
         run one after the other), ``idempotency_key``; ``unique``, fields in which no two items may be the same;
         ``strict``: one refused item refuses the list, so all are checked before anything is written (they wait in a
-        temporary file, at most ``max_rows``); ``dry_run``: only tells what it would come to, as :meth:`check` does.
-        Raises :class:`InputError`, :class:`UnknownWorker`.
+        temporary file, at most ``max_rows``); ``dry_run``: only tells what it would come to, as :meth:`check` does;
+        ``on_complete``, ``on_success`` (no item failed or was cancelled) and ``on_failure`` (any did): a worker or its
+        name, or ``{"worker": ..., "args": [...]}``, called with the arguments and the progress object when the last item
+        has ended. Raises :class:`InputError`, :class:`UnknownWorker`.
         """
         found = self._find(worker)
         if isinstance(worker, Worker):
             if worker.wait is not None:
                 raise InputError("a Task cannot wait for a time: submit it then, or leave wait out of set()")
             found = replace(found, **worker.overrides)  # worker.set(queue=...) means its Tasks too
-        return self._made().submitter.submit(found, items, _checked(options))
+        checked = self._checked(options)
+        return self._made().submitter.submit(found, items, checked, callbacks=self._callbacks(found, checked))
 
     @overload
     def submit_jobs(
@@ -296,10 +316,13 @@ class AsyncTask(OnDemand):
         rest = iter(jobs)
         first = list(islice(rest, 1))
         like = self._find(first[0][0]) if first else None
-        items: Iterable[Any] = ({"worker": self._name_of(worker), "item": item} for worker, item in chain(first, rest))
+        items: Iterable[Any] = (
+            {"worker": self._name_of(worker) or repr(worker)[:200], "item": item} for worker, item in chain(first, rest)
+        )
         if isinstance(jobs, Collection):
             items = list(items)
-        return self._made().submitter.submit(self._mixed(like), items, _checked(options))
+        mixed, checked = self._mixed(like), self._checked(options)
+        return self._made().submitter.submit(mixed, items, checked, callbacks=self._callbacks(mixed, checked))
 
     def hand_in_jobs(self, jobs: Sequence[Any], options: Options, *, wait_s: float = 1.0) -> Submission | DryRun:
         """Submits jobs as JSON, ``[{"worker": name, "item": ...}, ...]``; see :meth:`submit_jobs` and :meth:`hand_in`.
@@ -309,7 +332,9 @@ class AsyncTask(OnDemand):
         named = (each.get("worker") for each in jobs if isinstance(each, Mapping))
         first = next((name for name in named if isinstance(name, str) and name in self.workers), None)
         like = None if first is None else self._find(first)
-        return self._made().submitter.submit_items(self._mixed(like), jobs, options, wait_s=wait_s)
+        mixed = self._mixed(like)
+        callbacks = self._callbacks(mixed, options)
+        return self._made().submitter.submit_items(mixed, jobs, options, callbacks=callbacks, wait_s=wait_s)
 
     def _mixed(self, like: Worker | None, queue: str | None = None) -> Worker:
         """What a Task of mixed jobs has for a worker, on the engine and queue of another."""
@@ -369,7 +394,7 @@ class AsyncTask(OnDemand):
     ) -> Submission:
         """Hands in JSON items. Many are kept on disk like an upload while they are split, so that the split survives this
         process; few are written with their Task. Raises as :meth:`submit_file`."""
-        found = self.hand_in(worker, items, _checked(options, may_be_dry=False), wait_s=wait_s)
+        found = self.hand_in(worker, items, self._checked(options, may_be_dry=False), wait_s=wait_s)
         assert isinstance(found, Submission)
         return found
 
@@ -404,7 +429,7 @@ class AsyncTask(OnDemand):
         check: bool = False,
     ) -> Submission | DryRun:
         with self.uploads.removing_refused(stored):
-            source, options = ListSource.checked(sheet, columns, encoding), _checked(given, may_be_dry=check)
+            source, options = ListSource.checked(sheet, columns, encoding), self._checked(given, may_be_dry=check)
         return self.hand_in(worker, stored, options, source, wait_s=wait_s)
 
     def hand_in(
@@ -422,24 +447,28 @@ class AsyncTask(OnDemand):
         """
         submitter = self._made().submitter
         if not isinstance(listed, StoredFile):
-            return submitter.submit_items(self._find(worker), listed, options, wait_s=wait_s)
+            found = self._find(worker)
+            callbacks = self._callbacks(found, options)
+            return submitter.submit_items(found, listed, options, callbacks=callbacks, wait_s=wait_s)
         with self.uploads.removing_refused(listed):
             found = self._find(worker)
-        return submitter.submit_stored(found, listed, source or ListSource(), options, wait_s=wait_s)
+            callbacks = self._callbacks(found, options)
+        return submitter.submit_stored(found, listed, source or ListSource(), options, callbacks=callbacks, wait_s=wait_s)
 
     def check_for_parent(self, order: Mapping[str, Any]) -> bytes:
         """What a child process answers that was started to check a large list: see :mod:`asynctask.lists.dry_run`."""
         return self._made().submitter.check_for_parent(self._find(str(order["worker"])), order["source"])
 
-    def _name_of(self, worker: Any) -> str:
+    def _name_of(self, worker: Any) -> str | None:
+        """The name of a worker, which may be an actor or a task of an engine."""
         if isinstance(worker, str | Worker):
             return worker if isinstance(worker, str) else worker.name
-        # An actor or a task of an engine.
         named = (engine.name_of(worker) for engine in self._engines.values())
-        return next((name for name in named if name is not None), repr(worker)[:200])
+        return next((name for name in named if name is not None), None)
 
     def _find(self, worker: Any) -> Worker:
-        name, workers = self._name_of(worker), self.workers
+        name = self._name_of(worker) or repr(worker)[:200]
+        workers = self.workers
         found = workers.get(name)
         if found is None:
             raise UnknownWorker(name, workers)
@@ -453,6 +482,69 @@ class AsyncTask(OnDemand):
                 f"worker {name!r} has use_task_event=False: its jobs are not tracked, so no Task can hold them"
             )
         return found
+
+    # -- callbacks
+
+    def _checked(self, given: Mapping[str, Any], *, may_be_dry: bool = True) -> Options:
+        from asynctask.lists.options import check_options  # loads pydantic, which a worker process need not
+
+        named = {name: self._named(given[name]) for name in CALLBACKS if given.get(name) is not None}
+        options = check_options({**given, **named})
+        if options.dry_run and not may_be_dry:
+            raise InputError("a stored list is dry-run by check_file, which answers what it would come to")
+        return options
+
+    def _named(self, callback: Any) -> Any:
+        """A callback option with the name of its worker in the place of the worker."""
+        if isinstance(callback, Mapping):
+            worker = callback.get("worker")
+            return {**callback, "worker": self._name_of(worker) or worker}
+        return self._name_of(callback) or callback
+
+    def _default_callbacks(self, **said: Any) -> Mapping[str, Callback]:
+        found = {}
+        for name, callback in said.items():
+            if callback is not None:
+                try:
+                    found[name] = as_callback(self._named(callback))
+                except ValueError as error:
+                    raise ConfigError(f"{name} {error}") from None
+        return found
+
+    def _callbacks(self, worker: Worker, options: Options) -> Sequence[NewCallback]:
+        """The callbacks of a submission: those of its options, or else the worker's own. Raises :class:`UnknownWorker`, and
+        :class:`InputError` for a worker whose jobs are not tracked."""
+        said = {name: getattr(options, name) or worker.callbacks.get(name) for name in CALLBACKS}
+        return [self._callback(name, each) for name, each in said.items() if each is not None]
+
+    def _callback(self, name: str, callback: Callback) -> NewCallback:
+        found = self.workers.get(callback.worker)
+        if found is None:
+            raise UnknownWorker(callback.worker, self.workers, option=name)
+        engine = None if found.engine is None else self._engines[found.engine]
+        if not found.use_task_event or (engine is not None and not engine.capabilities.counts):
+            why = (
+                "its jobs are not tracked"
+                if not found.use_task_event
+                else f"the queues of {found.engine} cannot be counted"
+            )
+            raise InputError(
+                f"option {name!r}: {callback.worker!r} cannot be called back, for {why}", code="invalid_option"
+            )
+        queue = self.config.callback_queue if engine is None else found.queue
+        return NewCallback(name, found.name, queue, callback.args)
+
+    def task_closed(self, task_id: int) -> None:
+        if self._hooks["task_finished"]:
+            self._observers.put(task_id)
+
+    def _fire_finished(self, task_id: int) -> None:
+        try:
+            found = self.progress(task_id)
+        except AsyncTaskError as error:
+            self._log.warning("task_finished_lost", task_id=task_id, error=str(error))
+        else:
+            self.fire("task_finished", found)
 
     def task(self, task_id: int) -> TaskHandle:
         """The handle of a Task. Raises :class:`NotFound`."""
@@ -606,13 +698,26 @@ class AsyncTask(OnDemand):
         return self._mixed(None, task.queue) if task.worker_name == MIXED else self.workers.get(task.worker_name)
 
 
-def _checked(given: Mapping[str, Any], *, may_be_dry: bool = True) -> Options:
-    from asynctask.lists.options import check_options  # loads pydantic, which a worker process need not
+class _Observers:
+    """Calls ``act`` with what is put, in a thread of its own, which starts with the first: an observer must not hold up
+    what it observes."""
 
-    options = check_options(given)
-    if options.dry_run and not may_be_dry:
-        raise InputError("a stored list is dry-run by check_file, which answers what it would come to")
-    return options
+    def __init__(self, act: Callable[[int], None]) -> None:
+        self._act = act
+        self._lock = threading.Lock()
+        self._pid: int | None = None
+        self._queue: SimpleQueue[int] = SimpleQueue()
+
+    def put(self, task_id: int) -> None:
+        with self._lock:
+            if self._pid != os.getpid():  # after a fork: the thread is the parent's
+                self._pid, self._queue = os.getpid(), SimpleQueue()
+                threading.Thread(target=self._run, args=(self._queue,), name="observers", daemon=True).start()
+        self._queue.put(task_id)
+
+    def _run(self, queue: SimpleQueue[int]) -> None:
+        while True:
+            self._act(queue.get())
 
 
 def _performed_by_others(item: Any) -> None:

@@ -6,6 +6,7 @@ Nothing here looks at the environment by itself: :func:`load` takes it as an arg
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -19,6 +20,7 @@ __all__ = ["ENV_PREFIX", "Config", "Setting", "check_setting", "load", "setting_
 
 ENV_PREFIX: Final = "ASYNCTASK_"
 _REDIS: Final = ("redis://", "rediss://", "unix://")
+_QUEUE: Final = re.compile(r"[A-Za-z0-9_:.\-]{1,255}")
 _SECRET = frozenset({"database_url", "broker_url"})
 
 
@@ -39,7 +41,8 @@ class Config:
 
     concurrency: int = _field(5, "Threads of a worker process.", low=1, high=1000)
     processes: int = _field(1, "Worker processes.", low=1, high=256)
-    queues: str = _field("default", "Queues to work on, with weights, separated by spaces: critical,3 default,1.")
+    queues: str = _field("default callbacks", "Queues to work on, with weights, separated by spaces: critical,3 default,1.")
+    callback_queue: str = _field("callbacks", "Queue of the callbacks of Tasks; the workers must work it.")
     strict_queues: bool = _field(False, "Take from the queues in the listed order, ignoring weights.")
     shutdown_s: float = _field(25.0, "Seconds that running jobs get at a stop.", low=0, high=86_400)
     lease_s: float = _field(20.0, "Seconds after which a silent process counts as dead.", low=0.5, high=3600)
@@ -120,6 +123,10 @@ class Config:
             raise ConfigError(f"proxy_headers {self.proxy_headers!r}: write x-forwarded or forwarded")
         if self.fair_by not in ("task", "owner"):
             raise ConfigError(f"fair_by {self.fair_by!r}: write task or owner")
+        if not _QUEUE.fullmatch(self.callback_queue):
+            raise ConfigError(
+                f"callback_queue: {self.callback_queue!r} is no queue; write 1 to 255 letters, digits or _ : . -"
+            )
         self.trusted_networks()
         self.queue_weights()
 

@@ -151,13 +151,15 @@ class UnsupportedFormat(InputError):
 
 
 class UnknownWorker(InputError):
-    """No worker of that name is registered."""
+    """No worker of that name is registered. ``option``: where it was named, if not as the Task's own worker."""
 
     code = "unknown_worker"
 
-    def __init__(self, name: str, known: Iterable[str]) -> None:
+    def __init__(self, name: str, known: Iterable[str], *, option: str = "") -> None:
         names = ", ".join(sorted(known)) or "none"
-        super().__init__(f"no worker is registered as {name!r}; registered: {names}")
+        text = f"no worker is registered as {name!r}; registered: {names}"
+        problem = Problem(None, option, self.code, text, name[:200])
+        super().__init__(f"option {option!r}: {text}" if option else text, errors=[problem] if option else ())
         self.name = name
 
 
@@ -174,7 +176,6 @@ class NotBuilt(InputError):
 NOT_BUILT: Final[Mapping[str, Mapping[str, Collection[str]]]] = {
     "option": {
         "chunk_size": ("1",),
-        "on_complete": (),
         "resubmit_of": (),
     },
     "poll": {"wait": (), "version": ()},

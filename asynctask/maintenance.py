@@ -22,7 +22,7 @@ from asynctask.ledger import control, dispatchable, leases, lost_copies, process
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, is_held, loads
 from asynctask.ledger.events import EventRecord
-from asynctask.ledger.tasks import candidates, try_close
+from asynctask.ledger.tasks import called_back, candidates, try_close, try_finish
 from asynctask.lists.rows import ListSource
 from asynctask.lists.uploads import Uploads
 from asynctask.logs import get_logger
@@ -253,11 +253,14 @@ class Maintenance:
                 self._resume_split(task_id)
 
     def close(self) -> None:
-        """Closes every Task that is over."""
+        """Closes every Task that is over, and ends those whose callbacks are."""
         with self._ledger.database.read() as connection:
-            over = candidates(connection)
+            over, called = candidates(connection), called_back(connection)
         for task_id in over:
-            try_close(self._ledger, task_id)
+            if try_close(self._ledger, task_id):
+                self._nudge()  # there may be callbacks
+        for task_id in called:
+            try_finish(self._ledger, task_id)
 
     def pause_failing(self) -> None:
         """Pauses every Task of which more items failed than it tolerates; what records their failures does it, too."""

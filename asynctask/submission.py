@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from asynctask.core.transitions import CALLBACKS
 from asynctask.errors import AsyncTaskError, Conflict, InputError, Problem
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import dumps
 from asynctask.ledger.progress import first_progress
-from asynctask.ledger.tasks import GroupSubmit, NewTask, NewWhole, SplitLost, Whole
+from asynctask.ledger.tasks import GroupSubmit, NewCallback, NewTask, NewWhole, SplitLost, Whole
 from asynctask.lists.dry_run import Checker, DryRun, check_rows
 from asynctask.lists.items import MIXED, Accepted, ItemShape, Refused
 from asynctask.lists.problems import fault, kept_problems, problems_of, refusal
@@ -83,12 +84,20 @@ class Submitter:
     # -- the way of a list, step 1 of docs/internals.md
 
     def submit_stored(
-        self, worker: Worker, stored: StoredFile, source: ListSource, options: Options, *, wait_s: float = 1.0
+        self,
+        worker: Worker,
+        stored: StoredFile,
+        source: ListSource,
+        options: Options,
+        *,
+        callbacks: Sequence[NewCallback] = (),
+        wait_s: float = 1.0,
     ) -> Submission | DryRun:
         """Makes a Task of a stored list and waits up to ``wait_s`` seconds for its validation; a dry run writes nothing.
 
-        Raises :class:`InputError` with every problem where the list as a whole cannot be taken, or no row of it, and for a
-        dry run :class:`Unavailable` where it takes longer than ``dry_run_s``.
+        ``callbacks``: those of the options, or of the worker. Raises :class:`InputError` with every problem where the list
+        as a whole cannot be taken, or no row of it, and for a dry run :class:`Unavailable` where it takes longer than
+        ``dry_run_s``.
         """
         kept = False
         try:
@@ -101,6 +110,7 @@ class Submitter:
                 worker,
                 options,
                 _digest(worker, options, _stored_body(stored.sha256, source)),
+                callbacks,
                 title=stored.title,
                 origin=stored.filename[:255],
                 source=source.as_json(),
@@ -120,20 +130,29 @@ class Submitter:
         return Submission(self._handle(worker, made.task_id), True, None)
 
     def submit_items(
-        self, worker: Worker, items: Sequence[Any], options: Options, *, wait_s: float = 1.0
+        self,
+        worker: Worker,
+        items: Sequence[Any],
+        options: Options,
+        *,
+        callbacks: Sequence[NewCallback] = (),
+        wait_s: float = 1.0,
     ) -> Submission | DryRun:
         """Makes a Task of JSON items, as :meth:`submit_stored` does; only those that have to be split are stored."""
         body = items_body(items)
         if not options.dry_run and isinstance(items, list) and self._splitter.may_fit(len(items), len(body)):
             digest = _digest(worker, options, _stored_body(hashlib.sha256(body).hexdigest(), ListSource()))
             rows = self._rows(worker, items, self._unique(worker, options))
-            whole = self._gather(self._new_task(worker, options, digest, origin=ITEMS), rows, strict=bool(options.strict))
+            new = self._new_task(worker, options, digest, callbacks, origin=ITEMS)
+            whole = self._gather(new, rows, strict=bool(options.strict))
             if whole is not None:
                 return self._answer_whole(worker, self._write_whole(whole), whole)
         stored = self._services.uploads.store_body(body)
-        return self.submit_stored(worker, stored, ListSource(), options, wait_s=wait_s)
+        return self.submit_stored(worker, stored, ListSource(), options, callbacks=callbacks, wait_s=wait_s)
 
-    def submit(self, worker: Worker, items: Iterable[Any], options: Options) -> TaskHandle | DryRun:
+    def submit(
+        self, worker: Worker, items: Iterable[Any], options: Options, *, callbacks: Sequence[NewCallback] = ()
+    ) -> TaskHandle | DryRun:
         """Splits a program's items in the caller's thread; jobs of the first slices run meanwhile.
 
         A strict list is validated before anything of it is written: its rows wait in a temporary file.
@@ -145,7 +164,7 @@ class Submitter:
         rows = self._rows(worker, items, unique)
         if options.dry_run:
             return check_rows(rows(), self._limits.max_rows, strict=strict)
-        new = self._new_task(worker, options, digest)
+        new = self._new_task(worker, options, digest, callbacks)
         if isinstance(items, Collection) and self._splitter.may_fit(len(items), None):
             whole = self._gather(new, rows, strict=strict)
             if whole is not None and not whole.refused:
@@ -174,6 +193,7 @@ class Submitter:
         worker: Worker,
         options: Options,
         digest: str | None,
+        callbacks: Sequence[NewCallback],
         *,
         title: str = "",
         origin: str | None = None,
@@ -194,6 +214,7 @@ class Submitter:
             options={"retry": worker.max_retries},
             origin=origin,
             source=source,
+            callbacks=callbacks,
         )
 
     def _create(self, new: NewTask) -> Whole:
@@ -373,6 +394,9 @@ def _digest(worker: Worker, options: Options, body: bytes) -> str:
         said["unique"] = list(options.unique)
     if options.strict:
         said["strict"] = True
+    for name in CALLBACKS:
+        if (callback := getattr(options, name)) is not None:
+            said[name] = [callback.worker, *callback.args]
     return hashlib.sha256(dumps(said).encode() + b"\0" + body).hexdigest()
 
 

@@ -201,6 +201,12 @@ class TaskHandle:
         self._s.dispatch_now()
         return changed
 
+    def run_callbacks(self, who: str = "") -> bool:
+        """Runs the callbacks again that failed; the Task is ``finalizing`` meanwhile. False while they are under way."""
+        changed = task_rows.call_back_again(self._s.ledger, self.id, who=who)
+        self._s.dispatch_now()
+        return changed
+
     def update(self, who: str = "", **knobs: Any) -> dict[str, Any]:
         """Turns ``parallel``, ``interval`` (seconds), ``priority``, ``tolerated_failures`` (10, "5%", "failed:10"; None: no
         limit), ``title``; returns the progress. A Task that paused itself goes on once its failures are tolerated."""

@@ -57,6 +57,7 @@ class Core:
         *,
         outgoing: Callable[[], PushFilter | None],
         engines: Mapping[str, EngineQueues],
+        closed: Callable[[int], None],
     ) -> None:
         self.pid = os.getpid()
         self._config = config
@@ -70,7 +71,7 @@ class Core:
         name = hostname()
         self.host = processes.Host.local(name)
         identity = f"{name[:40]}:{self.pid}:{ids.nonce()}"
-        self.ledger = Ledger(self.database, clock, ids, Catalogue(config.locale), identity)
+        self.ledger = Ledger(self.database, clock, ids, Catalogue(config.locale), identity, closed=closed)
         with self.database.read() as connection:
             for _ in range(3):  # the fastest answer says most
                 self.ledger.time.set(read_time(connection, clock))
@@ -256,6 +257,10 @@ class OnDemand(ABC):
     def resume_split(self, task_id: int) -> None:
         """Resumes a split whose process died."""
 
+    @abstractmethod
+    def task_closed(self, task_id: int) -> None:
+        """Tells the observers that this process has closed a Task."""
+
     @property
     def ledger(self) -> Ledger:
         """The ledger, as this process."""
@@ -315,7 +320,14 @@ class OnDemand(ABC):
         if core is None or core.pid != os.getpid():
             with self._lock:
                 if self._core is None or self._core.pid != os.getpid():
-                    self._core = Core(self.config, self.clock, self.ids, outgoing=self.outgoing, engines=self._engines)
+                    self._core = Core(
+                        self.config,
+                        self.clock,
+                        self.ids,
+                        outgoing=self.outgoing,
+                        engines=self._engines,
+                        closed=self.task_closed,
+                    )
                 core = self._core
         return core
 

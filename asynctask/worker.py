@@ -23,6 +23,8 @@ from typing import (
     overload,
 )
 
+import orjson
+
 from asynctask.errors import ConfigError, NormalException
 from asynctask.job import CurrentJob
 from asynctask.wire.payload import RULES, UNTRACKED, Rule, When, check_names, check_values, due_at
@@ -31,6 +33,7 @@ __all__ = [
     "DEFAULT_RETRIES",
     "TRACKED_RETRIES",
     "Actor",
+    "Callback",
     "EngineTask",
     "JobOptions",
     "Performs",
@@ -42,6 +45,7 @@ __all__ = [
     "Takes",
     "Worker",
     "WorkerOptions",
+    "as_callback",
     "check_job_options",
     "describe",
     "is_model",
@@ -184,6 +188,9 @@ class WorkerOptions(UntrackedOptions, total=False):
     unique: Sequence[str]
     retry_in: RetryIn | None
     retries_exhausted: Callable[[CurrentJob, BaseException], Any] | None
+    on_complete: CallbackOption | None
+    on_success: CallbackOption | None
+    on_failure: CallbackOption | None
 
 
 class Register(Protocol):
@@ -204,8 +211,9 @@ class Worker(Generic[P, R_co]):
     exceptions that mean "the business said no". ``use_task_event``: whether its jobs are tracked. ``unique``: fields in
     which no two rows of one list may be the same, where a submission says nothing else. ``options``: what else the payload
     of an untracked job says (:mod:`asynctask.wire.payload`). ``overrides`` and ``wait`` are those of :meth:`set`.
-    ``engine``: the attached engine that performs it; its ``queue`` has that engine's name before it. Calling a
-    worker calls the function itself, in this thread. Type checkers see the parameters and the result of the function.
+    ``engine``: the attached engine that performs it; its ``queue`` has that engine's name before it. ``callbacks``: those
+    of its Tasks, by name, where a submission says nothing else. Calling a worker calls the function itself, in this
+    thread. Type checkers see the parameters and the result of the function.
     """
 
     name: str
@@ -227,6 +235,7 @@ class Worker(Generic[P, R_co]):
     overrides: Mapping[str, Any] = field(default_factory=dict)
     wait: When | None = None
     engine: str | None = None
+    callbacks: Mapping[str, Callback] = field(default_factory=dict)
 
     def queue_for(self, name: str | None) -> str:
         """The queue of a Task that asks for the queue ``name``: one of the worker's engine, if it has one."""
@@ -331,6 +340,50 @@ class Worker(Generic[P, R_co]):
         if self.pusher is None:
             raise ConfigError(f"worker {self.name!r} belongs to no application, so nothing can be pushed")
         return self.pusher.push(self, args, at=self.wait if at is None else at, options=self.overrides)
+
+
+# -- callbacks of Tasks
+
+MAX_CALLBACK_BYTES: Final = 65_536
+"""The largest arguments of a callback, as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Callback:
+    """What is called when a Task closes: the name of a worker, and its first arguments (JSON-ready)."""
+
+    worker: str
+    args: tuple[Any, ...] = ()
+
+
+CallbackOption = str | Mapping[str, Any] | Worker[..., Any] | Callback
+"""A worker or its name, or ``{"worker": ..., "args": [...]}``."""
+
+
+def as_callback(said: Any) -> Callback:
+    """The callback of an option; a text that begins with ``{`` is JSON. Raises ValueError that says how to write it."""
+    if isinstance(said, Callback):
+        return said
+    if isinstance(said, str) and said.lstrip().startswith("{"):
+        try:
+            said = orjson.loads(said)
+        except ValueError as error:
+            raise ValueError(f"is no JSON ({error}); write {_CALLBACK_FORM}") from None
+    given = dict(said) if isinstance(said, Mapping) else {"worker": said}
+    worker, args = given.pop("worker", None), given.pop("args", None) or []
+    name = worker.name if isinstance(worker, Worker) else worker
+    if not isinstance(name, str) or not name.strip() or len(name) > 255 or not isinstance(args, list | tuple) or given:
+        raise ValueError(f"must be a worker's name or {_CALLBACK_FORM}")
+    try:
+        size = len(orjson.dumps(list(args)))
+    except TypeError as error:
+        raise ValueError(f"has arguments that are no JSON: {error}") from None
+    if size > MAX_CALLBACK_BYTES:
+        raise ValueError(f"has arguments of {size:,} bytes, the most is {MAX_CALLBACK_BYTES:,}")
+    return Callback(name.strip(), tuple(args))
+
+
+_CALLBACK_FORM: Final = '{"worker": name, "args": [...]}'
 
 
 def check_job_options(options: Mapping[str, Any]) -> None:

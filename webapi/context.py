@@ -171,7 +171,8 @@ def progress_response(progress: dict[str, Any], status: int = 200) -> Response:
     """
     kind = "e" if "errors" in progress else "p"
     response = json_response(progress, status, cache="no-cache")
-    response.set_etag(f"{progress['task_id']}.{progress['generation']}.{progress['version']}{kind}", weak=True)
+    called = "".join(each["status"][:2] for each in progress["callbacks"] if each["status"])  # they change no version
+    response.set_etag(f"{progress['task_id']}.{progress['generation']}.{progress['version']}{kind}{called}", weak=True)
     if not progress["done"]:
         response.headers["Retry-After"] = retry_after(progress)
     if request.method in ("GET", "HEAD"):

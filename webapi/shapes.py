@@ -24,6 +24,7 @@ from asynctask.lists.options import (
     INTERVAL,
     NUL_FREE,
     TOLERATED,
+    CallbackText,
     CommonOptions,
     Interval,
     Parallel,
@@ -252,6 +253,9 @@ class RawQuery(Options):
     unique: Annotated[Unique, listed_or_text("text")] = Field(
         None, description="Fields in which no two rows may be the same, with commas between."
     )
+    on_complete: CallbackText = Field(None, description="A worker to call when the last item has ended.")
+    on_success: CallbackText = Field(None, description="The same, if no item failed or was cancelled.")
+    on_failure: CallbackText = Field(None, description="The same, if any item failed or was cancelled.")
     worker: Name | None = Field(None, description="The worker's name; GET /api/workers lists them.")
     columns: Annotated[str, Field(max_length=10_000)] | None = Field(None, description=_COLUMNS)
     encoding: Name | None = Field(None, description=_ENCODING)
@@ -471,6 +475,7 @@ class ListedEvent(_Out):
     started_at: Time | None
     finished_at: Time | None
     process: str | None
+    callback_of: int | None = Field(description="The Task whose callback it is.")
 
 
 class Event(ListedEvent):
@@ -485,6 +490,15 @@ class Refusal(_Out):
     code: str
     message: str
     errors: list[Fault] = Field(description="The first 20.")
+
+
+class CallbackState(_Out):
+    """A callback; with a job once its generation has closed with an outcome that it follows."""
+
+    name: Literal["on_complete", "on_success", "on_failure"]
+    worker: str
+    status: StatusName | None
+    job_id: str | None
 
 
 class Progress(_Out):
@@ -505,6 +519,7 @@ class Progress(_Out):
     progress: Done
     control: Control
     top_errors: list[TopError]
+    callbacks: list[CallbackState]
     resubmit_of: int | None
     generation: int
     version: int

@@ -204,6 +204,18 @@ def retry(task_id: int, query: RetryQuery) -> Response:
     return _controlled(task_id, "retry", status=_statuses(query.status))
 
 
+@blueprint.post("/<int:task_id>/callbacks")
+@blueprint.input(NoQuery, location="query", arg_name="query")
+@blueprint.output(Progress)
+@blueprint.doc(operation_id="runCallbacks", responses=[403, 409, 503])
+def run_callbacks(task_id: int, query: NoQuery) -> Response:
+    """Run the callbacks again that failed
+
+    The Task is `finalizing` until they have ended. While they are under way, nothing changes.
+    """
+    return _controlled(task_id, "run_callbacks")
+
+
 def _controlled(task_id: int, verb: str, **how: Any) -> Response:
     task = find_task(task_id)
     getattr(task, verb)(who=who(), **how)

@@ -31,7 +31,7 @@ _MODULES: Final = {
     "demo": ("demo",),
     "serve": ("up", "web", "worker", "split-task"),
     "submit": ("submit", "watch", "check-list"),
-    "tasks": ("tasks", "show", "set", "pause", "resume", "cancel", "retry", "report", "template"),
+    "tasks": ("tasks", "show", "set", "pause", "resume", "cancel", "retry", "callbacks", "report", "template"),
     "operations": ("queues", "retries", "scheduled", "dead", "processes", "db", "doctor", "config", "middleware"),
 }
 _MODULE_OF: Final = {command: module for module, commands in _MODULES.items() for command in commands}

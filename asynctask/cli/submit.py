@@ -31,9 +31,9 @@ _SHOWN_ERRORS: Final = 10
 
 
 def outcome(progress: Mapping[str, Any]) -> int:
-    """The exit code of a done Task: 0 only if every row was accepted and finished."""
+    """The exit code of a done Task: 0 only if every row was accepted and finished, and no callback failed."""
     counts, split = progress["counts"], progress["split"]
-    whole = split["state"] == "sealed" and not split["rejected"]
+    whole = split["state"] == "sealed" and not split["rejected"] and progress["state_reason"] != "callback_failed"
     return OK if whole and counts["finish"] == counts["total"] and progress["state"] == "finished" else FAILURES
 
 
@@ -97,8 +97,10 @@ def _print_outcome(session: Session, handle: TaskHandle, progress: Mapping[str, 
         session.out.line()
         rows = [(number(each["count"]), each["status"], each["message"]) for each in errors]
         session.out.table(("count", "status", "message"), rows)
-    if outcome(progress) != OK:
-        task_id = progress["task_id"]
+    task_id = progress["task_id"]
+    if progress["state_reason"] == "callback_failed":
+        session.out.line(f"A callback failed. To run it again: asynctask callbacks {task_id}", style="red")
+    elif outcome(progress) != OK:
         session.out.line(f"The rows to correct: asynctask report {task_id} -o failed.xlsx")
 
 
@@ -152,6 +154,11 @@ def _columns(_context: click.Context, _option: click.Parameter, text: str | None
 @click.option("--tolerated-failures", help="Pause after more failed rows: 10, 5%, failed:10 or error:5%.")
 @click.option("--priority", help="Smaller runs first: a number or a name such as ADMIN_HIGH.")
 @click.option("--session", "line", help="Tasks of one session run one after the other.")
+@click.option(
+    "--on-complete", help='A worker to call when the last row has ended: NAME or {"worker": NAME, "args": [...]}.'
+)
+@click.option("--on-success", help="The same, if no row failed or was cancelled.")
+@click.option("--on-failure", help="The same, if any row failed or was cancelled.")
 @click.option("--idempotency-key", help="The same key with the same file is one Task, however often it is sent.")
 @click.option("--unique", help="Fields in which no two rows may be the same, with commas between.")
 @click.option("--strict", is_flag=True, help="One refused row refuses the whole file.")

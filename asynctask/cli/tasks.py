@@ -1,4 +1,4 @@
-"""Commands to query and control Tasks: tasks, show, set, pause, resume, cancel, retry, report, template."""
+"""Commands to query and control Tasks: tasks, show, set, pause, resume, cancel, retry, callbacks, report, template."""
 
 from __future__ import annotations
 
@@ -142,6 +142,10 @@ def _print_task(session: Session, progress: Mapping[str, Any]) -> None:
         out.line()
         rows = [(number(each["count"]), each["status"], each["message"]) for each in progress["top_errors"]]
         out.table(("count", "status", "message"), rows)
+    if progress["callbacks"]:
+        out.line()
+        called = [(each["name"], each["worker"], each["status"], each["job_id"]) for each in progress["callbacks"]]
+        out.table(("callback", "worker", "status", "job"), called)
 
 
 def _print_failures(session: Session, progress: Mapping[str, Any], events: list[dict[str, Any]], limit: int) -> None:
@@ -282,6 +286,14 @@ def retry(session: Session, task_id: int, status: tuple[str, ...]) -> int:
     return _control(session, task_id, "runs again", lambda handle: handle.retry(status, who=who()))
 
 
+@click.command("callbacks", cls=Command)
+@click.argument("task_id", type=TASK_ID)
+@pass_session
+def callbacks(session: Session, task_id: int) -> int:
+    """Run the callbacks of a Task again that failed."""
+    return _control(session, task_id, "its callbacks run again", lambda handle: handle.run_callbacks(who=who()))
+
+
 # -- files: reports and templates
 
 ROWS: Final = ("failed", "succeeded", "unprocessed", "rejected", "all")
@@ -368,4 +380,4 @@ def _replace_atomically(path: Path, suffix: str) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-COMMANDS: Final = (tasks, show, set_knobs, pause, resume, cancel, retry, report, template)
+COMMANDS: Final = (tasks, show, set_knobs, pause, resume, cancel, retry, callbacks, report, template)

@@ -101,6 +101,7 @@ class Reason(StrEnum):
     CLOSED = "closed"
     CALLED_BACK = "called_back"
     CALLBACK_FAILED = "callback_failed"
+    CALLED_AGAIN = "called_again"  # a user runs the callbacks again that failed
     NOTHING_ACCEPTED = "nothing_accepted"
     ROWS_REJECTED = "rows_rejected"  # strict: a refused row refuses the list
 
@@ -227,7 +228,8 @@ TASK_EDGES: Final[tuple[Edge, ...]] = _edges(
             (_W.WORKER, _W.SWEEP),
             "the callbacks have run, or there are none",
         ),
-        ((_T.FINALIZING,), _T.FINISHED, _R.CALLBACK_FAILED, (_W.WORKER, _W.SWEEP), "the callback failed five times"),
+        ((_T.FINALIZING,), _T.FINISHED, _R.CALLBACK_FAILED, (_W.WORKER, _W.SWEEP), "a callback failed five times"),
+        ((_T.FINISHED,), _T.FINALIZING, _R.CALLED_AGAIN, (_W.PERSON,), "callbacks that failed run again"),
         (
             (_T.RUNNING, _T.PAUSED, _T.FINISHED, _T.CANCELLED),
             _T.RUNNING,

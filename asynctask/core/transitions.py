@@ -29,6 +29,7 @@ from typing import Any, Final, NamedTuple
 from asynctask.core.states import OPEN, PROBLEM, TERMINAL, Reason, State, Status, check_event
 
 __all__ = [
+    "CALLBACKS",
     "COUNTED",
     "LEAD_S",
     "MAX_INTERVAL_S",
@@ -43,6 +44,7 @@ __all__ = [
     "begin",
     "cancel",
     "difference",
+    "due_callbacks",
     "ending",
     "explicit_retry",
     "give_back",
@@ -73,6 +75,9 @@ __all__ = [
 
 COUNTED: Final = tuple(str(s) for s in Status)
 """The item counts, one per status; they sum to the total."""
+
+CALLBACKS: Final = ("on_complete", "on_success", "on_failure")
+"""The callbacks that a Task may have."""
 
 POISON_DEATHS: Final = 3
 """Deaths of processes after which a job that had begun ends in ``error`` (reason ``poison``); twice as many if others were
@@ -569,6 +574,12 @@ def may_close(state: str, sealed: bool, turning: bool, counts: Delta) -> bool:
     if not sealed or turning or state not in (State.RUNNING, State.PAUSED, State.CANCELLED):
         return False
     return counts.enqueue == 0 and counts.working == 0 and counts.stopped == 0
+
+
+def due_callbacks(state: str, counts: Delta) -> tuple[str, ...]:
+    """The callbacks that follow a closed generation, by the state in which it closed and its counts."""
+    bad = state == State.CANCELLED or counts.failed or counts.error or counts.cancelled
+    return ("on_complete", "on_failure" if bad else "on_success")
 
 
 def _end_items(row: Row, status: Status) -> dict[str, Any]:

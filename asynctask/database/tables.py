@@ -33,6 +33,7 @@ __all__ = [
     "jobs",
     "metadata",
     "processes",
+    "task_callbacks",
     "task_errors",
     "task_log",
     "task_rejects",
@@ -92,7 +93,6 @@ tasks: Final = Table(
     Column("tolerated_failures", String(16)),
     _count("chunk_size", 1),
     Column("options", Json),  # retry, timeout, ... as submitted, JSON
-    Column("on_complete", String(255)),
     # Dispatch: rows with seq < next_seq have been reserved once; rows with seq < low_seq are terminal.
     _count("next_seq"),
     _count("low_seq"),
@@ -134,6 +134,7 @@ tasks: Final = Table(
     Column("session_holder", String(32)),
     Column("session_waits", Integer),
     _count("session_place"),
+    Column("callbacks", Json),  # [{name, worker, queue, args}], as submitted
     UniqueConstraint("owner", "idempotency_key", name="uq_tasks_owner_idempotency_key"),
     _partial("ix_tasks_open", "finished_at", "id", where="finished_at IS NULL"),
     _partial("ix_tasks_ready", "queue", "ready", "id", where="ready IS NOT NULL"),
@@ -176,6 +177,7 @@ events: Final = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("started_at", BigInteger),
     Column("finished_at", BigInteger),
+    Column("callback_of", BigInteger),  # without a Task: the one whose callback it is
     UniqueConstraint("job_id", name="uq_events_job_id"),
     UniqueConstraint("task_id", "seq", name="uq_events_task_id_seq"),
     _partial("ix_events_task_due", "task_id", "due_at", where="due_at IS NOT NULL"),
@@ -240,6 +242,17 @@ task_errors: Final = Table(
     _count("count"),
     Column("sample_job_id", String(64)),
     Column("sample_row", BigInteger),
+)
+
+# The callbacks that were queued. Found by the Task here, not by an index of events, which every item would pay for.
+task_callbacks: Final = Table(
+    "task_callbacks",
+    metadata,
+    Column("task_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("generation", BigInteger, primary_key=True, autoincrement=False),
+    Column("name", String(16), primary_key=True),
+    Column("worker_name", String(255), nullable=False),
+    Column("job_id", String(64), nullable=False),
 )
 
 task_samples: Final = Table(

@@ -29,6 +29,7 @@ from asynctask.wire.payload import dump, parse, presentable, read_time, write_ti
 from asynctask.worker import Worker
 
 __all__ = [
+    "CALLBACK_OF",
     "EngineQueues",
     "Outbox",
     "Outgoing",
@@ -330,7 +331,7 @@ class Outgoing:
         kept: list[Copy] = []
         stopped: dict[tuple[str, int], str] = {}
         for copy in copies:
-            worker = self._workers.get(str(decode(copy.payload)["class"])) if copy.task_id is not None else None
+            worker = self._worker_of(copy)
             if worker is None:
                 kept.append(copy)
                 continue
@@ -340,6 +341,11 @@ class Outgoing:
         if stopped:
             discard(self._ledger, stopped)
         return kept
+
+    def _worker_of(self, copy: Copy) -> Worker | None:
+        """The worker of a job or a callback of a Task; None for other jobs, and for an unknown worker."""
+        job = decode(copy.payload)
+        return self._workers.get(str(job["class"])) if copy.task_id is not None or CALLBACK_OF in job else None
 
     def _ask(self, worker: Worker, copy: Copy, kept: list[Copy]) -> str:
         job = CurrentJob(
@@ -360,6 +366,9 @@ class Outgoing:
 
 
 # -- payloads: one JSON object with Sidekiq's member names
+
+CALLBACK_OF: Final = "callback_of"
+"""The member, and the option of an Event, that names the Task whose callback a job is."""
 
 CAME: Final = "came"
 """The one option of an Event whose job another program pushed: the members that it came with, as text."""
@@ -452,6 +461,8 @@ def _frame(
     )  # fmt: skip
     if task_id is not None:
         frame["task_id"] = task_id
+    if CALLBACK_OF in said:
+        frame[CALLBACK_OF] = said[CALLBACK_OF]
     if retries:
         frame["retry_count"] = retries - 1
     frame["args"], frame["jid"] = orjson.Fragment(b"\0"), orjson.Fragment(b"\0")  # no JSON text holds such a byte

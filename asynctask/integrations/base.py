@@ -4,10 +4,10 @@ An engine (Celery, Dramatiq, RQ) keeps its own queues and runs its own workers. 
 through which the dispatcher reaches those queues, and runs an :class:`EngineProcess` in each of the engine's worker
 processes, through which jobs are recorded.
 
-Two kinds of jobs arrive. A **job of a Task** was pushed by the dispatcher and carries its attempt. The ledger keeps it:
-gives it again when its process died, when it is to be retried or when its Task was paused, and drops a copy of an older
-attempt. The engine decides only whether and when it is retried. A **lone job** was sent by a program through the engine. It
-carries no attempt, for the engine alone keeps it, retries it and delivers it again.
+Two kinds of jobs arrive. A **job of a Task**, or a callback, was pushed by the dispatcher and carries its attempt. The
+ledger keeps it: gives it again when its process died, when it is to be retried or when its Task was paused, and drops a
+copy of an older attempt. The engine decides only whether and when it is retried. A **lone job** was sent by a program
+through the engine. It carries no attempt, for the engine alone keeps it, retries it and delivers it again.
 
 A worker process in another language has no such object beside it. It sends its records to a process of this application,
 where :class:`RemoteWorkers` writes them and keeps its lease.
@@ -27,18 +27,21 @@ from typing import Any, Final, Protocol, TypeVar
 from asynctask.brokers.base import Copy
 from asynctask.clock import Clock, micros
 from asynctask.config import Config
+from asynctask.core.states import Reason, Status
 from asynctask.core.transitions import Begin
 from asynctask.dispatch.demand import Load, Rate
-from asynctask.dispatch.outbox import EngineQueues, decode, engine_queue
+from asynctask.dispatch.outbox import CALLBACK_OF, EngineQueues, decode, engine_queue
 from asynctask.errors import ConfigError, Conflict, InputError, Unavailable
 from asynctask.ledger import processes
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.recorder import LINGER_S, Recorder
 from asynctask.ledger.standalone import ENGINE, NewJob, enqueue, reopen_elsewhere
+from asynctask.ledger.tasks import CALLBACK_RETRIES
 from asynctask.lists.items import ItemShape
 from asynctask.logs import get_logger
 from asynctask.middleware.tracker import Arrival, JobRecord, Recorded, RemoteTracker, Ticket, Tracker
 from asynctask.runtime.process import AppProcess, Dispatching, recording_chain
+from asynctask.runtime.retry import backoff
 from asynctask.worker import Worker, describe
 
 __all__ = [
@@ -144,9 +147,10 @@ def pushed_job(copy: Copy) -> PushedJob:
     job = decode(copy.payload)
     args: Any = job["args"]
     kwargs: Mapping[str, Any] = {}
-    if copy.task_id is None:  # a lone one, as the dispatcher writes it
+    is_lone = copy.task_id is None and CALLBACK_OF not in job
+    if is_lone:  # as the dispatcher writes it
         args, kwargs = args
-    attempt = copy.attempt if copy.task_id is not None else None
+    attempt = None if is_lone else copy.attempt
     queue = copy.queue.partition("/")[2]
     return PushedJob(copy.jid, str(job["class"]), queue, args, kwargs, attempt, int(job.get("retry_count", -1)) + 1)
 
@@ -431,6 +435,7 @@ class EngineProcess(AppProcess):
         self._early: EarlyTickets | None = None
         self.chain = recording_chain(app, self.tracker)
         self._clock = app.clock
+        self._ids = app.ids
         self._rate = Rate(app.clock)
         self._busy_s = 0.0
         self._stopping = threading.Event()
@@ -503,13 +508,14 @@ class EngineProcess(AppProcess):
     def begin_anew(self, arrival: Arrival) -> Ticket:
         """As :meth:`begin`, for a lone job that a person may have put on the queue again after it had failed."""
         ticket = self.begin(arrival)
-        if ticket.verdict is not Begin.DROP or ticket.task_id is not None:
+        if ticket.verdict is not Begin.DROP or not ticket.is_lone:
             return ticket
         reopened = self._retry_while_away(lambda: reopen_elsewhere(self.ledger, arrival.job_id))
         return self.begin(arrival) if reopened else ticket
 
     def put_off(self, arrival: Arrival, why: str, seconds: float) -> None:
-        """Makes a job of a Task that cannot be performed here wait in the ledger for so long. Blocks while it is away."""
+        """Makes a job that the ledger keeps and that cannot be performed here wait there for so long. Blocks while it is
+        away."""
         ticket: Ticket = self._retry_while_away(lambda: self._begin(arrival))
         if ticket.verdict is Begin.RUN:
             until = self.ledger.now() + micros(seconds)
@@ -529,9 +535,14 @@ class EngineProcess(AppProcess):
                 pause.wait(_AWAY_S)
 
     def settle(self, ticket: Ticket, *, retry_at: int | None = None, discarded: str | None = None) -> None:
-        """Records the outcome and blocks until it is committed; all threads of the process share one commit."""
+        """Records the outcome and blocks until it is committed; all threads of the process share one commit.
+
+        A callback is tried five times, however often its engine retries.
+        """
         if ticket.settled:
             return
+        if ticket.callback_of is not None and discarded is None:
+            retry_at = self._callback_retry(ticket, retry_at)
         done = threading.Event()
         self._awaited[done] = None
         try:
@@ -539,6 +550,13 @@ class EngineProcess(AppProcess):
             done.wait()
         finally:
             del self._awaited[done]
+
+    def _callback_retry(self, ticket: Ticket, retry_at: int | None) -> int | None:
+        if ticket.status is not Status.ERROR or ticket.reason is Reason.INTERRUPTED:
+            return retry_at
+        if ticket.retries >= CALLBACK_RETRIES:
+            return None
+        return retry_at or self.ledger.now() + micros(backoff(ticket.retries, self._ids.random()))
 
     def settle_later(self, ticket: Ticket, then: Callable[[], None]) -> None:
         """Hands over the outcome of a last attempt; ``then`` is called once it is committed. Acknowledge the job there."""

@@ -390,8 +390,8 @@ class CeleryEngine:
             raise Reject(error, requeue=True) from error
         if ticket.verdict is not Begin.RUN:
             raise Ignore(f"job {arrival.job_id} is over, or the ledger has taken it back")
-        if ticket.task_id is not None and arrival.attempt is None:
-            raise ValueError(f"{arrival.job_id} is the id of a job of Task {ticket.task_id}, which this is not")
+        if not ticket.is_lone and arrival.attempt is None:
+            raise ValueError(f"{arrival.job_id} is the id of a job that the ledger keeps, which this is not")
         return process, ticket
 
     def _call(self, current: _Performed, function: Callable[[], Any]) -> Any:

@@ -459,9 +459,9 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         ticket = process.begin(arrival)
         if ticket.verdict is not Begin.RUN:
             raise SkipMessage(f"message {message.message_id} is not to be performed: {_WHY[ticket.verdict]}")
-        if ticket.task_id is not None and arrival.attempt is None:
+        if not ticket.is_lone and arrival.attempt is None:
             message.fail()
-            raise SkipMessage(f"message {message.message_id} has the id of a job of Task {ticket.task_id}, which it is not")
+            raise SkipMessage(f"message {message.message_id} has the id of a job that the ledger keeps, which it is not")
         ticket.job = CurrentJob(
             message.message_id,
             task_id=ticket.task_id,
@@ -589,7 +589,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             self._process.put_off(Arrival(message.message_id, attempt, message.actor_name, ""), why, UNKNOWN_S)
             return
         ticket = self._process.known(message.message_id)
-        if ticket is not None and ticket.verdict is Begin.RUN and ticket.task_id is None:
+        if ticket is not None and ticket.verdict is Begin.RUN and ticket.is_lone:
             self._process.settle(ticket, discarded=why)
 
     # -- the worker process

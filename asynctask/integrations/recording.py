@@ -127,7 +127,9 @@ class RecordingProcess:
         """The ticket of a job that this process performs now; it collects the outcome. A text that says why not, if it must
         not be performed. ``anew``: somebody sent it again; a lone job that had failed is opened again."""
         said = self._ask("begin", turn, arrival=asdict(arrival), anew=anew, pid=os.getpid())
-        return str(said["why"]) if said["why"] else Ticket(Begin.RUN, arrival.job_id, *said["ticket"])
+        if said["why"]:
+            return str(said["why"])
+        return Ticket(Begin.RUN, arrival.job_id, **said["ticket"])
 
     def settle(self, turn: str, ticket: Ticket, delay_s: float | None = None) -> None:
         """Records the outcome on the ticket; committed on return. ``delay_s``: another try follows in so many seconds."""
@@ -268,15 +270,16 @@ class _Answers:
         ticket = self._process.begin_anew(arrival) if anew else self._process.begin(arrival)
         if ticket.verdict is not Begin.RUN:
             return {"why": "it is over, or the ledger has taken it back"}
-        if ticket.task_id is not None and arrival.attempt is None:
-            return {"why": f"its id is that of a job of Task {ticket.task_id}, which it is not"}
+        if not ticket.is_lone and arrival.attempt is None:
+            return {"why": "its id is that of a job that the ledger keeps, which it is not"}
         ticket.job = CurrentJob(ticket.job_id, task_id=ticket.task_id, attempt=ticket.attempt)
         self._process.tracker.start(ticket)
         if ticket.lost:
             self._process.tracker.forget(ticket)
             return {"why": "another process performs it"}
         self._turn, self._ticket, self._before, self._performer = turn, ticket, None, pid
-        return {"why": "", "ticket": [ticket.event_id, ticket.task_id, ticket.attempt, ticket.retries]}
+        names = ("event_id", "task_id", "attempt", "retries", "callback_of")
+        return {"why": "", "ticket": {name: getattr(ticket, name) for name in names}}
 
     def _settle(self, turn: str, report: Mapping[str, Any], delay_s: float | None) -> dict[str, Any]:
         if self._ticket is not None and turn == self._turn:
@@ -296,7 +299,7 @@ class _Answers:
             self._process.put_off(arrival, why or "its process died before it began", PUT_OFF_S)
         elif why or delay_s is None:  # what its engine keeps has not begun, or its recovery has recorded its death
             ticket = self._process.known(arrival.job_id)
-            if ticket is not None and ticket.task_id is None:
+            if ticket is not None and ticket.is_lone:
                 if ticket.verdict is not Begin.RUN:
                     return {"before": "end"}
                 self._turn, self._ticket = turn, ticket
@@ -308,7 +311,7 @@ class _Answers:
         assert ticket is not None
         if timeout_s is not None:
             ticket.raised(JobTimeout(timeout_s))
-        elif ticket.task_id is not None and not why:
+        elif not ticket.is_lone and not why:
             self._process.recover(ticket)
             self._ticket = None
             return

@@ -122,7 +122,7 @@ class _Performed:
 
     @property
     def is_lone(self) -> bool:
-        return self.ticket.task_id is None
+        return self.ticket.is_lone
 
     def settle(self, delay_s: float | None = None) -> None:
         """Records the outcome, the first time; blocks until it is committed. Where nothing can be recorded, ends this

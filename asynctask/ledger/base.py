@@ -119,7 +119,8 @@ class Ledger:
     ``identity`` names the process in leases and ``events.process`` and selects its slot of the sharded counters, so that
     processes do not contend for one hot row; empty for a caller that is no process. ``time`` is the database's clock, which
     all times in the ledger come from.
-    ``held``: rows locked by other transactions.
+    ``held``: rows locked by other transactions. ``closed`` is called with the id of a Task that this process has closed,
+    after the commit; it must not block.
     """
 
     database: Database
@@ -129,6 +130,7 @@ class Ledger:
     identity: str = "local"
     time: DatabaseTime = field(init=False)
     held: Held = field(default_factory=Held)
+    closed: Callable[[int], None] = lambda task_id: None
     _seed: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:

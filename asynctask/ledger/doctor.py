@@ -12,10 +12,19 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from asynctask.core.states import PROBLEM, Status
-from asynctask.core.transitions import Delta, in_flight, measure
+from asynctask.core.states import OPEN, PROBLEM, State, Status
+from asynctask.core.transitions import Delta, due_callbacks, in_flight, measure
 from asynctask.database.retrying import repeatable
-from asynctask.database.tables import events, item_errors, task_errors, task_log, task_tallies, tasks, write_marks
+from asynctask.database.tables import (
+    events,
+    item_errors,
+    task_callbacks,
+    task_errors,
+    task_log,
+    task_tallies,
+    tasks,
+    write_marks,
+)
 from asynctask.errors import LedgerUnavailable, Unavailable
 from asynctask.ledger import counters
 from asynctask.ledger import tasks as task_rows
@@ -111,7 +120,7 @@ def _inspect(connection: Connection, task_id: int) -> _Examined:
     missing.dispatched, missing.returned = flying - (stored.dispatched - stored.returned), 0
     items = sum(getattr(truth, str(status)) for status in Status)
     created = (truth.jobs - task["created_jobs"], items - task["created"])
-    findings = [*_compare(task, stored, truth, flying), *_errors(connection, task_id)]
+    findings = [*_compare(task, stored, truth, flying), *_errors(connection, task_id), *_callbacks(connection, task, truth)]
     return _Examined(findings, missing, created, _repairs(connection, task_id))
 
 
@@ -152,6 +161,26 @@ def _compare(task: dict[str, Any], stored: Delta, truth: Delta, flying: int) -> 
     if task["closed_at"] is not None and open_items:
         findings.append(Finding("closed_with_open_items", task["id"], f"closed, with open items: {open_items}"))
     return findings
+
+
+def _callbacks(connection: Connection, task: dict[str, Any], truth: Delta) -> list[Finding]:
+    """Compares the callbacks that were queued when the generation closed with those that its outcome asks for."""
+    c = task_callbacks.c
+    found = connection.execute(
+        sa.select(c.name, _e.status)
+        .select_from(task_callbacks.outerjoin(events, (_e.job_id == c.job_id) & (_e.callback_of == c.task_id)))
+        .where(c.task_id == task["id"], c.generation == task["generation"])
+    )
+    queued = {str(name): status for name, status in found}
+    closed = task["closed_at"] is not None and task["state"] != State.REJECTED
+    due = due_callbacks(task["state"], truth) if closed else ()
+    wanted = {each["name"] for each in loads(task["callbacks"]) or ()} & set(due)
+    wrong = [f"{name} was not queued" for name in sorted(wanted - set(queued))]
+    wrong += [f"{name} was queued and does not follow" for name in sorted(set(queued) - wanted)]
+    wrong += [f"the Event of {name} is gone" for name, status in sorted(queued.items()) if status is None]
+    if task["finished_at"] is not None:
+        wrong += [f"{name} is {status}, and the Task is done" for name, status in sorted(queued.items()) if status in OPEN]
+    return [Finding("callbacks", task["id"], "; ".join(wrong))] if wrong else []
 
 
 def _repair(connection: Connection, ledger: Ledger, task: dict[str, Any], examined: _Examined) -> None:
@@ -261,8 +290,13 @@ def _orphans(ledger: Ledger) -> list[Finding]:
         counted = connection.execute(
             sa.select(task_tallies.c.task_id).where(~sa.exists().where(_t.id == task_tallies.c.task_id)).distinct()
         ).all()
+        c = task_callbacks.c
+        called = connection.execute(sa.select(c.task_id).where(~sa.exists().where(_t.id == c.task_id)).distinct()).all()
     findings = [Finding("orphan_events", task_id, f"{count} Events of a Task that is not there") for task_id, count in lost]
-    return findings + [Finding("orphan_tallies", task_id, "counts of a Task that is not there") for (task_id,) in counted]
+    findings += [Finding("orphan_tallies", task_id, "counts of a Task that is not there") for (task_id,) in counted]
+    return findings + [
+        Finding("orphan_callbacks", task_id, "callbacks of a Task that is not there") for (task_id,) in called
+    ]
 
 
 # -- readiness: whether this process can write what it is given

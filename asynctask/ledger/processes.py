@@ -358,7 +358,7 @@ def _change(
             return None
         beside = [other for id_, other in at_work.items() if id_ != event_id]
         turn = recover(row, record.task_state, now=now, beside=beside)
-        if turn is not None and is_engine(identity) and record.task_id is None:
+        if turn is not None and is_engine(identity) and record.is_lone:
             turn = held_elsewhere(turn)  # the engine keeps its lone jobs, and redelivers those of a dead process
         if turn is not None:
             change.notes = _notes(ledger, turn)

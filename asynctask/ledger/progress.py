@@ -15,8 +15,8 @@ from asynctask.clock import SECOND, micros, rfc3339
 from asynctask.core.states import State, Status
 from asynctask.core.transitions import at_once, interval_of, next_round
 from asynctask.database import batches
-from asynctask.database.tables import events, task_errors, task_samples, task_tallies, tasks
-from asynctask.ledger.base import in_range
+from asynctask.database.tables import events, task_callbacks, task_errors, task_samples, task_tallies, tasks
+from asynctask.ledger.base import in_range, loads
 from asynctask.ledger.sessions import waiting_in_line
 from asynctask.messages import is_storable
 
@@ -32,7 +32,7 @@ __all__ = [
     "unsampled",
 ]
 
-_t, _e, _n, _x, _s = tasks.c, events.c, task_tallies.c, task_errors.c, task_samples.c
+_t, _e, _n, _x, _s, _c = tasks.c, events.c, task_tallies.c, task_errors.c, task_samples.c, task_callbacks.c
 _COUNTS = tuple(str(status) for status in Status)
 _TALLIED = (*_COUNTS, "retrying", "jobs", "dispatched", "returned", "version")
 RATE_WINDOW_S = 30
@@ -76,7 +76,15 @@ def _sums(of_these: Any) -> Any:
     )
 
 
-def _columns(sums: Any, next_due: Any) -> list[Any]:
+def _queued(dialect: str) -> Any:
+    """The callbacks of the Task's generation that were queued, as a subquery: a JSON text of [name, job id, status]."""
+    own = (_c.task_id == _t.id) & (_c.generation == _t.generation)
+    listed = batches.json_list(dialect, (_c.name, _c.job_id, _e.status))
+    joined = task_callbacks.outerjoin(events, _e.job_id == _c.job_id)
+    return listed.select_from(joined).where(own).correlate(tasks).scalar_subquery()
+
+
+def _columns(dialect: str, sums: Any, next_due: Any) -> list[Any]:
     recent = (_s.task_id == _t.id, _s.at >= sa.bindparam("since"))
     sampled_at = sa.select(_s.at).where(*recent).order_by(_s.at).limit(1).correlate(tasks).scalar_subquery()
     sampled = sa.select(_s.done).where(*recent).order_by(_s.at).limit(1).correlate(tasks).scalar_subquery()
@@ -87,6 +95,8 @@ def _columns(sums: Any, next_due: Any) -> list[Any]:
         next_due.label("next_due_at"),
         sampled_at.label("sampled_at"),
         sampled.label("sampled_done"),
+        _t.callbacks,
+        _queued(dialect).label("queued_callbacks"),
     ]
 
 
@@ -108,14 +118,15 @@ def _of_one(dialect: str) -> sa.Select[Any]:
     entries = (top.c.error_count, top.c.digest, sample.c.message, sample.c.status, sample.c.sample_job_id)
     listed = batches.json_list(dialect, entries).select_from(top.outerjoin(sample, is_its_sample)).scalar_subquery()
     return (
-        sa.select(*_columns(sums, next_due), listed.label("top"))
+        sa.select(*_columns(dialect, sums, next_due), listed.label("top"))
         .select_from(tasks.outerjoin(sums, sums.c.of_task == _t.id))
         .where(_t.id == only)
     )
 
 
-def _of_many(lookup: str) -> sa.Select[Any]:
-    """The progress of several Tasks, one row per frequent failure; ``lookup``: see :func:`_next_due`."""
+def _of_many(dialect: str) -> sa.Select[Any]:
+    """The progress of several Tasks, one row per frequent failure."""
+    lookup = "many" if dialect == "mariadb" else "each"
     chosen: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
     sums = _sums(_n.task_id.in_(chosen))
     grouped = (
@@ -137,7 +148,7 @@ def _of_many(lookup: str) -> sa.Select[Any]:
     sample = task_errors.alias("sample")
     return (
         sa.select(
-            *_columns(sums, _next_due(chosen, lookup)),
+            *_columns(dialect, sums, _next_due(chosen, lookup)),
             ranked.c.error_count,
             ranked.c.digest.label("error_digest"),
             sample.c.message.label("error_message"),
@@ -168,7 +179,7 @@ def _statement(dialect: str, *, one: bool) -> tuple[Any, list[str]]:
     On a server a row is packed into one value: the driver takes longer over the descriptions of so many columns than the
     server takes to answer.
     """
-    found = _of_one(dialect) if one else _of_many("many" if dialect == "mariadb" else "each")
+    found = _of_one(dialect) if one else _of_many(dialect)
     names = [str(column.key) for column in found.selected_columns]
     return (found if dialect == "sqlite" else batches.packed(found, dialect)), names
 
@@ -219,6 +230,7 @@ def first_progress(row: dict[str, Any]) -> dict[str, Any] | None:
 _NEW_TASK: dict[str, Any] = {
     "split_reason": None, "interval_s": 0.0, "tolerated_failures": None, "generation": 1, "version": 1, "started_at": None,
     "round_at": None, "next_due_at": None, "moved_at": None, "sampled_at": None, "sampled_done": None,
+    "queued_callbacks": None,
 }  # fmt: skip
 """Columns that a new Task has by default."""
 
@@ -268,6 +280,7 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
             "tolerated_failures": int(tolerated) if tolerated is not None and tolerated.isdecimal() else tolerated,
         },
         "top_errors": [],
+        "callbacks": _callbacks(row),
         "resubmit_of": row["resubmit_of"],
         "generation": row["generation"],
         "version": int(row["version"] + (row["n_version"] or 0)),
@@ -277,6 +290,20 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
         "updated_at": rfc3339(moved),
         "finished_at": rfc3339(row["finished_at"]),
     }
+
+
+def _callbacks(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """The Task's callbacks; ``job_id`` and ``status`` are of the job that was queued in its generation, if one was."""
+    if row["callbacks"] is None:
+        return []
+    queued = row["queued_callbacks"] or []
+    queued = orjson.loads(queued) if isinstance(queued, str) else queued
+    jobs = {name: (job_id, status) for name, job_id, status in queued}
+    found = []
+    for each in loads(row["callbacks"]):
+        job_id, status = jobs.get(each["name"], (None, None))
+        found.append({"name": each["name"], "worker": each["worker"], "status": status, "job_id": job_id})
+    return found
 
 
 def percent(done: int, total: int) -> float | None:

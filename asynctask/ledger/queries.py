@@ -22,7 +22,7 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, in_range, loads
 from asynctask.ledger.events import Applied, Change, EventRecord, Failure, Note, apply, read_events
 from asynctask.ledger.standalone import ENGINE
-from asynctask.ledger.tasks import Reject, try_close
+from asynctask.ledger.tasks import Reject, close_after
 from asynctask.messages import is_storable
 
 __all__ = [
@@ -81,6 +81,7 @@ def _event_object(row: dict[str, Any]) -> dict[str, Any]:
         "result": loads(row["result"]),
         "problem": row["problem"],
         "process": row["process"],
+        "callback_of": row["callback_of"],
         **times,
     }
 
@@ -432,9 +433,9 @@ def _after_commit(ledger: Ledger, applied: Sequence[Applied]) -> int:
     """Follows a committed change with the dispatcher's hints, and closes Tasks that it ended."""
     dispatchable.announce(ledger, applied)
     won = [each for each in applied if each.turn is not None and each.record is not None]
-    over = {each.record.task_id for each in won if each.record and each.turn and each.turn.after.status != Status.ENQUEUE}
-    for task_id in sorted(task_id for task_id in over if task_id is not None):
-        try_close(ledger, task_id)
+    over = [each.record for each in won if each.record and each.turn and each.turn.after.status != Status.ENQUEUE]
+    for record in {(each.task_id, each.callback_of): each for each in over}.values():
+        close_after(ledger, record)
     return len(won)
 
 
@@ -454,7 +455,7 @@ def alone_dead(connection: Connection, now: int, *, after: int, limit: int) -> l
 
 
 def retry_one(ledger: Ledger, event_id: int, *, who: str = "", refused_too: bool = False) -> bool:
-    """An explicit retry of one job that ended in error, in a new generation of its Task.
+    """An explicit retry of one job that ended in error, in a new generation of its Task; of a callback, in the same.
 
     ``refused_too``: or that ended ``failed``, without a Task. A lone job of an attached engine waits in the ledger until
     the dispatcher pushes it to its queue. Returns False if it did not end so. Raises :class:`Conflict` if the Task's state
@@ -475,8 +476,10 @@ def _retry_one(ledger: Ledger, event_id: int, who: str, refused_too: bool) -> li
 
     change = Change(event_id, reopen, notes=[Note("enqueue", ledger.catalogue("retried"))])
     with ledger.database.write() as connection:
-        found = sa.select(_e.task_id, _e.params.is_(None)).where(_e.id == event_id)
-        task_id, is_bare = connection.execute(found).one_or_none() or (None, False)
+        found = sa.select(_e.task_id, _e.params.is_(None), _e.callback_of).where(_e.id == event_id)
+        task_id, is_bare, callback_of = connection.execute(found).one_or_none() or (None, False, None)
+        if callback_of is not None:
+            return _retry_callback(connection, ledger, int(callback_of), event_id, who)
         if task_id is None:
             if (engine := engines(connection, [event_id]).get(event_id)) is not None:
                 raise OtherEngine(engine)
@@ -493,4 +496,12 @@ def _retry_one(ledger: Ledger, event_id: int, who: str, refused_too: bool) -> li
         connection.execute(tasks.update().where(_t.id == task["id"]).values(ready=sessions.readiness(task)))
         applied = apply(connection, ledger, [change])
         _log(connection, ledger, applied, "retried", who)
+    return applied
+
+
+def _retry_callback(connection: Connection, ledger: Ledger, task_id: int, event_id: int, who: str) -> list[Applied]:
+    task = task_rows.lock(connection, task_id)
+    applied = task_rows.reopen_callbacks(connection, ledger, task, [event_id])
+    if any(each.turn is not None for each in applied):
+        task_rows.log(connection, ledger, task_id, "callbacks retried", {"callbacks": 1}, who)
     return applied

@@ -16,7 +16,7 @@ from asynctask.ledger import dispatchable
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.events import Applied, Change, End, EventRecord, Failure, Note, StaleRead, apply
 from asynctask.ledger.reservations import close_small
-from asynctask.ledger.tasks import candidates, try_close
+from asynctask.ledger.tasks import candidates, try_close, try_finish
 from asynctask.logs import get_logger
 
 __all__ = [
@@ -319,11 +319,13 @@ class Recorder:
             left = {each.change.event_id: each.record for each in applied if each.turn is None}
             for each in wave:
                 self._notify(each, each.event_id not in left or already_recorded(self._ledger, each, left[each.event_id]))
-            ended_tasks = {end.record.task_id for end in ends}
             self.announce(applied, ends)
-            self._closer.ended(
-                ended_tasks | {each.record.task_id for each in applied if each.record and _is_over(each.record)}
-            )
+            over = [
+                *(end.record for end in ends),
+                *(each.record for each in applied if each.record and _is_over(each.record)),
+            ]
+            self._closer.ended({record.task_id for record in over})
+            self._closer.called({record.callback_of for record in over})
         if not self._pending and self._busy_for() is None:
             self._closer.check()
         else:
@@ -508,6 +510,7 @@ class TaskCloser:
         self._ledger = ledger
         self._on_due = on_due
         self._ended: set[int] = set()  # not checked yet
+        self._called: set[int] = set()  # the same, of those of which a callback ended
         self._check_at = 0.0  # time of the next check while other jobs run (monotonic clock)
         self._log = get_logger("asynctask.recorder")
 
@@ -515,9 +518,14 @@ class TaskCloser:
         """Notes that jobs of these Tasks ended; None stands for jobs without a Task."""
         self._ended.update(task_id for task_id in task_ids if task_id is not None)
 
+    def called(self, task_ids: Iterable[int | None]) -> None:
+        """Notes that callbacks of these Tasks ended; None stands for other jobs."""
+        self._called.update(task_id for task_id in task_ids if task_id is not None)
+
     def until_check(self) -> float | None:
         """Seconds until the next check is due; None if there is nothing to check."""
-        return max(0.0, self._check_at - self._ledger.clock.monotonic()) if self._ended else None
+        waits = self._ended or self._called
+        return max(0.0, self._check_at - self._ledger.clock.monotonic()) if waits else None
 
     def check_if_due(self) -> None:
         """Checks if a check is due."""
@@ -530,6 +538,9 @@ class TaskCloser:
         ended, self._ended = self._ended, set()
         if ended:
             self._close(ended)
+        called, self._called = self._called, set()
+        for task_id in sorted(called):
+            self._try(try_finish, task_id)
         now = self._ledger.clock.monotonic()
         self._check_at = now + min(_MAX_PAUSE_S, _PAUSE_FACTOR * (now - begun))
 
@@ -574,10 +585,14 @@ class TaskCloser:
             self._log.warning("close_put_off", task_id=task_id, error=str(error))
 
     def _close_one(self, task_id: int) -> None:
+        if self._try(try_close, task_id):
+            self._on_due(0)  # the next Task of its session may start, and its callbacks
+
+    def _try(self, act: Callable[[Ledger, int], bool], task_id: int) -> bool:
         try:
-            if try_close(self._ledger, task_id):
-                self._on_due(0)  # the next Task of its session may start
+            return act(self._ledger, task_id)
         except LedgerUnavailable as error:
             self._log.warning("close_put_off", task_id=task_id, error=str(error))
         except Exception:
             self._log.exception("close_failed", task_id=task_id)
+        return False

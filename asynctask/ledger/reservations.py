@@ -615,7 +615,10 @@ _TO_RESERVE: Final = (
     "id", "state", "parallel", "interval_s", "session_key", "next_seq", "created_jobs", "reserved_from", "dispatch_by",
     "due_next", "worker_name", "queue", "priority", "options", "slots",
 )  # fmt: skip
-_TO_CLOSE: Final = ("id", "state", "generation", "generation_sealed", "closed_at", "turning", "session_key", "created_jobs")
+_TO_CLOSE: Final = (
+    "id", "state", "generation", "generation_sealed", "closed_at", "turning", "session_key", "created_jobs",
+    "callbacks",
+)  # fmt: skip
 
 
 @repeatable
@@ -731,7 +734,7 @@ def _select_free(dialect: str, names: tuple[str, ...]) -> Any:
 
 @repeatable
 def close_small(ledger: Ledger, task_ids: Collection[int]) -> list[int]:
-    """Closes those of these Tasks that run, have no session, few jobs, and no open row; returns their ids.
+    """Closes those of these Tasks that run, have no session, no callbacks, few jobs, and no open row; returns their ids.
 
     ``task_ids``: found by :func:`asynctask.ledger.tasks.candidates`, so no item is open by the counts. No row of a locked
     Task can be opened again, so this transaction checks the rows. :func:`asynctask.ledger.tasks.try_close` handles the
@@ -749,7 +752,7 @@ def close_small(ledger: Ledger, task_ids: Collection[int]) -> list[int]:
             del found[int(task_id)]
         if not found:
             return []
-        # No callback is queued, so the step through finalizing ends in the same statement.
+        # They have no callbacks, so the step through finalizing ends in the same statement.
         check_task(State.RUNNING, State.FINALIZING, Reason.CLOSED)
         check_task(State.FINALIZING, State.FINISHED, Reason.CALLED_BACK)
         now = ledger.now()
@@ -757,6 +760,8 @@ def close_small(ledger: Ledger, task_ids: Collection[int]) -> list[int]:
         entry = {"at": now, "who": "", "action": "closed"}
         logged = [{**entry, "task_id": i, "detail": dumps({"generation": row.generation})} for i, row in found.items()]
         connection.execute(_LOG, logged)
+    for task_id in found:
+        ledger.closed(task_id)
     return list(found)
 
 
@@ -767,6 +772,7 @@ def _may_close(task: Any) -> bool:
         and task.closed_at is None
         and task.turning is None
         and task.session_key is None
+        and task.callbacks is None
         and task.created_jobs <= MOST_CLOSED
     )
 

@@ -22,7 +22,7 @@ from asynctask.ledger import dispatchable
 from asynctask.ledger.base import Ledger, chunks, dumps
 from asynctask.ledger.counters import insert_new
 from asynctask.ledger.events import Change, EventRecord, Failure, Note, apply
-from asynctask.ledger.tasks import try_close
+from asynctask.ledger.tasks import close_after
 from asynctask.messages import clean
 
 __all__ = [
@@ -201,8 +201,8 @@ def record(ledger: Ledger, job_id: str, status: str, message: str) -> bool:
         change = _change(ledger, event_id, wanted, message)
         applied = apply(connection, ledger, [change])[0]
     dispatchable.announce(ledger, [applied])
-    if applied.turn is not None and wanted in TERMINAL and applied.record and applied.record.task_id is not None:
-        try_close(ledger, applied.record.task_id)
+    if applied.turn is not None and wanted in TERMINAL and applied.record is not None:
+        close_after(ledger, applied.record)
     return applied.turn is not None
 
 
@@ -235,14 +235,14 @@ def end_elsewhere(
     """Ends an open job in ``error`` that an attached engine gave up where no middleware ran; whether it did.
 
     ``why``: the reason shown; ``timeout_s``: the engine ended it over that limit, in seconds; ``lone_only``: leaves a job
-    of a Task, which the ledger gives again.
+    or a callback of a Task, which the ledger gives again.
     """
     error = JobTimeout(timeout_s) if timeout_s is not None else None
     reason, code = (Reason.TIMEOUT, "timeout") if error else (Reason.DISCARDED, "discarded")
     text = ledger.catalogue(code, why if error is None else str(error))
 
     def decide(record: EventRecord) -> Turn | None:
-        if record.row.status not in (Status.ENQUEUE, Status.WORKING) or (lone_only and record.task_id is not None):
+        if record.row.status not in (Status.ENQUEUE, Status.WORKING) or (lone_only and not record.is_lone):
             return None
         return outcome(record.row, Status.ERROR, reason)
 
@@ -253,8 +253,8 @@ def end_elsewhere(
         change = Change(int(event_id), decide, notes=[Note("error", text)], failure=Failure(code, text))
         applied = apply(connection, ledger, [change])[0]
     dispatchable.announce(ledger, [applied])
-    if applied.turn is not None and applied.record is not None and applied.record.task_id is not None:
-        try_close(ledger, applied.record.task_id)
+    if applied.turn is not None and applied.record is not None:
+        close_after(ledger, applied.record)
     return applied.turn is not None
 
 
@@ -264,7 +264,7 @@ def reopen_elsewhere(ledger: Ledger, job_id: str) -> bool:
     the engine's own tools; whether it did."""
 
     def decide(record: EventRecord) -> Turn | None:
-        if record.row.status not in (Status.FAILED, Status.ERROR) or record.task_id is not None:
+        if record.row.status not in (Status.FAILED, Status.ERROR) or not record.is_lone:
             return None
         return held_elsewhere(explicit_retry(record.row, now=ledger.now()))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any, Final
 
@@ -13,20 +13,24 @@ from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
 from asynctask.clock import micros
-from asynctask.core.states import OPEN, Reason, State, check_task
-from asynctask.core.transitions import Delta, Tolerance, may_close
+from asynctask.core.states import OPEN, Reason, State, Status, check_event, check_task
+from asynctask.core.transitions import Delta, Tolerance, Turn, due_callbacks, explicit_retry, may_close
 from asynctask.database import batches
 from asynctask.database.notify import LEDGER, notify
 from asynctask.database.retrying import repeatable
-from asynctask.database.tables import as_dict, events, task_log, task_rejects, task_tallies, tasks
+from asynctask.database.tables import as_dict, events, task_callbacks, task_log, task_rejects, task_tallies, tasks
 from asynctask.errors import Conflict, InputError, NotFound, Unavailable
 from asynctask.ledger import counters, sessions
 from asynctask.ledger.base import MAX_SLOTS, SLOTS_FROM, Ledger, dumps, in_range, loads, try_lock
+from asynctask.ledger.events import Applied, Change, EventRecord, Note, apply
+from asynctask.ledger.progress import progress
 from asynctask.messages import clean
 
 __all__ = [
+    "CALLBACK_RETRIES",
     "NEW_EVENT",
     "GroupSubmit",
+    "NewCallback",
     "NewItem",
     "NewTask",
     "NewWhole",
@@ -36,9 +40,12 @@ __all__ = [
     "Whole",
     "add_slice",
     "by_idempotency_key",
+    "call_back_again",
+    "called_back",
     "candidates",
     "check_reopenable",
     "claim_split",
+    "close_after",
     "create",
     "described",
     "fail_split",
@@ -54,6 +61,7 @@ __all__ = [
     "read",
     "refuse_list",
     "refuse_submission",
+    "reopen_callbacks",
     "seal",
     "split_sources",
     "stalled_splits",
@@ -61,6 +69,7 @@ __all__ = [
     "tolerance_of",
     "tolerated_left",
     "try_close",
+    "try_finish",
     "turn",
     "write_rejects",
 ]
@@ -91,6 +100,16 @@ class SplitLost(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class NewCallback:
+    """A callback of a submission: its name (``on_complete``, ...), a worker and its queue, and JSON-ready arguments."""
+
+    name: str
+    worker: str
+    queue: str
+    args: Sequence[Any] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class NewTask:
     """A submission. ``source`` (JSON-ready) is where a split can be resumed from; None if it cannot be resumed."""
 
@@ -110,6 +129,7 @@ class NewTask:
     body_digest: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     session: str | None = None
+    callbacks: Sequence[NewCallback] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +225,7 @@ def described(new: NewTask, now: int) -> dict[str, Any]:
         "session": new.session,
         "session_key": key,
         "session_waits": new.priority if key is not None else None,
+        "callbacks": dumps([asdict(each) for each in new.callbacks]) if new.callbacks else None,
     }
 
 
@@ -303,7 +324,7 @@ def check_reopenable(task: dict[str, Any]) -> None:
     paused itself because too many of them failed."""
     if task["turning"] is not None:
         raise Conflict(f"Task {task['id']} is still turning rows ({task['turning']}); try again in a moment")
-    over = task["state"] == State.CANCELLED and task["closed_at"] is not None
+    over = task["state"] == State.CANCELLED and task["finished_at"] is not None
     failing = task["state_reason"] == Reason.TOO_MANY_FAILURES and task["split_state"] != "splitting"
     if (
         task["state"] not in (State.RUNNING, State.FINISHED)
@@ -872,22 +893,37 @@ def try_close(ledger: Ledger, task_id: int) -> bool:
             return False
         if not _may_close(connection, current):
             return False
-        now = ledger.now()
-        if current["state"] == State.CANCELLED:
-            connection.execute(
-                tasks.update()
-                .where(_t.id == task_id)
-                .values(closed_at=now, finished_at=now, updated_at=now, version=_t.version + 1)
-            )
-            sessions.release(connection, ledger, current)
-        else:
-            # No callback is queued with it, so the step through finalizing ends in the same transaction.
-            # The rows that were in flight when it paused itself were its last.
-            paused: dict[str, Any] = {"state_reason": None} if current["state_reason"] == Reason.TOO_MANY_FAILURES else {}
-            turn(connection, ledger, current, State.FINALIZING, Reason.CLOSED, closed_at=now, **paused)
-            turn(connection, ledger, current, State.FINISHED, Reason.CALLED_BACK, finished_at=now)
-        log(connection, ledger, task_id, "closed", {"generation": current["generation"]})
+        _close(connection, ledger, current)
+    ledger.closed(task_id)
     return True
+
+
+def _close(connection: Connection, ledger: Ledger, task: dict[str, Any]) -> None:
+    """Closes the generation of a locked Task and queues the callbacks that follow it; without any, the Task is done."""
+    due = due_callbacks(task["state"], counters.total(connection, task["id"]))
+    callbacks = [NewCallback(**each) for each in loads(task["callbacks"]) or () if each["name"] in due]
+    now = ledger.now()
+    if task["state"] == State.CANCELLED:
+        over = {"closed_at": now, "finished_at": None if callbacks else now, "updated_at": now}
+        connection.execute(tasks.update().where(_t.id == task["id"]).values(**over, version=_t.version + 1))
+        sessions.release(connection, ledger, task)
+    else:
+        # The rows that were in flight when it paused itself were its last.
+        paused: dict[str, Any] = {"state_reason": None} if task["state_reason"] == Reason.TOO_MANY_FAILURES else {}
+        turn(connection, ledger, task, State.FINALIZING, Reason.CLOSED, closed_at=now, **paused)
+        if not callbacks:
+            turn(connection, ledger, task, State.FINISHED, Reason.CALLED_BACK, finished_at=now)
+    if callbacks:
+        _queue_callbacks(connection, ledger, task, callbacks)
+    log(connection, ledger, task["id"], "closed", {"generation": task["generation"]})
+
+
+def close_after(ledger: Ledger, record: EventRecord) -> None:
+    """Closes the Task, or ends its ``finalizing``, if this ended Event was the last that it waited for."""
+    if record.task_id is not None:
+        try_close(ledger, record.task_id)
+    elif record.callback_of is not None:
+        try_finish(ledger, record.callback_of)
 
 
 def _may_close(connection: Connection, task: dict[str, object]) -> bool:
@@ -899,3 +935,159 @@ def _open_rows(connection: Connection, task_id: int) -> bool:
     statuses = [str(status) for status in OPEN]
     found = sa.select(sa.literal(1)).where(events.c.task_id == task_id, events.c.status.in_(statuses)).limit(1)
     return connection.execute(found).first() is not None
+
+
+# -- callbacks: stand-alone Events, queued in the transaction that closes their generation
+#
+# The Task waits for them in ``finalizing``, or ``cancelled`` without ``finished_at``.
+
+CALLBACK_RETRIES: Final = 4
+"""Retries of a callback: it is tried five times."""
+
+_c, _e = task_callbacks.c, events.c
+_CALLBACKS: Final = (
+    sa.select(_c.name, _e.id, _e.status)
+    .select_from(task_callbacks.outerjoin(events, _e.job_id == _c.job_id))
+    .where(_c.task_id == sa.bindparam("task_id"), _c.generation == sa.bindparam("generation"))
+    .order_by(_c.name)
+)
+_CALLED_BACK: Final = (
+    sa.select(_t.id)
+    .where(_t.finished_at.is_(None), _t.closed_at.is_not(None))
+    .where(
+        ~sa.exists().where(
+            _c.task_id == _t.id,
+            _c.generation == _t.generation,
+            _e.job_id == _c.job_id,
+            _e.status.in_([str(status) for status in sorted(OPEN)]),
+        )
+    )
+    .order_by(_t.id)
+)
+
+
+def _queue_callbacks(
+    connection: Connection, ledger: Ledger, task: dict[str, Any], callbacks: Sequence[NewCallback]
+) -> None:
+    """Writes a callback's Event for each of these, due now. Each is called with its arguments and the progress object."""
+    check_event(None, Status.ENQUEUE, Reason.SUBMITTED)
+    now, task_id = ledger.now(), int(task["id"])
+    queued = list(zip(ledger.ids.jids(len(callbacks)), callbacks, strict=True))
+    job_ids = {callback.name: jid for jid, callback in queued}
+    (said,) = progress(connection, [task_id], now)
+    for each in said["callbacks"]:
+        if (jid := job_ids.get(each["name"])) is not None:
+            each |= {"status": str(Status.ENQUEUE), "job_id": jid}
+    options = dumps({"retry": CALLBACK_RETRIES, "priority": task["priority"], "callback_of": task_id})
+    shared = {"status": Status.ENQUEUE, "options": options, "due_at": now, "created_at": now, "callback_of": task_id}
+    rows = [
+        {
+            "job_id": jid,
+            "worker_name": callback.worker,
+            "queue": callback.queue,
+            "params": dumps([*callback.args, said]),
+            **shared,
+        }
+        for jid, callback in queued
+    ]
+    connection.execute(events.insert(), rows)
+    names = [
+        {
+            "task_id": task_id,
+            "generation": task["generation"],
+            "name": callback.name,
+            "worker_name": callback.worker,
+            "job_id": jid,
+        }
+        for jid, callback in queued
+    ]
+    connection.execute(task_callbacks.insert(), names)
+    notify(connection, LEDGER)
+
+
+def called_back(connection: Connection) -> list[int]:
+    """Tasks that are closed and not done, of whose callbacks none is open."""
+    return [int(i) for (i,) in connection.execute(_CALLED_BACK)]
+
+
+def _callbacks_of(connection: Connection, task: dict[str, Any]) -> list[tuple[str, int | None, str | None]]:
+    """The queued callbacks of the Task's generation: name, and id and status of the Event (None: it is gone)."""
+    found = connection.execute(_CALLBACKS, {"task_id": task["id"], "generation": task["generation"]})
+    return [(name, event_id, status) for name, event_id, status in found]
+
+
+@repeatable
+def try_finish(ledger: Ledger, task_id: int) -> bool:
+    """Makes a closed Task done if each of its callbacks is over. Returns whether this caller did.
+
+    One that did not end in ``finish`` makes it ``callback_failed``. Call it in a transaction after the one that ended a
+    callback: inside, two processes would each see the other's open. A Task whose row another transaction holds is left to
+    maintenance.
+    """
+    with ledger.database.write() as connection:
+        task = try_lock(connection, ledger, task_id)
+        if task is None or task["closed_at"] is None or task["finished_at"] is not None:
+            return False
+        found = _callbacks_of(connection, task)
+        if any(status in OPEN for _, _, status in found):
+            return False
+        failed = sorted(name for name, _, status in found if status != Status.FINISH)
+        reason = Reason.CALLBACK_FAILED if failed else Reason.CALLED_BACK
+        values = {"finished_at": ledger.now(), "state_reason": str(reason) if failed else task["state_reason"]}
+        if task["state"] == State.CANCELLED:
+            done = {**values, "updated_at": values["finished_at"], "version": _t.version + 1}
+            connection.execute(tasks.update().where(_t.id == task_id).values(done))
+        else:
+            turn(connection, ledger, task, State.FINISHED, reason, **values)
+        log(connection, ledger, task_id, str(reason), {"generation": task["generation"], "failed": failed})
+    return True
+
+
+@repeatable
+def call_back_again(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
+    """Runs the callbacks of the Task's generation again that did not finish. Returns False while they are under way.
+
+    Raises :class:`Conflict` if the Task is not closed, or no callback of it has failed.
+    """
+    with ledger.database.write() as connection:
+        task = lock(connection, task_id)
+        if task["closed_at"] is not None and task["finished_at"] is None:
+            return False
+        if task["state"] not in (State.FINISHED, State.CANCELLED) or task["closed_at"] is None:
+            raise Conflict(f"Task {task_id} is {task['state']}; its callbacks run when its last item has ended")
+        failed = [i for _, i, status in _callbacks_of(connection, task) if i is not None and status != Status.FINISH]
+        if not failed:
+            raise Conflict(f"no callback of Task {task_id} has failed, so none runs again")
+        reopen_callbacks(connection, ledger, task, failed)
+        log(connection, ledger, task_id, "callbacks retried", {"callbacks": len(failed)}, who)
+        notify(connection, LEDGER)
+    return True
+
+
+def reopen_callbacks(
+    connection: Connection, ledger: Ledger, task: dict[str, Any], event_ids: Sequence[int]
+) -> list[Applied]:
+    """Opens these callbacks of a locked Task again; if it was done, it waits for them again.
+
+    Raises :class:`Conflict` for one of an earlier generation.
+    """
+    now = ledger.now()
+
+    def reopen(seen: EventRecord) -> Turn | None:
+        ended_badly = seen.row.status in (Status.FAILED, Status.ERROR, Status.CANCELLED)
+        return explicit_retry(seen.row, now=now) if ended_badly and seen.callback_of == task["id"] else None
+
+    if not {i for _, i, _ in _callbacks_of(connection, task)} >= set(event_ids):
+        raise Conflict(
+            f"this is a callback of an earlier generation of Task {task['id']}; it calls back again when this one closes"
+        )
+    notes = [Note("enqueue", ledger.catalogue("retried"))]
+    applied = apply(connection, ledger, [Change(event_id, reopen, notes=notes) for event_id in event_ids])
+    if any(each.turn is not None for each in applied) and task["finished_at"] is not None:
+        reason = "split_failed" if task["split_state"] == "failed" else None
+        if task["state"] == State.CANCELLED:
+            again = {"finished_at": None, "state_reason": reason, "updated_at": now, "version": _t.version + 1}
+            connection.execute(tasks.update().where(_t.id == task["id"]).values(again))
+        else:
+            turn(connection, ledger, task, State.FINALIZING, Reason.CALLED_AGAIN, finished_at=None, state_reason=reason)
+    return applied

@@ -13,6 +13,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainValidator,
     StringConstraints,
     ValidationError,
     WithJsonSchema,
@@ -21,6 +22,7 @@ from pydantic import (
 from asynctask.core.transitions import MAX_INTERVAL_S, Tolerance
 from asynctask.errors import InputError, Problem, without_later
 from asynctask.lists.problems import fault, from_pydantic
+from asynctask.worker import as_callback
 
 __all__ = [
     "INTERVAL",
@@ -28,6 +30,8 @@ __all__ = [
     "NOT_BLANK",
     "NUL_FREE",
     "TOLERATED",
+    "CallbackOption",
+    "CallbackText",
     "CommonOptions",
     "Interval",
     "Options",
@@ -122,6 +126,20 @@ Tolerated = Annotated[
         }
     ),
 ]
+_NAME: Final[dict[str, Any]] = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": NOT_BLANK}
+_CALLED: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {"worker": _NAME, "args": {"type": "array", "items": {}}},
+    "required": ["worker"],
+    "additionalProperties": False,
+}
+_as_callback = PlainValidator(lambda said: None if said is None else as_callback(said))
+CallbackOption = Annotated[Any, _as_callback, WithJsonSchema({"anyOf": [_NAME, _CALLED, {"type": "null"}]})]
+"""A :class:`~asynctask.worker.Callback`."""
+
+CallbackText = Annotated[Any, _as_callback, WithJsonSchema({"anyOf": [{**_NAME, "maxLength": 10_000}, {"type": "null"}]})]
+"""The same in a query or a form: a name, or the object as JSON."""
+
 Unique = Annotated[Annotated[tuple[NotBlank, ...], Field(max_length=20)] | None, BeforeValidator(_names)]
 
 
@@ -143,6 +161,12 @@ class CommonOptions(BaseModel):
     unique: Annotated[Unique, listed_or_text("text", "list")] = Field(
         None, description="Fields in which no two rows may be the same; as text, with commas between."
     )
+
+    on_complete: CallbackOption = Field(
+        None, description='A worker to call when the last item has ended, or {"worker": name, "args": [...]}.'
+    )
+    on_success: CallbackOption = Field(None, description="The same, if no item failed or was cancelled.")
+    on_failure: CallbackOption = Field(None, description="The same, if any item failed or was cancelled.")
 
     def with_key(self, key: str | None) -> Options:
         """These options, without what a request adds to them, and with an ``idempotency_key``."""

@@ -108,8 +108,14 @@ class Ticket:
     exited: bool = False  # job code raised SystemExit or KeyboardInterrupt
     seen: EventRecord | None = None  # the Event at Begin, if untouched and not written by this process since
     job: CurrentJob | None = None
+    callback_of: int | None = None  # the Task whose callback it is
     _notes: list[Note] = field(default_factory=list)
     _free: list[None] = field(default_factory=lambda: [None])
+
+    @property
+    def is_lone(self) -> bool:
+        """As :attr:`EventRecord.is_lone`."""
+        return self.task_id is None and self.callback_of is None
 
     def acquire(self) -> bool:
         """Makes this thread the only one to record the ticket; False if another thread is, or it is settled.
@@ -248,7 +254,7 @@ class Tracker:
             begin(row, attempt, record.task_state), record.job_id, record.id, record.task_id, row.attempt, row.retries,
             is_suspect(row), arrival.attempt is None, row.process,
             awaited=record.parallel is not None or record.round_at is not None, not_before=record.round_at,
-            seen=record if untouched(record) else None,
+            seen=record if untouched(record) else None, callback_of=record.callback_of,
         )  # fmt: skip
 
     def enqueue(self, arrivals: Sequence[Arrival]) -> None:
@@ -686,7 +692,7 @@ class RemoteTracker:
 
 def _is_elsewhere(record: JobRecord, event: EventRecord) -> bool:
     """Whether the job's own engine keeps it."""
-    return record.attempt is None and event.task_id is None
+    return record.attempt is None and event.is_lone
 
 
 def _is_current(record: JobRecord, event: EventRecord) -> bool:

@@ -6,8 +6,9 @@
         def make_harness(self, folder: Path) -> EngineHarness:
             return MyHarness(folder)
 
-The application of a harness has two workers, ``act`` and ``again``, both with the function :func:`act` of the folder;
-``again`` is retried twice, at once. The application's own runtime passes the suite like any attached engine.
+The application of a harness has two workers, ``act`` and ``again``, both with the function :func:`act` of the folder, an
+item and, when they are called back, the progress object; ``again`` is retried twice, at once. The application's own runtime
+passes the suite like any attached engine.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ __all__ = ["EngineConformance", "EngineHarness", "act", "performed"]
 # -- what jobs do
 
 
-def act(folder: Path, item: Mapping[str, Any]) -> dict[str, Any]:
-    """Notes in the folder that the item ``n`` began, then does what it says.
+def act(folder: Path, item: Mapping[str, Any], progress: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Notes in the folder that the item ``n`` began, then does what it says. Returns ``n``, and the counts of ``progress``.
 
     ``do``: ``finish``, ``refuse``, ``raise``, or ``wait``, until there is a file ``gate``; ``breaks``: at so many first
     attempts it raises.
@@ -54,7 +55,7 @@ def act(folder: Path, item: Mapping[str, Any]) -> dict[str, Any]:
     if item.get("do") == "raise" or job.attempt <= item.get("breaks", 0):
         raise ValueError("broken")
     _note(folder, "did", item["n"], job.attempt)
-    return {"n": item["n"]}
+    return {"n": item["n"]} if progress is None else {"n": item["n"], "counts": progress["counts"]}
 
 
 def _note(folder: Path, *words: object) -> None:
@@ -320,8 +321,52 @@ class EngineConformance(ABC):
             exact(engine.app, first, finish=2)
             exact(engine.app, second, finish=2)
 
+    # -- callbacks
+
+    def test_the_callbacks_of_an_outcome_are_called_once_and_counted_nowhere(self) -> None:
+        with self.harness() as (engine, folder):
+            engine.start()
+            task = engine.app.submit(
+                "act",
+                [{"n": 1}, {"n": 2, "do": "refuse"}],
+                on_complete={"worker": "again", "args": [{"n": 100, "breaks": 1}]},
+                on_success={"worker": "act", "args": [{"n": 101}]},
+                on_failure={"worker": "act", "args": [{"n": 102}]},
+            )
+            ended(task)
+            assert sorted(performed(folder)) == [1, 2, 100, 100, 102]
+            states = {each["name"]: each["status"] for each in task.progress()["callbacks"]}
+            assert states == {"on_complete": "finish", "on_success": None, "on_failure": "finish"}
+            event = engine.app.event(job_of(task, "on_complete"))
+            assert (event["attempt"], event["task_id"], event["callback_of"]) == (2, None, task.id)
+            assert (event["result"]["counts"]["finish"], event["result"]["counts"]["failed"]) == (1, 1)
+            exact(engine.app, task, finish=1, failed=1)
+
+    def test_a_callback_of_a_killed_worker_runs_again(self) -> None:
+        with self.harness() as (engine, folder):
+            engine.start()
+            task = engine.app.submit("act", [{"n": 1}], on_success={"worker": "act", "args": [{"n": 100, "do": "wait"}]})
+            wait_for(lambda: 100 in performed(folder), "the callback begins")
+            wait_for(
+                lambda: engine.app.event(job_of(task, "on_success"))["status"] == "working", "it is known to have begun"
+            )
+            assert (task.progress()["state"], task.progress()["done"]) == ("finalizing", False)
+            engine.kill()
+            wait_for(lambda: performed(folder).count(100) > 1, "it begins again")
+            (folder / "gate").touch()
+            ended(task)
+            assert task.progress()["state_reason"] is None
+            assert performed(folder, "did") == [1, 100]
+            exact(engine.app, task, finish=1)
+
 
 # -- facts
+
+
+def job_of(task: TaskHandle, name: str) -> str:
+    """The job id of a callback that was queued."""
+    (job_id,) = (each["job_id"] for each in task.progress()["callbacks"] if each["name"] == name)
+    return str(job_id)
 
 
 def ended(task: TaskHandle) -> Sequence[dict[str, Any]]:

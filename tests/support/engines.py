@@ -28,7 +28,7 @@ def own(folder: Path, database_url: str, redis_url: str) -> tuple[None, AsyncTas
     """The application's own runtime."""
     app = AsyncTask(**settings(folder, database_url=database_url, app="support.engines:app"))
     app.worker(name="act", retry=0)(partial_of(folder))
-    app.worker(name="again", retry=2, retry_in=lambda *_: 0.0)(partial_of(folder))
+    app.worker(name="again", retry=2, retry_in=lambda *_: 0.01)(partial_of(folder))
     return None, app
 
 
@@ -63,14 +63,14 @@ def dramatiq_(folder: Path, database_url: str, redis_url: str) -> tuple[RedisBro
     return broker, app
 
 
-def rq_act(item: dict[str, Any]) -> dict[str, Any]:
+def rq_act(item: dict[str, Any], progress: dict[str, Any] | None = None) -> dict[str, Any]:
     """The function of the suite where RQ can import it."""
-    return act(Path(os.environ[FOLDER]), item)
+    return act(Path(os.environ[FOLDER]), item, progress)
 
 
-def rq_again(item: dict[str, Any]) -> dict[str, Any]:
+def rq_again(item: dict[str, Any], progress: dict[str, Any] | None = None) -> dict[str, Any]:
     """The same, for the worker that is retried."""
-    return act(Path(os.environ[FOLDER]), item)
+    return act(Path(os.environ[FOLDER]), item, progress)
 
 
 def rq_(folder: Path, database_url: str, redis_url: str) -> tuple[on_rq.RqEngine, AsyncTask]:
@@ -89,8 +89,8 @@ def rq_(folder: Path, database_url: str, redis_url: str) -> tuple[on_rq.RqEngine
 def partial_of(folder: Path) -> Any:
     """The function of the suite as an ordinary function of one item."""
 
-    def function(item: dict[str, Any]) -> dict[str, Any]:
-        return act(folder, item)
+    def function(item: dict[str, Any], progress: dict[str, Any] | None = None) -> dict[str, Any]:
+        return act(folder, item, progress)
 
     return function
 

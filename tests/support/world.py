@@ -170,6 +170,16 @@ def make_app(folder: Path, **more: Any) -> AsyncTask:
             raise ValueError("not yet")
         return {"n": item["n"]}
 
+    @app.worker(retry_in=lambda count, error, job: 0.01)
+    def told(*args: Any) -> None:
+        """A callback: says its arguments and the generation. Waits while there is a file ``hold``, breaks where there is
+        one ``untold``."""
+        *words, progress = args
+        shop.note("told", progress["generation"], *words)
+        wait_for(lambda: not (folder / "hold").exists(), "nobody holds it", 120, every=0.01)
+        if (folder / "untold").exists():
+            raise ValueError("nobody listens")
+
     return app
 
 

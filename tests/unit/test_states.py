@@ -86,10 +86,11 @@ def test_every_status_is_open_or_terminal_and_never_both() -> None:
     assert PROBLEM < TERMINAL
 
 
-def test_a_task_that_is_over_is_left_by_an_explicit_retry_alone() -> None:
+def test_a_task_that_is_over_is_left_by_an_explicit_retry_of_its_items_or_callbacks_alone() -> None:
     open_states = {State.SPLITTING, State.RUNNING, State.PAUSED, State.FINALIZING}
     out = {(edge.source, edge.reason) for edge in TASK_EDGES if edge.source is not None and edge.source not in open_states}
-    assert out == {(State.FINISHED, Reason.RETRIED), (State.CANCELLED, Reason.RETRIED)}
+    again = (State.FINISHED, Reason.CALLED_AGAIN)
+    assert out == {(State.FINISHED, Reason.RETRIED), (State.CANCELLED, Reason.RETRIED), again}
 
 
 @pytest.mark.parametrize(("name", "edges"), [("event", EVENT_EDGES), ("task", TASK_EDGES)])

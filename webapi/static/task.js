@@ -2,7 +2,7 @@
 
 import { Poller, Refused, call } from "./api.js";
 import { $, $$, cells, drawBar, el, setText, show, showProblem, user } from "./dom.js";
-import { COUNTS, KINDS, STATES, count, pace, percent, reached, rows, segments, sentence, when } from "./words.js";
+import { CALLBACKS, CALLED, COUNTS, KINDS, STATES, count, pace, percent, reached, rows, segments, sentence, when } from "./words.js";
 
 const id = $("#task").dataset.id;
 const self = `${document.body.dataset.api}/${id}`;
@@ -67,6 +67,7 @@ const ALLOWED = {
   cancel: (p) => ["splitting", "running", "paused"].includes(p.state),
   retry: (p) => (["running", "finished"].includes(p.state) || (p.state_reason === "too_many_failures" && p.split.state !== "splitting")) && p.counts.failed + p.counts.error > 0,
   "retry-cancelled": (p) => p.state === "cancelled" && p.done && p.counts.cancelled > 0,
+  callbacks: (p) => p.done && p.state_reason === "callback_failed",
 };
 
 function drawControls(p) {
@@ -141,6 +142,7 @@ function drawKnobs(p) {
   const facts = [
     ["Worker", p.worker], ["In flight (queued or running)", count(p.control.in_flight)], ["Handed in", when(p.created_at)], ["Began", when(p.started_at)],
     ["Ended", when(p.finished_at)], ["Rows not taken", count(p.split.rejected)], ["Waiting for another try", count(p.retrying)],
+    ...p.callbacks.map((each) => [CALLBACKS[each.name], `${each.worker}: ${CALLED[each.status] ?? "not called"}`]),
   ];
   const box = $("#facts");
   facts.forEach(([name, value], i) => {

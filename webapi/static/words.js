@@ -32,6 +32,11 @@ export const STATUSES = {
 
 export const KINDS = { failed: "refused", error: "error" };
 
+export const CALLBACKS = { on_complete: "Called at the end", on_success: "Called if all succeed", on_failure: "Called if any does not" };
+export const CALLED = {
+  enqueue: "waiting", working: "running", stopped: "stopped", finish: "done", failed: "refused", error: "failed", cancelled: "cancelled",
+};
+
 export const COUNTS = [
   ["finish", "succeeded"], ["failed", "refused"], ["error", "errors"], ["cancelled", "cancelled"],
   ["working", "running"], ["enqueue", "waiting"], ["stopped", "stopped"],
@@ -48,9 +53,9 @@ export function sentence(p) {
     case "splitting": return `Reading the list: ${rows(c.total)} so far.${waits}`;
     case "running": return running(p) + waits + broken;
     case "paused": return paused(p);
-    case "finalizing": return "Every row is done; the Task is being closed.";
+    case "finalizing": return "Every row is done; what is to follow is under way.";
     case "finished": return finished(p) + broken;
-    case "cancelled": return p.done ? `Cancelled: ${rowsThat(c.cancelled, "was", "were")} not run.` : "Being cancelled: nothing new is started.";
+    case "cancelled": return p.done ? `Cancelled: ${rowsThat(c.cancelled, "was", "were")} not run.${lost(p)}` : "Being cancelled: nothing new is started.";
     case "rejected": return rejected(p);
     default: return p.state;
   }
@@ -70,11 +75,12 @@ function paused(p) {
 
 function finished(p) {
   const bad = unsuccessful(p.counts);
-  const lost = p.state_reason === "callback_failed" ? " What should have followed it failed." : "";
   const rejected = p.split.rejected ? ` ${rowsThat(p.split.rejected, "was", "were")} not taken.` : "";
-  if (bad === 0) return `Finished: every row that was taken succeeded.${rejected}${lost}`;
-  return `Finished: ${rows(bad)} of ${count(p.counts.total)} did not succeed.${rejected}${lost}`;
+  if (bad === 0) return `Finished: every row that was taken succeeded.${rejected}${lost(p)}`;
+  return `Finished: ${rows(bad)} of ${count(p.counts.total)} did not succeed.${rejected}${lost(p)}`;
 }
+
+const lost = (p) => (p.state_reason === "callback_failed" ? " What should have followed it failed." : "");
 
 /** The words of the reason, which the API gives after its code. */
 const why = ({ split }) => (split.reason ?? "").replace(/^[a-z_]+: /, "");
