@@ -81,11 +81,11 @@ def test_the_first_job_says_where_they_go(world: World) -> None:
 def test_its_callbacks_are_the_tasks(world: World) -> None:
     app = world.app()
     told: list[int] = []
-    app.worker(name="told", retry=0)(lambda progress: told.append(progress["counts"]["finish"]))
-    with world.working(app, queues={"default": 1, "callbacks": 1}):
-        task = app.submit_jobs(jobs(6), on_complete="told")
+    app.worker(name="tell", retry=0)(lambda progress: told.append(progress["counts"]["finish"]))
+    with world.working(app):
+        task = app.submit_jobs(jobs(6), on_complete="tell")
         assert task.wait(120)["state"] == "finished"
-        answer = client_of(app).post("/api/tasks", json={"jobs": as_json(jobs(3)), "on_complete": "told"})
+        answer = client_of(app).post("/api/tasks", json={"jobs": as_json(jobs(3)), "on_complete": "tell"})
         assert app.task(answer.json["task_id"]).wait(120)["state"] == "finished"
     assert told == [6, 3]
 
