@@ -18,9 +18,10 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, micros
@@ -34,6 +35,7 @@ from asynctask.integrations.base import (
     EngineProcess,
     HeldAcks,
     LoneEvents,
+    PushedJob,
     engine_worker,
     kept_params,
     pushed_job,
@@ -49,6 +51,7 @@ try:
     from celery import signals
     from celery.exceptions import Ignore, Reject, Retry
     from celery.utils import uuid
+    from kombu import Producer
     from kombu.exceptions import OperationalError
 except ModuleNotFoundError as error:
     if error.name not in ("billiard", "celery", "kombu"):
@@ -67,6 +70,8 @@ _POOLS: Final = {"celery.concurrency.prefork": False, "celery.concurrency.solo":
 """Pools that can be recorded, and whether their jobs run in the process that the signals of a worker reach."""
 
 _AWAY_S: Final = 0.5
+
+T = TypeVar("T")
 
 
 def attach(
@@ -106,6 +111,70 @@ class _Performed:
     retry_error: BaseException | None = None
 
 
+class _Line:
+    """The connection over which this process dispatches to Celery's queues and counts them, for one thread at a time."""
+
+    def __init__(self, celery_app: Any) -> None:
+        self._celery = celery_app
+        self._connection: Any = None
+        self._pid = 0
+        self._lock = threading.Lock()
+        self.producer: Any = None
+
+    def use(self, call: Callable[[_Line], T]) -> T:
+        """The result of ``call``; it is made once more on a new connection, for a broker closes one that was idle. Raises
+        BrokerUnavailable."""
+        with self._lock:
+            if self._pid != os.getpid():  # a forked child: the connection is its parent's
+                self._connection, self._pid = None, os.getpid()
+            if self._connection is not None:
+                try:
+                    return call(self)
+                except self._errors():
+                    self.close()
+            try:
+                self._open()
+                return call(self)
+            except self._errors() as error:
+                self.close()
+                raise BrokerUnavailable(f"the broker of Celery does not answer: {error}") from error
+
+    def _open(self) -> None:
+        self._connection = self._celery.connection_for_write()
+        self._connection.ensure_connection(max_retries=1, timeout=1)
+        self.producer = Producer(self._connection)
+
+    def _errors(self) -> tuple[type[BaseException], ...]:
+        """What says that the broker is away, or that it closed the channel."""
+        known = () if self._connection is None else self._connection.connection_errors
+        amqp = () if self.producer is None or _is_virtual(self.producer.channel) else self._connection.channel_errors
+        return (OperationalError, OSError, *known, *amqp)
+
+    def count(self, queue: str) -> int:
+        """How many messages wait in a queue of the broker."""
+        channel = self._connection.channel()
+        try:
+            if _is_virtual(channel):  # with global_keyprefix, Redis would say that there is no such queue
+                return int(channel._size(queue))
+            return int(channel.queue_declare(queue, passive=True).message_count)
+        except self._connection.channel_errors:  # there is no such queue yet
+            return 0
+        finally:
+            channel.close()
+
+    def close(self) -> None:
+        """Closes the connection, as far as that is still possible."""
+        connection, self._connection, self.producer = self._connection, None, None
+        if connection is not None:
+            with suppress(Exception):
+                connection.close()
+
+
+def _is_virtual(channel: Any) -> bool:
+    """Whether the broker is no server of AMQP: kombu does as if."""
+    return hasattr(channel, "_size")
+
+
 class CeleryEngine:
     """What :func:`attach` adds: the Celery application as an engine."""
 
@@ -126,8 +195,7 @@ class CeleryEngine:
         self._queues: Sequence[str] = ()
         self._concurrency = 1
         self._lock = threading.Lock()
-        self._counting = threading.Lock()
-        self._counter: Any = None
+        self._line = _Line(celery_app)
         self._thread = threading.local()
         self._log = get_logger("asynctask.celery")
 
@@ -172,16 +240,18 @@ class CeleryEngine:
     def push(self, copies: Sequence[Copy]) -> None:
         self._thread.pushing = True
         try:
-            with self._celery.producer_pool.acquire(block=True) as producer:
-                for copy in copies:
-                    self._push(producer, copy)
-        except (OperationalError, OSError) as error:
-            raise BrokerUnavailable(f"the broker of Celery does not answer: {error}") from error
+            self._line.use(lambda line: self._push_all(line, [pushed_job(copy) for copy in copies]))
         finally:
             self._thread.pushing = False
 
-    def _push(self, producer: Any, copy: Copy) -> None:
-        job = pushed_job(copy)
+    def _push_all(self, line: _Line, jobs: Sequence[PushedJob]) -> None:
+        for job in jobs:
+            self._push(line.producer, job)
+        if not _is_virtual(line.producer.channel):  # AMQP answers no message, but it answers this after all of them
+            for queue in {job.queue for job in jobs}:
+                line.producer.channel.queue_declare(queue, passive=True)
+
+    def _push(self, producer: Any, job: PushedJob) -> None:
         self._celery.tasks[job.name].apply_async(
             list(job.args),
             dict(job.kwargs),
@@ -195,27 +265,7 @@ class CeleryEngine:
         )
 
     def waiting(self, queues: Collection[str]) -> Mapping[str, int]:
-        with self._counting:
-            if self._counter is None:
-                self._counter = self._celery.connection_for_write()
-            try:
-                self._counter.ensure_connection(max_retries=1, timeout=1)
-                return {queue: self._count(own_name(queue)) for queue in queues}
-            except (OperationalError, OSError, *self._counter.connection_errors) as error:
-                self._counter.close()
-                self._counter = None
-                raise BrokerUnavailable(f"the broker of Celery does not answer: {error}") from error
-
-    def _count(self, queue: str) -> int:
-        channel = self._counter.channel()
-        try:
-            if hasattr(channel, "_size"):  # not a server of AMQP; with global_keyprefix, Redis would say that it has none
-                return int(channel._size(queue))
-            return int(channel.queue_declare(queue, passive=True).message_count)
-        except self._counter.channel_errors:  # there is no such queue yet
-            return 0
-        finally:
-            channel.close()
+        return self._line.use(lambda line: {queue: line.count(own_name(queue)) for queue in queues})
 
     def may_hold(self, queue: str) -> bool:
         """A worker holds jobs of a task with a rate limit in its memory, idle as it is."""
