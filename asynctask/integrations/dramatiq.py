@@ -535,7 +535,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
 
     def _begin(self, process: EngineProcess, message: Any, actor: dramatiq.Actor[Any, Any]) -> _Message:
         arrival = self._arrival(message, actor)
-        ticket = process.begin(arrival)
+        ticket = process.begin(arrival, redelivered=getattr(message, "redelivered", False))  # on RabbitMQ
         if ticket.verdict is not Begin.RUN:
             raise SkipMessage(f"message {message.message_id} is not to be performed: {_WHY[ticket.verdict]}")
         if ticket.task_id is not None and arrival.attempt is None:

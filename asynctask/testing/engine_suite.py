@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from asynctask.app import AsyncTask
 from asynctask.brokers.base import Copy
@@ -40,12 +40,14 @@ __all__ = ["EngineConformance", "EngineHarness", "act", "performed"]
 def act(folder: Path, item: Mapping[str, Any]) -> dict[str, Any]:
     """Notes in the folder that the item ``n`` began, then does what it says.
 
-    ``do``: ``finish``, ``refuse``, ``raise``, or ``wait``, until there is a file ``gate``; ``breaks``: at so many first
-    attempts it raises.
+    ``do``: ``finish``, ``refuse``, ``raise``, ``die``, which ends its process, or ``wait``, until there is a file ``gate``;
+    ``breaks``: at so many first attempts it raises.
     """
     job = current_job()
     _note(folder, "began", item["n"], job.attempt)
     job.message(f"item {item['n']}")
+    if item.get("do") == "die":
+        os._exit(9)
     if item.get("do") == "wait":
         wait_for((folder / "gate").exists, "the gate opens", every=0.01)
     if item.get("do") == "refuse":
@@ -105,6 +107,9 @@ class EngineHarness(Protocol):
 
 class EngineConformance(ABC):
     """What an engine has to keep of the promises, a method each."""
+
+    killed_items: ClassVar[int] = 600
+    """How many items the list has whose workers are killed three times; the more, the longer it takes."""
 
     @abstractmethod
     def make_harness(self, folder: Path) -> EngineHarness:
@@ -187,13 +192,14 @@ class EngineConformance(ABC):
     def test_a_list_is_exact_though_its_workers_are_killed_three_times(self) -> None:
         with self.harness() as (engine, folder):
             engine.start(2)
-            task = engine.app.submit("act", [{"n": n} for n in range(600)])
-            for part in (50, 200, 400):
+            count = self.killed_items
+            task = engine.app.submit("act", [{"n": n} for n in range(count)])
+            for part in (count // 12, count // 3, count * 2 // 3):
                 wait_for(partial(is_past, task, part), f"more than {part} are done")
                 engine.kill()
             ended(task)
-            assert set(performed(folder, "did")) == set(range(600))
-            exact(engine.app, task, finish=600)
+            assert set(performed(folder, "did")) == set(range(count))
+            exact(engine.app, task, finish=count)
 
     def test_a_job_that_is_delivered_twice_counts_once(self) -> None:
         with self.harness() as (engine, folder):
