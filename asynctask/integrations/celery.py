@@ -51,7 +51,6 @@ try:
     from celery import signals
     from celery.exceptions import Ignore, Reject, Retry
     from celery.utils import uuid
-    from kombu import Producer
     from kombu.exceptions import OperationalError
 except ModuleNotFoundError as error:
     if error.name not in ("billiard", "celery", "kombu"):
@@ -142,7 +141,7 @@ class _Line:
     def _open(self) -> None:
         self._connection = self._celery.connection_for_write()
         self._connection.ensure_connection(max_retries=1, interval_start=0, timeout=1)
-        self.producer = Producer(self._connection)
+        self.producer = self._connection.Producer()
 
     def _errors(self) -> tuple[type[BaseException], ...]:
         """What says that the broker is away, or that it closed the channel."""

@@ -410,7 +410,9 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
 
     # -- actors
 
-    def after_declare_actor(self, broker: dramatiq.Broker, actor: dramatiq.Actor[Any, Any]) -> None:
+    def after_declare_actor(self, broker: dramatiq.Broker, actor: dramatiq.Actor[Any, Any] | str) -> None:
+        if isinstance(actor, str):  # before 2.0: one that was declared before this middleware was added
+            actor = broker.get_actor(actor)
         if not self.tracks(actor):
             return
         function = actor.fn

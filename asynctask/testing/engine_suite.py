@@ -28,7 +28,7 @@ from asynctask.dispatch.outbox import Router, build, engine_of
 from asynctask.errors import NormalException
 from asynctask.job import current_job
 from asynctask.task import TaskHandle
-from asynctask.testing import wait_for
+from asynctask.testing import PATIENCE_S, wait_for
 from asynctask.wire.payload import dump
 
 __all__ = ["EngineConformance", "EngineHarness", "act", "performed"]
@@ -193,10 +193,12 @@ class EngineConformance(ABC):
         with self.harness() as (engine, folder):
             engine.start(2)
             count = self.killed_items
+            patience_s = max(PATIENCE_S, count / 10)
             task = engine.app.submit("act", [{"n": n} for n in range(count)])
             for part in (count // 12, count // 3, count * 2 // 3):
-                wait_for(partial(is_past, task, part), f"more than {part} are done")
+                wait_for(partial(is_past, task, part), f"more than {part} are done", patience_s)
                 engine.kill()
+            wait_for(partial(is_past, task, count - 1), "all are done", patience_s)
             ended(task)
             assert set(performed(folder, "did")) == set(range(count))
             exact(engine.app, task, finish=count)
@@ -298,7 +300,7 @@ class EngineConformance(ABC):
 
 
 def ended(task: TaskHandle) -> Sequence[dict[str, Any]]:
-    """The Events of a Task once it is over."""
+    """The Events of a Task once it is over, at most 1,000 of them."""
     wait_for(lambda: task.progress()["done"], f"Task {task.id} is over: {task.progress()['counts']}")
     return task.events(limit=1_000)
 
