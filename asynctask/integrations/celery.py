@@ -117,7 +117,8 @@ class _Line:
         self._celery = celery_app
         self._connection: Any = None
         self._pid = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # what hooks into sending may dispatch by itself
+        self.channel: Any = None
         self.producer: Any = None
 
     def use(self, call: Callable[[_Line], T]) -> T:
@@ -141,21 +142,27 @@ class _Line:
     def _open(self) -> None:
         self._connection = self._celery.connection_for_write()
         self._connection.ensure_connection(max_retries=1, interval_start=0, timeout=1)
-        self.producer = self._connection.Producer()
+        self.channel = self._connection.channel()
+        self.producer = self._connection.Producer(self.channel)
 
     def _errors(self) -> tuple[type[BaseException], ...]:
         """What says that the broker is away, or that it closed the channel."""
         known = () if self._connection is None else self._connection.connection_errors
-        amqp = () if self.producer is None or _is_virtual(self.producer.channel) else self._connection.channel_errors
+        amqp = self._connection.channel_errors if self.is_amqp else ()
         return (OperationalError, OSError, *known, *amqp)
+
+    @property
+    def is_amqp(self) -> bool:
+        """Whether the broker is a server of AMQP; otherwise kombu does as if."""
+        return self.channel is not None and not hasattr(self.channel, "_size")
 
     def count(self, queue: str) -> int:
         """How many messages wait in a queue of the broker."""
-        channel = self._connection.channel()
+        channel = self._connection.channel()  # its own, for where there is no such queue it is closed
         try:
-            if _is_virtual(channel):  # with global_keyprefix, Redis would say that there is no such queue
-                return int(channel._size(queue))
-            return int(channel.queue_declare(queue, passive=True).message_count)
+            if self.is_amqp:
+                return int(channel.queue_declare(queue, passive=True).message_count)
+            return int(channel._size(queue))  # with global_keyprefix, Redis would say that there is no such queue
         except self._connection.channel_errors:  # there is no such queue yet
             return 0
         finally:
@@ -163,15 +170,10 @@ class _Line:
 
     def close(self) -> None:
         """Closes the connection, as far as that is still possible."""
-        connection, self._connection, self.producer = self._connection, None, None
+        connection, self._connection, self.channel, self.producer = self._connection, None, None, None
         if connection is not None:
             with suppress(Exception):
                 connection.close()
-
-
-def _is_virtual(channel: Any) -> bool:
-    """Whether the broker is no server of AMQP: kombu does as if."""
-    return hasattr(channel, "_size")
 
 
 class CeleryEngine:
@@ -246,9 +248,9 @@ class CeleryEngine:
     def _push_all(self, line: _Line, jobs: Sequence[PushedJob]) -> None:
         for job in jobs:
             self._push(line.producer, job)
-        if not _is_virtual(line.producer.channel):  # AMQP answers no message, but it answers this after all of them
+        if line.is_amqp:  # it answers no message, but it answers this after all of them
             for queue in {job.queue for job in jobs}:
-                line.producer.channel.queue_declare(queue, passive=True)
+                line.channel.queue_declare(queue, passive=True)
 
     def _push(self, producer: Any, job: PushedJob) -> None:
         self._celery.tasks[job.name].apply_async(

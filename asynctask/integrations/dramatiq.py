@@ -222,7 +222,7 @@ class _RabbitServer(_Server):
         self.count = self._count_messages
         self._kept: dict[str, Any] = {}
         self._pid = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # what hooks into sending may dispatch by itself
 
     @contextmanager
     def _connected(self) -> Iterator[None]:

@@ -193,7 +193,7 @@ class EngineConformance(ABC):
         with self.harness() as (engine, folder):
             engine.start(2)
             count = self.killed_items
-            patience_s = max(PATIENCE_S, count / 10)
+            patience_s = max(PATIENCE_S, float(count))
             task = engine.app.submit("act", [{"n": n} for n in range(count)])
             for part in (count // 12, count // 3, count * 2 // 3):
                 wait_for(partial(is_past, task, part), f"more than {part} are done", patience_s)
