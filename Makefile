@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-quick test-api test-pythons check bench bench-full clean
+.PHONY: help demo test test-full test-quick test-api test-pythons test-engines check bench bench-full clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,10 @@ test-api: .venv/.dev ## Call every operation of the API in every way that its do
 
 test-pythons: .venv/.dev ## Run the unit tests on each of Python 3.11 to 3.14 that is installed (PYTHONS="3.12 3.13" picks some)
 	@sh scripts/test-pythons.sh $(ARGS)
+
+test-engines: .venv/.dev ## Run the tests of the engines on the oldest Celery, Dramatiq and RQ that are supported
+	@sh scripts/test-servers.sh
+	@sh scripts/test-engines.sh $(ARGS)
 
 check: .venv/.dev ## Run every check that is not a test of behaviour: format, lint, types, imports, docs
 	$(BIN)/ruff format --check .

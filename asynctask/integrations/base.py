@@ -488,8 +488,11 @@ class EngineProcess(AppProcess):
         if self._early is not None:
             self._early.forget(job_id, attempt)
 
-    def begin(self, arrival: Arrival) -> Ticket:
+    def begin(self, arrival: Arrival, *, redelivered: bool = False) -> Ticket:
         """The ticket of a job that arrived. Blocks while the ledger is away: no job begins unrecorded.
+
+        ``redelivered``: the engine has given the same copy to a worker before. If that has died of it, at once, nobody has
+        seen it begin; so this beginning is recorded before the job is performed, and the next death counts.
 
         Where its verdict is not ``RUN``, acknowledge the job unrun: it is over, or the ledger has taken it back.
         """
@@ -503,6 +506,8 @@ class EngineProcess(AppProcess):
             done = threading.Event()
             self.tracker.release(ticket, lambda won: done.set())
             done.wait()
+        if redelivered and ticket.task_id is not None:
+            ticket.watched = True
         return ticket
 
     def begin_anew(self, arrival: Arrival) -> Ticket:

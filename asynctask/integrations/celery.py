@@ -18,9 +18,10 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, micros
@@ -35,6 +36,7 @@ from asynctask.integrations.base import (
     EngineProcess,
     HeldAcks,
     LoneEvents,
+    PushedJob,
     engine_worker,
     kept_params,
     pushed_job,
@@ -71,6 +73,7 @@ _AWAY_S: Final = 0.5
 
 _REPLY_S: Final = 1.0
 """Seconds in which workers answer a revocation."""
+T = TypeVar("T")
 
 
 def attach(
@@ -110,6 +113,72 @@ class _Performed:
     retry_error: BaseException | None = None
 
 
+class _Line:
+    """The connection over which this process dispatches to Celery's queues and counts them, for one thread at a time."""
+
+    def __init__(self, celery_app: Any) -> None:
+        self._celery = celery_app
+        self._connection: Any = None
+        self._pid = 0
+        self._lock = threading.RLock()  # what hooks into sending may dispatch by itself
+        self.channel: Any = None
+        self.producer: Any = None
+
+    def use(self, call: Callable[[_Line], T]) -> T:
+        """The result of ``call``; it is made once more on a new connection, for a broker closes one that was idle. Raises
+        BrokerUnavailable."""
+        with self._lock:
+            if self._pid != os.getpid():  # a forked child: the connection is its parent's
+                self._connection, self._pid = None, os.getpid()
+            if self._connection is not None:
+                try:
+                    return call(self)
+                except self._errors():
+                    self.close()
+            try:
+                self._open()
+                return call(self)
+            except self._errors() as error:
+                self.close()
+                raise BrokerUnavailable(f"the broker of Celery does not answer: {error}") from error
+
+    def _open(self) -> None:
+        self._connection = self._celery.connection_for_write()
+        self._connection.ensure_connection(max_retries=1, interval_start=0, timeout=1)
+        self.channel = self._connection.channel()
+        self.producer = self._connection.Producer(self.channel)
+
+    def _errors(self) -> tuple[type[BaseException], ...]:
+        """What says that the broker is away, or that it closed the channel."""
+        known = () if self._connection is None else self._connection.connection_errors
+        amqp = self._connection.channel_errors if self.is_amqp else ()
+        return (OperationalError, OSError, *known, *amqp)
+
+    @property
+    def is_amqp(self) -> bool:
+        """Whether the broker is a server of AMQP; otherwise kombu does as if."""
+        return self.channel is not None and not hasattr(self.channel, "_size")
+
+    def count(self, queue: str) -> int:
+        """How many messages wait in a queue of the broker."""
+        channel = self._connection.channel()  # its own, for where there is no such queue it is closed
+        try:
+            if self.is_amqp:
+                return int(channel.queue_declare(queue, passive=True).message_count)
+            return int(channel._size(queue))  # with global_keyprefix, Redis would say that there is no such queue
+        except self._connection.channel_errors:  # there is no such queue yet
+            return 0
+        finally:
+            channel.close()
+
+    def close(self) -> None:
+        """Closes the connection, as far as that is still possible."""
+        connection, self._connection, self.channel, self.producer = self._connection, None, None, None
+        if connection is not None:
+            with suppress(Exception):
+                connection.close()
+
+
 class CeleryEngine:
     """What :func:`attach` adds: the Celery application as an engine."""
 
@@ -130,8 +199,7 @@ class CeleryEngine:
         self._queues: Sequence[str] = ()
         self._concurrency = 1
         self._lock = threading.Lock()
-        self._counting = threading.Lock()
-        self._counter: Any = None
+        self._line = _Line(celery_app)
         self._thread = threading.local()
         self._log = get_logger("asynctask.celery")
 
@@ -176,16 +244,18 @@ class CeleryEngine:
     def push(self, copies: Sequence[Copy]) -> None:
         self._thread.pushing = True
         try:
-            with self._celery.producer_pool.acquire(block=True) as producer:
-                for copy in copies:
-                    self._push(producer, copy)
-        except (OperationalError, OSError) as error:
-            raise BrokerUnavailable(f"the broker of Celery does not answer: {error}") from error
+            self._line.use(lambda line: self._push_all(line, [pushed_job(copy) for copy in copies]))
         finally:
             self._thread.pushing = False
 
-    def _push(self, producer: Any, copy: Copy) -> None:
-        job = pushed_job(copy)
+    def _push_all(self, line: _Line, jobs: Sequence[PushedJob]) -> None:
+        for job in jobs:
+            self._push(line.producer, job)
+        if line.is_amqp:  # it answers no message, but it answers this after all of them
+            for queue in {job.queue for job in jobs}:
+                line.channel.queue_declare(queue, passive=True)
+
+    def _push(self, producer: Any, job: PushedJob) -> None:
         self._celery.tasks[job.name].apply_async(
             list(job.args),
             dict(job.kwargs),
@@ -199,27 +269,7 @@ class CeleryEngine:
         )
 
     def waiting(self, queues: Collection[str]) -> Mapping[str, int]:
-        with self._counting:
-            if self._counter is None:
-                self._counter = self._celery.connection_for_write()
-            try:
-                self._counter.ensure_connection(max_retries=1, timeout=1)
-                return {queue: self._count(own_name(queue)) for queue in queues}
-            except (OperationalError, OSError, *self._counter.connection_errors) as error:
-                self._counter.close()
-                self._counter = None
-                raise BrokerUnavailable(f"the broker of Celery does not answer: {error}") from error
-
-    def _count(self, queue: str) -> int:
-        channel = self._counter.channel()
-        try:
-            if hasattr(channel, "_size"):  # not a server of AMQP; with global_keyprefix, Redis would say that it has none
-                return int(channel._size(queue))
-            return int(channel.queue_declare(queue, passive=True).message_count)
-        except self._counter.channel_errors:  # there is no such queue yet
-            return 0
-        finally:
-            channel.close()
+        return self._line.use(lambda line: {queue: line.count(own_name(queue)) for queue in queues})
 
     def may_hold(self, queue: str) -> bool:
         """A worker holds jobs of a task with a rate limit in its memory, idle as it is."""
@@ -356,10 +406,11 @@ class CeleryEngine:
     def _perform(self, task: Any, worker: Worker, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         request = task.request
         attempt = getattr(request, ATTEMPT, None)
-        queue = str((request.delivery_info or {}).get("routing_key") or own_name(worker.queue))
+        delivery = request.delivery_info or {}
+        queue = str(delivery.get("routing_key") or own_name(worker.queue))
         params = self._params(request.id, args, kwargs)
         arrival = Arrival(request.id, attempt, task.name, engine_queue(NAME, queue), params)
-        process, ticket = self._begin(arrival)
+        process, ticket = self._begin(arrival, redelivered=bool(delivery.get("redelivered")))
         payload = {"class": task.name, "args": list(args), "kwargs": dict(kwargs), "jid": request.id, "queue": queue}
         job = CurrentJob(
             request.id,
@@ -374,14 +425,14 @@ class CeleryEngine:
         current = _Performed(task, worker, ticket, job, process)
         return self._call(current, lambda: run(*_revived(current, args), **kwargs))
 
-    def _begin(self, arrival: Arrival) -> tuple[EngineProcess, Ticket]:
+    def _begin(self, arrival: Arrival, *, redelivered: bool) -> tuple[EngineProcess, Ticket]:
         """The ticket of a job that may be performed. Raises what makes Celery acknowledge one that may not, or keep one
         that could not be recorded."""
         try:
             if arrival.attempt is not None and (not isinstance(arrival.attempt, int) or arrival.attempt < 1):
                 raise Ignore(f"job {arrival.job_id} has no attempt that could be: {arrival.attempt!r}")
             process = self._running_process()
-            ticket = process.begin(arrival)
+            ticket = process.begin(arrival, redelivered=redelivered)
         except Ignore:
             raise
         except Exception as error:

@@ -16,9 +16,11 @@ Retries puts on the queue has the old attempt and is dropped when it arrives.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
@@ -88,6 +90,12 @@ _CLOSE_S: Final = 5.0
 UNKNOWN_S: Final = 10.0
 """A job of a Task whose actor the worker does not know waits for so long in the ledger."""
 
+_NO_QUEUE: Final = 404
+"""RabbitMQ's reply where there is no such queue."""
+
+_CONNECTION: Final = ("connection", "channel")
+"""What Dramatiq's broker on RabbitMQ keeps for each thread."""
+
 _ANSWERED = ("on_success", "on_failure", "pipe_target")
 """Options that make Dramatiq use the result of a message."""
 
@@ -141,12 +149,12 @@ class DramatiqEngine:
         self.name = name
         self.workers: dict[str, Worker] = {}
         self.broker = broker
-        self._count = _counter(broker)
+        self._server = _RabbitServer(broker) if hasattr(broker, "get_queue_message_counts") else _Server(broker)
         self._pushing = threading.local()
         self.capabilities = EngineCapabilities(
             late_ack=True,
             redelivers=True,
-            counts=self._count is not None,
+            counts=self._server.count is not None,
             asynchronous=True,
             hard_limit=False,
             revokes=False,
@@ -163,15 +171,14 @@ class DramatiqEngine:
     def push(self, copies: Sequence[Copy]) -> None:
         self._pushing.now = True
         try:
-            for copy in copies:
-                self.broker.enqueue(_message(copy))
+            self._server.push([_message(copy) for copy in copies])
         except _away() as error:
             raise BrokerUnavailable(f"the broker of Dramatiq does not answer: {error}") from error
         finally:
             self._pushing.now = False
 
     def waiting(self, queues: Collection[str]) -> Mapping[str, int]:
-        count = self._count
+        count = self._server.count
         assert count is not None, "no list is taken for a broker that cannot count"
         try:
             return {queue: count(own_name(queue)) for queue in queues}
@@ -194,23 +201,104 @@ def _message(copy: Copy) -> dramatiq.Message[Any]:
     return dramatiq.Message(job.queue, job.name, tuple(job.args), dict(job.kwargs), options, message_id=job.job_id)
 
 
-def _counter(broker: Any) -> Callable[[str], int] | None:
-    """How to count the messages that wait in a queue of this kind of broker; None where it cannot be counted."""
-    if hasattr(broker, "client") and hasattr(broker, "namespace"):  # on Redis
-        return lambda queue: int(broker.client.llen(f"{broker.namespace}:{queue}"))
-    if hasattr(broker, "get_queue_message_counts"):  # on RabbitMQ
-        return lambda queue: int(broker.get_queue_message_counts(queue)[0])
-    if hasattr(broker, "queues") and hasattr(broker, "dead_letters"):  # in memory, for tests
-        return lambda queue: int(broker.queues[queue].qsize())
-    return None
+class _Server:
+    """How the dispatcher reaches a broker's queues; this one for those on Redis and in memory."""
+
+    def __init__(self, broker: Any) -> None:
+        self._broker = broker
+        if hasattr(broker, "client") and hasattr(broker, "namespace"):  # on Redis
+            self.count: Callable[[str], int] | None = lambda name: int(broker.client.llen(f"{broker.namespace}:{name}"))
+        elif hasattr(broker, "queues") and hasattr(broker, "dead_letters"):  # in memory, for tests
+            self.count = lambda name: int(broker.queues[name].qsize())
+        else:
+            self.count = None
+
+    def push(self, messages: Sequence[dramatiq.Message[Any]]) -> None:
+        for message in messages:
+            self._broker.enqueue(message)
+
+
+class _RabbitServer(_Server):
+    """The same for a broker on RabbitMQ, over one connection for all threads.
+
+    The broker itself opens one for each thread and closes none before its own end, and a connection that the server closed
+    is not opened anew when messages are counted: one that sends no heartbeat while it is idle is closed after a minute or
+    two.
+    """
+
+    def __init__(self, broker: Any) -> None:
+        super().__init__(broker)
+        self.count = self._count_messages
+        self._kept: dict[str, Any] = {}
+        self._pid = 0
+        self._lock = threading.RLock()  # what hooks into sending may dispatch by itself
+
+    @contextmanager
+    def _connected(self) -> Iterator[None]:
+        """In the block, the broker's connection of this thread is the one of all threads."""
+        with self._lock:
+            if self._pid != os.getpid():  # a forked child: the connection is its parent's
+                self._kept, self._pid = {}, os.getpid()
+            state = vars(self._broker.state)
+            own = {name: state.pop(name) for name in _CONNECTION if name in state}
+            state.update(self._kept)
+            try:
+                yield
+            finally:
+                self._kept = {name: state.pop(name) for name in _CONNECTION if name in state}
+                state.update(own)
+
+    def push(self, messages: Sequence[dramatiq.Message[Any]]) -> None:
+        with self._connected():
+            for is_last in (False, True):
+                try:
+                    if self._has_pushed(messages):
+                        return
+                except _away():
+                    self._reconnect(messages)
+                    if is_last:
+                        raise
+            raise BrokerUnavailable("the connection to RabbitMQ broke twice while messages were sent")
+
+    def _has_pushed(self, messages: Sequence[dramatiq.Message[Any]]) -> bool:
+        """Whether all have arrived. What goes to a connection that the server has closed is lost without an error; RabbitMQ
+        answers no message, but it answers what follows on the same channel after all of them."""
+        channel = self._broker.channel
+        super().push(messages)
+        for queue in {message.queue_name for message in messages}:
+            self._broker.channel.queue_declare(queue, passive=True)
+        return channel is self._broker.channel  # or the broker has connected anew between two of them
+
+    def _reconnect(self, messages: Sequence[dramatiq.Message[Any]]) -> None:
+        self._broker.queues_pending.update(message.queue_name for message in messages)  # one may be gone
+        del self._broker.connection
+
+    def _count_messages(self, queue: str) -> int:
+        with self._connected():
+            for is_last in (False, True):
+                try:
+                    return int(self._broker.channel.queue_declare(queue, passive=True).method.message_count)
+                except _away() as error:
+                    if getattr(error, "reply_code", None) == _NO_QUEUE:
+                        del self._broker.channel
+                        return 0
+                    del self._broker.connection
+                    if is_last:
+                        raise
+        raise AssertionError("the second look returns or raises")
 
 
 def _away() -> tuple[type[BaseException], ...]:
-    """What a broker raises whose server does not answer; redis-py is there only where its broker is."""
+    """What a broker raises whose server does not answer; its client's errors are there only where that broker is."""
     redis = getattr(sys.modules.get("dramatiq.brokers.redis"), "redis", None)
+    pika = getattr(sys.modules.get("dramatiq.brokers.rabbitmq"), "pika", None)
     name = "BrokerConnectionError" if hasattr(errors, "BrokerConnectionError") else "ConnectionError"  # of before 2.2
-    closed: type[BaseException] = getattr(errors, name)
-    return (closed, OSError) if redis is None else (closed, OSError, redis.RedisError)
+    found: list[type[BaseException]] = [getattr(errors, name), OSError]
+    if redis is not None:
+        found.append(redis.RedisError)
+    if pika is not None:
+        found.append(pika.exceptions.AMQPError)
+    return tuple(found)
 
 
 @dataclass(slots=True)
@@ -331,7 +419,9 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
 
     # -- actors
 
-    def after_declare_actor(self, broker: dramatiq.Broker, actor: dramatiq.Actor[Any, Any]) -> None:
+    def after_declare_actor(self, broker: dramatiq.Broker, actor: dramatiq.Actor[Any, Any] | str) -> None:
+        if isinstance(actor, str):  # before 2.0: one that was declared before this middleware was added
+            actor = broker.get_actor(actor)
         if not self.tracks(actor):
             return
         function = actor.fn
@@ -456,7 +546,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
 
     def _begin(self, process: EngineProcess, message: Any, actor: dramatiq.Actor[Any, Any]) -> _Message:
         arrival = self._arrival(message, actor)
-        ticket = process.begin(arrival)
+        ticket = process.begin(arrival, redelivered=getattr(message, "redelivered", False))  # on RabbitMQ
         if ticket.verdict is not Begin.RUN:
             raise SkipMessage(f"message {message.message_id} is not to be performed: {_WHY[ticket.verdict]}")
         if not ticket.is_lone and arrival.attempt is None:

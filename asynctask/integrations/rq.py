@@ -53,7 +53,7 @@ try:
     from rq import decorators
     from rq.exceptions import AbandonedJobError, InvalidJobOperation, NoSuchJobError
     from rq.job import Retry, get_current_job
-    from rq.serializers import resolve_serializer
+    from rq.serializers import JSONSerializer, resolve_serializer
     from rq.timeouts import JobTimeoutException
     from rq.utils import now
 except ModuleNotFoundError as error:
@@ -87,7 +87,8 @@ def attach(connection: Any, app: Attachable, *, serializer: Any = None) -> RqEng
     ``"json"`` (and ``rq worker --serializer json``) arguments are data and nothing else. Raises :class:`ConfigError` if RQ
     is attached to ``app`` already.
     """
-    engine = RqEngine(connection, app, resolve_serializer(serializer))
+    # Before 2.9 RQ takes "json" for the module of that name, which makes no bytes.
+    engine = RqEngine(connection, app, JSONSerializer if serializer == "json" else resolve_serializer(serializer))
     app.attach(engine)
     _attached.append(engine)
     return engine

@@ -21,7 +21,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from asynctask.app import AsyncTask
 from asynctask.brokers.base import Copy
@@ -30,7 +30,7 @@ from asynctask.dispatch.outbox import Router, build, engine_of
 from asynctask.errors import NormalException
 from asynctask.job import current_job
 from asynctask.task import TaskHandle
-from asynctask.testing import wait_for
+from asynctask.testing import PATIENCE_S, wait_for
 from asynctask.wire.payload import dump
 
 __all__ = ["EngineConformance", "EngineHarness", "act", "performed"]
@@ -42,12 +42,14 @@ __all__ = ["EngineConformance", "EngineHarness", "act", "performed"]
 def act(folder: Path, item: Mapping[str, Any], progress: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Notes in the folder that the item ``n`` began, then does what it says. Returns ``n``, and the counts of ``progress``.
 
-    ``do``: ``finish``, ``refuse``, ``raise``, or ``wait``, until there is a file ``gate``; ``breaks``: at so many first
-    attempts it raises.
+    ``do``: ``finish``, ``refuse``, ``raise``, ``die``, which ends its process, or ``wait``, until there is a file ``gate``;
+    ``breaks``: at so many first attempts it raises.
     """
     job = current_job()
     _note(folder, "began", item["n"], job.attempt)
     job.message(f"item {item['n']}")
+    if item.get("do") == "die":
+        os._exit(9)
     if item.get("do") == "wait":
         wait_for((folder / "gate").exists, "the gate opens", every=0.01)
     if item.get("do") == "refuse":
@@ -107,6 +109,9 @@ class EngineHarness(Protocol):
 
 class EngineConformance(ABC):
     """What an engine has to keep of the promises, a method each."""
+
+    killed_items: ClassVar[int] = 600
+    """How many items the list has whose workers are killed three times; the more, the longer it takes."""
 
     @abstractmethod
     def make_harness(self, folder: Path) -> EngineHarness:
@@ -201,13 +206,16 @@ class EngineConformance(ABC):
     def test_a_list_is_exact_though_its_workers_are_killed_three_times(self) -> None:
         with self.harness() as (engine, folder):
             engine.start(2)
-            task = engine.app.submit("act", [{"n": n} for n in range(600)])
-            for part in (50, 200, 400):
-                wait_for(partial(is_past, task, part), f"more than {part} are done")
+            count = self.killed_items
+            patience_s = max(PATIENCE_S, float(count))
+            task = engine.app.submit("act", [{"n": n} for n in range(count)])
+            for part in (count // 12, count // 3, count * 2 // 3):
+                wait_for(partial(is_past, task, part), f"more than {part} are done", patience_s)
                 engine.kill()
+            wait_for(partial(is_past, task, count - 1), "all are done", patience_s)
             ended(task)
-            assert set(performed(folder, "did")) == set(range(600))
-            exact(engine.app, task, finish=600)
+            assert set(performed(folder, "did")) == set(range(count))
+            exact(engine.app, task, finish=count)
 
     def test_a_job_that_is_delivered_twice_counts_once(self) -> None:
         with self.harness() as (engine, folder):
@@ -370,7 +378,7 @@ def job_of(task: TaskHandle, name: str) -> str:
 
 
 def ended(task: TaskHandle) -> Sequence[dict[str, Any]]:
-    """The Events of a Task once it is over."""
+    """The Events of a Task once it is over, at most 1,000 of them."""
     wait_for(lambda: task.progress()["done"], f"Task {task.id} is over: {task.progress()['counts']}")
     return task.events(limit=1_000)
 

@@ -1,4 +1,4 @@
-"""Private servers for tests, benchmarks and the demo, on a free port.
+"""Private servers for tests, benchmarks and the demo, on free ports: databases, Redis, and RabbitMQ.
 
 They are independent of the machine's own servers. A server dies with what started it, even if that is killed: an SQL server
 with the thread, a Redis with the process.
@@ -28,6 +28,7 @@ __all__ = [
     "MissingServer",
     "PgBouncer",
     "PostgresServer",
+    "RabbitServer",
     "RedisServer",
     "SqlServer",
     "free_port",
@@ -120,10 +121,11 @@ class RedisServer:
         return self._process.stdin.fileno()
 
 
-def find_program(name: str, package: str) -> str:
-    """The path of a program, also in Debian's folders outside PATH. Raises :class:`MissingServer`."""
+def find_program(name: str, package: str, *, first: str = "") -> str:
+    """The path of a program, also in Debian's folders outside PATH, and before all in ``first``. Raises
+    :class:`MissingServer`."""
     places = [str(path) for path in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)]
-    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin", *places])
+    path = os.pathsep.join([first, os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin", *places])
     found = shutil.which(name, path=path)
     if found is None:
         raise MissingServer(f"{name} is not installed; on Debian: apt-get install {package}")
@@ -401,6 +403,118 @@ class PgBouncer:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+
+
+class RabbitServer:
+    """RabbitMQ without plugins, its user ``guest``; needs Debian's ``rabbitmq-server``.
+
+    Its process is Erlang's virtual machine itself. Beside it runs a port mapper of its own, for the usual one (epmd on
+    port 4369) would outlive the server.
+    """
+
+    user: ClassVar[str] = "rabbitmq"
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="asynctask-rabbitmq-"))
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.port = 0
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:  # KeyboardInterrupt too: no other code knows of the processes
+            self.remove()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    @property
+    def url(self) -> str:
+        """As Celery and Dramatiq take it."""
+        return f"amqp://guest:guest@127.0.0.1:{self.port}/%2F"
+
+    def start(self) -> None:
+        """Starts it and waits until it answers; after :meth:`kill` on its old port, with what was on disk.
+
+        Raises :class:`MissingServer`.
+        """
+        program = find_program("rabbitmq-server", "rabbitmq-server", first="/usr/lib/rabbitmq/bin")
+        mapper = find_program("epmd", "erlang-base")
+        fresh = not (self.folder / "plugins").exists()
+        if fresh:
+            (self.folder / "plugins").write_text("[].")
+            if os.getuid() == 0:
+                shutil.chown(self.folder, self.user)
+        for _ in range(3):
+            self.port = self.port or free_port()
+            map_port = free_port()
+            self._processes = [
+                self._spawn([mapper, "-port", str(map_port), "-address", "127.0.0.1"]),
+                self._spawn([program], **self._settings(map_port)),
+            ]
+            if wait_for(self._state, "RabbitMQ answers or ends") == "answers":
+                return
+            self.kill()
+            if fresh:  # the port was taken meanwhile
+                self.port = 0
+        raise AssertionError(f"RabbitMQ did not start: {self.log()[-3000:]}")
+
+    def _spawn(self, command: Sequence[str], **environ: str) -> subprocess.Popen[bytes]:
+        kept = {"PATH": os.environ.get("PATH", ""), "HOME": str(self.folder), **environ}
+        with (self.folder / "server.log").open("ab") as log:
+            return subprocess.Popen(
+                [*_as_user(self.user), *command],
+                cwd=self.folder,
+                env=kept,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def _settings(self, map_port: int) -> dict[str, str]:
+        return {
+            "ERL_EPMD_PORT": str(map_port),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODENAME": "asynctask@localhost",
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_DIST_PORT": str(free_port()),
+            "RABBITMQ_MNESIA_BASE": str(self.folder / "data"),
+            "RABBITMQ_LOG_BASE": str(self.folder / "log"),
+            "RABBITMQ_LOGS": "-",
+            "RABBITMQ_CONFIG_FILE": str(self.folder / "none"),
+            "RABBITMQ_CONF_ENV_FILE": str(self.folder / "none"),
+            "RABBITMQ_GENERATED_CONFIG_DIR": str(self.folder / "config"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.folder / "plugins"),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1 -kernel inet_dist_use_interface {127,0,0,1}",
+            "RUNNING_UNDER_SYSTEMD": "true",  # the script then becomes the server, and no shell stays between
+        }
+
+    def _state(self) -> str:
+        if self._processes[-1].poll() is not None:
+            return "ended"
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1.0) as probe:
+            probe.sendall(b"AMQP\x00\x00\x09\x01")
+            return "answers" if probe.recv(1) == b"\x01" else ""
+        return ""
+
+    def log(self) -> str:
+        path = self.folder / "server.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def kill(self) -> None:
+        """kill -9 of the server, and of its port mapper."""
+        for process in reversed(self._processes):
+            process.kill()
+            process.wait()
+        self._processes = []
+
+    def remove(self) -> None:
+        """Kills it and removes its data."""
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 SERVERS: dict[str, type[SqlServer]] = {each.dialect: each for each in (PostgresServer, MariaServer)}

@@ -1,12 +1,13 @@
 """The suite of engines finds what it is for: each engine that is broken on purpose fails the test that is named beside it,
 and the same engine unbroken passes it.
 
-Dramatiq's worker threads on its broker for tests, in this process.
+Dramatiq's worker threads on its broker for tests, in this process; and RQ, which performs in processes of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,19 @@ from typing import Any
 import dramatiq
 import pytest
 from dramatiq.brokers.stub import StubBroker
+from support import engines
+from support.databases import Databases
+from support.engine_worker import RQ, Harness
 from support.engines import partial_of
+from support.servers import RedisServer
 from support.world import settings
 
 from asynctask import AsyncTask
 from asynctask.core.transitions import Begin
 from asynctask.integrations import base
 from asynctask.integrations import dramatiq as integration
+from asynctask.integrations import rq as on_rq
+from asynctask.integrations.base import pushed_job
 from asynctask.integrations.dramatiq import TaskEvents, attach
 from asynctask.middleware.tracker import Ticket, Tracker
 from asynctask.testing import engine_suite, wait_for
@@ -146,3 +153,49 @@ def test_a_broken_engine_fails_the_test_that_is_for_it(broken: Break, monkeypatc
 @pytest.mark.parametrize("name", sorted(set(CAUGHT.values())))
 def test_an_engine_that_is_whole_passes_it(name: str) -> None:
     getattr(Suite(), name)()
+
+
+# -- RQ
+
+
+def fenceless_rq(patch: pytest.MonkeyPatch) -> None:
+    """Does not carry the attempt of a job of a Task."""
+    patch.setattr(on_rq, "pushed_job", lambda copy: replace(pushed_job(copy), attempt=None))
+
+
+def in_worker(broken: Callable[[], None]) -> Break:
+    """A break of :mod:`support.engines`, which the worker finds by its name."""
+
+    def patch_environ(patch: pytest.MonkeyPatch) -> None:
+        patch.setenv(engines.BREAK, broken.__name__)
+
+    patch_environ.__name__ = broken.__name__
+    return patch_environ
+
+
+CAUGHT_RQ: dict[Break, str] = {
+    fenceless_rq: "test_a_success_leaves_its_result_and_its_messages",
+    in_worker(engines.hasty): "test_a_success_leaves_its_result_and_its_messages",
+    in_worker(engines.final): "test_an_error_is_retried_and_its_retry_finishes_it",
+}
+
+
+class RqSuite(EngineConformance):
+    def __init__(self, databases: Databases, broker_url: str) -> None:
+        self._databases, self._broker_url = databases, broker_url
+
+    def make_harness(self, folder: Path) -> EngineHarness:
+        store = self._databases.fresh("sqlite", folder)
+        return Harness("rq", (*RQ, "asynctask.integrations.rq.TrackedWorker"), folder, store, self._broker_url)
+
+
+@pytest.mark.needs_redis
+@pytest.mark.parametrize("broken", CAUGHT_RQ, ids=lambda broken: broken.__name__)
+def test_a_broken_rq_fails_the_test_that_is_for_it(
+    broken: Break, databases: Databases, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole it passes all of them: tests/conformance/test_engines.py."""
+    monkeypatch.setattr(engine_suite, "wait_for", partial(wait_for, timeout=5.0))
+    broken(monkeypatch)
+    with pytest.raises(AssertionError):
+        getattr(RqSuite(databases, redis_server.url), CAUGHT_RQ[broken])()

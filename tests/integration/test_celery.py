@@ -417,6 +417,17 @@ def test_a_list_is_exact_though_its_workers_are_killed(engine: CeleryWorld) -> N
     assert engine.app.doctor() == []
 
 
+def test_a_job_of_a_task_that_ends_its_process_at_once_ends_as_poison(engine: CeleryWorld) -> None:
+    """Celery gives it to the next process before anybody has seen it begin: so it could go on for ever."""
+    engine.worker("prefork", 1)
+    task = engine.app.submit("deadly", [1])
+    task.wait(timeout=120)
+    (event,) = task.events()
+    assert (event["status"], event["problem"]) == ("error", "poison")
+    assert len(engine.world.shop.lines()) <= 5
+    assert engine.app.doctor() == []
+
+
 def test_a_list_that_nobody_works_waits_in_the_ledger_and_not_in_celery(engine: CeleryWorld) -> None:
     task = engine.app.submit("enroll", items(5))
     engine.app.dispatcher.round()

@@ -1,4 +1,5 @@
-"""The examples of engines, used as their pages say: the engine's own worker command, and a list handed in by ours."""
+"""The examples of engines, used as their pages say: the engine's own worker command, and a list handed in by ours; with the
+oldest release of each engine, too."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.servers import RedisServer
+from support.servers import RedisServer, oldest_engine
 from support.world import World
 
 from asynctask.testing import wait_for
@@ -43,15 +44,22 @@ def environ(world: World, redis_server: RedisServer) -> Iterator[dict[str, str]]
         client.flushdb()
 
 
+@pytest.mark.parametrize("release", ["newest", "oldest"])
 @pytest.mark.parametrize("engine", WORKERS)
-def test_a_list_goes_over_the_engine_of_an_example(world: World, environ: dict[str, str], engine: str) -> None:
-    worker = world.spawn("-m", *WORKERS[engine], **environ)
+def test_a_list_goes_over_the_engine_of_an_example(
+    world: World, environ: dict[str, str], engine: str, release: str
+) -> None:
+    python = oldest_engine(engine) if release == "oldest" else sys.executable
+    words = WORKERS[engine]
+    if release == "oldest" and engine == "rq":
+        words = tuple("rq.serializers.JSONSerializer" if word == "json" else word for word in words)
+    worker = world.spawn("-m", *words, python=python, **environ)
     sheet = world.folder / "products.csv"
     rows = [f"SKU-{n},{0 if n % (COUNT // SOLD_OUT) == 0 else 3}" for n in range(COUNT)]
     sheet.write_text("\n".join(["sku,stock", *rows]))
     command = ["-m", "asynctask", "-A", f"{engine}_tracked:app", "submit", str(sheet), "--worker", "enroll", "--json"]
     sent = subprocess.run(
-        [sys.executable, *command], cwd=world.folder, env=environ, capture_output=True, text=True, timeout=120, check=False
+        [python, *command], cwd=world.folder, env=environ, capture_output=True, text=True, timeout=120, check=False
     )
     assert sent.returncode == 0, sent.stderr
     task_id = json.loads(sent.stdout)["task_id"]

@@ -100,6 +100,12 @@ def declare(celery: Any, folder: Path) -> None:
     def soft() -> None:
         wait_for(lambda: False, "never", 60, every=0.01)
 
+    @task(name="deadly")
+    def deadly(number: int) -> None:
+        """Ends its process at once."""
+        shop.note("began", number)
+        os._exit(9)
+
     @task(name="unseen", use_task_event=False)
     def unseen(number: int) -> None:
         shop.note("unseen", number)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import dramatiq
 import rq
 from celery import Celery
+from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import Retries
 from redis import Redis
-from support.world import settings
+from support.world import SUPPORT, settings
 
 from asynctask import AsyncTask
 from asynctask.integrations import celery as on_celery
@@ -21,10 +23,17 @@ from asynctask.integrations import dramatiq as on_dramatiq
 from asynctask.integrations import rq as on_rq
 from asynctask.testing.engine_suite import act
 
-FOLDER, DATABASE, REDIS, ENGINE = "ENGINE_FOLDER", "ENGINE_DATABASE", "ENGINE_REDIS", "ENGINE_KIND"
+FOLDER, DATABASE, BROKER, ENGINE = "ENGINE_FOLDER", "ENGINE_DATABASE", "ENGINE_BROKER", "ENGINE_KIND"
+BREAK = "ENGINE_BREAK"
+"""Names one of :data:`BREAKS`."""
 
 
-def own(folder: Path, database_url: str, redis_url: str) -> tuple[None, AsyncTask]:
+def queue_of(folder: Path) -> str:
+    """The queue of the jobs of one folder: an engine's server may be that of other tests, too."""
+    return f"{folder.name}-default"
+
+
+def own(folder: Path, database_url: str, broker_url: str) -> tuple[None, AsyncTask]:
     """The application's own runtime."""
     app = AsyncTask(**settings(folder, database_url=database_url, app="support.engines:app"))
     app.worker(name="act", retry=0)(partial_of(folder))
@@ -32,17 +41,18 @@ def own(folder: Path, database_url: str, redis_url: str) -> tuple[None, AsyncTas
     return None, app
 
 
-def celery(folder: Path, database_url: str, redis_url: str) -> tuple[Celery, AsyncTask]:
-    """Celery on Redis."""
-    made = Celery("shop", broker=redis_url, set_as_current=False)
+def celery(folder: Path, database_url: str, broker_url: str) -> tuple[Celery, AsyncTask]:
+    """Celery on Redis or RabbitMQ."""
+    made = Celery("shop", broker=broker_url, set_as_current=False)
     made.conf.update(
-        task_default_queue=f"{folder.name}-default",
-        broker_transport_options={"global_keyprefix": f"{folder.name}:"},
+        task_default_queue=queue_of(folder),
         worker_prefetch_multiplier=1,
         broker_connection_retry_on_startup=True,
         worker_hijack_root_logger=False,
         task_ignore_result=True,
     )
+    if broker_url.startswith("redis:"):
+        made.conf.broker_transport_options = {"global_keyprefix": f"{folder.name}:"}
     app = AsyncTask(**settings(folder, database_url=database_url))
     on_celery.attach(made, app)
     made.task(name="act", shared=False)(partial_of(folder))
@@ -51,15 +61,19 @@ def celery(folder: Path, database_url: str, redis_url: str) -> tuple[Celery, Asy
     return made, app
 
 
-def dramatiq_(folder: Path, database_url: str, redis_url: str) -> tuple[RedisBroker, AsyncTask]:
-    """Dramatiq on Redis."""
-    broker = RedisBroker(url=redis_url, namespace=folder.name, heartbeat_timeout=2_000, maintenance_chance=1_000_000)
+def dramatiq_(folder: Path, database_url: str, broker_url: str) -> tuple[dramatiq.Broker, AsyncTask]:
+    """Dramatiq on Redis or RabbitMQ."""
+    broker: dramatiq.Broker
+    if broker_url.startswith("redis:"):
+        broker = RedisBroker(url=broker_url, namespace=folder.name, heartbeat_timeout=2_000, maintenance_chance=1_000_000)
+    else:
+        broker = RabbitmqBroker(url=broker_url)
     app = AsyncTask(**settings(folder, database_url=database_url))
     on_dramatiq.attach(broker, app)
     assert any(isinstance(each, Retries) for each in broker.middleware)
-    actor: Any = dramatiq.actor
-    actor(partial_of(folder), actor_name="act", broker=broker, max_retries=0)
-    actor(partial_of(folder), actor_name="again", broker=broker, max_retries=2, min_backoff=1, max_backoff=2)
+    actor: Any = partial(dramatiq.actor, broker=broker, queue_name=queue_of(folder))
+    actor(partial_of(folder), actor_name="act", max_retries=0)
+    actor(partial_of(folder), actor_name="again", max_retries=2, min_backoff=1, max_backoff=2)
     return broker, app
 
 
@@ -73,13 +87,13 @@ def rq_again(item: dict[str, Any], progress: dict[str, Any] | None = None) -> di
     return act(Path(os.environ[FOLDER]), item, progress)
 
 
-def rq_(folder: Path, database_url: str, redis_url: str) -> tuple[on_rq.RqEngine, AsyncTask]:
+def rq_(folder: Path, database_url: str, broker_url: str) -> tuple[on_rq.RqEngine, AsyncTask]:
     """RQ, on a queue of its own."""
     app = AsyncTask(**settings(folder, database_url=database_url))
-    made = on_rq.attach(Redis.from_url(redis_url), app, serializer="json")
+    made = on_rq.attach(Redis.from_url(broker_url), app, serializer="json")
     decorated = {
-        "rq_act": made.job(f"{folder.name}-default", name="act")(rq_act),
-        "rq_again": made.job(f"{folder.name}-default", name="again", retry=rq.Retry(max=2))(rq_again),
+        "rq_act": made.job(queue_of(folder), name="act")(rq_act),
+        "rq_again": made.job(queue_of(folder), name="again", retry=rq.Retry(max=2))(rq_again),
     }
     if ENGINE in os.environ:  # in a worker, which imports them by their names
         globals().update(decorated)
@@ -95,7 +109,53 @@ def partial_of(folder: Path) -> Any:
     return function
 
 
+# -- breaks: what makes a worker of RQ one that the suite has to notice
+
+
+def final() -> None:
+    """Does not say that a retry follows."""
+    on_rq._next_try = lambda job: None
+
+
+def hasty() -> None:
+    """Lets RQ go on without a record."""
+    on_rq._Performed.settle = lambda self, delay_s=None: None  # type: ignore[method-assign]
+
+
+BREAKS: Mapping[str, Callable[[], None]] = {each.__name__: each for each in (final, hasty)}
+
 MADE: Mapping[str, Any] = {"own": own, "celery": celery, "dramatiq": dramatiq_, "rq": rq_}
 
+
+def environ(kind: str, folder: Path, database_url: str, broker_url: str) -> dict[str, str]:
+    """What a process needs in its environment to find an engine in this module."""
+    return {
+        ENGINE: kind,
+        FOLDER: str(folder),
+        DATABASE: database_url,
+        BROKER: broker_url,
+        "PYTHONPATH": f"{SUPPORT.parent}:{SUPPORT.parent.parent}",
+    }
+
+
+def close(kind: str, made: Any, folder: Path) -> None:
+    """Closes an engine of this module, and removes its queue from RabbitMQ."""
+    if kind == "celery":
+        if made.conf.broker_url.startswith("amqp:"):
+            with made.connection_for_write() as connection:
+                connection.channel().queue_delete(queue_of(folder))
+        made.close()
+    elif kind == "dramatiq" and isinstance(made, RabbitmqBroker):
+        for name in (queue_of(folder), f"{queue_of(folder)}.DQ", f"{queue_of(folder)}.XQ"):
+            made.channel.queue_delete(name)
+        made.close()
+    elif kind == "dramatiq":
+        made.client.close()
+        made.client.connection_pool.disconnect()
+    elif kind == "rq":
+        made.connection.close()
+
+
 if ENGINE in os.environ:  # in an engine's worker
-    engine, app = MADE[os.environ[ENGINE]](Path(os.environ[FOLDER]), os.environ[DATABASE], os.environ[REDIS])
+    BREAKS.get(os.environ.get(BREAK, ""), lambda: None)()
+    engine, app = MADE[os.environ[ENGINE]](Path(os.environ[FOLDER]), os.environ[DATABASE], os.environ[BROKER])

@@ -20,9 +20,10 @@ class Proxy:
     ``slow_s`` seconds longer.
     """
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: int, address: str = "127.0.0.1") -> None:
+        """``address``: of this machine, on which it listens."""
         self._target = target
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=100)
+        self._listener = socket.create_server((address, 0), backlog=100)
         self.port = int(self._listener.getsockname()[1])
         self._cuts: dict[int, str | Callable[[], None]] = {}
         self._watched: tuple[tuple[bytes, ...], str | Callable[[], None], int] | None = None

@@ -43,6 +43,15 @@ def redis_program(release: str) -> str:
     return str(shutil.which("redis-server") or missing("redis-server", "redis-server"))
 
 
+def oldest_engine(name: str) -> str:
+    """The Python that has the oldest release of an engine that is supported: ``celery``, ``dramatiq`` or ``rq``. Where it
+    is missing, the test ends as :func:`unmet` says."""
+    made = Path(sys.prefix) / "engines" / name
+    if not (made / ".made").exists():
+        unmet(f"{made} is not there; scripts/test-engines.sh --install makes it")
+    return str(made / "bin" / "python")
+
+
 class RedisServer:
     """A redis-server that keeps nothing on disk. ``folder`` is for its log and working directory."""
 

@@ -259,11 +259,13 @@ class World:
             **more,
         }
 
-    def spawn(self, *argv: str, log: str = "child.log", **environ: str) -> subprocess.Popen[bytes]:
+    def spawn(
+        self, *argv: str, log: str = "child.log", python: str = sys.executable, **environ: str
+    ) -> subprocess.Popen[bytes]:
         """A child process that is killed when the test ends; what it says goes to a file in the folder."""
         with (self.folder / log).open("ab") as out:
             child = subprocess.Popen(
-                [sys.executable, *argv],
+                [python, *argv],
                 cwd=self.folder,
                 env=self.environ(**environ),
                 stdin=subprocess.DEVNULL,

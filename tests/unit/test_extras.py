@@ -52,3 +52,11 @@ def test_an_application_on_dramatiq_is_told_of_the_extra(tmp_path: Path, target:
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2, how
     assert not_installed("dramatiq", "dramatiq") in done.stderr
+
+
+def test_the_oldest_engines_that_are_tested_are_those_that_the_extras_allow() -> None:
+    tested = dict(re.findall(r"^(\w+)\|\1==([\d.]+)", (ROOT / "scripts/test-engines.sh").read_text(), re.MULTILINE))
+    allowed = PROJECT["optional-dependencies"]
+    for engine in ("celery", "dramatiq", "rq"):
+        (lowest,) = (each.partition(">=")[2] for each in allowed[engine])
+        assert tested[engine].removesuffix(".0") == lowest
