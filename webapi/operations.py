@@ -11,7 +11,7 @@ from flask import Response
 from pydantic import Field, JsonValue, StringConstraints
 
 from asynctask.errors import BrokerUnavailable, NotFound, SchemaOutdated, Unavailable
-from asynctask.operations import ACTIONS, LISTS, Operations, Result
+from asynctask.operations import ACTIONS, LISTS, MAX_TARGET_S, MIN_TARGET_S, TARGET_S, Operations, Result
 from webapi.context import asynctask_app, page_links, who
 from webapi.json_body import json_response
 from webapi.problems import problem_response, public_message
@@ -48,26 +48,52 @@ class JobQuery(_Query):
     newest: bool = Field(False, description="Begin with the last one pushed.")
 
 
+class QueuesQuery(_Query):
+    """Which queues, and for which goal."""
+
+    target_s: float = Field(
+        TARGET_S,
+        ge=MIN_TARGET_S,
+        le=MAX_TARGET_S,
+        description="`workers_wanted` would finish what waits in so many seconds.",
+    )
+    queue: Name | None = Field(None, description="Only this one, even if it is empty.")
+
+
 class Keys(_In):
     """Which entries."""
 
     keys: list[Key] = Field(min_length=1, max_length=1000, description="Their keys, as the list has them.")
 
 
+class BacklogPart(_Out):
+    """What waits in a queue for one worker at one priority."""
+
+    worker: str | None = Field(description="Null: jobs without a Task that lie in the broker.")
+    priority: int | None = Field(description="Null: the broker knows none.")
+    waiting: int
+    oldest_s: float | None
+
+
 class QueueInfo(_Out):
-    """A queue of the broker."""
+    """A queue."""
 
     name: str
-    length: int
+    length: int = Field(description="Jobs in the broker; most wait in the ledger and count in `waiting` alone.")
     latency_s: float | None = Field(description="Seconds since the job that waits longest was pushed, where it says so.")
     paused: bool
     processes: int = Field(description="Live processes that work it.")
     unattended: bool = Field(description="No live process works it.")
-    next_worker: str | None = Field(description="The worker of the next job.")
+    next_worker: str | None = Field(description="The worker of the next job in the broker.")
+    waiting: int = Field(description="Jobs that could start now, in the ledger and in the broker.")
+    oldest_s: float | None = Field(description="Seconds since the first of these could start, where it is known.")
+    rate_per_s: float = Field(description="Jobs that the processes which work it finish in a second.")
+    workers_wanted: int = Field(description="Worker processes that would finish `waiting` within `target_s`.")
+    backlog: list[BacklogPart] = Field(description="`waiting` by worker and priority.")
 
 
 class Queues(_Out):
-    """Every queue in which something waits, or that is paused."""
+    """Every queue in which something waits or runs, or that is paused."""
 
     queues: list[QueueInfo]
 
@@ -228,15 +254,15 @@ def _known(name: str, what: str) -> str:
 
 
 @blueprint.get("/queues")
-@blueprint.input(NoQuery, location="query", arg_name="query")
+@blueprint.input(QueuesQuery, location="query", arg_name="query")
 @blueprint.output(Queues)
 @blueprint.doc(operation_id="listQueues", responses=[503])
-def queues(query: NoQuery) -> Response:
-    """The queues, how much waits in each and for how long
+def queues(query: QueuesQuery) -> Response:
+    """The queues, how much waits in each and for how long, and how many workers are wanted
 
     `unattended` marks one that no live process works.
     """
-    return _uncached({"queues": _operations().queues()})
+    return _uncached({"queues": _operations().queues(target_s=query.target_s, only=query.queue)})
 
 
 @blueprint.get("/queues/<name>/jobs")

@@ -1,7 +1,9 @@
-"""How many jobs are wanted in each queue: what its workers can use soon, less what waits there already."""
+"""How many jobs are wanted in each queue: what its workers can use soon, less what waits there already; and how many
+workers are wanted for what waits."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +12,19 @@ from typing import Final
 from asynctask.clock import Clock
 from asynctask.core.transitions import target
 
-__all__ = ["LEAST_S", "MEASURE_S", "Capacity", "Credit", "Demand", "Load", "QueueRates", "Rate", "Shares"]
+__all__ = [
+    "LEAST_S",
+    "MEASURE_S",
+    "Capacity",
+    "Credit",
+    "Demand",
+    "Load",
+    "Performing",
+    "QueueRates",
+    "Rate",
+    "Shares",
+    "workers_wanted",
+]
 
 _STALE_S: Final = 1.0
 """A queue not watched for this long has no known rate."""
@@ -257,3 +271,41 @@ class Rate:
             self.per_second = fresh if fresh > self.per_second else self.per_second * kept + fresh * (1 - kept)
             self._at, self._count, self._busy_s = now, count, busy_s
         return self.per_second
+
+
+# -- how many worker processes are wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Performing:
+    """A live worker process by its last heartbeat: running jobs, threads, jobs finished in a second, and whether it takes
+    no further ones."""
+
+    busy: int
+    concurrency: int
+    rate: float
+    is_quiet: bool = False
+
+
+def workers_wanted(
+    waiting: int, processes: Sequence[Performing], target_s: float, limited: Sequence[tuple[int, int]] = ()
+) -> int:
+    """How many worker processes would finish within ``target_s`` seconds what waits in a queue.
+
+    ``waiting``: jobs of that queue; ``limited``: for each Task with a ``parallel``, its part of ``waiting``, and
+    ``parallel``: it counts for no more threads than it may use. A process is taken to be as fast as those that are measured
+    are on average. None measured yet: one process if anything waits. At least as many as have jobs that run; those that
+    take no further jobs come on top, for they finish nothing of what waits.
+    """
+    leaving = sum(1 for each in processes if each.is_quiet and each.busy)
+    staying = sum(1 for each in processes if not each.is_quiet and each.busy)
+    if waiting <= 0:
+        return staying + leaving
+    rates = [each.rate for each in processes if each.rate > 0]
+    if not rates:
+        return max(1, staying) + leaving
+    jobs_each = sum(rates) / len(rates) * target_s
+    threads_each = sum(max(1, each.concurrency) for each in processes) / len(processes)
+    needed = (waiting - sum(jobs for jobs, _ in limited)) / jobs_each
+    needed += sum(min(jobs / jobs_each, parallel / threads_each) for jobs, parallel in limited)
+    return max(1, staying, math.ceil(needed)) + leaving
