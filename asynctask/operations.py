@@ -398,6 +398,16 @@ class Operations:
         found = [each for each in found if each["identity"] not in twice]
         return [*found, *(process_object({**each.facts, "kind": "sidekiq", "alive": True}) for each in others)]
 
+    def monitored(self, *, target_s: float = TARGET_S) -> dict[str, Any]:
+        """What there is to monitor: ``queues`` as :meth:`queues`, ``tasks`` (those that are not over, by state) and
+        ``processes`` of this application with what they have done, as of their last heartbeats."""
+        queues = self.queues(target_s=target_s)
+        now = self._ledger.now()
+        with self._ledger.database.read() as connection:
+            states = queries.open_tasks(connection)
+            ours = recovery.list_processes(connection)
+        return {"queues": queues, "tasks": states, "processes": [_monitored_process(each, now) for each in ours]}
+
     def signal(self, identity: str, verb: str) -> None:
         """Makes a worker process take no more jobs (``quiet``) or end (``stop``), at its next heartbeat.
 
@@ -564,6 +574,16 @@ def process_object(facts: Mapping[str, Any]) -> dict[str, Any]:
         "queues": [plain(str(name)) for name in facts.get("queues") or ()],
         "started_at": rfc3339(_shown_time(facts.get("started_at"))),
         "beat_at": rfc3339(_shown_time(facts.get("beat_at"))),
+    }
+
+
+def _monitored_process(row: Mapping[str, Any], now: int) -> dict[str, Any]:
+    info = loads(row["info"])
+    return {
+        **{name: row[name] for name in ("identity", "kind", "concurrency", "busy", "rss")},
+        "alive": row["lease_until"] > now,
+        "lease_age_s": _age_s(row["beat_at"], now),
+        "figures": (info.get("figures") if isinstance(info, dict) else None) or {},
     }
 
 

@@ -411,7 +411,7 @@ class EngineProcess(AppProcess):
         self._engine = engine
         self._dispatcher = app.dispatcher
         self._awaited: dict[threading.Event, None] = {}  # of outcomes whose threads wait for the commit
-        self.recorder = Recorder(self.ledger, busy_for=self._busy_for, on_due=self._dispatcher.expect)
+        self.recorder = Recorder(self.ledger, busy_for=self._busy_for, on_due=self._dispatcher.expect, figures=self.figures)
         self.tracker = Tracker(self.ledger, self.recorder)
         self._begin = Together(self.tracker.begin)
         self._early: EarlyTickets | None = None

@@ -47,6 +47,7 @@ __all__ = [
     "find",
     "ids",
     "log",
+    "open_tasks",
     "page",
     "rejects",
     "retry_one",
@@ -447,6 +448,12 @@ def backlog(connection: Connection, now: int) -> list[Backlog]:
     for queue, worker, options, count, due_at in connection.execute(_ALONE_WAITING, {"now": now}):
         group(queue, worker, options_priority(options)).add(int(count), int(due_at))
     return [found[key] for key in sorted(found)]
+
+
+def open_tasks(connection: Connection) -> dict[str, int]:
+    """How many Tasks are not over, by state."""
+    found = sa.select(_t.state, sa.func.count()).where(_t.finished_at.is_(None)).group_by(_t.state)
+    return {str(state): int(count) for state, count in connection.execute(found)}
 
 
 def _overdue(connection: Connection, task_ids: Sequence[int], now: int) -> dict[int, tuple[int, int]]:

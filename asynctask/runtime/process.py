@@ -23,7 +23,7 @@ from asynctask.dispatch.dispatcher import Dispatcher
 from asynctask.dispatch.outbox import EngineQueues
 from asynctask.errors import Unavailable
 from asynctask.ledger import processes
-from asynctask.ledger.base import Ledger
+from asynctask.ledger.base import Ledger, dumps
 from asynctask.lists.uploads import Uploads
 from asynctask.logs import get_logger
 from asynctask.maintenance import Maintenance
@@ -108,13 +108,15 @@ class AppProcess:
         self._kind = kind
         self._concurrency = concurrency
         self._queue_names = tuple(queues)
+        self._dispatching = dispatching
+        self.figures = processes.Figures()
         self._log = get_logger("asynctask.process")
         self.heartbeat = Heartbeat(
             self.ledger,
             app.clock,
             every_s=config.heartbeat_s,
             lease_s=config.lease_s,
-            facts=self.facts,
+            facts=self._beat,
             on_signal=self.obey,
         )
         maintenance = partial(
@@ -161,6 +163,13 @@ class AppProcess:
                 processes.give_up(self.ledger)
         except Unavailable as error:  # recovery finds the process when it is gone
             self._log.warning("leave_put_off", error=str(error))
+
+    def _beat(self) -> dict[str, Any]:
+        figures = self.figures.as_dict()
+        if self._dispatching is not None:
+            dispatcher = self._dispatching.dispatcher
+            figures |= {"rounds": dispatcher.rounds, "dispatched": dispatcher.dispatched}
+        return {**self.facts(), "info": dumps({**self.info(), "figures": figures})}
 
     def info(self) -> dict[str, Any]:
         """Further members of the row."""
