@@ -294,18 +294,18 @@ def workers_wanted(
 
     ``waiting``: jobs of that queue; ``limited``: for each Task with a ``parallel``, its part of ``waiting``, and
     ``parallel``: it counts for no more threads than it may use. A process is taken to be as fast as those that are measured
-    are on average. None measured yet: one process if anything waits. At least as many as have jobs that run; those that
-    take no further jobs come on top, for they finish nothing of what waits.
+    are on average. None measured yet: one process if anything waits. At least as many as have jobs that run. Those that
+    take no further jobs do not count: they are about to end, and whoever ends them has one less already.
     """
-    leaving = sum(1 for each in processes if each.is_quiet and each.busy)
-    staying = sum(1 for each in processes if not each.is_quiet and each.busy)
+    staying = [each for each in processes if not each.is_quiet]
+    busy = sum(1 for each in staying if each.busy)
     if waiting <= 0:
-        return staying + leaving
-    rates = [each.rate for each in processes if each.rate > 0]
+        return busy
+    rates = [each.rate for each in staying if each.rate > 0]
     if not rates:
-        return max(1, staying) + leaving
+        return max(1, busy)
     jobs_each = sum(rates) / len(rates) * target_s
-    threads_each = sum(max(1, each.concurrency) for each in processes) / len(processes)
+    threads_each = sum(max(1, each.concurrency) for each in staying) / len(staying)
     needed = (waiting - sum(jobs for jobs, _ in limited)) / jobs_each
     needed += sum(min(jobs / jobs_each, parallel / threads_each) for jobs, parallel in limited)
-    return max(1, staying, math.ceil(needed)) + leaving
+    return max(1, busy, math.ceil(needed))

@@ -72,8 +72,8 @@ def busy(count: int, rate: float = 0.0, *, quiet: bool = False, running: int = 1
         (61, busy(4, 1.0), 4),
         (600, busy(1, 1.0) + busy(1), 10),
         (600, busy(1, 1.0) + busy(1, 3.0), 5),
-        (1, busy(1, quiet=True), 2),
-        (0, busy(2, quiet=True), 2),
+        (1, busy(1, quiet=True), 1),
+        (0, busy(2, quiet=True), 0),
         (1, busy(2, quiet=True, running=0), 1),
     ],
 )
