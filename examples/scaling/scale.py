@@ -2,10 +2,10 @@
 
     python scale.py --queue default --most 8 -- asynctask -A shop:app worker -q default
 
-It asks a web process of AsyncTask (``GET /api/queues``) how many worker processes are wanted. If more are wanted than run, it
-starts the command as often as is missing. If fewer are wanted for a while, the youngest gets SIGTERM, finishes its jobs and
-ends; what it cannot finish within its ``shutdown_s`` waits again. On SIGTERM or Ctrl-C it ends all of them, and then itself.
-It needs Python's standard library only.
+It asks a web process of AsyncTask (``GET /api/queues``) how many worker processes are wanted. If more are wanted than run,
+it starts the command as often as is missing. If fewer are wanted for a while, the youngest gets SIGTERM, finishes its jobs
+and ends; what it cannot finish within its ``shutdown_s`` waits again. On SIGTERM or Ctrl-C it ends all of them, and then
+itself. It needs Python's standard library only.
 """
 
 from __future__ import annotations
