@@ -119,7 +119,7 @@ class Operations:
         facts = {each.name: each for each in self._admin.queues()} | self._engine_queues(works)
         with self._ledger.database.read() as connection:
             waiting = queries.backlog(connection, now)
-            performing = _performing(recovery.performing(connection, now))
+            performing = _performing(recovery.list_processes(connection), now)
         busy = {name for name, those in performing.items() if any(each.busy for each in those)}
         names = facts.keys() | busy | {each.queue for each in waiting} if only is None else {queue_name(only)}
         parts: dict[str, list[queries.Backlog]] = {name: [] for name in names}
@@ -436,11 +436,14 @@ _RECORDED: Final = "a tracked job's outcome stays recorded until its Task is rem
 # -- queues as JSON
 
 
-def _performing(processes: Iterable[Mapping[str, Any]]) -> dict[str, list[Performing]]:
-    """The processes that work each queue."""
+def _performing(processes: Iterable[Mapping[str, Any]], now: int) -> dict[str, list[Performing]]:
+    """The live processes that work each queue."""
     found: dict[str, list[Performing]] = {}
     for each in processes:
-        one = Performing(int(each["busy"]), int(each["concurrency"]), float(each["rate"]), bool(each["quiet"]))
+        if not each["concurrency"] or each["lease_until"] <= now:
+            continue
+        rate = float(_info(each).get("pace", each["rate"]))  # the rate itself follows each moment
+        one = Performing(int(each["busy"]), int(each["concurrency"]), rate, bool(each["quiet"]))
         for name in set(loads(each["queues"])):
             found.setdefault(name, []).append(one)
     return found
@@ -577,13 +580,18 @@ def process_object(facts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _monitored_process(row: Mapping[str, Any], now: int) -> dict[str, Any]:
+def _info(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a process writes of itself beside its columns; a process of another version may write other members."""
     info = loads(row["info"])
+    return info if isinstance(info, dict) else {}
+
+
+def _monitored_process(row: Mapping[str, Any], now: int) -> dict[str, Any]:
     return {
         **{name: row[name] for name in ("identity", "kind", "concurrency", "busy", "rss")},
         "alive": row["lease_until"] > now,
         "lease_age_s": _age_s(row["beat_at"], now),
-        "figures": (info.get("figures") if isinstance(info, dict) else None) or {},
+        "figures": _info(row).get("figures") or {},
     }
 
 

@@ -563,6 +563,9 @@ class EngineProcess(AppProcess):
             "quiet": int(self.should_stop),
         }
 
+    def worked(self) -> tuple[int, float]:
+        return self.recorder.recorded, self._busy_s
+
     def obey(self, name: str) -> None:
         if name == processes.LOST:
             super().obey(name)  # its jobs go on: the outcomes of those that were given to others are not counted

@@ -331,6 +331,9 @@ class Launcher(AppProcess):
         load = self.pool.load()
         return {"busy": self.pool.busy, "rate": load.rate, "quiet": int(self.pool.is_quiet)}
 
+    def worked(self) -> tuple[int, float]:
+        return self.pool.worked
+
     def info(self) -> dict[str, Any]:
         return {
             **super().info(),

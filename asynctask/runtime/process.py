@@ -19,6 +19,7 @@ from asynctask.clock import Clock, Ids
 from asynctask.config import Config
 from asynctask.database.notify import LEDGER, Signals
 from asynctask.dispatch.control import Control
+from asynctask.dispatch.demand import Pace
 from asynctask.dispatch.dispatcher import Dispatcher
 from asynctask.dispatch.outbox import EngineQueues
 from asynctask.errors import Unavailable
@@ -110,6 +111,7 @@ class AppProcess:
         self._queue_names = tuple(queues)
         self._dispatching = dispatching
         self.figures = processes.Figures()
+        self._pace = Pace()
         self._log = get_logger("asynctask.process")
         self.heartbeat = Heartbeat(
             self.ledger,
@@ -169,7 +171,12 @@ class AppProcess:
         if self._dispatching is not None:
             dispatcher = self._dispatching.dispatcher
             figures |= {"rounds": dispatcher.rounds, "dispatched": dispatcher.dispatched}
-        return {**self.facts(), "info": dumps({**self.info(), "figures": figures})}
+        pace = round(self._pace.update(*self.worked()), 6)
+        return {**self.facts(), "info": dumps({**self.info(), "pace": pace, "figures": figures})}
+
+    def worked(self) -> tuple[int, float]:
+        """Jobs performed in all, and for how many seconds there was one that ran, in all."""
+        return 0, 0.0
 
     def info(self) -> dict[str, Any]:
         """Further members of the row."""

@@ -70,6 +70,8 @@ def test_each_process_counts_what_it_did_and_only_up(app: AsyncTask, client: Cli
         assert (value(first, "dispatch_rounds_total", **me) or 0) >= 1
         assert (value(first, "dispatched_jobs_total", **me) or 0) <= 4
         assert value(first, "processes", kind="worker") == 1
+        (queue,) = client.get("/api/queues?queue=default").json["queues"]
+        assert queue["rate_per_s"] > 0, "its pace is known, and kept while it is idle"
         assert value(first, "process_threads", kind="worker", **me) == 2
         assert 0 <= (value(first, "process_lease_age_seconds", kind="worker", **me) or 0) < 60
         app.submit("enroll", [{"sku": "C"}]).wait(timeout=120)
