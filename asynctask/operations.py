@@ -6,7 +6,8 @@ entry is named by its job id, an untracked one by the broker's key.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -15,6 +16,7 @@ from asynctask.brokers.admin import (
     ACTED_AT_ONCE,
     MAX_PAGE,
     Entry,
+    QueueFacts,
     checked_text,
     checked_window,
     class_of,
@@ -24,6 +26,7 @@ from asynctask.brokers.admin import (
 )
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker
 from asynctask.clock import SECOND, rfc3339
+from asynctask.dispatch.demand import Performing, workers_wanted
 from asynctask.dispatch.outbox import Router, engine_of
 from asynctask.errors import Conflict, InputError, NotFound, OtherEngine
 from asynctask.integrations.base import Engine
@@ -55,6 +58,12 @@ __all__ = [
 
 MAX_WINDOW: Final = 10_000
 """The furthest end of a page of two merged lists."""
+
+TARGET_S: Final = 60.0
+"""Within how many seconds what waits is to be finished, where nobody says."""
+
+MIN_TARGET_S: Final = 1
+MAX_TARGET_S: Final = 86_400
 
 
 @dataclass(slots=True)
@@ -90,45 +99,50 @@ class Operations:
 
     # -- queues
 
-    def queues(self) -> list[dict[str, Any]]:
-        """Every queue, those of attached engines at the end: its length, the wait of its oldest job in seconds, whether it
-        is paused, how many processes work it (``unattended``: none), and the worker of the next job."""
-        now = self._ledger.now()
-        works: dict[str, int] = {}
-        for process in self.processes():
-            if process["alive"]:
-                for name in set(process["queues"]):
-                    works[name] = works.get(name, 0) + 1
-        return [
-            {
-                "name": plain(facts.name),
-                "length": facts.length,
-                "latency_s": None if facts.oldest_at is None else max(0, now - facts.oldest_at) / SECOND,
-                "paused": facts.paused,
-                "processes": works.get(facts.name, 0),
-                "unattended": facts.name not in works,
-                "next_worker": facts.next_class,
-            }
-            for facts in self._admin.queues()
-        ] + self._engine_queues(works)
+    def queues(self, *, target_s: float = TARGET_S, only: str | None = None) -> list[dict[str, Any]]:
+        """Every queue in which something waits or runs, or that is paused, those of attached engines at the end; ``only``:
+        that one, even if it is empty.
 
-    def _engine_queues(self, works: Mapping[str, int]) -> list[dict[str, Any]]:
-        """The queues of attached engines that a process works. Only their lengths are known."""
-        queues = [queue for queue in works if engine_of(queue) is not None and self._router.reaches(queue)]
-        waiting = self._router.waiting(queues) if queues else {}
+        Of the broker's queue: its length, the wait of its oldest job in seconds, whether it is paused, how many processes
+        work it (``unattended``: none), and the worker of the next job. Of everything that could start, most of which waits
+        in the ledger: ``waiting``, ``oldest_s``, ``rate_per_s`` of the processes that work it, ``workers_wanted`` (how many
+        worker processes would finish it within ``target_s`` seconds), and ``backlog``, the same by worker and priority.
+        Raises :class:`InputError` for a ``target_s`` that is not from 1 to 86,400.
+        """
+        if not MIN_TARGET_S <= target_s <= MAX_TARGET_S:
+            raise InputError(
+                f"target_s must be from {MIN_TARGET_S:,} to {MAX_TARGET_S:,} seconds, not {target_s:g}", code="out_of_range"
+            )
+        now = self._ledger.now()
+        works = Counter(name for each in self.processes() if each["alive"] for name in set(each["queues"]))
+        # The brokers first: what is dispatched meanwhile would count as jobs that the ledger does not know.
+        facts = {each.name: each for each in self._admin.queues()} | self._engine_queues(works)
+        with self._ledger.database.read() as connection:
+            waiting = queries.backlog(connection, now)
+            performing = _performing(recovery.list_processes(connection), now)
+        busy = {name for name, those in performing.items() if any(each.busy for each in those)}
+        names = facts.keys() | busy | {each.queue for each in waiting} if only is None else {queue_name(only)}
+        parts: dict[str, list[queries.Backlog]] = {name: [] for name in names}
+        for part in waiting:
+            if part.queue in parts:
+                parts[part.queue].append(part)
         return [
             {
-                "name": plain(queue),
-                "length": sum(waiting.get(queue, {}).values()),
-                "latency_s": None,
-                "paused": False,
-                "processes": works[queue],
-                "unattended": False,
-                "next_worker": None,
+                **_queue_object(facts.get(name) or QueueFacts(name, 0, None, False, None), works[name], now),
+                **_backlog_object(facts.get(name), parts[name], performing.get(name, ()), target_s, now),
             }
-            for queue in sorted(queues)
-            if self._router.reaches(queue)
+            for name in sorted(names, key=lambda name: (engine_of(name) is not None, name))
         ]
+
+    def _engine_queues(self, names: Iterable[str]) -> dict[str, QueueFacts]:
+        """The queues of attached engines that a process works. Only their lengths are known."""
+        queues = {name for name in names if engine_of(name) is not None and self._router.reaches(name)}
+        waiting = self._router.waiting(queues) if queues else {}
+        return {
+            name: QueueFacts(name, sum(waiting.get(name, {}).values()), None, False, None)
+            for name in queues
+            if self._router.reaches(name)
+        }
 
     def jobs(self, queue: str, *, after: int = 0, limit: int = 100, newest: bool = False) -> dict[str, Any]:
         """A page of the jobs in a queue, the next to run first: ``jobs``, ``total``, ``next`` (``after`` of the next page,
@@ -452,6 +466,16 @@ class Operations:
         found = [each for each in found if each["identity"] not in twice]
         return [*found, *(process_object({**each.facts, "kind": "sidekiq", "alive": True}) for each in others)]
 
+    def monitored(self, *, target_s: float = TARGET_S) -> dict[str, Any]:
+        """What there is to monitor: ``queues`` as :meth:`queues`, ``tasks`` (those that are not over, by state) and
+        ``processes`` of this application with what they have done, as of their last heartbeats."""
+        queues = self.queues(target_s=target_s)
+        now = self._ledger.now()
+        with self._ledger.database.read() as connection:
+            states = queries.open_tasks(connection)
+            ours = recovery.list_processes(connection)
+        return {"queues": queues, "tasks": states, "processes": [_monitored_process(each, now) for each in ours]}
+
     def signal(self, identity: str, verb: str) -> None:
         """Makes a worker process take no more jobs (``quiet``) or end (``stop``), at its next heartbeat.
 
@@ -493,6 +517,66 @@ def _refusal(event: Mapping[str, Any], action: str) -> str:
 
 
 _RECORDED: Final = "a tracked job's outcome stays recorded until its Task is removed: restart it, or leave it"
+
+
+# -- queues as JSON
+
+
+def _performing(processes: Iterable[Mapping[str, Any]], now: int) -> dict[str, list[Performing]]:
+    """The live processes that work each queue."""
+    found: dict[str, list[Performing]] = {}
+    for each in processes:
+        if not each["concurrency"] or each["lease_until"] <= now:
+            continue
+        rate = float(_info(each).get("pace", each["rate"]))  # the rate itself follows each moment
+        one = Performing(int(each["busy"]), int(each["concurrency"]), rate, bool(each["quiet"]))
+        for name in set(loads(each["queues"])):
+            found.setdefault(name, []).append(one)
+    return found
+
+
+def _queue_object(facts: QueueFacts, processes: int, now: int) -> dict[str, Any]:
+    return {
+        "name": plain(facts.name),
+        "length": facts.length,
+        "latency_s": _age_s(facts.oldest_at, now),
+        "paused": facts.paused,
+        "processes": processes,
+        "unattended": not processes,
+        "next_worker": facts.next_class,
+    }
+
+
+def _backlog_object(
+    facts: QueueFacts | None, parts: Sequence[queries.Backlog], performing: Sequence[Performing], target_s: float, now: int
+) -> dict[str, Any]:
+    """What could start in a queue: of Tasks, as the ledger counts it, and what else lies in the broker."""
+    rows: list[tuple[str | None, int | None, int, float | None]]
+    rows = [(part.worker or None, part.priority, part.waiting, _age_s(part.oldest_at, now)) for part in parts]
+    if facts is not None:
+        age_s = _age_s(facts.oldest_at, now)
+        rows += [(None, priority, count, age_s) for priority, count in sorted(_alone(facts, parts).items()) if count > 0]
+    waiting = sum(count for _, _, count, _ in rows)
+    limited = [each for part in parts for each in part.limited]
+    return {
+        "waiting": waiting,
+        "oldest_s": max((age_s for *_, age_s in rows if age_s is not None), default=None),
+        "rate_per_s": round(sum(each.rate for each in performing), 3),
+        "workers_wanted": workers_wanted(waiting, performing, target_s, limited),
+        "backlog": [dict(zip(("worker", "priority", "waiting", "oldest_s"), row, strict=True)) for row in rows],
+    }
+
+
+def _alone(facts: QueueFacts, parts: Sequence[queries.Backlog]) -> dict[int | None, int]:
+    """The jobs in a queue that belong to no Task, by priority. Where the broker cannot tell, what is dispatched of Tasks is
+    subtracted: a process may hold it, so it is the least."""
+    if facts.alone is not None:
+        return {priority: count for priority, count in facts.alone.items()}  # noqa: C416 - a wider type of key
+    return {None: facts.length - sum(part.of_tasks for part in parts)}
+
+
+def _age_s(at: int | None, now: int) -> float | None:
+    return None if at is None else max(0, now - at) / SECOND
 
 
 # -- jobs and processes as JSON, bounded in size, for they may come from any program
@@ -579,6 +663,21 @@ def process_object(facts: Mapping[str, Any]) -> dict[str, Any]:
         "queues": [plain(str(name)) for name in facts.get("queues") or ()],
         "started_at": rfc3339(_shown_time(facts.get("started_at"))),
         "beat_at": rfc3339(_shown_time(facts.get("beat_at"))),
+    }
+
+
+def _info(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a process writes of itself beside its columns; a process of another version may write other members."""
+    info = loads(row["info"])
+    return info if isinstance(info, dict) else {}
+
+
+def _monitored_process(row: Mapping[str, Any], now: int) -> dict[str, Any]:
+    return {
+        **{name: row[name] for name in ("identity", "kind", "concurrency", "busy", "rss")},
+        "alive": row["lease_until"] > now,
+        "lease_age_s": _age_s(row["beat_at"], now),
+        "figures": _info(row).get("figures") or {},
     }
 
 

@@ -1,21 +1,26 @@
-"""/api/queues, /retries, /scheduled, /dead and /processes; /healthz and /readyz: liveness and readiness."""
+"""/api/queues, /retries, /scheduled, /dead and /processes; /healthz and /readyz: liveness and readiness; /metrics."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Annotated, Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from apiflask import APIBlueprint
+from apiflask import APIBlueprint, FileSchema
 from flask import Response
 from pydantic import Field, JsonValue, StringConstraints
 
 from asynctask.errors import BrokerUnavailable, NotFound, SchemaOutdated, Unavailable
-from asynctask.operations import ACTIONS, LISTS, Operations, Result
+from asynctask.ledger.processes import DURATIONS_S, MOST_WORKERS, OTHERS, SIZES
+from asynctask.operations import ACTIONS, LISTS, MAX_TARGET_S, MIN_TARGET_S, TARGET_S, Operations, Result
 from webapi.context import asynctask_app, page_links, who
 from webapi.json_body import json_response
 from webapi.problems import problem_response, public_message
 from webapi.shapes import Health, Name, NoQuery, PageLinks, Time, _In, _Out, _Query
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 __all__ = ["blueprint", "health"]
 
@@ -48,26 +53,57 @@ class JobQuery(_Query):
     newest: bool = Field(False, description="Begin with the last one pushed.")
 
 
+class TargetQuery(_Query):
+    """The goal of `workers_wanted`."""
+
+    target_s: float = Field(
+        TARGET_S,
+        ge=MIN_TARGET_S,
+        le=MAX_TARGET_S,
+        description="`workers_wanted` would finish what waits in so many seconds.",
+    )
+
+
+class QueuesQuery(TargetQuery):
+    """Which queues, and for which goal."""
+
+    queue: Name | None = Field(None, description="Only this one, even if it is empty.")
+
+
 class Keys(_In):
     """Which entries."""
 
     keys: list[Key] = Field(min_length=1, max_length=1000, description="Their keys, as the list has them.")
 
 
+class BacklogPart(_Out):
+    """What waits in a queue for one worker at one priority."""
+
+    worker: str | None = Field(description="Null: jobs without a Task that lie in the broker.")
+    priority: int | None = Field(description="Null: the broker knows none.")
+    waiting: int
+    oldest_s: float | None
+
+
 class QueueInfo(_Out):
-    """A queue of the broker."""
+    """A queue."""
 
     name: str
-    length: int
+    length: int = Field(description="Jobs in the broker; most wait in the ledger and count in `waiting` alone.")
     latency_s: float | None = Field(description="Seconds since the job that waits longest was pushed, where it says so.")
     paused: bool
     processes: int = Field(description="Live processes that work it.")
     unattended: bool = Field(description="No live process works it.")
-    next_worker: str | None = Field(description="The worker of the next job.")
+    next_worker: str | None = Field(description="The worker of the next job in the broker.")
+    waiting: int = Field(description="Jobs that could start now, in the ledger and in the broker.")
+    oldest_s: float | None = Field(description="Seconds since the first of these could start, where it is known.")
+    rate_per_s: float = Field(description="Jobs that the processes which work it finish in a second.")
+    workers_wanted: int = Field(description="Worker processes that would finish `waiting` within `target_s`.")
+    backlog: list[BacklogPart] = Field(description="`waiting` by worker and priority.")
 
 
 class Queues(_Out):
-    """Every queue in which something waits, or that is paused."""
+    """Every queue in which something waits or runs, or that is paused."""
 
     queues: list[QueueInfo]
 
@@ -228,15 +264,15 @@ def _known(name: str, what: str) -> str:
 
 
 @blueprint.get("/queues")
-@blueprint.input(NoQuery, location="query", arg_name="query")
+@blueprint.input(QueuesQuery, location="query", arg_name="query")
 @blueprint.output(Queues)
 @blueprint.doc(operation_id="listQueues", responses=[503])
-def queues(query: NoQuery) -> Response:
-    """The queues, how much waits in each and for how long
+def queues(query: QueuesQuery) -> Response:
+    """The queues, how much waits in each and for how long, and how many workers are wanted
 
     `unattended` marks one that no live process works.
     """
-    return _uncached({"queues": _operations().queues()})
+    return _uncached({"queues": _operations().queues(target_s=query.target_s, only=query.queue)})
 
 
 @blueprint.get("/queues/<name>/jobs")
@@ -471,3 +507,151 @@ def readyz(query: NoQuery) -> Response:
         _log.error("not ready: %s", error)
         return problem_response(503, public_message(error), code=code, headers={"Retry-After": "2"})
     return json_response({"status": "ok"}, cache="no-store")
+
+
+# -- metrics
+
+METRICS: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@health.get("/metrics")
+@health.input(TargetQuery, location="query", arg_name="query")
+@health.output(FileSchema(type="string"), content_type="text/plain")
+@health.doc(operation_id="metrics", responses=[503])
+def metrics(query: TargetQuery) -> Response:
+    """The backlog, the Tasks and the processes, for Prometheus
+
+    What a process did is as of its last heartbeat, with its identity as the label `process`.
+    """
+    from prometheus_client import CollectorRegistry, generate_latest  # only a server that is scraped needs it
+
+    found = asynctask_app().operations.monitored(target_s=query.target_s)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(found))
+    response = Response(generate_latest(registry), content_type=METRICS)
+    response.headers["Cache-Control"] = "no-store"
+    return response
+
+
+class _Collector:
+    """The metrics of one scrape. ``found``: as :meth:`Operations.monitored` returns it."""
+
+    def __init__(self, found: Mapping[str, Any]) -> None:
+        self._found = found
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric, with a sample for each of its labels."""
+        yield from _of_queues(self._found["queues"])
+        open_tasks = sorted(self._found["tasks"].items())
+        yield _gauge("tasks", "Tasks that are not over.", ["state"], [((state,), n) for state, n in open_tasks])
+        yield from _of_processes(self._found["processes"])
+        yield from _of_work([each for each in self._found["processes"] if isinstance(each["figures"], dict)])
+
+
+_Samples = Sequence[tuple[tuple[str, ...], float]]
+
+
+def _gauge(name: str, about: str, labels: Sequence[str], samples: _Samples) -> Metric:
+    from prometheus_client.core import GaugeMetricFamily
+
+    family = GaugeMetricFamily(f"asynctask_{name}", about, labels=labels)
+    for values, value in samples:
+        family.add_metric(values, value)
+    return family
+
+
+def _counter(name: str, about: str, labels: Sequence[str], samples: _Samples) -> Metric:
+    from prometheus_client.core import CounterMetricFamily
+
+    family = CounterMetricFamily(f"asynctask_{name}", about, labels=labels)
+    for values, value in samples:
+        family.add_metric(values, value)
+    return family
+
+
+def _histogram(
+    name: str, about: str, labels: Sequence[str], bounds: Sequence[float], samples: Sequence[tuple[tuple[str, ...], Any]]
+) -> Metric:
+    """``samples``: as :meth:`asynctask.ledger.processes.Histogram.as_list`; those of another version's buckets are left
+    out."""
+    from prometheus_client.core import HistogramMetricFamily
+
+    family = HistogramMetricFamily(f"asynctask_{name}", about, labels=labels)
+    limits = [*(f"{bound:g}" for bound in bounds), "+Inf"]
+    for values, (total, counts) in samples:
+        if len(counts) == len(limits):
+            family.add_metric(values, list(zip(limits, accumulate(counts), strict=True)), total)
+    return family
+
+
+def _of_queues(queues: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    known: set[str] = set()
+    parts: dict[tuple[str, ...], float] = {}
+    for queue in queues:
+        for part in queue["backlog"]:
+            worker = part["worker"] or ""
+            if worker not in known and len(known) >= MOST_WORKERS:
+                worker = OTHERS
+            known.add(worker)
+            labels = (queue["name"], worker, "" if part["priority"] is None else str(part["priority"]))
+            parts[labels] = parts.get(labels, 0) + part["waiting"]
+    yield _gauge(
+        "backlog_jobs", "Jobs that could start now; no worker: they lie in the broker without a Task.",
+        ["queue", "worker", "priority"], list(parts.items()),
+    )  # fmt: skip
+    for name, member, about in (
+        ("queue_waiting_jobs", "waiting", "Jobs that could start now, in the ledger and in the broker."),
+        ("queue_oldest_seconds", "oldest_s", "Seconds since the first of these could start; 0: nothing waits."),
+        ("queue_jobs_per_second", "rate_per_s", "Jobs that the live processes of the queue finish in a second."),
+        ("queue_workers_wanted", "workers_wanted", "Worker processes that would finish what waits in target_s seconds."),
+        ("queue_broker_jobs", "length", "Jobs in the broker."),
+        ("queue_processes", "processes", "Live processes that work the queue."),
+    ):
+        yield _gauge(name, about, ["queue"], [((queue["name"],), queue[member] or 0) for queue in queues])
+
+
+def _of_processes(processes: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    kinds: dict[tuple[str, ...], float] = {}
+    for each in processes:
+        if each["alive"]:
+            kinds[each["kind"],] = kinds.get((each["kind"],), 0) + 1
+    yield _gauge("processes", "Processes with a valid lease.", ["kind"], sorted(kinds.items()))
+    for name, member, about in (
+        ("process_lease_age_seconds", "lease_age_s", "Seconds since the process renewed its lease itself."),
+        ("process_threads", "concurrency", "Jobs that the process can run at once."),
+        ("process_busy_threads", "busy", "Jobs that the process runs."),
+        ("process_memory_bytes", "rss", "The most memory that the process has used."),
+    ):
+        samples = [((each["identity"], each["kind"]), each[member]) for each in processes if each[member] is not None]
+        yield _gauge(name, about, ["process", "kind"], samples)
+
+
+def _of_work(processes: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    """What the processes have done, as their heartbeats say."""
+    figures = [(each["identity"], each["figures"]) for each in processes]
+    outcomes = [
+        ((identity, worker, status), n)
+        for identity, its in figures
+        for worker, counts in its.get("outcomes", {}).items()
+        for status, n in counts.items()
+    ]
+    yield _counter("outcomes", "Attempts of tracked jobs that ended.", ["process", "worker", "status"], outcomes)
+    durations = [
+        ((identity, name), its["durations"][name]) for identity, its in figures for name in its.get("durations", ())
+    ]
+    about = "How long attempts of tracked jobs ran."
+    yield _histogram("job_duration_seconds", about, ["process", "worker"], DURATIONS_S, durations)
+    for name, member, about in (
+        ("flush_outcomes", "flushes", "Outcomes committed in one transaction."),
+        ("claim_jobs", "claims", "Jobs that one exchange with the broker brought."),
+    ):
+        sizes = [((identity,), its[member]) for identity, its in figures if member in its]
+        yield _histogram(name, about, ["process"], SIZES, sizes)
+    for name, member, about in (
+        ("dispatch_rounds", "rounds", "Rounds of the dispatcher."),
+        ("dispatched_jobs", "dispatched", "Jobs that the dispatcher pushed."),
+    ):
+        yield _counter(name, about, ["process"], [((identity,), its[member]) for identity, its in figures if member in its])

@@ -91,13 +91,14 @@ class Found:
 @dataclass(frozen=True, slots=True)
 class QueueFacts:
     """A queue. ``oldest_at``: when its oldest job was pushed, in microseconds (None: unknown); ``next_class``: the worker
-    of the next job."""
+    of the next job; ``alone``: how many of its jobs belong to no Task, by priority (None: the broker cannot tell)."""
 
     name: str
     length: int
     oldest_at: int | None
     paused: bool
     next_class: str | None
+    alone: Mapping[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from asynctask.config import settings
 from asynctask.database import schema
 from asynctask.database.engine import Database
 from asynctask.middleware.tracker import TaskEventMiddleware
-from asynctask.operations import ACTIONS, LISTS
+from asynctask.operations import ACTIONS, LISTS, MAX_TARGET_S, MIN_TARGET_S, TARGET_S
 
 __all__ = ["COMMANDS"]
 
@@ -88,13 +88,20 @@ queues: Final = Listing("queues", help="Show queues, and what waits in one; paus
 
 
 @queues.command("list")
+@click.option(
+    "--target-s",
+    type=click.FloatRange(MIN_TARGET_S, MAX_TARGET_S),
+    default=TARGET_S,
+    show_default=True,
+    help="Seconds within which the wanted processes would finish what waits.",
+)
 @pass_session
-def list_queues(session: Session) -> int:
-    """List queues: how much waits, for how long, and how many processes work them.
+def list_queues(session: Session, target_s: float) -> int:
+    """List queues: how much waits, for how long, how many processes work them, and how many are wanted.
 
-    One marked unattended is worked by no process.
+    Most jobs wait in the ledger: the broker holds those that start soon. One marked unattended is worked by no process.
     """
-    found = session.existing().operations.queues()
+    found = session.existing().operations.queues(target_s=target_s)
     session.out.document({"queues": found})
     if not found:
         session.out.line("No queue is there.")
@@ -102,15 +109,19 @@ def list_queues(session: Session) -> int:
     rows = [
         (
             each["name"],
+            number(each["waiting"]),
+            "" if each["oldest_s"] is None else f"{each['oldest_s']:.1f}",
             number(each["length"]),
-            "" if each["latency_s"] is None else f"{each['latency_s']:.1f}",
             each["processes"],
+            each["workers_wanted"],
             each["next_worker"],
             ", ".join(word for word in ("paused", "unattended") if each[word]),
         )
         for each in found
     ]
-    session.out.table(("queue", "jobs", "seconds", "processes", "next worker", ""), rows, longest=60)
+    session.out.table(
+        ("queue", "waiting", "seconds", "in the broker", "processes", "wanted", "next worker", ""), rows, longest=60
+    )
     return OK
 
 

@@ -1,8 +1,10 @@
-"""How many jobs are wanted in each queue: what its workers can use soon, less what waits there already."""
+"""How many jobs are wanted in each queue: what its workers can use soon, less what waits there already; and how many
+workers are wanted for what waits."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -10,7 +12,20 @@ from typing import Final
 from asynctask.clock import Clock
 from asynctask.core.transitions import target
 
-__all__ = ["LEAST_S", "MEASURE_S", "Capacity", "Credit", "Demand", "Load", "QueueRates", "Rate", "Shares"]
+__all__ = [
+    "LEAST_S",
+    "MEASURE_S",
+    "Capacity",
+    "Credit",
+    "Demand",
+    "Load",
+    "Pace",
+    "Performing",
+    "QueueRates",
+    "Rate",
+    "Shares",
+    "workers_wanted",
+]
 
 _STALE_S: Final = 1.0
 """A queue not watched for this long has no known rate."""
@@ -257,3 +272,70 @@ class Rate:
             self.per_second = fresh if fresh > self.per_second else self.per_second * kept + fresh * (1 - kept)
             self._at, self._count, self._busy_s = now, count, busy_s
         return self.per_second
+
+
+# -- how many worker processes are wanted
+
+
+ENOUGH: Final = 50
+"""Jobs over which a :class:`Pace` is measured, if they did not take too long."""
+
+LONGEST_S: Final = 3_600.0
+"""Busy seconds over which a :class:`Pace` is measured at most."""
+
+
+class Pace:
+    """Jobs finished in a second in which at least one runs, over the last :data:`ENOUGH`.
+
+    Steady for jobs of any length, where :class:`Rate` follows the last twentieth of a second; kept while nothing runs.
+    """
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[int, float]] = deque([(0, 0.0)], maxlen=1_000)
+
+    def update(self, count: int, busy_s: float) -> float:
+        """The pace after ``count`` jobs in all, with some job running for ``busy_s`` seconds in all; 0 if it is unknown."""
+        marks = self._marks
+        if (count, busy_s) != marks[-1]:
+            marks.append((count, busy_s))
+        while len(marks) > 2 and (count - marks[1][0] >= ENOUGH or busy_s - marks[0][1] > LONGEST_S):
+            marks.popleft()
+        done = count - marks[0][0]
+        return done / max(busy_s - marks[0][1], LEAST_S) if done > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Performing:
+    """A live worker process by its last heartbeat: running jobs, threads, jobs finished in a second (0: unknown), and
+    whether it takes no further ones."""
+
+    busy: int
+    concurrency: int
+    rate: float
+    is_quiet: bool = False
+
+
+def workers_wanted(
+    waiting: int, processes: Sequence[Performing], target_s: float, limited: Sequence[tuple[int, int]] = ()
+) -> int:
+    """How many worker processes would finish within ``target_s`` seconds what waits in a queue.
+
+    ``waiting``: jobs of that queue; ``limited``: for each Task with a ``parallel``, its part of ``waiting``, and
+    ``parallel``: it counts for no more threads than it may use. A process is taken to be as fast as those that are measured
+    are on average. None measured yet: one process if anything waits. No more threads than jobs, however slow these are, and
+    at least as many processes as have jobs that run. Those that
+    take no further jobs do not count: they are about to end, and whoever ends them has one less already.
+    """
+    staying = [each for each in processes if not each.is_quiet]
+    busy = sum(1 for each in staying if each.busy)
+    if waiting <= 0:
+        return busy
+    rates = [each.rate for each in staying if each.rate > 0]
+    if not rates:
+        return max(1, busy)
+    jobs_each = sum(rates) / len(rates) * target_s
+    threads_each = sum(max(1, each.concurrency) for each in staying) / len(staying)
+    needed = (waiting - sum(jobs for jobs, _ in limited)) / jobs_each
+    needed += sum(min(jobs / jobs_each, parallel / threads_each) for jobs, parallel in limited)
+    most = (waiting + sum(each.busy for each in staying)) / threads_each
+    return max(1, busy, math.ceil(min(needed, most)))

@@ -133,6 +133,8 @@ class Dispatcher:
         self._empty_rounds = 0  # rounds of its own, one after the other, that pushed nothing
         self._due: int | None = None
         self._leadership = DispatchLeadership(ledger)
+        self.rounds = 0
+        self.dispatched = 0  # jobs pushed by these rounds
         self._log = get_logger("asynctask.dispatcher")
 
     # -- the thread
@@ -300,6 +302,8 @@ class Dispatcher:
                 if self._router.reaches(queue):
                     pushed += self._part(partial(self._push_again, task_id, queue))
             pushed += self._part(partial(self._dispatch, self._loads(self._workers)))
+            self.rounds += 1
+            self.dispatched += pushed
             if self._ledger.held.keeps:
                 self.expect(self._ledger.now() + micros(HELD_S))
             if self._is_left and threading.current_thread() is not self._thread:

@@ -429,7 +429,7 @@ class EngineProcess(AppProcess):
         self._engine = engine
         self._dispatcher = app.dispatcher
         self._awaited: dict[threading.Event, None] = {}  # of outcomes whose threads wait for the commit
-        self.recorder = Recorder(self.ledger, busy_for=self._busy_for, on_due=self._dispatcher.expect)
+        self.recorder = Recorder(self.ledger, busy_for=self._busy_for, on_due=self._dispatcher.expect, figures=self.figures)
         self.tracker = Tracker(self.ledger, self.recorder)
         self._begin = Together(self.tracker.begin)
         self._early: EarlyTickets | None = None
@@ -599,6 +599,9 @@ class EngineProcess(AppProcess):
             "rate": self._rate.per_second,
             "quiet": int(self.should_stop),
         }
+
+    def worked(self) -> tuple[int, float]:
+        return self.recorder.recorded, self._busy_s
 
     def obey(self, name: str) -> None:
         if name == processes.LOST:

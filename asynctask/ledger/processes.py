@@ -1,11 +1,12 @@
-"""Processes and their leases, and recovery of a dead process's jobs."""
+"""Processes, their leases and figures, and recovery of a dead process's jobs."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy import exc
@@ -26,6 +27,12 @@ from asynctask.ledger.events import Applied, Change, EventRecord, Failure, Note,
 from asynctask.ledger.standalone import is_job_id
 
 __all__ = [
+    "DURATIONS_S",
+    "MOST_WORKERS",
+    "OTHERS",
+    "SIZES",
+    "Figures",
+    "Histogram",
     "Host",
     "beat",
     "dead_processes",
@@ -273,12 +280,85 @@ def _end_leases(ledger: Ledger, identity: str) -> None:
     each_free(ledger, found, act)
 
 
+# -- figures for monitoring
+
+DURATIONS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+"""Upper bounds of the histograms of durations, in seconds; a last bucket has what is above them."""
+
+SIZES: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+"""Upper bounds of the histograms of sizes."""
+
+MOST_WORKERS: Final = 200
+"""Workers with figures of their own; those of further ones are added up as :data:`OTHERS`."""
+
+OTHERS: Final = "(others)"
+
+
+class Histogram:
+    """How many values fell below each of some bounds, and their sum."""
+
+    __slots__ = ("_bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        """Counts a value."""
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
+
+    def as_list(self) -> list[Any]:
+        """The sum, and the count of each bucket alone."""
+        return [round(self.total, 6), self.counts.copy()]
+
+
+class Figures:
+    """What one process has done since it began, for monitoring: numbers that only rise.
+
+    Its heartbeat writes them to its row, where any process of the application finds them. Each is written by one thread,
+    once per batch or round, so nothing is locked.
+    """
+
+    def __init__(self) -> None:
+        self._outcomes: dict[str, dict[str, int]] = {}
+        self._durations: dict[str, Histogram] = {}
+        self.flushes = Histogram(SIZES)
+        self.claims = Histogram(SIZES)
+
+    def ended(self, worker: str, outcome: str, seconds: float | None) -> None:
+        """Counts an outcome that is committed; ``seconds``: how long the job ran, None if it did not."""
+        counts = self._outcomes.get(worker)
+        if counts is None:
+            worker = worker if len(self._outcomes) < MOST_WORKERS else OTHERS
+            counts = self._outcomes.setdefault(worker, {})
+        counts[outcome] = counts.get(outcome, 0) + 1
+        if seconds is not None:
+            durations = self._durations.get(worker)
+            if durations is None:
+                durations = self._durations.setdefault(worker, Histogram(DURATIONS_S))
+            durations.add(seconds)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures as stored; may be called by another thread."""
+        return {
+            "outcomes": {worker: counts.copy() for worker, counts in self._outcomes.copy().items()},
+            "durations": {worker: each.as_list() for worker, each in self._durations.copy().items()},
+            "flushes": self.flushes.as_list(),
+            "claims": self.claims.as_list(),
+        }
+
+
 def list_processes(connection: Connection) -> list[dict[str, Any]]:
     """The columns of every registered process."""
     return [as_dict(row) for row in connection.execute(sa.select(processes).order_by(_p.started_at, _p.identity))]
 
 
-_PERFORMING = sa.select(processes).where(_p.concurrency > 0, _p.lease_until > sa.bindparam("now"))
+# Without `info`, which only people read: the dispatcher asks often.
+_PERFORMING = sa.select(*(column for column in _p if column.key != "info")).where(
+    _p.concurrency > 0, _p.lease_until > sa.bindparam("now")
+)
 
 
 def performing(connection: Connection, now: int) -> list[dict[str, Any]]:

@@ -1,9 +1,10 @@
-"""Queries of the ledger besides progress (Events, failures, refused rows, the log), and operations on single jobs."""
+"""Queries of the ledger besides progress (Events, failures, refused rows, the log, the backlog), and operations on single
+jobs."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -15,12 +16,13 @@ from asynctask.core.transitions import Turn, cancel, explicit_retry, hurry, in_f
 from asynctask.database.batches import among
 from asynctask.database.engine import Database
 from asynctask.database.retrying import repeatable
-from asynctask.database.tables import events, item_errors, task_errors, task_log, task_rejects, tasks
+from asynctask.database.tables import events, item_errors, task_errors, task_log, task_rejects, task_tallies, tasks
 from asynctask.errors import Conflict, NotFound, OtherEngine
 from asynctask.ledger import dispatchable, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, in_range, loads
 from asynctask.ledger.events import Applied, Change, EventRecord, Failure, Note, apply, read_events
+from asynctask.ledger.reservations import options_priority
 from asynctask.ledger.standalone import ENGINE
 from asynctask.ledger.tasks import Reject, close_after
 from asynctask.messages import is_storable
@@ -30,8 +32,10 @@ __all__ = [
     "DEAD",
     "RETRY",
     "SCHEDULE",
+    "Backlog",
     "EndedRow",
     "alone_dead",
+    "backlog",
     "cancel_removed",
     "count",
     "dead_tasks",
@@ -43,6 +47,7 @@ __all__ = [
     "find",
     "ids",
     "log",
+    "open_tasks",
     "page",
     "rejects",
     "retry_one",
@@ -50,7 +55,7 @@ __all__ = [
     "turn_waiting",
 ]
 
-_t, _e, _x = tasks.c, events.c, task_errors.c
+_t, _e, _x, _n = tasks.c, events.c, task_errors.c, task_tallies.c
 
 
 # -- Events
@@ -341,6 +346,135 @@ def engines(connection: Connection, event_ids: Collection[int]) -> dict[int, str
     kept = _e.options.like(f'{{"{ENGINE}":%') & sa.func.coalesce(_e.queue, "").not_like("%/%")
     found = connection.execute(sa.select(_e.id, _e.options).where(among(connection, _e.id, list(event_ids)), kept))
     return {int(i): str(loads(options)[ENGINE]) for i, options in found}
+
+
+# -- the backlog: what could start now, if there were workers enough
+
+MOST_TASKS: Final = 10_000
+"""Open Tasks that are counted, the oldest first."""
+
+_MOST_OVERDUE: Final = 10_000  # jobs of Tasks whose time has come and that are not dispatched yet
+
+
+@dataclass(slots=True)
+class Backlog:
+    """What waits in a queue for one worker at one priority, and may start now.
+
+    ``waiting``: jobs that have not begun as far as the ledger knows, dispatched or not; ``of_tasks``: those of them that
+    are dispatched, of Tasks: the broker or a process holds them; ``oldest_at``: when the one that could start for longest
+    was made or came due, in microseconds, None if that is unknown; ``limited``: (waiting, ``parallel``) of each Task with a
+    limit, whose jobs ``waiting`` includes.
+    """
+
+    queue: str
+    worker: str
+    priority: int
+    waiting: int = 0
+    of_tasks: int = 0
+    oldest_at: int | None = None
+    limited: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, waiting: int, at: int | None) -> None:
+        """Adds jobs, the oldest of ``at``."""
+        self.waiting += waiting
+        if at is not None and (self.oldest_at is None or at < self.oldest_at):
+            self.oldest_at = at
+
+
+def _tallied(value: Any) -> Any:
+    return sa.select(sa.func.coalesce(sa.func.sum(value), 0)).where(_n.task_id == _t.id).scalar_subquery()
+
+
+# Look-ups by an index for each Task, whatever the planner knows of the tables: a join might read all Events.
+_FIRST: Final = (
+    sa.select(_e.created_at)
+    .where(_e.task_id == _t.id, _e.seq == sa.case((_t.next_seq < _t.created_jobs, _t.next_seq), else_=_t.created_jobs - 1))
+    .scalar_subquery()
+)
+_COULD_START: Final = (
+    sa.select(
+        _t.id, _t.queue, _t.worker_name, _t.priority, _t.parallel,
+        (_t.next_seq < _t.created_jobs).label("is_left"), (_t.generation > 1).label("is_again"),
+        _tallied(_n.enqueue - _n.retrying).label("waiting"),
+        _tallied(_n.retrying).label("retrying"),
+        _tallied(_n.dispatched - _n.returned - _n.working).label("queued"),
+        _FIRST.label("first_at"),
+    )
+    .with_hint(tasks, "FORCE INDEX (ix_tasks_open)", "mariadb")  # else it may read the finished Tasks, too
+    .where(_t.finished_at.is_(None), dispatchable.MAY)
+    .order_by(_t.id)
+    .limit(MOST_TASKS)
+)  # fmt: skip
+_ALONE_FIRST: Final = (
+    sa.select(
+        sa.func.coalesce(_e.queue, "default").label("queue"),
+        sa.func.coalesce(_e.worker_name, "").label("worker"),
+        # Longer ones name no priority: those of a job that another program pushed.
+        sa.case((sa.func.length(_e.options) < 256, _e.options)).label("options"),
+        _e.due_at,
+    )
+    .where(_e.due_at <= sa.bindparam("now"), _e.task_id.is_(None))
+    .order_by(_e.due_at)
+    .limit(COUNTED)
+    .subquery("first")
+)
+_ALONE_WAITING: Final = sa.select(
+    _ALONE_FIRST.c.queue, _ALONE_FIRST.c.worker, _ALONE_FIRST.c.options, sa.func.count(), sa.func.min(_ALONE_FIRST.c.due_at)
+).group_by(_ALONE_FIRST.c.queue, _ALONE_FIRST.c.worker, _ALONE_FIRST.c.options)
+
+
+def backlog(connection: Connection, now: int) -> list[Backlog]:
+    """What could start now, by queue, priority and worker: jobs of Tasks that may dispatch, and jobs without a Task that
+    are due and not dispatched.
+
+    Counts the oldest 10,000 open Tasks by their counters, of the jobs without a Task the first 100,000, and of the retries
+    that are due the first 10,000. Jobs for later, of paused Tasks and of those that wait for their session do not count. A
+    job that runs for less than a tenth of a second may count as waiting: nobody has written that it began.
+    """
+    found: dict[tuple[str, int, str], Backlog] = {}
+
+    def group(queue: str, worker: str, priority: int) -> Backlog:
+        return found.setdefault((queue, priority, worker), Backlog(queue, worker, priority))
+
+    rows = connection.execute(_COULD_START).all()
+    overdue = _overdue(connection, [int(row.id) for row in rows if row.retrying > 0 or row.is_again], now)
+    for row in rows:
+        retries, due_at = overdue.get(int(row.id), (0, None))
+        if (waiting := int(row.waiting) + retries) <= 0:
+            continue
+        there = group(row.queue, row.worker_name, int(row.priority))
+        # Rows of a later generation were made long before they could start.
+        times = [at for at in (due_at, row.first_at if row.is_left or not row.is_again else None) if at is not None]
+        there.add(waiting, min(times, default=None))
+        there.of_tasks += max(0, int(row.queued))
+        if row.parallel is not None:
+            there.limited.append((waiting, int(row.parallel)))
+    for queue, worker, options, count, due_at in connection.execute(_ALONE_WAITING, {"now": now}):
+        group(queue, worker, options_priority(options)).add(int(count), int(due_at))
+    return [found[key] for key in sorted(found)]
+
+
+def open_tasks(connection: Connection) -> dict[str, int]:
+    """How many Tasks are not over, by state."""
+    found = sa.select(_t.state, sa.func.count()).where(_t.finished_at.is_(None)).group_by(_t.state)
+    return {str(state): int(count) for state, count in connection.execute(found)}
+
+
+def _overdue(connection: Connection, task_ids: Sequence[int], now: int) -> dict[int, tuple[int, int]]:
+    """Of these Tasks, those with jobs whose time has come: how many of these are retries, and since when the first of them
+    waits."""
+    if not task_ids:
+        return {}
+    first = (
+        sa.select(_e.task_id, _e.due_at, sa.case((_e.retries > 0, _e["items"]), else_=0).label("retries"))
+        .with_hint(events, "FORCE INDEX (ix_events_task_due)", "mariadb")
+        .where(among(connection, _e.task_id, task_ids), _e.due_at <= now)
+        .limit(_MOST_OVERDUE)
+        .subquery("overdue")
+    )
+    c = first.c
+    sums = sa.select(c.task_id, sa.func.sum(c.retries), sa.func.min(c.due_at)).group_by(c.task_id)
+    return {int(i): (int(retries), int(at)) for i, retries, at in connection.execute(sums)}
 
 
 # -- operations on waiting jobs

@@ -15,6 +15,7 @@ from asynctask.errors import LedgerUnavailable, TooLarge, Unavailable
 from asynctask.ledger import dispatchable
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.events import Applied, Change, End, EventRecord, Failure, Note, StaleRead, apply
+from asynctask.ledger.processes import Figures
 from asynctask.ledger.reservations import close_small
 from asynctask.ledger.tasks import candidates, try_close, try_finish
 from asynctask.logs import get_logger
@@ -59,7 +60,8 @@ class Outcome:
     the first try to write its end compares with it. ``awaited``: the job itself waits for this record before it begins, or
     its Task, because of its ``parallel``. ``done``: committed or given up; never flushed again. ``doubtful``: the answer to
     the commit was lost and it may be written, so it stands only for the attempt that it names. ``follower``: the job that
-    began in this one's place under their Task's ``parallel``.
+    began in this one's place under their Task's ``parallel``. ``worker`` and ``seconds``, for the figures: whose job it is,
+    and how long it ran.
     """
 
     event_id: int
@@ -78,6 +80,8 @@ class Outcome:
     done: bool = False
     doubtful: bool = False
     follower: Follower | None = None
+    worker: str = ""
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,8 @@ class Recorder:
     time. ``busy_for`` returns None while no job runs, else for how many seconds there is work that does not depend on an
     outcome. While the ledger does not answer, outcomes wait in memory and :attr:`healthy` is false; the runtime begins
     nothing new. The thread survives every exception and flushes again what is not committed. ``on_due`` is called with the
-    time (microseconds; the past: now) at which a consequence of the outcomes may be dispatched.
+    time (microseconds; the past: now) at which a consequence of the outcomes may be dispatched. ``figures`` count what is
+    committed.
     """
 
     def __init__(
@@ -106,8 +111,10 @@ class Recorder:
         *,
         busy_for: Callable[[], float | None] = lambda: None,
         on_due: Callable[[int], None] = lambda at: None,
+        figures: Figures | None = None,
     ) -> None:
         self._ledger = ledger
+        self._figures = figures or Figures()
         self._busy_for = busy_for
         self._on_due = on_due
         self._pending: list[Outcome] = []
@@ -252,6 +259,8 @@ class Recorder:
                     failure=failure,
                     then=each.then,
                     elsewhere=each.elsewhere,
+                    worker=each.worker,
+                    seconds=each.seconds,
                 )
             )
         each.done = True
@@ -316,9 +325,13 @@ class Recorder:
             for each in wave:  # first: these are committed, whatever fails from here on
                 each.done = True
             self.recorded += len(wave)
+            self._figures.flushes.add(len(wave))
             left = {each.change.event_id: each.record for each in applied if each.turn is None}
             for each in wave:
-                self._notify(each, each.event_id not in left or already_recorded(self._ledger, each, left[each.event_id]))
+                won = each.event_id not in left or already_recorded(self._ledger, each, left[each.event_id])
+                if won and (kind := _figure(each)) is not None:
+                    self._figures.ended(each.worker, kind, each.seconds)
+                self._notify(each, won)
             self.announce(applied, ends)
             over = [
                 *(end.record for end in ends),
@@ -384,6 +397,15 @@ def _waves(batch: Sequence[Outcome]) -> list[list[Outcome]]:
             waves.append([])
         waves[turn].append(each)
     return waves
+
+
+def _figure(each: Outcome) -> str | None:
+    """What the figures count an outcome as; None for one that ends no attempt."""
+    if each.status is Status.WORKING or each.reason is Reason.GIVEN_BACK:
+        return None
+    if each.reason is Reason.INTERRUPTED:
+        return "interrupted"
+    return str(each.status) if each.retry_at is None else "retry"
 
 
 def _is_over(record: EventRecord) -> bool:

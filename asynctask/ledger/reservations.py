@@ -58,6 +58,7 @@ __all__ = [
     "close_small",
     "confirm",
     "lend_jobs",
+    "options_priority",
     "reserve",
     "reserve_alone",
     "reserve_small",
@@ -575,10 +576,10 @@ def alone_due(connection: Connection, now: int, queues: Collection[str], limit: 
     if len(found) == limit:
         last = connection.execute(_ALONE_DUE_LAST, given).all()
         found = list(dict.fromkeys([*found, *reversed(last)]))
-    return [Alone(int(i), name, _priority(options)) for i, name, options in found]
+    return [Alone(int(i), name, options_priority(options)) for i, name, options in found]
 
 
-def _priority(options: str | None) -> int:
+def options_priority(options: str | None) -> int:
     """The priority in the options; 0 for an invalid one, which is reported when the copy is made."""
     try:
         return int((loads(options) or {}).get("priority") or 0)

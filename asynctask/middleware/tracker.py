@@ -109,6 +109,8 @@ class Ticket:
     seen: EventRecord | None = None  # the Event at Begin, if untouched and not written by this process since
     job: CurrentJob | None = None
     callback_of: int | None = None  # the Task whose callback it is
+    worker: str = ""
+    began: float = 0.0  # on the monotonic clock
     _notes: list[Note] = field(default_factory=list)
     _free: list[None] = field(default_factory=lambda: [None])
 
@@ -240,7 +242,17 @@ class Tracker:
                 job.event_id, job.job_id, job.task_id, None, row, None, job.row, None, None, job.worker_name, job.queue,
                 None, job.slots,
             )  # fmt: skip
-        return Ticket(Begin.RUN, job.job_id, job.event_id, job.task_id, job.attempt, job.retries, awaited=True, seen=seen)
+        return Ticket(
+            Begin.RUN,
+            job.job_id,
+            job.event_id,
+            job.task_id,
+            job.attempt,
+            job.retries,
+            awaited=True,
+            seen=seen,
+            worker=job.worker_name,
+        )
 
     def read(self, job_ids: Sequence[str]) -> dict[str, EventRecord]:
         """The Events of these jobs, by job id. Raises LedgerUnavailable."""
@@ -254,7 +266,7 @@ class Tracker:
             begin(row, attempt, record.task_state), record.job_id, record.id, record.task_id, row.attempt, row.retries,
             is_suspect(row), arrival.attempt is None, row.process,
             awaited=record.parallel is not None or record.round_at is not None, not_before=record.round_at,
-            seen=record if untouched(record) else None, callback_of=record.callback_of,
+            seen=record if untouched(record) else None, callback_of=record.callback_of, worker=record.worker_name,
         )  # fmt: skip
 
     def enqueue(self, arrivals: Sequence[Arrival]) -> None:
@@ -278,7 +290,8 @@ class Tracker:
         if ticket.not_before is not None and (early := ticket.not_before - self._ledger.now()) > 0:
             threading.Event().wait(min(early / SECOND, LEAD_S))
         ticket.started_at = self._ledger.now()
-        self._running[id(ticket)] = (self._ledger.clock.monotonic(), ticket)
+        ticket.began = self._ledger.clock.monotonic()
+        self._running[id(ticket)] = (ticket.began, ticket)
         if ticket.watched:
             done = threading.Event()
             self._recorder.put([self._working(ticket, done.set)])
@@ -396,7 +409,14 @@ class Tracker:
         cancelled = ticket.verdict is Begin.CANCEL
         status, reason = (Status.CANCELLED, Reason.CANCELLED) if cancelled else (Status.ENQUEUE, Reason.GIVEN_BACK)
         outcome = Outcome(
-            ticket.event_id, ticket.attempt, status, reason, then=then, elsewhere=ticket.elsewhere, awaited=ticket.awaited
+            ticket.event_id,
+            ticket.attempt,
+            status,
+            reason,
+            then=then,
+            elsewhere=ticket.elsewhere,
+            awaited=ticket.awaited,
+            worker=ticket.worker,
         )
         self._recorder.put([outcome])
 
@@ -461,6 +481,7 @@ class Tracker:
             ticket.event_id, ticket.attempt, ticket.status, ticket.reason, notes, retry_at, ticket.failure, ticket.result,
             ticket.started_at, then, ticket.elsewhere,
             ticket.seen if retry_at is None and ticket.reason is not Reason.INTERRUPTED else None, ticket.awaited,
+            worker=ticket.worker, seconds=self._ledger.clock.monotonic() - ticket.began if ticket.began else None,
         )  # fmt: skip
 
     def _opening(self, ticket: Ticket) -> list[Note]:

@@ -79,7 +79,9 @@ class Fetcher:
         order: Callable[[], Sequence[str]],
         on_dry: Callable[[bool], None],
         unrecorded: Callable[[], int],
+        on_claimed: Callable[[int], None] = lambda count: None,
     ) -> None:
+        self._on_claimed = on_claimed
         self._identity = identity
         self._broker = broker
         self._clock = clock
@@ -189,6 +191,8 @@ class Fetcher:
             self._held.keep_done(done)
             raise
         self._held.exchanged(done, copies)
+        if copies:
+            self._on_claimed(len(copies))
         return copies
 
     def _wait_for_news(self) -> None:

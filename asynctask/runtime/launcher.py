@@ -92,7 +92,7 @@ class Launcher(AppProcess):
         self._ticker_stop = threading.Event()
         self._ticker: threading.Thread | None = None
         self.dispatcher = parts.dispatcher
-        self.recorder = Recorder(self.ledger, busy_for=self._busy_for, on_due=self.dispatcher.expect)
+        self.recorder = Recorder(self.ledger, busy_for=self._busy_for, on_due=self.dispatcher.expect, figures=self.figures)
         self.tracker = Tracker(self.ledger, self.recorder)
         self.pool, self.fetcher = self._made_pool()
         self.performer = self.pool.performer
@@ -148,6 +148,7 @@ class Launcher(AppProcess):
             order=queues.order,
             on_dry=self.dispatcher.dry,
             unrecorded=self._unrecorded,
+            on_claimed=self.figures.claims.add,
         )
         return pool, fetcher
 
@@ -329,6 +330,9 @@ class Launcher(AppProcess):
     def facts(self) -> dict[str, Any]:
         load = self.pool.load()
         return {"busy": self.pool.busy, "rate": load.rate, "quiet": int(self.pool.is_quiet)}
+
+    def worked(self) -> tuple[int, float]:
+        return self.pool.worked
 
     def info(self) -> dict[str, Any]:
         return {

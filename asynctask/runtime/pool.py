@@ -201,6 +201,11 @@ class Pool:
         free = max(0, self.concurrency - self.busy - self._buffer.qsize())
         return Load(self.identity, self._queues, free, self.rate.per_second)
 
+    @property
+    def worked(self) -> tuple[int, float]:
+        """Jobs performed in all, and for how many seconds there was one that ran, in all."""
+        return self.performer.performed, self._isolation.busy_s
+
     def measured(self) -> float:
         """The jobs that finish in a second, measured now. For the fetching thread."""
         idle = not self.busy and not self._buffer.qsize()

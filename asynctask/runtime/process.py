@@ -19,11 +19,12 @@ from asynctask.clock import Clock, Ids
 from asynctask.config import Config
 from asynctask.database.notify import LEDGER, Signals
 from asynctask.dispatch.control import Control
+from asynctask.dispatch.demand import Pace
 from asynctask.dispatch.dispatcher import Dispatcher
 from asynctask.dispatch.outbox import EngineQueues
 from asynctask.errors import Unavailable
 from asynctask.ledger import processes
-from asynctask.ledger.base import Ledger
+from asynctask.ledger.base import Ledger, dumps
 from asynctask.lists.uploads import Uploads
 from asynctask.logs import get_logger
 from asynctask.maintenance import Maintenance
@@ -108,13 +109,16 @@ class AppProcess:
         self._kind = kind
         self._concurrency = concurrency
         self._queue_names = tuple(queues)
+        self._dispatching = dispatching
+        self.figures = processes.Figures()
+        self._pace = Pace()
         self._log = get_logger("asynctask.process")
         self.heartbeat = Heartbeat(
             self.ledger,
             app.clock,
             every_s=config.heartbeat_s,
             lease_s=config.lease_s,
-            facts=self.facts,
+            facts=self._beat,
             on_signal=self.obey,
         )
         maintenance = partial(
@@ -161,6 +165,18 @@ class AppProcess:
                 processes.give_up(self.ledger)
         except Unavailable as error:  # recovery finds the process when it is gone
             self._log.warning("leave_put_off", error=str(error))
+
+    def _beat(self) -> dict[str, Any]:
+        figures = self.figures.as_dict()
+        if self._dispatching is not None:
+            dispatcher = self._dispatching.dispatcher
+            figures |= {"rounds": dispatcher.rounds, "dispatched": dispatcher.dispatched}
+        pace = round(self._pace.update(*self.worked()), 6)
+        return {**self.facts(), "info": dumps({**self.info(), "pace": pace, "figures": figures})}
+
+    def worked(self) -> tuple[int, float]:
+        """Jobs performed in all, and for how many seconds there was one that ran, in all."""
+        return 0, 0.0
 
     def info(self) -> dict[str, Any]:
         """Further members of the row."""

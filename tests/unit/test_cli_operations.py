@@ -70,6 +70,19 @@ def test_each_lists_without_a_word(app: AsyncTask, call: Caller) -> None:
     assert call("processes")[1] == "No process is there.\n"
 
 
+def test_queues_show_what_waits_in_the_ledger_and_how_many_workers_it_wants(app: AsyncTask, call: Caller) -> None:
+    app.submit("tracked", [{"n": n} for n in range(1_234)], priority=5)
+    code, out, _ = call("queues", "--target-s", "30")
+    assert code == 0
+    assert "wanted" in out
+    assert "1,234" in out
+    (queue,) = call.json("queues", "--target-s", "30")["queues"]
+    assert (queue["waiting"], queue["length"], queue["workers_wanted"]) == (1_234, 0, 1)
+    (part,) = queue["backlog"]
+    assert (part["worker"], part["priority"], part["waiting"]) == ("tracked", 5, 1_234)
+    assert call("queues", "--target-s", "0")[0] == 2
+
+
 def test_pages_lead_on(app: AsyncTask, call: Caller) -> None:
     now = app.clock.now()
     app.broker.hold(RETRY, [Held(untracked(n), now + n * SECOND) for n in range(5)])

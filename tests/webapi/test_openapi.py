@@ -28,7 +28,7 @@ OPERATIONS = [
     "POST /api/tasks/{task_id}/retry", "GET /api/tasks/{task_id}/rejected", "GET /api/tasks/{task_id}/report.csv",
     "GET /api/tasks/{task_id}/report.xlsx", "GET /api/workers", "GET /api/workers/{name}/template.xlsx",
     "GET /api/workers/{name}/template.csv", "GET /api/jobs", "GET /api/jobs/{job_id}", "GET /healthz", "GET /readyz",
-    "POST /api/records", "POST /api/jobs/{job_id}/record", "POST /api/jobs/{job_id}/restart",
+    "GET /metrics", "POST /api/records", "POST /api/jobs/{job_id}/record", "POST /api/jobs/{job_id}/restart",
     "POST /api/jobs/{job_id}/kill", "POST /api/jobs/{job_id}/delete",
     "GET /api/queues", "GET /api/queues/{name}/jobs", "POST /api/queues/{name}/delete", "POST /api/queues/{name}/clear",
     "POST /api/queues/{name}/pause", "POST /api/queues/{name}/unpause", "GET /api/retries", "GET /api/retries/search",

@@ -83,6 +83,21 @@ def test_the_jobs_of_a_queue_are_listed_deleted_and_cleared(app: AsyncTask, clie
     assert client.get("/api/queues").json["queues"] == []
 
 
+def test_the_backlog_of_a_queue_is_told_and_an_empty_queue_by_its_name(app: AsyncTask, client: Client) -> None:
+    app.submit("enroll", [{"sku": "A"}, {"sku": "B"}], priority=3)
+    app.broker.push([untracked(n, queue="other") for n in range(4)])
+    ours, other = client.get("/api/queues").json["queues"]
+    assert (ours["name"], ours["length"], ours["waiting"], ours["workers_wanted"]) == ("default", 0, 2, 1)
+    (part,) = ours["backlog"]
+    assert (part["worker"], part["priority"], part["waiting"]) == ("enroll", 3, 2)
+    assert part["oldest_s"] == ours["oldest_s"] >= 0
+    assert (other["length"], other["waiting"], other["backlog"][0]["worker"]) == (4, 4, None)
+    (empty,) = client.get("/api/queues?queue=nobody&target_s=300").json["queues"]
+    assert (empty["waiting"], empty["workers_wanted"], empty["backlog"]) == (0, 0, [])
+    for wrong in ("target_s=0", "target_s=1e9", "target_s=x", "queue=", "more=1"):
+        assert client.get(f"/api/queues?{wrong}").status_code == 422
+
+
 def test_what_is_no_job_is_shown_as_text_and_never_as_anything_else(app: AsyncTask, client: Client) -> None:
     app.broker.hold(DEAD, [Held(Copy("bad-1", 0, "default", "<script>alert(1)</script>"), app.clock.now())])
     (entry,) = client.get("/api/dead").json["entries"]

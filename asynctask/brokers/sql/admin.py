@@ -6,7 +6,7 @@ Every action compares both, and the set, in the statement that acts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import sqlalchemy as sa
@@ -78,18 +78,28 @@ class SqlOperations:
     # -- queues
 
     def queues(self) -> list[QueueFacts]:
-        waiting = sa.select(_j.queue, sa.func.count()).where(_j.waits.is_not(None)).group_by(_j.queue)
-        counts = self._query(waiting.order_by(_j.queue).limit(_MOST_NAMES))
-        return [self._facts(str(name), int(count)) for name, count in counts]
+        alone = sa.func.sum(sa.case((_j.task_id.is_(None), 1), else_=0))
+        waiting = sa.select(_j.queue, _j.waits, sa.func.count(), alone).where(_j.waits.is_not(None))
+        lengths: dict[str, int] = {}
+        others: dict[str, dict[int, int]] = {}
+        for name, waits, count, count_alone in self._query(waiting.group_by(_j.queue, _j.waits).order_by(_j.queue)):
+            if name not in lengths and len(lengths) == _MOST_NAMES:
+                break
+            lengths[name] = lengths.get(name, 0) + int(count)
+            if count_alone:
+                by_priority, priority = others.setdefault(name, {}), int(waits) // 2
+                by_priority[priority] = by_priority.get(priority, 0) + int(count_alone)
+        return [self._facts(name, length, others.get(name, {})) for name, length in lengths.items()]
 
-    def _facts(self, name: str, length: int) -> QueueFacts:
+    def _facts(self, name: str, length: int, alone: Mapping[int, int]) -> QueueFacts:
         """Finds the oldest at the head, and at the head of the least urgent, which urgent ones may pass for long."""
         waiting = sa.select(_j.payload, _j.waits).where(_j.queue == name, _j.waits.is_not(None))
         head = self._query(waiting.order_by(_j.waits, _j.id).limit(1))
         least = sa.select(sa.func.max(_j.waits)).where(_j.queue == name, _j.waits.is_not(None)).scalar_subquery()
         last = self._query(waiting.where(_j.waits == least).order_by(_j.id).limit(1))
         times = [at for payload, _ in (*head, *last) if (at := enqueued_at(payload)) is not None]
-        return QueueFacts(name, length, min(times, default=None), False, class_of(head[0][0]) if head else None)
+        next_class = class_of(head[0][0]) if head else None
+        return QueueFacts(name, length, min(times, default=None), False, next_class, alone)
 
     def jobs(self, queue: str, *, offset: int = 0, limit: int = 100, newest: bool = False) -> Page:
         checked_window(offset, limit)

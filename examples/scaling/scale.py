@@ -1,0 +1,76 @@
+"""Starts and stops worker processes by what waits in a queue, for a machine without Kubernetes.
+
+    python scale.py --queue default --most 8 -- asynctask -A shop:app worker -q default
+
+It asks a web process of AsyncTask (``GET /api/queues``) how many worker processes are wanted. If more are wanted than run,
+it starts the command as often as is missing. If fewer are wanted for a while, the youngest gets SIGTERM, finishes its jobs
+and ends; what it cannot finish within its ``shutdown_s`` waits again. On SIGTERM or Ctrl-C it ends all of them, and then
+itself. It needs Python's standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import threading
+import urllib.parse
+import urllib.request
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Start and stop worker processes by what waits in a queue.")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="a web process of AsyncTask")
+    parser.add_argument("--queue", default="default", help="the queue that the workers work")
+    parser.add_argument("--least", type=int, default=0, help="fewest worker processes")
+    parser.add_argument("--most", type=int, default=4, help="most worker processes")
+    parser.add_argument("--target-s", type=float, default=60, help="seconds in which all that waits is to be finished")
+    parser.add_argument("--every-s", type=float, default=5, help="seconds between two looks")
+    parser.add_argument("--down-after", type=int, default=6, help="looks in a row that want fewer, before one is stopped")
+    parser.add_argument("command", nargs="+", help="what starts one worker process, after --")
+    return parser.parse_args()
+
+
+def wanted(options: argparse.Namespace) -> int:
+    """How many are wanted, within the limits. Raises OSError or ValueError where there is no answer."""
+    query = urllib.parse.urlencode({"queue": options.queue, "target_s": options.target_s})
+    with urllib.request.urlopen(f"{options.url}/api/queues?{query}", timeout=10) as answer:  # noqa: S310 - the user's own
+        count = int(json.load(answer)["queues"][0]["workers_wanted"])
+    return int(max(options.least, min(options.most, count)))
+
+
+def main() -> None:
+    options = arguments()
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    workers: list[subprocess.Popen[bytes]] = []
+    leaving: list[subprocess.Popen[bytes]] = []
+    too_many = 0
+    while not stop.is_set():
+        workers = [each for each in workers if each.poll() is None]
+        leaving = [each for each in leaving if each.poll() is None]
+        try:
+            count = wanted(options)
+        except (OSError, ValueError, LookupError) as error:  # nobody knows: leave everything as it is
+            print(f"no answer from {options.url}: {error}", flush=True)
+            count = len(workers)
+        too_many = too_many + 1 if count < len(workers) else 0
+        if count > len(workers):
+            # Its own process group: Ctrl-C comes to this script alone, which then ends the workers in order.
+            workers += [subprocess.Popen(options.command, start_new_session=True) for _ in range(count - len(workers))]
+            print(f"{options.queue}: {len(workers)} workers, started", flush=True)
+        elif too_many >= options.down_after:
+            leaving.append(workers.pop())
+            leaving[-1].terminate()
+            print(f"{options.queue}: {len(workers)} workers, stopped one", flush=True)
+        stop.wait(options.every_s)
+    for each in workers:
+        each.terminate()
+    for each in workers + leaving:
+        each.wait()
+
+
+if __name__ == "__main__":
+    main()
