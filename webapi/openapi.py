@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 from apiflask import APIFlask
 
 from asynctask.app import AsyncTask
-from asynctask.lists.options import NAMES, NOT_BLANK, NUL_FREE
+from asynctask.lists.options import NAMES, NOT_BLANK, NUL_FREE, CommonOptions
 from asynctask.lists.readers import FORMATS
 from webapi.problems import MEDIA_TYPE
 from webapi.shapes import DryRunResult, FileSubmission, JobsSubmission, JsonSubmission, ProblemDetails
@@ -61,6 +61,8 @@ def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | st
         schema = model.model_json_schema(ref_template=_REF)
         schemas.update(schema.pop("$defs", {}))
         schemas[model.__name__] = schema
+    for name in ("JsonSubmission", "JobsSubmission", "FileSubmission"):
+        _name_callbacks(app, schemas[name]["properties"])
     schemas["FileSubmission"] = _with_file(schemas["FileSubmission"])
     if app.workers:
         worker = schemas["FileSubmission"]["properties"]["worker"]
@@ -74,12 +76,25 @@ def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | st
                 _complete_operation(path, operation)
     submit = spec["paths"]["/api/tasks"]["post"]
     submit["requestBody"] = _submission_body()
+    for each in submit["parameters"]:
+        _name_callbacks(app, {each["name"]: each["schema"]})
     submit["responses"]["200"] = {
         "description": "Of a dry run: what the list would come to",
         "content": {"application/json": {"schema": {"$ref": _REF.format(model="DryRunResult")}}},
     }
     submit["parameters"].append(_idempotency_key())
     return spec
+
+
+def _name_callbacks(app: AsyncTask, properties: dict[str, Any]) -> None:
+    """Says which workers a callback may have."""
+    names = {"enum": sorted(name for name, worker in app.workers.items() if worker.use_task_event)}
+    for option in {name for name in CommonOptions.model_fields if name.startswith("on_")} & properties.keys():
+        for kind in properties[option]["anyOf"]:
+            if kind["type"] == "string":
+                kind.update(names)
+            elif kind["type"] == "object":
+                kind["properties"] = {**kind["properties"], "worker": {"type": "string", **names}}
 
 
 def _for_each_worker(app: AsyncTask, schemas: dict[str, Any]) -> dict[str, Any]:

@@ -405,7 +405,7 @@ def tracked_copy(ready: Ready, now: int) -> Copy:
     args, jid = ready.params or "[]", ready.job_id
     if ready.task_id is not None:
         args = f"[{args}]"  # the item of a Task is its one argument
-    elif engine_of(ready.queue) is not None:
+    elif engine_of(ready.queue) is not None and CALLBACK_OF not in options:
         args = _lone_arguments(args)
     name = f'"{jid}"' if jid.isalnum() and jid.isascii() else orjson.dumps(jid).decode()
     text = f"{before}{args}{between}{name}{after}"

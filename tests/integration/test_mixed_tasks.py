@@ -41,7 +41,8 @@ def test_each_worker_performs_its_own_and_retries_as_often_as_it_says(world: Wor
         assert task.wait(120)["counts"]["finish"] == 30
     assert finished(world, task) == dict.fromkeys(("note", "shaky", "order"), 10)
     assert task.progress()["worker"] == "*"
-    assert {event["attempt"] for event in task.events() if event["worker_name"] == "shaky"} == {2}
+    # One that is given back or lost on its way has more.
+    assert min(event["attempt"] for event in task.events() if event["worker_name"] == "shaky") == 2
     world.check_promises(app, [task.id], 30)
 
 

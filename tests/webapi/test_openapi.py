@@ -92,6 +92,9 @@ def test_every_operation_is_in_the_document(schema: Any) -> None:
         ({"jobs": [{"worker": "anything", "item": 5}], "worker": "anything"}, False),
         ({"jobs": [{"worker": "anything", "item": {"a": 1}}], "unique": "a," + "b" * 256}, False),
         ({"jobs": []}, False),
+        ({"worker": "anything", "items": [1], "on_complete": "enroll", "on_failure": {"worker": "enroll"}}, True),
+        ({"worker": "anything", "items": [1], "on_complete": "nobody"}, False),
+        ({"jobs": [{"worker": "anything", "item": 5}], "on_success": {"worker": "nobody", "args": [1]}}, False),
     ],
 )
 def test_the_document_says_which_lists_are_taken(app: AsyncTask, body: dict[str, Any], fits: bool) -> None:
