@@ -115,8 +115,8 @@ new Poller($("[data-queues]").dataset.queues, {
   every: 5000,
   onData({ queues }) {
     $("#queues tbody").replaceChildren(...queues.map((q) =>
-      el("tr", {}, el("td", {}, user(q.name)), el("td", { class: "number" }, count(q.length)), el("td", { class: "number" }, count(q.processes)),
-        el("td", {}, q.latency_s === null ? "" : duration(q.latency_s)), el("td", {}, note(q)))));
+      el("tr", {}, el("td", {}, user(q.name)), el("td", { class: "number" }, count(q.waiting)), el("td", {}, q.oldest_s === null ? "" : duration(q.oldest_s)),
+        el("td", { class: "number" }, count(q.processes)), el("td", { class: "number" }, count(q.workers_wanted)), el("td", {}, note(q)))));
     show($("#queues-box"), queues.length > 0);
     show($("#no-queues"), queues.length === 0);
   },
