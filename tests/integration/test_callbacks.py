@@ -285,7 +285,7 @@ def test_a_retry_opens_a_generation_with_callbacks_of_its_own(world: World) -> N
     app = world.app()
 
     @app.worker(retry=0)
-    def fragile(item: dict[str, Any]) -> None:
+    def fragile(item: Any) -> None:
         if item["n"] and not (world.folder / "gate").exists():
             raise ValueError("broken")
 
