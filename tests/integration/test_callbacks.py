@@ -259,7 +259,7 @@ def test_of_racing_closers_one_queues_the_callbacks(world: World, monkeypatch: p
 
 def test_what_closes_small_tasks_together_leaves_one_with_callbacks(world: World) -> None:
     app = world.app()
-    ids = [app.submit("note", numbers(1), **more).id for more in ({}, {"on_failure": "told"})]
+    ids = [app.submit("note", numbers(1), on_failure=callback).id for callback in (None, "told")]
     world.sql("UPDATE events SET status = 'finish', finished_at = 1")
     assert reservations.close_small(app.ledger, ids) == ids[:1]
 
