@@ -42,6 +42,13 @@ def enrol(item: Item) -> dict:
     return {"sku": item.sku}
 
 
+@app.worker(retry_in=lambda *_: 0.01)
+def tell(*args: object) -> None:
+    """A callback, which breaks while there is a file called untold."""
+    if Path("untold").exists():
+        raise ValueError("nobody listens")
+
+
 @app.worker(retry=0)
 def gated(item: Item) -> None:
     """Waits until there is a file called gate."""

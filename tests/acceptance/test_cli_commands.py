@@ -182,6 +182,25 @@ def test_rows_that_failed_are_run_again(desk: Desk) -> None:
     assert ended["counts"] | {"failed": 2, "error": 1} == ended["counts"]
 
 
+def test_a_callback_that_failed_is_told_and_run_again(desk: Desk) -> None:
+    file = desk.table("products.csv", numbered(3))
+    (desk.folder / "untold").touch()
+    assert "on_failure" in desk.run("submit", file.name, "--worker", "enrol", "--on-failure", "nobody", code=2).stderr
+    with desk.started("worker"):
+        call = json.dumps({"worker": "tell", "args": [7]})
+        flags = ("--on-complete", call, "--on-success", "tell", "--on-failure", "tell")
+        ended = desk.json("submit", file.name, "--worker", "enrol", *flags, "--watch", code=1)
+        assert (ended["state"], ended["state_reason"]) == ("finished", "callback_failed")
+        task_id = ended["task_id"]
+        assert f"asynctask callbacks {task_id}" in desk.run("watch", task_id, code=1).stdout
+        (desk.folder / "untold").unlink()
+        assert desk.json("callbacks", task_id)["changed"] is True
+        assert desk.json("watch", task_id)["state_reason"] is None
+    shown = desk.run("show", task_id).stdout
+    assert "on_complete" in shown
+    assert "no callback" in desk.run("callbacks", task_id, code=2).stderr
+
+
 def test_ctrl_c_leaves_the_task_running_and_says_how_to_look_on(desk: Desk) -> None:
     file = desk.table("products.csv", numbered(3))
     task_id = desk.json("submit", file.name, "--worker", "gated")["task_id"]

@@ -34,6 +34,17 @@ IN_REDIS = points("push", "fetch", "begin", "perform", "commit", "ack")
 SMALL = points("create_whole:2", "reserve_small:2", "push:2", "confirm", "close")
 """What Tasks of one item each pass through together."""
 
+CALLED = [
+    "before:close:1",
+    "after:queue_callbacks:1",
+    "after:close:1",
+    "before:told:1",
+    "after:told:1",
+    "before:finish:1",
+    "after:finish:1",
+]
+"""From the close to the end of a callback; the second is in the middle of the transaction that closes."""
+
 UNTRACKED = points("fetch", "perform", "hold", "ack")
 
 
@@ -91,6 +102,27 @@ def test_of_small_tasks_those_that_stand_when_the_process_dies_are_whole_and_end
     with world.working(app):
         wait_for(lambda: all(task["done"] for task in app.tasks()), f"the Tasks are over after {point}", 20)
     world.check_promises(app, ids, len(ids))
+
+
+@pytest.mark.parametrize("broker_kind", ["sql"])
+@pytest.mark.parametrize("point", CALLED)
+def test_a_process_that_dies_at_this_point_queues_a_callback_once_and_its_task_ends(
+    world: World, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.3)
+    monkeypatch.setattr(dispatcher, "LEASE_S", 1.0)
+    app = world.app(lease_s=1.0, heartbeat_s=0.3)
+    assert world.run(str(SUPPORT / "crash_worker.py"), CRASH_AT=point, CRASH_CALLBACK="1") == -signal.SIGKILL, world.said()
+    (task_id,) = [progress["task_id"] for progress in app.tasks()]
+    assert not app.task(task_id).progress()["done"] or point.startswith("after:finish")
+    with world.working(app):
+        wait_for(lambda: app.task(task_id).progress()["done"], f"the Task is over after {point}")
+        wait_for(lambda: not world.broker.left(), "nothing is left in the broker")
+    progress = app.task(task_id).progress()
+    assert (progress["state"], progress["state_reason"]) == ("finished", None)
+    assert world.sql("SELECT status, callback_of FROM events WHERE task_id IS NULL") == [("finish", task_id)]
+    assert world.shop.performed("told") == ({1: 2} if point == "after:told:1" else {1: 1}), point
+    world.check_promises(app, [task_id], len(items()))
 
 
 @pytest.mark.parametrize("point", ["before:push_again:1", "after:push_again:1"])

@@ -132,6 +132,17 @@ def final(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TaskEvents, "_settle", without)
 
 
+def forgetful(patch: pytest.MonkeyPatch) -> None:
+    """Takes a callback for a job that a program has sent."""
+    pushed_job = base.pushed_job
+
+    def lone(copy: Any) -> Any:
+        job = pushed_job(copy)
+        return job if copy.task_id is not None else replace(job, attempt=None)
+
+    patch.setattr(integration, "pushed_job", lone)
+
+
 CAUGHT: dict[Break, str] = {
     blind: "test_a_job_that_is_over_is_not_performed_again",
     stubborn: "test_a_refusal_is_failed_and_not_retried",
@@ -139,6 +150,7 @@ CAUGHT: dict[Break, str] = {
     hasty: "test_a_success_leaves_its_result_and_its_messages",
     fenceless: "test_a_success_leaves_its_result_and_its_messages",
     final: "test_an_error_is_retried_and_its_retry_finishes_it",
+    forgetful: "test_the_callbacks_of_an_outcome_are_called_once_and_counted_nowhere",
 }
 
 

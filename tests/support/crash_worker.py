@@ -2,7 +2,8 @@
 
 ``CRASH_AT`` is ``before|after:point:n``: at the n-th time that the point is reached. The production code has no hooks for
 this; its functions are wrapped here. ``CRASH_WORKER`` is the worker of the list; with ``plain`` its jobs are pushed one by
-one, and nobody tracks them; with ``CRASH_SMALL`` each item is a Task of its own. They wait in the SQL broker, or in
+one, and nobody tracks them; with ``CRASH_SMALL`` each item is a Task of its own; with ``CRASH_CALLBACK`` the worker
+``told`` is called back. They wait in the SQL broker, or in
 the Redis server that the environment names.
 """
 
@@ -79,6 +80,8 @@ PLACES: dict[str, list[tuple[Any, str]]] = {
     "confirm": [(reservations, "confirm")],
     "begin": [(Tracker, "begin")],
     "close": [(recorder, "try_close"), (maintenance, "try_close"), (recorder, "close_small")],
+    "queue_callbacks": [(tasks, "_queue_callbacks")],
+    "finish": [(recorder, "try_finish"), (maintenance, "try_finish")],
 }
 """What a point stands for: the functions, where they are looked up."""
 
@@ -95,9 +98,10 @@ def set_trap(trap: Trap, app: Any) -> None:
         broker.push = trap.around(broker.push, lambda broker, copies: any(copy.attempt > 1 for copy in copies))
     elif point == "fetch":
         broker.exchange = trap.around(broker.exchange, _will_fetch)
-    elif point == "perform":
+    elif point in ("perform", "told"):
         for name, worker in list(app.workers.items()):
-            app._workers[name] = replace(worker, function=trap.around(worker.function))
+            if point in ("perform", name):
+                app._workers[name] = replace(worker, function=trap.around(worker.function))
     elif point == "commit":
         _trap_commit(trap)
     elif point == "ack":
@@ -156,7 +160,7 @@ def main() -> int:
         for item in items():
             app.submit_items(worker, [item])
     elif worker.use_task_event:
-        app.submit_items(worker, items())
+        app.submit_items(worker, items(), on_complete="told" if os.environ.get("CRASH_CALLBACK") else None)
     else:
         worker.perform_bulk(items())
     threading.Event().wait(120)
