@@ -346,7 +346,9 @@ def test_we_quiet_and_stop_a_process_of_rubys_and_perform_what_it_gave_back(
         operations.signal(me, "stop")
         assert wait_for(lambda: process.process.poll() is not None, "it ends")
         assert process.process.returncode == 0
-        assert seen() == {}
+        # Ruby removes its record when it stops; a heartbeat that comes between that and its end writes it once more, and it
+        # expires by itself.
+        assert not seen() or 0 < world.raw.ttl(me) <= 60
     ours.app.worker(name="Shop::Slow", use_task_event=False)(ours.echo.function)
     with world.working(ours.app, "low"):
         wait_for(lambda: len(ours.ran) == 1, "it is performed here")
