@@ -251,8 +251,9 @@ def reserve(
     reserved = _reserve(ledger, task_id, wanted, lease_s)
     if reserved.next_at is not None:
         expect(reserved.next_at)
-    if reserved.full:
-        _recheck_parallel(ledger, task_id)  # the hint of a job that ended while the Task was locked may be lost
+    # The hint of a job that ended while the Task was locked may be lost.
+    if reserved.full and _recheck_parallel(ledger, task_id):
+        expect(ledger.now())
     if reserved.idle:
         sessions.step_aside(ledger, task_id)
     return reserved.jobs
@@ -430,18 +431,20 @@ def _return_loans(ledger: Ledger, event_ids: Sequence[int]) -> list[Applied]:
 
 
 @repeatable
-def _recheck_parallel(ledger: Ledger, task_id: int) -> None:
+def _recheck_parallel(ledger: Ledger, task_id: int) -> bool:
+    """Makes a Task ready again that has room by now; the next reservation sets when its next round may begin, if it has
+    rounds. Returns whether it did."""
     with ledger.database.read() as connection:
         task = task_rows.get(connection, task_id)
-        flying = _flying(connection, task)
-        interval, now = interval_of(task["interval_s"]), ledger.now()
-        opens = next_round(task["round_at"], None, 0, interval, now) - lead(interval) if interval else now
-    if task["ready"] is None and opens <= now and room(task["state"], at_once(task["parallel"], interval), flying, 1):
-        with ledger.database.write() as connection:
-            if try_lock(connection, ledger, task_id) is None:
-                ledger.held.keep_hint(task_id, None)
-            else:
-                connection.execute(tasks.update().where(_t.id == task_id, dispatchable.MAY).values(ready=_t.priority))
+        flying, limit = _flying(connection, task), at_once(task["parallel"], interval_of(task["interval_s"]))
+    if task["ready"] is not None or not room(task["state"], limit, flying, 1):
+        return False
+    with ledger.database.write() as connection:
+        if try_lock(connection, ledger, task_id) is None:
+            ledger.held.keep_hint(task_id, None)
+            return False
+        connection.execute(tasks.update().where(_t.id == task_id, dispatchable.MAY).values(ready=_t.priority))
+    return True
 
 
 def _flying(connection: Connection, task: Mapping[str, Any]) -> int:
