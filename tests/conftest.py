@@ -120,7 +120,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of what is marked ``one_database`` each test, with each of its parameters, stays on one kind, drawn by its name, but
-    for a test marked ``each_database``; of what is marked ``one_redis`` on one release; none marked ``full``."""
+    for a test marked ``each_database``; of what is marked ``one_redis`` on one release; none marked ``full``, and of a
+    class marked ``chosen`` those that it names."""
     if config.getoption("sqlite_alone"):
         items[:] = [item for item in items if _is_of_sqlite_alone(item)]
     elif not config.getoption("every_database"):
@@ -142,7 +143,8 @@ def _is_of_sqlite_alone(item: pytest.Item) -> bool:
 
 
 def _is_drawn(item: pytest.Item) -> bool:
-    if item.get_closest_marker("full") is not None:
+    chosen = item.get_closest_marker("chosen")
+    if item.get_closest_marker("full") is not None or (chosen and getattr(item, "originalname", "") not in chosen.args):
         return False
     called = getattr(item, "callspec", None)
     if called is None:

@@ -110,7 +110,7 @@ def sheet_of(folder: Path) -> Path:
     return path
 
 
-full = pytest.mark.full(reason="as with Redis")
+full = pytest.mark.full(reason="as with Celery over Redis: the machines share the ledger, whatever the engine")
 
 
 @pytest.mark.needs_redis
@@ -118,8 +118,8 @@ full = pytest.mark.full(reason="as with Redis")
     ("kind", "server"),
     [
         ("celery", "redis"),
-        ("dramatiq", "redis"),
-        ("rq", "redis"),
+        pytest.param("dramatiq", "redis", marks=full),
+        pytest.param("rq", "redis", marks=full),
         pytest.param("celery", "rabbitmq", marks=full),
         pytest.param("dramatiq", "rabbitmq", marks=full),
     ],

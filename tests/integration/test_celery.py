@@ -405,6 +405,9 @@ def is_over(task: TaskHandle, part: int) -> bool:
     return bool(task.progress()["progress"]["done"] > part)
 
 
+@pytest.mark.full(
+    reason="tests/conformance/test_engines.py kills the workers of each engine three times; here on each database"
+)
 def test_a_list_is_exact_though_its_workers_are_killed(engine: CeleryWorld) -> None:
     engine.worker("prefork", 2)
     task = engine.app.submit("enroll", items(1_000))

@@ -170,13 +170,13 @@ heavy = pytest.mark.parametrize(
 @heavy
 def test_a_list_is_exact_though_rabbitmq_is_killed(harness: Harness, own_rabbit: RabbitServer, tmp_path: Path) -> None:
     harness.start(2)
-    task = harness.app.submit("act", [{"n": n} for n in range(200)])
-    wait_for(partial(is_past, task, 40), "it goes on")
+    task = harness.app.submit("act", [{"n": n} for n in range(100)])
+    wait_for(partial(is_past, task, 20), "it goes on")
     own_rabbit.kill()
     own_rabbit.start()
     ended(task)
-    assert set(performed(tmp_path, "did")) == set(range(200))
-    exact(harness.app, task, finish=200)
+    assert set(performed(tmp_path, "did")) == set(range(100))
+    exact(harness.app, task, finish=100)
 
 
 @heavy
