@@ -320,7 +320,8 @@ class MariaServer(SqlServer):
     def _initialise(self) -> None:
         program = find_program("mariadb-install-db", "mariadb-server")
         options = ["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"]
-        self._run([program, *options, f"--datadir={self.folder / 'data'}"])
+        # Several that start at once remove each other's files where these are shared.
+        self._run([program, *options, f"--datadir={self.folder / 'data'}", f"--tmpdir={self.folder}"])
 
     def _command(self) -> list[str]:
         settings = {
