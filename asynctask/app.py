@@ -10,11 +10,12 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
-from asynctask.clock import Clock, Ids, SystemClock, SystemIds
+from asynctask.clock import Clock, Ids, SystemClock, SystemIds, micros
 from asynctask.config import check_setting, load
 from asynctask.core.transitions import CALLBACKS
 from asynctask.dispatch.outbox import engine_of
@@ -25,10 +26,11 @@ from asynctask.ledger import doctor as doctors
 from asynctask.ledger import processes as recovery
 from asynctask.ledger import progress, queries, standalone
 from asynctask.ledger import tasks as task_rows
+from asynctask.ledger.purge import Old, Purge, Purged, count_old
 from asynctask.ledger.tasks import NewCallback, TaskRow
 from asynctask.lists.dry_run import DryRun
 from asynctask.lists.items import MIXED, ItemShape, MixedShape
-from asynctask.lists.rows import ListSource
+from asynctask.lists.rows import ListSource, remove_list
 from asynctask.lists.uploads import StoredFile
 from asynctask.logs import get_logger
 from asynctask.middleware.tracker import JobRecord, Recorded
@@ -636,6 +638,34 @@ class AsyncTask(OnDemand):
     def doctor(self, repair: bool = False) -> list[doctors.Finding]:
         """Proves that counts equal rows; with ``repair`` mends what differs."""
         return doctors.examine(self._made().ledger, repair=repair)
+
+    def purge(
+        self,
+        older_than_s: float,
+        *,
+        states: Collection[str] = (),
+        owner: str | None = None,
+        dry_run: bool = False,
+        on_slice: Callable[[Purged], None] = lambda removed: None,
+    ) -> Purged:
+        """Removes Tasks that ended more than ``older_than_s`` seconds ago, with their rows, uploads and log.
+
+        ``states`` (``finished``, ``cancelled``, ``rejected``) and ``owner`` choose among them; without either, jobs without
+        a Task that ended as long ago go too. ``dry_run``: only counts. ``on_slice`` gets what is removed so far after each
+        slice of rows; between two slices there is a pause, so that workers are not held up. Files are removed from this
+        machine's ``data_dir``.
+
+        Raises :class:`InputError` for a state in which a Task has not ended, LedgerUnavailable; the next purge continues.
+        """
+        core = self._made()
+        old = Old(core.ledger.now() - micros(older_than_s), tuple(states), owner)
+        if dry_run:
+            with core.ledger.database.read() as connection:
+                return count_old(connection, old)
+        found = Purge(core.ledger, old, partial(remove_list, self.uploads))
+        while found.rested_step():
+            on_slice(found.removed)
+        return found.removed
 
     @property
     def operations(self) -> Operations:

@@ -86,6 +86,13 @@ class Config:
     dry_run_s: float = _field(30.0, "Time limit of a dry run of a stored list, in seconds.", low=0.1, high=3600)
 
     max_body_bytes: int = _field(16_777_216, "Largest JSON body of a request, in bytes.", low=1024)
+    purge_after_days: float = _field(
+        0.0,
+        "Days after which the maintenance removes ended Tasks, with their rows and files; 0: never.",
+        low=0,
+        high=36_500,
+    )
+
     split_cpu_s: int = _field(
         300,
         "Processor time to read one workbook, in seconds; above it the list is refused.",

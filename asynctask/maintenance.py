@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
 from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker, Copy, Held, Key
+from asynctask.clock import micros
 from asynctask.core.states import State
 from asynctask.database.notify import Waker
 from asynctask.dispatch.control import Control
@@ -22,8 +24,9 @@ from asynctask.ledger import control, dispatchable, leases, lost_copies, process
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, is_held, loads
 from asynctask.ledger.events import EventRecord
+from asynctask.ledger.purge import Old, Purge
 from asynctask.ledger.tasks import called_back, candidates, try_close, try_finish
-from asynctask.lists.rows import ListSource
+from asynctask.lists.rows import ListSource, remove_list
 from asynctask.lists.uploads import Uploads
 from asynctask.logs import get_logger
 
@@ -42,6 +45,12 @@ STRAYS_S: Final = 10.0
 
 CLEAR_S: Final = 3_600.0
 """Of the search for stored lists that no Task needs; there hardly ever is one."""
+
+PURGE_S: Final = 86_400.0
+"""Of a purge, where one is configured."""
+
+_PURGE_FOR_S: Final = 0.05
+"""How long one step removes rows, of as many as there are."""
 
 _REST_FACTOR: Final = 20
 """Of any other step, in multiples of the time that it took: no step takes more than a twentieth of the time."""
@@ -64,7 +73,8 @@ class Maintenance:
     takes samples, clears stored lists.
 
     ``resume_split`` continues the split of a Task in a way that fits this process, ``uploads`` is where lists are stored;
-    None where it must not split. ``engines``: the attached engines by name.
+    None where it must not split. What ended ``purge_after_s`` seconds ago is removed; 0: never. ``engines``: the attached
+    engines by name.
     ``every_s`` is the pause between two rounds while there is a Task that is not over. ``nudge`` and ``expect`` tell the
     dispatcher that there is something for it, now or at a time (microseconds); ``waker`` is where it hears of more.
     """
@@ -78,6 +88,7 @@ class Maintenance:
         *,
         resume_split: Callable[[int], None] | None = None,
         uploads: Uploads | None = None,
+        purge_after_s: float = 0.0,
         nudge: Callable[[], None] = lambda: None,
         expect: Callable[[int], None] = lambda at: None,
         waker: Waker | None = None,
@@ -91,6 +102,9 @@ class Maintenance:
         self._controls = controls
         self._resume_split = resume_split
         self._uploads = uploads
+        self._purge_after_s = purge_after_s
+        self._purge: Purge | None = None  # the one that is under way
+        self._purged_at = -math.inf
         self._cleared = 0  # of the Tasks up to this id no stored list can become one that nobody needs
         self._nudge = nudge
         self._every_s = every_s
@@ -115,6 +129,7 @@ class Maintenance:
             "find_lost": self.find_lost,
             "sample": self.sample,
             "clear_uploads": self.clear_uploads,
+            "purge": self.purge,
         }
         self._missed: dict[Key, tuple[int, int]] = {}
         self._searched_at = -math.inf
@@ -291,6 +306,24 @@ class Maintenance:
                     self._cleared = task_id
             if len(found) < _BATCH:
                 return cleared
+
+    def purge(self) -> bool:
+        """Removes some of what ended longer ago than is configured, once a day. Returns whether more is left."""
+        clock = self._ledger.clock
+        if self._uploads is None or self._purge_after_s <= 0:
+            return False
+        if self._purge is None:
+            if clock.monotonic() - self._purged_at < PURGE_S:
+                return False
+            self._purged_at = clock.monotonic()
+            old = Old(self._ledger.now() - micros(self._purge_after_s))
+            self._purge = Purge(self._ledger, old, partial(remove_list, self._uploads))
+        until = clock.monotonic() + _PURGE_FOR_S
+        while self._purge.step():
+            if clock.monotonic() > until:
+                return True
+        self._purge = None
+        return False
 
     # -- lost copies
 
@@ -471,6 +504,8 @@ class MaintenanceLeadership:
             return found.dead or found.lost or died or (self._broker_apart and found.open) or self._is_time_for_strays()
         if step == "release_due":
             return self._broker_apart or (found.scheduled_at is not None and found.scheduled_at <= self._ledger.now())
+        if step == "purge":
+            return self._can_split
         if step == "clear_uploads":
             return self._can_split and self._is_time_to_clear()
         return found.open or (step == "find_lost" and found.alone)

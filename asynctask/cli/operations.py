@@ -1,7 +1,8 @@
-"""Commands for operators: queues, retries, scheduled, dead, processes, db, doctor, config, middleware."""
+"""Commands for operators: queues, retries, scheduled, dead, processes, db, doctor, purge, config, middleware."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,11 +17,15 @@ from asynctask.cli.tasks import who
 from asynctask.config import settings
 from asynctask.database import schema
 from asynctask.database.engine import Database
+from asynctask.ledger.purge import ENDED, Purged
 from asynctask.middleware.tracker import TaskEventMiddleware
 from asynctask.operations import ACTIONS, LISTS, MAX_TARGET_S, MIN_TARGET_S, TARGET_S
 
 __all__ = ["COMMANDS"]
 
+_AGE: Final = re.compile(r"(\d{1,6})([dhms])")
+_SECONDS: Final = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
+_TELL_S: Final = 2.0
 _AFTER: Final = click.IntRange(0)
 _LIMIT: Final = click.IntRange(1, 1_000)
 _DONE: Final = {"restart": "started again", "kill": "moved to the dead", "delete": "deleted"}
@@ -409,6 +414,51 @@ def doctor(session: Session, repair: bool) -> int:
     return FAILURES
 
 
+def _age(_context: click.Context, _option: click.Parameter, text: str) -> float:
+    """The seconds of ``90d``, ``12h``, ``30m`` or ``45s``."""
+    found = _AGE.fullmatch(text.strip())
+    if found is None:
+        raise click.BadParameter(f"{clean(text, longest=40)!r} is no age: write a number with d, h, m or s, e.g. 90d")
+    return int(found[1]) * _SECONDS[found[2]]
+
+
+@click.command("purge", cls=Command)
+@click.option("--older-than", "age", required=True, callback=_age, help="Only what ended longer ago: 90d, 12h, 30m, 45s.")
+@click.option("--state", "states", multiple=True, type=click.Choice(ENDED), help="Only Tasks in this state; repeatable.")
+@click.option("--owner", help="Only Tasks of this owner.")
+@click.option("--dry-run", is_flag=True, help="Only say how much there is.")
+@_yes
+@pass_session
+def purge(session: Session, age: float, states: tuple[str, ...], owner: str | None, dry_run: bool, yes: bool) -> int:
+    """Remove Tasks that ended long ago, with their rows, reports and uploaded files.
+
+    Without --state and --owner also jobs without a Task. Run it where --data-dir is the folder of the web server, or the
+    files stay there. It may be interrupted: the next purge continues.
+    """
+    app = session.existing()
+    if not dry_run:
+        sure(session, yes, "purging")
+    told = app.clock.monotonic()
+
+    def tell(removed: Purged) -> None:
+        nonlocal told
+        if app.clock.monotonic() - told >= _TELL_S:
+            told = app.clock.monotonic()
+            session.out.note(f"removed so far: {_amount(removed)}")
+
+    found = app.purge(age, states=states, owner=owner, dry_run=dry_run, on_slice=tell)
+    session.out.document({**found.as_json(), "dry_run": dry_run})
+    session.out.line(f"{'Would remove' if dry_run else 'Removed'}: {_amount(found)}.")
+    return OK
+
+
+def _amount(found: Purged) -> str:
+    return (
+        f"{count(found.tasks, 'Task')} ({count(found.events, 'item')}, {count(found.rejects, 'refused row')},"
+        f" {count(found.files, 'file')}), {count(found.jobs, 'job')} without a Task"
+    )
+
+
 @click.command("config", cls=Command)
 @file_options
 @pass_session
@@ -459,6 +509,7 @@ COMMANDS: Final[tuple[click.Command, ...]] = (
     processes,
     db,
     doctor,
+    purge,
     config,
     middleware,
 )

@@ -32,7 +32,7 @@ _MODULES: Final = {
     "serve": ("up", "web", "worker", "split-task"),
     "submit": ("submit", "watch", "check-list"),
     "tasks": ("tasks", "show", "set", "pause", "resume", "cancel", "retry", "callbacks", "report", "template"),
-    "operations": ("queues", "retries", "scheduled", "dead", "processes", "db", "doctor", "config", "middleware"),
+    "operations": ("queues", "retries", "scheduled", "dead", "processes", "db", "doctor", "purge", "config", "middleware"),
 }
 _MODULE_OF: Final = {command: module for module, commands in _MODULES.items() for command in commands}
 

@@ -31,6 +31,7 @@ from asynctask.messages import Catalogue
 __all__ = [
     "MAX_ID",
     "MAX_SLOTS",
+    "PURGING",
     "SLOTS_FROM",
     "Held",
     "Ledger",
@@ -201,6 +202,10 @@ def _rest(status: str, message: str, attempt: int) -> str:
 def chunks(values: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
     """Slices of at most ``size``."""
     return (values[i : i + size] for i in range(0, len(values), size))
+
+
+PURGING: Final = "purge"
+"""``turning`` of a Task that is being removed."""
 
 
 # -- locks on Tasks' rows

@@ -25,16 +25,17 @@ from asynctask.database.tables import (
     tasks,
     write_marks,
 )
-from asynctask.errors import LedgerUnavailable, Unavailable
+from asynctask.errors import LedgerUnavailable, NotFound, Unavailable
 from asynctask.ledger import counters
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger, chunks, loads
+from asynctask.ledger.base import PURGING, Ledger, chunks, loads
 from asynctask.ledger.events import Failure, group_of, read_tasks_events
 from asynctask.logs import get_logger
 
 __all__ = ["RESERVE_BYTES", "Finding", "NotWritable", "Readiness", "examine"]
 
 _e, _t, _x = events.c, tasks.c, item_errors.c
+_KEPT = sa.select(_t.id).where(sa.func.coalesce(_t.turning, "") != PURGING).order_by(_t.id)
 _PAGE = 5_000
 _REPAIRED = "counts repaired"
 _REPAIRABLE = ("counts", "errors")
@@ -57,12 +58,17 @@ def examine(ledger: Ledger, *, repair: bool = False, task_ids: Sequence[int] | N
     ``repair`` adjusts the counts, and the list and groups of failures, to the rows. A Task may run meanwhile: it is read in
     one snapshot, and the differences found are added. Raises LedgerUnavailable.
     """
+    named = task_ids is not None
     if task_ids is None:
         with ledger.database.read() as connection:
-            task_ids = list(connection.execute(sa.select(_t.id).order_by(_t.id)).scalars())
+            task_ids = list(connection.execute(_KEPT).scalars())
     findings: list[Finding] = []
     for task_id in task_ids:
-        findings += _examine_task(ledger, task_id, repair)
+        try:
+            findings += _examine_task(ledger, task_id, repair)
+        except NotFound:
+            if named:
+                raise  # else it was purged meanwhile
     return findings + _orphans(ledger)
 
 

@@ -16,7 +16,7 @@ from asynctask.core.states import State, Status
 from asynctask.core.transitions import at_once, interval_of, next_round
 from asynctask.database import batches
 from asynctask.database.tables import events, task_callbacks, task_errors, task_samples, task_tallies, tasks
-from asynctask.ledger.base import in_range, loads
+from asynctask.ledger.base import PURGING, in_range, loads
 from asynctask.ledger.sessions import waiting_in_line
 from asynctask.messages import is_storable
 
@@ -199,6 +199,8 @@ def progress(connection: Connection, task_ids: Sequence[int], now: int) -> list[
     task_ids = [in_range(task_id) for task_id in task_ids]
     failures: dict[int, list[Any]] = {}
     for row in _rows(connection, task_ids, now - micros(RATE_WINDOW_S)):
+        if row["turning"] == PURGING:
+            continue
         if row["id"] not in found:
             found[row["id"]] = _progress_object(row, now)
         if "top" in row:

@@ -21,7 +21,7 @@ from asynctask.database.retrying import repeatable
 from asynctask.database.tables import as_dict, events, task_callbacks, task_log, task_rejects, task_tallies, tasks
 from asynctask.errors import Conflict, InputError, NotFound, Unavailable
 from asynctask.ledger import counters, sessions
-from asynctask.ledger.base import MAX_SLOTS, SLOTS_FROM, Ledger, dumps, in_range, loads, try_lock
+from asynctask.ledger.base import MAX_SLOTS, PURGING, SLOTS_FROM, Ledger, dumps, in_range, loads, try_lock
 from asynctask.ledger.events import Applied, Change, EventRecord, Note, apply
 from asynctask.ledger.progress import progress
 from asynctask.messages import clean
@@ -287,7 +287,7 @@ def lock(connection: Connection, task_id: int) -> dict[str, Any]:
 
 
 def _found(result: Any, task_id: int) -> dict[str, Any]:
-    if (row := result.first()) is None:
+    if (row := result.first()) is None or row.turning == PURGING:
         raise NotFound(f"there is no Task {task_id}")
     return as_dict(row)
 

@@ -33,6 +33,7 @@ __all__ = [
     "encoding_option",
     "open_list",
     "refuse_absent",
+    "remove_list",
     "too_many_items",
 ]
 
@@ -81,6 +82,11 @@ class ListSource:
         kept = {"name": self.name, "filename": self.filename, "sheet": self.sheet, "columns": dict(self.columns)}
         options = {"unique": list(self.unique), "encoding": self.encoding, "strict": self.strict}
         return {**kept, "items": self.items, **{name: value for name, value in options.items() if value}}
+
+
+def remove_list(uploads: Uploads, kept: Mapping[str, Any]) -> bool:
+    """Removes the stored file that a Task's source (as JSON) names. Returns whether it was there. Raises OSError."""
+    return uploads.remove(ListSource.from_json(kept).name)
 
 
 @dataclass(frozen=True, slots=True)

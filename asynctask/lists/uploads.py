@@ -133,11 +133,16 @@ class Uploads:
         """Where the rows of a stored workbook are cached for reports; removed with the workbook."""
         return self._folder / f"{name}{KEPT_ROWS}"
 
-    def remove(self, name: str) -> None:
-        """Removes a list by its name, with its cached rows; does nothing for a missing one. Raises OSError."""
-        if name.isalnum():
-            (self._folder / name).unlink(missing_ok=True)
-            self.kept_rows(name).unlink(missing_ok=True)
+    def remove(self, name: str) -> bool:
+        """Removes a list by its name, with its cached rows. Returns False for a missing one. Raises OSError."""
+        if not name.isalnum():
+            return False
+        self.kept_rows(name).unlink(missing_ok=True)
+        try:
+            (self._folder / name).unlink()
+        except FileNotFoundError:
+            return False
+        return True
 
     def _make_folder(self) -> Path:
         try:

@@ -138,6 +138,7 @@ class AppProcess:
             self.maintenance = maintenance(
                 resume_split=dispatching.resume_split,
                 uploads=dispatching.uploads,
+                purge_after_s=config.purge_after_days * 86_400,
                 nudge=dispatcher.nudge,
                 expect=dispatcher.expect,
             )

@@ -1,0 +1,250 @@
+"""Purge: removes Tasks that ended long ago, with their rows and files, and jobs without a Task.
+
+A Task is marked first, in ``turning``: from then on nothing finds it, and nothing can open it again. Its rows go in slices,
+one short transaction each, its file after them, and the Task's own row last; so a purge whose process ended is continued by
+the next one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from asynctask.core.states import OPEN, State
+from asynctask.database import batches
+from asynctask.database.retrying import repeatable
+from asynctask.database.tables import (
+    events,
+    item_errors,
+    task_callbacks,
+    task_errors,
+    task_log,
+    task_rejects,
+    task_samples,
+    task_tallies,
+    tasks,
+)
+from asynctask.errors import InputError
+from asynctask.ledger.base import PURGING, Ledger, each_free, loads
+from asynctask.logs import get_logger
+
+__all__ = ["ENDED", "Old", "Purge", "Purged", "count_old"]
+
+ENDED: Final = (State.FINISHED, State.CANCELLED, State.REJECTED)
+"""The states of a Task that may be purged."""
+
+SLICE: Final = 1_000
+"""Rows of one transaction: some ten milliseconds."""
+
+REST: Final = 9
+"""The pause after a slice, in multiples of the time that it took."""
+
+MOST_TASKS: Final = 100
+"""Tasks that are removed together."""
+
+_t, _e, _x, _r, _l, _c = tasks.c, events.c, item_errors.c, task_rejects.c, task_log.c, task_callbacks.c
+# Their number does not grow with the items.
+_SMALL: Final = (task_tallies, task_errors, task_samples, task_callbacks)
+
+
+@dataclass(frozen=True, slots=True)
+class Old:
+    """What to remove: Tasks that ended before ``before`` (microseconds), of ``owner`` and in one of ``states`` if these are
+    given; without them, jobs without a Task too.
+
+    Raises :class:`InputError` for a state in which a Task has not ended.
+    """
+
+    before: int
+    states: Sequence[str] = ()
+    owner: str | None = None
+
+    def __post_init__(self) -> None:
+        if wrong := set(self.states).difference(ENDED):
+            raise InputError(
+                f"a Task that is {', '.join(sorted(wrong))} cannot be purged; choose of {', '.join(ENDED)}",
+                code="invalid_option",
+            )
+
+    @property
+    def with_jobs(self) -> bool:
+        """Whether jobs without a Task are removed too."""
+        return not self.states and self.owner is None
+
+    @property
+    def tasks(self) -> Any:
+        """The condition of its Tasks; those that an earlier purge left half-way are among them."""
+        found = (_t.finished_at < self.before) & (_t.turning.is_(None) | (_t.turning == PURGING))
+        if self.states:
+            found &= _t.state.in_([str(state) for state in self.states])
+        return found if self.owner is None else found & (_t.owner == self.owner)
+
+    @property
+    def jobs(self) -> Any:
+        """The condition of its jobs without a Task; callbacks go with theirs."""
+        ended = _e.status.not_in([str(status) for status in OPEN]) & (_e.finished_at < self.before)
+        return _e.task_id.is_(None) & _e.callback_of.is_(None) & ended
+
+
+@dataclass(slots=True)
+class Purged:
+    """How much was removed: Tasks, their items' Events and refused rows, stored files, and jobs without a Task."""
+
+    tasks: int = 0
+    events: int = 0
+    rejects: int = 0
+    files: int = 0
+    jobs: int = 0
+
+    def as_json(self) -> dict[str, int]:
+        """JSON-ready."""
+        return asdict(self)
+
+
+def count_old(connection: Connection, old: Old) -> Purged:
+    """How much a purge would remove; the files are counted as they are removed only where they are still there."""
+    number = sa.func.count
+    columns = number(), sa.func.sum(_t.created_jobs), sa.func.sum(_t.rejected), number(_t.split_source)
+    found = connection.execute(sa.select(*columns).where(old.tasks)).one()
+    jobs = connection.execute(sa.select(number()).where(old.jobs)).scalar_one() if old.with_jobs else 0
+    its_tasks, its_events, its_rejects, its_files = (int(each or 0) for each in found)
+    return Purged(its_tasks, its_events, its_rejects, its_files, int(jobs))
+
+
+@dataclass
+class Purge:
+    """One purge, slice by slice.
+
+    ``remove_file`` removes the stored list that a Task's ``split_source`` (as JSON) names; it says whether there was one.
+    """
+
+    ledger: Ledger
+    old: Old
+    remove_file: Callable[[dict[str, Any]], bool]
+    removed: Purged = field(default_factory=Purged)
+    _after: int = 0  # Tasks up to this id are removed, or held by somebody
+    _batch: list[int] = field(default_factory=list)  # marked Tasks whose rows are removed now
+    _tasks_over: bool = False
+    _log: Any = field(default_factory=lambda: get_logger("asynctask.purge"))
+
+    def step(self) -> bool:
+        """Removes one slice. Returns whether there may be more.
+
+        Raises LedgerUnavailable; the next call continues.
+        """
+        if not self._batch and not self._tasks_over:
+            self._batch = self._mark()
+        if self._batch:
+            if not (self._events() or self._rejects() or self._log_entries()):
+                self._end_batch()
+            return True
+        if not self.old.with_jobs:
+            return False
+        gone = _delete_events(self.ledger, [], self.old.jobs)
+        self.removed.jobs += gone
+        return gone > 0
+
+    def rested_step(self) -> bool:
+        """:meth:`step`, and a pause of :data:`REST` times as long: other writers keep nine tenths of the time."""
+        clock = self.ledger.clock
+        began = clock.monotonic()
+        more = self.step()
+        if more:
+            threading.Event().wait(REST * (clock.monotonic() - began))
+        return more
+
+    def _mark(self) -> list[int]:
+        """Marks the next Tasks, oldest first; those whose rows another transaction holds are left to a later purge."""
+        found = sa.select(_t.id).where(self.old.tasks, _t.id > self._after).order_by(_t.id).limit(MOST_TASKS)
+        with self.ledger.database.read() as connection:
+            ids = [int(i) for (i,) in connection.execute(found)]
+        self._tasks_over = not ids
+        if not ids:
+            return []
+        self._after = ids[-1]
+        marked: list[int] = []
+
+        def act(connection: Connection, free: list[int]) -> None:
+            # Again under the lock: one may have been opened by a retry since.
+            its = self.old.tasks & _t.id.in_(free)
+            connection.execute(tasks.update().where(its).values(turning=PURGING, version=_t.version + 1))
+            marked.extend(int(i) for (i,) in connection.execute(sa.select(_t.id).where(its)))
+
+        each_free(self.ledger, ids, act)
+        return sorted(set(marked))
+
+    def _events(self) -> int:
+        gone = _delete_events(self.ledger, self._batch, _e.task_id.in_(self._batch))
+        self.removed.events += gone
+        return gone
+
+    def _rejects(self) -> int:
+        gone = _delete_rejects(self.ledger, self._batch)
+        self.removed.rejects += gone
+        return gone
+
+    def _log_entries(self) -> int:
+        return _delete_log(self.ledger, self._batch)
+
+    def _end_batch(self) -> None:
+        with self.ledger.database.read() as connection:
+            sources = sa.select(_t.split_source).where(_t.id.in_(self._batch), _t.split_source.is_not(None))
+            kept = [loads(source) for (source,) in connection.execute(sources)]
+        for source in kept:
+            try:
+                self.removed.files += self.remove_file(source)
+            except OSError as error:  # the Task goes without it; who may remove the file finds its name here
+                self._log.warning("file_not_removed", name=source.get("name"), error=str(error))
+        self.removed.tasks += _delete_tasks(self.ledger, self._batch)
+        self._log.info("purged", tasks=self._batch, total=self.removed.as_json())
+        self._batch = []
+
+
+@repeatable
+def _delete_events(ledger: Ledger, task_ids: Sequence[int], which: Any) -> int:
+    """One slice of Events, with what is kept of their failures, and the callbacks' Events of these Tasks."""
+    with ledger.database.write() as connection:
+        ids = [int(i) for (i,) in connection.execute(sa.select(_e.id).where(which).limit(SLICE))]
+        gone = len(ids)
+        if not ids and task_ids:
+            called = sa.select(_c.job_id).where(_c.task_id.in_(task_ids))
+            callbacks = sa.select(_e.id).where(_e.job_id.in_(called), _e.callback_of.is_not(None))  # a few for each Task
+            ids = [int(i) for (i,) in connection.execute(callbacks)]
+        if ids:
+            connection.execute(item_errors.delete().where(batches.among(connection, _x.event_id, ids)))
+            connection.execute(events.delete().where(batches.among(connection, _e.id, ids)))
+    return gone
+
+
+@repeatable
+def _delete_rejects(ledger: Ledger, task_ids: Sequence[int]) -> int:
+    with ledger.database.write() as connection:
+        found = sa.select(_r.task_id, _r.row).where(_r.task_id.in_(task_ids)).order_by(_r.task_id, _r.row).limit(SLICE)
+        keys = connection.execute(found).all()
+        for task_id, last in dict(map(tuple, keys)).items():  # the last row of each
+            connection.execute(task_rejects.delete().where(_r.task_id == task_id, _r.row <= last))
+    return len(keys)
+
+
+@repeatable
+def _delete_log(ledger: Ledger, task_ids: Sequence[int]) -> int:
+    with ledger.database.write() as connection:
+        found = sa.select(_l.id).where(_l.task_id.in_(task_ids)).limit(SLICE)
+        ids = [int(i) for (i,) in connection.execute(found)]
+        if ids:
+            connection.execute(task_log.delete().where(batches.among(connection, _l.id, ids)))
+    return len(ids)
+
+
+@repeatable
+def _delete_tasks(ledger: Ledger, task_ids: Sequence[int]) -> int:
+    with ledger.database.write() as connection:
+        for table in _SMALL:
+            connection.execute(table.delete().where(table.c.task_id.in_(task_ids)))
+        gone = connection.execute(tasks.delete().where(_t.id.in_(task_ids), _t.turning == PURGING))
+    return int(gone.rowcount)
