@@ -195,9 +195,16 @@ class TaskHandle:
         """No new start, and what has not begun is cancelled."""
         return self._s.control.cancel(self.id, who)
 
-    def retry(self, status: Collection[str] = (), who: str = "") -> bool:
-        """Runs the items again that are ``failed`` or ``error`` (or of the given statuses), as a new generation."""
-        changed = self._s.control.retry(self.id, (status,) if isinstance(status, str) else status, who)
+    def retry(
+        self, status: Collection[str] = (), who: str = "", *, message: str | None = None, limit: int | None = None
+    ) -> bool:
+        """Runs the items again that are ``failed`` or ``error`` (or of the given statuses), as a new generation.
+
+        ``message``: only those of the group of failures with this message (:meth:`errors`); ``limit``: at most so many, in
+        the order of the list. Returns False if there are none.
+        """
+        statuses = (status,) if isinstance(status, str) else status
+        changed = self._s.control.retry(self.id, statuses, who, message=message, limit=limit)
         self._s.dispatch_now()
         return changed
 

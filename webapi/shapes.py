@@ -123,6 +123,8 @@ _ANY = _Listed("enqueue", "working", "stopped", "finish", "failed", "error", "ca
 _OVER = _Listed("failed", "error", "cancelled")
 Ids = Annotated[str, AfterValidator(_IDS), Field(json_schema_extra=_IDS.schema)]
 Statuses = Annotated[str, AfterValidator(_ANY), Field(json_schema_extra=_ANY.schema)]
+FailureMessage = Annotated[str, Field(max_length=10_000, pattern=NUL_FREE)]
+RetryLimit = Annotated[int, Field(ge=1, le=2**31)]
 RetryStatuses = Annotated[str, AfterValidator(_OVER), Field(json_schema_extra=_OVER.schema)]
 
 
@@ -198,6 +200,10 @@ class RetryQuery(_Query):
     status: RetryStatuses | None = Field(
         None, description="Statuses with commas between, of failed, error, cancelled; default: failed,error."
     )
+    message: FailureMessage | None = Field(
+        None, description="Only failures of the group with this `message`, as in `/errors` and `top_errors`."
+    )
+    limit: RetryLimit | None = Field(None, description="At most so many items, in the order of the list.")
 
 
 class ReportQuery(_Query):

@@ -199,9 +199,9 @@ def cancel(task_id: int, query: NoQuery) -> Response:
 def retry(task_id: int, query: RetryQuery) -> Response:
     """Run the failed items again, in a new generation
 
-    Where no item has one of the statuses, nothing changes.
+    Where there is no such item, nothing changes.
     """
-    return _controlled(task_id, "retry", status=_statuses(query.status))
+    return _controlled(task_id, "retry", status=_statuses(query.status), message=query.message, limit=query.limit)
 
 
 @blueprint.post("/<int:task_id>/callbacks")

@@ -280,10 +280,16 @@ def _statuses(_context: click.Context, _option: click.Parameter, text: str) -> t
 @click.command("retry", cls=Command)
 @click.argument("task_id", type=TASK_ID)
 @click.option("--status", default="", callback=_statuses, help="Only rows that ended so: failed,error,cancelled.")
+@click.option("--message", help="Only failures of the group with this message.")
+@click.option("--limit", type=click.IntRange(1), help="At most so many rows, in the order of the list.")
 @pass_session
-def retry(session: Session, task_id: int, status: tuple[str, ...]) -> int:
+def retry(session: Session, task_id: int, status: tuple[str, ...], message: str | None, limit: int | None) -> int:
     """Run the rows again that did not finish."""
-    return _control(session, task_id, "runs again", lambda handle: handle.retry(status, who=who()))
+
+    def again(handle: TaskHandle) -> bool:
+        return handle.retry(status, who=who(), message=message, limit=limit)
+
+    return _control(session, task_id, "runs again", again)
 
 
 @click.command("callbacks", cls=Command)

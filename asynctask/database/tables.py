@@ -117,6 +117,7 @@ tasks: Final = Table(
     # Cancel or retry in progress: which rows are turned, and how far.
     Column("turning", String(16)),
     Column("turn_statuses", String(64)),
+    Column("turn_chosen", Json),  # of a retry: {"digests": [...] or null, "left": number of rows or null}; NULL: all
     _count("turn_cursor"),
     Column("resubmit_of", BigInteger),
     Column("idempotency_key", String(255)),

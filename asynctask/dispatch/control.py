@@ -51,9 +51,17 @@ class Control:
             try_close(self._ledger, task_id)  # with no worker and no web process alive, nobody else would
         return changed
 
-    def retry(self, task_id: int, statuses: Collection[str] = (), who: str = "") -> bool:
-        """Opens a new generation with the rows of these statuses."""
-        changed = control.retry(self._ledger, task_id, statuses, who=who)
+    def retry(
+        self,
+        task_id: int,
+        statuses: Collection[str] = (),
+        who: str = "",
+        *,
+        message: str | None = None,
+        limit: int | None = None,
+    ) -> bool:
+        """Opens a new generation with the chosen rows, as :func:`asynctask.ledger.control.retry` does."""
+        changed = control.retry(self._ledger, task_id, statuses, message=message, limit=limit, who=who)
         self.turn(task_id)
         return changed
 

@@ -20,17 +20,17 @@ from asynctask.core.transitions import (
     in_flight,
 )
 from asynctask.database.retrying import repeatable
-from asynctask.database.tables import events, tasks
+from asynctask.database.tables import events, item_errors, task_errors, tasks
 from asynctask.errors import Conflict, InputError
 from asynctask.ledger import dispatchable, progress, sessions
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger, chunks, try_lock
+from asynctask.ledger.base import Ledger, chunks, dumps, loads, try_lock
 from asynctask.ledger.events import Applied, Change, EventRecord, Note, apply, read_events
 from asynctask.messages import is_storable
 
 __all__ = ["cancel_task", "give_back_copies", "pause", "resume", "retry", "turn_some", "turning_tasks", "update"]
 
-_t, _e = tasks.c, events.c
+_t, _e, _x, _g = tasks.c, events.c, item_errors.c, task_errors.c
 SLICE = 10_000
 """The most rows that one transaction turns; fewer on SQLite, where it holds the only write lock."""
 
@@ -122,26 +122,57 @@ def cancel_task(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
 
 
 @repeatable
-def retry(ledger: Ledger, task_id: int, statuses: Collection[str] = (), *, who: str = "") -> bool:
+def retry(
+    ledger: Ledger,
+    task_id: int,
+    statuses: Collection[str] = (),
+    *,
+    message: str | None = None,
+    limit: int | None = None,
+    who: str = "",
+) -> bool:
     """Opens a new generation that runs the chosen terminal rows again; :func:`turn_some` reopens them afterwards.
 
-    ``statuses``: of ``failed``, ``error``, ``cancelled``; default the first two. Returns False if no row has one of them.
-    Raises :class:`Conflict` if the state forbids it, :class:`InputError` for a status that cannot be retried.
+    ``statuses``: of ``failed``, ``error``, ``cancelled``; default the first two. ``message``: only failures of the group
+    that has this message; ``limit``: at most so many rows, in the order of the list. Returns False if there is no such row.
+    Raises :class:`Conflict` if the state forbids it, :class:`InputError` for a status that cannot be retried, and a limit
+    that is no number of rows.
     """
     chosen = tuple(statuses) or (str(Status.FAILED), str(Status.ERROR))
     wrong = set(chosen) - {Status.FAILED, Status.ERROR, Status.CANCELLED}
     if wrong:
         raise InputError(f"cannot retry items that are {', '.join(sorted(wrong))}; choose of failed, error, cancelled")
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+        raise InputError(f"limit must be a number of rows, at least 1, not {limit!r}", code="invalid_option")
     with ledger.database.write() as connection:
         task = task_rows.lock(connection, task_id)
-        task_rows.check_reopenable(task)  # a Conflict also where no row has one of the statuses
-        found = sa.select(sa.literal(1)).where(_e.task_id == task_id, _e.status.in_(chosen)).limit(1)
-        if connection.execute(found).first() is None:
+        task_rows.check_reopenable(task)  # a Conflict also where there is no such row
+        digests = None if message is None else _groups_with(connection, task_id, message)
+        if connection.execute(_to_reopen(task_id, chosen, digests).limit(1)).first() is None:
             return False
-        turning = {"turning": "retry", "turn_statuses": ",".join(chosen), "turn_cursor": -1}
+        only = {"digests": digests, "left": limit} if digests is not None or limit is not None else None
+        turning = {"turning": "retry", "turn_statuses": ",".join(chosen), "turn_cursor": -1, "turn_chosen": dumps(only)}
         task_rows.open_generation(connection, ledger, task, generation_sealed=0, **turning)
-        task_rows.log(connection, ledger, task_id, "retried", {"statuses": list(chosen)}, who)
+        said = {"statuses": list(chosen), "message": message, "limit": limit}
+        detail = {name: value for name, value in said.items() if value is not None}
+        task_rows.log(connection, ledger, task_id, "retried", detail, who)
     return True
+
+
+def _groups_with(connection: Connection, task_id: int, message: str) -> list[str]:
+    """The digests of the Task's groups of failures that are shown with this message."""
+    if not is_storable(message):
+        return []
+    found = sa.select(_g.digest).where(_g.task_id == task_id, _g.message == message).distinct().order_by(_g.digest)
+    return [str(digest) for (digest,) in connection.execute(found)]
+
+
+def _to_reopen(task_id: int, statuses: Collection[str], digests: Collection[str] | None, after: int = -1) -> Any:
+    """The rows (id, seq) that a retry reopens, after a row, in their order."""
+    found = sa.select(_e.id, _e.seq).where(_e.task_id == task_id, _e.seq > after, _e.status.in_(statuses)).order_by(_e.seq)
+    if digests is None:
+        return found
+    return found.where(sa.exists().where(_x.event_id == _e.id, _x.digest.in_(digests)))
 
 
 @repeatable
@@ -252,16 +283,15 @@ def turn_some(ledger: Ledger, task_id: int) -> bool | None:
             return False
         size = _SQLITE_SLICE if ledger.database.is_sqlite else SLICE
         wanted = [str(s) for s in OPEN] if task["turning"] == "cancel" else task["turn_statuses"].split(",")
-        statement = (
-            sa.select(_e.id, _e.seq)
-            .where(_e.task_id == task_id, _e.seq > task["turn_cursor"], _e.status.in_(wanted))
-            .order_by(_e.seq)
-            .limit(size)
-        )
+        only = loads(task["turn_chosen"]) or {"digests": None, "left": None}
+        left = size + 1 if only["left"] is None else only["left"]
+        statement = _to_reopen(task_id, wanted, only["digests"], task["turn_cursor"]).limit(min(size, left))
         found = [(int(i), int(seq)) for i, seq in connection.execute(statement)]
         apply(connection, ledger, [_turn_change(ledger, task, i) for i, _ in found])
-        more = len(found) == size
+        more = len(found) == size < left
         values: dict[str, Any] = {"turn_cursor": found[-1][1]} if more else _turn_end(task)
+        if more and only["left"] is not None:
+            values["turn_chosen"] = dumps({**only, "left": left - size})
         if task["turning"] == "retry":
             values["ready"] = sessions.readiness(task)
         connection.execute(tasks.update().where(_t.id == task_id).values(values))
@@ -269,7 +299,7 @@ def turn_some(ledger: Ledger, task_id: int) -> bool | None:
 
 
 def _turn_end(task: dict[str, Any]) -> dict[str, Any]:
-    done: dict[str, Any] = {"turning": None, "turn_statuses": None}
+    done: dict[str, Any] = {"turning": None, "turn_statuses": None, "turn_chosen": None}
     if task["turning"] == "cancel":
         # All rows are terminal or in flight now; with the pointer left in place, a later retry would pass them twice.
         return {**done, "next_seq": task["created_jobs"], "reserved_from": None}

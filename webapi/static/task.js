@@ -72,6 +72,7 @@ const ALLOWED = {
 
 function drawControls(p) {
   for (const button of $$("[data-verb]")) show(button, ALLOWED[button.dataset.verb](p));
+  for (const button of $$("[data-again]")) show(button, ALLOWED.retry(p));
 }
 
 for (const button of $$("[data-verb]")) button.addEventListener("click", () => act(button));
@@ -79,10 +80,14 @@ for (const button of $$("[data-verb]")) button.addEventListener("click", () => a
 async function act(button) {
   const verb = button.dataset.verb;
   if (verb === "cancel" && !(await sure())) return;
+  await post(button, verb === "retry-cancelled" ? `${self}/retry?status=failed,error,cancelled` : `${self}/${verb}`);
+}
+
+async function post(button, path) {
   await attempt(async () => {
     button.disabled = true;
     try {
-      draw(await call(verb === "retry-cancelled" ? `${self}/retry?status=failed,error,cancelled` : `${self}/${verb}`, { method: "POST" }));
+      draw(await call(path, { method: "POST" }));
     } finally {
       button.disabled = false;
     }
@@ -273,12 +278,20 @@ function drawTables(p) {
   const now = `${p.generation} ${p.counts.failed} ${p.counts.error}`;
   if (now === grouped) return;
   grouped = now;
-  drawGroups().catch(() => { grouped = ""; });
+  drawGroups(p).catch(() => { grouped = ""; });
 }
 
-async function drawGroups() {
+async function drawGroups(p) {
   const { errors } = await call(`${self}/errors`);
   $("#groups tbody").replaceChildren(...errors.map((g) =>
     el("tr", {}, el("td", { class: "number" }, count(g.count)), el("td", {}, kind(g.status)), el("td", {}, user(g.message)),
-      el("td", {}, g.sample_rows.slice(0, 5).map((n) => count(n)).join(", ")))));
+      el("td", {}, g.sample_rows.slice(0, 5).map((n) => count(n)).join(", ")), el("td", {}, again(g)))));
+  drawControls(p);
+}
+
+/** The button that runs the rows of one group again. */
+function again(group) {
+  const button = el("button", { type: "button", "data-again": "", hidden: "" }, "Run these again");
+  button.addEventListener("click", () => post(button, `${self}/retry?${new URLSearchParams({ status: group.status, message: group.message })}`));
+  return button;
 }

@@ -1,0 +1,102 @@
+"""Retries of chosen rows: by message, and so many of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.world import World
+
+from asynctask import AsyncTask
+from asynctask.errors import Conflict, InputError
+from asynctask.ledger import control
+from asynctask.task import TaskHandle
+
+pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
+
+
+def failed(world: World, app: AsyncTask) -> TaskHandle:
+    """Twelve rows: three that finished, six refused, three with an error."""
+    kinds: list[dict[str, Any]] = [{}, {"refuse": True}, {"refuse": True}, {"bug": True}]
+    with world.working(app):
+        task = app.submit("note", [{"n": n, **kinds[n % 4]} for n in range(12)])
+        task.wait(120)
+    return task
+
+
+def again(task: TaskHandle) -> list[int]:
+    """The rows that wait, from 0."""
+    return sorted(int(each["params"]["n"]) for each in task.events(status="enqueue"))
+
+
+@pytest.mark.each_database(reason="each compares texts in its own way")
+def test_only_failures_of_one_message_run_again(world: World) -> None:
+    app = world.app()
+    task = failed(world, app)
+    assert not task.retry(message="refuse")
+    assert not task.retry(status="error", message="refused"), "those with the message have another status"
+    assert not task.retry(message="a\0b")
+    assert task.progress()["generation"] == 1
+    assert task.retry(message="refused")
+    assert again(task) == [1, 2, 5, 6, 9, 10]
+    assert task.progress()["counts"]["error"] == 3
+    with world.working(app):
+        task.wait(120)
+    assert task.progress()["counts"] | {"total": 0} == {
+        "total": 0, "enqueue": 0, "working": 0, "stopped": 0, "finish": 3, "failed": 6, "error": 3, "cancelled": 0
+    }  # fmt: skip
+    assert task.progress()["generation"] == 2
+    assert task.log()[0 if task.log()[0]["action"] == "retried" else 1]["detail"]["message"] == "refused"
+    assert app.doctor() == []
+
+
+def test_so_many_run_again_in_the_order_of_the_list(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In slices, each by another process. Taken out: what is left of the limit after a slice."""
+    monkeypatch.setattr(control, "SLICE", 2)
+    monkeypatch.setattr(control, "_SQLITE_SLICE", 2)
+    app = world.app()
+    task = failed(world, app)
+    assert control.retry(app.ledger, task.id, limit=5)
+    steps = 1
+    while control.turn_some(world.app().ledger, task.id):
+        steps += 1
+    assert (again(task), steps) == ([1, 2, 3, 5, 6], 3)
+    assert control.turn_some(app.ledger, task.id) is False
+    with world.working(app):
+        task.wait(120)
+    assert task.retry(status=["failed"], limit=100)
+    assert again(task) == [1, 2, 5, 6, 9, 10]
+    with world.working(app):
+        task.wait(120)
+    assert task.retry(message="refused", limit=4)
+    assert again(task) == [1, 2, 5, 6]
+    with world.working(app):
+        task.wait(120)
+    assert task.retry()
+    assert len(again(task)) == 9, "the choice was of that retry alone"
+    assert app.doctor() == []
+
+
+@pytest.mark.parametrize("limit", [0, -1, True, 1.5, "2"])
+def test_a_limit_that_is_no_number_of_rows_is_refused(world: World, limit: Any) -> None:
+    task = world.app().submit("note", [{"n": 1}])
+    with pytest.raises(InputError, match="limit must be"):
+        task.retry(limit=limit)
+
+
+def test_callbacks_fire_again_for_the_chosen(world: World) -> None:
+    app = world.app()
+    with world.working(app):
+        task = app.submit("note", [{"n": 1, "refuse": True}, {"n": 2, "refuse": True}], on_failure="told")
+        task.wait(120)
+        assert task.retry(limit=1)
+        task.wait(120)
+    assert sorted(line[1] for line in world.shop.lines() if line[0] == "told") == ["1", "2"]
+
+
+def test_a_task_that_cannot_be_opened_says_so(world: World) -> None:
+    app = world.app()
+    task = app.submit("note", [{"n": 1}])
+    task.pause()
+    with pytest.raises(Conflict):
+        task.retry(message="refused")
