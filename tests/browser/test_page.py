@@ -405,3 +405,5 @@ def test_refused_rows_are_read_page_by_page_and_go_when_they_are_run_again(
     shop.open_gate(1)
     expect(page.locator("#state")).to_have_text("finished")
     expect(rows.first.locator("td").nth(3)).to_have_text("2")
+    page.locator("#groups").get_by_role("button", name="Run these again").click()
+    expect(rows.first.locator("td").nth(3)).to_have_text("3")
