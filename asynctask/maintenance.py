@@ -212,6 +212,11 @@ class Maintenance:
         """What a dead process held: tracked jobs wait in the ledger again, untracked ones in their queues."""
         if not processes.condemn(self._ledger, self._host, identity):
             return
+        if processes.is_engine(identity):
+            with self._ledger.database.read() as connection:
+                registered = processes.list_processes(connection)
+            queues = {name for each in registered if each["identity"] == identity for name in loads(each["queues"])}
+            lost_copies.watch_in_flight(self._ledger, queues)
         held = self._broker.held_by(identity)
         applied = processes.recover_events(self._ledger, identity, [copy.key for copy in held])
         # What another program pushed is tracked from the moment at which it has an Event: that one runs again, or is over.

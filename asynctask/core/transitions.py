@@ -505,6 +505,16 @@ def recover(row: Row, state: str | None, *, now: int, beside: Collection[Row] = 
     )
 
 
+def watch(row: Row) -> Turn | None:
+    """A row in flight that a dead process may have held: its worker is to record ``working`` before it performs.
+
+    None for a row that is watched or known to have begun.
+    """
+    if row.watched or not in_flight(row) or row.status is not Status.ENQUEUE:
+        return None
+    return Turn(row, row._replace(watched=True), Reason.WORKER_LOST)
+
+
 def recorded(row: Row, status: Status, process: str | None = None) -> Turn:
     """A status that a caller outside the runtimes records for an open job; an unchanged status only adds a message.
 

@@ -6,7 +6,7 @@ copy. An Event without a Task has ``look_at``, the time of its check.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection
 
 from asynctask.clock import micros
 from asynctask.core.states import OPEN, Status
-from asynctask.core.transitions import Turn, in_flight, redispatch
+from asynctask.core.transitions import Turn, in_flight, redispatch, watch
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events, task_tallies, tasks
 from asynctask.ledger import dispatchable
@@ -29,6 +29,7 @@ __all__ = [
     "redispatch_lost",
     "rows_in_flight",
     "tasks_in_flight",
+    "watch_in_flight",
 ]
 
 _e, _t, _n = events.c, tasks.c, task_tallies.c
@@ -59,8 +60,8 @@ def check_later(ledger: Ledger, event_ids: Sequence[int], *, after_s: float) -> 
         )
 
 
-def tasks_in_flight(connection: Connection) -> list[int]:
-    """Tasks with jobs in flight."""
+def tasks_in_flight(connection: Connection, queues: Collection[str] | None = None) -> list[int]:
+    """Tasks with jobs in flight; of these queues, if given."""
     statement = (
         sa.select(_t.id)
         .join(task_tallies, _n.task_id == _t.id)
@@ -68,6 +69,8 @@ def tasks_in_flight(connection: Connection) -> list[int]:
         .group_by(_t.id)
         .having(_IN_FLIGHT > 0)
     )
+    if queues is not None:
+        statement = statement.where(_t.queue.in_(queues))
     return [int(i) for (i,) in connection.execute(statement)]
 
 
@@ -100,6 +103,25 @@ def rows_in_flight(connection: Connection, task_id: int, limit: int = 10_000) ->
     )
     records = _read_by_ids(connection, sa.select(_e.id).where(condition).order_by(_e.seq).limit(limit))
     return [record for record in records if in_flight(record.row)]
+
+
+def watch_in_flight(ledger: Ledger, queues: Collection[str]) -> None:
+    """Marks what is in flight in these queues of an engine, of which a process died: it may have held any of it.
+
+    An engine does not tell which, and gives it to another worker by itself. A job that ends its process before anybody has
+    seen it begin would so go round for ever; a watched one is seen.
+    """
+    with ledger.database.read() as connection:
+        found = [rows_in_flight(connection, task_id) for task_id in tasks_in_flight(connection, queues)]
+    ids = [record.id for records in found for record in records if not record.row.watched]
+    for part in chunks(ids, 1_000):
+        _watch(ledger, part)
+
+
+@repeatable
+def _watch(ledger: Ledger, event_ids: Sequence[int]) -> None:
+    with ledger.database.write() as connection:
+        apply(connection, ledger, [Change(event_id, lambda record: watch(record.row)) for event_id in event_ids])
 
 
 def redispatch_lost(ledger: Ledger, lost: Sequence[tuple[int, int]]) -> list[Applied]:

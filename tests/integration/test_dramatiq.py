@@ -350,6 +350,28 @@ def test_a_job_of_a_task_is_retried_as_dramatiq_says_and_waits_in_the_ledger(eng
     assert engine.app.doctor() == []
 
 
+def test_a_job_of_a_task_that_ends_its_process_at_once_ends_as_poison(engine: Dramatiq) -> None:
+    """Redis does not say that it was delivered before, and nobody has seen it begin: so it could go on for ever.
+
+    Taken out: the mark on what was in flight when a process of Dramatiq's died.
+    """
+    engine.app.start_services()
+    worker = engine.worker(threads=1)
+    task = engine.app.submit("deadly", [1, 0])
+
+    def is_over() -> bool:
+        nonlocal worker
+        if worker.poll() is not None:  # Dramatiq ends with its process; whatever supervises it starts it anew
+            worker = engine.worker(threads=1)
+        return bool(task.progress()["done"])
+
+    wait_for(is_over, "it is over", 120)
+    poison, well = sorted(task.events(), key=lambda event: event["params"], reverse=True)
+    assert (poison["status"], poison["problem"], well["status"]) == ("error", "poison", "finish")
+    assert len([line for line in engine.world.shop.lines() if line == ["began", "1"]]) <= 5
+    assert engine.app.doctor() == []
+
+
 def test_parallel_pause_and_cancel_hold_over_dramatiq(engine: Dramatiq) -> None:
     engine.worker(threads=4)
     task = engine.app.submit("gated", list(range(10)), parallel=2)

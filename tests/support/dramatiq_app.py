@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,13 @@ def declare(broker: dramatiq.Broker, folder: Path) -> None:
         wait_for((folder / "gate").exists, "the gate opens", 120, every=0.01)
         shop.note("did", number, current_job().attempt)
         return number
+
+    @dramatiq.actor(broker=broker, max_retries=0)
+    def deadly(number: int) -> None:
+        """Ends its process at once, unless the number is 0."""
+        shop.note("began", number)
+        if number:
+            os._exit(9)
 
     @dramatiq.actor(broker=broker, max_retries=0)
     async def later(number: int) -> int:
