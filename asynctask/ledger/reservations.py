@@ -353,7 +353,7 @@ def _pass(connection: Connection, task: Mapping[str, Any], count: int, now: int,
     while count > 0 and high < min(created, most):
         top = min(created, most, high + max(count, _LEAST_PASSED))
         given = {"of": task["id"], "low": high, "high": top}
-        passed = {int(i): int(seq) for i, seq in connection.execute(_PASSED, given)}
+        passed = {int(i): int(seq) for i, seq in batches.fetch_small(connection, _PASSED, given)}
         admitted, others = sessions.admit(connection, task, passed, top, now)
         woken |= others
         if len(admitted) > count:
@@ -520,14 +520,45 @@ def _release(
     connection: Connection, ledger: Ledger, task: Mapping[str, Any], count: int, now: int, woken: set[int]
 ) -> list[int]:
     given = {"of": task["id"], "now": now, "count": count}
-    found = [int(i) for (i,) in connection.execute(_DUE_OF_TASK, given)]
+    found, simple = [int(i) for (i,) in connection.execute(_DUE_OF_TASK, given)], list[int]()
     if task["key_limit"] is not None:
         admitted, others = sessions.admit(connection, task, found, task["next_seq"], now)
         woken |= others
         sessions.block(connection, [i for i in found if i not in admitted])
-        found = [i for i in found if i in admitted]
+        simple = _release_first(connection, ledger, task, [i for i in found if i in admitted], now)
+        found = [i for i in found if i in admitted and i not in set(simple)]
     changes = [Change(event_id, _release_if_due(now)) for event_id in found]
-    return [each.change.event_id for each in apply(connection, ledger, changes) if each.turn is not None]
+    return simple + [each.change.event_id for each in apply(connection, ledger, changes) if each.turn is not None]
+
+
+@cache
+def _first(dialect: str) -> Any:
+    is_first = (_e.status == str(Status.ENQUEUE)) & (_e.retries == 0) & _e.process.is_(None)
+    due = (_e.due_at <= sa.bindparam("now")) & (_e.seq < sa.bindparam("next"))
+    found = sa.select(_e.id).where(batches.among_given(dialect, _e.id, "ids"), is_first, due).order_by(_e.id)
+    return found if dialect == "sqlite" else found.with_for_update()
+
+
+@cache
+def _released(dialect: str) -> Any:
+    return events.update().where(batches.among_given(dialect, _e.id, "ids")).values(due_at=None)
+
+
+def _release_first(
+    connection: Connection, ledger: Ledger, task: Mapping[str, Any], event_ids: Sequence[int], now: int
+) -> list[int]:
+    """Applies :func:`~asynctask.core.transitions.release_due` to those of these Events that no retry made wait, such as
+    those whose turn has come, in one statement: none changes a count but ``dispatched``."""
+    if not event_ids:
+        return []
+    dialect = connection.dialect.name
+    given = {"ids": batches.given(dialect, event_ids), "now": now, "next": task["next_seq"]}
+    chosen = connection.execute(_first(dialect), given).scalars().all()
+    if chosen:
+        connection.execute(_released(dialect), {"ids": batches.given(dialect, chosen)})
+        moved = {(task["id"], ledger.slot(task["slots"])): Delta(dispatched=len(chosen))}
+        counters.move(connection, moved, now)
+    return [int(i) for i in chosen]
 
 
 def _release_if_due(now: int) -> Any:

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import exc
@@ -30,7 +30,7 @@ from asynctask.database import batches
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events, key_places, task_tallies, tasks
 from asynctask.ledger import counters
-from asynctask.ledger.base import Ledger, chunks, try_lock, try_lock_duty
+from asynctask.ledger.base import Ledger, chunks, loads, try_lock, try_lock_duty
 
 __all__ = [
     "MAX_KEY",
@@ -327,14 +327,15 @@ def waits_for_split(connection: Connection, task: Mapping[str, Any]) -> bool:
 def admit(
     connection: Connection, task: Mapping[str, Any], event_ids: Collection[int], high: int, now: int
 ) -> tuple[set[int], set[int]]:
-    """Those of these Events of a locked Task whose turn it is, and the Tasks of which Events are due now because a line
-    went on. ``high``: where the Task's pointer will be. The caller has locked the keys.
+    """Of these Events of a locked Task, which are to be dispatched, those whose turn it is; and the Tasks of which Events
+    are due now because a line went on. ``high``: where the Task's pointer will be. The caller has locked the keys.
 
     An Event without a key has its turn always; one without a place, because it ended before and runs again, gets the last
     place.
     """
     dialect = connection.dialect.name
-    found = connection.execute(_places(dialect), {"ids": batches.given(dialect, event_ids)}).all() if event_ids else []
+    given = {"ids": batches.given(dialect, event_ids)} if event_ids else {}
+    found = batches.fetch_small(connection, _places(dialect), given) if given else []
     admitted = {int(i) for i, line, _ in found if line is None}
     admitted.update(int(i) for i, _, holds in found if holds)
     waiting = {int(i): int(line) for i, line, holds in found if line is not None and not holds}
@@ -343,7 +344,8 @@ def admit(
     if again := [{"event_id": i, "line": line} for i, line, holds in found if line is not None and holds is None]:
         last = connection.execute(sa.select(sa.func.max(_t.id))).scalar_one()
         connection.execute(key_places.insert(), [{**each, "place": 2 * last + 1, "holds": 0} for each in again])
-    turns, woken = _give_turns(connection, set(waiting.values()), now, passing=(int(task["id"]), high))
+    own = _Own(int(task["id"]), high, int(task["key_limit"]), waiting.keys())
+    turns, woken = _give_turns(connection, set(waiting.values()), now, own)
     return admitted | (turns & waiting.keys()), woken
 
 
@@ -378,8 +380,8 @@ def _free(ledger: Ledger, ended: Mapping[int, int]) -> set[int] | None:
             return None
         dialect = connection.dialect.name
         # One that was opened again meanwhile keeps its place.
-        over = connection.execute(_over(dialect), {"ids": batches.given(dialect, list(ended))}).scalars().all()
-        _leave(connection, over)
+        over = batches.fetch_small(connection, _over(dialect), {"ids": batches.given(dialect, list(ended))})
+        _leave(connection, [int(i) for (i,) in over])
         return _give_turns(connection, set(ended.values()), ledger.now())[1]
 
 
@@ -389,39 +391,69 @@ def _leave(connection: Connection, event_ids: Collection[int]) -> None:
         connection.execute(_delete(dialect), {"ids": batches.given(dialect, event_ids)})
 
 
-def _give_turns(
-    connection: Connection, lines: Collection[int], now: int, passing: tuple[int, int] = (0, 0)
-) -> tuple[set[int], set[int]]:
+class _Own(NamedTuple):
+    """A Task whose reservation asks: its pointer passes up to ``high`` now. ``waiting``: its Events that are dispatched now
+    if they get their turn, and so are open and not blocked."""
+
+    task_id: int = 0
+    high: int = 0
+    limit: int = 1
+    waiting: Collection[int] = ()
+
+    def passed(self, row: _Head) -> bool:
+        """Whether the pointer of an Event's Task passed it."""
+        return bool(row.seq < row.next_seq or (row.task_id == self.task_id and row.seq < self.high))
+
+
+_NOBODY: Final = _Own()
+
+
+def _give_turns(connection: Connection, lines: Collection[int], now: int, own: _Own = _NOBODY) -> tuple[set[int], set[int]]:
     """Gives turns in these lines until each has its holders, or its next Event was not passed by its Task's pointer.
 
-    ``passing``: a Task and the ``seq`` up to which its pointer passes now. Returns the Events that got their turn, and the
-    Tasks of those that waited for it and are due now.
+    Returns the Events that got their turn, and the Tasks of those that waited for it and are due now.
     """
     dialect, left = connection.dialect.name, set(lines)
     turns: set[int] = set()
     woken: set[int] = set()
     while left:
-        heads = {int(head): (int(line), int(held)) for line, head, held in _heads_of(connection, left) if head is not None}
+        heads = {head: (line, held) for line, head, held in _heads_of(connection, left) if head is not None}
         if not heads:
             break
-        found = connection.execute(_head_rows(dialect), {"ids": batches.given(dialect, list(heads))}).all()
-        rows = {int(row.id): row for row in found}
-        gone = {i for i in heads if i not in rows or rows[i].status in TERMINAL}
-        next_ = {i: row for i, row in rows.items() if i not in gone and heads[i][1] < (row.key_limit or 1)}
-        next_ = {i: row for i, row in next_.items() if _is_passed(row, passing)}
+        others = [i for i in heads if i not in own.waiting]
+        rows = {row.id: row for row in _rows_of(connection, others)}
+        gone = {i for i in others if i not in rows or rows[i].status in TERMINAL}
+        limits = {i: own.limit for i in heads if i in own.waiting}
+        limits |= {i: row.key_limit or 1 for i, row in rows.items() if i not in gone and own.passed(row)}
+        next_ = {i for i, limit in limits.items() if heads[i][1] < limit}
         _leave(connection, gone)
         _hold(connection, next_)
-        if due := [i for i, row in next_.items() if row.due_at == BLOCKED]:
+        if due := [i for i in next_ if i in rows and rows[i].due_at == BLOCKED]:
             connection.execute(_unblock(dialect), {"ids": batches.given(dialect, due), "now": now})
-            woken.update(int(next_[i].task_id) for i in due)
-        turns.update(next_)
-        more = {heads[i][0] for i, row in next_.items() if heads[i][1] + 1 < (row.key_limit or 1)}
-        left = more | {heads[i][0] for i in gone}
+            woken.update(rows[i].task_id for i in due)
+        turns |= next_
+        left = {heads[i][0] for i in next_ if heads[i][1] + 1 < limits[i]} | {heads[i][0] for i in gone}
     return turns, woken
 
 
-def _is_passed(row: Any, passing: tuple[int, int]) -> bool:
-    return bool(row.seq < row.next_seq or (row.task_id == passing[0] and row.seq < passing[1]))
+class _Head(NamedTuple):
+    """The next Event of a line, and its Task's pointer."""
+
+    id: int
+    task_id: int
+    seq: int
+    status: str
+    due_at: int | None
+    next_seq: int
+    key_limit: int | None
+
+
+def _rows_of(connection: Connection, event_ids: Collection[int]) -> list[_Head]:
+    if not event_ids:
+        return []
+    dialect = connection.dialect.name
+    found = batches.fetch_small(connection, _head_rows(dialect), {"ids": batches.given(dialect, event_ids)})
+    return [_Head(*row) for row in found]
 
 
 def _hold(connection: Connection, event_ids: Collection[int]) -> None:
@@ -444,14 +476,21 @@ def _heads(dialect: str) -> Any:
         " ORDER BY w.line, w.holds, w.place, w.event_id LIMIT 1"
     )
     held = "SELECT count(*) FROM key_places h WHERE h.line = d.line AND h.holds = 1"
-    return sa.text(f"SELECT d.line, ({head}) AS head, ({held}) AS held FROM {_LINES[dialect]}")  # noqa: S608
+    columns = f"d.line, ({head}), ({held})"
+    if dialect == "sqlite":  # one text: among several threads, a row costs more than what it holds
+        columns = f"json_group_array(json_array({columns}))"
+    return sa.text(f"SELECT {columns} FROM {_LINES[dialect]}")  # noqa: S608
 
 
-def _heads_of(connection: Connection, lines: Collection[int]) -> Any:
+def _heads_of(connection: Connection, lines: Collection[int]) -> Sequence[Sequence[Any]]:
     """Of each line: its number, the next Event without its turn, and how many hold the line. Two index look-ups a line."""
     dialect = connection.dialect.name
     given = batches.given("postgresql" if dialect == "postgresql" else "sqlite", list(lines))
-    return connection.execute(_heads(dialect), {"lines": given})
+    found = connection.execute(_heads(dialect), {"lines": given})
+    if dialect == "sqlite":
+        heads: list[list[Any]] = loads(found.scalar_one())
+        return heads
+    return found.all()
 
 
 @cache
