@@ -131,7 +131,7 @@ def _announce_batch(ledger: Ledger, due: dict[int, int | None], woken: Collectio
         over = row.ready is None and row.generation_sealed and row.next_seq >= row.created_jobs
         if row.session_holder is not None and over:
             sessions.step_aside(ledger, int(row.id))
-    times = [*waits.values(), *rounds.values(), *([0] if freed else [])]
+    times = [*waits.values(), *rounds.values(), *([0] if freed or woken else [])]
     return min(times, default=None)
 
 

@@ -379,9 +379,7 @@ def _free(ledger: Ledger, ended: Mapping[int, int]) -> set[int] | None:
         if not lock_keys(connection, ledger):
             return None
         dialect = connection.dialect.name
-        # One that was opened again meanwhile keeps its place.
-        over = batches.fetch_small(connection, _over(dialect), {"ids": batches.given(dialect, list(ended))})
-        _leave(connection, [int(i) for (i,) in over])
+        connection.execute(_delete_over(dialect), {"ids": batches.given(dialect, list(ended))})
         return _give_turns(connection, set(ended.values()), ledger.now())[1]
 
 
@@ -515,10 +513,10 @@ def _places(dialect: str) -> Any:
 
 
 @cache
-def _over(dialect: str) -> Any:
-    joined = key_places.outerjoin(events, _e.id == _k.event_id)
-    is_over = _e.id.is_(None) | _e.status.in_(_TERMINAL)
-    return sa.select(_k.event_id).select_from(joined).where(batches.among_given(dialect, _k.event_id, "ids"), is_over)
+def _delete_over(dialect: str) -> Any:
+    """One that was opened again meanwhile keeps its place."""
+    is_open = sa.exists().where(_e.id == _k.event_id, _e.status.not_in(_TERMINAL))
+    return key_places.delete().where(batches.among_given(dialect, _k.event_id, "ids"), ~is_open)
 
 
 @cache
