@@ -38,7 +38,7 @@ from asynctask.operations import Operations
 from asynctask.pushing import Pushing
 from asynctask.runtime.launcher import Launcher, Queues
 from asynctask.runtime.supervisor import Pulse
-from asynctask.submission import Submission, check_unique
+from asynctask.submission import Submission, check_fields
 from asynctask.task import MAX_PAGE, TaskHandle, checked_statuses
 from asynctask.wire.payload import UNTRACKED, When, check_names
 from asynctask.wiring import OnDemand
@@ -70,8 +70,8 @@ __all__ = ["AsyncTask"]
 
 EVENTS = ("startup", "quiet", "shutdown", "error", "death", "task_finished")
 _OPTIONS = (
-    "name", "queue", "retry", "priority", "timeout", "failed_on", "use_task_event", "unique", "retry_in",
-    "retries_exhausted", *CALLBACKS, *UNTRACKED,
+    "name", "queue", "retry", "priority", "timeout", "failed_on", "use_task_event", "unique", "key", "key_limit",
+    "retry_in", "retries_exhausted", *CALLBACKS, *UNTRACKED,
 )  # fmt: skip
 """What :meth:`AsyncTask.worker` takes."""
 
@@ -136,6 +136,8 @@ class AsyncTask(OnDemand):
         failed_on: Sequence[type[BaseException]] = (),
         use_task_event: bool = True,
         unique: Sequence[str] = (),
+        key: str | None = None,
+        key_limit: int | None = None,
         retry_in: RetryIn | None = None,
         retries_exhausted: Callable[[CurrentJob, BaseException], Any] | None = None,
         on_complete: CallbackOption | None = None,
@@ -147,7 +149,8 @@ class AsyncTask(OnDemand):
 
         Arguments: ``name`` (default: the function's own); ``retry``, how many times, or True and False (by default 3 where
         its jobs are tracked and 25 where not); ``timeout`` in seconds; ``failed_on``, exceptions that mean "the business
-        said no"; ``use_task_event=False`` leaves its jobs untracked; ``unique``, the default of the option of that name;
+        said no"; ``use_task_event=False`` leaves its jobs untracked; ``unique``, ``key`` and
+        ``key_limit``, the defaults of the options of these names;
         ``retry_in(count, error, job)`` gives the seconds before a retry, or ``"kill"`` or ``"discard"``;
         ``retries_exhausted(job, error)`` is called when none is left; ``on_complete``, ``on_success``, ``on_failure``: the
         defaults of the options of :meth:`submit`. ``options`` of an untracked worker: ``tags``, ``backtrace``, ``dead``,
@@ -170,6 +173,8 @@ class AsyncTask(OnDemand):
                 failed_on=tuple(failed_on),
                 use_task_event=use_task_event,
                 unique=tuple(unique),
+                key=key,
+                key_limit=key_limit if key_limit is not None or key is None else 1,
                 retry_in=retry_in,
                 retries_exhausted=retries_exhausted,
                 is_async=is_async,
@@ -276,7 +281,9 @@ class AsyncTask(OnDemand):
         worker's model refuses are counted as rejected and stand in the report. Options: ``title``, ``parallel``,
         ``interval`` (seconds from one round of ``parallel`` jobs to the next), ``tolerated_failures`` (10, "5%",
         "failed:10": with one more the Task pauses itself), ``priority``, ``queue``, ``owner``, ``session`` (Tasks of one
-        run one after the other), ``idempotency_key``; ``unique``, fields in which no two items may be the same;
+        run one after the other), ``key``, a field of which equal values run one after the other across all Tasks of the
+        worker (``key_limit``: or so many at once), ``idempotency_key``; ``unique``, fields in which no two items may be the
+        same;
         ``strict``: one refused item refuses the list, so all are checked before anything is written (they wait in a
         temporary file, at most ``max_rows``); ``dry_run``: only tells what it would come to, as :meth:`check` does;
         ``on_complete``, ``on_success`` (no item failed or was cancelled) and ``on_failure`` (any did): a worker or its
@@ -353,6 +360,7 @@ class AsyncTask(OnDemand):
             priority=Priority.USER_MID if like is None else like.priority,
             shape=MixedShape(find, self.config.max_item_bytes),
             engine=engine,
+            key_limit=min((each.key_limit or 1 for each in self.workers.values() if each.key is not None), default=None),
         )
 
     @overload
@@ -767,6 +775,6 @@ def _check_worker(worker: Worker) -> None:
     try:
         check_names(worker.options, _OPTIONS)
         worker.check_options({"queue": worker.queue, "retry": worker.retry, "priority": worker.priority, **worker.options})
-        check_unique(worker)
+        check_fields(worker)
     except InputError as error:
         raise ConfigError(f"worker {worker.name}: {error}") from None

@@ -338,7 +338,9 @@ class Maintenance:
         if now - self._searched_at < FIND_LOST_S:
             return 0
         self._searched_at = now
-        if dispatchable.repair(self._ledger) + sessions.repair(self._ledger):
+        woken = sessions.repair_keys(self._ledger)
+        dispatchable.wake(self._ledger, woken)
+        if dispatchable.repair(self._ledger) + sessions.repair(self._ledger) + len(woken):
             self._nudge()
         self._check_alone()
         with self._ledger.database.read() as connection:

@@ -204,6 +204,8 @@ class Operations:
         match event["status"]:
             case "enqueue" if event["due_at"] is not None:
                 return list(ACTIONS)
+            case "enqueue" if event["waits_for"] is not None:
+                return [action for action in ACTIONS if action != "restart"]
             case "enqueue":
                 engine = engine_of(str(event["queue"]))
                 return ["delete"] if engine is None or (lone and engine in self._engines) else []
@@ -224,7 +226,9 @@ class Operations:
         event = self.job(job_id)
         if action == "restart" and event["status"] in ("error", "failed"):
             done = queries.retry_one(self._ledger, event["id"], who=who, refused_too=True)
-        elif event["status"] == "enqueue" and event["due_at"] is not None:
+        elif event["waits_for"] is not None and action == "restart":
+            raise Conflict("it waits for earlier jobs of its key, and starts when its turn comes")
+        elif event["status"] == "enqueue" and (event["due_at"] or event["waits_for"]) is not None:
             done = bool(queries.turn_waiting(self._ledger, action, [event["id"]], who=who))
         elif event["status"] == "enqueue" and action == "delete":
             self._take_back(event)

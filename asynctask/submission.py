@@ -7,7 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
@@ -16,6 +16,7 @@ from asynctask.errors import AsyncTaskError, Conflict, InputError, Problem
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import dumps
 from asynctask.ledger.progress import first_progress
+from asynctask.ledger.sessions import MAX_KEY
 from asynctask.ledger.tasks import GroupSubmit, NewCallback, NewTask, NewWhole, SplitLost, Whole
 from asynctask.lists.dry_run import Checker, DryRun, check_rows
 from asynctask.lists.items import MIXED, Accepted, ItemShape, Refused
@@ -31,7 +32,7 @@ from asynctask.worker import Worker
 if TYPE_CHECKING:
     from asynctask.lists.options import Options  # loads pydantic, which a worker process need not
 
-__all__ = ["Submission", "Submitter", "check_unique"]
+__all__ = ["Submission", "Submitter", "check_fields"]
 
 INLINE_BYTES = 1_000_000
 """Lists up to this size are split in a thread of the process that took them, larger ones in a child process."""
@@ -40,6 +41,9 @@ KEPT_PROBLEMS = 1_000
 
 SLOW_S = 60.0
 """After a list whose validation was slow, lists of that worker are not validated before their answer for so long."""
+
+MOST_OF_KEY: Final = 100_000
+"""The largest ``key_limit``."""
 
 Rows = Callable[[], Iterable[Accepted | Refused]]
 
@@ -142,7 +146,7 @@ class Submitter:
         body = items_body(items)
         if not options.dry_run and isinstance(items, list) and self._splitter.may_fit(len(items), len(body)):
             digest = _digest(worker, options, _stored_body(hashlib.sha256(body).hexdigest(), ListSource()))
-            rows = self._rows(worker, items, self._unique(worker, options))
+            rows = self._rows(worker, items, self._unique(worker, options), self._key(worker, options))
             new = self._new_task(worker, options, digest, callbacks, origin=ITEMS)
             whole = self._gather(new, rows, strict=bool(options.strict))
             if whole is not None:
@@ -157,11 +161,12 @@ class Submitter:
 
         A strict list is validated before anything of it is written: its rows wait in a temporary file.
         """
-        unique, strict, digest = self._unique(worker, options), bool(options.strict), None
+        unique, key = self._unique(worker, options), self._key(worker, options)
+        strict, digest = bool(options.strict), None
         if options.idempotency_key is not None and not options.dry_run:
             items = list(items)  # a key stands for the list as a whole
             digest = _digest(worker, options, _program_body(items))
-        rows = self._rows(worker, items, unique)
+        rows = self._rows(worker, items, unique, key)
         if options.dry_run:
             return check_rows(rows(), self._limits.max_rows, strict=strict)
         new = self._new_task(worker, options, digest, callbacks)
@@ -182,6 +187,7 @@ class Submitter:
         return replace(
             source,
             unique=unique,
+            key=self._key(worker, options, source.columns),
             strict=bool(options.strict),
             name=stored.name,
             filename=stored.filename,
@@ -215,6 +221,8 @@ class Submitter:
             origin=origin,
             source=source,
             callbacks=callbacks,
+            key_field=self._key(worker, options, (source or {}).get("columns")),
+            key_limit=_key_limit(worker, options),
         )
 
     def _create(self, new: NewTask) -> Whole:
@@ -223,16 +231,23 @@ class Submitter:
 
     def _unique(self, worker: Worker, options: Options, columns: Mapping[str, str] | None = None) -> tuple[str, ...]:
         names = worker.unique if options.unique is None else options.unique
-        return _unique_fields(names, self._shape(worker, columns))
+        return _fields("unique", names, self._shape(worker, columns))
+
+    def _key(self, worker: Worker, options: Options, columns: Mapping[str, str] | None = None) -> str | None:
+        """The field that is the key of the items, None without one. Raises :class:`InputError` for one that is none."""
+        name = options.key or worker.key
+        if name is None and options.key_limit is not None and worker.key_limit is None:
+            raise _invalid("key_limit", "option.key_limit", {}, options.key_limit)
+        return None if name is None else _fields("key", [name], self._shape(worker, columns))[0]
 
     def _shape(self, worker: Worker, columns: Mapping[str, str] | None = None) -> ItemShape:
         if not columns and isinstance(worker.shape, ItemShape):
             return worker.shape
         return ItemShape(worker.model, columns, self._limits.max_item_bytes)
 
-    def _rows(self, worker: Worker, items: Iterable[Any], unique: tuple[str, ...]) -> Rows:
+    def _rows(self, worker: Worker, items: Iterable[Any], unique: tuple[str, ...], key: str | None) -> Rows:
         numbered = lambda _after: (RawRow(number, item) for number, item in enumerate(items, 1))  # noqa: E731
-        return lambda: checked(numbered, self._shape(worker), None, unique)
+        return lambda: checked(numbered, self._shape(worker), None, unique, key=key)
 
     # -- lists that fit one slice
 
@@ -358,8 +373,20 @@ class Submitter:
         return TaskHandle(self._services, task_id, self._shape(worker))
 
 
-def _unique_fields(names: Sequence[str], shape: ItemShape) -> tuple[str, ...]:
-    """The fields that the ``names`` in ``unique`` mean.
+def _key_limit(worker: Worker, options: Options) -> int | None:
+    """How many jobs of one key run at once; None where none has a key. Of mixed jobs each may have that of its worker."""
+    if options.key is not None and options.key != worker.key:
+        return options.key_limit or 1
+    return None if worker.key_limit is None else options.key_limit or worker.key_limit
+
+
+def _invalid(option: str, text: str, params: dict[str, Any], value: Any) -> InputError:
+    problem = fault(None, option, "invalid_option", text, params, value)
+    return InputError(f"option {option!r}: {problem.message}", code="invalid_options", errors=[problem])
+
+
+def _fields(option: str, names: Sequence[str], shape: ItemShape) -> tuple[str, ...]:
+    """The fields that the names in an option mean.
 
     Raises :class:`InputError` for a name that is no field of the item.
     """
@@ -368,16 +395,23 @@ def _unique_fields(names: Sequence[str], shape: ItemShape) -> tuple[str, ...]:
         field = shape.field_of(name)
         if field is None:
             params = {"name": repr(name[:80]), "fields": ", ".join(shape.field_names)}
-            problem = fault(None, "unique", "invalid_option", "option.unique", params, name[:200])
-            raise InputError(f"option 'unique': {problem.message}", code="invalid_options", errors=[problem])
+            raise _invalid(option, "option.unique", params, name[:200])
         found[field] = None
     return tuple(found)
 
 
-def check_unique(worker: Worker) -> None:
-    """Raises :class:`InputError` where a worker's own ``unique`` names what is no field of its items."""
+def check_fields(worker: Worker) -> None:
+    """Raises :class:`InputError` where a worker's own ``unique`` or ``key`` names what is no field of its items, or its
+    ``key_limit`` limits nothing."""
+    limit = worker.key_limit
+    is_count = isinstance(limit, int) and not isinstance(limit, bool) and 1 <= limit <= MOST_OF_KEY
+    if (worker.key is None) != (limit is None) or not (limit is None or is_count):
+        raise InputError(f"key_limit must be a whole number from 1 to {MOST_OF_KEY}, and needs a key")
+    if worker.key is not None and not 0 < len(worker.key) <= MAX_KEY:
+        raise InputError(f"key must be the name of a field, of at most {MAX_KEY} characters")
     if isinstance(worker.shape, ItemShape):
-        _unique_fields(worker.unique, worker.shape)
+        _fields("unique", worker.unique, worker.shape)
+        _fields("key", [worker.key] if worker.key is not None else [], worker.shape)
 
 
 def _digest(worker: Worker, options: Options, body: bytes) -> str:
@@ -394,6 +428,10 @@ def _digest(worker: Worker, options: Options, body: bytes) -> str:
         said["unique"] = list(options.unique)
     if options.strict:
         said["strict"] = True
+    if options.key is not None:
+        said["key"] = options.key
+    if options.key_limit is not None:
+        said["key_limit"] = options.key_limit
     for name in CALLBACKS:
         if (callback := getattr(options, name)) is not None:
             said[name] = [callback.worker, *callback.args]

@@ -186,6 +186,8 @@ class WorkerOptions(UntrackedOptions, total=False):
     failed_on: Sequence[type[BaseException]]
     use_task_event: bool
     unique: Sequence[str]
+    key: str | None
+    key_limit: int | None
     retry_in: RetryIn | None
     retries_exhausted: Callable[[CurrentJob, BaseException], Any] | None
     on_complete: CallbackOption | None
@@ -209,8 +211,9 @@ class Worker(Generic[P, R_co]):
 
     ``retry``: True for the default count, False or 0 for none, or how many. ``timeout`` in seconds. ``failed_on``:
     exceptions that mean "the business said no". ``use_task_event``: whether its jobs are tracked. ``unique``: fields in
-    which no two rows of one list may be the same, where a submission says nothing else. ``options``: what else the payload
-    of an untracked job says (:mod:`asynctask.wire.payload`). ``overrides`` and ``wait`` are those of :meth:`set`.
+    which no two rows of one list may be the same, where a submission says nothing else. ``key``: the field of which
+    equal values run one after the other across its Tasks, or ``key_limit`` at once. ``options``: what else the payload of
+    an untracked job says (:mod:`asynctask.wire.payload`). ``overrides`` and ``wait`` are those of :meth:`set`.
     ``engine``: the attached engine that performs it; its ``queue`` has that engine's name before it. ``callbacks``: those
     of its Tasks, by name, where a submission says nothing else. Calling a worker calls the function itself, in this
     thread. Type checkers see the parameters and the result of the function.
@@ -225,6 +228,8 @@ class Worker(Generic[P, R_co]):
     failed_on: tuple[type[BaseException], ...] = ()
     use_task_event: bool = True
     unique: tuple[str, ...] = ()
+    key: str | None = None
+    key_limit: int | None = None
     retry_in: RetryIn | None = None
     retries_exhausted: Callable[[CurrentJob, BaseException], Any] | None = None
     is_async: bool = False

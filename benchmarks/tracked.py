@@ -1,7 +1,7 @@
 """Tracked no-op jobs, from just before the submit until the last one is recorded and its Task is done.
 
     python -m benchmarks.tracked [-n N] [-c THREADS] [--runs R] [--poll] [--commit | --work-ms MS [--compute]]
-        [--server KIND | --database-url URL] [--redis | --broker-url URL] [--json]
+        [--keys K] [--server KIND | --database-url URL] [--redis | --broker-url URL] [--json]
 
 This process submits; one worker process, a real one, performs. ``--poll`` adds a web server and one client that asks for
 the progress over HTTP every 200 ms; with ``--commit`` each job commits one row of its own, in a SQLite file. Runs of ours
@@ -18,6 +18,8 @@ makes its keys without a prefix: a Redis that is named has to be empty for it.
 With ``--work-ms`` each job waits so long, as for another service (``--compute``: it computes for so much processor time),
 and the peer is the same worker process with the same jobs untracked: pushed a thousand at a time, until the last is
 acknowledged.
+
+With ``--keys`` the items have so many keys, in turn, and those of one key run one after the other.
 
 A quick look takes -n 10000, a figure -n 100000.
 """
@@ -72,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--work-ms", type=float, default=0.0, metavar="MS", help="each job takes so long; the peer is untracked"
     )
+    parser.add_argument("--keys", type=int, default=0, metavar="K", help="the items have so many keys; 0: none")
     parser.add_argument("--compute", action="store_true", help="with --work-ms: it computes instead of waiting")
     return common.run(parser, argv, measure)
 
@@ -92,6 +95,7 @@ def measure(options: argparse.Namespace) -> Result:
         "threads": options.threads,
         "runs": options.runs,
         "job": _said(options),
+        **({"keys": options.keys} if options.keys else {}),
         "poll": f"one HTTP client, every {POLL_S:g} s" if options.poll else "the submitter alone",
         "clock": "from just before submit until the Task is done",
         **common.spread("ours", ours),
@@ -104,6 +108,8 @@ def measure(options: argparse.Namespace) -> Result:
 
 
 def _check(options: argparse.Namespace) -> None:
+    if options.keys < 0:
+        raise common.Refused("--keys must be 0, for none, or how many")
     if options.runs < 1 or options.threads < 1:
         raise common.Refused("--runs and -c must be at least 1")
     if not 0 <= options.work_ms <= MAX_WORK_MS:
@@ -185,7 +191,7 @@ def _ours(place: Place, options: argparse.Namespace, polls: Polls) -> float:
         address = await_address(stack.enter_context(child("web", place))) if options.poll else None
         begun = clock.monotonic()
         with polls.every(address):
-            task = app.submit("job", ({"n": i} for i in range(options.n)), title="benchmark")
+            task = app.submit("job", _items(options), title="benchmark", key="key" if options.keys else None)
             polls.task_id = task.id
             progress = task.wait(timeout=_LIMIT_S, poll_s=0.05)
         seconds = clock.monotonic() - begun
@@ -196,6 +202,13 @@ def _ours(place: Place, options: argparse.Namespace, polls: Polls) -> float:
             raise Unaccounted("the rows of the jobs' own are not one for each item")
     check_seen(job, options.n)
     return seconds
+
+
+def _items(options: argparse.Namespace) -> Iterator[dict[str, int]]:
+    """In turn, so that two of one key are as far from each other as there are keys."""
+    if options.keys:
+        return ({"n": i, "key": i % options.keys} for i in range(options.n))
+    return ({"n": i} for i in range(options.n))
 
 
 def _job(place: Place, options: argparse.Namespace, *, tracked: bool) -> Job:

@@ -119,6 +119,7 @@ def _for_each_worker(app: AsyncTask, schemas: dict[str, Any]) -> dict[str, Any]:
                 "contains": item,
                 "description": "The items. Those that the worker does not take are refused, and the others go on.",
             },
+            "key": {"anyOf": [names, {"type": "null"}], "description": plain["properties"]["key"]["description"]},
             "unique": {
                 "anyOf": [{"type": "array", "items": names, "maxItems": 20}, listed, {"type": "null"}],
                 "description": plain["properties"]["unique"]["description"],

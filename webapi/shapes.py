@@ -440,6 +440,8 @@ class Control(_Out):
     interval: float = Field(description="Seconds from round to round; 0 for none.")
     priority: int
     session: str | None
+    key: str | None = Field(description="The field whose equal values run one after the other.")
+    key_limit: int | None = Field(description="How many of one key may run at once; null: no job has a key.")
     tolerated_failures: int | str | None
 
 
@@ -477,6 +479,7 @@ class ListedEvent(_Out):
     result: JsonValue
     problem: str | None
     due_at: Time | None
+    waits_for: str | None = Field(description="`key`: it waits for earlier jobs of its key.")
     created_at: Time | None
     started_at: Time | None
     finished_at: Time | None

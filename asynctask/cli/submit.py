@@ -154,6 +154,8 @@ def _columns(_context: click.Context, _option: click.Parameter, text: str | None
 @click.option("--tolerated-failures", help="Pause after more failed rows: 10, 5%, failed:10 or error:5%.")
 @click.option("--priority", help="Smaller runs first: a number or a name such as ADMIN_HIGH.")
 @click.option("--session", "line", help="Tasks of one session run one after the other.")
+@click.option("--key", help="A field: rows with an equal value run one after the other, across all Tasks of the worker.")
+@click.option("--key-limit", type=click.IntRange(min=1), help="How many rows of one key may run at once; default 1.")
 @click.option(
     "--on-complete", help='A worker to call when the last row has ended: NAME or {"worker": NAME, "args": [...]}.'
 )

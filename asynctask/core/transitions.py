@@ -29,6 +29,7 @@ from typing import Any, Final, NamedTuple
 from asynctask.core.states import OPEN, PROBLEM, TERMINAL, Reason, State, Status, check_event
 
 __all__ = [
+    "BLOCKED",
     "CALLBACKS",
     "COUNTED",
     "LEAD_S",
@@ -78,6 +79,9 @@ COUNTED: Final = tuple(str(s) for s in Status)
 
 CALLBACKS: Final = ("on_complete", "on_success", "on_failure")
 """The callbacks that a Task may have."""
+
+BLOCKED: Final = 253_402_300_799_000_000
+"""``due_at`` of a job that waits for others of its key, until its turn comes: the end of the year 9999."""
 
 POISON_DEATHS: Final = 3
 """Deaths of processes after which a job that had begun ends in ``error`` (reason ``poison``); twice as many if others were

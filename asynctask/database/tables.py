@@ -31,6 +31,7 @@ __all__ = [
     "full_metadata",
     "item_errors",
     "jobs",
+    "key_places",
     "metadata",
     "processes",
     "task_callbacks",
@@ -136,11 +137,15 @@ tasks: Final = Table(
     Column("session_waits", Integer),
     _count("session_place"),
     Column("callbacks", Json),  # [{name, worker, queue, args}], as submitted
+    # The field of its items whose equal values run one after the other, or so many at once. NULL limit: no job has a key.
+    Column("key_field", String(255)),
+    Column("key_limit", Integer),
     UniqueConstraint("owner", "idempotency_key", name="uq_tasks_owner_idempotency_key"),
     _partial("ix_tasks_open", "finished_at", "id", where="finished_at IS NULL"),
     _partial("ix_tasks_ready", "queue", "ready", "id", where="ready IS NOT NULL"),
     _partial("ix_tasks_due_next", "due_next", where="due_next IS NOT NULL"),
     _partial("ix_tasks_dispatch_until", "dispatch_until", where="dispatch_until IS NOT NULL"),
+    _partial("ix_tasks_split_until", "split_until", where="split_until IS NOT NULL"),
     _partial("ix_tasks_line", "session_key", "session_waits", "session_place", "id", where="session_waits IS NOT NULL"),
     Index("uq_tasks_session_holder", "session_holder", unique=True),
 )
@@ -179,6 +184,7 @@ events: Final = Table(
     Column("started_at", BigInteger),
     Column("finished_at", BigInteger),
     Column("callback_of", BigInteger),  # without a Task: the one whose callback it is
+    Column("line", BigInteger),  # digest of its key: those of one line run one after the other
     UniqueConstraint("job_id", name="uq_events_job_id"),
     UniqueConstraint("task_id", "seq", name="uq_events_task_id_seq"),
     _partial("ix_events_task_due", "task_id", "due_at", where="due_at IS NOT NULL"),
@@ -190,6 +196,18 @@ events: Final = Table(
 # An outcome lengthens a row, and PostgreSQL writes a new version: on the same page it needs no change of any index.
 _FILLFACTOR: Final[Any] = DDL("ALTER TABLE events SET (fillfactor = 35)")  # type: ignore[no-untyped-call]
 listen(events, "after_create", _FILLFACTOR.execute_if(dialect="postgresql"))
+
+# The open Events that have a key, each with its place in the line of that key. A table of its own: its rows are narrow, and
+# the Events without a key pay for no index.
+key_places: Final = Table(
+    "key_places",
+    metadata,
+    Column("event_id", Key, primary_key=True, autoincrement=False),
+    Column("line", BigInteger, nullable=False),
+    Column("place", BigInteger, nullable=False),  # the smaller first, then the smaller event_id
+    Column("holds", Integer, nullable=False, server_default=text("0")),  # 1: its turn has come, until it ends
+    Index("ix_key_places_line", "line", "holds", "place", "event_id"),
+)
 
 task_tallies: Final = Table(
     "task_tallies",

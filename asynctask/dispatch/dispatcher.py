@@ -195,6 +195,11 @@ class Dispatcher:
             self._due = at
             self._wake.set()
 
+    def _expect_later(self, at: int) -> None:
+        """:meth:`expect` for a Task that a round asked for: what is due now is left for the next one."""
+        if at > self._ledger.now():
+            self.expect(at)
+
     def dry(self, worked: bool) -> None:
         """This process found less in its queues than it could use; ``worked``: it had jobs since the last call.
 
@@ -475,7 +480,7 @@ class Dispatcher:
             self._last_served[queue, priority] = source
 
     def _reserve_task(self, task_id: int, queue: str, count: int, at: int | None) -> int:
-        found = reservations.reserve(self._ledger, task_id, count, lease_s=LEASE_S)
+        found = reservations.reserve(self._ledger, task_id, count, lease_s=LEASE_S, expect=self._expect_later)
         if found:
             self._outbox_of(queue).add(_at(found, at), task_id)
         return len(found)

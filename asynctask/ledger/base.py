@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from typing import Any, Final
@@ -25,7 +25,7 @@ from asynctask.clock import Clock, Ids, SystemClock, SystemIds, rfc3339
 from asynctask.database import batches
 from asynctask.database.engine import Database, DatabaseTime
 from asynctask.database.retrying import LOCKED, code_of, repeatable
-from asynctask.database.tables import as_dict, tasks
+from asynctask.database.tables import as_dict, duties, tasks
 from asynctask.messages import Catalogue
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "stamp",
     "stamps",
     "try_lock",
+    "try_lock_duty",
 ]
 
 MAX_SLOTS = 32
@@ -74,6 +75,7 @@ class Held:
         self._again_at = 0.0
         self._hints: dict[int, int | None] = {}
         self._sessions: set[str] = set()
+        self._ended: dict[int, int] = {}
 
     def worth_waiting(self, task_id: int, now: float) -> bool:
         """Whether to wait for the row: not if a wait failed less than :data:`AGAIN_S` before ``now`` (monotonic)."""
@@ -100,10 +102,21 @@ class Held:
         with self._lock:
             self._sessions.add(key)
 
+    def keep_ended(self, ended: Mapping[int, int]) -> None:
+        """Keeps ended Events (id -> line) whose lines could not go on, because another transaction has locked the keys."""
+        with self._lock:
+            self._ended.update(ended)
+
     @property
     def keeps(self) -> bool:
-        """Whether any hint or session is kept."""
-        return bool(self._hints or self._sessions)
+        """Whether any hint, session or ended Event is kept."""
+        return bool(self._hints or self._sessions or self._ended)
+
+    def take_ended(self) -> dict[int, int]:
+        """Returns and clears all kept Events."""
+        with self._lock:
+            ended, self._ended = self._ended, {}
+        return ended
 
     def take(self) -> tuple[dict[int, int | None], set[str]]:
         """Returns and clears all kept hints and sessions."""
@@ -217,6 +230,13 @@ _FREE: Final = _ONE.with_for_update(skip_locked=True)
 _LOCK_MARIADB: Final = sa.text(
     "SET STATEMENT max_statement_time = :patience FOR SELECT tasks.* FROM tasks WHERE id = :task_id FOR UPDATE"
 )
+_DUTY: Final = sa.select(duties.c.name).where(duties.c.name == sa.bindparam("name"))
+_DUTY_MARIADB: Final = sa.text(
+    "SET STATEMENT max_statement_time = :patience FOR SELECT name FROM duties WHERE name = :name FOR UPDATE"
+)
+_DUTY_ID: Final = -1
+"""Stands for a duty among the ids of Tasks in :class:`Held`."""
+
 _LOCK_TIMEOUTS: Final = frozenset({"55P03", LOCKED, 1969})
 """PostgreSQL: lock timeout. MariaDB: lock wait timeout, statement interrupted by its time limit."""
 
@@ -226,29 +246,54 @@ def try_lock(connection: Connection, ledger: Ledger, task_id: int) -> dict[str, 
     if connection.dialect.name == "sqlite":
         row = connection.execute(_ONE, {"task_id": task_id}).first()
         return None if row is None else as_dict(row)
-    row = connection.execute(_FREE, {"task_id": task_id}).first()
+    row = _lock_soon(connection, ledger, task_id, (_ONE, _FREE, _LOCK_MARIADB), {"task_id": task_id})
+    return None if row is None else as_dict(row)
+
+
+def try_lock_duty(connection: Connection, ledger: Ledger, name: str) -> bool:
+    """Locks a row of ``duties`` until the transaction ends; False if another transaction holds it. Makes a missing row; the
+    first caller may get False for that, and calls again later."""
+    if connection.dialect.name == "sqlite":  # the write transaction excludes others
+        return True
+    statements = (_DUTY, _DUTY.with_for_update(skip_locked=True), _DUTY_MARIADB)
+    if _lock_soon(connection, ledger, _DUTY_ID, statements, {"name": name}) is not None:
+        return True
+    if connection.execute(_DUTY, {"name": name}).first() is None:
+        ignore = "IGNORE " if connection.dialect.name == "mariadb" else ""
+        rest = "" if ignore else " ON CONFLICT DO NOTHING"
+        connection.execute(sa.text(f"INSERT {ignore}INTO duties (name) VALUES (:name){rest}"), {"name": name})  # noqa: S608
+        return _lock_soon(connection, ledger, _DUTY_ID, statements, {"name": name}) is not None
+    return False
+
+
+def _lock_soon(
+    connection: Connection, ledger: Ledger, task_id: int, statements: tuple[Any, Any, Any], values: dict[str, Any]
+) -> Any:
+    """The row, locked: at once if it is free, else after a bounded wait; None if another transaction holds it."""
+    plain, free, mariadb = statements
+    row = connection.execute(free, values).first()
     if row is None:
         if not ledger.held.worth_waiting(task_id, ledger.clock.monotonic()):
             return None
         try:
-            row = _wait(connection, task_id)
+            row = _wait(connection, plain, mariadb, values)
         except exc.DBAPIError as error:
             if code_of(error) not in _LOCK_TIMEOUTS:
                 raise
             ledger.held.waited(task_id, ledger.clock.monotonic(), had=False)
             return None
     ledger.held.waited(task_id, ledger.clock.monotonic(), had=True)
-    return None if row is None else as_dict(row)
+    return row
 
 
-def _wait(connection: Connection, task_id: int) -> Any:
+def _wait(connection: Connection, plain: Any, mariadb: Any, values: dict[str, Any]) -> Any:
     """Waits for the lock in its queue, for a bounded time: polling would starve where transactions follow each other."""
     if connection.dialect.name == "mariadb":
-        return connection.execute(_LOCK_MARIADB, {"task_id": task_id, "patience": PATIENCE_S}).first()
+        return connection.execute(mariadb, {**values, "patience": PATIENCE_S}).first()
     with connection.begin_nested():
         before = connection.exec_driver_sql("SHOW lock_timeout").scalar()
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{PATIENCE_S * 1_000:.0f}ms'")
-        row = connection.execute(_ONE.with_for_update(), {"task_id": task_id}).first()
+        row = connection.execute(plain.with_for_update(), values).first()
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{before}'")
     return row
 

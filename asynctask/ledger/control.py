@@ -268,26 +268,33 @@ def turning_tasks(connection: Connection) -> list[tuple[int, str]]:
     return [(int(i), str(turning)) for i, turning in connection.execute(statement)]
 
 
-@repeatable
 def turn_some(ledger: Ledger, task_id: int) -> bool | None:
     """Turns the next slice of rows of a cancel or retry. Returns whether rows are left; None if another transaction holds
     the Task's row.
 
     Any process may call it at any time: the cursor moves in the transaction of the rows.
     """
+    more, applied = _turn_some(ledger, task_id)
+    if any(each.record is not None and each.record.line is not None for each in applied):
+        dispatchable.announce(ledger, applied)  # others of their keys may go on
+    return more
+
+
+@repeatable
+def _turn_some(ledger: Ledger, task_id: int) -> tuple[bool | None, list[Applied]]:
     with ledger.database.write() as connection:
         task = try_lock(connection, ledger, task_id)
         if task is None:
-            return None
+            return None, []
         if task["turning"] is None:
-            return False
+            return False, []
         size = _SQLITE_SLICE if ledger.database.is_sqlite else SLICE
         wanted = [str(s) for s in OPEN] if task["turning"] == "cancel" else task["turn_statuses"].split(",")
         only = loads(task["turn_chosen"]) or {"digests": None, "left": None}
         left = size + 1 if only["left"] is None else only["left"]
         statement = _to_reopen(task_id, wanted, only["digests"], task["turn_cursor"]).limit(min(size, left))
         found = [(int(i), int(seq)) for i, seq in connection.execute(statement)]
-        apply(connection, ledger, [_turn_change(ledger, task, i) for i, _ in found])
+        applied = apply(connection, ledger, [_turn_change(ledger, task, i) for i, _ in found])
         more = len(found) == size < left
         values: dict[str, Any] = {"turn_cursor": found[-1][1]} if more else _turn_end(task)
         if more and only["left"] is not None:
@@ -295,7 +302,7 @@ def turn_some(ledger: Ledger, task_id: int) -> bool | None:
         if task["turning"] == "retry":
             values["ready"] = sessions.readiness(task)
         connection.execute(tasks.update().where(_t.id == task_id).values(values))
-    return more
+    return more, applied
 
 
 def _turn_end(task: dict[str, Any]) -> dict[str, Any]:

@@ -11,14 +11,15 @@ dispatcher retries the hint (:func:`catch_up`), so that outcomes of other Tasks 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.clock import SECOND, micros
-from asynctask.core.transitions import LEAD_S, MAX_INTERVAL_S, Turn, in_flight, interval_of, lead, next_round
+from asynctask.core.states import TERMINAL
+from asynctask.core.transitions import BLOCKED, LEAD_S, MAX_INTERVAL_S, Turn, in_flight, interval_of, lead, next_round
 from asynctask.database.tables import events, tasks
 from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import sessions
@@ -27,14 +28,13 @@ from asynctask.ledger.base import Ledger, chunks, each_free
 from asynctask.ledger.events import Applied, End
 from asynctask.logs import get_logger
 
-__all__ = ["MAY", "RECHECK_S", "announce", "catch_up", "due_tasks", "next_due", "repair", "settled", "wake_due"]
+__all__ = ["MAY", "RECHECK_S", "announce", "catch_up", "due_tasks", "next_due", "repair", "settled", "wake", "wake_due"]
 
 RECHECK_S: Final = 0.8
 """The longest time between two checks of a Task that waits for its next round: a user may edit its row."""
 
 _t, _e = tasks.c, events.c
 _DISPATCHED = ("splitting", "running")
-_NEVER = 2**63 - 1
 _ANNOUNCED = sa.select(
     _t.id,
     _t.parallel,
@@ -67,13 +67,18 @@ def announce(ledger: Ledger, applied: Iterable[Applied], ends: Iterable[End] = (
     """
     due: dict[int, int | None] = {}
     freed_places: dict[int, int] = {}
+    ended: dict[int, int] = {}  # Events with a key: id -> line
     for end in ends:
+        if end.record.line is not None:
+            ended[end.record.id] = end.record.line
         if (task_id := end.record.task_id) is not None:
             freed_places[task_id] = freed_places.get(task_id, 0) + _freed_places(end.turn)
     for each in applied:
         if each.turn is None or each.record is None or each.record.task_id is None:
             continue
         task_id, at = each.record.task_id, each.turn.after.due_at
+        if each.record.line is not None and each.turn.after.status in TERMINAL:
+            ended[each.record.id] = each.record.line
         freed_places[task_id] = freed_places.get(task_id, 0) + _freed_places(each.turn)
         if at is not None and ((known := due.setdefault(task_id, None)) is None or at < known):
             due[task_id] = at
@@ -81,10 +86,20 @@ def announce(ledger: Ledger, applied: Iterable[Applied], ends: Iterable[End] = (
         if count > 0:  # else other jobs of the Task took the places that came free
             due.setdefault(task_id, None)
     try:
-        found = [_announce_batch(ledger, dict(part)) for part in chunks(sorted(due.items()), 1_000)]
+        return _announce_all(ledger, due, sessions.free(ledger, ended) if ended else set())
     except LedgerUnavailable as error:  # the changes are committed; maintenance finds missing hints
         get_logger("asynctask.ready").warning("announce_put_off", error=str(error))
         return None
+
+
+def wake(ledger: Ledger, woken: Collection[int]) -> int | None:
+    """Writes the hints of Tasks that have jobs due now, because the lines of their keys went on; as :func:`announce`."""
+    return _announce_all(ledger, {}, woken)
+
+
+def _announce_all(ledger: Ledger, due: Mapping[int, int | None], woken: Collection[int]) -> int | None:
+    parts = chunks(sorted({**dict.fromkeys(woken), **due}.items()), 1_000)
+    found = [_announce_batch(ledger, dict(part), woken) for part in parts]
     return min((at for at in found if at is not None), default=None)
 
 
@@ -95,7 +110,7 @@ def _freed_places(turn: Turn) -> int:
     return int(in_flight(turn.before)) - int(in_flight(turn.after))
 
 
-def _announce_batch(ledger: Ledger, due: dict[int, int | None]) -> int | None:
+def _announce_batch(ledger: Ledger, due: dict[int, int | None], woken: Collection[int] = ()) -> int | None:
     with ledger.database.read() as connection:
         found = connection.execute(_ANNOUNCED, {"ids": sorted(due)}).all()
     if tolerant := [int(row.id) for row in found if row.tolerated_failures is not None]:
@@ -105,14 +120,18 @@ def _announce_batch(ledger: Ledger, due: dict[int, int | None]) -> int | None:
     limited = [row for row in found if row.parallel is not None or row.interval_s > 0]
     freed = [int(row.id) for row in limited if row.ready is None and row.id not in rounds]
     waits = {task_id: at for task_id, at in due.items() if at is not None}
+    # A Task that is ready was so after its job became due: a reservation holds the keys until it has settled the hints.
+    waits |= {
+        int(row.id): now for row in found if row.id in woken and (row.ready is None or row.session_holder is not None)
+    }
     if freed or waits:
         for task_id in _hint(ledger, freed, waits):
-            ledger.held.keep_hint(task_id, due[task_id])
+            ledger.held.keep_hint(task_id, waits.get(task_id))
     for row in found:
         over = row.ready is None and row.generation_sealed and row.next_seq >= row.created_jobs
         if row.session_holder is not None and over:
             sessions.step_aside(ledger, int(row.id))
-    times = [*waits.values(), *rounds.values(), *([0] if freed else [])]
+    times = [*waits.values(), *rounds.values(), *([0] if freed or woken else [])]
     return min(times, default=None)
 
 
@@ -143,13 +162,18 @@ def _hint(ledger: Ledger, freed: list[int], waits: dict[int, int]) -> list[int]:
 
 def catch_up(ledger: Ledger) -> None:
     """Retries the hints and promotions that this process kept because a Task's row was locked."""
-    hints, keys = ledger.held.take()
+    (hints, keys), ended = ledger.held.take(), ledger.held.take_ended()
     try:
+        woken = sessions.free(ledger, ended) if ended else set()
+        ended = {}
+        if woken:
+            _announce_all(ledger, {}, woken)
         for part in chunks(sorted(hints.items()), 1_000):
             _announce_batch(ledger, dict(part))
         for key in keys:
             sessions.promote_alone(ledger, key)
     except LedgerUnavailable:
+        ledger.held.keep_ended(ended)
         for task_id, due in hints.items():
             ledger.held.keep_hint(task_id, due)
         for key in keys:
@@ -195,7 +219,7 @@ def repair(ledger: Ledger, limit: int = 1_000) -> int:
     """Finds Tasks with something to dispatch and no hint, or a later one, and writes it. Returns the number written; it
     finds Tasks with locked rows again."""
     now = ledger.now()
-    due = sa.exists().where(_e.task_id == _t.id, _e.due_at < sa.func.coalesce(_t.due_next, _NEVER))
+    due = sa.exists().where(_e.task_id == _t.id, _e.due_at < sa.func.coalesce(_t.due_next, BLOCKED))
     lost = (
         sa.select(_t.id)
         .where(

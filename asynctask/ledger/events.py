@@ -56,7 +56,7 @@ _READ = (
         _e["items"], _e.n_finish, _e.n_failed, _e.n_error, _e.n_cancelled, _e.process, _e.added_messages, _e.first_row,
         _e.started_at, _e.finished_at, sa.func.coalesce(_e.worker_name, _t.worker_name, ""),
         sa.func.coalesce(_e.queue, _t.queue, "default"), _t.state, _t.next_seq, _t.slots, _t.parallel, _ROUND_AT,
-        _e.callback_of,
+        _e.callback_of, _e.line,
     )
     .select_from(events.outerjoin(tasks, _t.id == _e.task_id))
 )  # fmt: skip
@@ -94,7 +94,7 @@ class EventRecord:
     """One Event as read: its bookkeeping row and the other columns that decisions and records need.
 
     ``round_at``: of a Task with an interval, when the jobs of its last round may start. ``callback_of``: the Task whose
-    callback it is.
+    callback it is. ``line``: of those that have a key, see :mod:`asynctask.ledger.sessions`.
     """
 
     id: int
@@ -113,6 +113,7 @@ class EventRecord:
     parallel: int | None = None
     round_at: int | None = None
     callback_of: int | None = None
+    line: int | None = None
 
     @property
     def is_lone(self) -> bool:
@@ -216,7 +217,7 @@ def _record(found: Any) -> EventRecord:
     (
         id_, job_id, task_id, seq, status, attempt, due_at, retries, deaths, watched, items, n_finish, n_failed, n_error,
         n_cancelled, process, messages, first_row, started_at, finished_at, worker_name, queue, state, next_seq, slots,
-        parallel, round_at, callback_of,
+        parallel, round_at, callback_of, line,
     ) = found  # fmt: skip
     reserved = task_id is None or (seq is not None and next_seq is not None and seq < next_seq)
     row = Row(
@@ -225,7 +226,7 @@ def _record(found: Any) -> EventRecord:
     )  # fmt: skip
     return EventRecord(
         id_, job_id, task_id, seq, row, messages, first_row, started_at, finished_at, worker_name, queue, state,
-        slots or 1, parallel, round_at, callback_of,
+        slots or 1, parallel, round_at, callback_of, line,
     )  # fmt: skip
 
 

@@ -279,6 +279,8 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
             "interval": float(row["interval_s"]),
             "priority": row["priority"],
             "session": row["session"],
+            "key": row["key_field"],
+            "key_limit": row["key_limit"],
             "tolerated_failures": int(tolerated) if tolerated is not None and tolerated.isdecimal() else tolerated,
         },
         "top_errors": [],

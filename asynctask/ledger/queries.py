@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection
 
 from asynctask.clock import rfc3339
 from asynctask.core.states import PROBLEM, Status
-from asynctask.core.transitions import Turn, cancel, explicit_retry, hurry, in_flight, recorded
+from asynctask.core.transitions import BLOCKED, Turn, cancel, explicit_retry, hurry, in_flight, recorded
 from asynctask.database.batches import among
 from asynctask.database.engine import Database
 from asynctask.database.retrying import repeatable
@@ -68,7 +68,8 @@ def _event_object(row: dict[str, Any]) -> dict[str, Any]:
     readers.
     """
     messages = loads(row["added_messages"]) or []
-    times = {name: rfc3339(row[name]) for name in ("due_at", "created_at", "started_at", "finished_at")}
+    blocked = row["due_at"] == BLOCKED
+    times = {name: rfc3339(row[name]) for name in ("created_at", "started_at", "finished_at")}
     return {
         "id": row["id"],
         "job_id": row["job_id"],
@@ -87,6 +88,8 @@ def _event_object(row: dict[str, Any]) -> dict[str, Any]:
         "problem": row["problem"],
         "process": row["process"],
         "callback_of": row["callback_of"],
+        "due_at": None if blocked else rfc3339(row["due_at"]),
+        "waits_for": "key" if blocked else None,
         **times,
     }
 
@@ -296,7 +299,8 @@ def _condition(set_name: str, now: int) -> Any:
     if set_name == DEAD:
         return _e.problem.is_not(None) & (_e.status == str(Status.ERROR))
     waits = (_e.status == str(Status.ENQUEUE)) & _e.due_at.is_not(None)
-    return waits & (_e.retries > 0 if set_name == RETRY else (_e.retries == 0) & (_e.due_at > now))
+    scheduled = (_e.retries == 0) & (_e.due_at > now) & (_e.due_at < BLOCKED)
+    return waits & (_e.retries > 0 if set_name == RETRY else scheduled)
 
 
 def _order(set_name: str) -> tuple[Any, Any]:

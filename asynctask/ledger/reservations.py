@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from operator import itemgetter
 from types import MappingProxyType
@@ -110,6 +110,7 @@ _IS_SMALL = (
     & _t.parallel.is_(None)
     & _t.session_key.is_(None)
     & (_t.interval_s <= 0)
+    & _t.key_limit.is_(None)
 )
 _READY = (
     sa.select(_t.id, _t.queue, _t.ready, _IS_SMALL, _t.owner, _HAS_ROUNDS)
@@ -251,6 +252,8 @@ def reserve(
     reserved = _reserve(ledger, task_id, wanted, lease_s)
     if reserved.next_at is not None:
         expect(reserved.next_at)
+    if reserved.woken:
+        dispatchable.wake(ledger, reserved.woken)
     # The hint of a job that ended while the Task was locked may be lost.
     if reserved.full and _recheck_parallel(ledger, task_id):
         expect(ledger.now())
@@ -264,7 +267,8 @@ class _Reserved:
     jobs: list[Ready]
     full: bool = False  # ``parallel`` is used up
     idle: bool = False  # holds its session, but has nothing to reserve
-    next_at: int | None = None  # when to check whether the next round may begin
+    next_at: int | None = None  # when to check whether the next round may begin, or an earlier split has ended
+    woken: set[int] = field(default_factory=set)  # Tasks that have jobs due now, because the line of a key went on
 
 
 @repeatable
@@ -277,6 +281,8 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Rese
         if not may_dispatch(task["state"]) or not sessions.may(task):
             connection.execute(tasks.update().where(_t.id == task_id).values(ready=None))
             return _Reserved([])
+        if task["key_limit"] is not None and (later := _keys_wait(connection, ledger, task, now)) is not None:
+            return later
         interval = interval_of(task["interval_s"])
         limit, flying = at_once(task["parallel"], interval), _flying(connection, task)
         count = room(task["state"], limit, flying, MOST_OF_ROUND if interval else wanted)
@@ -284,11 +290,12 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Rese
         if opens - lead(interval) > now:
             count = 0
         due = sessions.next_due(connection, task_id)
-        ids = []
+        ids, woken = [], set[int]()
         if count > 0 and due is not None and due <= now:
-            ids = _release(connection, ledger, task_id, count, now)
+            ids = _release(connection, ledger, task, count, now, woken)
+        low, high = task["next_seq"], _pass(connection, task, max(0, count) - len(ids), now, woken)
+        if ids or woken:
             due = sessions.next_due(connection, task_id)
-        low, high = task["next_seq"], min(task["created_jobs"], task["next_seq"] + max(0, count) - len(ids))
         found = _read_ready(connection, batches.among(connection, _e.id, ids)) if ids else []
         reserved = len(found)
         if high > low:
@@ -307,8 +314,54 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Rese
             values |= _advanced(ledger, task, low, high, now + micros(lease_s))
         values |= _noted_round(task, interval, reserved, begins, {"from": low, "to": high, "again": ids})
         connection.execute(tasks.update().where(_t.id == task_id).values(values))
-    idle = task["session_holder"] is not None and not found and high == low and high >= task["created_jobs"]
-    return _Reserved(found, full, idle, values["due_next"] if waits is not None else None)
+    idle = task["session_holder"] is not None and not found and high >= task["created_jobs"]
+    return _Reserved(found, full, idle, values["due_next"] if waits is not None else None, woken)
+
+
+# -- jobs with a key: only those whose turn it is are dispatched (:mod:`asynctask.ledger.sessions`)
+
+_LEAST_PASSED: Final = 256
+_MOST_PASSED: Final = 2_000
+"""Rows that the pointer of a Task with keys passes in one reservation, where hardly any has its turn."""
+
+_PASSED = (
+    sa.select(_e.id, _e.seq)
+    .where(_e.task_id == sa.bindparam("of"), _e.due_at.is_(None), _e.status == str(Status.ENQUEUE))
+    .where(_e.seq >= sa.bindparam("low"), _e.seq < sa.bindparam("high"))
+    .order_by(_e.seq)
+)
+
+
+def _keys_wait(connection: Connection, ledger: Ledger, task: Mapping[str, Any], now: int) -> _Reserved | None:
+    """What a Task with keys gets that may not dispatch now; None if it may, and then the keys are locked."""
+    if not sessions.lock_keys(connection, ledger):
+        return _Reserved([], next_at=now + micros(dispatchable.RECHECK_S))
+    if not sessions.waits_for_split(connection, task):
+        return None
+    again = now + micros(dispatchable.RECHECK_S)
+    connection.execute(tasks.update().where(_t.id == task["id"]).values(ready=None, due_next=again))
+    return _Reserved([], next_at=again)
+
+
+def _pass(connection: Connection, task: Mapping[str, Any], count: int, now: int, woken: set[int]) -> int:
+    """How far the pointer of a locked Task goes for ``count`` jobs. Of one with keys, it passes those whose turn has not
+    come: they wait for it. ``woken`` gets the Tasks that have jobs due now."""
+    low, created = int(task["next_seq"]), int(task["created_jobs"])
+    if task["key_limit"] is None or count <= 0:
+        return min(created, low + count)
+    high, most = low, low + max(count, _MOST_PASSED)
+    while count > 0 and high < min(created, most):
+        top = min(created, most, high + max(count, _LEAST_PASSED))
+        given = {"of": task["id"], "low": high, "high": top}
+        passed = {int(i): int(seq) for i, seq in batches.fetch_small(connection, _PASSED, given)}
+        admitted, others = sessions.admit(connection, task, passed, top, now)
+        woken |= others
+        if len(admitted) > count:
+            top = sorted(passed[i] for i in admitted)[count]
+        sessions.block(connection, [i for i, seq in passed.items() if seq < top and i not in admitted])
+        count -= min(count, len(admitted))
+        high = top
+    return high
 
 
 # -- rounds of a Task with an interval
@@ -351,8 +404,8 @@ def lend_jobs(ledger: Ledger, task_id: int, wanted: int, places: int) -> list[Re
 
     The process performs them one after the other in ``places`` of its jobs of that Task that are in flight, so its share of
     the waiting jobs is at most ``places / parallel``. None while more jobs are in flight than ``parallel`` allows, of a
-    Task with an interval, or while another transaction holds the Task's row; and none if the failure of everything lent
-    could take the Task over its ``tolerated_failures``, for a lent job begins without another look at its Task. A due
+    Task with an interval or keys, or while another transaction holds the Task's row; and none if the failure of everything
+    lent could take the Task over its ``tolerated_failures``, for a lent job begins without another look at its Task. A due
     suspect is not lent: it runs alone.
     """
     with ledger.database.write() as connection:
@@ -360,7 +413,11 @@ def lend_jobs(ledger: Ledger, task_id: int, wanted: int, places: int) -> list[Re
         if task is None or not task["parallel"] or not may_dispatch(task["state"]) or not sessions.may(task):
             return []
         left = task_rows.tolerated_left(connection, task)
-        if interval_of(task["interval_s"]) or (left is not None and left < (MOST_LENT + 1) * task["parallel"]):
+        if (
+            task["key_limit"] is not None
+            or interval_of(task["interval_s"])
+            or (left is not None and left < (MOST_LENT + 1) * task["parallel"])
+        ):
             return []
         flying = _flying(connection, task)
         if flying > task["parallel"]:
@@ -459,10 +516,49 @@ def _held_by_another(ledger: Ledger, task: Mapping[str, Any], now: int) -> bool:
     return task["dispatch_by"] not in (None, ledger.identity) and (task["dispatch_until"] or 0) > now
 
 
-def _release(connection: Connection, ledger: Ledger, task_id: int, count: int, now: int) -> list[int]:
-    found = connection.execute(_DUE_OF_TASK, {"of": task_id, "now": now, "count": count})
-    changes = [Change(int(event_id), _release_if_due(now)) for (event_id,) in found]
-    return [each.change.event_id for each in apply(connection, ledger, changes) if each.turn is not None]
+def _release(
+    connection: Connection, ledger: Ledger, task: Mapping[str, Any], count: int, now: int, woken: set[int]
+) -> list[int]:
+    given = {"of": task["id"], "now": now, "count": count}
+    found, simple = [int(i) for (i,) in connection.execute(_DUE_OF_TASK, given)], list[int]()
+    if task["key_limit"] is not None:
+        admitted, others = sessions.admit(connection, task, found, task["next_seq"], now)
+        woken |= others
+        sessions.block(connection, [i for i in found if i not in admitted])
+        simple = _release_first(connection, ledger, task, [i for i in found if i in admitted], now)
+        found = [i for i in found if i in admitted and i not in set(simple)]
+    changes = [Change(event_id, _release_if_due(now)) for event_id in found]
+    return simple + [each.change.event_id for each in apply(connection, ledger, changes) if each.turn is not None]
+
+
+@cache
+def _first(dialect: str) -> Any:
+    is_first = (_e.status == str(Status.ENQUEUE)) & (_e.retries == 0) & _e.process.is_(None)
+    due = (_e.due_at <= sa.bindparam("now")) & (_e.seq < sa.bindparam("next"))
+    found = sa.select(_e.id).where(batches.among_given(dialect, _e.id, "ids"), is_first, due).order_by(_e.id)
+    return found if dialect == "sqlite" else found.with_for_update()
+
+
+@cache
+def _released(dialect: str) -> Any:
+    return events.update().where(batches.among_given(dialect, _e.id, "ids")).values(due_at=None)
+
+
+def _release_first(
+    connection: Connection, ledger: Ledger, task: Mapping[str, Any], event_ids: Sequence[int], now: int
+) -> list[int]:
+    """Applies :func:`~asynctask.core.transitions.release_due` to those of these Events that no retry made wait, such as
+    those whose turn has come, in one statement: none changes a count but ``dispatched``."""
+    if not event_ids:
+        return []
+    dialect = connection.dialect.name
+    given = {"ids": batches.given(dialect, event_ids), "now": now, "next": task["next_seq"]}
+    chosen = connection.execute(_first(dialect), given).scalars().all()
+    if chosen:
+        connection.execute(_released(dialect), {"ids": batches.given(dialect, chosen)})
+        moved = {(task["id"], ledger.slot(task["slots"])): Delta(dispatched=len(chosen))}
+        counters.move(connection, moved, now)
+    return [int(i) for i in chosen]
 
 
 def _release_if_due(now: int) -> Any:
@@ -617,7 +713,7 @@ AT_ONCE: Final = 200
 
 _TO_RESERVE: Final = (
     "id", "state", "parallel", "interval_s", "session_key", "next_seq", "created_jobs", "reserved_from", "dispatch_by",
-    "due_next", "worker_name", "queue", "priority", "options", "slots",
+    "due_next", "worker_name", "queue", "priority", "options", "slots", "key_limit",
 )  # fmt: skip
 _TO_CLOSE: Final = (
     "id", "state", "generation", "generation_sealed", "closed_at", "turning", "session_key", "created_jobs",
@@ -666,6 +762,7 @@ def _is_untouched(task: Any) -> bool:
         and task.parallel is None
         and task.interval_s <= 0
         and task.session_key is None
+        and task.key_limit is None
         and task.next_seq == 0
         and 0 < task.created_jobs <= MOST_SMALL
         and task.reserved_from is None

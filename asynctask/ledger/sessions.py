@@ -1,42 +1,61 @@
-"""Sessions: the Tasks of a session run one after the other.
+"""Sessions and keys: Tasks, and items, that run one after the other.
 
 A session is a name within an owner. Its holder has the session's key in the unique column ``session_holder``, so of two
 processes that promote concurrently one loses the compare-and-set. The other Tasks wait in line, by ``session_waits`` (the
 priority) and ``session_place``. A Task with nothing left but jobs waiting for a retry leaves the session, and joins the
 line again, at its end, when the first of them is due.
+
+A key is a value of one field of the items of a worker, across its Tasks. Each open Event with a key has a place in the line
+of it (``key_places``); the first holds the line until it has ended, or the first ``key_limit``. The gate of a
+reservation (:func:`admit`) gives turns under one lock, and so does :func:`free` when holders end. An Event whose Task's
+pointer passed it before its turn waits with ``due_at`` :data:`~asynctask.core.transitions.BLOCKED`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import cache
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
-from asynctask.core.states import Reason, State
+from asynctask.core.states import TERMINAL, Reason, State, Status
+from asynctask.core.transitions import BLOCKED
+from asynctask.database import batches
 from asynctask.database.retrying import repeatable
-from asynctask.database.tables import events, task_tallies, tasks
+from asynctask.database.tables import events, key_places, task_tallies, tasks
 from asynctask.ledger import counters
-from asynctask.ledger.base import Ledger, try_lock
+from asynctask.ledger.base import Ledger, chunks, loads, try_lock, try_lock_duty
 
 __all__ = [
+    "MAX_KEY",
+    "add_places",
+    "admit",
+    "block",
+    "free",
     "key_of",
+    "key_text",
+    "line_of",
+    "lock_keys",
     "may",
     "promote",
     "promote_alone",
     "readiness",
     "release",
     "repair",
+    "repair_keys",
     "step_aside",
     "turning_to",
     "waiting_in_line",
+    "waits_for_split",
 ]
 
-_t, _e, _n = tasks.c, events.c, task_tallies.c
+_t, _e, _n, _k = tasks.c, events.c, task_tallies.c, key_places.c
 _DISPATCHED = (str(State.SPLITTING), str(State.RUNNING))
 _OVER = (State.FINALIZING, State.FINISHED, State.REJECTED)
 
@@ -168,7 +187,7 @@ def _waits_for_retries(connection: Connection, task: Mapping[str, Any], now: int
     counts = counters.total(connection, task["id"])
     if counts.working or counts.stopped or not counts.enqueue or counts.dispatched != counts.returned:
         return False
-    due = next_due(connection, task["id"])
+    due = connection.execute(_NEXT_DUE, {"task_id": task["id"]}).scalar()  # or they wait for jobs of their keys
     return due is not None and int(due) > now
 
 
@@ -178,8 +197,9 @@ _NEXT_DUE = (
 
 
 def next_due(connection: Connection, task_id: int) -> int | None:
-    """When the first of a Task's jobs that wait in the ledger is due."""
-    return connection.execute(_NEXT_DUE, {"task_id": task_id}).scalar()
+    """When the first of a Task's jobs that wait in the ledger is due; those that wait for their keys do not count."""
+    due = connection.execute(_NEXT_DUE, {"task_id": task_id}).scalar()
+    return None if due == BLOCKED else due
 
 
 def join_again(connection: Connection, ledger: Ledger, task_ids: list[int], now: int) -> None:
@@ -241,3 +261,307 @@ def _stalled_holders() -> sa.Select[Any]:
         .group_by(_t.id)
         .having(open_items == sa.func.sum(_n.retrying), open_items > 0, sa.func.sum(_n.working + _n.stopped) == 0)
     )
+
+
+# -- keys: items with equal values of a field run one after the other
+
+MAX_KEY: Final = 255
+"""Characters of a key."""
+
+_KEYS: Final = "keys"
+"""The duty whose row is locked while turns are given, so that two processes never give the same one."""
+
+_FREED: Final = 500
+"""Ended Events of one transaction that lets their lines go on."""
+
+_TERMINAL: Final = sorted(map(str, TERMINAL))
+_MIXED: Final = "*"
+"""The worker's name of a Task whose jobs name their own."""
+
+_SPLITTING: Final = (
+    sa.select(sa.literal(1))
+    .where(_t.split_until > 0, _t.split_state == "splitting", _t.id < sa.bindparam("before"), _t.key_limit.is_not(None))
+    .where(sa.or_(_t.worker_name.in_([sa.bindparam("worker"), _MIXED]), sa.bindparam("worker") == _MIXED))
+    .limit(1)
+)
+
+
+def key_text(value: Any) -> str | None:
+    """The key in a value of an item: a text without blanks around it, or a number as text, so 7, 7.0 and "7" are one key.
+
+    None for anything else, and for a text that is empty or longer than :data:`MAX_KEY`.
+    """
+    if isinstance(value, float) and math.isfinite(value) and value.is_integer():
+        value = int(value)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    text = str(value) if number else value.strip() if isinstance(value, str) else ""
+    return text if 0 < len(text) <= MAX_KEY else None
+
+
+def line_of(worker_name: str, key: str) -> int:
+    """The line of a worker's key: a digest of 64 bits. Two keys with the same wait for each other, which harms neither."""
+    digest = hashlib.blake2b(f"{len(worker_name)}:{worker_name}{key}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
+
+
+def lock_keys(connection: Connection, ledger: Ledger) -> bool:
+    """Locks all lines until the transaction ends; False if another transaction holds them. After a Task's row, before
+    Events."""
+    return try_lock_duty(connection, ledger, _KEYS)
+
+
+def add_places(connection: Connection, task_ids: Collection[int], *, low: int = 0) -> None:
+    """Gives the new Events of these Tasks, from ``seq`` ``low`` on, that have a key their places: in the order of the
+    Tasks, then of the list."""
+    if task_ids:
+        dialect = connection.dialect.name
+        connection.execute(_add_places(dialect), {"ids": batches.given(dialect, sorted(task_ids)), "low": low})
+
+
+def waits_for_split(connection: Connection, task: Mapping[str, Any]) -> bool:
+    """Whether a Task that was submitted earlier is still being split: its next items come before those of this one."""
+    given = {"before": task["id"], "worker": task["worker_name"]}
+    return connection.execute(_SPLITTING, given).first() is not None
+
+
+def admit(
+    connection: Connection, task: Mapping[str, Any], event_ids: Collection[int], high: int, now: int
+) -> tuple[set[int], set[int]]:
+    """Of these Events of a locked Task, which are to be dispatched, those whose turn it is; and the Tasks of which Events
+    are due now because a line went on. ``high``: where the Task's pointer will be. The caller has locked the keys.
+
+    An Event without a key has its turn always; one without a place, because it ended before and runs again, gets the last
+    place.
+    """
+    dialect = connection.dialect.name
+    given = {"ids": batches.given(dialect, event_ids)} if event_ids else {}
+    found = batches.fetch_small(connection, _places(dialect), given) if given else []
+    admitted = {int(i) for i, line, _ in found if line is None}
+    admitted.update(int(i) for i, _, holds in found if holds)
+    waiting = {int(i): int(line) for i, line, holds in found if line is not None and not holds}
+    if not waiting:
+        return admitted, set()
+    if again := [{"event_id": i, "line": line} for i, line, holds in found if line is not None and holds is None]:
+        last = connection.execute(sa.select(sa.func.max(_t.id))).scalar_one()
+        connection.execute(key_places.insert(), [{**each, "place": 2 * last + 1, "holds": 0} for each in again])
+    own = _Own(int(task["id"]), high, int(task["key_limit"]), waiting.keys())
+    turns, woken = _give_turns(connection, set(waiting.values()), now, own)
+    return admitted | (turns & waiting.keys()), woken
+
+
+def block(connection: Connection, event_ids: Collection[int]) -> None:
+    """Makes Events wait for their turn that were to be dispatched: they change neither status nor counts."""
+    if event_ids:
+        dialect = connection.dialect.name
+        given = {"ids": batches.given(dialect, event_ids)}
+        connection.execute(_block(dialect), given)
+
+
+def free(ledger: Ledger, ended: Mapping[int, int]) -> set[int]:
+    """Takes ended Events (id -> line) out of their lines, after the commit of their ends; those next in line are due now.
+
+    Returns the Tasks of these. What another transaction keeps from it now, a later ``dispatchable.catch_up`` does.
+    """
+    woken: set[int] = set()
+    for part in chunks(sorted(ended), _FREED):
+        some = {event_id: ended[event_id] for event_id in part}
+        found = _free(ledger, some)
+        if found is None:
+            ledger.held.keep_ended(some)
+        else:
+            woken |= found
+    return woken
+
+
+@repeatable
+def _free(ledger: Ledger, ended: Mapping[int, int]) -> set[int] | None:
+    with ledger.database.write() as connection:
+        if not lock_keys(connection, ledger):
+            return None
+        dialect = connection.dialect.name
+        connection.execute(_delete_over(dialect), {"ids": batches.given(dialect, list(ended))})
+        return _give_turns(connection, set(ended.values()), ledger.now())[1]
+
+
+def _leave(connection: Connection, event_ids: Collection[int]) -> None:
+    if event_ids:
+        dialect = connection.dialect.name
+        connection.execute(_delete(dialect), {"ids": batches.given(dialect, event_ids)})
+
+
+class _Own(NamedTuple):
+    """A Task whose reservation asks: its pointer passes up to ``high`` now. ``waiting``: its Events that are dispatched now
+    if they get their turn, and so are open and not blocked."""
+
+    task_id: int = 0
+    high: int = 0
+    limit: int = 1
+    waiting: Collection[int] = ()
+
+    def passed(self, row: _Head) -> bool:
+        """Whether the pointer of an Event's Task passed it."""
+        return bool(row.seq < row.next_seq or (row.task_id == self.task_id and row.seq < self.high))
+
+
+_NOBODY: Final = _Own()
+
+
+def _give_turns(connection: Connection, lines: Collection[int], now: int, own: _Own = _NOBODY) -> tuple[set[int], set[int]]:
+    """Gives turns in these lines until each has its holders, or its next Event was not passed by its Task's pointer.
+
+    Returns the Events that got their turn, and the Tasks of those that waited for it and are due now.
+    """
+    dialect, left = connection.dialect.name, set(lines)
+    turns: set[int] = set()
+    woken: set[int] = set()
+    while left:
+        heads = {head: (line, held) for line, head, held in _heads_of(connection, left) if head is not None}
+        if not heads:
+            break
+        others = [i for i in heads if i not in own.waiting]
+        rows = {row.id: row for row in _rows_of(connection, others)}
+        gone = {i for i in others if i not in rows or rows[i].status in TERMINAL}
+        limits = {i: own.limit for i in heads if i in own.waiting}
+        limits |= {i: row.key_limit or 1 for i, row in rows.items() if i not in gone and own.passed(row)}
+        next_ = {i for i, limit in limits.items() if heads[i][1] < limit}
+        _leave(connection, gone)
+        _hold(connection, next_)
+        if due := [i for i in next_ if i in rows and rows[i].due_at == BLOCKED]:
+            connection.execute(_unblock(dialect), {"ids": batches.given(dialect, due), "now": now})
+            woken.update(rows[i].task_id for i in due)
+        turns |= next_
+        left = {heads[i][0] for i in next_ if heads[i][1] + 1 < limits[i]} | {heads[i][0] for i in gone}
+    return turns, woken
+
+
+class _Head(NamedTuple):
+    """The next Event of a line, and its Task's pointer."""
+
+    id: int
+    task_id: int
+    seq: int
+    status: str
+    due_at: int | None
+    next_seq: int
+    key_limit: int | None
+
+
+def _rows_of(connection: Connection, event_ids: Collection[int]) -> list[_Head]:
+    if not event_ids:
+        return []
+    dialect = connection.dialect.name
+    found = batches.fetch_small(connection, _head_rows(dialect), {"ids": batches.given(dialect, event_ids)})
+    return [_Head(*row) for row in found]
+
+
+def _hold(connection: Connection, event_ids: Collection[int]) -> None:
+    if event_ids:
+        dialect = connection.dialect.name
+        connection.execute(_holds(dialect), {"ids": batches.given(dialect, event_ids)})
+
+
+_LINES: Final = {
+    "sqlite": "(SELECT value AS line FROM json_each(:lines)) AS d",
+    "postgresql": "(SELECT unnest(CAST(:lines AS bigint[])) AS line) AS d",
+    "mariadb": "JSON_TABLE(:lines, '$[*]' COLUMNS (line BIGINT PATH '$')) AS d",
+}
+
+
+@cache
+def _heads(dialect: str) -> Any:
+    head = (
+        "SELECT w.event_id FROM key_places w WHERE w.line = d.line AND w.holds = 0"
+        " ORDER BY w.line, w.holds, w.place, w.event_id LIMIT 1"
+    )
+    held = "SELECT count(*) FROM key_places h WHERE h.line = d.line AND h.holds = 1"
+    columns = f"d.line, ({head}), ({held})"
+    if dialect == "sqlite":  # one text: among several threads, a row costs more than what it holds
+        columns = f"json_group_array(json_array({columns}))"
+    return sa.text(f"SELECT {columns} FROM {_LINES[dialect]}")  # noqa: S608
+
+
+def _heads_of(connection: Connection, lines: Collection[int]) -> Sequence[Sequence[Any]]:
+    """Of each line: its number, the next Event without its turn, and how many hold the line. Two index look-ups a line."""
+    dialect = connection.dialect.name
+    given = batches.given("postgresql" if dialect == "postgresql" else "sqlite", list(lines))
+    found = connection.execute(_heads(dialect), {"lines": given})
+    if dialect == "sqlite":
+        heads: list[list[Any]] = loads(found.scalar_one())
+        return heads
+    return found.all()
+
+
+@cache
+def _add_places(dialect: str) -> Any:
+    given = batches.among_given(dialect, _e.task_id, "ids")
+    new = sa.select(_e.id, _e.line, _e.task_id * 2).where(given, _e.seq >= sa.bindparam("low"), _e.line.is_not(None))
+    return key_places.insert().from_select(["event_id", "line", "place"], new)
+
+
+@cache
+def _head_rows(dialect: str) -> Any:
+    columns = (_e.id, _e.task_id, _e.seq, _e.status, _e.due_at, _t.next_seq, _t.key_limit)
+    joined = events.join(tasks, _t.id == _e.task_id)
+    return sa.select(*columns).select_from(joined).where(batches.among_given(dialect, _e.id, "ids"))
+
+
+@cache
+def _places(dialect: str) -> Any:
+    joined = events.outerjoin(key_places, _k.event_id == _e.id)
+    found = sa.select(_e.id, _e.line, _k.holds).select_from(joined)
+    return found.where(batches.among_given(dialect, _e.id, "ids")).order_by(_e.id)
+
+
+@cache
+def _delete_over(dialect: str) -> Any:
+    """One that was opened again meanwhile keeps its place."""
+    is_open = sa.exists().where(_e.id == _k.event_id, _e.status.not_in(_TERMINAL))
+    return key_places.delete().where(batches.among_given(dialect, _k.event_id, "ids"), ~is_open)
+
+
+@cache
+def _delete(dialect: str) -> Any:
+    return key_places.delete().where(batches.among_given(dialect, _k.event_id, "ids"))
+
+
+@cache
+def _holds(dialect: str) -> Any:
+    return key_places.update().where(batches.among_given(dialect, _k.event_id, "ids")).values(holds=1)
+
+
+@cache
+def _block(dialect: str) -> Any:
+    waits = (_e.status == str(Status.ENQUEUE)) & _e.process.is_(None)
+    return events.update().where(batches.among_given(dialect, _e.id, "ids"), waits).values(due_at=BLOCKED)
+
+
+@cache
+def _unblock(dialect: str) -> Any:
+    blocked = batches.among_given(dialect, _e.id, "ids") & (_e.due_at == BLOCKED)
+    return events.update().where(blocked).values(due_at=sa.bindparam("now"))
+
+
+def repair_keys(ledger: Ledger, limit: int = 1_000) -> set[int]:
+    """Lets lines go on whose holder has ended, or that none holds although Events wait for their turn: their process died
+    between two commits. Returns the Tasks with Events that are due now."""
+    joined = key_places.outerjoin(events, _e.id == _k.event_id)
+    over = _e.id.is_(None) | _e.status.in_(_TERMINAL)
+    ended = sa.select(_k.event_id, _k.line).select_from(joined).where(_k.holds == 1, over).limit(limit)
+    held = sa.exists().where(_k.line == _e.line, _k.holds == 1)
+    waits = (
+        sa.select(_e.id, _e.line)
+        .select_from(tasks.join(events, _e.task_id == _t.id))
+        .where(_t.finished_at.is_(None), _t.key_limit.is_not(None), _e.due_at == BLOCKED, ~held)
+        .order_by(_e.id)
+        .limit(limit)
+    )
+    with ledger.database.read() as connection:
+        woken = {int(i): int(line) for i, line in connection.execute(ended)}
+    found, after = free(ledger, woken) if woken else set(), 0
+    while True:
+        with ledger.database.read() as connection:
+            page = {int(i): int(line) for i, line in connection.execute(waits.where(_e.id > after))}
+        found |= free(ledger, page) if page else set()
+        if len(page) < limit:
+            return found
+        after = max(page)

@@ -130,19 +130,23 @@ class NewTask:
     options: dict[str, Any] = field(default_factory=dict)
     session: str | None = None
     callbacks: Sequence[NewCallback] = ()
+    key_field: str | None = None
+    key_limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NewItem:
     """One accepted item: its params as JSON text and its row in the list.
 
-    ``worker_name`` and ``options`` (JSON text): of an item that is not for the Task's worker.
+    ``worker_name`` and ``options`` (JSON text): of an item that is not for the Task's worker. ``key``: its field and value,
+    if equal ones run one after the other.
     """
 
     params: str
     row: int
     worker_name: str | None = None
     options: str | None = None
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +230,8 @@ def described(new: NewTask, now: int) -> dict[str, Any]:
         "session_key": key,
         "session_waits": new.priority if key is not None else None,
         "callbacks": dumps([asdict(each) for each in new.callbacks]) if new.callbacks else None,
+        "key_field": new.key_field,
+        "key_limit": new.key_limit,
     }
 
 
@@ -398,7 +404,10 @@ def add_slice(
         )
         if items:
             numbered = enumerate(zip(jids, items, strict=True), first)
-            _insert_events(connection, [(jid, task_id, seq, one) for seq, (jid, one) in numbered], now)
+            new_events = [(jid, task_id, seq, one) for seq, (jid, one) in numbered]
+            _insert_events(connection, new_events, now, {task_id: task["worker_name"]})
+            if task["key_limit"] is not None:
+                sessions.add_places(connection, [task_id], low=first)
             new = Delta(enqueue=len(items), jobs=len(items))
             counters.move(connection, {(task_id, ledger.slot(task["slots"])): new}, now)
         write_rejects(connection, task_id, rejects)
@@ -407,14 +416,24 @@ def add_slice(
     return int(first + len(items))
 
 
-def _insert_events(connection: Connection, new: Sequence[tuple[str, int, int, NewItem]], now: int) -> None:
-    """The Events of items: (job id, Task, number in the Task, item) each."""
+def _insert_events(
+    connection: Connection, new: Sequence[tuple[str, int, int, NewItem]], now: int, workers: Mapping[int, str]
+) -> None:
+    """The Events of items: (job id, Task, number in the Task, item) each. ``workers``: the worker's name of each Task."""
+    rows: list[tuple[Any, ...]]
     rows = [(jid, task_id, seq, "enqueue", one.params, one.row, one.row, now) for jid, task_id, seq, one in new]
-    if not any(one.worker_name for *_, one in new):
-        batches.insert(connection, events, NEW_EVENT, rows)
-        return
-    named = [(*row, one.worker_name, one.options) for row, (*_, one) in zip(rows, new, strict=True)]
-    batches.insert(connection, events, (*NEW_EVENT, "worker_name", "options"), named)
+    columns: tuple[str, ...] = NEW_EVENT
+    if any(one.worker_name for *_, one in new):
+        columns = (*columns, "worker_name", "options")
+        rows = [(*row, one.worker_name, one.options) for row, (*_, one) in zip(rows, new, strict=True)]
+    if any(one.key is not None for *_, one in new):
+        columns = (*columns, "line")
+        rows = [(*row, _line(one, workers[task_id])) for row, (_, task_id, _, one) in zip(rows, new, strict=True)]
+    batches.insert(connection, events, columns, rows)
+
+
+def _line(item: NewItem, worker_name: str) -> int | None:
+    return None if item.key is None else sessions.line_of(item.worker_name or worker_name, item.key)
 
 
 def write_rejects(connection: Connection, task_id: int, rejects: Sequence[Reject]) -> None:
@@ -706,7 +725,9 @@ def _insert(ledger: Ledger, wholes: Sequence[NewWhole]) -> list[Whole]:
         entries = [entry for task_id, each, _ in made for entry in _log_rows(each.new, task_id, now)]
         batches.insert(connection, task_log, _LOG_COLUMNS, entries)
         numbered = [(task_id, seq, one) for task_id, each, _ in made for seq, one in enumerate(each.items)]
-        _insert_events(connection, [(next(jids), task_id, seq, one) for task_id, seq, one in numbered], now)
+        workers = {task_id: each.new.worker_name for task_id, each, _ in made}
+        _insert_events(connection, [(next(jids), task_id, seq, one) for task_id, seq, one in numbered], now, workers)
+        sessions.add_places(connection, [task_id for task_id, _, row in made if row["key_limit"] is not None])
         moved = {
             (task_id, ledger.slot(row["slots"])): Delta(enqueue=len(each.items), jobs=len(each.items))
             for task_id, each, row in made

@@ -33,11 +33,12 @@ _TAKES_BLANK: Final = (None, coercer_for(str, sheet=False))
 @dataclass(frozen=True, slots=True)
 class Accepted:
     """A row that became an item. ``item`` is JSON-ready; with a model, a dict by field name. ``worker``: whose it is, where
-    the jobs of the list name their workers."""
+    the jobs of the list name their workers. ``key``: its field and value, if equal ones run one after the other."""
 
     row: int
     item: Any
     worker: Worker | None = None
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

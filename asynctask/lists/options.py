@@ -26,6 +26,7 @@ from asynctask.worker import as_callback
 
 __all__ = [
     "INTERVAL",
+    "KEY",
     "NAMES",
     "NOT_BLANK",
     "NUL_FREE",
@@ -34,6 +35,7 @@ __all__ = [
     "CallbackText",
     "CommonOptions",
     "Interval",
+    "KeyLimit",
     "Options",
     "Parallel",
     "Priority",
@@ -56,6 +58,11 @@ NAMES: Final = r"^[^\x00,]{0,255}(,[^\x00,]{0,255}){0,19}$"
 
 INTERVAL: Final = (
     "Seconds from round to round; a round starts at most `parallel` jobs, one where that is null. 0: as soon as they can."
+)
+
+KEY: Final = (
+    "A field of the items: those with an equal value run one after the other, in the order submitted, across all Tasks of"
+    " the worker."
 )
 
 TOLERATED: Final = (
@@ -112,6 +119,7 @@ QueueName = Annotated[
     str, StringConstraints(strip_whitespace=True, min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_:.\-]+$")
 ]
 Parallel = Annotated[int, Field(ge=1, le=100_000), BeforeValidator(whole_number)]
+KeyLimit = Annotated[int, Field(ge=1, le=100_000), BeforeValidator(whole_number)]
 Interval = Annotated[float, Field(ge=0, le=MAX_INTERVAL_S, allow_inf_nan=False)]
 Priority = Annotated[int, Field(ge=-1_000_000, le=1_000_000), BeforeValidator(whole_number)]
 Tolerated = Annotated[
@@ -156,6 +164,8 @@ class CommonOptions(BaseModel):
     queue: QueueName | None = Field(None, description="Another queue than the worker's own.")
     owner: Title | None = Field(None, description="Whose Task it is; Idempotency-Key is unique per owner.")
     session: NotBlank | None = Field(None, description="Tasks of one session, of one owner, run one after the other.")
+    key: NotBlank | None = Field(None, description=KEY)
+    key_limit: KeyLimit | None = Field(None, description="How many of one key may run at once; default 1.")
     dry_run: bool | None = Field(None, description="Only tell what the list would come to; nothing is written.")
     strict: bool | None = Field(None, description="One refused row refuses the list as a whole.")
     unique: Annotated[Unique, listed_or_text("text", "list")] = Field(

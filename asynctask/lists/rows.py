@@ -17,13 +17,15 @@ import orjson
 
 from asynctask.errors import InputError, Problem, TooLarge
 from asynctask.ledger.base import dumps, loads
-from asynctask.lists.items import Accepted, Binding, ItemShape, Refused, listed
+from asynctask.ledger.sessions import MAX_KEY, key_text
+from asynctask.lists.items import Accepted, Binding, ItemShape, MixedShape, Refused, listed
 from asynctask.lists.problems import MAX_ROWS, fault, jsonable, rows_rejected, say
 from asynctask.lists.readers import Limits, RawRow, Source
 from asynctask.lists.readers.base import normalise, shorten
 from asynctask.lists.readers.table import HEADER_ROWS
 from asynctask.lists.uploads import ITEMS, ListFile, Uploads, list_file
 from asynctask.messages import is_storable
+from asynctask.worker import Worker
 
 __all__ = [
     "FirstRows",
@@ -44,7 +46,8 @@ class ListSource:
 
     ``sheet``: of a workbook; ``columns``: header -> field; ``encoding``: a codec, None to detect it; ``unique``: fields in
     which no two rows may be the same; ``strict``: one refused row refuses the list; ``name``: of the file in ``data_dir``;
-    ``filename``: the name it was sent under; ``items``: JSON items, stored only until they are split.
+    ``filename``: the name it was sent under; ``items``: JSON items, stored only until they are split; ``key``: the field
+    whose equal values run one after the other.
     """
 
     sheet: str | None = None
@@ -55,6 +58,7 @@ class ListSource:
     name: str = ""
     filename: str = ""
     items: bool = False
+    key: str | None = None
 
     @classmethod
     def checked(
@@ -75,12 +79,12 @@ class ListSource:
             bool(kept.get("strict")), str(kept.get("name", "")), str(kept.get("filename", "")),
         )  # fmt: skip
         bare = source.filename == ITEMS and not (source.sheet or source.columns or source.encoding)
-        return replace(source, items=bool(kept.get("items", bare)))
+        return replace(source, items=bool(kept.get("items", bare)), key=kept.get("key"))
 
     def as_json(self) -> dict[str, Any]:
         """JSON-ready."""
         kept = {"name": self.name, "filename": self.filename, "sheet": self.sheet, "columns": dict(self.columns)}
-        options = {"unique": list(self.unique), "encoding": self.encoding, "strict": self.strict}
+        options = {"unique": list(self.unique), "encoding": self.encoding, "strict": self.strict, "key": self.key}
         return {**kept, "items": self.items, **{name: value for name, value in options.items() if value}}
 
 
@@ -97,6 +101,7 @@ class OpenList:
     shape: ItemShape
     binding: Binding | None
     unique: tuple[str, ...]
+    key: str | None
 
     @property
     def planned(self) -> int | None:
@@ -106,7 +111,8 @@ class OpenList:
         """See :func:`checked`."""
         if self.binding is not None and self.source.headers is not None:
             refuse_absent(self.unique, self.source.headers, self.binding, self.shape)
-        return checked(self.source.rows, self.shape, self.binding, self.unique, after)
+            refuse_absent([self.key] if self.key else [], self.source.headers, self.binding, self.shape, "column.key")
+        return checked(self.source.rows, self.shape, self.binding, self.unique, after, self.key)
 
 
 @contextmanager
@@ -133,7 +139,7 @@ def open_list(
                 binding = shape.bind(opened.headers) if opened.headers is not None else None
             except InputError as error:
                 raise explained(error, opened.sheet_name, file, shape, small=small) from None
-            yield OpenList(opened, shape, binding, source.unique)
+            yield OpenList(opened, shape, binding, source.unique, source.key)
 
 
 def checked(
@@ -142,23 +148,56 @@ def checked(
     binding: Binding | None,
     unique: Sequence[str] = (),
     after: int = 0,
+    key: str | None = None,
 ) -> Iterator[Accepted | Refused]:
-    """Validates the rows after ``after``; with ``unique``, also against the rows before them.
+    """Validates the rows after ``after``; with ``unique``, also against the rows before them. Each needs a value of
+    ``key``, or of the key of its own worker.
 
     ``rows(n)`` gives the rows after the n-th. With ``unique`` it is read from the first row, also where a split resumes in
     the middle: the values of rows up to ``after`` count as well.
     """
+    keyed = key is not None or isinstance(shape, MixedShape)
+    validate = _Keyed(shape, binding, key).validate if keyed else shape.validate
     if not unique:
         for raw in rows(after):
-            yield shape.validate(raw, binding)
+            yield validate(raw, binding)
         return
     twins = Twins(unique, shape, binding)
     for raw in rows(0):
-        outcome = shape.validate(raw, binding)
+        outcome = validate(raw, binding)
         if isinstance(outcome, Accepted):
             outcome = twins.refuse_second(raw, outcome)
         if raw.number > after:
             yield outcome
+
+
+class _Keyed:
+    """A shape that also takes the key of each row, and refuses a row without one."""
+
+    def __init__(self, shape: ItemShape, binding: Binding | None, key: str | None) -> None:
+        self._shape, self._key = shape, key
+        self._names = {field: header for header, field in binding.fields.items()} if binding else {}
+
+    def validate(self, raw: RawRow, binding: Binding | None) -> Accepted | Refused:
+        """The row as the shape takes it, with its key."""
+        row = self._shape.validate(raw, binding)
+        if isinstance(row, Refused):
+            return row
+        field = self._key or (row.worker.key if row.worker is not None else None)
+        if field is None:
+            return row
+        value = row.item.get(field) if isinstance(row.item, Mapping) else None
+        text = key_text(value)
+        if text is not None:
+            return Accepted(row.row, row.item, row.worker, f"{field}\0{text}")
+        column = self._names.get(field, field)
+        absent = value is None or (isinstance(value, str) and not value.strip())
+        why = ("missing", "key.missing") if absent else ("bad_key", "key.unfit")
+        shown = None if absent else shorten(jsonable(value) if isinstance(value, str) else dumps(jsonable(value)))
+        problem = fault(row.row, column, *why, {"limit": MAX_KEY}, shown)
+        values = self._shape.values(raw)
+        cells = jsonable(values) if isinstance(values, Mapping) else {"value": jsonable(values)}
+        return Refused(row.row, (problem,), cells)
 
 
 def encoding_option(name: str) -> str:
@@ -257,12 +296,16 @@ def all_good(rows: Iterable[Accepted | Refused], max_rows: int) -> Iterator[tupl
     with tempfile.TemporaryFile(prefix="asynctask-strict-") as spool:
         total = rejected = 0
         problems: list[Problem] = []
+        workers: dict[str | None, Worker] = {}
         for row in rows:
             total += 1
             if total > max_rows:
                 raise too_many_items(max_rows)
             if isinstance(row, Accepted):
-                spool.write(dumps([row.row, row.item]).encode() + b"\n")
+                if row.worker is not None:
+                    workers[row.worker.name] = row.worker
+                name = None if row.worker is None else row.worker.name
+                spool.write(dumps([row.row, row.item, name, row.key]).encode() + b"\n")
                 continue
             rejected += 1
             if rejected <= MAX_ROWS:
@@ -270,7 +313,8 @@ def all_good(rows: Iterable[Accepted | Refused], max_rows: int) -> Iterator[tupl
         if rejected:
             raise rows_rejected(rejected, total, tuple(problems))
         spool.seek(0)
-        yield total, (Accepted(*loads(line)) for line in spool)
+        kept = (loads(line) for line in spool)
+        yield total, (Accepted(row, item, workers.get(name), key) for row, item, name, key in kept)
 
 
 # -- duplicates in the fields of the option unique
@@ -325,8 +369,11 @@ class Twins:
         return orjson.dumps(values, option=orjson.OPT_SORT_KEYS)
 
 
-def refuse_absent(unique: Sequence[str], headers: Sequence[str], binding: Binding, shape: ItemShape) -> None:
-    """Refuses a name in ``unique`` that no column has, for a worker without a model: there every header is a key.
+def refuse_absent(
+    unique: Sequence[str], headers: Sequence[str], binding: Binding, shape: ItemShape, text: str = "column.unique"
+) -> None:
+    """Refuses a name in ``unique`` that no column has, for a worker without a model: there every header is a key. ``text``:
+    what it is told with.
 
     Raises :class:`InputError` ``unknown_column``.
     """
@@ -337,7 +384,7 @@ def refuse_absent(unique: Sequence[str], headers: Sequence[str], binding: Bindin
         if name not in keys:
             near = {normalise(key): key for key in keys}.get(normalise(name))
             params = {"name": repr(name), "headers": ", ".join(shorten(each, 40) for each in headers[:50])}
-            problem = fault(None, near, "unknown_column", "column.unique", params)
+            problem = fault(None, near, "unknown_column", text, params)
             raise InputError(
                 problem.message, code="unknown_column", errors=[problem], text=problem.text, params=problem.params
             )

@@ -23,7 +23,6 @@ from asynctask.lists.rows import ListSource, open_list, too_many_items
 from asynctask.lists.uploads import Uploads
 from asynctask.logs import get_logger
 from asynctask.messages import clean
-from asynctask.worker import Worker
 
 __all__ = ["WHOLE_S", "Splitter", "Writing"]
 
@@ -280,14 +279,17 @@ def _add(current: _Slice, row: Accepted | Refused) -> None:
     current.cursor = row.row
     if isinstance(row, Accepted):
         params = dumps(row.item)
-        current.items.append(NewItem(params, row.row) if row.worker is None else _of_worker(params, row.row, row.worker))
+        current.items.append(_new_item(params, row))
         current.size += len(params)
     else:
         current.rejects.append(Reject(row.row, [stored(problem) for problem in row.problems], row.values))
 
 
-def _of_worker(params: str, row: int, worker: Worker) -> NewItem:
-    return NewItem(params, row, worker.name, dumps({"retry": worker.max_retries}))
+def _new_item(params: str, row: Accepted) -> NewItem:
+    worker = row.worker
+    if worker is None:
+        return NewItem(params, row.row, key=row.key)
+    return NewItem(params, row.row, worker.name, dumps({"retry": worker.max_retries}), row.key)
 
 
 # -- writing ahead

@@ -96,7 +96,7 @@ class Ticket:
     elsewhere: bool = False  # its engine keeps, delivers and retries it, without a fence
     holder: str | None = None  # the process in which it was at work when it arrived
     awaited: bool = False  # its Task has a ``parallel`` or an interval
-    not_before: int | None = None  # its Task has an interval: when it may start; nothing follows in its place
+    not_before: int | None = None  # it has an interval or a key: when it may start; nothing follows in its place
     started_at: int | None = None
     status: Status | None = None
     reason: Reason = Reason.RETURNED
@@ -265,7 +265,7 @@ class Tracker:
         return Ticket(
             begin(row, attempt, record.task_state), record.job_id, record.id, record.task_id, row.attempt, row.retries,
             is_suspect(row), arrival.attempt is None, row.process,
-            awaited=record.parallel is not None or record.round_at is not None, not_before=record.round_at,
+            awaited=record.parallel is not None or record.round_at is not None, not_before=_not_before(record),
             seen=record if untouched(record) else None, callback_of=record.callback_of, worker=record.worker_name,
         )  # fmt: skip
 
@@ -505,6 +505,11 @@ class Tracker:
         if retry_at is not None or ticket.reason is Reason.INTERRUPTED:
             notes.append(Note("enqueue", say("retry")))
         return notes
+
+
+def _not_before(record: EventRecord) -> int | None:
+    """When a job of a Task with an interval may start; 0 for any other with a key. Nothing follows in their places."""
+    return 0 if record.round_at is None and record.line is not None else record.round_at
 
 
 def _last_message_is(messages: str | None, text: str) -> bool:

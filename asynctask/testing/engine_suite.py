@@ -329,6 +329,22 @@ class EngineConformance(ABC):
             exact(engine.app, first, finish=2)
             exact(engine.app, second, finish=2)
 
+    def test_items_of_one_key_run_one_after_the_other_over_two_lists(self) -> None:
+        with self.harness() as (engine, folder):
+            engine.start(4)
+            first = engine.app.submit("act", [{"n": 0, "do": "wait", "of": "a"}, {"n": 1, "of": "b"}], key="of")
+            wait_for(lambda: len(performed(folder)) == 2, "both keys run")
+            second = engine.app.submit("act", [{"n": n, "of": "ab"[n % 2]} for n in range(10, 14)], key="of")
+            wait_for(lambda: {11, 13} <= set(performed(folder)), "the key that is free goes on")
+            assert not {10, 12} & set(performed(folder)), "the other waits"
+            (folder / "gate").touch()
+            ended(first)
+            ended(second)
+            order = performed(folder)
+            assert [n for n in order if n % 2 == 0] == [0, 10, 12]
+            assert [n for n in order if n % 2] == [1, 11, 13]
+            exact(engine.app, second, finish=4)
+
     # -- callbacks
 
     def test_the_callbacks_of_an_outcome_are_called_once_and_counted_nowhere(self) -> None:

@@ -1,0 +1,362 @@
+"""Items with a key: equal ones run one after the other, in the order submitted, across all Tasks of their worker."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import threading
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import pytest
+from support.world import World
+
+from asynctask import AsyncTask
+from asynctask.core.states import Reason, Status
+from asynctask.core.transitions import BLOCKED
+from asynctask.errors import Conflict, InputError
+from asynctask.ledger import dispatchable, reservations, sessions
+from asynctask.ledger import tasks as task_rows
+from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.maintenance import Maintenance
+from asynctask.task import TaskHandle
+from asynctask.testing import wait_for
+
+pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
+
+
+def items(*keys: Any, first: int = 0, **more: Any) -> list[dict[str, Any]]:
+    """An item for each key, numbered from ``first`` on."""
+    return [{"n": n, "serial": key, **more} for n, key in enumerate(keys, first)]
+
+
+def reserve(app: AsyncTask, task: TaskHandle, wanted: int = 100) -> list[Any]:
+    found = reservations.reserve(app.ledger, task.id, wanted, lease_s=5)
+    reservations.confirm(app.ledger, [task.id])
+    return found
+
+
+def numbers_of(jobs: Iterable[Any]) -> list[int]:
+    return [json.loads(job.params)["n"] for job in jobs]
+
+
+def end(app: AsyncTask, *jobs: Any, status: Status = Status.FINISH, **more: Any) -> None:
+    reason = Reason.RETURNED if status is Status.FINISH else Reason.RAISED
+    Recorder(app.ledger).flush([Outcome(job.event_id, job.attempt, status, reason, **more) for job in jobs])
+
+
+def run_out(app: AsyncTask, *tasks: TaskHandle) -> list[list[int]]:
+    """The numbers of the jobs that went together, until no more come."""
+    waves = []
+    while jobs := [job for task in tasks for job in reserve(app, task)]:
+        waves.append(numbers_of(jobs))
+        end(app, *jobs)
+    return waves
+
+
+def places(world: World) -> int:
+    return int(world.one("SELECT COUNT(*) FROM key_places"))
+
+
+def blocked(world: World) -> int:
+    return int(world.one("SELECT COUNT(*) FROM events WHERE due_at = ?", BLOCKED))
+
+
+# -- one reservation after the other, in the ledger
+
+
+@pytest.mark.each_database(reason="each has statements of its own for lines")
+def test_equal_keys_of_two_tasks_go_in_the_order_submitted(world: World) -> None:
+    """Taken out: any condition of a turn, the place in the order of the Tasks, the lines that go on after an end."""
+    app = world.app()
+    first = app.submit("note", items("a", "b", "a", 7, "a"), key="serial")
+    second = app.submit("note", items("a", "7", " b ", 7.0, "c", first=10), key="serial")
+    assert first.progress()["control"] | {"key": "serial", "key_limit": 1} == first.progress()["control"]
+    later = reserve(app, second)
+    assert numbers_of(later) == [14], "its other keys wait for the first Task"
+    soon = reserve(app, first, 2)
+    assert numbers_of(soon) == [0, 1]
+    rest = reserve(app, first)
+    assert numbers_of(rest) == [3]
+    assert reserve(app, first) == []
+    assert blocked(world) == 6
+    waiting = app.event(world.one("SELECT job_id FROM events WHERE due_at = ? ORDER BY id LIMIT 1", BLOCKED))
+    assert (waiting["waits_for"], waiting["due_at"]) == ("key", None)
+    end(app, *later, *soon, *rest)
+    assert run_out(app, second, first) == [[11, 12, 2], [13, 4], [10]]
+    assert places(world) == blocked(world) == 0
+    world.check_promises(app, [first.id, second.id], 10)
+
+
+@pytest.mark.each_database(reason="each has statements of its own for lines")
+def test_so_many_of_a_key_run_at_once_as_its_limit_says(world: World) -> None:
+    """Taken out: the count of the holders."""
+    app = world.app()
+    task = app.submit("note", items(*"aaaaaab"), key="serial", key_limit=2)
+    jobs = reserve(app, task)
+    assert numbers_of(jobs) == [0, 1, 6]
+    end(app, jobs[1])
+    more = reserve(app, task)
+    assert numbers_of(more) == [2]
+    end(app, jobs[0], *more)
+    assert numbers_of(reserve(app, task)) == [3, 4]
+
+
+def test_jobs_of_one_key_far_from_each_other_do_not_keep_the_others_waiting(world: World) -> None:
+    """Taken out: the further steps of the pointer within one reservation."""
+    app = world.app()
+    task = app.submit("note", items(*["a"] * 600, *range(20)), key="serial")
+    jobs = reserve(app, task, 5)
+    assert numbers_of(jobs) == [0, 600, 601, 602, 603]
+    assert numbers_of(reserve(app, task, 4)) == [604, 605, 606, 607], "no more than wanted"
+
+
+def test_a_retry_keeps_those_behind_waiting_and_an_explicit_one_comes_last(world: World) -> None:
+    """Taken out: the place that a job keeps between its attempts, the last place of one that runs again."""
+    app = world.app()
+    task = app.submit("shaky", items("a", "a"), key="serial")
+    (job,) = reserve(app, task)
+    end(app, job, status=Status.ERROR, retry_at=app.ledger.now() + 3_600_000_000)
+    assert reserve(app, task) == []
+    world.sql("UPDATE events SET due_at = 1 WHERE due_at < ?", BLOCKED)
+    (again,) = reserve(app, task)
+    assert (again.event_id, again.attempt) == (job.event_id, 2)
+    end(app, again, status=Status.ERROR)
+    second = app.submit("shaky", items("a", first=5), key="serial")
+    task.retry()
+    assert run_out(app, task, second) == [[1], [5], [0]]
+    world.check_promises(app, [second.id], 1)
+
+
+@pytest.mark.each_database(reason="each locks in its own way")
+def test_an_earlier_list_that_is_still_split_keeps_later_ones_waiting(world: World) -> None:
+    """Its next slices come before them. Taken out: the look for such a Task."""
+    app = world.app()
+    new = task_rows.NewTask("note", "default", 1, key_field="serial", key_limit=1)
+    split, _ = task_rows.create(app.ledger, new, lease_s=60)
+    later = app.submit("note", items("a", first=10), key="serial")
+    other = app.submit("order", [{"n": 20, "kind": "a"}], key="kind")
+    assert reserve(app, later) == []
+    assert numbers_of(reserve(app, other)) == [20], "of another worker"
+    row = [task_rows.NewItem('{"n":0,"serial":"a"}', 1, key="serial\0a")]
+    task_rows.add_slice(app.ledger, split, row, [], after=0, cursor=1, lease_s=60)
+    task_rows.seal(app.ledger, split)
+    assert run_out(app, later, app.task(split)) == [[0], [10]]
+
+
+@pytest.mark.parametrize("by", ["cancel", "delete", "recorded"])
+def test_what_ends_without_a_worker_lets_its_line_go_on(world: World, by: str) -> None:
+    """Taken out: the announcement of cancelled rows."""
+    app = world.app()
+    first = app.submit("note", items("a", "a"), key="serial")
+    second = app.submit("note", items("a", first=10), key="serial")
+    assert reserve(app, second) == []
+    first.pause()
+    assert reserve(app, second) == [], "a paused Task keeps its place in the line"
+    if by == "cancel":
+        first.cancel()
+    else:
+        first.resume()
+        (job,) = reserve(app, first)
+        held = world.one("SELECT job_id FROM events WHERE due_at = ? AND task_id = ?", BLOCKED, first.id)
+        with pytest.raises(Conflict, match="its key"):
+            app.operations.act_on_job(held, "restart")
+        app.operations.act_on_job(held, "delete")
+        if by == "delete":
+            end(app, job)
+        else:
+            app.record(job.job_id, "finish")
+    assert numbers_of(reserve(app, second)) == [10]
+
+
+def test_a_stopped_job_starts_again_only_in_its_turn(world: World) -> None:
+    """Whatever makes a job due, the reservation looks whether its turn has come. Taken out: that look."""
+    app = world.app()
+    task = app.submit("note", items("a", "a"), key="serial")
+    (job,) = reserve(app, task)
+    world.sql("UPDATE events SET due_at = 1 WHERE due_at = ?", BLOCKED)
+    assert reserve(app, task) == []
+    assert blocked(world) == 1
+    end(app, job)
+    assert numbers_of(reserve(app, task)) == [1]
+
+
+def test_a_task_leaves_its_session_while_its_jobs_wait_for_their_keys(world: World) -> None:
+    """Else the Task that they wait for might wait for the session. Taken out: blocked jobs among those that only wait."""
+    app = world.app()
+    first = app.submit("note", items("a"), key="serial")
+    held = app.submit("note", items("a", first=10), key="serial", session="s")
+    other = app.submit("note", items("b", first=20), key="serial", session="s")
+    (job,) = reserve(app, first)
+    assert reserve(app, held) == []
+    assert numbers_of(reserve(app, other)) == [20]
+    end(app, job)
+    with app.ledger.database.read() as connection:
+        due = dispatchable.due_tasks(connection, app.ledger.now())
+    dispatchable.wake_due(app.ledger, due)
+    assert world.one("SELECT session_waits FROM tasks WHERE id = ?", held.id) is not None, "it joined the line again"
+
+
+def test_maintenance_lets_lines_go_on_that_a_dead_process_left(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It died between the commit of an end and that of the next turn. Taken out: either part of the repair."""
+    app = world.app()
+    task = app.submit("note", items(*"aabb"), key="serial")
+    jobs = reserve(app, task)
+    with monkeypatch.context() as patched:
+        patched.setattr(sessions, "free", lambda ledger, ended: set())
+        end(app, *jobs)
+    assert reserve(app, task) == []
+    world.sql("DELETE FROM key_places WHERE event_id = ?", jobs[0].event_id)
+    maintenance(app).run_once()
+    assert numbers_of(reserve(app, task)) == [1, 3]
+
+
+def maintenance(app: AsyncTask) -> Maintenance:
+    return Maintenance(app.ledger, app.broker, app.host, app.controls)
+
+
+@pytest.mark.each_database(reason="each locks in its own way")
+def test_a_locked_line_is_left_and_come_back_to(world: World) -> None:
+    """Taken out: the ended Events that are kept."""
+    app = world.app()
+    if app.ledger.database.is_sqlite:
+        pytest.skip("there is one writer")
+    task = app.submit("note", items("a", "a"), key="serial")
+    (job,) = reserve(app, task)
+    with app.ledger.database.write() as connection:
+        assert sessions.lock_keys(connection, app.ledger)
+        other = world.app()
+        end(other, job)
+        assert other.ledger.held.keeps
+        assert reserve(other, task) == []
+    dispatchable.catch_up(other.ledger)
+    assert numbers_of(reserve(app, task)) == [1]
+
+
+# -- what has a key
+
+
+def test_a_row_without_a_key_is_refused_and_the_others_go_on(world: World) -> None:
+    app = world.app()
+    wrong: list[Any] = [None, "", " ", True, [1], {"a": 1}, "x" * 256]
+    task = app.submit("note", [*items("a", *wrong), {"n": 9}], key="serial")
+    rejects = task.rejects()
+    assert [(each["errors"][0]["column"], each["errors"][0]["code"]) for each in rejects] == [
+        *[("serial", "missing")] * 3,
+        *[("serial", "bad_key")] * 4,
+        ("serial", "missing"),
+    ]
+    assert task.progress()["counts"]["total"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [({"key": ""}, "key"), ({"key_limit": 2}, "key_limit"), ({"key": "n", "key_limit": 0}, "key_limit")],
+)
+def test_an_option_that_cannot_be_is_refused(world: World, options: dict[str, Any], named: str) -> None:
+    with pytest.raises(InputError) as refused:
+        world.app().submit("note", items("a"), **options)
+    assert [each.column for each in refused.value.errors] == [named]
+
+
+def test_a_model_must_have_the_field(world: World) -> None:
+    with pytest.raises(InputError, match="no field of the item"):
+        world.app().submit("order", [{"n": 1, "kind": "a"}], key="serial")
+
+
+def test_mixed_jobs_have_the_keys_of_their_workers(world: World) -> None:
+    app = world.app()
+
+    @app.worker(key="serial")
+    def command(item: dict[str, Any]) -> None:
+        pass
+
+    alone = app.submit(command, items("a"))
+    mixed = app.submit_jobs([("command", each) for each in items("a", first=1)] + [("note", {"n": 2})])
+    assert mixed.progress()["control"]["key_limit"] == 1
+    assert numbers_of(reserve(app, mixed)) == [2]
+    assert run_out(app, alone, mixed) == [[0], [1]]
+
+
+# -- with real workers
+
+
+def check_order(world: World, most: int = 1) -> None:
+    """Of each key, no more began than may run at once, and they began in the order of their numbers."""
+    running: dict[str, set[str]] = defaultdict(set)
+    last: dict[str, int] = defaultdict(lambda: -1)
+    for verb, key, n, *_ in world.shop.lines():
+        if verb == "began":
+            running[key].add(n)
+            assert len(running[key]) <= most, (key, n)
+            assert int(n) >= last[key] or most > 1, (key, n, last[key])
+            last[key] = int(n)
+        elif verb == "ended":
+            running[key].discard(n)
+
+
+def keyed(world: World, **more: Any) -> AsyncTask:
+    """An application whose worker says when it began and ended a key."""
+    app = world.app(**more)
+
+    @app.worker(key="serial", retry=2, retry_in=lambda count, error, job: 0.05)
+    def command(item: dict[str, Any]) -> None:
+        world.shop.note("began", item["serial"], item["n"])
+        threading.Event().wait(random.random() / 500)
+        world.shop.note("ended", item["serial"], item["n"])
+        if item.get("bug"):
+            raise ValueError("a bug")
+
+    return app
+
+
+@pytest.mark.each_database(reason="dispatchers and recorders of two processes meet in the lines")
+def test_two_processes_keep_the_order_over_many_tasks(world: World) -> None:
+    app, other = keyed(world), keyed(world)
+    tasks, n = [], 0
+    for number in range(6):
+        keys = [f"k{n % 13}" for n in range(40)]
+        random.Random(number).shuffle(keys)
+        found = items(*keys, first=n)
+        for each in found:
+            each["bug"] = each["n"] % 17 == 0
+        tasks.append(app.submit("command", found, parallel=5 if number == 2 else None))
+        n += len(found)
+    with world.working(app), world.working(other):
+        for task in tasks:
+            assert task.wait(120)["done"]
+    check_order(world)
+    assert places(world) == blocked(world) == 0
+    world.check_promises(app, [task.id for task in tasks], n)
+
+
+def test_the_order_holds_while_workers_are_killed(world: World) -> None:
+    app = keyed(world)
+    tasks = [app.submit("command", items(*[f"k{n % 20}" for n in range(100)], first=at * 100)) for at in range(3)]
+    workers = [world.cli("key_app", "worker", "-c", "4") for _ in range(2)]
+    chance = random.Random(1)
+    for kills in range(1, 5):
+        wait_for(partial(has_gone_on, world, 40 * kills), "they go on", 60)
+        workers.pop(chance.randrange(len(workers))).send_signal(signal.SIGKILL)
+        workers.append(world.cli("key_app", "worker", "-c", "4"))
+    for task in tasks:
+        assert task.wait(120)["done"]
+    check_deaths_order(world)
+    wait_for(lambda: places(world) == 0, "every line is left", 60)
+    world.check_promises(app, [task.id for task in tasks], 300)
+
+
+def has_gone_on(world: World, lines: int) -> bool:
+    return len(world.shop.lines()) > lines
+
+
+def check_deaths_order(world: World) -> None:
+    """As :func:`check_order`; what a killed process began has not ended, and begins again before any other of its key."""
+    last: dict[str, int] = defaultdict(lambda: -1)
+    for verb, key, n, *_ in world.shop.lines():
+        if verb == "began":
+            assert int(n) >= last[key], (key, n, last[key])
+            last[key] = int(n)
