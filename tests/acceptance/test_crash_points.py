@@ -45,6 +45,17 @@ CALLED = [
 ]
 """From the close to the end of a callback; the second is in the middle of the transaction that closes."""
 
+KEYED = [
+    "before:admit:1",
+    "after:admit:2",
+    "before:turn:3",
+    "after:turn:2",
+    "before:free:1",
+    "after:free:1",
+    "after:push:2",
+]
+"""Of items with keys; a turn is in the middle of the transaction of a reservation, or of that after an end."""
+
 UNTRACKED = points("fetch", "perform", "hold", "ack")
 
 
@@ -123,6 +134,26 @@ def test_a_process_that_dies_at_this_point_queues_a_callback_once_and_its_task_e
     assert world.sql("SELECT status, callback_of FROM events WHERE task_id IS NULL") == [("finish", task_id)]
     assert world.shop.performed("told") == ({1: 2} if point == "after:told:1" else {1: 1}), point
     world.check_promises(app, [task_id], len(items()))
+
+
+@pytest.mark.parametrize("broker_kind", ["sql"])
+@pytest.mark.parametrize("point", KEYED)
+def test_a_process_that_dies_at_this_point_leaves_every_key_in_its_order(
+    world: World, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """Taken out, for the death before ``free``: the repair of lines whose holder has ended."""
+    monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.3)
+    monkeypatch.setattr(dispatcher, "LEASE_S", 1.0)
+    app = world.app(lease_s=1.0, heartbeat_s=0.3)
+    assert world.run(str(SUPPORT / "crash_worker.py"), CRASH_AT=point, CRASH_KEY="1") == -signal.SIGKILL, world.said()
+    (task_id,) = [progress["task_id"] for progress in app.tasks()]
+    with world.working(app):
+        wait_for(lambda: app.task(task_id).progress()["done"], f"the Task is over after {point}")
+        wait_for(lambda: world.one("SELECT COUNT(*) FROM key_places") == 0, "every line is left")
+    world.check_promises(app, [task_id], len(items()))
+    for key in range(3):
+        began = [int(words[1]) for words in world.shop.lines() if words[0] == "did" and int(words[1]) % 3 == key]
+        assert began == sorted(began), "what runs again does so before those behind it"
 
 
 @pytest.mark.parametrize("point", ["before:push_again:1", "after:push_again:1"])

@@ -3,8 +3,8 @@
 ``CRASH_AT`` is ``before|after:point:n``: at the n-th time that the point is reached. The production code has no hooks for
 this; its functions are wrapped here. ``CRASH_WORKER`` is the worker of the list; with ``plain`` its jobs are pushed one by
 one, and nobody tracks them; with ``CRASH_SMALL`` each item is a Task of its own; with ``CRASH_CALLBACK`` the worker
-``told`` is called back. They wait in the SQL broker, or in
-the Redis server that the environment names.
+``told`` is called back; with ``CRASH_KEY`` the items have three keys. They wait in the SQL broker, or in the Redis server
+that the environment names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from support.world import MARK, make_app, mixed
 from asynctask import maintenance
 from asynctask.brokers.base import Broker
 from asynctask.dispatch import dispatcher
-from asynctask.ledger import recorder, reservations, tasks
+from asynctask.ledger import recorder, reservations, sessions, tasks
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.lists import split
 from asynctask.middleware.tracker import Tracker
@@ -82,6 +82,9 @@ PLACES: dict[str, list[tuple[Any, str]]] = {
     "close": [(recorder, "try_close"), (maintenance, "try_close"), (recorder, "close_small")],
     "queue_callbacks": [(tasks, "_queue_callbacks")],
     "finish": [(recorder, "try_finish"), (maintenance, "try_finish")],
+    "admit": [(sessions, "admit")],
+    "turn": [(sessions, "_hold")],
+    "free": [(sessions, "free")],
 }
 """What a point stands for: the functions, where they are looked up."""
 
@@ -142,7 +145,7 @@ def _trap_commit(trap: Trap) -> None:
 
 
 def items() -> list[dict[str, Any]]:
-    return mixed(ITEMS)
+    return [{**item, "serial": f"key {item['n'] % 3}"} for item in mixed(ITEMS)]
 
 
 def main() -> int:
@@ -160,7 +163,8 @@ def main() -> int:
         for item in items():
             app.submit_items(worker, [item])
     elif worker.use_task_event:
-        app.submit_items(worker, items(), on_complete="told" if os.environ.get("CRASH_CALLBACK") else None)
+        key = "serial" if os.environ.get("CRASH_KEY") else None
+        app.submit_items(worker, items(), key=key, on_complete="told" if os.environ.get("CRASH_CALLBACK") else None)
     else:
         worker.perform_bulk(items())
     threading.Event().wait(120)
