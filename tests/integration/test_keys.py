@@ -219,11 +219,10 @@ def maintenance(app: AsyncTask) -> Maintenance:
 
 
 @pytest.mark.each_database(reason="each locks in its own way")
+@pytest.mark.databases("postgresql", "mariadb", reason="SQLite has one writer")
 def test_a_locked_line_is_left_and_come_back_to(world: World) -> None:
     """Taken out: the ended Events that are kept."""
     app = world.app()
-    if app.ledger.database.is_sqlite:
-        pytest.skip("there is one writer")
     task = app.submit("note", items("a", "a"), key="serial")
     (job,) = reserve(app, task)
     with app.ledger.database.write() as connection:
