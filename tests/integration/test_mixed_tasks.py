@@ -55,6 +55,15 @@ def test_a_long_list_is_split_and_its_first_jobs_run_meanwhile(world: World) -> 
     assert world.one("SELECT COUNT(*) FROM events WHERE worker_name = 'note' AND task_id = ?", task.id) == 750
 
 
+def test_strict_jobs_of_a_generator_keep_their_workers(world: World) -> None:
+    """They wait in a file until all are checked. Taken out: the worker in its lines."""
+    app = world.app()
+    with world.working(app):
+        task = app.submit_jobs((each for each in jobs(6)), strict=True)
+        assert task.wait(120)["counts"]["finish"] == 6
+    assert finished(world, task) == dict.fromkeys(("note", "shaky", "order"), 2)
+
+
 def test_an_item_that_its_worker_does_not_take_is_refused_with_its_row(world: World) -> None:
     app = world.app()
     task = app.submit_jobs([("note", {"n": 1}), ("order", {"n": "many"}), ("nobody", {"n": 2}), ("plain", {"n": 3})])
