@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import Any, ClassVar, final
 
@@ -36,7 +36,8 @@ class Iterable:
     def items(self, cursor: Any, *args: Any) -> Iterator[tuple[Any, Any]]:
         """Yields ``(element, cursor)`` for each element behind ``cursor``, in an order that does not change.
 
-        ``cursor`` is None at first, then the one yielded with the last element that is done: JSON of at most 64 KB, not None.
+        ``cursor`` is None at first, then the one yielded with the last element that is done: JSON of at most 64 KB, and
+        not None.
         ``args`` are those of the job: the item, for a job of a Task.
         """
         raise NotImplementedError
@@ -91,7 +92,7 @@ class Iterable:
         job.stop()
 
 
-def _generator(found: Any) -> Iterator[Any]:
+def _generator(found: Any) -> Generator[tuple[Any, Any], None, None]:
     """The pairs of :meth:`Iterable.items`, whatever kind of iterable it returned."""
     for pair in found:
         if not (isinstance(pair, tuple) and len(pair) == 2):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
-
-import orjson
 
 from asynctask.errors import InputError, JobInterrupted, carries
 from asynctask.messages import clean
@@ -81,12 +80,12 @@ class CurrentJob:
         any other.
         """
         try:
-            text = orjson.dumps(value)
-        except TypeError as error:
+            text = _dump(value)
+        except (TypeError, ValueError, RecursionError) as error:
             raise InputError(f"a checkpoint must be JSON: {error}", code="bad_checkpoint") from None
-        if len(text) > MAX_CHECKPOINT:
+        if (size := len(text.encode())) > MAX_CHECKPOINT:
             raise InputError(
-                f"the checkpoint has {len(text):,} bytes as JSON, the most is {MAX_CHECKPOINT:,}: keep the data elsewhere"
+                f"the checkpoint has {size:,} bytes as JSON, the most is {MAX_CHECKPOINT:,}: keep the data elsewhere"
                 " and save where it is",
                 code="bad_checkpoint",
             )
@@ -94,12 +93,12 @@ class CurrentJob:
         self._place = Place(text, done, total)
 
     def progress(self, done: float, total: float | None = None) -> None:
-        """Notes how far the job is, for users who watch it: ``done`` of ``total`` (None: unknown), in units of its own. Saved
-        as a checkpoint is."""
+        """Notes how far the job is, for users who watch it: ``done`` of ``total`` (None: unknown), in units of its own.
+        Saved with the checkpoint."""
         for number in (done, total):
             if number is not None and (not isinstance(number, int | float) or not 0 <= number <= _MOST):
                 raise InputError(f"progress is counted in numbers from 0 to {_MOST:,}, not {number!r}"[:200])
-        self._place = Place(b"null" if self._place is None else self._place.text, done, total)
+        self._place = Place("null" if self._place is None else self._place.text, done, total)
 
     def resume(self, kept: str | None) -> None:
         """Sets the place that an earlier attempt saved; for the tracker."""
@@ -140,8 +139,8 @@ class CurrentJob:
     # -- stopping
 
     def should_stop(self) -> bool:
-        """Whether the job is to let go: a user stopped it, its Task was paused or cancelled, the runtime is shutting down, or
-        this attempt counts no more. Save a checkpoint and call :meth:`stop`. Costs no query."""
+        """Whether the job is to let go: a user stopped it, its Task was paused or cancelled, the runtime is shutting
+        down, or this attempt counts no more. Save a checkpoint and call :meth:`stop`. Costs no query."""
         return self._asked or (self._stop is not None and self._stop())
 
     def stop(self) -> NoReturn:
@@ -167,22 +166,32 @@ _MOST: Final = 10**15
 class Place:
     """How far a job is: the value of its checkpoint as JSON, and its progress."""
 
-    text: bytes
+    text: str
     done: float | None = None
     total: float | None = None
 
     @classmethod
     def parse(cls, kept: str) -> Place:
         """From the ledger's text."""
-        found = orjson.loads(kept)
-        return cls(orjson.dumps(found.get("state")), found.get("done"), found.get("total"))
+        found = json.loads(kept)
+        return cls(_dump(found.get("state")), found.get("done"), found.get("total"))
 
     def value(self) -> Any:
-        return orjson.loads(self.text)
+        return json.loads(self.text)
 
     def dump(self) -> str:
         """As the ledger keeps it."""
-        return orjson.dumps({"state": orjson.Fragment(self.text), "done": self.done, "total": self.total}).decode()
+        return f'{{"state":{self.text},"done":{_dump(self.done)},"total":{_dump(self.total)}}}'
+
+
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _dump(value: Any) -> str:
+    """As JSON text that every database keeps. Raises TypeError, ValueError or RecursionError for what has none."""
+    text = _ENCODER.encode(value)
+    text.encode()
+    return text
 
 
 _current: ContextVar[CurrentJob | None] = ContextVar("asynctask_current_job", default=None)

@@ -274,17 +274,17 @@ class Operations:
         self._check("stop", event)
         changed = queries.ask_stop_one(self._ledger, event["id"], who=who)
         event, _ = self._event(job_id)
-        if event["status"] == "enqueue" and event["stopping"] and engine_of(str(event["queue"])) is None:
-            # Whoever takes it out of the queue has it: this, or a worker, which is told when it asks whether to begin.
-            if self._admin.delete_job(str(event["queue"]), f"{job_id}:{event['attempt']}") is not None:
-                queries.stop_removed(self._ledger, event["id"], event["attempt"])
+        # Whoever takes it out of the queue has it: this, or a worker, which is told when it asks whether to begin.
+        lies_there = event["status"] == "enqueue" and event["stopping"] and engine_of(str(event["queue"])) is None
+        if lies_there and self._admin.delete_job(str(event["queue"]), f"{job_id}:{event['attempt']}") is not None:
+            queries.stop_removed(self._ledger, event["id"], event["attempt"])
         return self._told(job_id, changed)
 
     def start_job(self, job_id: str, *, who: str = "") -> dict[str, Any]:
         """Has a stopped job go on from its place, and one that waits for its time start now.
 
-        Returns as :meth:`stop_job`. Raises :class:`NotFound`; :class:`Conflict` for a job that was asked to stop and has not
-        let go yet (code ``stopping``), that runs (``running``) or is over (``finished``), or which a check refuses.
+        Returns as :meth:`stop_job`. Raises :class:`NotFound`, and :class:`NotNow` for a job that was asked to stop and has
+        not let go yet, that runs or is over, or which a check refuses to start.
         """
         event, foreign = self._event(job_id)
         if foreign is not None:

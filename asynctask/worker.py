@@ -220,11 +220,12 @@ class Worker(Generic[P, R_co]):
     ``retry``: True for the default count, False or 0 for none, or how many. ``timeout`` in seconds. ``failed_on``:
     exceptions that mean "the business said no". ``use_task_event``: whether its jobs are tracked. ``unique``: fields in
     which no two rows of one list may be the same, where a submission says nothing else. ``key``: the field of which
-    equal values run one after the other across its Tasks, or ``key_limit`` at once. ``checks``: asked before a person stops or starts one of its jobs. ``options``: what else the payload of
-    an untracked job says (:mod:`asynctask.wire.payload`). ``overrides`` and ``wait`` are those of :meth:`set`.
-    ``engine``: the attached engine that performs it; its ``queue`` has that engine's name before it. ``callbacks``: those
-    of its Tasks, by name, where a submission says nothing else. Calling a worker calls the function itself, in this
-    thread. Type checkers see the parameters and the result of the function.
+    equal values run one after the other across its Tasks, or ``key_limit`` at once. ``checks``: asked before a person
+    stops or starts one of its jobs. ``options``: what else the payload of an untracked job says
+    (:mod:`asynctask.wire.payload`). ``overrides`` and ``wait`` are those of :meth:`set`. ``engine``: the attached
+    engine that performs it; its ``queue`` has that engine's name before it. ``callbacks``: those of its Tasks, by name,
+    where a submission says nothing else. Calling a worker calls the function itself, in this thread. Type checkers see
+    the parameters and the result of the function.
     """
 
     name: str

@@ -96,7 +96,8 @@ class Row(NamedTuple):
     ``due_at``: microseconds, None if it does not wait; ``retries``: attempts given by the retry policy; ``deaths``:
     processes that died under it since its last outcome; ``reserved``: the dispatcher has passed the row (always true
     without a Task); ``watched``: a process that held it died, so its next worker records ``working`` before it performs;
-    ``n_*``: outcomes of a slice's items so far; ``stopping``: a user asked to stop it, and whoever has it did not let go yet.
+    ``n_*``: outcomes of a slice's items so far; ``stopping``: a user asked to stop it, and whoever has it has not
+    let go of it.
     """
 
     status: Status

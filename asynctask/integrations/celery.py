@@ -28,7 +28,15 @@ from asynctask.clock import SECOND, micros
 from asynctask.core.states import Status
 from asynctask.core.transitions import Begin
 from asynctask.dispatch.outbox import engine_queue, own_name
-from asynctask.errors import BrokerUnavailable, ConfigError, JobTimeout, SchemaOutdated, Unavailable, not_installed
+from asynctask.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    JobInterrupted,
+    JobTimeout,
+    SchemaOutdated,
+    Unavailable,
+    not_installed,
+)
 from asynctask.integrations.base import (
     BEGUN,
     Attachable,

@@ -68,12 +68,10 @@ _READ = (
 )  # fmt: skip
 
 _WRITTEN = (
-    "status", "attempt", "due_at", "retries", "deaths", "watched", "stopping", "n_finish", "n_failed", "n_error", "n_cancelled",
-    "process", "problem", "look_at", "added_messages", "result", "checkpoint", "started_at", "finished_at",
+    "status", "attempt", "due_at", "retries", "deaths", "watched", "stopping", "n_finish", "n_failed", "n_error",
+    "n_cancelled", "process", "problem", "look_at", "added_messages", "started_at", "finished_at",
 )  # fmt: skip
 _KEPT = ("result", "checkpoint")  # left as they are unless the change says otherwise
-
-_WRITTEN_BUT_KEPT = tuple(name for name in _WRITTEN if name not in _KEPT)
 _GUARD = ("id", "attempt", "status")
 
 _STATUSES = {str(status): status for status in Status}  # a dict look-up is cheaper than calling the enumeration
@@ -335,15 +333,12 @@ def _apply_batch(
 
 
 def _write(connection: Connection, ledger: Ledger, won: Sequence[Applied], now: int) -> None:
-    everything: list[dict[str, Any]] = []
-    keeping: list[dict[str, Any]] = []
+    alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for each in won:
         values = _values(ledger, each, now)
-        (keeping if "v_result" not in values and "v_checkpoint" not in values else everything).append(values)
-    for values in everything:
-        values.setdefault("v_result", None)
-        values.setdefault("v_checkpoint", None)
-    for written, rows in ((_WRITTEN_BUT_KEPT, keeping), (_WRITTEN, everything)):
+        alike.setdefault(tuple(name for name in _KEPT if f"v_{name}" in values), []).append(values)
+    for kept, rows in alike.items():
+        written = (*_WRITTEN, *kept)
         if batches.update(connection, events, _GUARD, written, rows) != len(rows):
             raise TransactionConflict("rows changed under their lock; the transaction is rolled back and tried again")
 

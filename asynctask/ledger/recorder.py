@@ -64,15 +64,15 @@ _RETRY_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 class Outcome:
     """The record of one attempt of one Event.
 
-    ``status`` and ``reason`` name the edge; ``retry_at`` (microseconds) turns an error into another attempt. ``then`` is
-    called after the commit with whether the compare-and-set was won; only then may the job's copy be acknowledged.
-    ``elsewhere``: another engine holds the job's copies. They carry no fence, so the open Event's current attempt is meant,
-    and a further attempt waits in that engine's queue, not in the ledger. ``seen``: the untouched Event as read at Begin;
-    the first try to write its end compares with it. ``awaited``: the job itself waits for this record before it begins, or
-    its Task, because of its ``parallel``. ``done``: committed or given up; never flushed again. ``doubtful``: the answer to
-    the commit was lost and it may be written, so it stands only for the attempt that it names. ``follower``: the job that
-    began in this one's place under their Task's ``parallel``. ``checkpoint``: the place to save with it. ``worker`` and ``seconds``, for the figures: whose job it is,
-    and how long it ran.
+    ``status`` and ``reason`` name the edge; ``retry_at`` (microseconds) turns an error into another attempt. ``then``
+    is called after the commit with whether the compare-and-set was won; only then may the job's copy be acknowledged.
+    ``elsewhere``: another engine holds the job's copies. They carry no fence, so the open Event's current attempt is
+    meant, and a further attempt waits in that engine's queue, not in the ledger. ``seen``: the untouched Event as read
+    at Begin; the first try to write its end compares with it. ``awaited``: the job itself waits for this record before
+    it begins, or its Task, because of its ``parallel``. ``done``: committed or given up; never flushed again.
+    ``doubtful``: the answer to the commit was lost and it may be written, so it stands only for the attempt that it
+    names. ``follower``: the job that began in this one's place under their Task's ``parallel``. ``checkpoint``: the
+    place to save with it. ``worker`` and ``seconds``, for the figures: whose job it is, and how long it ran.
     """
 
     event_id: int

@@ -337,8 +337,8 @@ class Tracker:
                 ticket.free()
 
     def ask_stops(self) -> None:
-        """Makes ``should_stop()`` true in the running jobs that a user stopped, or whose Task was paused or cancelled; called
-        periodically. Reads the ledger if a job runs that was recorded as ``working``. Raises LedgerUnavailable."""
+        """Makes ``should_stop()`` true in the running jobs that a user stopped, or whose Task was paused or cancelled;
+        called periodically. Reads the ledger if a job runs that was recorded as ``working``. Raises LedgerUnavailable."""
         running = {ticket.event_id: ticket for _, ticket in self._started() if ticket.said}
         if running:
             with self._ledger.database.read() as connection:
@@ -518,12 +518,14 @@ class Tracker:
             ticket.failure = Failure("interrupted", self._ledger.catalogue("interrupted"))
         notes = self._opening(ticket) if ticket.started_at is not None else []
         notes += self._closing(ticket, retry_at)
-        place = None if ticket.job is None or ticket.status is Status.FINISH else ticket.job.take_place()
+        is_short = ticket.status is Status.FINISH and ticket.seen is not None  # nobody watched it, nothing goes on from it
+        place = None if ticket.job is None or is_short else ticket.job.take_place()
         return Outcome(
             ticket.event_id, ticket.attempt, ticket.status, ticket.reason, notes, retry_at, ticket.failure, ticket.result,
             ticket.started_at, then, ticket.elsewhere,
             ticket.seen if retry_at is None and ticket.reason is not Reason.INTERRUPTED and place is None else None,
-            ticket.awaited, checkpoint=place, worker=ticket.worker, seconds=self._ledger.clock.monotonic() - ticket.began if ticket.began else None,
+            ticket.awaited, checkpoint=place, worker=ticket.worker,
+            seconds=self._ledger.clock.monotonic() - ticket.began if ticket.began else None,
         )  # fmt: skip
 
     def _opening(self, ticket: Ticket) -> list[Note]:
