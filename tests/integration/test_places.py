@@ -241,7 +241,7 @@ def test_a_job_that_no_longer_lies_in_its_queue_is_stopped_by_the_worker_that_to
     task = dispatched(world, app, 1)
     (event,) = task.events()
     told = app.stop_job(event["job_id"])
-    assert (told["status"], told["stopping"], told["actions"]) == ("enqueue", True, [])
+    assert (told["status"], told["stopping"], told["changed"]) == ("enqueue", True, True)
     with world.working(app):
         wait_for(lambda: app.event(event["job_id"])["status"] == "stopped", "Begin gives it back")
     assert world.shop.performed() == {}
