@@ -19,7 +19,7 @@ def add_workers(app: AsyncTask, shop: Shop) -> None:
     """``walk``: an iterable over as many numbers as its item says."""
 
     @app.worker(name="walk", retry=2, retry_in=lambda count, error, job: 0.02)
-    class Walk(app.Iterable):
+    class Walk(app.Iterable):  # type: ignore[misc, name-defined]
         def items(self, cursor: int | None, item: dict[str, Any]) -> Iterator[tuple[int, int]]:
             self.item = item
             shop.note("from", 0 if cursor is None else cursor)
