@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, over
 
 from asynctask.clock import Clock, Ids, SystemClock, SystemIds, micros
 from asynctask.config import check_setting, load
+from asynctask.core.states import Status
 from asynctask.core.transitions import CALLBACKS
 from asynctask.dispatch.outbox import engine_of
 from asynctask.errors import AsyncTaskError, ConfigError, InputError, UnknownWorker
@@ -644,8 +645,8 @@ class AsyncTask(OnDemand):
         Raises :class:`InputError` for a status that is none.
         """
         statuses = checked_statuses(status)
-        if resumable and statuses:
-            raise InputError("resumable jobs are those that are stopped: leave out the status", code="invalid_options")
+        if resumable and statuses and Status.STOPPED not in statuses:
+            return []
         with self._made().ledger.database.read() as connection:
             if resumable:
                 return queries.resumable_page(connection, worker=worker, after=after, limit=limit)
