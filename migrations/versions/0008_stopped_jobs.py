@@ -1,6 +1,6 @@
 """Jobs that a user asked to stop.
 
-Revision ID: 0009
+Revision ID: 0008
 Revises: 0007
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0009"
+revision = "0008"
 down_revision = "0007"
 branch_labels = None
 depends_on = None
