@@ -6,9 +6,11 @@ used after a fork is made anew in the child.
 
 from __future__ import annotations
 
+import collections.abc as abc
+import inspect
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -17,10 +19,12 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, over
 
 from asynctask.clock import Clock, Ids, SystemClock, SystemIds, micros
 from asynctask.config import check_setting, load
+from asynctask.core.states import Status
 from asynctask.core.transitions import CALLBACKS
 from asynctask.dispatch.outbox import engine_of
 from asynctask.errors import AsyncTaskError, ConfigError, InputError, UnknownWorker
 from asynctask.integrations.base import RemoteWorkers, Reporter
+from asynctask.iterable import Iterable
 from asynctask.job import CurrentJob
 from asynctask.ledger import doctor as doctors
 from asynctask.ledger import processes as recovery
@@ -29,7 +33,8 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.purge import Old, Purge, Purged, count_old
 from asynctask.ledger.tasks import NewCallback, TaskRow
 from asynctask.lists.dry_run import DryRun
-from asynctask.lists.items import MIXED, ItemShape, MixedShape
+from asynctask.lists.items import MIXED, Accepted, ItemShape, MixedShape
+from asynctask.lists.readers import RawRow
 from asynctask.lists.rows import ListSource, remove_list
 from asynctask.lists.uploads import StoredFile
 from asynctask.logs import get_logger
@@ -47,6 +52,7 @@ from asynctask.worker import (
     Actor,
     Callback,
     CallbackOption,
+    Check,
     EngineTask,
     Performs,
     Priority,
@@ -89,6 +95,9 @@ class AsyncTask(OnDemand):
     environment by default) and then from the defaults. ``clock`` and ``ids`` are for tests. Raises
     :class:`~asynctask.errors.ConfigError`.
     """
+
+    Iterable = Iterable
+    """The base of worker classes that go through many elements: see :class:`asynctask.iterable.Iterable`."""
 
     def __init__(
         self,
@@ -138,6 +147,7 @@ class AsyncTask(OnDemand):
         unique: Sequence[str] = (),
         key: str | None = None,
         key_limit: int | None = None,
+        checks: Sequence[Check] = (),
         retry_in: RetryIn | None = None,
         retries_exhausted: Callable[[CurrentJob, BaseException], Any] | None = None,
         on_complete: CallbackOption | None = None,
@@ -150,7 +160,9 @@ class AsyncTask(OnDemand):
         Arguments: ``name`` (default: the function's own); ``retry``, how many times, or True and False (by default 3 where
         its jobs are tracked and 25 where not); ``timeout`` in seconds; ``failed_on``, exceptions that mean "the business
         said no"; ``use_task_event=False`` leaves its jobs untracked; ``unique``, ``key`` and
-        ``key_limit``, the defaults of the options of these names;
+        ``key_limit``, the defaults of the options of these names; each of ``checks`` is asked ``check(action, event)``
+        before a person's ``"stop"`` or ``"start"`` of one of its jobs, and refuses by a reason, returned or raised as a
+        :class:`NormalException`;
         ``retry_in(count, error, job)`` gives the seconds before a retry, or ``"kill"`` or ``"discard"``;
         ``retries_exhausted(job, error)`` is called when none is left; ``on_complete``, ``on_success``, ``on_failure``: the
         defaults of the options of :meth:`submit`. ``options`` of an untracked worker: ``tags``, ``backtrace``, ``dead``,
@@ -175,6 +187,7 @@ class AsyncTask(OnDemand):
                 unique=tuple(unique),
                 key=key,
                 key_limit=key_limit if key_limit is not None or key is None else 1,
+                checks=tuple(checks),
                 retry_in=retry_in,
                 retries_exhausted=retries_exhausted,
                 is_async=is_async,
@@ -184,7 +197,7 @@ class AsyncTask(OnDemand):
                 options=options,
                 callbacks=callbacks,
             )
-            _check_worker(worker)
+            _check_worker(worker, found)
             if worker.name in self._workers:
                 raise ConfigError(f"two workers are named {worker.name!r}; give one of them another name=")
             self._workers[worker.name] = worker
@@ -221,10 +234,26 @@ class AsyncTask(OnDemand):
     # -- pushing single jobs (worker.perform_async and its like)
 
     def push(
-        self, worker: Worker, args: Iterable[Sequence[Any]], *, at: When | None = None, options: Mapping[str, Any]
+        self, worker: Worker, args: abc.Iterable[Sequence[Any]], *, at: When | None = None, options: Mapping[str, Any]
     ) -> list[str | None]:
         """Pushes a job for each element of ``args``; see :class:`~asynctask.worker.Worker`. Raises :class:`InputError`."""
         return self._pushing.push(worker, args, at=at, options=options)
+
+    def perform(self, name: str, *args: Any) -> str:
+        """Makes one tracked job of a registered worker, known by its name, and returns its job id. The arguments come from
+        outside: the first is held against the worker's model.
+
+        Raises :class:`UnknownWorker`, :class:`InputError` for arguments that the worker does not take, or if a client
+        middleware stops the job, LedgerUnavailable.
+        """
+        worker = self._find(name)
+        if worker.engine is not None or not worker.use_task_event:
+            why = f"{worker.engine} performs it" if worker.engine is not None else "its jobs are not tracked"
+            raise InputError(f"no tracked job can be made of worker {name[:200]!r}: {why}", code="invalid_worker")
+        (job_id,) = self.push(worker, [_checked_arguments(worker, args)], options={})
+        if job_id is None:
+            raise InputError("a client middleware stopped the job", code="stopped")
+        return job_id
 
     def remote_worker(
         self, name: str, *, queue: str = "default", retry: bool | int = True, active_job: bool = False, **options: Any
@@ -242,38 +271,43 @@ class AsyncTask(OnDemand):
 
     @overload
     def submit(
-        self, worker: Takes[Model], items: Iterable[Model | Mapping[str, Any]], *, dry_run: Literal[True], **options: Any
+        self,
+        worker: Takes[Model],
+        items: abc.Iterable[Model | Mapping[str, Any]],
+        *,
+        dry_run: Literal[True],
+        **options: Any,
     ) -> DryRun: ...
 
     @overload
     def submit(
         self,
         worker: Takes[Model],
-        items: Iterable[Model | Mapping[str, Any]],
+        items: abc.Iterable[Model | Mapping[str, Any]],
         *,
         dry_run: Literal[False] = False,
         **options: Any,
     ) -> TaskHandle: ...
 
     @overload
-    def submit(self, worker: Takes[T], items: Iterable[T], *, dry_run: Literal[True], **options: Any) -> DryRun: ...
+    def submit(self, worker: Takes[T], items: abc.Iterable[T], *, dry_run: Literal[True], **options: Any) -> DryRun: ...
 
     @overload
     def submit(
-        self, worker: Takes[T], items: Iterable[T], *, dry_run: Literal[False] = False, **options: Any
+        self, worker: Takes[T], items: abc.Iterable[T], *, dry_run: Literal[False] = False, **options: Any
     ) -> TaskHandle: ...
 
     @overload
     def submit(
-        self, worker: str | Actor | EngineTask, items: Iterable[Any], *, dry_run: Literal[True], **options: Any
+        self, worker: str | Actor | EngineTask, items: abc.Iterable[Any], *, dry_run: Literal[True], **options: Any
     ) -> DryRun: ...
 
     @overload
     def submit(
-        self, worker: str | Actor | EngineTask, items: Iterable[Any], *, dry_run: Literal[False] = False, **options: Any
+        self, worker: str | Actor | EngineTask, items: abc.Iterable[Any], *, dry_run: Literal[False] = False, **options: Any
     ) -> TaskHandle: ...
 
-    def submit(self, worker: Any, items: Iterable[Any], **options: Any) -> TaskHandle | DryRun:
+    def submit(self, worker: Any, items: abc.Iterable[Any], **options: Any) -> TaskHandle | DryRun:
         """Hands in a list: an Event for each item, performed by ``worker``, which may be a task or an actor of an attached
         engine. Returns the Task's handle.
 
@@ -300,20 +334,20 @@ class AsyncTask(OnDemand):
 
     @overload
     def submit_jobs(
-        self, jobs: Iterable[tuple[Worker | str | Actor | EngineTask, Any]], *, dry_run: Literal[True], **options: Any
+        self, jobs: abc.Iterable[tuple[Worker | str | Actor | EngineTask, Any]], *, dry_run: Literal[True], **options: Any
     ) -> DryRun: ...
 
     @overload
     def submit_jobs(
         self,
-        jobs: Iterable[tuple[Worker | str | Actor | EngineTask, Any]],
+        jobs: abc.Iterable[tuple[Worker | str | Actor | EngineTask, Any]],
         *,
         dry_run: Literal[False] = False,
         **options: Any,
     ) -> TaskHandle: ...
 
     def submit_jobs(
-        self, jobs: Iterable[tuple[Worker | str | Actor | EngineTask, Any]], **options: Any
+        self, jobs: abc.Iterable[tuple[Worker | str | Actor | EngineTask, Any]], **options: Any
     ) -> TaskHandle | DryRun:
         """Hands in a list of jobs for several workers, ``[(worker, item), ...]``, as one Task.
 
@@ -325,7 +359,7 @@ class AsyncTask(OnDemand):
         rest = iter(jobs)
         first = list(islice(rest, 1))
         like = self._find(first[0][0]) if first else None
-        items: Iterable[Any] = (
+        items: abc.Iterable[Any] = (
             {"worker": self._name_of(worker) or repr(worker)[:200], "item": item} for worker, item in chain(first, rest)
         )
         if isinstance(jobs, Collection):
@@ -364,15 +398,15 @@ class AsyncTask(OnDemand):
         )
 
     @overload
-    def check(self, worker: Takes[Model], items: Iterable[Model | Mapping[str, Any]], **options: Any) -> DryRun: ...
+    def check(self, worker: Takes[Model], items: abc.Iterable[Model | Mapping[str, Any]], **options: Any) -> DryRun: ...
 
     @overload
-    def check(self, worker: Takes[T], items: Iterable[T], **options: Any) -> DryRun: ...
+    def check(self, worker: Takes[T], items: abc.Iterable[T], **options: Any) -> DryRun: ...
 
     @overload
-    def check(self, worker: str | Actor | EngineTask, items: Iterable[Any], **options: Any) -> DryRun: ...
+    def check(self, worker: str | Actor | EngineTask, items: abc.Iterable[Any], **options: Any) -> DryRun: ...
 
-    def check(self, worker: Any, items: Iterable[Any], **options: Any) -> DryRun:
+    def check(self, worker: Any, items: abc.Iterable[Any], **options: Any) -> DryRun:
         """What :meth:`submit` would make of these items; writes nothing, and goes through all of them in this thread."""
         found: DryRun = self.submit(worker, items, dry_run=True, **options)
         return found
@@ -600,16 +634,22 @@ class AsyncTask(OnDemand):
         *,
         worker: str | None = None,
         status: str | Collection[str] = (),
+        resumable: bool = False,
         after: int | None = None,
         limit: int = 100,
     ) -> list[dict[str, Any]]:
-        """Jobs without a Task, newest first: their Events as dicts.
+        """Jobs without a Task, newest first: their Events as dicts. ``resumable``: the stopped ones instead, those of Tasks
+        too.
 
         ``worker`` and ``status`` choose some; ``after`` is the last id of the page before; ``limit`` is at most 1,000.
         Raises :class:`InputError` for a status that is none.
         """
         statuses = checked_statuses(status)
+        if resumable and statuses and Status.STOPPED not in statuses:
+            return []
         with self._made().ledger.database.read() as connection:
+            if resumable:
+                return queries.resumable_page(connection, worker=worker, after=after, limit=limit)
             return queries.alone_page(
                 connection, worker=worker, statuses=statuses, after=after, limit=max(1, min(limit, MAX_PAGE))
             )
@@ -675,11 +715,19 @@ class AsyncTask(OnDemand):
             on_slice(found.removed)
         return found.removed
 
+    def stop_job(self, job_id: str, *, who: str = "") -> dict[str, Any]:
+        """Stops one job, until it is started again: see :meth:`~asynctask.operations.Operations.stop_job`."""
+        return self.operations.stop_job(job_id, who=who)
+
+    def start_job(self, job_id: str, *, who: str = "") -> dict[str, Any]:
+        """Starts a stopped job again: see :meth:`~asynctask.operations.Operations.start_job`."""
+        return self.operations.start_job(job_id, who=who)
+
     @property
     def operations(self) -> Operations:
         """What waits where, and what people do about it: queues, retries, the scheduled, the dead, processes."""
         core = self._made()
-        return Operations(core.services, core.broker, self.engines)
+        return Operations(core.services, core.broker, self.engines, self.workers)
 
     # -- processes
 
@@ -758,15 +806,31 @@ class _Observers:
             self._act(queue.get())
 
 
+def _checked_arguments(worker: Worker, args: Sequence[Any]) -> Sequence[Any]:
+    """The arguments of a job that came from outside. Raises :class:`InputError`."""
+    try:
+        inspect.signature(worker.function).bind(*args)
+    except TypeError as error:
+        raise InputError(f"worker {worker.name!r}: {error}", code="bad_arguments") from None
+    if len(args) != 1 or not isinstance(worker.shape, ItemShape):
+        return args
+    found = worker.shape.validate(RawRow(1, args[0]), None)
+    if isinstance(found, Accepted):
+        return [found.item]
+    raise InputError(f"worker {worker.name!r} does not take the item", code="invalid_item", errors=found.problems)
+
+
 def _performed_by_others(item: Any) -> None:
     raise TypeError("a Task of mixed jobs has no worker of its own")
 
 
-def _check_worker(worker: Worker) -> None:
+def _check_worker(worker: Worker, target: Any = None) -> None:
     if worker.name == MIXED:
         raise ConfigError(f"a worker cannot be named {MIXED}, which stands for the workers of a Task of mixed jobs")
     if not worker.name or len(worker.name) > 255 or "|" in worker.name or "/" in worker.name:
         raise ConfigError(f"a worker's name has 1 to 255 characters, without | and /: {worker.name!r}")
+    if not worker.use_task_event and inspect.isclass(target) and issubclass(target, Iterable):
+        raise ConfigError(f"worker {worker.name}: an iterable saves its place in its Event, so it must be tracked")
     if worker.timeout is not None and not is_span(worker.timeout):
         raise ConfigError(
             f"worker {worker.name}: timeout must be a number of seconds, more than 0 and with an end, or None for no"

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextvars import ContextVar, Token
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
 
-from asynctask.errors import JobInterrupted, carries
+from asynctask.errors import InputError, JobInterrupted, carries
 from asynctask.messages import clean
 
-__all__ = ["CurrentJob", "current_job", "interrupted", "reset_current_job", "set_current_job"]
+__all__ = ["MAX_CHECKPOINT", "CurrentJob", "Place", "current_job", "interrupted", "reset_current_job", "set_current_job"]
+
+
+MAX_CHECKPOINT: Final = 65_536
+"""Bytes of the value of a checkpoint, as JSON."""
 
 
 class CurrentJob:
@@ -17,19 +23,21 @@ class CurrentJob:
 
     Attributes: ``job_id``; ``task_id`` (None for a job of no Task); ``attempt`` (rises with every retry, requeue and
     recovery, first 1); ``payload`` (the job as it travels, a dict that middleware may read and add to); ``queue``;
-    ``state`` (a dict of the job's own, for middleware and job code of this attempt); ``result``.
+    ``local`` (a dict for middleware and job code of this attempt); ``result``; ``state`` (see :meth:`checkpoint`).
     """
 
     __slots__ = (
-        "_checkpoint",
+        "_asked",
         "_messages",
+        "_place",
+        "_saved",
         "_stop",
         "attempt",
         "job_id",
+        "local",
         "payload",
         "queue",
         "result",
-        "state",
         "task_id",
     )
 
@@ -41,20 +49,78 @@ class CurrentJob:
         attempt: int = 1,
         queue: str = "default",
         payload: dict[str, Any] | None = None,
-        checkpoint: Any = None,
         should_stop: Callable[[], bool] | None = None,
-        state: dict[str, Any] | None = None,
+        local: dict[str, Any] | None = None,
     ) -> None:
         self.job_id = job_id
         self.task_id = task_id
         self.attempt = attempt
         self.queue = queue
         self.payload: dict[str, Any] = {} if payload is None else payload
-        self.state: dict[str, Any] = {} if state is None else state
+        self.local: dict[str, Any] = {} if local is None else local
         self.result: Any = None
-        self._checkpoint = checkpoint
+        self._place: Place | None = None
+        self._saved: Place | None = None
         self._messages: list[str] = []
         self._stop = should_stop
+        self._asked = False
+
+    # -- its place, from which the next attempt goes on
+
+    @property
+    def state(self) -> Any:
+        """The value of the newest checkpoint, of this attempt or of the ones before; None before the first."""
+        return None if self._place is None else self._place.value()
+
+    def checkpoint(self, value: Any) -> None:
+        """Notes how far the job is: the next attempt finds ``value`` in :attr:`state`, whatever ended this one.
+
+        Costs no write by itself: the newest value is saved ten times a second and when the job stops, so after a kill a job
+        repeats what it did in the last tenth of a second. ``value``: JSON of at most 64 KB. Raises :class:`InputError` for
+        any other.
+        """
+        try:
+            text = _dump(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InputError(f"a checkpoint must be JSON: {error}", code="bad_checkpoint") from None
+        if (size := len(text.encode())) > MAX_CHECKPOINT:
+            raise InputError(
+                f"the checkpoint has {size:,} bytes as JSON, the most is {MAX_CHECKPOINT:,}: keep the data elsewhere"
+                " and save where it is",
+                code="bad_checkpoint",
+            )
+        done, total = (None, None) if self._place is None else (self._place.done, self._place.total)
+        self._place = Place(text, done, total)
+
+    def progress(self, done: float, total: float | None = None) -> None:
+        """Notes how far the job is, for users who watch it: ``done`` of ``total`` (None: unknown), in units of its own.
+        Saved with the checkpoint."""
+        for number in (done, total):
+            if number is not None and (not isinstance(number, int | float) or not 0 <= number <= _MOST):
+                raise InputError(f"progress is counted in numbers from 0 to {_MOST:,}, not {number!r}"[:200])
+        self._place = Place("null" if self._place is None else self._place.text, done, total)
+
+    def resume(self, kept: str | None) -> None:
+        """Sets the place that an earlier attempt saved; for the tracker."""
+        self._place = self._saved = None if kept is None else Place.parse(kept)
+
+    def adopt_place(self, kept: str | None) -> None:
+        """Sets the place that another process tells of, to be saved here; for the tracker."""
+        if kept is not None:
+            self._place = Place.parse(kept)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether its place is not saved yet; for the tracker."""
+        return self._place is not self._saved
+
+    def take_place(self) -> str | None:
+        """The place to save; None if it is saved. For the tracker."""
+        place = self._place
+        if place is None or place is self._saved:
+            return None
+        self._saved = place
+        return place.dump()
 
     @property
     def args(self) -> tuple[Any, ...]:
@@ -70,12 +136,62 @@ class CurrentJob:
         taken, self._messages = self._messages, []
         return taken
 
+    # -- stopping
+
     def should_stop(self) -> bool:
-        """Whether the runtime is shutting down or this attempt counts no more: save what you have and return or raise."""
-        return self._stop is not None and self._stop()
+        """Whether the job is to let go: a user stopped it, its Task was paused or cancelled, the runtime is shutting
+        down, or this attempt counts no more. Save a checkpoint and call :meth:`stop`. Costs no query."""
+        return self._asked or (self._stop is not None and self._stop())
+
+    def stop(self) -> NoReturn:
+        """Ends this attempt where it is; call it after :meth:`should_stop` said so.
+
+        The job is stopped if a user asked for that, cancelled with its Task, and else waits for its next attempt, which
+        finds the last :meth:`checkpoint` and spends no retry. Raises :class:`JobInterrupted`, which must not be swallowed.
+        """
+        raise JobInterrupted("the job stopped between two steps")
+
+    def ask_stop(self) -> None:
+        """Makes :meth:`should_stop` true; for the tracker."""
+        self._asked = True
 
     def __repr__(self) -> str:
         return f"<job {self.job_id} attempt {self.attempt}>"
+
+
+_MOST: Final = 10**15
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far a job is: the value of its checkpoint as JSON, and its progress."""
+
+    text: str
+    done: float | None = None
+    total: float | None = None
+
+    @classmethod
+    def parse(cls, kept: str) -> Place:
+        """From the ledger's text."""
+        found = json.loads(kept)
+        return cls(_dump(found.get("state")), found.get("done"), found.get("total"))
+
+    def value(self) -> Any:
+        return json.loads(self.text)
+
+    def dump(self) -> str:
+        """As the ledger keeps it."""
+        return f'{{"state":{self.text},"done":{_dump(self.done)},"total":{_dump(self.total)}}}'
+
+
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _dump(value: Any) -> str:
+    """As JSON text that every database keeps. Raises TypeError, ValueError or RecursionError for what has none."""
+    text = _ENCODER.encode(value)
+    text.encode()
+    return text
 
 
 _current: ContextVar[CurrentJob | None] = ContextVar("asynctask_current_job", default=None)

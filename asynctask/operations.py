@@ -28,20 +28,23 @@ from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Broker
 from asynctask.clock import SECOND, rfc3339
 from asynctask.dispatch.demand import Performing, workers_wanted
 from asynctask.dispatch.outbox import Router, engine_of
-from asynctask.errors import Conflict, InputError, NotFound, OtherEngine
+from asynctask.errors import Conflict, InputError, NormalException, NotFound, OtherEngine
 from asynctask.integrations.base import Engine
 from asynctask.ledger import processes as recovery
 from asynctask.ledger import queries
 from asynctask.ledger.base import loads
 from asynctask.task import Services
 from asynctask.wire.payload import read_time
+from asynctask.worker import Worker
 
 __all__ = [
     "ACTIONS",
+    "JOB_ACTIONS",
     "LISTS",
     "SIGNALS",
     "Action",
     "ListName",
+    "NotNow",
     "Operations",
     "Result",
     "checked",
@@ -83,14 +86,22 @@ class Result:
 
 
 class Operations:
-    """The operations of one application. ``engines``: the attached ones by name, whose queues are counted.
+    """The operations of one application. ``engines``: the attached ones by name, whose queues are counted; ``workers``: the
+    registered ones by name, whose checks are asked.
 
     Every method may raise :class:`Unavailable`, and :class:`InputError` for an invalid name, limit or text. ``who`` is
     written to the log of the Tasks concerned.
     """
 
-    def __init__(self, services: Services, broker: Broker, engines: Mapping[str, Engine] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        services: Services,
+        broker: Broker,
+        engines: Mapping[str, Engine] = MappingProxyType({}),
+        workers: Mapping[str, Worker] = MappingProxyType({}),
+    ) -> None:
         self._services = services
+        self._workers = workers
         self._engines = engines
         self._router = Router(broker, engines, services.clock)
         self._ledger = services.ledger
@@ -193,11 +204,15 @@ class Operations:
     # -- one tracked job
 
     def job(self, job_id: str) -> dict[str, Any]:
-        """One Event, and ``actions``: those of :data:`ACTIONS` that apply to it now. Raises :class:`NotFound`."""
+        """One Event, and ``actions``: those of :data:`JOB_ACTIONS` that apply to it now. Raises :class:`NotFound`."""
+        event, foreign = self._event(job_id)
+        return {**event, "actions": [] if foreign else [*self._actions(event), *_stop_or_start(event)]}
+
+    def _event(self, job_id: str) -> tuple[dict[str, Any], str | None]:
+        """An Event, and the other program that alone can run its job, if one can."""
         with self._ledger.database.read() as connection:
             event = queries.event(connection, job_id)
-            foreign = queries.engines(connection, [event["id"]])
-        return {**event, "actions": [] if foreign else self._actions(event)}
+            return event, queries.engines(connection, [event["id"]]).get(event["id"])
 
     def _actions(self, event: Mapping[str, Any]) -> list[str]:
         lone = event["task_id"] is None
@@ -240,6 +255,73 @@ class Operations:
         if action == "restart":
             self._services.dispatch_now()
         return self.job(job_id)
+
+    # -- stopping one tracked job, and starting it again where it was
+
+    def stop_job(self, job_id: str, *, who: str = "") -> dict[str, Any]:
+        """Stops one tracked job, until :meth:`start_job`.
+
+        One that waits is stopped at once. One that runs is asked to let go (``stopping``): it does when it next asks
+        ``should_stop()``, and keeps its checkpoint; one that never asks runs to its end. Returns the Event as :meth:`job`,
+        with ``changed`` and ``detail``: where there was nothing to stop, ``detail`` says what is the case. Raises
+        :class:`NotFound`; :class:`Conflict` if a check of its worker refuses, or another program keeps the job.
+        """
+        event, foreign = self._event(job_id)
+        if foreign is not None:
+            raise OtherEngine(foreign)
+        if event["status"] not in ("enqueue", "working") or event["stopping"]:
+            return self._told(job_id, False)
+        self._check("stop", event)
+        changed = queries.ask_stop_one(self._ledger, event["id"], who=who)
+        event, _ = self._event(job_id)
+        # Whoever takes it out of the queue has it: this, or a worker, which is told when it asks whether to begin.
+        lies_there = event["status"] == "enqueue" and event["stopping"] and engine_of(str(event["queue"])) is None
+        if lies_there and self._admin.delete_job(str(event["queue"]), f"{job_id}:{event['attempt']}") is not None:
+            queries.stop_removed(self._ledger, event["id"], event["attempt"])
+        return self._told(job_id, changed)
+
+    def start_job(self, job_id: str, *, who: str = "") -> dict[str, Any]:
+        """Has a stopped job go on from its place, and one that waits for its time start now.
+
+        Returns as :meth:`stop_job`. Raises :class:`NotFound`, and :class:`NotNow` for a job that was asked to stop and has
+        not let go yet, that runs or is over, or which a check refuses to start.
+        """
+        event, foreign = self._event(job_id)
+        if foreign is not None:
+            raise OtherEngine(foreign)
+        changed = False
+        match event["status"]:
+            case _ if event["stopping"]:
+                raise NotNow("stopping", "it was asked to stop, and its worker has not let go of it yet: try again then")
+            case "working":
+                raise NotNow("running", "a worker performs it")
+            case "stopped":
+                self._check("start", event)
+                changed = queries.start_one(self._ledger, event["id"], who=who)
+            case "enqueue" if event["due_at"] is not None:
+                self._check("start", event)
+                changed = bool(queries.turn_waiting(self._ledger, "restart", [event["id"]], who=who))
+            case "finish" | "failed" | "error" | "cancelled":
+                text = f"it ended {event['status']}: a job that is over goes on no more; restart what ended in error"
+                raise NotNow("finished", text)
+        if changed:
+            self._services.dispatch_now()
+        return self._told(job_id, changed)
+
+    def _check(self, action: str, event: Mapping[str, Any]) -> None:
+        """Asks the checks of its worker. Raises :class:`Conflict` with the reason of the first that refuses."""
+        worker = self._workers.get(str(event["worker"]))
+        for check in () if worker is None else worker.checks:
+            try:
+                reason = check(action, event)
+            except NormalException as error:
+                reason = str(error)
+            if reason:
+                raise NotNow("refused", reason)
+
+    def _told(self, job_id: str, changed: bool) -> dict[str, Any]:
+        event = self.job(job_id)
+        return {**event, "changed": changed, "detail": _standing(event)}
 
     def _take_back(self, event: Mapping[str, Any]) -> None:
         """Takes a job out of its queue before it begins. Raises :class:`Conflict` with the reason if it cannot."""
@@ -502,6 +584,38 @@ class Operations:
             raise NotFound(f"the process {identity[:100]!r} has just ended")
 
 
+class NotNow(Conflict):
+    """A job cannot be stopped or started now; ``code`` says what is the case: ``stopping``, ``running``, ``finished``, or
+    ``refused`` by a check of its worker."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def _stop_or_start(event: Mapping[str, Any]) -> list[str]:
+    if event["status"] in ("enqueue", "working"):
+        return [] if event["stopping"] else ["stop"]
+    return ["start"] if event["status"] == "stopped" else []
+
+
+def _standing(event: Mapping[str, Any]) -> str:
+    """What is the case with a job, for a person."""
+    match event["status"]:
+        case _ if event["stopping"]:
+            return "it is asked to stop, and stops when its worker lets go of it"
+        case "enqueue" if event["waits_for"] is not None:
+            return "it waits for earlier jobs of its key"
+        case "enqueue":
+            return "it waits" if event["due_at"] is None else f"it waits until {event['due_at']}"
+        case "working":
+            return "a worker performs it"
+        case "stopped":
+            return "it is stopped, until it is started"
+        case status:
+            return f"it ended {status}"
+
+
 def _refusal(event: Mapping[str, Any], action: str) -> str:
     """Why an action does not apply to a job."""
     match event["status"]:
@@ -707,6 +821,7 @@ Action = Literal["restart", "kill", "delete"]
 
 LISTS: Final[dict[str, str]] = {"retries": RETRY, "scheduled": SCHEDULE, "dead": DEAD}
 ACTIONS: Final = ("restart", "kill", "delete")
+JOB_ACTIONS: Final = (*ACTIONS, "stop", "start")
 SIGNALS: Final = {"quiet": "TSTP", "stop": "TERM"}
 
 _MAX_KEYS: Final = 1_000

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import collections.abc as abc
 import inspect
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import (
@@ -26,6 +27,7 @@ from typing import (
 import orjson
 
 from asynctask.errors import ConfigError, NormalException
+from asynctask.iterable import Iterable
 from asynctask.job import CurrentJob
 from asynctask.wire.payload import RULES, UNTRACKED, Rule, When, check_names, check_values, due_at
 
@@ -34,6 +36,7 @@ __all__ = [
     "TRACKED_RETRIES",
     "Actor",
     "Callback",
+    "Check",
     "EngineTask",
     "JobOptions",
     "Performs",
@@ -101,6 +104,10 @@ RetryIn = Callable[[int, BaseException, CurrentJob], float | str | None]
 """(count of retries so far, exception, job) -> seconds, or "kill" or "discard", or None for the default."""
 
 
+Check = Callable[[str, Mapping[str, Any]], str | None]
+"""("stop" or "start", the job's Event) -> why not, or None."""
+
+
 class Shape(Protocol):
     """How the items of a worker look; made by the bulk side, used by the runtime to give an item its type back."""
 
@@ -117,7 +124,7 @@ class Pusher(Protocol):
     """What pushes jobs for a worker: the application."""
 
     def push(
-        self, worker: Worker, args: Iterable[Sequence[Any]], *, at: When | None = None, options: Mapping[str, Any]
+        self, worker: Worker, args: abc.Iterable[Sequence[Any]], *, at: When | None = None, options: Mapping[str, Any]
     ) -> list[str | None]: ...
 
 
@@ -188,6 +195,7 @@ class WorkerOptions(UntrackedOptions, total=False):
     unique: Sequence[str]
     key: str | None
     key_limit: int | None
+    checks: Sequence[Check]
     retry_in: RetryIn | None
     retries_exhausted: Callable[[CurrentJob, BaseException], Any] | None
     on_complete: CallbackOption | None
@@ -212,11 +220,12 @@ class Worker(Generic[P, R_co]):
     ``retry``: True for the default count, False or 0 for none, or how many. ``timeout`` in seconds. ``failed_on``:
     exceptions that mean "the business said no". ``use_task_event``: whether its jobs are tracked. ``unique``: fields in
     which no two rows of one list may be the same, where a submission says nothing else. ``key``: the field of which
-    equal values run one after the other across its Tasks, or ``key_limit`` at once. ``options``: what else the payload of
-    an untracked job says (:mod:`asynctask.wire.payload`). ``overrides`` and ``wait`` are those of :meth:`set`.
-    ``engine``: the attached engine that performs it; its ``queue`` has that engine's name before it. ``callbacks``: those
-    of its Tasks, by name, where a submission says nothing else. Calling a worker calls the function itself, in this
-    thread. Type checkers see the parameters and the result of the function.
+    equal values run one after the other across its Tasks, or ``key_limit`` at once. ``checks``: asked before a person
+    stops or starts one of its jobs. ``options``: what else the payload of an untracked job says
+    (:mod:`asynctask.wire.payload`). ``overrides`` and ``wait`` are those of :meth:`set`. ``engine``: the attached
+    engine that performs it; its ``queue`` has that engine's name before it. ``callbacks``: those of its Tasks, by name,
+    where a submission says nothing else. Calling a worker calls the function itself, in this thread. Type checkers see
+    the parameters and the result of the function.
     """
 
     name: str
@@ -230,6 +239,7 @@ class Worker(Generic[P, R_co]):
     unique: tuple[str, ...] = ()
     key: str | None = None
     key_limit: int | None = None
+    checks: tuple[Check, ...] = ()
     retry_in: RetryIn | None = None
     retries_exhausted: Callable[[CurrentJob, BaseException], Any] | None = None
     is_async: bool = False
@@ -323,7 +333,7 @@ class Worker(Generic[P, R_co]):
         """Pushes a job that starts at ``when``: an aware datetime or an epoch time in seconds."""
         return self._push([self._in_place(args, kwargs)], at=when)[0]
 
-    def perform_bulk(self, items: Iterable[Any]) -> list[str | None]:
+    def perform_bulk(self, items: abc.Iterable[Any]) -> list[str | None]:
         """Pushes a job for each item (an item is its job's one argument; a list is its arguments).
 
         Untracked jobs go 1,000 in a round trip, while ``items`` is gone through; if one of them is refused, the thousands
@@ -341,7 +351,7 @@ class Worker(Generic[P, R_co]):
         bound.apply_defaults()  # of the parameters before the last one that is given
         return bound.args
 
-    def _push(self, args: Iterable[Sequence[Any]], at: When | None = None) -> list[str | None]:
+    def _push(self, args: abc.Iterable[Sequence[Any]], at: When | None = None) -> list[str | None]:
         if self.pusher is None:
             raise ConfigError(f"worker {self.name!r} belongs to no application, so nothing can be pushed")
         return self.pusher.push(self, args, at=self.wait if at is None else at, options=self.overrides)
@@ -434,6 +444,8 @@ def describe(target: Any) -> tuple[str, Callable[..., Any], bool, type[BaseModel
     A class is instantiated for each job and its ``perform`` called. Raises :class:`ConfigError` for anything else.
     """
     if inspect.isclass(target):
+        if issubclass(target, Iterable):
+            _check_iterable(target)
         perform = getattr(target, "perform", None)
         if not callable(perform):
             raise ConfigError(f"worker class {target.__name__} needs a method perform(self, item)")
@@ -443,16 +455,30 @@ def describe(target: Any) -> tuple[str, Callable[..., Any], bool, type[BaseModel
             return instance.perform(*args, **kwargs)
 
         call.__doc__ = inspect.getdoc(target)
-        given = inspect.signature(perform)
-        call.__signature__ = given.replace(parameters=list(given.parameters.values())[1:])  # type: ignore[attr-defined]
-        return target.__name__, call, inspect.iscoroutinefunction(perform), _model_of(perform, skip_self=True)
+        # An iterable's arguments follow the cursor.
+        takes, skipped = (target.items, 2) if issubclass(target, Iterable) else (perform, 1)
+        given = inspect.signature(takes)
+        call.__signature__ = given.replace(parameters=list(given.parameters.values())[skipped:])  # type: ignore[attr-defined]
+        return target.__name__, call, inspect.iscoroutinefunction(perform), _model_of(takes, skip=skipped)
     if not callable(target):
         raise ConfigError(f"a worker is a function or a class, not {target!r}")
     return target.__name__, target, inspect.iscoroutinefunction(target), _model_of(target)
 
 
-def _model_of(function: Callable[..., Any], *, skip_self: bool = False) -> type[BaseModel] | None:
-    parameters = list(inspect.signature(function).parameters.values())[int(skip_self) :]
+def _check_iterable(target: type[Iterable]) -> None:
+    """Raises :class:`ConfigError` for a class whose elements could not be gone through."""
+    for name in Iterable.NAMES:
+        method = getattr(target, name)
+        if method is getattr(Iterable, name):
+            raise ConfigError(f"worker class {target.__name__} needs items(self, cursor, item) and each(self, item)")
+        if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
+            raise ConfigError(f"worker class {target.__name__}: {name} must be a plain method, not an async one")
+    if len(inspect.signature(target.items).parameters) < 2:
+        raise ConfigError(f"worker class {target.__name__}: items(self, cursor, item) takes the cursor first")
+
+
+def _model_of(function: Callable[..., Any], *, skip: int = 0) -> type[BaseModel] | None:
+    parameters = list(inspect.signature(function).parameters.values())[skip:]
     if not parameters:
         return None
     try:

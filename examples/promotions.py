@@ -285,7 +285,7 @@ def create_campaign(item: Campaign) -> dict[str, Any]:
 def _insert_once(db: Connection, item: Campaign) -> int:
     """The id of the item's row, made now or by an earlier run of this very job. Raises NormalException otherwise."""
     job = current_job()
-    mine = job.state.setdefault("campaign_codes", set())  # of this attempt: a job may carry a slice of several items
+    mine = job.local.setdefault("campaign_codes", set())  # of this attempt: a job may carry a slice of several items
     there = db.execute(sa.select(campaigns.c.id, campaigns.c.job_id).where(campaigns.c.code == item.code)).first()
     if there is not None and (there.job_id != job.job_id or item.code in mine):
         raise NormalException(f"campaign code {item.code} already exists (row {there.id})", code="duplicate_code")

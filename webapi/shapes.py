@@ -186,12 +186,21 @@ class EventQuery(_Query):
 
 
 class JobsQuery(_Query):
-    """Which jobs without a Task to list."""
+    """Which jobs to list."""
 
     worker: Name | None = Field(None, description="Of this worker only.")
     status: Statuses | None = Field(None, description="Statuses with commas between; default: all.")
+    resumable: bool = Field(False, description="The stopped jobs instead, those of Tasks too.")
     after: Id | None = Field(None, description="The last id of the page before.")
     limit: int = Field(100, ge=1, le=1000, description="Jobs on a page.")
+
+
+class NewJob(_In):
+    """A job to make: `args` or `item`."""
+
+    worker: Name = Field(description="The worker's name; GET /api/workers lists them.")
+    args: list[JsonValue] | None = Field(None, max_length=100, description="Its arguments, by position.")
+    item: JsonValue = Field(None, description="Its one argument, as the worker's JSON Schema says.")
 
 
 class RetryQuery(_Query):
@@ -460,6 +469,14 @@ class Links(_Out):
     ui: str
 
 
+class JobProgress(_Out):
+    """How far one job is."""
+
+    done: float
+    total: float | None
+    percent: float | None
+
+
 class ListedEvent(_Out):
     """The record of one job, in a list."""
 
@@ -485,12 +502,22 @@ class ListedEvent(_Out):
     finished_at: Time | None
     process: str | None
     callback_of: int | None = Field(description="The Task whose callback it is.")
+    checkpoint: JsonValue = Field(description="The place that it saved last, from which its next attempt goes on.")
+    progress: JobProgress | None = Field(description="How far it said to be, in units of its own.")
+    stopping: bool = Field(description="A person stopped it, and its worker has not let go of it yet.")
 
 
 class Event(ListedEvent):
     """The record of one job, and what can be done about it."""
 
-    actions: list[Literal["restart", "kill", "delete"]] = Field(description="Those that apply to it now.")
+    actions: list[Literal["restart", "kill", "delete", "stop", "start"]] = Field(description="Those that apply to it now.")
+
+
+class ToldEvent(Event):
+    """The record of a job that was to be stopped or started."""
+
+    changed: bool = Field(description="Whether anything changed.")
+    detail: str = Field(description="What is the case.")
 
 
 class Refusal(_Out):

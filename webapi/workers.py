@@ -7,10 +7,10 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from apiflask import APIBlueprint, FileSchema
-from flask import Response
+from flask import Response, url_for
 
 from asynctask.app import AsyncTask
-from asynctask.errors import NotFound
+from asynctask.errors import InputError, NotFound
 from asynctask.reports.templates import Template, make_template, template_csv, template_xlsx
 from webapi.context import asynctask_app, page_links, reader_locale, set_language, who
 from webapi.json_body import json_response
@@ -19,11 +19,13 @@ from webapi.shapes import (
     Event,
     JobsPage,
     JobsQuery,
+    NewJob,
     NoQuery,
     Record,
     RecordBatch,
     RecordResult,
     RecordResults,
+    ToldEvent,
     Workers,
 )
 
@@ -80,14 +82,40 @@ def _template(name: str) -> Template:
 @blueprint.output(JobsPage)
 @blueprint.doc(operation_id="listJobs", responses=[503])
 def jobs(query: JobsQuery) -> Response:
-    """The jobs without a Task, newest first: those sent one by one
+    """The jobs without a Task, newest first: those sent one by one; or those that are stopped
 
     `links.next` leads to the next page and is null on the last one.
     """
     statuses = query.status.split(",") if query.status else ()
-    found = asynctask_app().jobs(worker=query.worker, status=statuses, after=query.after, limit=query.limit)
+    found = asynctask_app().jobs(
+        worker=query.worker, status=statuses, resumable=query.resumable, after=query.after, limit=query.limit
+    )
     after = found[-1]["id"] if len(found) == query.limit else None
     return json_response({"jobs": found, "links": page_links(after)})
+
+
+@blueprint.post("/jobs")
+@blueprint.input(NewJob, location="json", arg_name="body")
+@blueprint.output(Event, status_code=202)
+@blueprint.doc(operation_id="createJob", responses=[400, 403, 413, 415, 503])
+def create_job(body: NewJob) -> Response:
+    """Make one tracked job, without a Task
+
+    It is committed when the answer comes.
+    """
+    app = asynctask_app()
+    job_id = app.perform(body.worker, *_arguments(body))
+    response = json_response(app.operations.job(job_id), 202)
+    response.headers["Location"] = url_for("workers.job", job_id=job_id)
+    return response
+
+
+def _arguments(body: NewJob) -> list[Any]:
+    """Raises :class:`InputError` for a body with both or neither; an item may be null."""
+    has_item = "item" in body.model_fields_set
+    if has_item == (body.args is not None):
+        raise InputError("a job has its arguments as args, or its one argument as item: give one of them", code="bad_job")
+    return [body.item] if has_item else list(body.args or ())
 
 
 @blueprint.get("/jobs/<job_id>")
@@ -97,9 +125,35 @@ def jobs(query: JobsQuery) -> Response:
 def job(job_id: str, query: NoQuery) -> Response:
     """The life of one job: its Event
 
-    `actions` says which of restart, kill and delete apply to it now.
+    `actions` says which of restart, kill, delete, stop and start apply to it now.
     """
     return json_response(asynctask_app().operations.job(job_id))
+
+
+@blueprint.post("/jobs/<job_id>/stop")
+@blueprint.input(NoQuery, location="query", arg_name="query")
+@blueprint.output(ToldEvent)
+@blueprint.doc(operation_id="stopJob", responses=[403, 409, 503])
+def stop_job(job_id: str, query: NoQuery) -> Response:
+    """Stop a job, until it is started again
+
+    One that waits is stopped at once. One that runs is asked to let go: it saves its place when it next asks
+    `should_stop()`. One that never asks runs to its end. Where nothing is to be stopped, `detail` says what is the case.
+    """
+    return json_response(asynctask_app().stop_job(job_id, who=who()))
+
+
+@blueprint.post("/jobs/<job_id>/start")
+@blueprint.input(NoQuery, location="query", arg_name="query")
+@blueprint.output(ToldEvent)
+@blueprint.doc(operation_id="startJob", responses=[403, 409, 503])
+def start_job(job_id: str, query: NoQuery) -> Response:
+    """Have a stopped job go on from its place
+
+    The same job, its next attempt. 409 with the code `stopping` where its worker has not let go of it yet, `running` or
+    `finished` where there is nothing to start, `refused` where a check of its worker says no.
+    """
+    return json_response(asynctask_app().start_job(job_id, who=who()))
 
 
 @blueprint.post("/jobs/<job_id>/restart")

@@ -31,7 +31,21 @@ _MODULES: Final = {
     "demo": ("demo",),
     "serve": ("up", "web", "worker", "split-task"),
     "submit": ("submit", "watch", "check-list"),
-    "tasks": ("tasks", "show", "set", "pause", "resume", "cancel", "retry", "callbacks", "report", "template"),
+    "tasks": (
+        "tasks",
+        "show",
+        "set",
+        "pause",
+        "resume",
+        "cancel",
+        "retry",
+        "callbacks",
+        "jobs",
+        "stop",
+        "start",
+        "report",
+        "template",
+    ),
     "operations": ("queues", "retries", "scheduled", "dead", "processes", "db", "doctor", "purge", "config", "middleware"),
 }
 _MODULE_OF: Final = {command: module for module, commands in _MODULES.items() for command in commands}

@@ -1,4 +1,4 @@
-"""Commands to query and control Tasks: tasks, show, set, pause, resume, cancel, retry, callbacks, report, template."""
+"""Commands to query and control Tasks and single jobs, and for their files."""
 
 from __future__ import annotations
 
@@ -309,6 +309,79 @@ _output_option: Final = click.option(
 )
 
 
+# -- single jobs
+
+
+@click.command("jobs", cls=Command)
+@click.option("--resumable", is_flag=True, help="The stopped jobs instead, those of Tasks too.")
+@click.option("--worker", help="Of this worker only.")
+@click.option("--status", default="", help="Only jobs with one of these, with commas between.")
+@click.option("--after", type=click.IntRange(1), help="Go on after this id: what the page before says.")
+@click.option("--limit", type=click.IntRange(1, 1_000), default=20, show_default=True, help="Most to list.")
+@pass_session
+def jobs(session: Session, resumable: bool, worker: str | None, status: str, after: int | None, limit: int) -> int:
+    """List the jobs without a Task, newest first, or those that are stopped."""
+    statuses = tuple(part.strip() for part in status.split(",") if part.strip())
+    found = session.existing().jobs(worker=worker, status=statuses, resumable=resumable, after=after, limit=limit)
+    session.out.document({"jobs": found})
+    if not found:
+        session.out.line("No job is stopped." if resumable else "No such job is there.")
+        return OK
+    session.out.table(("job", "task", "worker", "status", "attempt", "done", ""), [_job_row(each) for each in found])
+    if len(found) == limit:
+        more = " --resumable" if resumable else ""
+        session.out.line(f"The next: asynctask jobs{more} --after {found[-1]['id']}")
+    return OK
+
+
+def _job_row(event: Mapping[str, Any]) -> tuple[Any, ...]:
+    task_id = "" if event["task_id"] is None else str(event["task_id"])
+    return (
+        event["job_id"],
+        task_id,
+        event["worker"],
+        event["status"],
+        event["attempt"],
+        _job_done(event),
+        _last_message(event),
+    )
+
+
+def _job_done(event: Mapping[str, Any]) -> str:
+    """How far a job said to be."""
+    done = event["progress"]
+    if done is None:
+        return ""
+    return f"{done['done']:g}" if done["percent"] is None else f"{done['percent']:g} %"
+
+
+def _tell_job(session: Session, event: Mapping[str, Any]) -> int:
+    session.out.document(event)
+    done = _job_done(event)
+    words = clean(event["detail"]) if event["changed"] else f"nothing to do, {clean(event['detail'])}"
+    session.out.line(f"Job {event['job_id']}: {words}{f' (at {done})' if done else ''}.")
+    return OK
+
+
+@click.command("stop", cls=Command)
+@click.argument("job_id")
+@pass_session
+def stop(session: Session, job_id: str) -> int:
+    """Stop one job, until it is started again.
+
+    One that waits is stopped at once; one that runs saves its place when it next asks whether it should stop.
+    """
+    return _tell_job(session, session.existing().stop_job(job_id, who=who()))
+
+
+@click.command("start", cls=Command)
+@click.argument("job_id")
+@pass_session
+def start(session: Session, job_id: str) -> int:
+    """Have a stopped job go on from its place."""
+    return _tell_job(session, session.existing().start_job(job_id, who=who()))
+
+
 @click.command("report", cls=Command)
 @click.argument("task_id", type=TASK_ID)
 @_output_option
@@ -386,4 +459,4 @@ def _replace_atomically(path: Path, suffix: str) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-COMMANDS: Final = (tasks, show, set_knobs, pause, resume, cancel, retry, callbacks, report, template)
+COMMANDS: Final = (tasks, show, set_knobs, pause, resume, cancel, retry, callbacks, jobs, stop, start, report, template)

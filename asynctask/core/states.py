@@ -156,7 +156,13 @@ EVENT_EDGES: Final[tuple[Edge, ...]] = _edges(
             (_W.SWEEP,),
             "three processes died under it, six if others were at work there",
         ),
-        (_RUNNABLE, _S.STOPPED, _R.STOPPED, (_W.WORKER, _W.PERSON), "a person stopped it; its checkpoint is kept"),
+        (
+            _RUNNABLE,
+            _S.STOPPED,
+            _R.STOPPED,
+            (_W.WORKER, _W.SWEEP, _W.PERSON),
+            "a person stopped it, and nothing runs it any more; its checkpoint is kept",
+        ),
         ((_S.STOPPED,), _S.ENQUEUE, _R.RESUMED, (_W.PERSON,), "a person started it again"),
         (
             (*_RUNNABLE, _S.STOPPED),

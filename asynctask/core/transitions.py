@@ -40,6 +40,7 @@ __all__ = [
     "Row",
     "Tolerance",
     "Turn",
+    "ask_stop",
     "at_once",
     "at_rest",
     "begin",
@@ -67,6 +68,7 @@ __all__ = [
     "redispatch",
     "release_due",
     "room",
+    "saved",
     "start",
     "stop",
     "take_over",
@@ -94,7 +96,8 @@ class Row(NamedTuple):
     ``due_at``: microseconds, None if it does not wait; ``retries``: attempts given by the retry policy; ``deaths``:
     processes that died under it since its last outcome; ``reserved``: the dispatcher has passed the row (always true
     without a Task); ``watched``: a process that held it died, so its next worker records ``working`` before it performs;
-    ``n_*``: outcomes of a slice's items so far.
+    ``n_*``: outcomes of a slice's items so far; ``stopping``: a user asked to stop it, and whoever has it has not
+    let go of it.
     """
 
     status: Status
@@ -110,6 +113,7 @@ class Row(NamedTuple):
     n_cancelled: int = 0
     process: str | None = None
     watched: bool = False
+    stopping: bool = False
 
 
 @dataclass(slots=True)
@@ -234,6 +238,13 @@ def _turn(row: Row, target: Status, reason: Reason, **changes: Any) -> Turn:
     return Turn(row, row._replace(status=target, **changes), reason)
 
 
+def _wait_again(row: Row, reason: Reason, **changes: Any) -> Turn:
+    """The row waits for another attempt. One that a user asked to stop is stopped instead: nothing runs it now."""
+    if row.stopping:
+        return stop(row)
+    return _turn(row, Status.ENQUEUE, reason, attempt=row.attempt + 1, process=None, **changes)
+
+
 # -- dispatch
 
 
@@ -327,7 +338,7 @@ def redispatch(row: Row, state: str | None, *, held: bool, missed_before: bool, 
         return None
     if state == State.CANCELLED:
         return cancel(row)
-    return _turn(row, Status.ENQUEUE, Reason.REDISPATCHED, attempt=row.attempt + 1, due_at=now)
+    return _wait_again(row, Reason.REDISPATCHED, due_at=now)
 
 
 _TOLERANCE: Final = re.compile(r"(?:(failed|error):)?(?:([0-9]{1,7})|([0-9]{1,3})(?:\.([0-9]{1,2}))?%)", re.ASCII)
@@ -381,7 +392,7 @@ class Begin(Enum):
 
     RUN = "run"
     DROP = "drop"  # acknowledge unrun: terminal, another attempt, not dispatched, or at work in a process
-    GIVE_BACK = "give_back"  # the Task is paused: return it to the ledger
+    GIVE_BACK = "give_back"  # the Task is paused, or the job is to stop: return it to the ledger
     CANCEL = "cancel"  # the Task is cancelled
 
 
@@ -406,7 +417,7 @@ def begin(row: Row, attempt: int | None, state: str | None) -> Begin:
         return Begin.DROP  # a process runs this attempt; the broker lost its copy and got another
     if state == State.CANCELLED:
         return Begin.CANCEL
-    if state == State.PAUSED:
+    if state == State.PAUSED or row.stopping:
         return Begin.GIVE_BACK
     return Begin.RUN
 
@@ -439,20 +450,11 @@ def outcome(row: Row, status: Status, reason: Reason, *, retry_at: int | None = 
     and the row waits as ``enqueue`` until then; with ``Reason.INTERRUPTED`` the row waits again from ``now``.
     """
     if reason is Reason.INTERRUPTED:
-        return _turn(row, Status.ENQUEUE, reason, attempt=row.attempt + 1, due_at=now, process=None)
+        return _wait_again(row, reason, due_at=now)
     if retry_at is not None:
-        return _turn(
-            row,
-            Status.ENQUEUE,
-            Reason.RETRY,
-            attempt=row.attempt + 1,
-            due_at=retry_at,
-            retries=row.retries + 1,
-            deaths=0,
-            watched=False,
-            process=None,
-        )
-    return _turn(row, status, reason, process=None, deaths=0, watched=False, due_at=None, **_end_items(row, status))
+        return _wait_again(row, Reason.RETRY, due_at=retry_at, retries=row.retries + 1, deaths=0, watched=False)
+    ended = _end_items(row, status)
+    return _turn(row, status, reason, process=None, deaths=0, watched=False, stopping=False, due_at=None, **ended)
 
 
 @lru_cache(maxsize=256)
@@ -463,7 +465,7 @@ def ending(row: Row, status: Status, reason: Reason) -> Turn:
 
 def give_back(row: Row, *, now: int) -> Turn:
     """Returns a copy, fetched or waiting in the broker, to the ledger unrun; it may be dispatched at once."""
-    return _turn(row, Status.ENQUEUE, Reason.GIVEN_BACK, attempt=row.attempt + 1, due_at=now, process=None)
+    return _wait_again(row, Reason.GIVEN_BACK, due_at=now)
 
 
 def is_suspect(row: Row) -> bool:
@@ -493,20 +495,12 @@ def recover(row: Row, state: str | None, *, now: int, beside: Collection[Row] = 
             attempt=row.attempt + 1,
             deaths=deaths,
             process=None,
+            stopping=False,
             **_end_items(row, Status.ERROR),
         )
     if state == State.CANCELLED:
         return cancel(row)
-    return _turn(
-        row,
-        Status.ENQUEUE,
-        Reason.WORKER_LOST,
-        attempt=row.attempt + 1,
-        due_at=now,
-        deaths=deaths,
-        process=None,
-        watched=True,
-    )
+    return _wait_again(row, Reason.WORKER_LOST, due_at=now, deaths=deaths, watched=True)
 
 
 def watch(row: Row) -> Turn | None:
@@ -546,18 +540,44 @@ def cancel(row: Row) -> Turn:
         attempt=row.attempt + 1,
         due_at=None,
         process=None,
+        stopping=False,
         **_end_items(row, Status.CANCELLED),
     )
 
 
 def stop(row: Row) -> Turn:
-    """Stops a row at a user's request, visibly, until a user starts it again."""
-    return _turn(row, Status.STOPPED, Reason.STOPPED, attempt=row.attempt + 1, due_at=None, process=None)
+    """Stops a row that nothing runs at a user's request, visibly, until a user starts it again."""
+    return _turn(
+        row, Status.STOPPED, Reason.STOPPED, attempt=row.attempt + 1, due_at=None, process=None, stopping=False
+    )  # fmt: skip
+
+
+def ask_stop(row: Row) -> Turn | None:
+    """A user's request to stop a row: at once if it is at rest, else when whoever has it lets go of it.
+
+    None where there is nothing to do: it is stopped or over, or was asked to stop before.
+    """
+    if row.status not in (Status.ENQUEUE, Status.WORKING) or row.stopping:
+        return None
+    return stop(row) if at_rest(row) else Turn(row, row._replace(stopping=True), Reason.STOPPED)
 
 
 def start(row: Row, *, now: int) -> Turn:
     """Starts a stopped job again: it waits from ``now``, or for the pointer if that has not passed it."""
-    return _turn(row, Status.ENQUEUE, Reason.RESUMED, attempt=row.attempt + 1, due_at=now if row.reserved else None)
+    return _turn(
+        row,
+        Status.ENQUEUE,
+        Reason.RESUMED,
+        attempt=row.attempt + 1,
+        due_at=now if row.reserved else None,
+        deaths=0,
+        watched=False,
+    )
+
+
+def saved(row: Row) -> Turn:
+    """A running job saved its place: deaths before that do not count any more, because it got further."""
+    return Turn(row, row._replace(deaths=0), Reason.RECORDED)
 
 
 def explicit_retry(row: Row, *, now: int) -> Turn:
@@ -575,6 +595,7 @@ def explicit_retry(row: Row, *, now: int) -> Turn:
         retries=0,
         deaths=0,
         watched=False,
+        stopping=False,
         process=None,
         **open_again,
     )

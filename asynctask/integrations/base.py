@@ -39,7 +39,7 @@ from asynctask.ledger.standalone import ENGINE, NewJob, enqueue, reopen_elsewher
 from asynctask.ledger.tasks import CALLBACK_RETRIES
 from asynctask.lists.items import ItemShape
 from asynctask.logs import get_logger
-from asynctask.middleware.tracker import Arrival, JobRecord, Recorded, RemoteTracker, Ticket, Tracker
+from asynctask.middleware.tracker import Arrival, JobRecord, Recorded, RemoteTracker, Stops, Ticket, Tracker
 from asynctask.runtime.process import AppProcess, Dispatching, recording_chain
 from asynctask.runtime.retry import backoff
 from asynctask.worker import Worker, describe
@@ -431,6 +431,7 @@ class EngineProcess(AppProcess):
         self._awaited: dict[threading.Event, None] = {}  # of outcomes whose threads wait for the commit
         self.recorder = Recorder(self.ledger, busy_for=self._busy_for, on_due=self._dispatcher.expect, figures=self.figures)
         self.tracker = Tracker(self.ledger, self.recorder)
+        self._stops = Stops(self.tracker)
         self._begin = Together(self.tracker.begin)
         self._early: EarlyTickets | None = None
         self.chain = recording_chain(app, self.tracker)
@@ -454,6 +455,7 @@ class EngineProcess(AppProcess):
         self._dispatcher.attach(self.load)
         self._dispatcher.start()
         self.maintenance.start()
+        self._stops.start()
         self._ticker.start()
         self._dispatcher.nudge()
 
@@ -470,6 +472,7 @@ class EngineProcess(AppProcess):
             self._early.stop()
         self._ended.set()
         self._ticker.join(_FLUSH_S)
+        self._stops.stop()
         self._dispatcher.stop()
         self.maintenance.stop()
         self.heartbeat.stop()
@@ -613,6 +616,7 @@ class EngineProcess(AppProcess):
         before = 0
         while not self._ended.wait(LONG_S):
             self.tracker.note_long(LONG_S)
+            self._stops.look()
             running, recorded = len(self.tracker.running()), self.recorder.recorded
             if running:
                 self._busy_s += LONG_S

@@ -21,14 +21,22 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, micros
 from asynctask.core.states import Status
 from asynctask.core.transitions import Begin
 from asynctask.dispatch.outbox import engine_queue, own_name
-from asynctask.errors import BrokerUnavailable, ConfigError, JobTimeout, SchemaOutdated, Unavailable, not_installed
+from asynctask.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    JobInterrupted,
+    JobTimeout,
+    SchemaOutdated,
+    Unavailable,
+    not_installed,
+)
 from asynctask.integrations.base import (
     BEGUN,
     Attachable,
@@ -421,7 +429,8 @@ class CeleryEngine:
             should_stop=lambda: process.should_stop,
         )
         ticket.job = job
-        job.state[TICKET] = ticket
+        job.local[TICKET] = ticket
+        job.resume(ticket.checkpoint)
         current = _Performed(task, worker, ticket, job, process)
         return self._call(current, lambda: run(*_revived(current, args), **kwargs))
 
@@ -466,6 +475,8 @@ class CeleryEngine:
         except BaseException as error:
             raised.append(error)
             self._set_outcome(current, error)
+            if isinstance(error, JobInterrupted):
+                self._let_go(current, error)
             if current.ticket.status is not Status.FAILED:
                 current.process.settle(current.ticket)
                 raise
@@ -483,6 +494,14 @@ class CeleryEngine:
         if current.ticket.status is Status.FAILED and raised and answered:
             raise raised[-1]  # or Celery would treat it as a success and use the result
         return None if current.ticket.status is Status.FAILED else result
+
+    def _let_go(self, current: _Performed, error: JobInterrupted) -> NoReturn:
+        """A job that stopped between two steps: the ledger, or Celery if the job is its own, gives it again."""
+        if not current.ticket.elsewhere:
+            current.process.settle(current.ticket)
+            raise Ignore(str(error)) from error
+        current.process.settle(current.ticket, retry_at=self._app.ledger.now())
+        raise Reject(error, requeue=True) from error
 
     def _set_outcome(self, current: _Performed, error: BaseException) -> None:
         """Sets the outcome from what came out of the whole chain, unless a retry has been recorded."""

@@ -560,7 +560,8 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             payload=dict(message.asdict()),
             should_stop=lambda: process.should_stop,
         )
-        ticket.job.state[TICKET] = ticket
+        ticket.job.local[TICKET] = ticket
+        ticket.job.resume(ticket.checkpoint)
         return _Message(message, actor, self._workers[actor.actor_name], ticket, ticket.job)
 
     def _perform(self, current: _Message, function: Callable[[], Any]) -> Any:
@@ -582,6 +583,8 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         except BaseException as error:
             raised.append(error)
             self._set_outcome(current, error, last_word=True)
+            if isinstance(error, JobInterrupted) and not current.ticket.elsewhere:
+                return None  # it stopped between two steps, and the ledger gives it again
             if current.ticket.status is not Status.FAILED:
                 raise
         finally:

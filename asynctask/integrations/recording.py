@@ -278,7 +278,7 @@ class _Answers:
             self._process.tracker.forget(ticket)
             return {"why": "another process performs it"}
         self._turn, self._ticket, self._before, self._performer = turn, ticket, None, pid
-        names = ("event_id", "task_id", "attempt", "retries", "callback_of")
+        names = ("event_id", "task_id", "attempt", "retries", "callback_of", "checkpoint")
         return {"why": "", "ticket": {name: getattr(ticket, name) for name in names}}
 
     def _settle(self, turn: str, report: Mapping[str, Any], delay_s: float | None) -> dict[str, Any]:

@@ -346,7 +346,8 @@ class RqEngine:
         payload |= {"queue": job.origin}
         own = {"task_id": ticket.task_id, "attempt": ticket.attempt, "queue": job.origin, "payload": payload}
         current = ticket.job = CurrentJob(ticket.job_id, **own, should_stop=lambda: recording.stopping)
-        current.state[TICKET] = ticket
+        current.local[TICKET] = ticket
+        current.resume(ticket.checkpoint)
         return _Performed(job, tracked, ticket, current, recording)
 
     def _perform(

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.clock import from_datetime, rfc3339
-from asynctask.core.states import PROBLEM, TERMINAL, Reason, Status
+from asynctask.core.states import PROBLEM, TERMINAL, Reason, State, Status
 from asynctask.core.transitions import Delta, Row, Turn
 from asynctask.database import batches
 from asynctask.database.retrying import TransactionConflict
@@ -23,6 +23,7 @@ from asynctask.ledger.base import Ledger, chunks, dumps, loads, stamp, stamps
 from asynctask.messages import KEEP_FIRST, append
 
 __all__ = [
+    "RESUMABLE",
     "Applied",
     "Change",
     "End",
@@ -37,6 +38,8 @@ __all__ = [
     "problem_of",
     "read_events",
     "read_jobs",
+    "read_places",
+    "read_stops",
     "read_tasks_events",
     "untouched",
     "write_unread",
@@ -44,6 +47,9 @@ __all__ = [
 
 MAX_GROUPS = 100
 """Groups of failure messages kept for one Task; the rest are counted under "other"."""
+
+RESUMABLE: Final = "stopped"
+"""``problem`` of a stopped Event: the index finds those that may be started again."""
 
 _BATCH = 1_000
 
@@ -56,18 +62,16 @@ _READ = (
         _e["items"], _e.n_finish, _e.n_failed, _e.n_error, _e.n_cancelled, _e.process, _e.added_messages, _e.first_row,
         _e.started_at, _e.finished_at, sa.func.coalesce(_e.worker_name, _t.worker_name, ""),
         sa.func.coalesce(_e.queue, _t.queue, "default"), _t.state, _t.next_seq, _t.slots, _t.parallel, _ROUND_AT,
-        _e.callback_of, _e.line,
+        _e.callback_of, _e.line, _e.stopping,
     )
     .select_from(events.outerjoin(tasks, _t.id == _e.task_id))
 )  # fmt: skip
 
 _WRITTEN = (
-    "status", "attempt", "due_at", "retries", "deaths", "watched", "n_finish", "n_failed", "n_error", "n_cancelled",
-    "process", "problem", "look_at", "added_messages", "result", "checkpoint", "started_at", "finished_at",
+    "status", "attempt", "due_at", "retries", "deaths", "watched", "stopping", "n_finish", "n_failed", "n_error",
+    "n_cancelled", "process", "problem", "look_at", "added_messages", "started_at", "finished_at",
 )  # fmt: skip
 _KEPT = ("result", "checkpoint")  # left as they are unless the change says otherwise
-
-_WRITTEN_BUT_KEPT = tuple(name for name in _WRITTEN if name not in _KEPT)
 _GUARD = ("id", "attempt", "status")
 
 _STATUSES = {str(status): status for status in Status}  # a dict look-up is cheaper than calling the enumeration
@@ -132,6 +136,7 @@ def untouched(record: EventRecord) -> bool:
         and row.due_at is None
         and row.process is None
         and not row.watched
+        and not row.stopping
         and row.deaths == 0
         and row.items == 1
     )
@@ -168,7 +173,10 @@ class End(NamedTuple):
 
 
 def problem_of(turn: Turn, failure: Failure | None) -> str | None:
-    """The ``problem`` column: the code of the failure, for a turn that ends ``failed`` or ``error``."""
+    """The ``problem`` column: the code of the failure, for a turn that ends ``failed`` or ``error``; :data:`RESUMABLE` for
+    one that stops."""
+    if turn.after.status is Status.STOPPED:
+        return RESUMABLE
     if turn.after.status not in PROBLEM:
         return None
     return (failure.code if failure else str(turn.reason))[:64]
@@ -217,12 +225,12 @@ def _record(found: Any) -> EventRecord:
     (
         id_, job_id, task_id, seq, status, attempt, due_at, retries, deaths, watched, items, n_finish, n_failed, n_error,
         n_cancelled, process, messages, first_row, started_at, finished_at, worker_name, queue, state, next_seq, slots,
-        parallel, round_at, callback_of, line,
+        parallel, round_at, callback_of, line, stopping,
     ) = found  # fmt: skip
     reserved = task_id is None or (seq is not None and next_seq is not None and seq < next_seq)
     row = Row(
         _STATUSES[status], attempt, due_at, retries, deaths, reserved, items, n_finish, n_failed, n_error, n_cancelled,
-        process, bool(watched),
+        process, bool(watched), bool(stopping),
     )  # fmt: skip
     return EventRecord(
         id_, job_id, task_id, seq, row, messages, first_row, started_at, finished_at, worker_name, queue, state,
@@ -250,6 +258,19 @@ def read_jobs(connection: Connection, job_ids: Sequence[str]) -> dict[str, Event
 def _read_jobs(dialect: str) -> Any:
     """Built once: it runs for every fetched batch."""
     return _READ.where(batches.among_given(dialect, _e.job_id, "job_ids"))
+
+
+def read_places(connection: Connection, event_ids: Sequence[int]) -> dict[int, str]:
+    """The places that these Events have saved (:class:`asynctask.job.Place`), by id."""
+    chosen = batches.among(connection, _e.id, event_ids) & _e.checkpoint.is_not(None)
+    return {int(i): str(text) for i, text in connection.execute(sa.select(_e.id, _e.checkpoint).where(chosen))}
+
+
+def read_stops(connection: Connection, event_ids: Sequence[int]) -> list[int]:
+    """Those of these running Events that are to let go: stopped by a user, or their Task paused or cancelled."""
+    held_back = (_e.stopping > 0) | _t.state.in_([str(State.PAUSED), str(State.CANCELLED)])
+    found = sa.select(_e.id).select_from(events.outerjoin(tasks, _t.id == _e.task_id))
+    return [int(i) for (i,) in connection.execute(found.where(batches.among(connection, _e.id, event_ids), held_back))]
 
 
 def lock_events(connection: Connection, condition: Any) -> Sequence[int]:
@@ -307,31 +328,31 @@ def _apply_batch(
         record.row = turn.after
         if record.task_id is not None:
             moved.setdefault((record.task_id, ledger.slot(record.slots)), Delta()).add(turn.delta)
-    _write(connection, won, now)
+    _write(connection, ledger, won, now)
     return results
 
 
-def _write(connection: Connection, won: Sequence[Applied], now: int) -> None:
-    everything: list[dict[str, Any]] = []
-    keeping: list[dict[str, Any]] = []
+def _write(connection: Connection, ledger: Ledger, won: Sequence[Applied], now: int) -> None:
+    alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for each in won:
-        values = _values(each, now)
-        (keeping if "v_result" not in values and "v_checkpoint" not in values else everything).append(values)
-    for values in everything:
-        values.setdefault("v_result", None)
-        values.setdefault("v_checkpoint", None)
-    for written, rows in ((_WRITTEN_BUT_KEPT, keeping), (_WRITTEN, everything)):
+        values = _values(ledger, each, now)
+        alike.setdefault(tuple(name for name in _KEPT if f"v_{name}" in values), []).append(values)
+    for kept, rows in alike.items():
+        written = (*_WRITTEN, *kept)
         if batches.update(connection, events, _GUARD, written, rows) != len(rows):
             raise TransactionConflict("rows changed under their lock; the transaction is rolled back and tried again")
 
 
-def _values(each: Applied, now: int) -> dict[str, Any]:
+def _values(ledger: Ledger, each: Applied, now: int) -> dict[str, Any]:
     change, record, turn = each.change, each.record, each.turn
     assert record is not None
     assert turn is not None
     assert turn.before is not None
     before, after = turn.before, turn.after
-    if notes := change.notes_for(turn):
+    notes = change.notes_for(turn)
+    if after.status is Status.STOPPED:
+        notes = _stopped_notes(ledger, notes)
+    if notes:
         new = [stamp(note.at or now, note.status, note.message, before.attempt) for note in notes]
         record.messages = dumps(append(loads(record.messages) or [], new))
     over = after.status in TERMINAL
@@ -345,6 +366,7 @@ def _values(each: Applied, now: int) -> dict[str, Any]:
         "v_retries": after.retries,
         "v_deaths": after.deaths,
         "v_watched": int(after.watched),
+        "v_stopping": int(after.stopping),
         "v_n_finish": after.n_finish,
         "v_n_failed": after.n_failed,
         "v_n_error": after.n_error,
@@ -359,6 +381,12 @@ def _values(each: Applied, now: int) -> dict[str, Any]:
     for name, value in change.values.items():
         values[f"v_{name}"] = value
     return values
+
+
+def _stopped_notes(ledger: Ledger, notes: Sequence[Note]) -> list[Note]:
+    """The messages of a job that waits for no attempt, because a user stopped it, instead of those of one that does."""
+    wrong = (Note("error", ledger.catalogue("interrupted")), Note("enqueue", ledger.catalogue("retry")))
+    return [*(note for note in notes if note not in wrong), Note("stopped", ledger.catalogue("stopped"))]
 
 
 def group_of(failure: Failure, status: str) -> str:

@@ -3,7 +3,8 @@ jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -11,8 +12,19 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.clock import rfc3339
-from asynctask.core.states import PROBLEM, Status
-from asynctask.core.transitions import BLOCKED, Turn, cancel, explicit_retry, hurry, in_flight, recorded
+from asynctask.core.states import OPEN, PROBLEM, TERMINAL, Status
+from asynctask.core.transitions import (
+    BLOCKED,
+    Turn,
+    ask_stop,
+    cancel,
+    explicit_retry,
+    hurry,
+    in_flight,
+    recorded,
+    start,
+    stop,
+)
 from asynctask.database.batches import among
 from asynctask.database.engine import Database
 from asynctask.database.retrying import repeatable
@@ -21,7 +33,7 @@ from asynctask.errors import Conflict, NotFound, OtherEngine
 from asynctask.ledger import dispatchable, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, in_range, loads
-from asynctask.ledger.events import Applied, Change, EventRecord, Failure, Note, apply, read_events
+from asynctask.ledger.events import RESUMABLE, Applied, Change, EventRecord, Failure, Note, apply, read_events
 from asynctask.ledger.reservations import options_priority
 from asynctask.ledger.standalone import ENGINE
 from asynctask.ledger.tasks import Reject, close_after
@@ -35,6 +47,7 @@ __all__ = [
     "Backlog",
     "EndedRow",
     "alone_dead",
+    "ask_stop_one",
     "backlog",
     "cancel_removed",
     "count",
@@ -50,8 +63,11 @@ __all__ = [
     "open_tasks",
     "page",
     "rejects",
+    "resumable_page",
     "retry_one",
     "rows_by_status",
+    "start_one",
+    "stop_removed",
     "turn_waiting",
 ]
 
@@ -69,6 +85,7 @@ def _event_object(row: dict[str, Any]) -> dict[str, Any]:
     """
     messages = loads(row["added_messages"]) or []
     blocked = row["due_at"] == BLOCKED
+    place = loads(row["checkpoint"]) or {}
     times = {name: rfc3339(row[name]) for name in ("created_at", "started_at", "finished_at")}
     return {
         "id": row["id"],
@@ -88,10 +105,22 @@ def _event_object(row: dict[str, Any]) -> dict[str, Any]:
         "problem": row["problem"],
         "process": row["process"],
         "callback_of": row["callback_of"],
+        "checkpoint": place.get("state"),
+        "progress": _progress_of(place),
+        "stopping": bool(row["stopping"]) and row["status"] in OPEN,
         "due_at": None if blocked else rfc3339(row["due_at"]),
         "waits_for": "key" if blocked else None,
         **times,
     }
+
+
+def _progress_of(place: Mapping[str, Any]) -> dict[str, Any] | None:
+    """How far a single job said to be, by its last checkpoint."""
+    done, total = place.get("done"), place.get("total")
+    if done is None:
+        return None
+    percent = None if not total else min(100.0, math.floor(done * 10_000 / total) / 100)
+    return {"done": done, "total": total, "percent": percent}
 
 
 _EVENT = sa.select(
@@ -139,6 +168,19 @@ def alone_page(
         statement = statement.where(_e.worker_name == worker)
     if statuses:
         statement = statement.where(_e.status.in_(list(statuses)))
+    if after is not None:
+        statement = statement.where(_e.id < in_range(after))
+    return [_event_object(dict(row)) for row in connection.execute(statement).mappings()]
+
+
+def resumable_page(
+    connection: Connection, *, worker: str | None = None, after: int | None = None, limit: int = 100
+) -> list[dict[str, Any]]:
+    """Stopped Events, newest first, before the id ``after``; of one worker, if given."""
+    stopped = (_e.problem == RESUMABLE) & (_e.status == str(Status.STOPPED))
+    statement = _EVENT.where(stopped).order_by(_e.id.desc()).limit(limit)
+    if worker is not None:
+        statement = statement.where(sa.func.coalesce(_e.worker_name, _t.worker_name) == worker)
     if after is not None:
         statement = statement.where(_e.id < in_range(after))
     return [_event_object(dict(row)) for row in connection.execute(statement).mappings()]
@@ -571,10 +613,52 @@ def _after_commit(ledger: Ledger, applied: Sequence[Applied]) -> int:
     """Follows a committed change with the dispatcher's hints, and closes Tasks that it ended."""
     dispatchable.announce(ledger, applied)
     won = [each for each in applied if each.turn is not None and each.record is not None]
-    over = [each.record for each in won if each.record and each.turn and each.turn.after.status != Status.ENQUEUE]
+    over = [each.record for each in won if each.record and each.turn and each.turn.after.status in TERMINAL]
     for record in {(each.task_id, each.callback_of): each for each in over}.values():
         close_after(ledger, record)
     return len(won)
+
+
+# -- stopping and starting one job
+
+
+def ask_stop_one(ledger: Ledger, event_id: int, *, who: str = "") -> bool:
+    """Stops a job that nothing runs, or asks whoever has it to let go. False where there is nothing to do: it is stopped or
+    over, or was asked before. Raises :class:`OtherEngine` for a job that another program keeps."""
+    return bool(_after_commit(ledger, _turn_one(ledger, event_id, lambda seen: ask_stop(seen.row), "stopped", who)))
+
+
+def stop_removed(ledger: Ledger, event_id: int, attempt: int) -> bool:
+    """Stops a job whose copy of this attempt was taken out of its queue, so that nothing can be running it."""
+
+    def decide(seen: EventRecord) -> Turn | None:
+        waits = seen.row.attempt == attempt and seen.row.status is Status.ENQUEUE and in_flight(seen.row)
+        return stop(seen.row) if waits else None
+
+    return bool(_after_commit(ledger, _turn_one(ledger, event_id, decide, None, "")))
+
+
+def start_one(ledger: Ledger, event_id: int, *, who: str = "") -> bool:
+    """Starts a stopped job again; the dispatcher pushes it. False if it is not stopped."""
+    now = ledger.now()
+
+    def decide(seen: EventRecord) -> Turn | None:
+        return start(seen.row, now=now) if seen.row.status is Status.STOPPED else None
+
+    return bool(_after_commit(ledger, _turn_one(ledger, event_id, decide, "started", who)))
+
+
+@repeatable
+def _turn_one(
+    ledger: Ledger, event_id: int, decide: Callable[[EventRecord], Turn | None], action: str | None, who: str
+) -> list[Applied]:
+    with ledger.database.write() as connection:
+        if (engine := engines(connection, [event_id]).get(event_id)) is not None:
+            raise OtherEngine(engine)
+        applied = apply(connection, ledger, [Change(event_id, decide)])
+        if action is not None:
+            _log(connection, ledger, applied, action, who)
+    return applied
 
 
 # -- jobs that ended in error

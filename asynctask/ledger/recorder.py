@@ -9,7 +9,18 @@ from threading import Thread
 from typing import Any
 
 from asynctask.core.states import OPEN, Reason, State, Status
-from asynctask.core.transitions import Row, Turn, cancel, ending, give_back, held_elsewhere, outcome, take_over, working
+from asynctask.core.transitions import (
+    Row,
+    Turn,
+    cancel,
+    ending,
+    give_back,
+    held_elsewhere,
+    outcome,
+    saved,
+    take_over,
+    working,
+)
 from asynctask.database.retrying import OutcomeUnknown, TransactionConflict, repeatable
 from asynctask.errors import LedgerUnavailable, TooLarge, Unavailable
 from asynctask.ledger import dispatchable
@@ -53,15 +64,15 @@ _RETRY_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 class Outcome:
     """The record of one attempt of one Event.
 
-    ``status`` and ``reason`` name the edge; ``retry_at`` (microseconds) turns an error into another attempt. ``then`` is
-    called after the commit with whether the compare-and-set was won; only then may the job's copy be acknowledged.
-    ``elsewhere``: another engine holds the job's copies. They carry no fence, so the open Event's current attempt is meant,
-    and a further attempt waits in that engine's queue, not in the ledger. ``seen``: the untouched Event as read at Begin;
-    the first try to write its end compares with it. ``awaited``: the job itself waits for this record before it begins, or
-    its Task, because of its ``parallel``. ``done``: committed or given up; never flushed again. ``doubtful``: the answer to
-    the commit was lost and it may be written, so it stands only for the attempt that it names. ``follower``: the job that
-    began in this one's place under their Task's ``parallel``. ``worker`` and ``seconds``, for the figures: whose job it is,
-    and how long it ran.
+    ``status`` and ``reason`` name the edge; ``retry_at`` (microseconds) turns an error into another attempt. ``then``
+    is called after the commit with whether the compare-and-set was won; only then may the job's copy be acknowledged.
+    ``elsewhere``: another engine holds the job's copies. They carry no fence, so the open Event's current attempt is
+    meant, and a further attempt waits in that engine's queue, not in the ledger. ``seen``: the untouched Event as read
+    at Begin; the first try to write its end compares with it. ``awaited``: the job itself waits for this record before
+    it begins, or its Task, because of its ``parallel``. ``done``: committed or given up; never flushed again.
+    ``doubtful``: the answer to the commit was lost and it may be written, so it stands only for the attempt that it
+    names. ``follower``: the job that began in this one's place under their Task's ``parallel``. ``checkpoint``: the
+    place to save with it. ``worker`` and ``seconds``, for the figures: whose job it is, and how long it ran.
     """
 
     event_id: int
@@ -80,6 +91,7 @@ class Outcome:
     done: bool = False
     doubtful: bool = False
     follower: Follower | None = None
+    checkpoint: str | None = None
     worker: str = ""
     seconds: float | None = None
 
@@ -474,6 +486,8 @@ def _change(ledger: Ledger, each: Outcome) -> Change:
         values["result"] = each.result
     if each.started_at is not None:
         values["started_at"] = each.started_at
+    if each.checkpoint is not None:
+        values["checkpoint"] = each.checkpoint
     cancelled = {Reason.CANCELLED: Note("cancelled", ledger.catalogue("cancelled"))} if _may_cancel(each) else None
     is_fenced = each.doubtful or not each.elsewhere
 
@@ -502,6 +516,8 @@ def _turn(ledger: Ledger, row: Row, state: str | None, each: Outcome) -> Turn | 
             return take_over(row, ledger.holder)
         if row.status is Status.ENQUEUE:
             return working(row, ledger.holder)
+        if each.checkpoint is not None and row.process == ledger.holder:
+            return saved(row)
         if row.process == ledger.holder and not each.doubtful and not each.elsewhere:
             return Turn(row, row, Reason.RECORDED)  # recorded with the end of the job before it; adds the messages
         return None

@@ -33,12 +33,15 @@ from asynctask.ledger.events import (
     Note,
     apply,
     read_jobs,
+    read_places,
+    read_stops,
     untouched,
 )
 from asynctask.ledger.processes import engine_of
 from asynctask.ledger.recorder import Follower, Outcome, Recorder
 from asynctask.ledger.reservations import Ready
 from asynctask.ledger.standalone import ENGINE, MAX_JOB_ID, NewJob, enqueue, fitted, is_job_id
+from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.worker import Worker
 
@@ -50,10 +53,15 @@ __all__ = [
     "JobRecord",
     "Recorded",
     "RemoteTracker",
+    "Stops",
     "TaskEventMiddleware",
     "Ticket",
     "Tracker",
 ]
+
+
+LOOK_EVERY: Final = 3
+"""Ticks of a tenth of a second from one question for stopped jobs to the next."""
 
 
 class AttemptLost(AsyncTaskError):
@@ -109,6 +117,7 @@ class Ticket:
     seen: EventRecord | None = None  # the Event at Begin, if untouched and not written by this process since
     job: CurrentJob | None = None
     callback_of: int | None = None  # the Task whose callback it is
+    checkpoint: str | None = None  # the place that an earlier attempt saved
     worker: str = ""
     began: float = 0.0  # on the monotonic clock
     _notes: list[Note] = field(default_factory=list)
@@ -177,6 +186,7 @@ class Ticket:
             "exited": self.exited,
             "notes": [list(note) for note in self._notes],
             "messages": [] if self.job is None else self.job.take_messages(),
+            "place": None if self.job is None else self.job.take_place(),
         }
 
     def adopt(self, report: Mapping[str, Any]) -> None:
@@ -188,6 +198,7 @@ class Ticket:
         if self.job is not None:
             for text in report["messages"]:
                 self.job.message(text)
+            self.job.adopt_place(report["place"])
 
     def _drop_result(self) -> None:
         """Drops the result: a middleware outside the recording one may raise after the job returned."""
@@ -226,12 +237,26 @@ class Tracker:
         if missing:
             self.enqueue(missing)
             records |= self.read([arrival.job_id for arrival in missing])
-        return [self._ticket(arrival, records[arrival.job_id]) for arrival in arrivals]
+        tickets = [self._ticket(arrival, records[arrival.job_id]) for arrival in arrivals]
+        self._read_places([ticket for ticket in tickets if ticket.seen is None and ticket.verdict is Begin.RUN])
+        return tickets
+
+    def _read_places(self, tickets: Sequence[Ticket]) -> None:
+        """The places that earlier attempts saved. An untouched Event has none, so most batches ask nothing."""
+        if tickets:
+            with self._ledger.database.read() as connection:
+                places = read_places(connection, [ticket.event_id for ticket in tickets])
+            for ticket in tickets:
+                ticket.checkpoint = places.get(ticket.event_id)
 
     def known(self, job_id: str) -> Ticket | None:
         """The ticket of a job without a fence; None if it has no Event. Raises LedgerUnavailable."""
         record = self.read([job_id]).get(job_id)
-        return None if record is None else self._ticket(Arrival(job_id, None, record.worker_name, record.queue), record)
+        if record is None:
+            return None
+        ticket = self._ticket(Arrival(job_id, None, record.worker_name, record.queue), record)
+        self._read_places([ticket] if ticket.seen is None else [])
+        return ticket
 
     def lent(self, job: Ready) -> Ticket:
         """The ticket of a job that the ledger has just lent to this process; the loan replaces Begin."""
@@ -242,7 +267,7 @@ class Tracker:
                 job.event_id, job.job_id, job.task_id, None, row, None, job.row, None, None, job.worker_name, job.queue,
                 None, job.slots,
             )  # fmt: skip
-        return Ticket(
+        ticket = Ticket(
             Begin.RUN,
             job.job_id,
             job.event_id,
@@ -253,6 +278,8 @@ class Tracker:
             seen=seen,
             worker=job.worker_name,
         )
+        self._read_places([ticket] if seen is None else [])
+        return ticket
 
     def read(self, job_ids: Sequence[str]) -> dict[str, EventRecord]:
         """The Events of these jobs, by job id. Raises LedgerUnavailable."""
@@ -298,15 +325,27 @@ class Tracker:
             done.wait()
 
     def note_long(self, older_than_s: float) -> None:
-        """Records ``working`` of jobs that run for longer than this, once each; called periodically."""
+        """Records ``working`` of jobs that run for longer than this, once each, and the checkpoints that are not saved yet;
+        called periodically."""
         limit = self._ledger.clock.monotonic() - older_than_s
         with self._lock:
-            long = [t for begun, t in self._started() if begun <= limit and not t.said and t.status is None]
+            long = [t for begun, t in self._started() if begun <= limit and t.status is None]
             # Held until handed over, so that a later outcome follows it: not every engine has a fence.
-            acquired = [ticket for ticket in long if ticket.acquire()]
+            acquired = [ticket for ticket in long if _has_news(ticket) and ticket.acquire()]
             self._recorder.put([self._working(ticket) for ticket in acquired])
             for ticket in acquired:
                 ticket.free()
+
+    def ask_stops(self) -> None:
+        """Makes ``should_stop()`` true in the running jobs that a user stopped, or whose Task was paused or cancelled;
+        called periodically. Reads the ledger if a job runs that was recorded as ``working``. Raises LedgerUnavailable."""
+        running = {ticket.event_id: ticket for _, ticket in self._started() if ticket.said}
+        if running:
+            with self._ledger.database.read() as connection:
+                asked = read_stops(connection, list(running))
+            for event_id in asked:
+                if (job := running[event_id].job) is not None:
+                    job.ask_stop()
 
     def running(self) -> list[Ticket]:
         """Tickets started and not settled."""
@@ -329,6 +368,7 @@ class Tracker:
     def _working(self, ticket: Ticket, done: Callable[[], None] | None = None) -> Outcome:
         notes = self._opening(ticket)
         ticket.seen = None
+        place = None if ticket.job is None else ticket.job.take_place()
 
         def then(won: bool) -> None:
             ticket.lost = not won
@@ -345,6 +385,7 @@ class Tracker:
             then=then,
             elsewhere=ticket.elsewhere,
             awaited=done is not None,
+            checkpoint=place,
         )
 
     def _working_of_follower(self, ticket: Ticket) -> Outcome:
@@ -477,11 +518,14 @@ class Tracker:
             ticket.failure = Failure("interrupted", self._ledger.catalogue("interrupted"))
         notes = self._opening(ticket) if ticket.started_at is not None else []
         notes += self._closing(ticket, retry_at)
+        is_short = ticket.status is Status.FINISH and ticket.seen is not None  # nobody watched it, nothing goes on from it
+        place = None if ticket.job is None or is_short else ticket.job.take_place()
         return Outcome(
             ticket.event_id, ticket.attempt, ticket.status, ticket.reason, notes, retry_at, ticket.failure, ticket.result,
             ticket.started_at, then, ticket.elsewhere,
-            ticket.seen if retry_at is None and ticket.reason is not Reason.INTERRUPTED else None, ticket.awaited,
-            worker=ticket.worker, seconds=self._ledger.clock.monotonic() - ticket.began if ticket.began else None,
+            ticket.seen if retry_at is None and ticket.reason is not Reason.INTERRUPTED and place is None else None,
+            ticket.awaited, checkpoint=place, worker=ticket.worker,
+            seconds=self._ledger.clock.monotonic() - ticket.began if ticket.began else None,
         )  # fmt: skip
 
     def _opening(self, ticket: Ticket) -> list[Note]:
@@ -507,9 +551,55 @@ class Tracker:
         return notes
 
 
+class Stops:
+    """Asks the ledger which running jobs are to let go, on a thread of its own: the one that says that this process lives
+    must not wait for a database."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+        self._due = threading.Event()
+        self._ended = False
+        self._left = 0
+        self._thread = threading.Thread(target=self._run, name="stops", daemon=True)
+        self._log = get_logger("asynctask.stops")
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def look(self) -> None:
+        """Has it asked, every :data:`LOOK_EVERY` calls, while a job runs that was recorded as ``working``; never blocks."""
+        self._left -= 1
+        if self._left < 0 and any(ticket.said for ticket in self._tracker.running()):
+            self._left = LOOK_EVERY
+            self._due.set()
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._ended = True
+        self._due.set()
+        self._thread.join(1.0)
+
+    def _run(self) -> None:
+        while True:
+            self._due.wait()
+            self._due.clear()
+            if self._ended:
+                return
+            try:
+                self._tracker.ask_stops()
+            except Exception as error:  # the next look follows; a stop that was asked for is in the ledger
+                self._log.warning("stops_not_read", error=f"{type(error).__name__}: {error}"[:500])
+
+
 def _not_before(record: EventRecord) -> int | None:
     """When a job of a Task with an interval may start; 0 for any other with a key. Nothing follows in their places."""
     return 0 if record.round_at is None and record.line is not None else record.round_at
+
+
+def _has_news(ticket: Ticket) -> bool:
+    """Whether something of a long job is to be written while it runs."""
+    return not ticket.said or (ticket.job is not None and ticket.job.has_news)
 
 
 def _last_message_is(messages: str | None, text: str) -> bool:
@@ -753,7 +843,7 @@ def _recorded(job_id: str, counted: bool, event: EventRecord | None) -> Recorded
 # -- the middleware that records a tracked job; docs/middleware.md has the table of what it records
 
 TICKET = "asynctask.ticket"
-"""Key of a tracked job's ticket in the job's ``state``."""
+"""Key of a tracked job's ticket in the job's ``local``."""
 
 
 class TaskEventMiddleware:
@@ -767,7 +857,7 @@ class TaskEventMiddleware:
         self._limit = max_result_bytes
 
     def __call__(self, worker: Worker, job: CurrentJob, queue: str, call_next: Callable[[], Any]) -> Any:
-        ticket: Ticket | None = job.state.get(TICKET)
+        ticket: Ticket | None = job.local.get(TICKET)
         if ticket is None:  # not tracked
             return call_next()
         self._tracker.start(ticket)

@@ -383,20 +383,20 @@ class Intake:
             if why is not None:
                 return DeferredCopy(copy, name, why)
 
-        state: dict[str, Any] = {}
+        local: dict[str, Any] = {}
         job = CurrentJob(
             copy.jid,
             task_id=copy.task_id,
             attempt=max(1, copy.attempt),
             queue=copy.queue,
             payload=dict(payload),
-            should_stop=partial(self._must_stop, state),
-            state=state,
+            should_stop=partial(self._must_stop, local),
+            local=local,
         )
         return Execution(copy, payload, job, worker, None)
 
-    def _must_stop(self, state: Mapping[str, Any]) -> bool:
-        ticket: Ticket | None = state.get(TICKET)
+    def _must_stop(self, local: Mapping[str, Any]) -> bool:
+        ticket: Ticket | None = local.get(TICKET)
         return self._quiet.is_set() or (ticket is not None and ticket.lost)
 
     def _give_up(self, copy: Copy, error: ValueError) -> None:
@@ -444,7 +444,8 @@ def _bind(execution: Execution, ticket: Ticket, asked: float) -> None:
     ticket.job = execution.job
     execution.job.task_id = ticket.task_id
     execution.job.attempt = ticket.attempt
-    execution.job.state[TICKET] = ticket
+    execution.job.local[TICKET] = ticket
+    execution.job.resume(ticket.checkpoint)
 
 
 # -- tracked jobs of workers that this process does not know: another may, as during a roll-out

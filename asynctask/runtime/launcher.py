@@ -26,7 +26,7 @@ from asynctask.ledger.base import dumps
 from asynctask.ledger.recorder import Recorder
 from asynctask.ledger.reservations import take_back_loans
 from asynctask.logs import get_logger
-from asynctask.middleware.tracker import Tracker
+from asynctask.middleware.tracker import Stops, Tracker
 from asynctask.runtime.execution import Execution, Observers
 from asynctask.runtime.fetcher import Fetcher, Intake, UntrackedDeferral
 from asynctask.runtime.heartbeat import PresenceHeartbeat
@@ -94,6 +94,7 @@ class Launcher(AppProcess):
         self.dispatcher = parts.dispatcher
         self.recorder = Recorder(self.ledger, busy_for=self._busy_for, on_due=self.dispatcher.expect, figures=self.figures)
         self.tracker = Tracker(self.ledger, self.recorder)
+        self._stops = Stops(self.tracker)
         self.pool, self.fetcher = self._made_pool()
         self.performer = self.pool.performer
         presence = parts.broker.presence(self._about())
@@ -195,6 +196,7 @@ class Launcher(AppProcess):
             self.presence.start()
         if self.poller is not None:
             self.poller.start()
+        self._stops.start()
         self._ticker = threading.Thread(target=self._tick, name="ticker", daemon=True)
         self._ticker.start()
 
@@ -230,6 +232,7 @@ class Launcher(AppProcess):
         if self.presence is not None:
             self.presence.stop()
         self._ticker_stop.set()
+        self._stops.stop()
         self.heartbeat.stop()
         self.performer.watchdog.stop()
         self.performer.loop.stop()
@@ -345,6 +348,7 @@ class Launcher(AppProcess):
         ticks, every = 0, max(1, int(min(PULSE_S, self._parts.config.lease_s / 8) / LONG_S))
         while not self._ticker_stop.wait(LONG_S):
             self.tracker.note_long(LONG_S)
+            self._stops.look()
             ticks += 1
             if ticks % every == 0:
                 self._pulse.beat()

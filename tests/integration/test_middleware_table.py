@@ -413,7 +413,7 @@ def test_middleware_stands_around_the_recording_in_the_order_of_the_chain(runtim
     def noting(name: str) -> Any:
         def middleware(worker: Any, job: CurrentJob, queue: str, call_next: Callable[[], Any]) -> Any:
             order.append(f"{name} in {worker.name} {queue}")
-            job.state.setdefault("seen", []).append(name)
+            job.local.setdefault("seen", []).append(name)
             result = call_next()
             order.append(f"{name} out {result}")
             return result
@@ -422,7 +422,7 @@ def test_middleware_stands_around_the_recording_in_the_order_of_the_chain(runtim
 
     @app.worker
     def work() -> Any:
-        return current_job().state["seen"]
+        return current_job().local["seen"]
 
     app.server_middleware.add(noting("inner"))
     app.server_middleware.prepend(noting("outer"))

@@ -259,7 +259,7 @@ def test_should_stop_says_that_the_attempt_counts_no_more(place: Place) -> None:
     def asks(item: Any) -> None:
         job = current_job()
         said.append(job.should_stop())
-        job.state[TICKET].lost = True
+        job.local[TICKET].lost = True
         said.append(job.should_stop())
 
     task = app.submit(asks, [{}])

@@ -76,6 +76,7 @@ class Shop:
     """What jobs did, as lines of a file: one write each, so that a kill can neither tear nor lose one."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._book = folder / "book.txt"
 
     def note(self, *words: Any) -> None:

@@ -219,7 +219,11 @@ def by_person(w: World, copy: Copy, turn: Turn) -> None:
 
 @step(lambda w: w.jobs(Status.ENQUEUE, Status.WORKING))
 def stop_job(w: World, copy: Copy, k: int) -> None:
-    by_person(w, copy, core.stop(w.row(copy)))
+    """Where it is at rest; else whoever has it lets go of it later, or dies; or it was taken out of its queue."""
+    row = w.row(copy)
+    turn = core.stop(row) if k % 2 else core.ask_stop(row)
+    if turn is not None:
+        by_person(w, copy, turn)
 
 
 @step(lambda w: w.jobs(Status.STOPPED))

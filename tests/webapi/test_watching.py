@@ -222,6 +222,43 @@ def test_a_single_job_is_deleted_given_up_and_restarted(app: AsyncTask, client: 
     assert client.post(f"/api/jobs/{refused}/restart", headers={"Origin": "https://evil.example"}).status_code == 403
 
 
+def test_a_single_job_is_made_stopped_and_started(app: AsyncTask, client: Client, working: Working) -> None:
+    made = client.post("/api/jobs", json={"worker": "enroll", "item": {"sku": "A"}})
+    job_id = made.json["job_id"]
+    assert (made.status_code, made.json["status"], made.json["actions"][-1]) == (202, "enqueue", "stop")
+    assert made.headers["Location"].endswith(f"/api/jobs/{job_id}")
+    stopped = client.post(f"/api/jobs/{job_id}/stop").json
+    assert (stopped["status"], stopped["changed"], stopped["actions"]) == ("stopped", True, ["start"])
+    again = client.post(f"/api/jobs/{job_id}/stop").json
+    assert (again["changed"], again["detail"]) == (False, "it is stopped, until it is started")
+    assert [job["job_id"] for job in client.get("/api/jobs?resumable=true").json["jobs"]] == [job_id]
+    assert client.get("/api/jobs?resumable=true&status=finish").json["jobs"] == []
+    with working():
+        assert client.post(f"/api/jobs/{job_id}/start").json["changed"]
+        wait_for(lambda: client.get(f"/api/jobs/{job_id}").json["status"] == "finish", "it ran")
+    over = client.post(f"/api/jobs/{job_id}/start")
+    assert (over.status_code, over.json["code"]) == (409, "finished")
+    for verb in ("stop", "start"):
+        assert client.post(f"/api/jobs/nope/{verb}").status_code == 404
+        assert client.post(f"/api/jobs/{job_id}/{verb}", headers={"Origin": "https://evil.example"}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"worker": "enroll"}, 422, "bad_job"),
+        ({"worker": "enroll", "item": {"sku": "A"}, "args": []}, 422, "bad_job"),
+        ({"worker": "nobody", "item": {}}, 422, "unknown_worker"),
+        ({"worker": "enroll", "item": {"sku": ["no text"]}}, 422, "invalid_item"),
+        ({"worker": "enroll", "args": [1, 2, 3]}, 422, "bad_arguments"),
+    ],
+)
+def test_a_job_that_cannot_be_made_is_refused(client: Client, body: Any, status: int, code: str) -> None:
+    answer = client.post("/api/jobs", json=body)
+    assert (answer.status_code, answer.json["code"]) == (status, code), answer.json
+    assert client.get("/api/jobs").json["jobs"] == []
+
+
 def test_control_is_idempotent_and_answers_the_progress(app: AsyncTask, client: Client) -> None:
     task = app.submit("enroll", [{"sku": "A"}])
 

@@ -27,13 +27,21 @@ const pretty = (value) => (value === null ? "–" : JSON.stringify(value, null, 
 
 // -- What is known -----------------------------------------------------------------------------------------------------
 
+/** How far the job says to be, in units of its own. */
+function far(job) {
+  if (job.stopping) return "stopping: its worker lets go of it";
+  if (job.progress === null) return null;
+  const { done, total, percent } = job.progress;
+  return total === null ? count(done) : `${count(done)} of ${count(total)}${percent === null ? "" : ` (${percent} %)`}`;
+}
+
 const facts = new Map();
 
 function drawFacts(job) {
   const known = [
     ["Queue", job.queue], ["Attempt", count(job.attempt)], ["Retries", count(job.retries)], ["Sent", when(job.created_at)],
     ["Due", job.due_at && when(job.due_at)], ["Began", when(job.started_at)], ["Ended", when(job.finished_at)],
-    ["Process", job.process], ["Row", job.row === null ? null : count(job.row)],
+    ["Process", job.process], ["Progress", far(job)], ["Row", job.row === null ? null : count(job.row)],
   ];
   for (const [name, value] of known) fact(name, value);
   if (job.task_id !== null && !facts.has("Task")) {
