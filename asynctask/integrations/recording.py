@@ -44,8 +44,9 @@ PUT_OFF_S: Final = 10.0
 _POLL_S: Final = 0.25
 _AWAY_S: Final = 0.5
 
-_STOPPING, _ENDED, _WAITING = range(3)
-"""Bytes of memory shared by the worker and its children: it was asked to stop; it has ended; a question waits."""
+_STOPPING, _ENDED, _WAITING, _ASKED = range(4)
+"""Bytes of memory shared by the worker and its children: it was asked to stop; it has ended; a question waits; the number
+of the job that is to let go."""
 
 
 class RecordingGone(Exception):
@@ -67,9 +68,10 @@ class RecordingProcess:
         self._leave = leave
         self._worker = os.getpid()
         self._pid = 0
-        self._flags = mmap.mmap(-1, 3)
+        self._flags = mmap.mmap(-1, 4)
         self._ours, self._theirs = socket.socketpair()
         self._numbers = itertools.count()
+        self._job = 0  # the number of the one that this process performs
         self._log = get_logger("asynctask.recording")
 
     # -- in the worker
@@ -118,6 +120,10 @@ class RecordingProcess:
         """Whether the worker is shutting down."""
         return bool(self._flags[_STOPPING])
 
+    def should_stop(self) -> bool:
+        """Whether the job that this process performs is to let go."""
+        return self.stopping or (self._job > 0 and self._flags[_ASKED] == self._job)
+
     @property
     def waiting(self) -> bool:
         """Whether a question waits for its answer, as it does while the ledger is away."""
@@ -129,7 +135,12 @@ class RecordingProcess:
         said = self._ask("begin", turn, arrival=asdict(arrival), anew=anew, pid=os.getpid())
         if said["why"]:
             return str(said["why"])
+        self._job = said["job"]
         return Ticket(Begin.RUN, arrival.job_id, **said["ticket"])
+
+    def save(self, turn: str, place: str) -> None:
+        """Has the place of the job saved (:meth:`~asynctask.job.CurrentJob.take_place`), soon."""
+        self._ask("save", turn, place=place)
 
     def settle(self, turn: str, ticket: Ticket, delay_s: float | None = None) -> None:
         """Records the outcome on the ticket; committed on return. ``delay_s``: another try follows in so many seconds."""
@@ -199,6 +210,7 @@ class RecordingProcess:
         while thread.is_alive() and not self._flags[_ENDED] and (self._worker_lives() or answers.performer_lives()):
             if self.stopping and not process.should_stop:
                 process.quiet()
+            self._flags[_ASKED] = answers.asked()
             thread.join(_POLL_S)
         process.stop()
 
@@ -229,6 +241,7 @@ class _Answers:
         self._ticket: Ticket | None = None
         self._before: str | None = None  # how the turn ended, if it did
         self._performer = 0
+        self._job = 0
         self._log = get_logger("asynctask.recording")
 
     def give(self) -> None:
@@ -240,6 +253,11 @@ class _Answers:
                     self._connection.sendall(orjson.dumps({**answer, "number": question["number"]}) + b"\n")
         except OSError:
             pass
+
+    def asked(self) -> int:
+        """The number of the job that is performed now, if it is to let go; else 0."""
+        ticket, number = self._ticket, self._job
+        return number if ticket is not None and ticket.job is not None and ticket.job.should_stop() else 0
 
     def performer_lives(self) -> bool:
         """Whether a job is performed now by a process that lives."""
@@ -259,6 +277,8 @@ class _Answers:
                 return self._begin(turn, **values)
             if do == "settle":
                 return self._settle(turn, **values)
+            if do == "save":
+                return self._save(turn, **values)
             return self._lost(turn, **values) if do == "lost" else {}
         except Exception as error:
             self._log.exception("question_failed", question=do)
@@ -278,8 +298,14 @@ class _Answers:
             self._process.tracker.forget(ticket)
             return {"why": "another process performs it"}
         self._turn, self._ticket, self._before, self._performer = turn, ticket, None, pid
+        self._job = self._job % 255 + 1
         names = ("event_id", "task_id", "attempt", "retries", "callback_of", "checkpoint")
-        return {"why": "", "ticket": {name: getattr(ticket, name) for name in names}}
+        return {"why": "", "job": self._job, "ticket": {name: getattr(ticket, name) for name in names}}
+
+    def _save(self, turn: str, place: str) -> dict[str, Any]:
+        if self._ticket is not None and self._ticket.job is not None and turn == self._turn:
+            self._ticket.job.adopt_place(place)  # the ticker of the process saves it
+        return {}
 
     def _settle(self, turn: str, report: Mapping[str, Any], delay_s: float | None) -> dict[str, Any]:
         if self._ticket is not None and turn == self._turn:

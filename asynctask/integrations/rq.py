@@ -28,10 +28,12 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from asynctask.brokers.base import Copy
+from asynctask.clock import Clock
 from asynctask.core.states import Status
 from asynctask.dispatch.outbox import engine_queue, own_name
-from asynctask.errors import BrokerUnavailable, ConfigError, JobTimeout, not_installed
+from asynctask.errors import BrokerUnavailable, ConfigError, JobInterrupted, JobTimeout, not_installed
 from asynctask.integrations.base import (
+    LONG_S,
     Attachable,
     EngineCapabilities,
     EngineProcess,
@@ -152,6 +154,37 @@ class _Performed:
             self.ticket.raised(JobTimeout(float(self.rq_job.timeout or 0)))
         else:
             self.ticket.raised(error)
+
+
+class _SavedElsewhere(CurrentJob):
+    """A job whose place another process saves: ``save`` is called with it, at most every tenth of a second, when the job
+    tells it or asks whether to stop. No thread does that in between: it could not ask beside the job."""
+
+    __slots__ = ("_clock", "_next_s", "_tell")
+
+    def __init__(self, job_id: str, save: Callable[[str], None], clock: Clock, **own: Any) -> None:
+        super().__init__(job_id, **own)
+        self._tell = save
+        self._clock = clock
+        self._next_s = 0.0
+
+    def checkpoint(self, value: Any) -> None:
+        super().checkpoint(value)
+        self._told()
+
+    def progress(self, done: float, total: float | None = None) -> None:
+        super().progress(done, total)
+        self._told()
+
+    def should_stop(self) -> bool:
+        self._told()
+        return super().should_stop()
+
+    def _told(self) -> None:
+        now = self._clock.monotonic()
+        if now >= self._next_s and (place := self.take_place()) is not None:
+            self._next_s = now + LONG_S
+            self._tell(place)
 
 
 class _Collecting:
@@ -345,7 +378,13 @@ class RqEngine:
         payload = {"class": name, "args": list(job.args), "kwargs": dict(job.kwargs), "jid": ticket.job_id}
         payload |= {"queue": job.origin}
         own = {"task_id": ticket.task_id, "attempt": ticket.attempt, "queue": job.origin, "payload": payload}
-        current = ticket.job = CurrentJob(ticket.job_id, **own, should_stop=lambda: recording.stopping)
+        current = ticket.job = _SavedElsewhere(
+            ticket.job_id,
+            functools.partial(recording.save, turn),
+            self._app.clock,
+            should_stop=recording.should_stop,
+            **own,
+        )
         current.local[TICKET] = ticket
         current.resume(ticket.checkpoint)
         return _Performed(job, tracked, ticket, current, recording)
@@ -383,6 +422,8 @@ class RqEngine:
             reset_current_job(token)
         if performed.asked is not None:
             return performed.asked if performed.is_lone else None
+        if raised and isinstance(raised[-1], JobInterrupted) and not performed.is_lone:
+            return None  # it stopped between two steps, and the ledger gives it again
         if raised and (performed.is_lone or performed.ticket.status is not Status.FAILED):
             raise raised[-1]  # also a refusal, or RQ would treat it as a success and use the result
         return result

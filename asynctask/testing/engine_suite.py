@@ -43,7 +43,7 @@ def act(folder: Path, item: Mapping[str, Any], progress: Mapping[str, Any] | Non
     """Notes in the folder that the item ``n`` began, then does what it says. Returns ``n``, and the counts of ``progress``.
 
     ``do``: ``finish``, ``refuse``, ``raise``, ``die``, which ends its process, or ``wait``, until there is a file ``gate``;
-    ``breaks``: at so many first attempts it raises.
+    ``walk``, so many ``steps``; ``breaks``: at so many first attempts it raises.
     """
     job = current_job()
     _note(folder, "began", item["n"], job.attempt)
@@ -52,12 +52,27 @@ def act(folder: Path, item: Mapping[str, Any], progress: Mapping[str, Any] | Non
         os._exit(9)
     if item.get("do") == "wait":
         wait_for((folder / "gate").exists, "the gate opens", every=0.01)
+    if item.get("do") == "walk":
+        _walk(folder, item)
     if item.get("do") == "refuse":
         raise NormalException("no such seller")
     if item.get("do") == "raise" or job.attempt <= item.get("breaks", 0):
         raise ValueError("broken")
     _note(folder, "did", item["n"], job.attempt)
     return {"n": item["n"]} if progress is None else {"n": item["n"], "counts": progress["counts"]}
+
+
+def _walk(folder: Path, item: Mapping[str, Any]) -> None:
+    """Steps from the saved place on; behind the step ``until`` it waits to be stopped, or for the ``gate``."""
+    job = current_job()
+    for step in range(job.state or 0, item["steps"]):
+        if step == item["until"]:
+            wait_for(lambda: job.should_stop() or (folder / "gate").exists(), "it is to stop", every=0.01)
+        if job.should_stop():
+            job.stop()
+        _note(folder, "step", step, job.attempt)
+        job.checkpoint(step + 1)
+        job.progress(step + 1, item["steps"])
 
 
 def _note(folder: Path, *words: object) -> None:
@@ -344,6 +359,37 @@ class EngineConformance(ABC):
             assert [n for n in order if n % 2 == 0] == [0, 10, 12]
             assert [n for n in order if n % 2] == [1, 11, 13]
             exact(engine.app, second, finish=4)
+
+    # -- places
+
+    def test_a_running_job_that_is_stopped_keeps_its_place_and_goes_on_when_it_is_started(self) -> None:
+        with self.harness() as (engine, folder):
+            engine.start()
+            task = engine.app.submit("act", [{"n": 1, "do": "walk", "steps": 5, "until": 3}])
+            (event,) = task.events()
+            job_id = event["job_id"]
+            wait_for(lambda: engine.app.event(job_id)["checkpoint"] == 3, "its place is saved while it runs")
+            assert engine.app.event(job_id)["progress"] == {"done": 3, "total": 5, "percent": 60.0}
+            assert engine.app.stop_job(job_id)["changed"]
+            wait_for(lambda: engine.app.event(job_id)["status"] == "stopped", "it let go")
+            assert task.progress()["state_reason"] == "stopped_jobs"
+            (folder / "gate").touch()
+            assert engine.app.start_job(job_id)["changed"]
+            ended(task)
+            assert performed(folder, "step") == [0, 1, 2, 3, 4]
+            exact(engine.app, task, finish=1)
+
+    def test_a_job_whose_worker_is_killed_goes_on_from_its_place(self) -> None:
+        with self.harness() as (engine, folder):
+            engine.start()
+            task = engine.app.submit("act", [{"n": 1, "do": "walk", "steps": 5, "until": 3}])
+            (event,) = task.events()
+            wait_for(lambda: engine.app.event(event["job_id"])["checkpoint"] == 3, "its place is saved while it runs")
+            engine.kill()
+            (folder / "gate").touch()
+            ended(task)
+            assert performed(folder, "step") == [0, 1, 2, 3, 4]
+            exact(engine.app, task, finish=1)
 
     # -- callbacks
 

@@ -97,6 +97,13 @@ def test_every_benchmark_runs_on_every_database_and_leaves_none_behind(
         assert not [name for (name,) in server.execute(names) if name.startswith(PREFIX)]
 
 
+def test_iterables_lose_nothing_to_kills(tmp_path: Path) -> None:
+    found = result(tmp_path, "iterable", "-n", "20", "--runs", "1", "--kills", "2", "--kill-n", "3000")
+    assert found["ratio"] == pytest.approx(found["ours"] / found["peer"])
+    assert (found["settings"]["kills"], found["settings"]["kill_n"]) == (2, 3000)
+    assert found["settings"]["attempts"] >= 3
+
+
 def test_limited_tasks_are_told_beside_what_is_possible(tmp_path: Path) -> None:
     words = ("-n", "10", "--runs", "1", "--work-ms", "2", "--parallel", "2", "--workers", "1,2")
     found = result(tmp_path, "throttled", *words)
