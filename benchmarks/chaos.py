@@ -21,6 +21,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,10 @@ import sqlalchemy as sa
 from asynctask import AsyncTask
 from asynctask.clock import SystemIds
 from asynctask.core.states import TERMINAL
+from asynctask.database import schema
+from asynctask.database.engine import Database
 from asynctask.errors import AsyncTaskError, Unavailable
+from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 from benchmarks import databases
 from benchmarks.chaos_arena import THREADS, WORKERS, Arena, arena, clock, patiently
@@ -91,8 +95,9 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     print(f"seed {options.seed}, {options.server}{' and Redis' * options.redis}, jobs of {work_ms:.1f} ms", flush=True)
     draw = random.Random(options.seed)
     with arena(folder, options.server, with_redis=options.redis, work_ms=work_ms) as place, closing(place.app()) as app:
-        app.ensure_schema()
-        _watch(app)
+        with closing(Database(place.direct_url)) as database:
+            schema.upgrade(database)
+            _watch(database)
         lists = Lists(app)
         faults = Faults(place, app, draw, rows, lists.submit, lists.take)
         lists.submit_all(options.n, options.minutes, faults)
@@ -115,11 +120,11 @@ def run(options: argparse.Namespace, folder: Path) -> int:
 _SEEN = "INSERT INTO chaos_seen VALUES (NEW.id, OLD.status, NEW.status);"
 
 
-def _watch(app: AsyncTask) -> None:
+def _watch(database: Database) -> None:
     """Has the database note by itself every change of a status from or to a terminal one."""
     names = ", ".join(f"'{status}'" for status in TERMINAL)
     ends = f"OLD.status <> NEW.status AND (OLD.status IN ({names}) OR NEW.status IN ({names}))"
-    dialect = app.ledger.database.dialect
+    dialect = database.dialect
     statements = ["CREATE TABLE chaos_seen (event_id BIGINT, was VARCHAR(9), became VARCHAR(9))"]
     if dialect == "sqlite":
         statements.append(f"CREATE TRIGGER chaos AFTER UPDATE OF status ON events WHEN {ends} BEGIN {_SEEN} END")
@@ -132,7 +137,7 @@ def _watch(app: AsyncTask) -> None:
         body = f"BEGIN IF {ends} THEN {_SEEN} END IF; END"
         statements.append(f"CREATE TRIGGER chaos AFTER UPDATE ON events FOR EACH ROW {body}")
     for statement in statements:
-        with app.ledger.database.write() as connection:
+        with database.write() as connection:
             connection.exec_driver_sql(statement)
 
 
@@ -160,9 +165,10 @@ class Lists:
         told = {"worker": "told", "args": ["complete"]}
         promised = dict(options)
         key = SystemIds().nonce()  # a database that falls may have taken it
-        task_id = patiently(
-            lambda: self._app.submit(worker, items, on_complete=told, idempotency_key=key, **options).id, "it"
-        )
+        options |= {"on_complete": told, "idempotency_key": key}
+        task = patiently(partial(self._app.submit, worker, items, **options), "a list is taken")
+        assert isinstance(task, TaskHandle)
+        task_id = task.id
         self.made.append(Expected(task_id, numbers, keys=KEYS if worker == "keyed" else 0, **promised))
         return task_id
 
@@ -221,7 +227,7 @@ def _nothing_left(faults: Faults) -> bool:
     try:
         with faults.app.ledger.database.read() as connection:
             statement = sa.text("SELECT count(*) FROM tasks WHERE finished_at IS NULL")
-            return int(connection.execute(statement).scalar_one()) == 0
+            return bool(connection.execute(statement).scalar_one() == 0)
     except Unavailable:
         return False
 
