@@ -100,10 +100,13 @@ def run(options: argparse.Namespace, folder: Path) -> int:
             _watch(database)
         lists = Lists(app)
         faults = Faults(place, app, draw, rows, lists.submit, lists.take)
-        lists.submit_all(options.n, options.minutes, faults)
         place.start_web()
         place.start_poller()
         place.start_workers(draw.choice([60.0, -60.0]))
+        wait_for(
+            lambda: sum(each["kind"] == "worker" for each in app.processes()) == WORKERS, "every worker has registered"
+        )
+        lists.submit_all(options.n, options.minutes, faults)
         since = clock.monotonic()
         _attack(place, faults, options, since)
         expected = lists.made + [Expected(task_id, range(first, first + faults.rows)) for task_id, first in faults.uploads]
@@ -206,21 +209,25 @@ def _item(worker: str, number: int) -> dict[str, Any]:
 
 def _attack(place: Arena, faults: Faults, options: argparse.Namespace, since: float) -> None:
     """Every kind once, in a drawn order, then any at random until the time is over; with new work where there is none."""
-    wait_for(lambda: all(place.performing(slot.pid) for slot in place.slots if slot.pid) and place.slots[0].pid, "work")
     left = list(faults.kinds)
     faults.draw.shuffle(left)
     until, last = since + options.minutes * 60, since + 3 * options.minutes * 60 + LATE_S
     while clock.monotonic() < until or (left and clock.monotonic() < last):
+        _keep_at_work(place, faults, options.n)
         kind = left.pop() if left else faults.draw.choice(list(faults.kinds))
         fault = faults.strike(kind)
         print(said(fault, since), flush=True)
         if not fault.hit and not any(each.hit for each in faults.log if each.kind == kind):
             left.insert(0, kind)  # later there may be something to hit
-        wait_for(lambda: place.at_work() or _nothing_left(faults), "jobs are performed again", 300)
-        if _nothing_left(faults):
-            faults.submit("work", max(500, options.n // 10))
-        wait_for(place.at_work, "jobs are performed again", 300)
         faults.pause(0.5)
+
+
+def _keep_at_work(place: Arena, faults: Faults, n: int) -> None:
+    """Until jobs are performed, of another list where all are over."""
+    wait_for(lambda: place.at_work() or _nothing_left(faults), "jobs are performed again", 300)
+    if _nothing_left(faults):
+        faults.submit("work", max(500, n // 10))
+        wait_for(place.at_work, "jobs are performed again", 300)
 
 
 def _nothing_left(faults: Faults) -> bool:

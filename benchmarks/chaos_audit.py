@@ -85,7 +85,7 @@ def audit(arena: Arena, app: AsyncTask, faults: Faults, expected: Sequence[Expec
     _limits(result, expected, book, faults.knobs)
     _orders(result, expected, book)
     result.put("progress that fell or went over", _progress(arena.book))
-    result.put("healthy workers condemned", _condemned(arena, faults.log))
+    _condemned(result, arena, faults.log)
     _lingering(result, arena, app)
     attempts = [int(row.attempt) for row in rows]
     result.table["attempts"] = {"most": max(attempts, default=0), "rows over 10": sum(each > 10 for each in attempts)}
@@ -340,22 +340,28 @@ def _progress(book: Path) -> list[str]:
             which = (said["id"], said["generation"])
             counts = dict(said["counts"])
             total = counts.pop("total")
-            if said["done"] < before.get(which, 0):
+            if said["sealed"] and said["done"] < before.get(which, 0):
                 wrong.append(f"Task {which[0]}: done fell from {before[which]} to {said['done']}")
             if sum(counts.values()) != total or said["done"] > total or (said["percent"] or 0) > 100:
                 wrong.append(f"Task {which[0]}: {counts} of {total}, {said['percent']} %")
-            before[which] = said["done"]
+            if said["sealed"]:
+                before[which] = said["done"]
     return wrong
 
 
-def _condemned(arena: Arena, log: Sequence[Fault]) -> list[str]:
+def _condemned(result: Audit, arena: Arena, log: Sequence[Fault]) -> None:
     victims = {fault.pid for fault in log if fault.kind in ("worker killed", "worker stopped past its lease")}
-    wrong = [f"worker {d.pid} ended with {d.code} at {d.at:.3f}" for d in arena.deaths if d.pid not in victims]
+    lines = arena.said("*.log")
+    unforeseen = [death for death in arena.deaths if death.pid not in victims]
+    # A process that finds no server when it starts says so and ends with 3: it was no worker yet.
+    put_off = [d for d in unforeseen if d.code == 3 and not any(f":{d.pid}:" in line for line in lines)]
+    wrong = [f"worker {d.pid} ended with {d.code} at {d.at:.3f}" for d in unforeseen if d not in put_off]
     healthy = {pid for slot in arena.slots for pid in slot.pids} - victims
-    for line in arena.said("*.log"):
+    for line in lines:
         if "declared_dead" in line or "process_recovered" in line:
             wrong += [line[:300] for pid in healthy if f":{pid}:" in line]
-    return wrong
+    result.put("healthy workers condemned", wrong)
+    result.table["starts of a worker put off, a server was away"] = len(put_off)
 
 
 def _lingering(result: Audit, arena: Arena, app: AsyncTask) -> None:
