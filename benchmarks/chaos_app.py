@@ -57,8 +57,9 @@ def poll() -> None:
         except Unavailable:
             continue
         for each in found:
+            is_sealed = seals.get(each["task_id"]) == each["generation"]
             said = {"id": each["task_id"], "generation": each["generation"], "done": each["progress"]["done"],
-                    "over": each["done"], "counts": each["counts"], "sealed": seals.get(each["task_id"]) == each["generation"],
+                    "over": each["done"], "counts": each["counts"], "sealed": is_sealed,
                     "percent": each["progress"]["percent"]}  # fmt: skip
             line = json.dumps(said)
             if before.get(each["task_id"]) != line:
