@@ -190,7 +190,7 @@ def _recorded_twice(app: AsyncTask) -> list[str]:
 
 
 def _beyond(book: Book, log: Sequence[Fault], deaths: Sequence[Death]) -> dict[str, int]:
-    killed = {death.pid: death.by or "worker died by itself" for death in deaths}
+    killed = {death.pid: death for death in deaths}
     why: Counter[str] = Counter()
     for found in book.of_job.values():
         for first, again in pairwise(found):
@@ -198,9 +198,11 @@ def _beyond(book: Book, log: Sequence[Fault], deaths: Sequence[Death]) -> dict[s
     return dict(sorted(why.items()))
 
 
-def _reason(first: Performance, again: Performance, killed: dict[int, str], log: Sequence[Fault]) -> str:
-    if first.pid in killed and (not first.outcome or first.stray or first.outcome in ("finish", "failed")):
-        return killed[first.pid]
+def _reason(first: Performance, again: Performance, killed: dict[int, Death], log: Sequence[Fault]) -> str:
+    death = killed.get(first.pid)
+    # What had ended and was not recorded yet is lost with its process, too. A stopped one is given up before it ends.
+    if first.stray or (death is not None and death.at <= again.begin and first.outcome != "error"):
+        return (death.by if death is not None else "") or "worker died by itself"
     if first.outcome in ("error", "failed"):
         return "its error was retried"
     near = [fault for fault in log if fault.hit and fault.at < again.begin and fault.until + GRACE_S > first.begin]

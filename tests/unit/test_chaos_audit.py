@@ -104,6 +104,8 @@ def test_each_performance_beyond_the_first_has_its_reason() -> None:
     killed, again = performed(0, 4.0, 5.0), performed(0, 6.0, 7.0, pid=8)
     killed.outcome = ""
     assert audits._beyond(book_of(killed, again), [cut], deaths) == {"worker killed": 1}
+    early, soon = performed(0, 1.0, 2.0), performed(0, 3.0, 4.0, pid=8)
+    assert audits._beyond(book_of(early, soon), [], deaths) == {"unexplained": 1}, "its process died later"
     first, second = performed(1, 0.5, 0.9, pid=9), performed(1, 1.5, 1.6, pid=9)
     assert audits._beyond(book_of(first, second), [cut], deaths) == {"connections cut": 1}
     assert audits._beyond(book_of(first, second), [], deaths) == {"unexplained": 1}
