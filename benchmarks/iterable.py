@@ -123,6 +123,8 @@ def _killed(options: argparse.Namespace) -> dict[str, Any]:
         for _ in range(options.kills):
             with _worker(place, book) as process:
                 before = _saved(app, event["job_id"])
+                if before >= options.kill_n:
+                    raise Unaccounted("the job was over before it was killed so often: give a larger --kill-n")
                 _await(lambda: _saved(app, event["job_id"]) > before, process)  # noqa: B023 - it is called at once
                 at = _size(book) // 8
                 until = at + chance.randrange(1, max(2, options.kill_n // (3 * options.kills)))
