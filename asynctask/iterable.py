@@ -25,8 +25,8 @@ class Iterable:
 
     The job saves its cursor as it goes, and stops between two elements when a person stops it, its Task is paused or
     cancelled, or the process is to end. Its next attempt, also after a kill, goes on behind the last cursor that was saved:
-    every element is performed at least once, and those of the last tenth of a second may be performed twice. The result is
-    ``{"items": N}``, how many elements all attempts went through, unless :meth:`on_complete` returns another.
+    every element is performed at least once, and those of the last quarter of a second may be performed twice. The result
+    is ``{"items": N}``, how many elements all attempts went through, unless :meth:`on_complete` returns another.
     """
 
     NAMES: ClassVar = ("items", "each")

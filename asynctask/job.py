@@ -75,9 +75,9 @@ class CurrentJob:
     def checkpoint(self, value: Any) -> None:
         """Notes how far the job is: the next attempt finds ``value`` in :attr:`state`, whatever ended this one.
 
-        Costs no write by itself: the newest value is saved ten times a second and when the job stops, so after a kill a job
-        repeats what it did in the last tenth of a second. ``value``: JSON of at most 64 KB. Raises :class:`InputError` for
-        any other.
+        Costs no write by itself: the newest value is saved four times a second and when the job stops, so after a kill a
+        job repeats what it did in the last quarter of a second. ``value``: JSON of at most 64 KB. Raises
+        :class:`InputError` for any other.
         """
         try:
             text = _dump(value)

@@ -267,8 +267,8 @@ class Operations:
         :class:`NotFound`; :class:`Conflict` if a check of its worker refuses, or another program keeps the job.
         """
         event, foreign = self._event(job_id)
-        if foreign is not None:
-            raise OtherEngine(foreign)
+        if (engine := foreign or _kept_by(event)) is not None:
+            raise OtherEngine(engine)
         if event["status"] not in ("enqueue", "working") or event["stopping"]:
             return self._told(job_id, False)
         self._check("stop", event)
@@ -287,8 +287,8 @@ class Operations:
         not let go yet, that runs or is over, or which a check refuses to start.
         """
         event, foreign = self._event(job_id)
-        if foreign is not None:
-            raise OtherEngine(foreign)
+        if (engine := foreign or _kept_by(event)) is not None:
+            raise OtherEngine(engine)
         changed = False
         match event["status"]:
             case _ if event["stopping"]:
@@ -593,7 +593,15 @@ class NotNow(Conflict):
         self.code = code
 
 
+def _kept_by(event: Mapping[str, Any]) -> str | None:
+    """The engine that keeps a lone job, and gives it to its workers whatever the ledger says."""
+    is_lone = event["task_id"] is None and event["callback_of"] is None
+    return engine_of(str(event["queue"])) if is_lone else None
+
+
 def _stop_or_start(event: Mapping[str, Any]) -> list[str]:
+    if _kept_by(event) is not None:
+        return []
     if event["status"] in ("enqueue", "working"):
         return [] if event["stopping"] else ["stop"]
     return ["start"] if event["status"] == "stopped" else []

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import datetime
 from itertools import pairwise
@@ -28,6 +28,7 @@ from typing import Any
 from asynctask import AsyncTask
 from asynctask.clock import SystemClock
 from asynctask.config import ENV_PREFIX
+from asynctask.runtime.supervisor import LIFELINE
 from benchmarks import common
 from benchmarks.children import ROOT, await_worker
 from benchmarks.common import Place, Result, Unaccounted
@@ -36,7 +37,7 @@ from benchmarks.processes import end_kindly, started
 
 __all__ = ["main"]
 
-_LIMIT_S = 3_600.0
+_LIMIT_S = 600.0
 _LEASE_S = 2.0
 
 
@@ -86,13 +87,19 @@ def _elsewhere(item: dict[str, Any]) -> None:
 def _worker(place: Place, book: Path | None = None) -> Iterator[subprocess.Popen[str]]:
     given = {**place.settings(), "lease_s": str(_LEASE_S), "heartbeat_s": str(_LEASE_S / 4)}
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+    lifeline, hold = os.pipe()
     environ = {**inherited, **{ENV_PREFIX + name.upper(): value for name, value in given.items()}, "PYTHONPATH": str(ROOT)}
+    environ[LIFELINE] = str(lifeline)  # the worker process itself, not a supervisor with one
     if book is not None:
         environ[BOOK] = str(book)
     argv = [sys.executable, "-m", "asynctask", "-A", "benchmarks.iterable_app:app", "worker", "-c", "1"]
     quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "text": True}
-    with started(argv, end_kindly, cwd=place.folder, env=environ, **quiet) as process:
-        yield process
+    try:
+        with started(argv, end_kindly, cwd=place.folder, env=environ, pass_fds=(lifeline,), **quiet) as process:
+            yield process
+    finally:
+        os.close(lifeline)
+        os.close(hold)
 
 
 def _performed(app: AsyncTask, worker: str, item: dict[str, Any]) -> float:
@@ -108,20 +115,20 @@ def _performed(app: AsyncTask, worker: str, item: dict[str, Any]) -> float:
 
 def _killed(options: argparse.Namespace) -> dict[str, Any]:
     """What the kills came to."""
-    chance, clock, pause = random.Random(options.kill_n), SystemClock(), threading.Event()
+    chance = random.Random(options.kill_n)
     with common.place(options) as place, closing(_app(place)) as app:
         book = place.folder / "book.bin"
         task = app.submit("walk", [{"n": options.kill_n, "wait_s": 0.0}], title="killed")
         (event,) = task.events()
         for _ in range(options.kills):
             with _worker(place, book) as process:
+                before = _saved(app, event["job_id"])
+                if before >= options.kill_n:
+                    raise Unaccounted("the job was over before it was killed so often: give a larger --kill-n")
+                _await(lambda: _saved(app, event["job_id"]) > before, process)  # noqa: B023 - it is called at once
                 at = _size(book) // 8
-                until = at + chance.randrange(1, max(2, (options.kill_n - at) // (options.kills + 1)))
-                limit = clock.monotonic() + _LIMIT_S
-                while _size(book) // 8 < until:
-                    if clock.monotonic() > limit or process.poll() is not None:
-                        raise Unaccounted(f"the worker performed {_size(book) // 8} elements and no more")
-                    pause.wait(0.001)
+                until = at + chance.randrange(1, max(2, options.kill_n // (3 * options.kills)))
+                _await(lambda: _size(book) // 8 >= until or _saved(app, event["job_id"]) == options.kill_n, process)  # noqa: B023
                 process.kill()
                 process.wait()
         with _worker(place, book):
@@ -130,6 +137,20 @@ def _killed(options: argparse.Namespace) -> dict[str, Any]:
         common.audit(app, task.id, finish=1)
         attempts = app.event(event["job_id"])["attempt"]
         return _repeated(book, options) | {"kills": options.kills, "kill_n": options.kill_n, "attempts": attempts}
+
+
+def _saved(app: AsyncTask, job_id: str) -> int:
+    """How many elements the ledger knows of. One that died three times before it saved anything would be poison."""
+    return int((app.event(job_id)["checkpoint"] or {}).get("items", 0))
+
+
+def _await(fact: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    clock, pause = SystemClock(), threading.Event()
+    limit = clock.monotonic() + _LIMIT_S
+    while not fact():
+        if clock.monotonic() > limit or process.poll() is not None:
+            raise Unaccounted("the worker gets no further")
+        pause.wait(0.001)
 
 
 def _size(book: Path) -> int:

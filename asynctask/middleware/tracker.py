@@ -60,6 +60,10 @@ __all__ = [
 ]
 
 
+SAVE_S: Final = 0.2
+"""Seconds between two saves of the place of a running job, at least. Each is a commit, and after a kill the job repeats what
+it did since the last one."""
+
 LOOK_EVERY: Final = 3
 """Ticks of a tenth of a second from one question for stopped jobs to the next."""
 
@@ -120,6 +124,7 @@ class Ticket:
     checkpoint: str | None = None  # the place that an earlier attempt saved
     worker: str = ""
     began: float = 0.0  # on the monotonic clock
+    saved_at: float = 0.0  # its place, on the same
     _notes: list[Note] = field(default_factory=list)
     _free: list[None] = field(default_factory=lambda: [None])
 
@@ -327,13 +332,14 @@ class Tracker:
     def note_long(self, older_than_s: float) -> None:
         """Records ``working`` of jobs that run for longer than this, once each, and the checkpoints that are not saved yet;
         called periodically."""
-        limit = self._ledger.clock.monotonic() - older_than_s
+        now = self._ledger.clock.monotonic()
         with self._lock:
-            long = [t for begun, t in self._started() if begun <= limit and t.status is None]
+            long = [t for begun, t in self._started() if begun <= now - older_than_s and t.status is None]
             # Held until handed over, so that a later outcome follows it: not every engine has a fence.
-            acquired = [ticket for ticket in long if _has_news(ticket) and ticket.acquire()]
+            acquired = [ticket for ticket in long if _has_news(ticket, now) and ticket.acquire()]
             self._recorder.put([self._working(ticket) for ticket in acquired])
             for ticket in acquired:
+                ticket.saved_at = now
                 ticket.free()
 
     def ask_stops(self) -> None:
@@ -597,9 +603,9 @@ def _not_before(record: EventRecord) -> int | None:
     return 0 if record.round_at is None and record.line is not None else record.round_at
 
 
-def _has_news(ticket: Ticket) -> bool:
+def _has_news(ticket: Ticket, now: float) -> bool:
     """Whether something of a long job is to be written while it runs."""
-    return not ticket.said or (ticket.job is not None and ticket.job.has_news)
+    return not ticket.said or (now - ticket.saved_at >= SAVE_S and ticket.job is not None and ticket.job.has_news)
 
 
 def _last_message_is(messages: str | None, text: str) -> bool:

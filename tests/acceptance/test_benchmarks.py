@@ -98,10 +98,10 @@ def test_every_benchmark_runs_on_every_database_and_leaves_none_behind(
 
 
 def test_iterables_lose_nothing_to_kills(tmp_path: Path) -> None:
-    found = result(tmp_path, "iterable", "-n", "20", "--runs", "1", "--kills", "2", "--kill-n", "3000")
+    found = result(tmp_path, "iterable", "-n", "20", "--runs", "1", "--kills", "1", "--kill-n", "200000")
     assert found["ratio"] == pytest.approx(found["ours"] / found["peer"])
-    assert (found["settings"]["kills"], found["settings"]["kill_n"]) == (2, 3000)
-    assert found["settings"]["attempts"] >= 3
+    assert (found["settings"]["kills"], found["settings"]["kill_n"]) == (1, 200_000)
+    assert found["settings"]["attempts"] == 2
 
 
 def test_limited_tasks_are_told_beside_what_is_possible(tmp_path: Path) -> None:

@@ -327,7 +327,9 @@ def test_a_single_job_is_acted_on_wherever_it_waits(app: AsyncTask, run: Callabl
     operations = app.operations
     once = app.workers["once"]
     killed, due, queued = (str(once.perform_async({"n": n})) for n in range(3))
-    assert operations.job(killed)["actions"] == ["restart", "kill", "delete"], "nobody works its queue: the ledger has it"
+    assert operations.job(killed)["actions"] == ["restart", "kill", "delete", "stop"], (
+        "nobody works its queue: the ledger has it"
+    )
     assert operations.act_on_job(killed, "kill")["problem"] == "killed"
     assert operations.act_on_job(due, "delete")["status"] == "cancelled"
     with pytest.raises(Conflict, match="stays recorded"):
@@ -336,7 +338,7 @@ def test_a_single_job_is_acted_on_wherever_it_waits(app: AsyncTask, run: Callabl
         operations.act_on_job(due, "restart")
     recovery.register(app.ledger, app.host, kind="worker", pid=1, lease_s=60, concurrency=9, queues=["default"])
     app.dispatcher.round()
-    assert operations.job(queued)["actions"] == ["delete"], "it is on its queue"
+    assert operations.job(queued)["actions"] == ["delete", "stop"], "it is on its queue"
     with pytest.raises(Conflict, match="on its queue already"):
         operations.act_on_job(queued, "restart")
     with pytest.raises(Conflict, match="delete it"):

@@ -345,3 +345,14 @@ def test_a_stopped_job_keeps_the_place_in_the_line_of_its_key(world: World) -> N
         task.wait(timeout=120)
     assert [line[1] for line in world.shop.lines() if line[0] == "did"] == ["7", "0", "1", "2"]
     assert app.doctor() == []
+
+
+def test_a_lone_job_of_an_engine_is_not_stopped_here(world: World) -> None:
+    app = world.app()
+    job_id = str(app.workers["note"].perform_in(3_600, numbers(1)[0]))
+    world.sql("UPDATE events SET queue = 'celery/default' WHERE job_id = ?", job_id)
+    for act in (app.stop_job, app.start_job):
+        with pytest.raises(Conflict, match="one of celery") as refused:
+            act(job_id)
+        assert refused.value.code == "other_engine"
+    assert app.operations.job(job_id)["actions"] == ["restart", "kill", "delete"]

@@ -1,0 +1,123 @@
+"""The audit of the long attack sees each break of a promise in a book that was made for it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarks import chaos_audit as audits
+from benchmarks.chaos_arena import Death
+from benchmarks.chaos_audit import Audit, Book, Expected, Performance
+from benchmarks.chaos_faults import Fault, Knob
+
+
+def book_of(*found: Performance) -> Book:
+    """A book with these performances."""
+    book = Book.__new__(Book)
+    book.performances = sorted(found, key=lambda each: each.begin)
+    book.of_task, book.of_job = defaultdict(list), defaultdict(list)
+    for each in book.performances:
+        book.of_task[each.task_id].append(each)
+        book.of_job[each.job_id].append(each)
+    return book
+
+
+def performed(n: int, begin: float, end: float, *, task: int = 1, pid: int = 7, stray: bool = False) -> Performance:
+    return Performance(pid, task, n, f"job-{n}", 1, begin, end, "finish", stray)
+
+
+def limits(task: Expected, *found: Performance, knobs: Sequence[Knob] = ()) -> tuple[int, int, int]:
+    """Starts over ``parallel``, those beside a stopped process, rounds too soon."""
+    result = Audit()
+    audits._limits(result, [task], book_of(*found), knobs)
+    names = (
+        "starts over `parallel`",
+        "starts over `parallel` beside a stopped process that had been given up",
+        "rounds sooner than their interval",
+    )
+    over, beside, sooner = (result.table[name] for name in names)
+    return over, beside, sooner
+
+
+def test_a_start_over_the_limit_is_seen_and_one_beside_a_stopped_process_is_told_apart() -> None:
+    task = Expected(1, range(3), parallel=1)
+    assert limits(task, performed(0, 0, 1), performed(1, 1, 2)) == (0, 0, 0)
+    assert limits(task, performed(0, 0, 1), performed(1, 0.9, 2)) == (1, 0, 0)
+    assert limits(task, performed(0, 0, 9, stray=True), performed(1, 5, 6)) == (0, 1, 0)
+
+
+@pytest.mark.parametrize(("at", "over"), [(10.5, 0), (12.5, 1)])
+def test_a_lowered_limit_has_a_second_to_show(at: float, over: int) -> None:
+    task, knob = Expected(1, range(3), parallel=2), Knob(1, 10.0, 10.1, 1)
+    found = limits(task, performed(0, 9, 20), performed(1, at, 20), knobs=[knob])
+    assert found[0] == over
+
+
+def test_a_round_that_is_too_soon_is_seen() -> None:
+    task = Expected(1, range(4), parallel=2, interval=1.0)
+    on_time = [performed(0, 0, 0.1), performed(1, 0.1, 0.2), performed(2, 1.1, 1.2), performed(3, 1.2, 1.3)]
+    assert limits(task, *on_time) == (0, 0, 0)
+    assert limits(task, *on_time[:2], performed(2, 0.5, 0.6))[2] == 1
+
+
+@pytest.mark.parametrize(
+    ("second", "wrong"), [((2, 1.0, 2.0), 0), ((2, 0.5, 2.0), 1), ((-2, 1.0, 2.0), 1), ((1, 0.5, 2.0), 0)]
+)
+def test_two_of_one_key_at_once_or_out_of_order_are_seen(second: tuple[int, float, float], wrong: int) -> None:
+    result = Audit()
+    audits._orders(result, [Expected(1, range(4), keys=2)], book_of(performed(0, 0.0, 1.0), performed(*second)))
+    assert result.table["key order broken"] == wrong
+
+
+@pytest.mark.parametrize(("begin", "wrong"), [(1.0, 0), (0.5, 1)])
+def test_a_task_that_does_not_wait_for_its_session_is_seen(begin: float, wrong: int) -> None:
+    both = [Expected(1, range(1), session="s"), Expected(2, range(1, 2), session="s")]
+    result = Audit()
+    audits._orders(result, both, book_of(performed(0, 0.0, 1.0), performed(1, begin, 2.0, task=2)))
+    assert result.table["session order broken"] == wrong
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "sealed", "wrong"),
+    [((1, 2), 3, True, 0), ((2, 1), 3, True, 1), ((2, 4), 3, True, 1), ((2, 1), 3, False, 0)],
+)
+def test_progress_that_falls_or_goes_over_is_seen(
+    tmp_path: Path, done: Sequence[int], total: int, sealed: bool, wrong: int
+) -> None:
+    """While a retry turns its rows, the generation is not sealed, and what was done becomes less."""
+
+    def said(count: int) -> str:
+        counts = {"total": total, "finish": count, "enqueue": total - count}
+        return json.dumps({"id": 1, "generation": 1, "done": count, "counts": counts, "percent": 1.0, "sealed": sealed})
+
+    (tmp_path / "7").write_text("".join(f"P {said(count)}\n" for count in done))
+    assert len(audits._progress(tmp_path)) == wrong
+
+
+def test_each_performance_beyond_the_first_has_its_reason() -> None:
+    cut = Fault("connections cut", 1.0, 1.1, "", 3)
+    deaths = [Death(7, 5.0, -9, "worker killed")]
+    killed, again = performed(0, 4.0, 5.0), performed(0, 6.0, 7.0, pid=8)
+    killed.outcome = ""
+    assert audits._beyond(book_of(killed, again), [cut], deaths) == {"worker killed": 1}
+    early, soon = performed(0, 1.0, 2.0), performed(0, 3.0, 4.0, pid=8)
+    assert audits._beyond(book_of(early, soon), [], deaths) == {"unexplained": 1}, "its process died later"
+    first, second = performed(1, 0.5, 0.9, pid=9), performed(1, 1.5, 1.6, pid=9)
+    assert audits._beyond(book_of(first, second), [cut], deaths) == {"connections cut": 1}
+    assert audits._beyond(book_of(first, second), [], deaths) == {"unexplained": 1}
+
+
+def test_an_end_is_read_from_the_book_and_a_death_ends_what_is_open(tmp_path: Path) -> None:
+    (tmp_path / "7").write_text("B 1.0 1 5 a 1\nB 2.0 1 6 b 1\nE 1.5 1 5 a 1 finish\nF 1.6 99\n")
+    book = book_of()
+    book.callbacks, book.forks = Counter(), {}
+    book._read(tmp_path / "7", 3.0, 1.2)
+    assert [(each.n, each.end, each.outcome, each.stray) for each in book.performances] == [
+        (5, 1.5, "finish", True),
+        (6, 3.0, "", True),
+    ]
+    assert book.forks == {7: 1}
