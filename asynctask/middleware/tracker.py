@@ -61,8 +61,8 @@ __all__ = [
 
 
 SAVE_S: Final = 0.2
-"""Seconds between two saves of the place of a running job, at least. Each is a commit, and after a kill the job repeats what
-it did since the last one."""
+"""Seconds between two saves of a running job's place, at least. Each is a commit; after a kill the job repeats what it did
+since the last one."""
 
 LOOK_EVERY: Final = 3
 """Ticks of a tenth of a second from one question for stopped jobs to the next."""
