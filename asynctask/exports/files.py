@@ -149,7 +149,9 @@ class ExportFiles:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise Unavailable(f"the export could not be written in {self._root}: {error.strerror}; is the disk full?") from error
+            raise Unavailable(
+                f"the export could not be written in {self._root}: {error.strerror}; is the disk full?"
+            ) from error
         finally:
             temporary.unlink(missing_ok=True)
 

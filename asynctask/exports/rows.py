@@ -46,7 +46,9 @@ def checked(rows: Iterable[Any], columns: Sequence[str]) -> Iterator[Sequence[An
             if row.keys() != names:
                 missing = sorted(names - row.keys())
                 extra = sorted(str(name) for name in row.keys() - names)
-                raise RowError(f"row {number} of the shard: columns missing: {_some(missing)}; not declared: {_some(extra)}")
+                raise RowError(
+                    f"row {number} of the shard: columns missing: {_some(missing)}; not declared: {_some(extra)}"
+                )
             yield [row[name] for name in columns]
         elif isinstance(row, Sequence) and not isinstance(row, str | bytes):
             if len(row) != width:
