@@ -69,9 +69,7 @@ def shard_writer(
             raise NormalException("this worker makes exports: hand its shards in with submit_export")
         form, job = FORMATS[item["format"]], current_job()
         rows = _stoppable(checked(function(item["shard"]), columns), job)
-        return app.exports.write_part(
-            item["export"], int(item["number"]), lambda out: form.write_part(out, rows, columns)
-        )
+        return app.exports.write_part(item["export"], int(item["number"]), lambda out: form.write_part(out, rows, columns))
 
     write_shard.__doc__ = function.__doc__
     return write_shard
