@@ -103,7 +103,6 @@ class Maintenance:
         self._controls = controls
         self._resume_split = resume_split
         self._uploads = uploads
-        self._remove_export = remove_export
         self._purge_after_s = purge_after_s
         self._purge: Purge | None = None  # the one that is under way
         self._purged_at = -math.inf

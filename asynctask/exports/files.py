@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final
@@ -122,6 +122,8 @@ class ExportFiles:
         """Removes what the result of this generation makes superfluous."""
         if not keep_parts:
             shutil.rmtree(folder / "parts", ignore_errors=True)
+        for path in folder.glob(".*.tmp"):
+            path.unlink(missing_ok=True)  # of a merge whose process died
         for path in folder.iterdir():
             number = path.stem.partition(".")[0].partition("-")[2]
             if number.isdecimal() and int(number) < generation:
@@ -162,8 +164,3 @@ def _measured(path: Path) -> tuple[int, str]:
         while chunk := body.read(_CHUNK):
             digest.update(chunk)
     return path.stat().st_size, digest.hexdigest()
-
-
-def without(count: int, missing: Collection[int]) -> list[int]:
-    """The numbers below ``count`` that are not missing."""
-    return [number for number in range(count) if number not in missing]

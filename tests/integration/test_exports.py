@@ -14,7 +14,8 @@ import orjson
 import pytest
 
 from asynctask import AsyncTask, NormalException
-from asynctask.errors import Conflict, InputError, NotFound
+from asynctask.errors import Conflict, InputError, UnknownWorker
+from asynctask.exports.run import MERGER
 from asynctask.testing import wait_for
 
 
@@ -55,7 +56,7 @@ WANTED = [[str(n), f"row {n}"] for n in range(2200)]
 @pytest.mark.parametrize("form", ["csv", "csv.gz", "ndjson", "xlsx"])
 def test_the_file_has_every_row_in_the_order_of_the_shards(app: AsyncTask, tmp_path: Path, form: str) -> None:
     task_id, progress = made(app, SHARDS, format=form, on_success="told")
-    path, manifest = app.export_result(task_id)
+    path, manifest = app.result(task_id)
     body = path.read_bytes()
     if form in ("csv", "csv.gz"):
         text = (gzip.decompress(body) if form == "csv.gz" else body).decode("utf-8-sig")
@@ -63,7 +64,7 @@ def test_the_file_has_every_row_in_the_order_of_the_shards(app: AsyncTask, tmp_p
     elif form == "ndjson":
         rows = [["n", "text"], *([str(each["n"]), each["text"]] for each in map(orjson.loads, body.splitlines()))]
     else:
-        rows = [[str(cell) for cell in row] for row in openpyxl.load_workbook(path, read_only=True)["Rows"].values]
+        rows = [[str(cell) for cell in row] for row in openpyxl.load_workbook(path)["Rows"].values]
     assert rows == [["n", "text"], *WANTED]
     assert manifest["sha256"] == hashlib.sha256(body).hexdigest() == progress["result"]["sha256"]
     assert progress["result"] == {
@@ -77,19 +78,19 @@ def test_the_file_has_every_row_in_the_order_of_the_shards(app: AsyncTask, tmp_p
 def test_a_partial_export_says_so_and_a_retry_makes_it_whole(app: AsyncTask, tmp_path: Path) -> None:
     task_id, progress = made(app, [*SHARDS, {"first": 2200, "count": 2, "refuse": True}])
     assert progress["result"]["partial"]
-    assert app.export_result(task_id)[1]["missing_shards"] == [3]
+    assert app.result(task_id)[1]["missing_shards"] == [3]
     (tmp_path / "mended").touch()
     task = app.task(task_id)
     task.retry()
-    with pytest.raises(Conflict, match="not whole"):
-        app.export_result(task_id)
+    with pytest.raises(Conflict, match="when the last shard has ended"):
+        app.result(task_id)
     launcher = app.launcher(concurrency=2, shutdown_s=5)
     launcher.start()
     try:
         wait_for(lambda: task.progress()["done"], f"{task.progress()}")
     finally:
         launcher.stop()
-    path, manifest = app.export_result(task_id)
+    path, manifest = app.result(task_id)
     assert (manifest["rows"], manifest["partial"]) == (2202, False)
     assert app.purge(0).files == 1
     assert not path.parent.exists()
@@ -115,18 +116,29 @@ def test_a_value_that_the_format_cannot_hold_is_named(app: AsyncTask, form: str,
 
 def test_formulas_are_texts(app: AsyncTask) -> None:
     task_id, _ = made(app, [{"first": 1, "count": 1, "text": "=1+1"}])
-    assert b"1,'=1+1\r\n" in app.export_result(task_id)[0].read_bytes()
+    assert b"1,'=1+1\r\n" in app.result(task_id)[0].read_bytes()
     task_id, _ = made(app, [{"first": 1, "count": 1, "text": "=1+1"}], format="xlsx")
-    (_, row) = openpyxl.load_workbook(app.export_result(task_id)[0])["Rows"].iter_rows()
+    (_, row) = openpyxl.load_workbook(app.result(task_id)[0])["Rows"].iter_rows()
     assert (row[1].value, row[1].data_type) in {("=1+1", "s"), ("=1+1", "f")}
 
 
+def test_nobody_but_the_close_of_an_export_calls_the_merge(app: AsyncTask) -> None:
+    said = {"export": "0" * 24, "format": "csv", "columns": ["n"]}
+    for ask in (
+        lambda: app.submit(MERGER, [said]),
+        lambda: app.perform(MERGER, said, {"task_id": 1, "generation": 1}),
+        lambda: app.submit("told", [{"a": 1}], on_complete=MERGER),
+    ):
+        with pytest.raises(UnknownWorker):
+            ask()
+
+
 def test_what_is_no_export_is_refused(app: AsyncTask) -> None:
-    with pytest.raises(InputError, match="makes no export"):
+    with pytest.raises(InputError, match="is no export"):
         app.submit_export("told", [1])
     with pytest.raises(InputError, match="format"):
         app.submit_export("numbers", [1], format="pdf")
-    with pytest.raises(InputError, match="at least one shard"):
+    with pytest.raises(InputError, match="no items"):
         app.submit_export("numbers", [])
-    with pytest.raises(NotFound, match="no export"):
-        app.export_result(app.submit("told", [{"a": 1}]).id)
+    with pytest.raises(Conflict, match="is no export"):
+        app.result(app.submit("told", [{"a": 1}]).id)
