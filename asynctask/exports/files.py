@@ -6,6 +6,7 @@ a random id and of numbers, of nothing that a user said.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -26,6 +27,8 @@ _HEAD: Final = 64
 """Bytes before the body of a part: what it holds, as JSON with blanks after."""
 
 _CHUNK: Final = 1 << 20
+_OURS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+"""What a write to the folder may end with."""
 
 
 class PartsMissing(AsyncTaskError):
@@ -151,6 +154,8 @@ class ExportFiles:
             finally:
                 os.close(descriptor)
         except OSError as error:
+            if error.errno not in _OURS:  # of the function that yields the rows
+                raise
             raise Unavailable(
                 f"the export could not be written in {self._root}: {error.strerror}; is the disk full?"
             ) from error

@@ -238,19 +238,31 @@ class Xlsx(Format):
         if total > SHEET_ROWS:
             raise _too_long(total)
         import xlsxwriter  # a worker that makes no workbook need not load it
+        from xlsxwriter.exceptions import XlsxFileError
 
         with tempfile.TemporaryDirectory(prefix=".sheet-", dir=tmp) as folder:
             book = xlsxwriter.Workbook(out, {"constant_memory": True, "tmpdir": folder, **_PLAIN})
             book.use_zip64()
-            formats = {kind: book.add_format({"num_format": pattern}) for kind, pattern in _PATTERNS.items()}
-            sheet = book.add_worksheet("Rows")
-            sheet.freeze_panes(1, 0)
-            for column, name in enumerate(columns):
-                sheet.write_string(0, column, sheet_text(name))
-            for number, cells in enumerate(_lines(parts), 1):
-                for column, value in enumerate(cells):
-                    _write_cell(sheet, number, column, value, formats)
-            book.close()
+            try:
+                _write_sheet(book, parts, columns)
+                book.close()
+            except XlsxFileError as error:
+                raise OSError(*error.args) from error
+            finally:
+                book.fileclosed = True  # closing a book that broke off would finish it
+                for sheet in book.worksheets():
+                    sheet._opt_close()
+
+
+def _write_sheet(book: Any, parts: Sequence[Part], columns: Sequence[str]) -> None:
+    formats = {kind: book.add_format({"num_format": pattern}) for kind, pattern in _PATTERNS.items()}
+    sheet = book.add_worksheet("Rows")
+    sheet.freeze_panes(1, 0)
+    for column, name in enumerate(columns):
+        sheet.write_string(0, column, sheet_text(name))
+    for number, cells in enumerate(_lines(parts), 1):
+        for column, value in enumerate(cells):
+            _write_cell(sheet, number, column, value, formats)
 
 
 _PATTERNS: Final[Mapping[type, str]] = {

@@ -5,7 +5,13 @@ from __future__ import annotations
 import csv
 import gzip
 import hashlib
+import json
+import os
+import resource
+import subprocess
+import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +148,68 @@ def test_what_is_no_export_is_refused(app: AsyncTask) -> None:
         app.submit_export("numbers", [])
     with pytest.raises(Conflict, match="is no export"):
         app.result(app.submit("told", [{"a": 1}]).id)
+
+
+def test_an_export_is_made_and_fetched_on_the_command_line(app: AsyncTask, tmp_path: Path) -> None:
+    module = tmp_path / "shop_export.py"
+    module.write_text(
+        "import os\nfrom asynctask import AsyncTask\napp = AsyncTask()\n"
+        "@app.export(columns=['n'])\ndef counted(shard):\n    yield from ([n] for n in range(shard))\n"
+    )
+    (tmp_path / "shards.json").write_text("[2, 1]")
+    settings = {"ASYNCTASK_DATABASE_URL": f"sqlite:///{tmp_path}/b.db", "ASYNCTASK_DATA_DIR": str(tmp_path / "data")}
+    run = partial(asynctask, tmp_path, {**os.environ, **settings, "PYTHONPATH": str(tmp_path)})
+    made = run("-A", "shop_export:app", "export", "counted", "--shards", "shards.json", "--json")
+    assert made.returncode == 0, made.stderr
+    task_id = str(json.loads(made.stdout)["task_id"])
+    early = run("result", task_id, "-o", "out.csv")
+    assert (early.returncode, "no result" in early.stderr) == (2, True)
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "asynctask", "-A", "shop_export:app", "worker", "-c", "1"],
+        cwd=tmp_path, env={**os.environ, **settings, "PYTHONPATH": str(tmp_path)}, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        wait_for(lambda: run("result", task_id, "-o", "out.csv").returncode == 0, "the export is done", every=0.5)
+    finally:
+        worker.terminate()
+        worker.wait(60)
+    assert (tmp_path / "out.csv").read_bytes() == b"\xef\xbb\xbfn\r\n0\r\n1\r\n0\r\n"
+    wrong = run("-A", "shop_export:app", "export", "counted", "--shards", "{}")
+    assert (wrong.returncode, "cannot be read" in wrong.stderr) == (2, True)
+
+
+def asynctask(folder: Path, environ: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "asynctask", *words]
+    return subprocess.run(argv, cwd=folder, env=environ, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_full_disk_leaves_no_half_of_a_file_and_the_next_attempt_makes_it_whole(app: AsyncTask, tmp_path: Path) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    @app.export(columns=["text"], name="large", retry=3, retry_in=lambda count, error, job: 0.05)
+    def large(shard: Any) -> Iterator[Any]:
+        is_first = not (tmp_path / "tried").exists()
+        (tmp_path / "tried").touch()
+        if is_first:  # from here on no file of this process may grow beyond so many bytes
+            resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, limit[1]))
+        try:
+            for _ in range(2_000):
+                yield ["x" * 500]
+        finally:
+            if is_first:
+                (tmp_path / "left").write_text(",".join(each.name for each in tmp_path.glob("data/exports/*/parts/*.part")))
+
+    launcher = app.launcher(concurrency=1, shutdown_s=5)
+    try:
+        task = app.submit_export(large, [1])
+        launcher.start()
+        wait_for(lambda: (tmp_path / "left").exists(), "the first attempt broke off")
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        wait_for(lambda: task.progress()["done"], "the export is done")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        launcher.stop()
+    assert (tmp_path / "left").read_text() == ""
+    assert (task.progress()["counts"]["finish"], task.progress()["result"]["rows"]) == (1, 2_000)
+    (event,) = task.events()
+    assert any("is the disk full?" in each["message"] for each in event["messages"])
