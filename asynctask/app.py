@@ -14,15 +14,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
+from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from asynctask.clock import Clock, Ids, SystemClock, SystemIds, micros
 from asynctask.config import check_setting, load
 from asynctask.core.states import Status
-from asynctask.core.transitions import CALLBACKS
+from asynctask.core.transitions import CALLBACKS, MERGE
 from asynctask.dispatch.outbox import engine_of
 from asynctask.errors import AsyncTaskError, ConfigError, InputError, UnknownWorker
+from asynctask.exports.files import ExportFiles
+from asynctask.exports.run import MERGER, Export, check_columns, check_format, merge, result_of, write_shard
 from asynctask.integrations.base import RemoteWorkers, Reporter
 from asynctask.iterable import Iterable
 from asynctask.job import CurrentJob
@@ -85,6 +88,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 Model = TypeVar("Model", bound="BaseModel")
+RowsOf = Callable[[Any], abc.Iterable[Any]]
 Target = TypeVar("Target", bound=Callable[..., Any])
 
 
@@ -114,6 +118,7 @@ class AsyncTask(OnDemand):
         self._observers = _Observers(self._fire_finished)
         self._log = get_logger("asynctask")
         self._remote = RemoteWorkers(self)
+        self._exports: dict[str, Export] = {}
         self._pushing = Pushing(config, self.clock, self.ids, self.client_middleware, self._made)
 
     def close(self) -> None:
@@ -204,6 +209,80 @@ class AsyncTask(OnDemand):
             return worker
 
         return register if target is None else register(target)
+
+    def export(self, *, columns: Sequence[str], **options: Unpack[WorkerOptions]) -> Callable[[RowsOf], Worker[..., Any]]:
+        """Registers a function as an export: called with one shard (any JSON value), it yields its rows, dicts with these
+        ``columns`` or sequences in their order. ``options`` as of :meth:`worker`; :meth:`submit_export` hands in
+        shards. Raises :class:`ConfigError`.
+        """
+        names = check_columns(columns)
+
+        def register(function: RowsOf) -> Worker[..., Any]:
+            declared = Export(names, function)
+
+            def perform(shard: Any) -> dict[str, int]:
+                return write_shard(self.ledger, self.export_files, declared, shard)
+
+            perform.__name__, perform.__doc__ = function.__name__, function.__doc__
+            worker: Worker[..., Any] = self.worker(**options)(perform)
+            if not worker.use_task_event:
+                raise ConfigError(f"worker {worker.name}: a shard is an item of a Task, so an export must be tracked")
+            self._exports[worker.name] = declared
+            return worker
+
+        if MERGER not in self._workers:
+
+            def merge_parts(said: dict[str, Any], progress: dict[str, Any]) -> dict[str, Any]:
+                """Merges the parts of an export."""
+                return merge(self.ledger, self.export_files, said, progress)
+
+            self.worker(merge_parts, name=MERGER, queue=self.config.callback_queue)
+        return register
+
+    @property
+    def export_files(self) -> ExportFiles:
+        """Where exports are kept."""
+        return ExportFiles(Path(self.config.data_dir), self.ids)
+
+    def submit_export(
+        self,
+        worker: str | Worker[..., Any],
+        shards: Sequence[Any],
+        *,
+        format: str = "csv",  # noqa: A002
+        **options: Any,
+    ) -> TaskHandle:
+        """Makes a Task of ``shards``, and of their rows one file (``csv``, ``csv.gz``, ``ndjson`` or ``xlsx``).
+
+        The Task is ``finalizing`` until the file is whole; :meth:`result` tells where it is. Options as of :meth:`submit`.
+        Raises :class:`InputError`, :class:`UnknownWorker`.
+        """
+        checked = self._checked(options, may_be_dry=False)
+        return self.hand_in_export(worker, shards, format, checked).task
+
+    def hand_in_export(
+        self, worker: str | Worker[..., Any], shards: Sequence[Any], form: str, options: Options, *, wait_s: float = 1.0
+    ) -> Submission:
+        """Submits an export whose options are validated already; see :meth:`submit_export`."""
+        found = self._find(worker)
+        declared = self._exports.get(found.name)
+        if declared is None:
+            raise InputError(f"worker {found.name!r} is no export: declare it with @app.export", code="invalid_worker")
+        if options.dry_run or options.idempotency_key is not None:
+            raise InputError("an export takes neither dry_run nor an idempotency key", code="invalid_options")
+        said = {"export": self.ids.jid(), "format": check_format(form), "columns": list(declared.columns)}
+        callbacks = [
+            NewCallback(MERGE, MERGER, self.config.callback_queue, [said]),
+            *self._callbacks(found, options, is_export=True),
+        ]
+        submitter = self._made().submitter
+        made = submitter.submit_items(found, list(shards), options, callbacks=callbacks, wait_s=wait_s)
+        assert isinstance(made, Submission)
+        return made
+
+    def result(self, task_id: int) -> tuple[Path, dict[str, Any]]:
+        """The file of an export, and its manifest. Raises :class:`Conflict` where there is none yet, :class:`NotFound`."""
+        return result_of(self.ledger, self.export_files, task_id, self.progress(task_id))
 
     def on(self, event: str) -> Callable[[Target], Target]:
         """Decorator: calls the function at ``startup``, ``quiet``, ``shutdown``, ``error`` (error, context) or ``death``
@@ -513,7 +592,7 @@ class AsyncTask(OnDemand):
     def _find(self, worker: Any) -> Worker:
         name = self._name_of(worker) or repr(worker)[:200]
         workers = self.workers
-        found = workers.get(name)
+        found = workers.get(name) if name != MERGER else None  # only the close of an export calls that
         if found is None:
             raise UnknownWorker(name, workers)
         engine = None if found.engine is None else self._engines[found.engine]
@@ -555,14 +634,16 @@ class AsyncTask(OnDemand):
                     raise ConfigError(f"{name} {error}") from None
         return found
 
-    def _callbacks(self, worker: Worker, options: Options) -> Sequence[NewCallback]:
+    def _callbacks(self, worker: Worker, options: Options, *, is_export: bool = False) -> Sequence[NewCallback]:
         """The callbacks of a submission: those of its options, or else the worker's own. Raises :class:`UnknownWorker`, and
         :class:`InputError` for a worker whose jobs are not tracked."""
+        if worker.name in self._exports and not is_export:
+            raise InputError(f"worker {worker.name!r} is an export: use submit_export", code="invalid_worker")
         said = {name: getattr(options, name) or worker.callbacks.get(name) for name in CALLBACKS}
         return [self._callback(name, each) for name, each in said.items() if each is not None]
 
     def _callback(self, name: str, callback: Callback) -> NewCallback:
-        found = self.workers.get(callback.worker)
+        found = self.workers.get(callback.worker) if callback.worker != MERGER else None
         if found is None:
             raise UnknownWorker(callback.worker, self.workers, option=name)
         engine = None if found.engine is None else self._engines[found.engine]
@@ -710,7 +791,7 @@ class AsyncTask(OnDemand):
         if dry_run:
             with core.ledger.database.read() as connection:
                 return count_old(connection, old)
-        found = Purge(core.ledger, old, partial(remove_list, self.uploads))
+        found = Purge(core.ledger, old, partial(remove_list, self.uploads), self.export_files.remove)
         while found.rested_step():
             on_slice(found.removed)
         return found.removed

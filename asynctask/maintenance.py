@@ -20,6 +20,7 @@ from asynctask.dispatch.control import Control
 from asynctask.dispatch.dispatcher import LOOK_AGAIN_S
 from asynctask.dispatch.outbox import EngineQueues, Router, poisoned
 from asynctask.errors import Unavailable
+from asynctask.exports.files import ExportFiles
 from asynctask.ledger import control, dispatchable, leases, lost_copies, processes, progress, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, is_held, loads
@@ -322,7 +323,8 @@ class Maintenance:
                 return False
             self._purged_at = clock.monotonic()
             old = Old(self._ledger.now() - micros(self._purge_after_s))
-            self._purge = Purge(self._ledger, old, partial(remove_list, self._uploads))
+            exports = ExportFiles(self._uploads.data_dir, self._ledger.ids)
+            self._purge = Purge(self._ledger, old, partial(remove_list, self._uploads), exports.remove)
         until = clock.monotonic() + _PURGE_FOR_S
         while self._purge.step():
             if clock.monotonic() > until:

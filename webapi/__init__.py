@@ -36,6 +36,7 @@ def create_app(app: AsyncTask, *, host: str | None = None) -> APIFlask:
     reports.register(flask_app, app.config.web_threads)
     for each in (tasks, reports, workers, operations):
         flask_app.register_blueprint(each.blueprint)
+    flask_app.register_blueprint(tasks.exports)
     flask_app.register_blueprint(operations.health)
     flask_app.register_blueprint(pages)
     return flask_app

@@ -143,6 +143,7 @@ def progress_links(task_id: int) -> dict[str, str]:
         "events": f"{url}/events",
         "errors": f"{url}/errors",
         "report": f"{url}/report.xlsx",
+        "result": f"{url}/result",
         "ui": f"{request.script_root}{TASK_PAGES}/{task_id}",
     }
 

@@ -248,6 +248,14 @@ class JobsSubmission(Options):
     jobs: list[Any] = Field(min_length=1, description="Each names its worker and has an item as its JSON Schema says.")
 
 
+class ExportSubmission(Options):
+    """An export: shards for a worker that yields rows."""
+
+    worker: Name = Field(description="The name of an export; GET /api/workers lists the workers.")
+    shards: list[Any] = Field(min_length=1, description="What each job of the export gets; any JSON.")
+    format: Literal["csv", "csv.gz", "ndjson", "xlsx"] = Field("csv", description="The format of the file.")
+
+
 class FileSubmission(Options):
     """A list of items as a file: the fields of the form beside the file."""
 
@@ -466,6 +474,7 @@ class Links(_Out):
     events: str
     errors: str
     report: str
+    result: str
     ui: str
 
 
@@ -531,10 +540,20 @@ class Refusal(_Out):
 class CallbackState(_Out):
     """A callback; with a job once its generation has closed with an outcome that it follows."""
 
-    name: Literal["on_complete", "on_success", "on_failure"]
+    name: Literal["merge", "on_complete", "on_success", "on_failure"]
     worker: str
     status: StatusName | None
     job_id: str | None
+
+
+class ExportResult(_Out):
+    """The file of an export."""
+
+    rows: int
+    bytes: int
+    sha256: str
+    format: str
+    partial: bool = Field(description="Whether shards are missing in it.")
 
 
 class Progress(_Out):
@@ -556,6 +575,7 @@ class Progress(_Out):
     control: Control
     top_errors: list[TopError]
     callbacks: list[CallbackState]
+    result: ExportResult | None = Field(description="Of an export, once it is merged.")
     resubmit_of: int | None
     generation: int
     version: int

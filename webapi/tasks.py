@@ -6,12 +6,13 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from apiflask import APIBlueprint
-from flask import Response
+from apiflask import APIBlueprint, FileSchema
+from flask import Response, send_file
 from werkzeug.datastructures import FileStorage
 
 from asynctask.app import AsyncTask
 from asynctask.errors import InputError, Problem
+from asynctask.exports.rows import FORMATS
 from asynctask.lists.dry_run import DryRun
 from asynctask.lists.problems import fault
 from asynctask.lists.rows import ListSource, encoding_option, too_many_items
@@ -37,6 +38,7 @@ from webapi.shapes import (
     ErrorGroups,
     EventPage,
     EventQuery,
+    ExportSubmission,
     FileSubmission,
     JobsSubmission,
     JsonSubmission,
@@ -52,7 +54,7 @@ from webapi.shapes import (
     TaskQuery,
 )
 
-__all__ = ["KEY_PATTERN", "RAW", "blueprint"]
+__all__ = ["KEY_PATTERN", "RAW", "blueprint", "exports"]
 
 blueprint: Final = APIBlueprint("tasks", __name__, url_prefix=TASKS, tag="Tasks")
 
@@ -70,6 +72,49 @@ def create(query: RawQuery) -> Response:
     body gives the first Task again, with another body 422. `dry_run` only tells what the list would come to.
     """
     return answer(submit(asynctask_app(), current_request(), query))
+
+
+exports: Final = APIBlueprint("exports", __name__, url_prefix="/api/exports", tag="Tasks")
+
+
+@exports.post("")
+@exports.input(ExportSubmission, location="json", arg_name="body")
+@exports.output(Submitted, status_code=202, description="Accepted: the Task of the shards")
+@exports.doc(operation_id="submitExport", responses=[400, 403, 413, 415, 503])
+def export(body: ExportSubmission) -> Response:
+    """Make an export
+
+    Each shard is a job that yields rows; when the last has ended they are one file, at `links.result`.
+    """
+    app = asynctask_app()
+    _refuse_unknown(app, body.worker)
+    if len(body.shards) > app.config.max_rows:
+        raise too_many_items(app.config.max_rows)
+    if _idempotency_key(current_request()) is not None:
+        raise InputError("an export takes no Idempotency-Key yet", code="not_supported_yet")
+    options, wait_s = body.with_key(None), app.config.submit_wait_s
+    return answer(app.hand_in_export(body.worker, body.shards, body.format, options, wait_s=wait_s))
+
+
+@blueprint.get("/<int:task_id>/result")
+@blueprint.input(NoQuery, location="query", arg_name="query")
+@blueprint.output(FileSchema(type="string", format="binary"), content_type="application/octet-stream")
+@blueprint.doc(
+    operation_id="getResult",
+    responses={206: "The ranges asked for", 304: "Unchanged", 409: "Conflict", 416: "No such range", 503: "Unavailable"},
+)
+def result(task_id: int, query: NoQuery) -> Response:
+    """The file of an export
+
+    Takes `Range` and `If-None-Match`. 409 says why there is none: the export is not over, or its merge failed.
+    """
+    task = find_task(task_id)
+    path, made = asynctask_app().result(task.id)
+    name = f"export-{task_id}.{made['format']}"
+    response = send_file(path, FORMATS[made["format"]].media, conditional=True, etag=made["sha256"], max_age=None)
+    response.headers["Content-Disposition"] = f'attachment; filename="{name}"'
+    response.headers["Cache-Control"] = "no-cache"
+    return response
 
 
 @blueprint.get("")

@@ -216,6 +216,50 @@ def _print_dry_run(session: Session, found: DryRun, locale: str) -> int:
     return OK if not found.rejected else FAILURES if taken else USAGE
 
 
+@click.command("export", cls=Command)
+@click.argument("worker")
+@click.option(
+    "--shards", required=True, metavar="JSON", help="A list of shards as JSON, or the name of a file that holds one."
+)
+@click.option("--format", "form", default="csv", show_default=True, help="csv, csv.gz, ndjson or xlsx.")
+@click.option("--title", help="A name that people will read.")
+@click.option("--watch", "look_on", is_flag=True, help="Stay until it is done, with a bar for the shards.")
+@pass_session
+def export(session: Session, worker: str, shards: str, form: str, title: str | None, look_on: bool) -> int:
+    """Export rows to one file, shard by shard.
+
+    `asynctask result ID -o FILE` fetches the file once it is done.
+    """
+    app = session.app(required="export needs the worker's code")
+    options = {} if title is None else {"title": title}
+    handle = app.submit_export(worker, _listed(shards), format=form, **options)
+    if look_on:
+        return _watch(session, handle)
+    progress = handle.progress()
+    session.out.document(progress)
+    session.out.line(f"{headline(progress)}: {count(progress['counts']['total'], 'shard')} to export")
+    return OK
+
+
+def _listed(shards: str) -> list[Any]:
+    """The shards of the command line. Raises :class:`InputError`."""
+    text = shards if shards.lstrip().startswith("[") else _text_of(Path(shards))
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"--shards is no JSON: {error}", code="invalid_option") from None
+    if not isinstance(found, list):
+        raise InputError("--shards must be a list: each of its elements is one shard", code="invalid_option")
+    return found
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--shards: {path} cannot be read: {error}", code="invalid_option") from None
+
+
 @click.command("check-list", cls=Command, hidden=True)
 @click.argument("answer", type=click.Path(dir_okay=False, path_type=Path))
 @pass_session
@@ -256,4 +300,4 @@ def _print_submission(session: Session, submission: Submission) -> int:
     return OK
 
 
-COMMANDS: Final = (submit, watch, check_list)
+COMMANDS: Final = (submit, export, watch, check_list)

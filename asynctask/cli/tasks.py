@@ -6,6 +6,7 @@ import difflib
 import getpass
 import math
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from asynctask.cli.options import TASK_ID, Command, Session, pass_session
-from asynctask.cli.output import OK, clean, count, headline, number, pace, summary
+from asynctask.cli.output import FAILURES, OK, clean, count, headline, number, pace, summary
 from asynctask.cli.submit import print_refusal, priority_value
 from asynctask.core.states import PROBLEM, State, Status
 from asynctask.errors import InputError, UnknownWorker
@@ -411,6 +412,24 @@ def _write_report(handle: TaskHandle, path: Path, suffix: str, rows: str) -> int
             return files.write_csv(stream, content.headers, content.rows, locale=content.locale)
 
 
+@click.command("result", cls=Command)
+@click.argument("task_id", type=TASK_ID)
+@_output_option
+@pass_session
+def result(session: Session, task_id: int, path: Path) -> int:
+    """Write the file of an export that is done.
+
+    An existing file is replaced only by a whole one.
+    """
+    made, manifest = session.existing().result(task_id)
+    with _replace_atomically(path, path.suffix) as temporary:
+        shutil.copyfile(made, temporary)
+    session.out.document({**manifest, "task_id": task_id, "path": str(path.resolve())})
+    missing = "; shards are missing in it" if manifest["partial"] else ""
+    session.out.line(f"{path}: {count(manifest['rows'], 'row')} ({clean(manifest['format'])}){missing}")
+    return FAILURES if manifest["partial"] else OK
+
+
 @click.command("template", cls=Command)
 @click.argument("worker")
 @_output_option
@@ -459,4 +478,19 @@ def _replace_atomically(path: Path, suffix: str) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-COMMANDS: Final = (tasks, show, set_knobs, pause, resume, cancel, retry, callbacks, jobs, stop, start, report, template)
+COMMANDS: Final = (
+    tasks,
+    show,
+    set_knobs,
+    pause,
+    resume,
+    cancel,
+    retry,
+    callbacks,
+    jobs,
+    stop,
+    start,
+    report,
+    result,
+    template,
+)

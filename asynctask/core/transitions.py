@@ -34,6 +34,7 @@ __all__ = [
     "COUNTED",
     "LEAD_S",
     "MAX_INTERVAL_S",
+    "MERGE",
     "POISON_DEATHS",
     "Begin",
     "Delta",
@@ -81,6 +82,9 @@ COUNTED: Final = tuple(str(s) for s in Status)
 
 CALLBACKS: Final = ("on_complete", "on_success", "on_failure")
 """The callbacks that a Task may have."""
+
+MERGE: Final = "merge"
+"""The step of an export between its close and its callbacks; kept among them."""
 
 BLOCKED: Final = 253_402_300_799_000_000
 """``due_at`` of a job that waits for others of its key, until its turn comes: the end of the year 9999."""

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.core.states import OPEN, PROBLEM, State, Status
-from asynctask.core.transitions import Delta, due_callbacks, in_flight, measure
+from asynctask.core.transitions import MERGE, Delta, due_callbacks, in_flight, measure
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import (
     events,
@@ -180,7 +180,12 @@ def _callbacks(connection: Connection, task: dict[str, Any], truth: Delta) -> li
     queued = {str(name): status for name, status in found}
     closed = task["closed_at"] is not None and task["state"] != State.REJECTED
     due = due_callbacks(task["state"], truth) if closed else ()
-    wanted = {each["name"] for each in loads(task["callbacks"]) or ()} & set(due)
+    said = {each["name"] for each in loads(task["callbacks"]) or ()}
+    wanted = said & set(due)
+    if MERGE in said and closed:  # the others follow it, by what came of it
+        followed = task["finished_at"] is not None or len(queued) > 1
+        follow = {"on_complete", *({"on_success", "on_failure"} & set(queued))}  # a merge that failed may succeed later
+        wanted = {MERGE, *(said & follow)} if followed else {MERGE}
     wrong = [f"{name} was not queued" for name in sorted(wanted - set(queued))]
     wrong += [f"{name} was queued and does not follow" for name in sorted(set(queued) - wanted)]
     wrong += [f"the Event of {name} is gone" for name, status in sorted(queued.items()) if status is None]

@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection
 
 from asynctask.clock import SECOND, micros, rfc3339
 from asynctask.core.states import State, Status
-from asynctask.core.transitions import at_once, interval_of, next_round
+from asynctask.core.transitions import MERGE, at_once, interval_of, next_round
 from asynctask.database import batches
 from asynctask.database.tables import events, task_callbacks, task_errors, task_samples, task_tallies, tasks
 from asynctask.ledger.base import PURGING, in_range, loads
@@ -79,7 +79,7 @@ def _sums(of_these: Any) -> Any:
 def _queued(dialect: str) -> Any:
     """The callbacks of the Task's generation that were queued, as a subquery: a JSON text of [name, job id, status]."""
     own = (_c.task_id == _t.id) & (_c.generation == _t.generation)
-    listed = batches.json_list(dialect, (_c.name, _c.job_id, _e.status))
+    listed = batches.json_list(dialect, (_c.name, _c.job_id, _e.status, sa.case((_c.name == MERGE, _e.result))))
     joined = task_callbacks.outerjoin(events, _e.job_id == _c.job_id)
     return listed.select_from(joined).where(own).correlate(tasks).scalar_subquery()
 
@@ -285,6 +285,7 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
         },
         "top_errors": [],
         "callbacks": _callbacks(row),
+        "result": _result(row),
         "resubmit_of": row["resubmit_of"],
         "generation": row["generation"],
         "version": int(row["version"] + (row["n_version"] or 0)),
@@ -302,12 +303,22 @@ def _callbacks(row: dict[str, Any]) -> list[dict[str, Any]]:
         return []
     queued = row["queued_callbacks"] or []
     queued = orjson.loads(queued) if isinstance(queued, str) else queued
-    jobs = {name: (job_id, status) for name, job_id, status in queued}
+    jobs = {name: (job_id, status) for name, job_id, status, _ in queued}
     found = []
     for each in loads(row["callbacks"]):
         job_id, status = jobs.get(each["name"], (None, None))
         found.append({"name": each["name"], "worker": each["worker"], "status": status, "job_id": job_id})
     return found
+
+
+def _result(row: dict[str, Any]) -> dict[str, Any] | None:
+    """What the merge of an export made in its generation; None before, and for other Tasks."""
+    queued = row["queued_callbacks"] or []
+    for name, _, status, result in orjson.loads(queued) if isinstance(queued, str) else queued:
+        if name == MERGE and status == Status.FINISH:
+            found = orjson.loads(result) if isinstance(result, str) else result
+            return None if found is None else {key: found[key] for key in ("rows", "bytes", "sha256", "format", "partial")}
+    return None
 
 
 def percent(done: int, total: int) -> float | None:

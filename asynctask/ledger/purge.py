@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.core.states import OPEN, State
+from asynctask.core.transitions import MERGE
 from asynctask.database import batches
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import (
@@ -120,12 +121,14 @@ def count_old(connection: Connection, old: Old) -> Purged:
 class Purge:
     """One purge, slice by slice.
 
-    ``remove_file`` removes the stored list that a Task's ``split_source`` (as JSON) names; it says whether there was one.
+    ``remove_file`` removes the stored list that a Task's ``split_source`` (as JSON) names, ``remove_export`` the parts and
+    the result of an export; they say whether there were any.
     """
 
     ledger: Ledger
     old: Old
     remove_file: Callable[[dict[str, Any]], bool]
+    remove_export: Callable[[str], bool] = lambda export: False
     removed: Purged = field(default_factory=Purged)
     _after: int = 0  # Tasks up to this id are removed, or held by somebody
     _batch: list[int] = field(default_factory=list)  # marked Tasks whose rows are removed now
@@ -200,9 +203,20 @@ class Purge:
                 self.removed.files += self.remove_file(source)
             except OSError as error:  # the Task goes without it; who may remove the file finds its name here
                 self._log.warning("file_not_removed", name=source.get("name"), error=str(error))
+        self._exports()
         self.removed.tasks += _delete_tasks(self.ledger, self._batch)
         self._log.info("purged", tasks=self._batch, total=self.removed.as_json())
         self._batch = []
+
+    def _exports(self) -> None:
+        with self.ledger.database.read() as connection:
+            found = connection.execute(sa.select(_t.callbacks).where(_t.id.in_(self._batch), _t.callbacks.is_not(None)))
+            exports = [str(each["args"][0]["export"]) for (said,) in found for each in loads(said) if each["name"] == MERGE]
+        for export in exports:
+            try:
+                self.removed.files += self.remove_export(export)
+            except OSError as error:
+                self._log.warning("export_not_removed", name=export, error=str(error))
 
 
 @repeatable

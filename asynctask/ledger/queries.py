@@ -15,6 +15,7 @@ from asynctask.clock import rfc3339
 from asynctask.core.states import OPEN, PROBLEM, TERMINAL, Status
 from asynctask.core.transitions import (
     BLOCKED,
+    MERGE,
     Turn,
     ask_stop,
     cancel,
@@ -727,3 +728,33 @@ def _retry_callback(connection: Connection, ledger: Ledger, task_id: int, event_
     if any(each.turn is not None for each in applied):
         task_rows.log(connection, ledger, task_id, "callbacks retried", {"callbacks": 1}, who)
     return applied
+
+
+# -- exports: what the merge was told when the Task was submitted, and which shards there are
+
+
+def _merge_said(callbacks: Any) -> dict[str, Any] | None:
+    for each in loads(callbacks) or ():
+        if each["name"] == MERGE:
+            found: dict[str, Any] = each["args"][0]
+            return found
+    return None
+
+
+def export_of(connection: Connection, task_id: int) -> dict[str, Any] | None:
+    """What the merge of an export is told; None for another Task."""
+    return _merge_said(connection.execute(sa.select(tasks.c.callbacks).where(tasks.c.id == task_id)).scalar())
+
+
+def shard_of(connection: Connection, job_id: str) -> tuple[int | None, dict[str, Any] | None]:
+    """The number of the shard that a job exports, and what the merge of its Task is told."""
+    statement = sa.select(_e.seq, tasks.c.callbacks).join(tasks, tasks.c.id == _e.task_id).where(_e.job_id == job_id)
+    seq, callbacks = connection.execute(statement).one_or_none() or (None, None)
+    return (None, None) if seq is None else (int(seq), _merge_said(callbacks))
+
+
+def shards(connection: Connection, task_id: int) -> tuple[list[int], list[int]]:
+    """The numbers of the shards that ended well, and of the others, in order."""
+    found = connection.execute(sa.select(_e.seq, _e.status).where(_e.task_id == task_id).order_by(_e.seq)).all()
+    done = [int(seq) for seq, status in found if status == Status.FINISH]
+    return done, [int(seq) for seq, status in found if status != Status.FINISH]

@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection
 
 from asynctask.clock import micros
 from asynctask.core.states import OPEN, Reason, State, Status, check_event, check_task
-from asynctask.core.transitions import Delta, Tolerance, Turn, due_callbacks, explicit_retry, may_close
+from asynctask.core.transitions import MERGE, Delta, Tolerance, Turn, due_callbacks, explicit_retry, may_close
 from asynctask.database import batches
 from asynctask.database.notify import LEDGER, notify
 from asynctask.database.retrying import repeatable
@@ -922,7 +922,9 @@ def try_close(ledger: Ledger, task_id: int) -> bool:
 def _close(connection: Connection, ledger: Ledger, task: dict[str, Any]) -> None:
     """Closes the generation of a locked Task and queues the callbacks that follow it; without any, the Task is done."""
     due = due_callbacks(task["state"], counters.total(connection, task["id"]))
-    callbacks = [NewCallback(**each) for each in loads(task["callbacks"]) or () if each["name"] in due]
+    said = [NewCallback(**each) for each in loads(task["callbacks"]) or ()]
+    # An export is merged first; its callbacks are told what came of that.
+    callbacks = [each for each in said if each.name == MERGE] or [each for each in said if each.name in due]
     now = ledger.now()
     if task["state"] == State.CANCELLED:
         over = {"closed_at": now, "finished_at": None if callbacks else now, "updated_at": now}
@@ -1037,6 +1039,13 @@ def _callbacks_of(connection: Connection, task: dict[str, Any]) -> list[tuple[st
     return [(name, event_id, status) for name, event_id, status in found]
 
 
+def _after_merge(connection: Connection, task: dict[str, Any], merge_failed: bool) -> list[NewCallback]:
+    due = due_callbacks(task["state"], counters.total(connection, task["id"]))
+    if merge_failed:
+        due = ("on_complete", "on_failure")
+    return [NewCallback(**each) for each in loads(task["callbacks"]) if each["name"] in due]
+
+
 @repeatable
 def try_finish(ledger: Ledger, task_id: int) -> bool:
     """Makes a closed Task done if each of its callbacks is over. Returns whether this caller did.
@@ -1053,6 +1062,9 @@ def try_finish(ledger: Ledger, task_id: int) -> bool:
         if any(status in OPEN for _, _, status in found):
             return False
         failed = sorted(name for name, _, status in found if status != Status.FINISH)
+        if [name for name, _, _ in found] == [MERGE] and (callbacks := _after_merge(connection, task, bool(failed))):
+            _queue_callbacks(connection, ledger, task, callbacks)
+            return False
         reason = Reason.CALLBACK_FAILED if failed else Reason.CALLED_BACK
         values = {"finished_at": ledger.now(), "state_reason": str(reason) if failed else task["state_reason"]}
         if task["state"] == State.CANCELLED:

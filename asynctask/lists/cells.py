@@ -22,7 +22,7 @@ from asynctask.lists.problems import jsonable
 from asynctask.lists.readers.base import CellError
 from asynctask.lists.readers.csv import FORMULA_STARTS
 
-__all__ = ["Percent", "csv_cell", "cut", "dump", "packed", "sheet_text", "sheet_value", "unpacked"]
+__all__ = ["GUARDED", "NEGATIVE", "Percent", "csv_cell", "cut", "dump", "packed", "sheet_text", "sheet_value", "unpacked"]
 
 # -- as JSON
 
@@ -73,8 +73,8 @@ _EXACT_DIGITS: Final = 15
 _FIRST_DAY: Final = date(1900, 3, 1)
 """Excel's days before it are off by one."""
 _NO_CHARACTERS: Final = re.compile("[\x00\ud800-\udfff\ufffe\uffff]")
-_GUARDED: Final = (*FORMULA_STARTS, "'")
-_NEGATIVE: Final = re.compile(r"-(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,15})?")
+GUARDED: Final = (*FORMULA_STARTS, "'")
+NEGATIVE: Final = re.compile(r"-(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,15})?")
 """Negative numbers as a spreadsheet reads them exactly."""
 
 
@@ -108,7 +108,7 @@ def csv_cell(value: Any) -> str | float | None:
     if isinstance(value, timedelta):
         return span_text(value)
     text = _shown(value)
-    return f"'{text}" if text.startswith(_GUARDED) and not _NEGATIVE.fullmatch(text) else text
+    return f"'{text}" if text.startswith(GUARDED) and not NEGATIVE.fullmatch(text) else text
 
 
 def sheet_value(value: Any) -> Any:

@@ -66,6 +66,7 @@ class Uploads:
     """The folder of uploads. Arguments: ``data_dir``; ``max_bytes`` of one file; ``ids`` for file names."""
 
     def __init__(self, data_dir: Path, max_bytes: int, ids: Ids) -> None:
+        self.data_dir = data_dir
         self._folder = data_dir / "uploads"
         self._max_bytes = max_bytes
         self._ids = ids

@@ -263,8 +263,14 @@ class Tracker:
         self._read_places([ticket] if ticket.seen is None else [])
         return ticket
 
-    def lent(self, job: Ready) -> Ticket:
-        """The ticket of a job that the ledger has just lent to this process; the loan replaces Begin."""
+    def lent(self, jobs: Sequence[Ready]) -> list[Ticket]:
+        """The tickets of jobs that the ledger has just lent to this process; the loan replaces Begin. Raises
+        LedgerUnavailable."""
+        tickets = [self._lent(job) for job in jobs]
+        self._read_places([ticket for ticket in tickets if ticket.seen is None])
+        return tickets
+
+    def _lent(self, job: Ready) -> Ticket:
         seen = None
         if job.attempt == 1 and job.retries == 0:  # nothing but the loan can have been written
             row = Row(Status.ENQUEUE, reserved=True, process=self._ledger.identity)
@@ -272,7 +278,7 @@ class Tracker:
                 job.event_id, job.job_id, job.task_id, None, row, None, job.row, None, None, job.worker_name, job.queue,
                 None, job.slots,
             )  # fmt: skip
-        ticket = Ticket(
+        return Ticket(
             Begin.RUN,
             job.job_id,
             job.event_id,
@@ -283,8 +289,6 @@ class Tracker:
             seen=seen,
             worker=job.worker_name,
         )
-        self._read_places([ticket] if seen is None else [])
-        return ticket
 
     def read(self, job_ids: Sequence[str]) -> dict[str, EventRecord]:
         """The Events of these jobs, by job id. Raises LedgerUnavailable."""

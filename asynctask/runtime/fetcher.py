@@ -324,10 +324,10 @@ class Intake:
     def take_lent(self, lent: Sequence[tuple[Copy, Ready]], asked: float) -> list[Execution]:
         """Jobs that this process was lent, each with its ticket. ``asked``: when, on the monotonic clock."""
         found = []
-        for copy, job in lent:
+        for (copy, _), ticket in zip(lent, self._tracker.lent([job for _, job in lent]), strict=True):
             execution = self._assign(copy)
             if isinstance(execution, Execution):
-                _bind(execution, self._tracker.lent(job), asked)
+                _bind(execution, ticket, asked)
                 found.append(execution)
         return found
 

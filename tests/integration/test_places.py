@@ -356,3 +356,21 @@ def test_a_lone_job_of_an_engine_is_not_stopped_here(world: World) -> None:
             act(job_id)
         assert refused.value.code == "other_engine"
     assert app.operations.job(job_id)["actions"] == ["restart", "kill", "delete"]
+
+
+def test_a_retried_job_that_follows_in_anothers_place_finds_its_checkpoint(world: World) -> None:
+    app, seen = world.app(), []
+
+    @app.worker(retry=1, retry_in=lambda count, error, job: 0.01)
+    def steps(item: Any) -> None:
+        job = current_job()
+        seen.append((item["n"], job.attempt > 1, job.state))
+        if job.attempt == 1:
+            job.checkpoint(item["n"])
+            raise ValueError("again")
+
+    task = app.submit(steps, [{"n": n} for n in range(60)], parallel=1)
+    with world.working(app):
+        task.wait(timeout=120)
+    assert sorted(each for each in seen if each[1]) == [(n, True, n) for n in range(60)]
+    assert app.doctor() == []

@@ -24,7 +24,7 @@ OPERATIONS = [
     "POST /api/tasks", "GET /api/tasks", "GET /api/tasks/{task_id}", "PATCH /api/tasks/{task_id}",
     "GET /api/tasks/{task_id}/events", "GET /api/tasks/{task_id}/errors", "GET /api/tasks/{task_id}/log",
     "POST /api/tasks/{task_id}/pause", "POST /api/tasks/{task_id}/resume", "POST /api/tasks/{task_id}/cancel",
-    "POST /api/tasks/{task_id}/callbacks",
+    "POST /api/tasks/{task_id}/callbacks", "POST /api/exports", "GET /api/tasks/{task_id}/result",
     "POST /api/tasks/{task_id}/retry", "GET /api/tasks/{task_id}/rejected", "GET /api/tasks/{task_id}/report.csv",
     "GET /api/tasks/{task_id}/report.xlsx", "GET /api/workers", "GET /api/workers/{name}/template.xlsx",
     "GET /api/workers/{name}/template.csv", "GET /api/jobs", "POST /api/jobs", "GET /api/jobs/{job_id}",

@@ -179,6 +179,18 @@ function drawReports(p) {
     show(item, n > 0);
     some ||= n > 0;
   }
+  if (p.result !== null) {
+    let item = $('[data-rows="result"]', box);
+    if (!item) {
+      const link = el("a", { class: "button", href: p.links.result, download: true }, p.result.format);
+      item = el("li", { "data-rows": "result" }, el("span", { class: "grow" }, "The export ", el("span", { class: "quiet number" })), link);
+      box.prepend(item);
+    }
+    setText($(".number", item), `${count(p.result.rows)} rows${p.result.partial ? ", shards are missing" : ""}`);
+    some = true;
+  }
+  const made = $('[data-rows="result"]', box);
+  if (made) show(made, p.result !== null);
   show($("#no-reports"), !some);
 }
 
