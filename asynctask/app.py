@@ -203,7 +203,7 @@ class AsyncTask(OnDemand):
                 callbacks=callbacks,
             )
             _check_worker(worker, found)
-            if worker.name in self._workers:
+            if worker.name in self._workers or worker.name in self._internal:
                 raise ConfigError(f"two workers are named {worker.name!r}; give one of them another name=")
             self._workers[worker.name] = worker
             return worker
@@ -230,14 +230,20 @@ class AsyncTask(OnDemand):
             self._exports[worker.name] = declared
             return worker
 
-        if MERGER not in self._workers:
+        if MERGER not in self._internal:
 
             def merge_parts(said: dict[str, Any], progress: dict[str, Any]) -> dict[str, Any]:
                 """Merges the parts of an export."""
                 return merge(self.ledger, self.export_files, said, progress)
 
             self.worker(merge_parts, name=MERGER, queue=self.config.callback_queue)
+            self._internal[MERGER] = self._workers.pop(MERGER)  # only the close of an export calls it
         return register
+
+    @property
+    def exports(self) -> Mapping[str, Export]:
+        """The declared exports by the names of their workers."""
+        return self._exports
 
     @property
     def export_files(self) -> ExportFiles:
@@ -592,7 +598,7 @@ class AsyncTask(OnDemand):
     def _find(self, worker: Any) -> Worker:
         name = self._name_of(worker) or repr(worker)[:200]
         workers = self.workers
-        found = workers.get(name) if name != MERGER else None  # only the close of an export calls that
+        found = workers.get(name)
         if found is None:
             raise UnknownWorker(name, workers)
         engine = None if found.engine is None else self._engines[found.engine]
@@ -643,7 +649,7 @@ class AsyncTask(OnDemand):
         return [self._callback(name, each) for name, each in said.items() if each is not None]
 
     def _callback(self, name: str, callback: Callback) -> NewCallback:
-        found = self.workers.get(callback.worker) if callback.worker != MERGER else None
+        found = self.workers.get(callback.worker)
         if found is None:
             raise UnknownWorker(callback.worker, self.workers, option=name)
         engine = None if found.engine is None else self._engines[found.engine]

@@ -226,6 +226,7 @@ class OnDemand(ABC):
         self.client_middleware = Chain()
         self.server_middleware = Chain()
         self._workers: dict[str, Worker] = {}
+        self._internal: dict[str, Worker] = {}  # those that nobody submits to
         self._engines: dict[str, Engine] = {}
         self._lock = threading.RLock()
         self._core: Core | None = None
@@ -238,8 +239,8 @@ class OnDemand(ABC):
 
     @property
     def own_workers(self) -> Mapping[str, Worker]:
-        """Those that this application's own worker processes perform."""
-        return MappingProxyType(self._workers)
+        """Those that this application's own worker processes perform, internal ones included."""
+        return ChainMap(self._workers, self._internal)
 
     @property
     def engines(self) -> Mapping[str, Engine]:
@@ -305,7 +306,7 @@ class OnDemand(ABC):
         """The client middleware as the dispatcher applies it to the jobs of Tasks; None where there is none."""
         if not len(self.client_middleware):
             return None
-        return Outgoing(self.ledger, self.client_middleware, self.workers)
+        return Outgoing(self.ledger, self.client_middleware, {**self._internal, **self.workers})
 
     def database(self) -> Database:
         """A database of its own, for looking at the schema; the caller closes it."""

@@ -11,6 +11,7 @@ from apiflask import APIFlask
 from asynctask.app import AsyncTask
 from asynctask.lists.options import NAMES, NOT_BLANK, NUL_FREE, CommonOptions
 from asynctask.lists.readers import FORMATS
+from asynctask.worker import Worker
 from webapi.problems import MEDIA_TYPE
 from webapi.shapes import DryRunResult, FileSubmission, JobsSubmission, JsonSubmission, ProblemDetails
 from webapi.tasks import KEY_PATTERN, RAW
@@ -64,10 +65,10 @@ def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | st
     for name in ("JsonSubmission", "JobsSubmission", "FileSubmission"):
         _name_callbacks(app, schemas[name]["properties"])
     schemas["FileSubmission"] = _with_file(schemas["FileSubmission"])
-    if app.workers:
+    if _takes_lists(app):
         worker = schemas["FileSubmission"]["properties"]["worker"]
         schemas["FileSubmission"]["properties"]["worker"] = {
-            "type": "string", "enum": sorted(app.workers), "description": worker["description"]
+            "type": "string", "enum": sorted(_takes_lists(app)), "description": worker["description"]
         }  # fmt: skip
         schemas["JsonSubmission"] = _for_each_worker(app, schemas)
     for path, operations in spec["paths"].items():
@@ -84,6 +85,11 @@ def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | st
     }
     submit["parameters"].append(_idempotency_key())
     return spec
+
+
+def _takes_lists(app: AsyncTask) -> dict[str, Worker]:
+    """The workers to which a list may be handed in: exports get shards."""
+    return {name: worker for name, worker in app.workers.items() if name not in app.exports}
 
 
 def _name_callbacks(app: AsyncTask, properties: dict[str, Any]) -> None:
@@ -105,7 +111,7 @@ def _for_each_worker(app: AsyncTask, schemas: dict[str, Any]) -> dict[str, Any]:
     """
     plain, jobs = schemas["JsonSubmission"], []
     found = []
-    for number, (name, worker) in enumerate(sorted(app.workers.items())):
+    for number, (name, worker) in enumerate(sorted(_takes_lists(app).items())):
         item = _item_schema(worker, f"Item{number}", schemas)
         fields = worker.json_schema()
         names, listed = _names(sorted(fields.get("properties", ()) if fields else ()))

@@ -11,7 +11,6 @@ from flask import Response, url_for
 
 from asynctask.app import AsyncTask
 from asynctask.errors import InputError, NotFound
-from asynctask.exports.run import MERGER
 from asynctask.reports.templates import Template, make_template, template_csv, template_xlsx
 from webapi.context import asynctask_app, page_links, reader_locale, set_language, who
 from webapi.json_body import json_response
@@ -232,8 +231,6 @@ def describe(app: AsyncTask) -> list[dict[str, Any]]:
     """Every worker with its item's fields in order, the headers accepted in a sheet, and the JSON Schema."""
     found = []
     for name, worker in sorted(app.workers.items()):
-        if name == MERGER:
-            continue
         schema = worker.json_schema()
         found.append(
             {

@@ -20,8 +20,7 @@ from typing import IO, Any, Final
 import orjson
 
 from asynctask.errors import NormalException
-from asynctask.lists.cells import GUARDED, NEGATIVE, csv_cell, packed, sheet_text, sheet_value, unpacked
-from asynctask.reports.files import SHEET_ROWS
+from asynctask.lists.cells import GUARDED, NEGATIVE, SHEET_ROWS, csv_cell, packed, sheet_text, sheet_value, unpacked
 
 __all__ = ["FORMATS", "MAX_SHEET_COLUMNS", "Format", "RowError", "checked"]
 

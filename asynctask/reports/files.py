@@ -20,13 +20,11 @@ import xlsxwriter
 from xlsxwriter.exceptions import XlsxFileError
 
 from asynctask.errors import Unavailable
-from asynctask.lists.cells import Percent, csv_cell, cut, sheet_text, sheet_value
+from asynctask.lists.cells import SHEET_ROWS, Percent, csv_cell, cut, sheet_text, sheet_value
 from asynctask.lists.readers.base import COLUMNS, SUFFIX, CellError, normalise, of_locale, report_block
 
 __all__ = ["SHEET_ROWS", "ReportRow", "iter_csv", "report_headers", "write_csv", "write_xlsx"]
 
-SHEET_ROWS: Final = 1_048_575
-"""The rows of a sheet without its header."""
 MAX_COMMENTS: Final = 5_000
 """Comments of a sheet: XlsxWriter keeps them in memory, and spreadsheets are slow with more."""
 _CHUNK: Final = 16_384

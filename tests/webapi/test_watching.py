@@ -37,6 +37,7 @@ def test_the_progress_object_has_exactly_what_the_contract_says(client: Client, 
         "events": f"/api/tasks/{task_id}/events",
         "errors": f"/api/tasks/{task_id}/errors",
         "report": f"/api/tasks/{task_id}/report.xlsx",
+        "result": f"/api/tasks/{task_id}/result",
         "ui": f"/tasks/{task_id}",
     }
     for each in ("self", "events", "errors", "report", "ui"):
