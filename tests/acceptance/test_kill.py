@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import threading
 import urllib.error
 import urllib.request
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.world import World
+from support.world import Started, World
 
 from asynctask.testing import wait_for
 from asynctask.testing.servers import free_port
@@ -69,7 +68,7 @@ def gone(pid: int) -> bool:
         return True
 
 
-def split_and_killed(world: World, web: subprocess.Popen[bytes], url: str) -> int:
+def split_and_killed(world: World, web: Started, url: str) -> int:
     """Sends the file and kills the web process, and whoever splits for it, in the middle of the split; the Task's id."""
     pad = "x" * 150  # so large that a process of its own splits it
     rows = "".join(f"{n},{kind(n)},{pad}\n" for n in range(ITEMS))
