@@ -1,7 +1,7 @@
 """Python programs, each in a process forked from one that has the imports behind it.
 
 To import the program, SQLAlchemy and Celery takes most of what a command or a worker takes. What a command does at its
-start is tested by those that ``support.serving``, the acceptance tests' desk and supervisors start as users start them.
+start is tested by those that the acceptance tests' desk and supervisors start as users start them.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ _PRELOADED = [
 
 
 class Program:
-    """A process forked for a script or, after ``-m``, a module, with the methods of a Popen. ``env`` is what it finds in
-    ``os.environ``; what it says goes to ``output`` and ``errors``. ``pass_fds``: descriptors that it has, too.
+    """A process forked for a script or, after ``-m``, a module, in a session of its own, with the methods of a Popen.
+
+    ``env`` is what it finds in ``os.environ``; what it says goes to ``output`` and ``errors``. ``pass_fds``: descriptors
+    that it has, too.
     """
 
     def __init__(
@@ -175,6 +177,9 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
     for each, target in zip(high, request["targets"], strict=True):
         os.dup2(each, target)
         os.close(each)
+    sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    os.setsid()
     words, environ = request["words"], request["env"]
     os.chdir(request["cwd"])
     os.environ.clear()
