@@ -27,8 +27,7 @@ from asynctask.errors import AsyncTaskError, ConfigError, InputError, UnknownWor
 from asynctask.exports.files import ExportFiles
 from asynctask.exports.run import MERGER, Export, check_columns, check_format, merge, result_of, write_shard
 from asynctask.integrations.base import RemoteWorkers, Reporter
-from asynctask.iterable import Iterable
-from asynctask.job import CurrentJob
+from asynctask.job import CurrentJob, Iterable
 from asynctask.ledger import doctor as doctors
 from asynctask.ledger import processes as recovery
 from asynctask.ledger import progress, queries, standalone
@@ -101,7 +100,7 @@ class AsyncTask(OnDemand):
     """
 
     Iterable = Iterable
-    """The base of worker classes that go through many elements: see :class:`asynctask.iterable.Iterable`."""
+    """The base of worker classes that go through many elements: see :class:`asynctask.job.Iterable`."""
 
     def __init__(
         self,

@@ -27,8 +27,7 @@ from typing import (
 import orjson
 
 from asynctask.errors import ConfigError, NormalException
-from asynctask.iterable import Iterable
-from asynctask.job import CurrentJob
+from asynctask.job import CurrentJob, Iterable
 from asynctask.wire.payload import RULES, UNTRACKED, Rule, When, check_names, check_values, due_at
 
 __all__ = [

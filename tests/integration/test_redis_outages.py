@@ -30,7 +30,7 @@ from asynctask.clock import LONGEST_BACKOFF_S, SystemClock, backoff_s
 from asynctask.dispatch import dispatcher
 from asynctask.errors import BrokerUnavailable
 from asynctask.maintenance import Maintenance
-from asynctask.runtime import fetcher, poller
+from asynctask.runtime import fetcher, launcher
 from asynctask.runtime.launcher import Launcher
 from asynctask.testing import wait_for
 
@@ -51,7 +51,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.3)
     monkeypatch.setattr(maintenance, "STRAYS_S", 0.3)
     monkeypatch.setattr(dispatcher, "LEASE_S", 1.0)
-    monkeypatch.setattr(poller, "JITTER_S", 0.0)
+    monkeypatch.setattr(launcher, "JITTER_S", 0.0)
 
 
 @pytest.fixture

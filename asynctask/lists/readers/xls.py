@@ -10,12 +10,12 @@ from typing import Any, Final, NamedTuple
 
 from asynctask.errors import InputError, TooLarge, UnsupportedFormat
 from asynctask.lists.readers.base import CellError, Limits, OpenOptions, too_long, too_wide
-from asynctask.lists.readers.ole import OleFile
 from asynctask.lists.readers.shared_texts import Texts, escaped
 from asynctask.lists.readers.table import Table, TableSource, sheet_source
 from asynctask.lists.readers.workbook import (
     BUILT_IN,
     NUMBER,
+    OleFile,
     choose_sheet,
     classify,
     damaged,
