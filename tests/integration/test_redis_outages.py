@@ -614,7 +614,7 @@ def test_a_process_that_is_told_to_end_while_redis_hangs_asks_once_for_all_that_
 def test_the_list_of_a_process_that_nobody_knows_is_taken_back(
     on_redis: World, own: OwnRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Taken out: `MaintenanceLeadership._is_time_for_strays`. As long as no process died, nobody looked.
+    """Taken out: `Schedule._is_time_for_strays`. As long as no process died, nobody looked.
 
     So it is after a server was put back to what it held a while ago, when a process lived that has long ended.
     """
