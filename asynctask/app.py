@@ -18,6 +18,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
+from asynctask.brokers.admin import MAX_PAGE
 from asynctask.clock import Clock, Ids, SystemClock, SystemIds, micros
 from asynctask.config import check_setting, load
 from asynctask.core.states import Status
@@ -46,7 +47,7 @@ from asynctask.pushing import Pushing
 from asynctask.runtime.launcher import Launcher, Queues
 from asynctask.runtime.supervisor import Pulse
 from asynctask.submission import Submission, check_fields
-from asynctask.task import MAX_PAGE, TaskHandle, checked_statuses
+from asynctask.task import TaskHandle, checked_statuses
 from asynctask.wire.payload import UNTRACKED, When, check_names
 from asynctask.wiring import OnDemand
 from asynctask.worker import (

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = [
     "LIFELINE",
     "PULSE",
+    "RESTART_S",
+    "STEADY_S",
     "Announcement",
     "ChildSpec",
     "Lease",
@@ -40,8 +42,12 @@ __all__ = [
 _PLAN: Final = "_ASYNCTASK_CHILDREN"
 _RENEW: Final = "renew-leases"
 _POLL_S: Final = 0.5  # a child that ends, a pulse and a signal wake it at once
-_RESTART_S: Final = (0.0, 0.5, 1.0, 2.0, 5.0)
-_STEADY_S: Final = 10.0
+RESTART_S: Final = (0.0, 0.5, 1.0, 2.0, 5.0)
+"""Pauses before a process that ended is started again, by how often it ended soon after its start."""
+
+STEADY_S: Final = 10.0
+"""A process that ran so long did not end soon after its start."""
+
 _RENEWER_AGAIN_S: Final = 1.0
 
 SILENT: Final = 1 / 3
@@ -206,8 +212,8 @@ class Supervisor:
             self.stop()
             return
         now = self._monotonic()
-        child.failures = 0 if now - child.started > _STEADY_S else child.failures + 1
-        pause = _RESTART_S[min(child.failures, len(_RESTART_S) - 1)]
+        child.failures = 0 if now - child.started > STEADY_S else child.failures + 1
+        pause = RESTART_S[min(child.failures, len(RESTART_S) - 1)]
         self._logger().warning("child_died", name=child.spec.name, pid=pid, code=code, restart_in_s=pause)
         child.process, child.restart_at = None, now + pause
         self._hang_up(child)

@@ -27,6 +27,8 @@ from asynctask.lists.readers.base import CellError, Limits, over_limit
 
 __all__ = [
     "BUILT_IN",
+    "MAX_SHEETS",
+    "MAX_STYLES",
     "MOMENT",
     "NO_VALUE",
     "NUMBER",
@@ -271,8 +273,8 @@ def _unpack(engine: zlib._Decompress, data: bytes, name: str) -> Iterator[bytes]
 
 NO_VALUE: Final = "(a formula without a saved value)"
 """Shown for a formula without a saved value."""
-_MAX_SHEETS: Final = 1_000
-_MAX_STYLES: Final = 100_000
+MAX_SHEETS: Final = 1_000
+MAX_STYLES: Final = 100_000
 _MAX_PLAN_BYTES: Final = 67_108_864
 _TRUE: Final = frozenset({"1", "true", "on"})
 
@@ -317,8 +319,8 @@ def read_workbook(package: Package) -> Workbook:
         # Extensions have elements of the same names, with other prefixes.
         tag = tag.removeprefix(prefix)
         if tag == "sheet":
-            if len(found) >= _MAX_SHEETS:
-                raise TooLarge(f"the workbook has more than {_MAX_SHEETS:,} sheets; split it into several")
+            if len(found) >= MAX_SHEETS:
+                raise TooLarge(f"the workbook has more than {MAX_SHEETS:,} sheets; split it into several")
             relation = next((value for key, value in attrs.items() if _local(key) == "id" and ":" in key), "")
             found.append((attrs.get("name", ""), relation, attrs.get("state", "visible") == "visible"))
         elif tag == "workbookPr":
@@ -348,9 +350,9 @@ def sheet_kinds(package: Package, part: str | None) -> Mapping[bytes, str]:
         tag = _local(tag)
         if tag in ("numFmts", "cellXfs"):
             inside = tag
-        elif tag == "numFmt" and inside == "numFmts" and len(codes) < _MAX_STYLES:
+        elif tag == "numFmt" and inside == "numFmts" and len(codes) < MAX_STYLES:
             codes[_whole(attrs.get("numFmtId", ""))] = classify(attrs.get("formatCode", ""))
-        elif tag == "xf" and inside == "cellXfs" and len(styles) < _MAX_STYLES:
+        elif tag == "xf" and inside == "cellXfs" and len(styles) < MAX_STYLES:
             styles.append(_whole(attrs.get("numFmtId", "0")))
 
     def end(tag: str) -> None:
@@ -383,7 +385,7 @@ def _relations(package: Package, part: str) -> dict[str, tuple[str, str]]:
     found: dict[str, tuple[str, str]] = {}
 
     def start(tag: str, attrs: Mapping[str, str]) -> None:
-        if _local(tag) == "Relationship" and attrs.get("TargetMode") != "External" and len(found) < _MAX_STYLES:
+        if _local(tag) == "Relationship" and attrs.get("TargetMode") != "External" and len(found) < MAX_STYLES:
             target = attrs.get("Target", "").replace("\\", "/")
             target = target[1:] if target.startswith("/") else posixpath.join(folder, target)
             target = posixpath.normpath(target) if target else ""
