@@ -18,6 +18,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
+from asynctask.brokers.admin import MAX_PAGE
 from asynctask.clock import Clock, Ids, SystemClock, SystemIds, micros
 from asynctask.config import check_setting, load
 from asynctask.core.states import Status
@@ -27,8 +28,7 @@ from asynctask.errors import AsyncTaskError, ConfigError, InputError, UnknownWor
 from asynctask.exports.files import ExportFiles
 from asynctask.exports.run import MERGER, Export, check_columns, check_format, merge, result_of, write_shard
 from asynctask.integrations.base import RemoteWorkers, Reporter
-from asynctask.iterable import Iterable
-from asynctask.job import CurrentJob
+from asynctask.job import CurrentJob, Iterable
 from asynctask.ledger import doctor as doctors
 from asynctask.ledger import processes as recovery
 from asynctask.ledger import progress, queries, standalone
@@ -47,7 +47,7 @@ from asynctask.pushing import Pushing
 from asynctask.runtime.launcher import Launcher, Queues
 from asynctask.runtime.supervisor import Pulse
 from asynctask.submission import Submission, check_fields
-from asynctask.task import MAX_PAGE, TaskHandle, checked_statuses
+from asynctask.task import TaskHandle, checked_statuses
 from asynctask.wire.payload import UNTRACKED, When, check_names
 from asynctask.wiring import OnDemand
 from asynctask.worker import (
@@ -101,7 +101,7 @@ class AsyncTask(OnDemand):
     """
 
     Iterable = Iterable
-    """The base of worker classes that go through many elements: see :class:`asynctask.iterable.Iterable`."""
+    """The base of worker classes that go through many elements: see :class:`asynctask.job.Iterable`."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from asynctask.ledger.base import dumps
 from asynctask.ledger.progress import first_progress
 from asynctask.ledger.sessions import MAX_KEY
 from asynctask.ledger.tasks import GroupSubmit, NewCallback, NewTask, NewWhole, SplitLost, Whole
-from asynctask.lists.dry_run import Checker, DryRun, check_rows
+from asynctask.lists.dry_run import KEPT_PROBLEMS, Checker, DryRun, check_rows
 from asynctask.lists.items import MIXED, Accepted, ItemShape, Refused
 from asynctask.lists.problems import fault, kept_problems, problems_of, refusal
 from asynctask.lists.readers import RawRow
@@ -37,7 +37,6 @@ __all__ = ["Submission", "Submitter", "check_fields"]
 INLINE_BYTES = 1_000_000
 """Lists up to this size are split in a thread of the process that took them, larger ones in a child process."""
 
-KEPT_PROBLEMS = 1_000
 
 SLOW_S = 60.0
 """After a list whose validation was slow, lists of that worker are not validated before their answer for so long."""

@@ -22,8 +22,7 @@ from asynctask.errors import Unavailable
 from asynctask.reports.files import iter_csv, write_xlsx
 from asynctask.reports.report import Report
 from asynctask.task import TaskHandle
-from webapi.context import TASKS, find_task, page_links, reader_locale, set_language
-from webapi.json_body import json_response
+from webapi.context import TASKS, find_task, json_response, page_links, reader_locale, set_language
 from webapi.shapes import RejectedPage, RejectedQuery, ReportQuery
 
 __all__ = ["CSV", "XLSX", "attachment", "blueprint", "register"]

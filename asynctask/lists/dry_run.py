@@ -20,9 +20,11 @@ from asynctask.lists.readers import Limits
 from asynctask.lists.rows import ListSource, open_list, too_many_items
 from asynctask.lists.uploads import Uploads
 
-__all__ = ["Checker", "DryRun", "DryRunTimeout", "check_rows"]
+__all__ = ["KEPT_PROBLEMS", "Checker", "DryRun", "DryRunTimeout", "check_rows"]
 
 KEPT_PROBLEMS: Final = 1_000
+"""The most problems of a list that an answer names."""
+
 FIRST_ITEMS: Final = 5
 
 
