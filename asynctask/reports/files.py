@@ -89,7 +89,7 @@ def write_csv(stream: TextIO | BinaryIO, headers: Sequence[str], rows: Iterable[
     return counted.count
 
 
-def iter_csv(headers: Sequence[str], rows: Iterable[ReportRow], *, locale: str = "en") -> Iterator[bytes]:
+def iter_csv(headers: Sequence[str], rows: Iterable[ReportRow], *, locale: str = "en") -> Generator[bytes, None, None]:
     """The CSV of :func:`write_csv` in pieces of about 16 KiB, each of whole rows."""
     kept, added = report_headers(headers, locale)
     buffer = io.StringIO(newline="")
@@ -176,7 +176,6 @@ def iter_xlsx(
 # comments, what a sheet has before and after its rows) comes from a workbook without rows that XlsxWriter makes. The zip is
 # written without seeking: each part's size follows its content (a data descriptor).
 
-_LEVEL: Final = 6
 _BATCH: Final = 50
 _MAX_SHEET_BYTES: Final = 2_000_000_000
 """The next row begins another sheet: a larger part needs zip64, which some programs do not read with a data descriptor."""
@@ -195,7 +194,7 @@ _ESCAPED: Final = re.compile("[\x00-\x08\x0b-\x1f]|_(?=x[0-9a-fA-F]{4}_)")
 
 def _book_pieces(book: _Book, rows: Iterator[ReportRow], rows_per_sheet: int) -> Generator[bytes, None, None]:
     sink = _Sink()
-    with ZipFile(sink, "w", ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
+    with ZipFile(sink, "w", ZIP_DEFLATED) as archive:
         ahead = next(rows, None)  # decides whether another sheet is needed
         while ahead is not None or not book.sheets:
             sheet = book.add_sheet()
@@ -209,7 +208,7 @@ def _book_pieces(book: _Book, rows: Iterator[ReportRow], rows_per_sheet: int) ->
                     ahead = next(rows, None)
                 part.write(sheet.tail)
         for name, content in book.other_parts():
-            archive.writestr(_entry(name), content, compresslevel=_LEVEL)
+            archive.writestr(_entry(name), content)
     yield sink.take()
 
 
