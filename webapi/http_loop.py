@@ -216,7 +216,7 @@ LINGER_BYTES: Final = 1_073_741_824
 """Bytes of a refused client's request that are still read and dropped: otherwise it would not read the answer."""
 
 
-class ClientGone(OSError):
+class ClientGone(ConnectionResetError):
     """The connection is closed; the rest of the answer has no recipient."""
 
 
@@ -605,8 +605,8 @@ def respond(loop: HttpLoop, connection: Connection, request: IncomingRequest) ->
             answer.refuse(request.refusal)
         else:
             _call(loop.application, _environ(loop, connection, request), answer)
-    except ClientGone:
-        pass
+    except ConnectionResetError:
+        answer.keep_alive = False  # the application may have seen it first
     except Exception:
         _log.exception("%s %s failed", request.command, request.path)
         answer.fail()

@@ -107,6 +107,7 @@ tasks: Final = Table(
     Column("split_state", String(16), nullable=False),
     Column("split_reason", String(1024)),
     Column("split_source", Json),
+    Column("headers", Json),
     Column("split_by", String(64)),
     Column("split_until", BigInteger),
     _count("split_cursor"),

@@ -160,7 +160,8 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """A Task's columns outside the ledger. ``source`` is where its split resumes from; None if it cannot."""
+    """A Task's columns outside the ledger. ``source`` is where its split resumes from; None if it cannot. ``headers``: as
+    of :class:`~asynctask.lists.rows.Names`; None if unknown."""
 
     id: int
     worker_name: str
@@ -174,6 +175,7 @@ class TaskRow:
     created_jobs: int
     rejected: int
     planned: int | None
+    headers: dict[str, Any] | None
 
 
 @repeatable
@@ -282,7 +284,7 @@ def _task_row(row: dict[str, Any]) -> TaskRow:
     return TaskRow(
         row["id"], row["worker_name"], row["queue"], row["state"], row["state_reason"], row["split_state"],
         row["split_reason"], row["split_cursor"], loads(row["split_source"]), row["created_jobs"], row["rejected"],
-        row["planned"],
+        row["planned"], loads(row["headers"]),
     )  # fmt: skip
 
 
@@ -369,11 +371,13 @@ def add_slice(
     cursor: int,
     lease_s: float,
     notify_dispatcher: bool = False,
+    headers: Mapping[str, Any] | None = None,
 ) -> int:
     """Adds one slice of items, with the split's progress and the counts, in one transaction.
 
     The slice covers the source's rows after ``after``, up to ``cursor``, where a process that takes the split over goes on.
-    ``notify_dispatcher``: as in :class:`NewWhole`; these jobs may begin during the split. Returns the jobs created so far.
+    ``notify_dispatcher``: as in :class:`NewWhole`; these jobs may begin during the split. ``headers``: the columns of all
+    rows up to ``cursor``, None if unknown. Returns the jobs created so far.
 
     Raises :class:`SplitLost` if this process no longer holds the split, the Task was cancelled, or another splitter moved
     the cursor meanwhile: one that slept may hold the lease again.
@@ -395,6 +399,7 @@ def add_slice(
                 rejected=task["rejected"] + len(rejects),
                 split_cursor=cursor,
                 split_tries=0,
+                headers=None if headers is None else dumps(headers),
                 split_until=now + micros(lease_s),
                 slots=MAX_SLOTS if first + len(items) >= SLOTS_FROM else task["slots"],
                 version=task["version"] + 1,

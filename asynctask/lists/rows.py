@@ -30,6 +30,7 @@ from asynctask.worker import Worker
 __all__ = [
     "FirstRows",
     "ListSource",
+    "Names",
     "all_good",
     "checked",
     "encoding_option",
@@ -88,6 +89,39 @@ class ListSource:
         return {**kept, "items": self.items, **{name: value for name, value in options.items() if value}}
 
 
+_MAX_NAMES: Final = 1_000
+_MAX_NAMES_CHARS: Final = 15_000
+"""In the row of a Task, which is read often."""
+
+
+class Names:
+    """The columns of a list, gathered while it is split, so that its reports know them without reading it all first.
+
+    Arguments: ``kind``, ``list`` for the columns of the sheet and ``items`` for the fields of the items; ``known``, what
+    :meth:`as_json` gave for the rows before, None if that is unknown.
+    """
+
+    def __init__(self, kind: str, known: Mapping[str, Any] | None) -> None:
+        self._kind = kind
+        self._names: dict[str, None] | None = None if known is None else dict.fromkeys(known.get(kind, ()))
+        self._json = known
+
+    def add(self, row: Any) -> None:
+        """Adds the names of a row; a row that is no object has one, ``value``."""
+        if self._names is None or row is None:
+            return
+        names = row.keys() if isinstance(row, Mapping) else ("value",)
+        if not self._names.keys() >= set(names):
+            self._names.update(dict.fromkeys(names))
+            if len(self._names) > _MAX_NAMES or sum(map(len, self._names)) > _MAX_NAMES_CHARS:
+                self._names = None
+            self._json = None if self._names is None else {self._kind: list(self._names)}
+
+    def as_json(self) -> Mapping[str, Any] | None:
+        """JSON-ready; None if the names are unknown, or too many to keep."""
+        return self._json  # never changed, only replaced: slices are written in another thread
+
+
 def remove_list(uploads: Uploads, kept: Mapping[str, Any]) -> bool:
     """Removes the stored file that a Task's source (as JSON) names. Returns whether it was there. Raises OSError."""
     return uploads.remove(ListSource.from_json(kept).name)
@@ -107,12 +141,20 @@ class OpenList:
     def planned(self) -> int | None:
         return self.source.planned
 
-    def checked(self, after: int = 0) -> Iterator[Accepted | Refused]:
-        """See :func:`checked`."""
+    def checked(self, after: int = 0, names: Names | None = None) -> Iterator[Accepted | Refused]:
+        """See :func:`checked`; ``names`` gets those of every row that is read."""
         if self.binding is not None and self.source.headers is not None:
             refuse_absent(self.unique, self.source.headers, self.binding, self.shape)
             refuse_absent([self.key] if self.key else [], self.source.headers, self.binding, self.shape, "column.key")
-        return checked(self.source.rows, self.shape, self.binding, self.unique, after, self.key)
+
+        def noted(after: int) -> Iterator[RawRow]:
+            for raw in self.source.rows(after):
+                if names is not None:
+                    names.add(raw.values)
+                yield raw
+
+        rows = self.source.rows if names is None else noted
+        return checked(rows, self.shape, self.binding, self.unique, after, self.key)
 
 
 @contextmanager
