@@ -149,7 +149,7 @@ def retry(
         task = task_rows.lock(connection, task_id)
         task_rows.check_reopenable(task)  # a Conflict also where there is no such row
         digests = None if message is None else _groups_with(connection, task_id, message)
-        taken = sum(task_rows.taken_rows(connection, task_id))
+        taken = task_rows.count_taken(connection, task_id)
         if connection.execute(_to_reopen(task_id, chosen, digests, but_taken=taken > 0).limit(1)).first() is None:
             if taken and connection.execute(_to_reopen(task_id, chosen, digests).limit(1)).first() is not None:
                 raise Conflict(f"the rows of Task {task_id} to retry were corrected and sent again: retry those Tasks")
@@ -307,7 +307,7 @@ def _turn_some(ledger: Ledger, task_id: int) -> tuple[bool | None, list[Applied]
         only = loads(task["turn_chosen"]) or {"digests": None, "left": None}
         left = size + 1 if only["left"] is None else only["left"]
         is_retry = task["turning"] == "retry"
-        but_taken = is_retry and bool(task_rows.taken_rows(connection, task_id))
+        but_taken = is_retry and task_rows.any_taken(connection, task_id)
         statement = _to_reopen(task_id, wanted, only["digests"], task["turn_cursor"], but_taken=but_taken)
         statement = statement.limit(min(size, left))
         found = [(int(i), int(seq)) for i, seq in connection.execute(statement)]

@@ -30,7 +30,7 @@ from asynctask.database.tables import (
 from asynctask.errors import LedgerUnavailable, NotFound, Unavailable
 from asynctask.ledger import counters
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import PURGING, Ledger, chunks, loads
+from asynctask.ledger.base import MAX_ID, PURGING, Ledger, chunks, loads
 from asynctask.ledger.events import Failure, group_of, read_tasks_events
 from asynctask.logs import get_logger
 
@@ -313,10 +313,23 @@ def _ancestry(connection: Connection, task: dict[str, Any]) -> tuple[set[int], s
     return above - kept, kept - above if at is None else set()
 
 
-def _no_item(task_id: int) -> Any:
-    """Rows that a corrected list took and has no item of."""
-    its = (_e.task_id == task_id) & _o.row.between(_e.first_row, _e.last_row)
-    return (_o.task_id == task_id) & (_o.taken == 1) & ~sa.exists().where(its)
+def _no_item(connection: Connection, task_id: int) -> list[int]:
+    """Of the rows that a corrected list took, those (ids) of which it has no item: both rise, so they are read in step."""
+    found: list[int] = []
+    after, low = -1, 0
+    while True:
+        its = (_e.task_id == task_id) & (_e.seq > after)
+        page = connection.execute(
+            sa.select(_e.seq, _e.first_row, _e.last_row).where(its).order_by(_e.seq).limit(_PAGE)
+        ).all()
+        high = page[-1].last_row if page else MAX_ID
+        between = (_o.task_id == task_id) & (_o.taken == 1) & (_o.row > low) & (_o.row <= high)
+        rows = {row for each in page for row in range(each.first_row, each.last_row + 1)}
+        taken = connection.execute(sa.select(_o.id, _o.row).where(between)).all()
+        found += [int(row_id) for row_id, row in taken if row not in rows]
+        if not page:
+            return found
+        after, low = page[-1].seq, high
 
 
 def _corrections(connection: Connection, task: dict[str, Any], items: int) -> list[Finding]:
@@ -324,7 +337,7 @@ def _corrections(connection: Connection, task: dict[str, Any], items: int) -> li
     task_id = task["id"]
     taken = (_o.task_id == task_id) & (_o.taken == 1)
     count = connection.execute(sa.select(sa.func.count()).where(taken)).scalar_one()
-    idle = connection.execute(sa.select(sa.func.count()).where(_no_item(task_id))).scalar_one()
+    idle = len(_no_item(connection, task_id))
     missing, stray = _ancestry(connection, task)
     wrong = [f"took {count} rows and has {items} items"] if count - idle != items else []
     wrong += [f"took {idle} rows of which it has no item"] if idle else []
@@ -335,8 +348,7 @@ def _corrections(connection: Connection, task: dict[str, Any], items: int) -> li
 
 def _repair_corrections(connection: Connection, task: dict[str, Any]) -> None:
     c, task_id = task_ancestors.c, task["id"]
-    idle = connection.execute(sa.select(_o.id).where(_no_item(task_id))).scalars().all()
-    for part in chunks(idle, 1_000):
+    for part in chunks(_no_item(connection, task_id), 1_000):
         connection.execute(resubmitted_rows.update().where(_o.id.in_(part)).values(taken=None))
     missing, stray = _ancestry(connection, task)
     if stray:

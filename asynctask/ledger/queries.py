@@ -731,7 +731,7 @@ def _retry_one(ledger: Ledger, event_id: int, who: str, refused_too: bool) -> li
         status = connection.execute(sa.select(_e.status).where(_e.id == event_id)).scalar()
         if status != Status.ERROR:
             return []
-        if task_rows.taken_rows(connection, task["id"], event_id):
+        if task_rows.any_taken(connection, task["id"], event_id):
             raise Conflict("its row was corrected and sent again with another Task; retry that one")
         # Sealed at once: its one row is turned in this transaction.
         task_rows.open_generation(connection, ledger, task, generation_sealed=1)

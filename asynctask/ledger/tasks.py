@@ -50,6 +50,7 @@ __all__ = [
     "TaskRow",
     "Whole",
     "add_slice",
+    "any_taken",
     "by_idempotency_key",
     "call_back_again",
     "called_back",
@@ -57,6 +58,7 @@ __all__ = [
     "check_reopenable",
     "claim_split",
     "close_after",
+    "count_taken",
     "create",
     "described",
     "fail_split",
@@ -80,7 +82,6 @@ __all__ = [
     "split_sources",
     "stalled_splits",
     "submission_detail",
-    "taken_rows",
     "tolerance_of",
     "tolerated_left",
     "try_close",
@@ -950,12 +951,18 @@ def _rows_of(items: Sequence[NewItem], rejects: Sequence[Reject]) -> Sequence[Ne
     return [*items, *rejects]
 
 
-def taken_rows(connection: Connection, task_id: int, event_id: int | None = None) -> list[int]:
-    """How many rows of a Task were taken by each list that corrects it; of one Event, if given."""
-    found = sa.select(sa.func.count()).where(_r.of_task == task_id, _r.taken == 1).group_by(_r.task_id)
+def any_taken(connection: Connection, task_id: int, event_id: int | None = None) -> bool:
+    """Whether lists that correct a Task have taken any row of it; of one Event, if given."""
+    found = sa.select(_r.id).where(_r.of_task == task_id, _r.taken == 1).limit(1)
     if event_id is not None:
         found = found.where(sa.exists().where(_e.id == event_id, _r.of_row.between(_e.first_row, _e.last_row)))
-    return [int(count) for count in connection.execute(found).scalars()]
+    return connection.execute(found).first() is not None
+
+
+def count_taken(connection: Connection, task_id: int) -> int:
+    """How many rows of a Task were taken by lists that correct it."""
+    found = sa.select(sa.func.count()).where(_r.of_task == task_id, _r.taken == 1)
+    return int(connection.execute(found).scalar_one())
 
 
 def not_taken(task_id: int) -> Any:

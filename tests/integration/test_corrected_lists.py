@@ -15,8 +15,9 @@ from support.world import World
 
 from asynctask import AsyncTask
 from asynctask.database.tables import resubmitted_rows, task_ancestors, tasks
-from asynctask.errors import Conflict, InputError
+from asynctask.errors import Conflict, InputError, LedgerUnavailable
 from asynctask.ledger import control, purge
+from asynctask.lists.split import Splitter
 from asynctask.reports.files import write_csv, write_xlsx
 from asynctask.submission import Submission
 from asynctask.task import TaskHandle
@@ -326,6 +327,32 @@ def test_the_number_of_corrections_is_limited(world: World, monkeypatch: pytest.
             sheet(app, report(task, ALL_OK), resubmit_of=parent.id)
 
 
+def test_a_split_that_is_resumed_takes_no_row_twice(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ledger was away after the first slice; what that took is known by its rows."""
+    monkeypatch.setattr("asynctask.lists.split.FIRST_SLICE", 2)
+    app = world.app()
+    parent = first(world, app)
+    text = report(parent, ALL_OK)
+    text += text.splitlines()[1] + "\n"
+    commit, calls = Splitter._commit, list[int]()
+
+    def once(self: Splitter, task_id: int, *rest: Any) -> None:
+        calls.append(task_id)
+        if len(calls) == 2:
+            raise LedgerUnavailable("away")
+        commit(self, task_id, *rest)
+
+    monkeypatch.setattr(Splitter, "_commit", once)
+    child = sheet(app, text, resubmit_of=parent.id).task
+    assert (child.progress()["split"]["state"], child.progress()["counts"]["total"]) == ("splitting", 2)
+    app.split_task(child.id)
+    seen = child.progress()
+    assert (seen["split"]["state"], seen["counts"]["total"], seen["split"]["rejected"]) == ("sealed", 4, 1)
+    (twice,) = child.rejects()
+    assert (twice["row"], twice["errors"][0]["code"]) == (6, "duplicate_row")
+    assert app.doctor() == []
+
+
 # -- races
 
 
@@ -364,7 +391,7 @@ def test_two_lists_at_once_take_each_row_once(world: World) -> None:
     parent.cancel()
     parent.wait(60)
     up, down = ("row,n,kind\n" + "".join(f"{n},1,ok\n" for n in order) for order in (range(2, 402), range(401, 1, -1)))
-    found = together(*(lambda app=app, text=text: sheet(app, text, resubmit_of=parent.id)  # type: ignore[misc]
+    found = together(*(lambda app=app, text=text: sheet(app, text, resubmit_of=parent.id)
                        for app, text in zip(apps[1:], (up, down), strict=True)))  # fmt: skip
     made = [each for each in found if isinstance(each, Submission)]
     refused = [each for each in found if isinstance(each, InputError)]
