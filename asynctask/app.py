@@ -511,7 +511,8 @@ class AsyncTask(OnDemand):
         """Hands in a stored file (``app.uploads.store``); waits up to ``wait_s`` seconds for its validation.
 
         ``sheet`` chooses a sheet of a workbook, ``columns`` says which header means which field, ``encoding`` the one that
-        a text is in (by default it is found out).
+        a text is in (by default it is found out). The option ``resubmit_of`` names the Task whose report the file is,
+        corrected: its rows take the place of those that failed there.
 
         Raises :class:`InputError` (with ``status``, ``code`` and every problem) where nothing of it can be taken.
         """

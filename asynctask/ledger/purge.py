@@ -301,7 +301,8 @@ def _delete_tasks(ledger: Ledger, task_ids: Sequence[int]) -> int:
 def _keep_mended(connection: Connection, task_ids: Sequence[int]) -> None:
     """Adds what these corrected Tasks count to those that they correct, which sum it from their rows otherwise."""
     left = (_a.task_id.in_(task_ids)) & (_a.ancestor_id.not_in(task_ids))
-    for ancestor, task_id in connection.execute(sa.select(_a.ancestor_id, _a.task_id).where(left).order_by(_a.ancestor_id)):
+    counted_for = sa.select(_a.ancestor_id, _a.task_id).where(left).order_by(_a.ancestor_id)
+    for ancestor, task_id in connection.execute(counted_for).all():
         sums = sa.select(sa.func.coalesce(sa.func.sum(_n.finish), 0), sa.func.coalesce(sa.func.sum(_n.version), 0))
         finished, counted = connection.execute(sums.where(_n.task_id == task_id)).one()
         own = connection.execute(sa.select(_t.version).where(_t.id == task_id)).scalar() or 0
