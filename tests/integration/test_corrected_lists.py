@@ -17,6 +17,7 @@ from asynctask import AsyncTask
 from asynctask.database.tables import resubmitted_rows, task_ancestors, tasks
 from asynctask.errors import Conflict, InputError, LedgerUnavailable
 from asynctask.ledger import control, purge
+from asynctask.ledger import tasks as task_rows
 from asynctask.lists.split import Splitter
 from asynctask.reports.files import write_csv, write_xlsx
 from asynctask.submission import Submission
@@ -430,3 +431,26 @@ def test_a_list_beside_a_retry_runs_each_row_once(world: World, monkeypatch: pyt
     assert taken | reopened == set(range(2, 402))
     assert not taken & reopened, "these would run twice"
     assert apps[0].doctor() == []
+
+
+@pytest.mark.databases("postgresql", "mariadb", reason="on SQLite a write transaction excludes all others")
+def test_a_retry_leaves_a_task_alone_while_a_list_takes_its_rows(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken out of ``add_slice``: the locks; the retry opens the rows that the list has found to be free."""
+    apps = [world.app() for _ in range(2)]
+    parent = sheet(apps[0], "n,kind\n1,ok\n2,ok\n").task
+    parent.cancel()
+    parent.wait(60)
+    control.retry(apps[1].ledger, parent.id, ["cancelled"])
+    real, turned = task_rows.find_corrected, list[bool | None]()
+
+    def meanwhile(*given: Any) -> Any:
+        found = real(*given)
+        turned.append(control.turn_some(apps[1].ledger, parent.id))
+        return found
+
+    monkeypatch.setattr(task_rows, "find_corrected", meanwhile)
+    child = sheet(apps[0], "row,n,kind\n2,1,ok\n3,1,ok\n", resubmit_of=parent.id)
+    assert turned == [None]
+    assert child.task.progress()["counts"]["total"] == 2
+    assert control.turn_some(apps[1].ledger, parent.id) is False
+    assert parent.progress()["counts"]["cancelled"] == 2, "none of them runs twice"
