@@ -274,8 +274,9 @@ class AsyncTask(OnDemand):
         declared = self._exports.get(found.name)
         if declared is None:
             raise InputError(f"worker {found.name!r} is no export: declare it with @app.export", code="invalid_worker")
-        if options.dry_run or options.idempotency_key is not None:
-            raise InputError("an export takes neither dry_run nor an idempotency key", code="invalid_options")
+        if options.dry_run or options.idempotency_key is not None or options.resubmit_of is not None:
+            text = "an export takes neither dry_run nor an idempotency key nor resubmit_of"
+            raise InputError(text, code="invalid_options")
         said = {"export": self.ids.jid(), "format": check_format(form), "columns": list(declared.columns)}
         callbacks = [
             NewCallback(MERGE, MERGER, self.config.callback_queue, [said]),
@@ -510,7 +511,8 @@ class AsyncTask(OnDemand):
         """Hands in a stored file (``app.uploads.store``); waits up to ``wait_s`` seconds for its validation.
 
         ``sheet`` chooses a sheet of a workbook, ``columns`` says which header means which field, ``encoding`` the one that
-        a text is in (by default it is found out).
+        a text is in (by default it is found out). The option ``resubmit_of`` names the Task whose report the file is,
+        corrected: its rows take the place of those that failed there.
 
         Raises :class:`InputError` (with ``status``, ``code`` and every problem) where nothing of it can be taken.
         """

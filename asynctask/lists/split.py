@@ -19,7 +19,7 @@ from asynctask.ledger.tasks import NewItem, NewTask, NewWhole, Reject, SplitLost
 from asynctask.lists.items import Accepted, ItemShape, Refused
 from asynctask.lists.problems import stored
 from asynctask.lists.readers import Limits
-from asynctask.lists.rows import ListSource, Names, OpenList, open_list, too_many_items
+from asynctask.lists.rows import ListSource, Names, OpenList, open_list, still_failed, too_many_items
 from asynctask.lists.uploads import Uploads
 from asynctask.logs import get_logger
 from asynctask.messages import clean
@@ -98,12 +98,16 @@ class Splitter:
                 return _noted(opened.checked(after), names)
             return opened.checked(after, names)
 
+        def whole(opened: OpenList) -> Iterator[Accepted | Refused]:
+            rows = read(opened, 0)
+            return rows if opened.resubmit_of is None else still_failed(self._ledger, opened.resubmit_of, rows)
+
         with self._lease(task_id):
             try:
                 with open_list(self._uploads, self._limits, source, shape_of(source.columns)) as opened:
                     if opened.planned is not None:
                         task_rows.plan(self._ledger, task_id, opened.planned)
-                    if source.strict and not created and (count := self._refused(task_id, read(opened, 0), names, after)):
+                    if source.strict and not created and (count := self._refused(task_id, whole(opened), names, after)):
                         task_rows.refuse_list(self._ledger, task_id, count)
                         self._clear(task_id, source)
                         return
@@ -297,13 +301,13 @@ def _add(current: _Slice, row: Accepted | Refused) -> None:
         current.items.append(_new_item(params, row))
         current.size += len(params)
     else:
-        current.rejects.append(Reject(row.row, [stored(problem) for problem in row.problems], row.values))
+        current.rejects.append(Reject(row.row, [stored(problem) for problem in row.problems], row.values, row.number))
 
 
 def _new_item(params: str, row: Accepted) -> NewItem:
     worker = row.worker
     if worker is None:
-        return NewItem(params, row.row, key=row.key)
+        return NewItem(params, row.row, key=row.key, number=row.number)
     return NewItem(params, row.row, worker.name, dumps({"retry": worker.max_retries}), row.key)
 
 

@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -93,9 +93,22 @@ def make_report(
     ledger_rows = _LedgerRows(ledger.database, task_id, kind, locale)
     if original is None:
         headers = ledger_rows.fields(shape, None if kept else known.get("items"))
-        return Report(headers, _ledger_rows(ledger_rows, headers, alive), locale)
-    headers = list(original.headers)
-    return Report(headers, _original_rows(original, ledger_rows, headers, _columns(shape, headers), alive), locale)
+        rows = _ledger_rows(ledger_rows, headers, alive)
+    else:
+        headers = list(original.headers)
+        rows = _original_rows(original, ledger_rows, headers, _columns(shape, headers), alive)
+    return Report(headers, rows if task.resubmit_of is None else _corrected(ledger.database, task_id, rows), locale)
+
+
+def _corrected(
+    database: Database, task_id: int, rows: Generator[ReportRow, None, None]
+) -> Generator[ReportRow, None, None]:
+    """The rows of a corrected list under the numbers of the first Task's list, so that each can be corrected once more."""
+    with closing(rows):
+        while page := list(islice(rows, _PAGE)):
+            with database.read() as connection:
+                numbers = queries.corrected_numbers(connection, task_id, page[0].number or 0, page[-1].number or 0)
+            yield from (replace(row, number=numbers.get(row.number or 0)) for row in page)
 
 
 def _columns(shape: ItemShape | None, headers: list[str]) -> dict[str, str]:
