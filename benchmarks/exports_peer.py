@@ -7,6 +7,7 @@ import gzip
 import io
 import sys
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def _csv(path: Path, rows: Iterable[tuple[Any, ...]]) -> None:
 
 
 def _csv_gz(path: Path, rows: Iterable[tuple[Any, ...]]) -> None:
-    with gzip.open(path, "wb", 6) as packed, io.TextIOWrapper(packed, "utf-8-sig", newline="") as out:  # type: ignore[arg-type]
+    with gzip.open(path, "wb", 6) as packed, io.TextIOWrapper(packed, "utf-8-sig", newline="") as out:
         csv.writer(out).writerows([COLUMNS])
         csv.writer(out).writerows(rows)
 
@@ -51,7 +52,19 @@ def _xlsx(path: Path, rows: Iterable[tuple[Any, ...]]) -> None:
     book.close()
 
 
-_WRITERS = {"csv": _csv, "csv.gz": _csv_gz, "ndjson": _ndjson, "xlsx": _xlsx}
+def _parquet(path: Path, rows: Iterable[tuple[Any, ...]]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    types = (pa.int64(), pa.string(), pa.string(), pa.string(), pa.string(), pa.float64(), pa.int64())
+    schema = pa.schema(list(zip(COLUMNS, types, strict=True)))
+    with pq.ParquetWriter(path, schema) as writer:
+        rest = iter(rows)
+        while group := list(islice(rest, 65_536)):
+            writer.write_table(pa.table(list(map(list, zip(*group, strict=True))), schema=schema))
+
+
+_WRITERS = {"csv": _csv, "csv.gz": _csv_gz, "ndjson": _ndjson, "xlsx": _xlsx, "parquet": _parquet}
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
