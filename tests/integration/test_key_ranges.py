@@ -12,9 +12,12 @@ from support.world import World
 from asynctask.exports import key_ranges
 
 ROWS = sa.Table(
-    "exported_rows", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True, autoincrement=False), sa.Column("sku", sa.String(20)),
+    "exported_rows",
+    sa.MetaData(),
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("sku", sa.String(20)),
     sa.Column("price", sa.Numeric(8, 2)),
-)  # fmt: skip
+)
 COUNT = 997
 
 
