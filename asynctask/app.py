@@ -289,6 +289,12 @@ class AsyncTask(OnDemand):
         """Submits an export whose options are validated already; see :meth:`submit_export`."""
         found = self._find(worker)
         declared = self._exports.get(found.name)
+        if found.engine is not None:
+            raise InputError(
+                f"{found.name} runs on {found.engine}, which has no worker that merges the parts of an export: declare it"
+                " with @app.export, for AsyncTask's own workers",
+                code="invalid_worker",
+            )
         if declared is None:
             raise InputError(f"worker {found.name!r} is no export: declare it with @app.export", code="invalid_worker")
         self.export_files.check()
