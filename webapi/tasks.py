@@ -81,7 +81,7 @@ exports: Final = APIBlueprint("exports", __name__, url_prefix="/api/exports", ta
 @exports.post("")
 @exports.input(ExportSubmission, location="json", arg_name="body")
 @exports.output(Submitted, status_code=202, description="Accepted: the Task of the shards")
-@exports.doc(operation_id="submitExport", responses=[400, 403, 413, 415, 503])
+@exports.doc(operation_id="submitExport", responses=[400, 403, 413, 415, 503, 504])
 def export(body: ExportSubmission) -> Response:
     """Make an export
 

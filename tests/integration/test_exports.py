@@ -332,6 +332,9 @@ def test_a_worker_of_an_engine_cannot_be_exported(app: AsyncTask) -> None:
     from asynctask.integrations.celery import attach
 
     attach(celery, app)
-    celery.task(name="rows")(lambda shard: None)
+
+    @celery.task(name="rows")  # type: ignore[untyped-decorator]
+    def rows(shard: int) -> None: ...
+
     with pytest.raises(InputError, match="no worker that merges"):
         app.submit_export("rows", [1])

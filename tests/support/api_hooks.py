@@ -45,7 +45,7 @@ def map_case(context: Any, case: Any) -> Any:
         return case
     if case.operation.label == "POST /api/exports" and isinstance(case.body, dict):
         known = _with_known_callbacks(case.body)
-        case.body = {**{name: value for name, value in known.items() if name not in (*FITS, "dry_run")}, "worker": "listed"}
+        case.body = {**{name: value for name, value in known.items() if name not in FITS}, "worker": "listed"}
         case._record_starting_state()
         return case
     if case.operation.label != "POST /api/tasks":
