@@ -418,10 +418,14 @@ def _kind_of(value: Any) -> str:
     kind = _kind(value.__class__)
     if kind is None:
         raise TypeError(f"a {type(value).__name__} has no form in parquet")
+    if kind == "time" and value.tzinfo is not None:
+        raise TypeError("a time with a zone has no form in parquet")
     return "date with time and zone" if kind == "date with time" and value.tzinfo is not None else kind
 
 
 def _arrow_value(value: Any) -> Any:
+    if type(value) in (str, int, float):
+        return value
     if isinstance(value, Mapping | list | tuple):
         return orjson.dumps(value).decode()
     if isinstance(value, UUID):
@@ -433,24 +437,27 @@ def _typed(values: list[Any], kind: str | None, name: str, before: int) -> tuple
     """A column of some rows as an array, and its type, ``kind`` if it has one already. Raises :class:`RowError`."""
     import pyarrow as pa
 
-    if None not in values and {type(value) for value in values} == {str} and kind in (None, "text"):
+    fit: list[Any] = []
+    number = before
+    try:
+        for value in values:
+            number += 1
+            if value is not None and kind != (found := _kind_of(value)):
+                if kind is not None:
+                    raise TypeError(f"a {found} after a {kind}; a column of parquet has one type")
+                kind = found
+            fit.append(_arrow_value(value))
+        wanted = pa.null() if kind is None else _arrow_types()[kind]
         try:
-            return "text", pa.array(values, pa.string())
-        except (ValueError, OverflowError):
-            pass  # the loop finds which
-    for number, value in enumerate(values, before + 1):
-        if value is None:
-            continue
-        try:
-            found = _kind_of(value)
-            if found != (kind := kind or found):
-                raise TypeError(f"a {found} after a {kind}; a column of parquet has one type")
-            values[number - before - 1] = _arrow_value(value)
-            if found in ("decimal", "whole number", "text", "time"):  # what Arrow may refuse
-                pa.scalar(values[number - before - 1], _arrow_types()[found])
-        except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
-            raise RowError(f"row {number} of the shard, column {name[:80]!r}: {error}") from None
-    return kind, pa.array(values, pa.null() if kind is None else _arrow_types()[kind])
+            return kind, pa.array(fit, wanted)
+        except (TypeError, ValueError, OverflowError):
+            number = before
+            for value in fit:
+                number += 1
+                pa.scalar(value, wanted)
+            raise
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RowError(f"row {number} of the shard, column {name[:80]!r}: {error}") from None
 
 
 def _common_kinds(parts: Sequence[Part], columns: Sequence[str]) -> list[str | None]:
