@@ -18,9 +18,6 @@ from asynctask.errors import ConfigError, Conflict, Unavailable
 from asynctask.exports.files import Bucket
 from asynctask.testing import wait_for
 
-if importlib.util.find_spec("s3fs") is None or importlib.util.find_spec("moto") is None:
-    unmet("s3fs or moto is not installed: pip install 's3fs' 'moto' 'flask-cors'")
-
 pytestmark = pytest.mark.databases("sqlite", reason="where files go has nothing to do with the ledger's database")
 URL = "s3://shop/exports"
 LEASE = {"ASYNCTASK_LEASE_S": "1.0", "ASYNCTASK_HEARTBEAT_S": "0.3"}
@@ -28,6 +25,8 @@ LEASE = {"ASYNCTASK_LEASE_S": "1.0", "ASYNCTASK_HEARTBEAT_S": "0.3"}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
+    if importlib.util.find_spec("s3fs") is None or importlib.util.find_spec("moto") is None:
+        unmet("s3fs or moto is not installed: pip install s3fs moto flask-cors")
     from moto.server import ThreadedMotoServer
 
     made = ThreadedMotoServer(port=0, verbose=False)
@@ -128,7 +127,9 @@ def test_a_bucket_that_is_not_there_is_named_by_the_shard(world: World, bucket: 
     assert "is there such a bucket?" in event["added_messages"][-1]["message"]
 
 
-def test_what_is_no_bucket_or_lacks_its_library_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_bucket_or_lacks_its_library_is_refused(
+    world: World, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for url in ("file:///tmp/x", "https://a/b", "/tmp/x"):
         with pytest.raises(ConfigError, match="results_url"):
             world.app(results_url=url)
