@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
-from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
@@ -25,7 +24,7 @@ from asynctask.core.states import Status
 from asynctask.core.transitions import CALLBACKS, MERGE
 from asynctask.dispatch.outbox import engine_of
 from asynctask.errors import AsyncTaskError, ConfigError, InputError, UnknownWorker
-from asynctask.exports.files import ExportFiles
+from asynctask.exports.files import ResultFile
 from asynctask.exports.run import MERGER, Export, check_columns, check_format, merge, result_of, write_shard
 from asynctask.integrations.base import RemoteWorkers, Reporter
 from asynctask.job import CurrentJob, Iterable
@@ -245,50 +244,73 @@ class AsyncTask(OnDemand):
         """The declared exports by the names of their workers."""
         return self._exports
 
-    @property
-    def export_files(self) -> ExportFiles:
-        """Where exports are kept."""
-        return ExportFiles(Path(self.config.data_dir), self.ids)
+    @overload
+    def submit_export(
+        self,
+        worker: str | Worker[..., Any],
+        shards: abc.Iterable[Any],
+        *,
+        format: str = "csv",
+        dry_run: Literal[True],
+        **options: Any,
+    ) -> DryRun: ...
+
+    @overload
+    def submit_export(
+        self,
+        worker: str | Worker[..., Any],
+        shards: abc.Iterable[Any],
+        *,
+        format: str = "csv",
+        dry_run: Literal[False] = False,
+        **options: Any,
+    ) -> TaskHandle: ...
 
     def submit_export(
         self,
         worker: str | Worker[..., Any],
-        shards: Sequence[Any],
+        shards: abc.Iterable[Any],
         *,
         format: str = "csv",  # noqa: A002
         **options: Any,
-    ) -> TaskHandle:
-        """Makes a Task of ``shards``, and of their rows one file (``csv``, ``csv.gz``, ``ndjson`` or ``xlsx``).
+    ) -> TaskHandle | DryRun:
+        """Makes a Task of ``shards``, and of their rows one file: ``csv``, ``csv.gz``, ``ndjson``, ``xlsx`` or ``parquet``.
 
         The Task is ``finalizing`` until the file is whole; :meth:`result` tells where it is. Options as of :meth:`submit`.
-        Raises :class:`InputError`, :class:`UnknownWorker`.
+        Raises :class:`InputError`, :class:`UnknownWorker`, :class:`Unavailable` where the library of ``results_url`` is not
+        installed.
         """
-        checked = self._checked(options, may_be_dry=False)
-        return self.hand_in_export(worker, shards, format, checked).task
+        made = self.hand_in_export(worker, list(shards), format, self._checked(options))
+        return made.task if isinstance(made, Submission) else made
 
     def hand_in_export(
         self, worker: str | Worker[..., Any], shards: Sequence[Any], form: str, options: Options, *, wait_s: float = 1.0
-    ) -> Submission:
+    ) -> Submission | DryRun:
         """Submits an export whose options are validated already; see :meth:`submit_export`."""
         found = self._find(worker)
         declared = self._exports.get(found.name)
+        if found.engine is not None:
+            raise InputError(
+                f"{found.name} runs on {found.engine}, which has no worker that merges the parts of an export: declare it"
+                " with @app.export, for AsyncTask's own workers",
+                code="invalid_worker",
+            )
         if declared is None:
             raise InputError(f"worker {found.name!r} is no export: declare it with @app.export", code="invalid_worker")
-        if options.dry_run or options.idempotency_key is not None or options.resubmit_of is not None:
-            text = "an export takes neither dry_run nor an idempotency key nor resubmit_of"
-            raise InputError(text, code="invalid_options")
-        said = {"export": self.ids.jid(), "format": check_format(form), "columns": list(declared.columns)}
+        if options.resubmit_of is not None:
+            raise InputError("an export has no rows to correct: leave out resubmit_of", code="invalid_options")
+        self.export_files.check()
+        columns = list(declared.columns)
+        said = {"export": self.ids.jid(), "format": check_format(form, columns), "columns": columns}
         callbacks = [
             NewCallback(MERGE, MERGER, self.config.callback_queue, [said]),
             *self._callbacks(found, options, is_export=True),
         ]
         submitter = self._made().submitter
-        made = submitter.submit_items(found, list(shards), options, callbacks=callbacks, wait_s=wait_s)
-        assert isinstance(made, Submission)
-        return made
+        return submitter.submit_items(found, list(shards), options, callbacks=callbacks, wait_s=wait_s)
 
-    def result(self, task_id: int) -> tuple[Path, dict[str, Any]]:
-        """The file of an export, and its manifest. Raises :class:`Conflict` where there is none yet, :class:`NotFound`."""
+    def result(self, task_id: int) -> ResultFile:
+        """The file of an export, with its manifest. Raises :class:`Conflict` where there is none yet, :class:`NotFound`."""
         return result_of(self.ledger, self.export_files, task_id, self.progress(task_id))
 
     def on(self, event: str) -> Callable[[Target], Target]:

@@ -21,7 +21,8 @@ __all__ = ["ENV_PREFIX", "QUEUE_NAME", "Config", "Setting", "check_setting", "lo
 ENV_PREFIX: Final = "ASYNCTASK_"
 _REDIS: Final = ("redis://", "rediss://", "unix://")
 QUEUE_NAME: Final = re.compile(r"[A-Za-z0-9_:.\-]{1,255}")
-_SECRET = frozenset({"database_url", "broker_url"})
+_BUCKET: Final = re.compile(r"(?!(?:file|local|https?|s?ftp|ssh)://)[a-z][a-z0-9+.-]*://[^\s?#]+")
+_SECRET = frozenset({"database_url", "broker_url", "results_url"})
 
 
 def _field(default: Any, text: str, *, low: float | None = None, high: float | None = None) -> Any:
@@ -37,6 +38,7 @@ class Config:
     namespace: str = _field("", "Prefix of every key in Redis.")
     locale: str = _field("en", "Language of the messages that the middleware records: " + ", ".join(CATALOGUE) + ".")
     data_dir: str = _field("asynctask-data", "Folder for uploads and reports, shared by all processes.")
+    results_url: str = _field("", "URL of a bucket for exports, such as s3://bucket/prefix; empty: a folder of data_dir.")
     app: str = _field("", "module:attribute of the application, for child processes.")
 
     concurrency: int = _field(5, "Threads of a worker process.", low=1, high=1000)
@@ -124,6 +126,8 @@ class Config:
             raise ConfigError(f"locale {self.locale!r} does not ship; choose one of {', '.join(CATALOGUE)}")
         if not (self.uses_redis or self.broker_url in ("", self.database_url)):
             raise ConfigError("broker_url: write redis://, rediss:// or unix://, or leave it empty for the database")
+        if self.results_url and not _BUCKET.fullmatch(self.results_url):
+            raise ConfigError("results_url: write the URL of a bucket, as s3://bucket/prefix; for a folder, set data_dir")
         if self.namespace and not self.uses_redis:
             raise ConfigError("namespace: the database broker has no keys to prefix; leave it empty")
         if self.proxy_headers not in ("x-forwarded", "forwarded"):

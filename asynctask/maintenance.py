@@ -20,7 +20,6 @@ from asynctask.dispatch.control import Control
 from asynctask.dispatch.dispatcher import LOOK_AGAIN_S
 from asynctask.dispatch.outbox import EngineQueues, Router, poisoned
 from asynctask.errors import Unavailable
-from asynctask.exports.files import ExportFiles
 from asynctask.ledger import control, dispatchable, leases, lost_copies, processes, progress, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, is_held, loads
@@ -89,6 +88,7 @@ class Maintenance:
         *,
         resume_split: Callable[[int], None] | None = None,
         uploads: Uploads | None = None,
+        remove_export: Callable[[str], bool] = lambda export: False,
         purge_after_s: float = 0.0,
         nudge: Callable[[], None] = lambda: None,
         expect: Callable[[int], None] = lambda at: None,
@@ -103,6 +103,7 @@ class Maintenance:
         self._controls = controls
         self._resume_split = resume_split
         self._uploads = uploads
+        self._remove_export = remove_export
         self._purge_after_s = purge_after_s
         self._purge: Purge | None = None  # the one that is under way
         self._purged_at = -math.inf
@@ -323,8 +324,7 @@ class Maintenance:
                 return False
             self._purged_at = clock.monotonic()
             old = Old(self._ledger.now() - micros(self._purge_after_s))
-            exports = ExportFiles(self._uploads.data_dir, self._ledger.ids)
-            self._purge = Purge(self._ledger, old, partial(remove_list, self._uploads), exports.remove)
+            self._purge = Purge(self._ledger, old, partial(remove_list, self._uploads), self._remove_export)
         until = clock.monotonic() + _PURGE_FOR_S
         while self._purge.step():
             if clock.monotonic() > until:

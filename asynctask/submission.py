@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from asynctask.core.states import Reason
-from asynctask.core.transitions import CALLBACKS
+from asynctask.core.transitions import CALLBACKS, MERGE
 from asynctask.errors import AsyncTaskError, Conflict, InputError, NotFound, Problem
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import dumps, loads
@@ -114,7 +114,7 @@ class Submitter:
             new = self._new_task(
                 worker,
                 options,
-                _digest(worker, options, _stored_body(stored.sha256, source)),
+                _digest(worker, options, _stored_body(stored.sha256, source), callbacks),
                 callbacks,
                 title=stored.title,
                 origin=stored.filename[:255],
@@ -147,7 +147,7 @@ class Submitter:
         _refuse_items(options)
         body = items_body(items)
         if not options.dry_run and isinstance(items, list) and self._splitter.may_fit(len(items), len(body)):
-            digest = _digest(worker, options, _stored_body(hashlib.sha256(body).hexdigest(), ListSource()))
+            digest = _digest(worker, options, _stored_body(hashlib.sha256(body).hexdigest(), ListSource()), callbacks)
             rows = self._rows(worker, items, self._unique(worker, options), self._key(worker, options))
             new = self._new_task(worker, options, digest, callbacks, origin=ITEMS)
             whole = self._gather(new, rows, strict=bool(options.strict))
@@ -168,7 +168,7 @@ class Submitter:
         strict, digest = bool(options.strict), None
         if options.idempotency_key is not None and not options.dry_run:
             items = list(items)  # a key stands for the list as a whole
-            digest = _digest(worker, options, _program_body(items))
+            digest = _digest(worker, options, _program_body(items), callbacks)
         rows = self._rows(worker, items, unique, key)
         if options.dry_run:
             return check_rows(rows(), self._limits.max_rows, strict=strict)
@@ -453,7 +453,7 @@ def check_fields(worker: Worker) -> None:
         _fields("key", [worker.key] if worker.key is not None else [], worker.shape)
 
 
-def _digest(worker: Worker, options: Options, body: bytes) -> str:
+def _digest(worker: Worker, options: Options, body: bytes, callbacks: Sequence[NewCallback]) -> str:
     """What an Idempotency-Key stands for: the worker, the options and the list. Earlier versions made the same."""
     said: dict[str, Any] = {
         "worker": worker.name, "title": options.title or "", "parallel": options.parallel, "priority": options.priority,
@@ -476,6 +476,9 @@ def _digest(worker: Worker, options: Options, body: bytes) -> str:
     for name in CALLBACKS:
         if (callback := getattr(options, name)) is not None:
             said[name] = [callback.worker, *callback.args]
+    for each in callbacks:
+        if each.name == MERGE:  # the id of an export is new each time
+            said["export"] = [each.args[0]["format"], each.args[0]["columns"]]
     return hashlib.sha256(dumps(said).encode() + b"\0" + body).hexdigest()
 
 

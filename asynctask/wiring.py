@@ -27,6 +27,7 @@ from asynctask.dispatch.control import Control
 from asynctask.dispatch.dispatcher import Dispatcher
 from asynctask.dispatch.outbox import EngineQueues, Outgoing, PushFilter
 from asynctask.errors import ConfigError
+from asynctask.exports.files import ExportFiles, store_of
 from asynctask.integrations.base import Engine
 from asynctask.ledger import processes
 from asynctask.ledger.base import Ledger
@@ -296,6 +297,11 @@ class OnDemand(ABC):
     def uploads(self) -> Uploads:
         """Where uploaded lists are kept."""
         return self._made().uploads
+
+    @property
+    def export_files(self) -> ExportFiles:
+        """Where exports are kept."""
+        return ExportFiles(store_of(self.config, self.ids))
 
     @property
     def limits(self) -> Limits:

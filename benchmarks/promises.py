@@ -157,6 +157,19 @@ def _sheet(kind: str, most_mb: float) -> Promise:
     )
 
 
+def _export(form: str, must: float | None) -> Promise:
+    return Promise(
+        f"500,000 rows of 7 columns exported in 20 shards, {form}",
+        _named("exports", format=form, shards=20, processes=2),
+        (
+            Line("submit until the file is there", _ours, "rows/s", {} if must is None else _everywhere(must), peer=_peer),
+            Line("memory of the largest process", _largest, "MB", _everywhere(300.0), most=True),
+        ),
+        n=500_000,
+        kinds=("sqlite",),
+    )
+
+
 def _claim(n: int) -> Promise:
     rates = [Line(f"{count} processes", _at("ours", count), "jobs/s", {}, peer=_at("peer", count)) for count in _PROCESSES]
     fall = Line("the most processes to the best number of them", _setting("last_to_best"), "", _everywhere(0.95))
@@ -329,6 +342,9 @@ PROMISES: tuple[Promise, ...] = (
     _sheet("xlsx", 450.0),
     _report("csv"),
     _report("xlsx"),
+    _export("csv", 100_000.0),
+    _export("xlsx", None),
+    _export("parquet", None),
     Promise(
         "A job that waits for 1 ms, tracked against untracked",
         _tracked(_IN_TABLE, "waits for 1 ms"),

@@ -1,12 +1,16 @@
-"""A small shop with two bulk jobs: enrol products in a promotion, create campaigns from a spreadsheet.
+"""A small shop with three bulk jobs: enrol products in a promotion, create campaigns from a spreadsheet, export rows.
 
     asynctask -A examples.promotions:app up
     asynctask -A examples.promotions:app submit campaigns.xlsx --worker create_campaign --watch
 
+    from examples.promotions import app, price_list_shards, stock_price_list
+    stock_price_list(500_000)
+    task = app.submit_export("export_price_list", price_list_shards(), format="xlsx")  # one task_id, one file
+
 The shop keeps its own tables in its own SQLite file (``PROMOTIONS_DATABASE_URL``, default ``sqlite:///promotions.db``),
 apart from the ledger: what the ledger says of a Task can be compared with what the shop really holds.
 
-Both workers are safe to run twice, because every job is: a process may die after the shop's commit and before the
+All workers are safe to run twice, because every job is: a process may die after the shop's commit and before the
 outcome is recorded, and then the job runs again.
 """
 
@@ -29,6 +33,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.schema import CreateTable
 
 from asynctask import AsyncTask, NormalException, current_job
+from asynctask.exports import key_ranges
 
 app = AsyncTask()
 
@@ -75,6 +80,18 @@ campaigns = sa.Table(
     sa.Column("note", sa.Text),
     # Tells a job that runs again (its own row is there: fine) from a second job with the same code (refused).
     sa.Column("job_id", sa.String(64), nullable=False),
+)
+
+price_list = sa.Table(
+    "price_list",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("promotion_id", sa.ForeignKey("promotions.id"), nullable=False),
+    sa.Column("sku", sa.String(64), nullable=False),
+    sa.Column("product", sa.String(200), nullable=False),
+    sa.Column("seller", sa.ForeignKey("sellers.name"), nullable=False),
+    sa.Column("starts_on", sa.Date, nullable=False),
+    sa.Column("price_cents", sa.Integer, nullable=False),
 )
 
 PROMOTION_ID = 17
@@ -294,6 +311,53 @@ def _insert_once(db: Connection, item: Campaign) -> int:
         return int(there.id)
     row = item.model_dump(exclude={"budget"}) | {"budget_cents": cents(item.budget), "job_id": job.job_id}
     return int(db.execute(insert(campaigns).values(row).returning(campaigns.c.id)).scalar_one())
+
+
+# --- the export: the rows of the price list ---------------------------------------------------------------------------
+
+PRICE_COLUMNS = ("id", "promotion_id", "sku", "product", "seller", "starts_on", "price")
+
+
+@app.export(columns=PRICE_COLUMNS)
+def export_price_list(shard: dict[str, int]) -> Iterator[tuple[Any, ...]]:
+    """The rows of one shard, read as they are written: a shard takes no memory to speak of."""
+    rows = sa.select(price_list).where(price_list.c.id.between(shard["from"], shard["to"])).order_by(price_list.c.id)
+    with shop.engine().connect().execution_options(yield_per=1_000) as db:
+        for *cells, price_cents in db.execute(rows):
+            yield (*cells, Decimal(price_cents) / 100)
+
+
+def price_list_shards(shards: int = 20) -> list[dict[str, Any]]:
+    """The shards of the whole list."""
+    return key_ranges(shop.engine(), price_list.c.id, shards=shards)
+
+
+def stock_price_list(count: int) -> None:
+    """Makes the price list so long: the same rows at every call."""
+    days = [date(2026, 3, 1 + n) for n in range(28)]
+    with writing(shop.engine()) as db:
+        db.execute(sa.delete(price_list))
+        for first in range(1, count + 1, 10_000):
+            rows = [
+                {
+                    "id": n,
+                    "promotion_id": PROMOTION_ID,
+                    "sku": f"SKU-{n:06d}",
+                    "product": _product(n)["name"],
+                    "seller": SELLERS[n % len(SELLERS)][0],
+                    "starts_on": days[n % 28],
+                    "price_cents": 100 + n * 7_919 % 50_000,
+                }
+                for n in range(first, min(first + 10_000, count + 1))
+            ]
+            db.execute(sa.insert(price_list), rows)
+
+
+def price_list_sum() -> tuple[int, Decimal]:
+    """How many rows the price list has, and the sum of their prices."""
+    with shop.engine().connect() as db:
+        count, total = db.execute(sa.select(sa.func.count(), sa.func.sum(price_list.c.price_cents))).one()
+    return int(count), Decimal(total or 0) / 100
 
 
 # --- data to submit, and what the shop holds afterwards ---------------------------------------------------------------

@@ -79,11 +79,12 @@ def _complete(app: AsyncTask, spec: dict[str, Any] | str) -> dict[str, Any] | st
     submit["requestBody"] = _submission_body()
     for each in submit["parameters"]:
         _name_callbacks(app, {each["name"]: each["schema"]})
-    submit["responses"]["200"] = {
-        "description": "Of a dry run: what the list would come to",
-        "content": {"application/json": {"schema": {"$ref": _REF.format(model="DryRunResult")}}},
-    }
-    submit["parameters"].append(_idempotency_key())
+    for each in (submit, spec["paths"]["/api/exports"]["post"]):
+        each["responses"]["200"] = {
+            "description": "Of a dry run: what the list would come to",
+            "content": {"application/json": {"schema": {"$ref": _REF.format(model="DryRunResult")}}},
+        }
+        each.setdefault("parameters", []).append(_idempotency_key())
     return spec
 
 

@@ -253,7 +253,7 @@ class ExportSubmission(Options):
 
     worker: Name = Field(description="The name of an export; GET /api/workers lists the workers.")
     shards: list[Any] = Field(min_length=1, description="What each job of the export gets; any JSON.")
-    format: Literal["csv", "csv.gz", "ndjson", "xlsx"] = Field("csv", description="The format of the file.")
+    format: Literal["csv", "csv.gz", "ndjson", "xlsx", "parquet"] = Field("csv", description="The format of the file.")
 
 
 class FileSubmission(Options):

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from apiflask import APIBlueprint, FileSchema
-from flask import Response, send_file
+from flask import Response, request
 from werkzeug.datastructures import FileStorage
+from werkzeug.wsgi import FileWrapper
 
 from asynctask.app import AsyncTask
 from asynctask.errors import InputError, Problem
@@ -81,19 +82,18 @@ exports: Final = APIBlueprint("exports", __name__, url_prefix="/api/exports", ta
 @exports.post("")
 @exports.input(ExportSubmission, location="json", arg_name="body")
 @exports.output(Submitted, status_code=202, description="Accepted: the Task of the shards")
-@exports.doc(operation_id="submitExport", responses=[400, 403, 413, 415, 503])
+@exports.doc(operation_id="submitExport", responses=[400, 403, 413, 415, 503, 504])
 def export(body: ExportSubmission) -> Response:
     """Make an export
 
-    Each shard is a job that yields rows; when the last has ended they are one file, at `links.result`.
+    Each shard is a job that yields rows; when the last has ended they are one file, at `links.result`. The same
+    Idempotency-Key with the same body gives the first Task again; `dry_run` only checks shards and options.
     """
     app = asynctask_app()
     _refuse_unknown(app, body.worker)
     if len(body.shards) > app.config.max_rows:
         raise too_many_items(app.config.max_rows)
-    if _idempotency_key(current_request()) is not None:
-        raise InputError("an export takes no Idempotency-Key yet", code="not_supported_yet")
-    options, wait_s = body.with_key(None), app.config.submit_wait_s
+    options, wait_s = body.with_key(_idempotency_key(current_request())), app.config.submit_wait_s
     return answer(app.hand_in_export(body.worker, body.shards, body.format, options, wait_s=wait_s))
 
 
@@ -110,9 +110,13 @@ def result(task_id: int, query: NoQuery) -> Response:
     Takes `Range` and `If-None-Match`. 409 says why there is none: the export is not over, or its merge failed.
     """
     task = find_task(task_id)
-    path, made = asynctask_app().result(task.id)
+    found = asynctask_app().result(task.id)
+    made = found.manifest
     name = f"export-{task_id}.{made['format']}"
-    response = send_file(path, FORMATS[made["format"]].media, conditional=True, etag=made["sha256"], max_age=None)
+    response = Response(FileWrapper(found.open(), 1 << 16), mimetype=FORMATS[made["format"]].media, direct_passthrough=True)
+    response.content_length = made["bytes"]
+    response.set_etag(made["sha256"])
+    response.make_conditional(request, accept_ranges=True, complete_length=made["bytes"])
     response.headers["Content-Disposition"] = f'attachment; filename="{name}"'
     response.headers["Cache-Control"] = "no-cache"
     return response

@@ -5,6 +5,8 @@ With ``--engine`` the jobs run on Celery, Dramatiq or RQ: a private Redis, and t
 
 from __future__ import annotations
 
+import csv
+import hashlib
 import http.client
 import importlib.util
 import json
@@ -22,6 +24,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from decimal import Decimal
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import Any, Final
@@ -42,10 +45,11 @@ __all__ = ["COMMANDS", "ReportRows", "audit_campaigns"]
 _MARK: Final = ".asynctask-demo"
 _SHOP: Final = "PROMOTIONS_DATABASE_URL"
 _PRODUCTS: Final = 200
+_EXPORTED: Final = 50_000
 _ROWS: Final[Mapping[str | None, int]] = {"rq": 1_000}  # RQ starts a process for each job
 _START_S: Final = 60.0
 _STALLED_S: Final = 120.0
-_RESERVED: Final = frozenset({"database_url", "broker_url", "data_dir", "app"})
+_RESERVED: Final = frozenset({"database_url", "broker_url", "data_dir", "results_url", "app"})
 _OF_OWN_WORKERS: Final = frozenset({"concurrency", "processes", "queues", "strict_queues"})
 
 _BROKER: Final = "PROMOTIONS_BROKER"
@@ -69,8 +73,14 @@ class Followed:
 
     @property
     def rate(self) -> float:
-        rows = self.progress["counts"]["total"] + self.progress["split"]["rejected"]
-        return float(rows / self.seconds)
+        return float(self.rows / self.seconds)
+
+    @property
+    def rows(self) -> int:
+        """Of a list, or of the file of an export."""
+        if (result := self.progress["result"]) is not None:
+            return int(result["rows"])
+        return int(self.progress["counts"]["total"] + self.progress["split"]["rejected"])
 
 
 @click.command("demo", cls=Command)
@@ -89,16 +99,17 @@ class Followed:
 def demo(session: Session, folder: Path, rows: int | None, engine: str | None, keep: bool) -> int:
     """Show the whole thing at work on an example shop.
 
-    It hands over 200 products as JSON and 10,000 campaigns as a spreadsheet, follows both, fetches the report of what
-    did not succeed, and audits the outcome against what the shop holds: exit code 1 if anything disagrees.
+    It hands over 200 products as JSON and 10,000 campaigns as a spreadsheet, has 50,000 rows of a price list exported,
+    follows all three, fetches the report of what did not succeed and the exported file, and audits the outcome against
+    what the shop holds: exit code 1 if anything disagrees.
 
-    With --engine the engine's own worker command performs the jobs; redis-server must be installed.
+    With --engine the engine's own worker command performs the jobs, without the export; redis-server must be installed.
     """
     _check_flags(session.flags, engine)
     with ExitStack() as stack:
         stack.enter_context(_term_as_interrupt())
         folder = stack.enter_context(_empty_folder(folder))
-        run = _Run(session, folder, rows or _ROWS.get(engine, 10_000))
+        run = _Run(session, folder, rows or _ROWS.get(engine, 10_000), exports=engine is None)
         stack.enter_context(environment(run.settings, session.environ))
         stack.enter_context(variables({_SHOP: f"sqlite:///{folder / 'promotions.db'}"}, session.environ))
         stack.enter_context(run.services() if engine is None else run.services_on(engine))
@@ -124,11 +135,11 @@ def _check_flags(flags: Collection[str], engine: str | None) -> None:
 
 
 class _Run:
-    def __init__(self, session: Session, folder: Path, rows: int) -> None:
+    def __init__(self, session: Session, folder: Path, rows: int, *, exports: bool) -> None:
         config, _ = session.config()
         self.out: Output = session.out
         self._environ = session.environ
-        self._folder, self._rows = folder, rows
+        self._folder, self._rows, self._exports = folder, rows, exports
         self._clock, self._pause = SystemClock(), threading.Event()
         self._host = config.host
         port = free_port(config.host, session.flags.get("port", 0))
@@ -144,6 +155,7 @@ class _Run:
         }
         self.report = folder / "report.xlsx"
         self._sheet = folder / "campaigns.xlsx"
+        self._exported = folder / "price-list.csv"
         self._examples = examples_folder()
         self._shop_file = self._examples / "promotions.py"
         self._untidy = load_file(self._examples / "untidy_sheet.py")
@@ -233,7 +245,13 @@ class _Run:
         sent = {self._task_id(self._api.post_json("/api/tasks", body).json()): self._clock.monotonic()}
         fields = {"worker": "create_campaign", "title": self._sheet.name}
         sent[self._task_id(self._api.post_file("/api/tasks", self._sheet, fields).json())] = self._clock.monotonic()
-        enrolled, created = self._follow(sent)
+        if self._exports:
+            shop.stock_price_list(_EXPORTED)
+            self.out.line(f"Exporting the price list, {number(_EXPORTED)} rows in 20 shards\n")
+            body = {"worker": "export_price_list", "shards": shop.price_list_shards(), "title": "Price list"}
+            sent[self._task_id(self._api.post_json("/api/exports", body).json())] = self._clock.monotonic()
+        followed = self._follow(sent)
+        enrolled, created, *exported = followed
         task_id = created.progress["task_id"]
         report = self._fetch_report(task_id)
         findings = [
@@ -246,12 +264,18 @@ class _Run:
                 expected,
             ),
         ]
+        for each in exported:
+            self._exported.write_bytes(self._api.get(f"/api/tasks/{each.progress['task_id']}/result").body)
+            findings += audit_export(each.progress, self._exported, *shop.price_list_sum())
         shop.shop.close()
-        errors = {each.progress["task_id"]: self._errors(each.progress["task_id"]) for each in (enrolled, created)}
+        errors = {each.progress["task_id"]: self._errors(each.progress["task_id"]) for each in followed}
         errors[task_id] += [
             {"message": error, "status": "rejected", "count": count} for error, count in report.rejections.items()
         ]
-        return _document(enrolled, created, errors, findings, self._retried(enrolled.progress["task_id"]), self.report)
+        return {
+            **_document(followed, errors, findings, self._retried(enrolled.progress["task_id"]), self.report),
+            "exported": str(self._exported) if exported else None,
+        }
 
     def _task_id(self, progress: Mapping[str, Any]) -> int:
         return int(progress["task_id"])
@@ -310,6 +334,8 @@ class _Run:
                 out.line(f"      {sentence}", style="red")
         out.line()
         out.line(f"Report: {found['report']}")
+        if found["exported"] is not None:
+            out.line(f"Export: {found['exported']}")
         if keep:
             out.line(f"Page:   {served_at(self._host, self.settings['port'])} (Ctrl-C stops it)")
         else:
@@ -317,8 +343,7 @@ class _Run:
 
 
 def _document(
-    enrolled: Followed,
-    created: Followed,
+    followed: Sequence[Followed],
     errors: Mapping[int, list[dict[str, Any]]],
     findings: list[Finding],
     retried: int,
@@ -328,13 +353,13 @@ def _document(
         {
             "task_id": each.progress["task_id"],
             "title": each.progress["title"],
-            "rows": each.progress["counts"]["total"] + each.progress["split"]["rejected"],
+            "rows": each.rows,
             "seconds": round(each.seconds, 3),
             "rows_per_s": round(each.rate, 1),
             "errors": errors[each.progress["task_id"]],
             "progress": each.progress,
         }
-        for each in (enrolled, created)
+        for each in followed
     ]
     audit = [{"claim": f.claim, "holds": f.holds, "contradictions": list(f.contradictions)} for f in findings]
     return {
@@ -577,6 +602,31 @@ def audit_campaigns(
             ),
         ),
         Finding("all of it is as the sheet's author expected, row by row", _shortened(disagreements)),
+    ]
+
+
+def audit_export(progress: Mapping[str, Any], path: Path, rows: int, total: Decimal) -> list[Finding]:
+    """Arguments: the Task's progress; the downloaded file; the rows of the shop's table and the sum of its prices."""
+    result = progress["result"] or {}
+    with path.open("rb") as body:
+        digest = hashlib.file_digest(body, "sha256").hexdigest()
+    with path.open(encoding="utf-8-sig", newline="") as text:
+        found = [(int(row["id"]), Decimal(row["price"])) for row in csv.DictReader(text)]
+    return [
+        Finding(
+            f"the exported file has all {rows:,} rows of the price list, each once, and the same sum",
+            _shortened(
+                [
+                    *_equal("rows", len(found), rows),
+                    *_equal("different rows", len({key for key, _ in found}), rows),
+                    *_equal("sum of the prices", sum((price for _, price in found), Decimal(0)), total),
+                ]
+            ),
+        ),
+        Finding(
+            "the ledger says how many rows the file has, and its digest",
+            _shortened([*_equal("rows", result.get("rows"), len(found)), *_equal("digest", result.get("sha256"), digest)]),
+        ),
     ]
 
 

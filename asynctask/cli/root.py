@@ -19,6 +19,7 @@ __all__ = ["build", "run"]
 
 _EXTRAS: Final = {
     "psycopg": "postgresql", "pymysql": "mysql", "celery": "celery", "dramatiq": "dramatiq", "rq": "rq", "yaml": "yaml",
+    "pyarrow": "parquet", "fsspec": "buckets", "s3fs": "buckets",
 }  # fmt: skip
 _HELP = """Hand over a list, and have every item accounted for.
 

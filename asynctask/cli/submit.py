@@ -222,7 +222,7 @@ def _print_dry_run(session: Session, found: DryRun, locale: str) -> int:
 @click.option(
     "--shards", required=True, metavar="JSON", help="A list of shards as JSON, or the name of a file that holds one."
 )
-@click.option("--format", "form", default="csv", show_default=True, help="csv, csv.gz, ndjson or xlsx.")
+@click.option("--format", "form", default="csv", show_default=True, help="csv, csv.gz, ndjson, xlsx or parquet.")
 @click.option("--title", help="A name that people will read.")
 @click.option("--watch", "look_on", is_flag=True, help="Stay until it is done, with a bar for the shards.")
 @pass_session
@@ -232,8 +232,7 @@ def export(session: Session, worker: str, shards: str, form: str, title: str | N
     `asynctask result ID -o FILE` fetches the file once it is done.
     """
     app = session.app(required="export needs the worker's code")
-    options = {} if title is None else {"title": title}
-    handle = app.submit_export(worker, _listed(shards), format=form, **options)
+    handle = app.submit_export(worker, _listed(shards), format=form, title=title)
     if look_on:
         return _watch(session, handle)
     progress = handle.progress()

@@ -429,9 +429,10 @@ def result(session: Session, task_id: int, path: Path) -> int:
 
     An existing file is replaced only by a whole one.
     """
-    made, manifest = session.existing().result(task_id)
-    with _replace_atomically(path, path.suffix) as temporary:
-        shutil.copyfile(made, temporary)
+    found = session.existing().result(task_id)
+    manifest = found.manifest
+    with _replace_atomically(path, path.suffix) as temporary, found.open() as body, temporary.open("wb") as out:
+        shutil.copyfileobj(body, out, 1 << 20)
     session.out.document({**manifest, "task_id": task_id, "path": str(path.resolve())})
     missing = "; shards are missing in it" if manifest["partial"] else ""
     session.out.line(f"{path}: {count(manifest['rows'], 'row')} ({clean(manifest['format'])}){missing}")

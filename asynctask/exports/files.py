@@ -1,32 +1,40 @@
-"""Where an export lies: a folder of its own in ``data_dir``, with a part for each shard and then the result.
+"""Where an export lies: a folder of its own in ``data_dir`` or in a bucket, with a part for each shard, then the result.
 
-Every file is written under a temporary name, synced and renamed, so a name never stands for half a file. Names are made of
-a random id and of numbers, of nothing that a user said.
+Every file is there whole or not at all: in a folder it is written under a temporary name, synced and renamed; to a bucket
+it is uploaded when it is whole. Names are made of a random id and of numbers, of nothing that a user said.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import importlib.util
 import os
 import shutil
+import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
+from urllib.parse import urlsplit
 
 import orjson
 
 from asynctask.clock import Ids
-from asynctask.errors import AsyncTaskError, Conflict, NotFound, Unavailable
+from asynctask.config import Config
+from asynctask.errors import AsyncTaskError, Conflict, NotFound, Unavailable, not_installed
 from asynctask.exports.rows import Format, Part
 
-__all__ = ["ExportFiles", "PartsMissing"]
+__all__ = ["Bucket", "ExportFiles", "Folder", "PartsMissing", "ResultFile", "Store", "store_of"]
 
 _HEAD: Final = 64
 """Bytes before the body of a part: what it holds, as JSON with blanks after."""
 
-_CHUNK: Final = 1 << 20
+_BLOCK: Final = 4 << 20
+"""What is read of a bucket at once."""
+
 _OURS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 """What a write to the folder may end with."""
 
@@ -37,18 +45,232 @@ class PartsMissing(AsyncTaskError):
     code = "parts_missing"
 
 
-class ExportFiles:
-    """The folder of exports in ``data_dir``."""
+# -- the contract, and its two implementations
 
-    def __init__(self, data_dir: Path, ids: Ids) -> None:
-        self._root = data_dir / "exports"
+
+class Store(ABC):
+    """Where files are kept. A name has slashes, as in ``ID/parts/3.part``.
+
+    Every method raises :class:`Unavailable` where the place cannot be reached or written.
+    """
+
+    @abstractmethod
+    def written(self, name: str) -> AbstractContextManager[IO[bytes]]:
+        """A stream to write, seek and read, whose content is the file of that name, in the place of an earlier one, when
+        the block ends; nothing changes where it raises."""
+
+    @abstractmethod
+    def open(self, name: str) -> IO[bytes]:
+        """A stream to read, which can seek. Raises FileNotFoundError."""
+
+    @abstractmethod
+    def size(self, name: str) -> int:
+        """Bytes of a file. Raises FileNotFoundError."""
+
+    @abstractmethod
+    def names(self, folder: str) -> list[str]:
+        """What lies in a folder, without the folder's name; leftovers of a killed process begin with a dot."""
+
+    @abstractmethod
+    def remove(self, name: str) -> bool:
+        """Removes a file, or a folder with all that it holds; False where there is none."""
+
+    @abstractmethod
+    def location(self, name: str) -> str:
+        """The path or URL, for people."""
+
+    @abstractmethod
+    def scratch(self, folder: str) -> Path:
+        """A folder of this machine for temporary files."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raises :class:`Unavailable` where a library is missing."""
+
+
+class Folder(Store):
+    """A folder that all processes share."""
+
+    def __init__(self, root: Path, ids: Ids) -> None:
+        self._root = root
         self._ids = ids
+
+    @contextmanager
+    def written(self, name: str) -> Iterator[IO[bytes]]:
+        path = self._root / name
+        temporary = path.with_name(f".{self._ids.jid()}.tmp")
+        try:
+            with _writing(self._root):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with temporary.open("x+b") as out:
+                    yield out
+                    out.flush()
+                    os.fsync(out.fileno())
+                temporary.replace(path)
+                descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def open(self, name: str) -> IO[bytes]:
+        return (self._root / name).open("rb")
+
+    def size(self, name: str) -> int:
+        return (self._root / name).stat().st_size
+
+    def names(self, folder: str) -> list[str]:
+        return [path.name for path in (self._root / folder).iterdir()]
+
+    def remove(self, name: str) -> bool:
+        path = self._root / name
+        try:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def location(self, name: str) -> str:
+        return str(self._root / name)
+
+    def scratch(self, folder: str) -> Path:
+        return self._root / folder
+
+    def check(self) -> None:
+        """The standard library is enough."""
+
+
+class Bucket(Store):
+    """A bucket that fsspec reaches. Arguments: its URL, perhaps with a prefix; a folder of this machine, for temporary
+    files.
+
+    A file is written in the folder, under no name, so that a killed process leaves nothing, and uploaded when it is whole.
+    """
+
+    def __init__(self, url: str, scratch: Path) -> None:
+        self._url = url.rstrip("/")
+        self._scratch = scratch
+
+    def check(self) -> None:
+        if importlib.util.find_spec("fsspec") is None:
+            raise Unavailable(f"results_url: {not_installed('fsspec', 'buckets')}")
+        import fsspec
+
+        scheme = urlsplit(self._url).scheme
+        try:
+            fsspec.get_filesystem_class(scheme)
+        except ValueError as error:
+            raise Unavailable(f"results_url: {error}") from None
+        except ImportError as error:
+            wanted = not_installed("s3fs", "buckets") if scheme in ("s3", "s3a") else str(error)
+            raise Unavailable(f"results_url: {wanted}") from None
+
+    @contextmanager
+    def written(self, name: str) -> Iterator[IO[bytes]]:
+        with _writing(self._scratch):
+            self._scratch.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self._scratch) as out:
+                yield out
+                out.flush()
+                out.seek(0)
+                try:
+                    with self._reached() as (files, root):
+                        files.put_file(f"/dev/fd/{out.fileno()}", f"{root}/{name}")
+                except FileNotFoundError as error:
+                    raise Unavailable(f"the export could not be written: {error}; is there such a bucket?") from error
+
+    def open(self, name: str) -> IO[bytes]:
+        with self._reached() as (files, root):
+            found: IO[bytes] = files.open(f"{root}/{name}", "rb", block_size=_BLOCK, cache_type="readahead")
+            return found
+
+    def size(self, name: str) -> int:
+        with self._reached() as (files, root):
+            return int(files.info(f"{root}/{name}")["size"])
+
+    def names(self, folder: str) -> list[str]:
+        with self._reached() as (files, root):
+            return [str(path).rpartition("/")[2] for path in files.ls(f"{root}/{folder}", detail=False)]
+
+    def remove(self, name: str) -> bool:
+        try:
+            with self._reached() as (files, root):
+                files.rm(f"{root}/{name}", recursive=True)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def location(self, name: str) -> str:
+        return f"{self._url}/{name}"
+
+    def scratch(self, folder: str) -> Path:
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        return self._scratch
+
+    @contextmanager
+    def _reached(self) -> Iterator[tuple[Any, str]]:
+        """The file system, and the path of the URL in it. What a library of a bucket raises is anything."""
+        self.check()
+        import fsspec
+
+        try:
+            # Another process's files would be missing in a list that this one has kept.
+            files, root = fsspec.url_to_fs(self._url, use_listings_cache=False)
+            yield files, root
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            where = urlsplit(self._url)
+            raise Unavailable(
+                f"exports are kept in {where.scheme}://{where.hostname or ''}{where.path}, which cannot be used:"
+                f" {type(error).__name__}: {error}"[:500]
+            ) from error
+
+
+def store_of(config: Config, ids: Ids) -> Store:
+    """Where an application keeps its exports."""
+    folder = Path(config.data_dir) / "exports"
+    return Bucket(config.results_url, folder) if config.results_url else Folder(folder, ids)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Raises :class:`Unavailable` where files cannot be written to a folder of this machine."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _OURS:  # of the function that yields the rows
+            raise
+        raise Unavailable(f"the export could not be written in {folder}: {error.strerror}; is the disk full?") from error
+
+
+# -- the files of an export
+
+
+@dataclass(frozen=True, slots=True)
+class ResultFile:
+    """The file of an export: its path or URL as ``location``, its ``manifest``, and ``open()``, which gives a stream of
+    bytes that can seek."""
+
+    location: str
+    manifest: dict[str, Any]
+    open: Callable[[], IO[bytes]]
+
+
+class ExportFiles:
+    """The files of all exports."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.check = store.check
 
     # -- parts
 
     def write_part(self, export: str, number: int, write: Callable[[IO[bytes]], int]) -> dict[str, int]:
         """Writes the part of a shard, in the place of an earlier attempt's; ``write`` returns its rows."""
-        with self._written(self._folder(export) / "parts" / f"{number}.part") as out:
+        with self._store.written(f"{_checked(export)}/parts/{number}.part") as out:
             out.write(b" " * _HEAD)
             rows = write(out)
             size = out.tell()
@@ -57,18 +279,25 @@ class ExportFiles:
         return {"rows": rows, "bytes": size - _HEAD}
 
     def _part(self, export: str, number: int) -> Part:
-        path = self._folder(export) / "parts" / f"{number}.part"
+        name = f"{export}/parts/{number}.part"
         try:
-            with path.open("rb") as body:
+            with self._store.open(name) as body:
                 head = orjson.loads(body.read(_HEAD))
-            whole = path.stat().st_size == head["size"]
+            whole = self._store.size(name) == head["size"]
         except (FileNotFoundError, ValueError, KeyError):
             whole = False
         if not whole:
             raise PartsMissing(
-                f"the part of shard {number} is not in {path.parent}: is data_dir the same folder for every process?"
+                f"the part of shard {number} is not at {self._store.location(name)}: have all processes the same"
+                " results_url, or without one the same folder as data_dir?"
             )
-        return Part(path, _HEAD, int(head["rows"]))
+
+        def body_of() -> IO[bytes]:
+            body = self._store.open(name)
+            body.seek(_HEAD)
+            return body
+
+        return Part(body_of, int(head["rows"]))
 
     # -- the result
 
@@ -80,92 +309,57 @@ class ExportFiles:
         ``said``: what else stands in the manifest. The parts of a whole export are removed, those of a partial one kept
         for a retry of its other shards. Raises :class:`PartsMissing`, OSError.
         """
-        folder = self._folder(export)
-        made = self._manifest(export, generation)
+        made = self._manifest(_checked(export), generation)
         if made is None:
             parts = [self._part(export, number) for number in numbers]
-            path = folder / f"result-{generation}.{form.suffix}"
-            with self._written(path) as out:
-                form.merge(out, parts, columns, folder)
-                out.flush()
-                size, digest = _measured(Path(out.name))
+            name = f"result-{generation}.{form.suffix}"
+            with self._store.written(f"{export}/{name}") as out:
+                form.merge(out, parts, columns, self._store.scratch(export))
+                out.seek(0)
+                digest = hashlib.file_digest(out, "sha256").hexdigest()  # type: ignore[arg-type]
+                size = out.tell()
             made = {
                 **said, "columns": list(columns), "rows": sum(part.rows for part in parts), "bytes": size, "sha256": digest,
-                "file": path.name, "generation": generation,
+                "file": name, "generation": generation,
             }  # fmt: skip
-            with self._written(folder / f"manifest-{generation}.json") as out:
+            with self._store.written(f"{export}/manifest-{generation}.json") as out:
                 out.write(orjson.dumps(made, option=orjson.OPT_INDENT_2))
-        self._tidy(folder, generation, keep_parts=bool(made["partial"]))
+        self._tidy(export, generation, keep_parts=bool(made["partial"]))
         return made
 
-    def result(self, export: str, generation: int) -> tuple[Path, dict[str, Any]]:
-        """The file of a generation and its manifest. Raises :class:`NotFound` where it is not in this ``data_dir``."""
-        made = self._manifest(export, generation)
+    def result(self, export: str, generation: int) -> ResultFile:
+        """The file of a generation. Raises :class:`NotFound` where it is not there."""
+        made = self._manifest(_checked(export), generation)
         if made is None:
-            raise NotFound("the result is not in data_dir any more; is it the same folder for every process?")
-        return self._folder(export) / str(made["file"]), made
+            raise NotFound(
+                "the result is not there any more; have all processes the same results_url, or without one the same"
+                " folder as data_dir?"
+            )
+        name = f"{export}/{made['file']}"
+        return ResultFile(self._store.location(name), made, lambda: self._store.open(name))
 
     def remove(self, export: str) -> bool:
-        """Removes everything of an export; False where there is nothing. Raises OSError."""
-        folder = self._folder(export)
-        if not folder.exists():
-            return False
-        shutil.rmtree(folder)
-        return True
+        """Removes everything of an export; False where there is nothing. Raises OSError, :class:`Unavailable`."""
+        return self._store.remove(_checked(export))
 
     def _manifest(self, export: str, generation: int) -> dict[str, Any] | None:
-        folder = self._folder(export)
         try:
-            made: dict[str, Any] = orjson.loads((folder / f"manifest-{generation}.json").read_bytes())
-            return made if (folder / made["file"]).stat().st_size == made["bytes"] else None
+            with self._store.open(f"{export}/manifest-{generation}.json") as body:
+                made: dict[str, Any] = orjson.loads(body.read())
+            return made if self._store.size(f"{export}/{made['file']}") == made["bytes"] else None
         except FileNotFoundError:
             return None
 
-    def _tidy(self, folder: Path, generation: int, *, keep_parts: bool) -> None:
-        """Removes what the result of this generation makes superfluous."""
-        if not keep_parts:
-            shutil.rmtree(folder / "parts", ignore_errors=True)
-        for path in folder.glob(".*.tmp"):
-            path.unlink(missing_ok=True)  # of a merge whose process died
-        for path in folder.iterdir():
-            number = path.stem.partition(".")[0].partition("-")[2]
-            if number.isdecimal() and int(number) < generation:
-                path.unlink(missing_ok=True)
-
-    def _folder(self, export: str) -> Path:
-        if not export.isalnum():
-            raise Conflict(f"{export[:80]!r} is no export")
-        return self._root / export
-
-    @contextmanager
-    def _written(self, path: Path) -> Iterator[IO[bytes]]:
-        """A file that appears whole, or not at all. Raises :class:`Unavailable` where it cannot be written."""
-        temporary = path.with_name(f".{self._ids.jid()}.tmp")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("xb") as out:
-                yield out
-                out.flush()
-                os.fsync(out.fileno())
-            temporary.replace(path)
-            descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            if error.errno not in _OURS:  # of the function that yields the rows
-                raise
-            raise Unavailable(
-                f"the export could not be written in {self._root}: {error.strerror}; is the disk full?"
-            ) from error
-        finally:
-            temporary.unlink(missing_ok=True)
+    def _tidy(self, export: str, generation: int, *, keep_parts: bool) -> None:
+        """Removes what the result of this generation makes superfluous, and what a merge left whose process died."""
+        for name in self._store.names(export):
+            number = name.partition(".")[0].partition("-")[2]
+            is_old = number.isdecimal() and int(number) < generation
+            if name.startswith(".") or is_old or (name == "parts" and not keep_parts):
+                self._store.remove(f"{export}/{name}")
 
 
-def _measured(path: Path) -> tuple[int, str]:
-    digest = hashlib.sha256()
-    with path.open("rb") as body:
-        while chunk := body.read(_CHUNK):
-            digest.update(chunk)
-    return path.stat().st_size, digest.hexdigest()
+def _checked(export: str) -> str:
+    if not export.isalnum():
+        raise Conflict(f"{export[:80]!r} is no export")
+    return export

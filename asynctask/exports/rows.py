@@ -7,22 +7,28 @@ from __future__ import annotations
 
 import csv
 import gzip
+import importlib.util
 import io
 import math
+import os
+import struct
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from functools import cache
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Final
+from uuid import UUID
 
 import orjson
 
-from asynctask.errors import NormalException
+from asynctask.errors import InputError, NormalException, not_installed
 from asynctask.lists.cells import GUARDED, NEGATIVE, SHEET_ROWS, csv_cell, packed, sheet_text, sheet_value, unpacked
 
-__all__ = ["FORMATS", "MAX_SHEET_COLUMNS", "Format", "RowError", "checked"]
+__all__ = ["FORMATS", "MAX_SHEET_COLUMNS", "Format", "Part", "RowError", "checked"]
 
 MAX_SHEET_COLUMNS: Final = 16_384
 MAX_CELL: Final = 32_767
@@ -64,10 +70,9 @@ def _some(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The body of one shard's part: where it lies, from which byte, and how many rows it has."""
+    """One shard's part: ``open`` gives a stream at the beginning of its body, to the end of which it can be read."""
 
-    path: Path
-    start: int
+    open: Callable[[], IO[bytes]]
     rows: int
 
 
@@ -76,6 +81,9 @@ class Format:
 
     suffix = ""
     media = "application/octet-stream"
+
+    def check(self, columns: Sequence[str]) -> None:
+        """Raises :class:`InputError` for columns that the format cannot hold, or where its library is not installed."""
 
     def write_part(self, out: IO[bytes], rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> int:
         """Writes the rows of a shard; returns their number. Raises :class:`RowError`."""
@@ -91,8 +99,7 @@ class Format:
         with self._packing(out) as packing:
             packing.write(self._head(columns))
         for part in parts:
-            with part.path.open("rb") as body:
-                body.seek(part.start)
+            with part.open() as body:
                 while chunk := body.read(_CHUNK):
                     out.write(chunk)
 
@@ -215,16 +222,21 @@ def _json_value(value: Any) -> Any:
 
 
 class Xlsx(Format):
-    """A workbook of one sheet."""
+    """A workbook, with one sheet more for each 1,048,575 rows."""
 
     suffix = "xlsx"
     media = "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"
 
+    def check(self, columns: Sequence[str]) -> None:
+        if len(columns) > MAX_SHEET_COLUMNS:
+            raise InputError(
+                f"a sheet has at most {MAX_SHEET_COLUMNS:,} columns, the export has {len(columns):,}: export as csv",
+                code="invalid_format",
+            )
+
     def _encode(self, rows: Sequence[Sequence[Any]], columns: Sequence[str], before: int) -> bytes:
         lines = []
         for number, row in enumerate(rows, before + 1):
-            if number > SHEET_ROWS:
-                raise _too_long(number)
             try:
                 cells = [v if type(v) is int and -(10**15) < v < 10**15 else _sheet_cell(v) for v in row]
                 lines.append(orjson.dumps(cells, option=orjson.OPT_APPEND_NEWLINE))
@@ -233,9 +245,6 @@ class Xlsx(Format):
         return b"".join(lines)
 
     def merge(self, out: IO[bytes], parts: Sequence[Part], columns: Sequence[str], tmp: Path) -> None:
-        total = sum(part.rows for part in parts)
-        if total > SHEET_ROWS:
-            raise _too_long(total)
         import xlsxwriter  # a worker that makes no workbook need not load it
         from xlsxwriter.exceptions import XlsxFileError
 
@@ -243,7 +252,7 @@ class Xlsx(Format):
             book = xlsxwriter.Workbook(out, {"constant_memory": True, "tmpdir": folder, **_PLAIN})
             book.use_zip64()
             try:
-                _write_sheet(book, parts, columns)
+                _write_sheets(book, parts, columns)
                 book.close()
             except XlsxFileError as error:
                 raise OSError(*error.args) from error
@@ -253,15 +262,18 @@ class Xlsx(Format):
                     sheet._opt_close()
 
 
-def _write_sheet(book: Any, parts: Sequence[Part], columns: Sequence[str]) -> None:
+def _write_sheets(book: Any, parts: Sequence[Part], columns: Sequence[str]) -> None:
     formats = {kind: book.add_format({"num_format": pattern}) for kind, pattern in _PATTERNS.items()}
-    sheet = book.add_worksheet("Rows")
-    sheet.freeze_panes(1, 0)
-    for column, name in enumerate(columns):
-        sheet.write_string(0, column, sheet_text(name))
-    for number, cells in enumerate(_lines(parts), 1):
-        for column, value in enumerate(cells):
-            _write_cell(sheet, number, column, value, formats)
+    lines = _lines(parts)
+    for first in chain([next(lines, None)], lines):  # an export without rows has a sheet, too
+        sheets = len(book.worksheets())
+        sheet = book.add_worksheet(f"Rows {sheets + 1}" if sheets else "Rows")
+        sheet.freeze_panes(1, 0)
+        for column, name in enumerate(columns):
+            sheet.write_string(0, column, sheet_text(name))
+        for number, cells in enumerate(chain([first or []], islice(lines, SHEET_ROWS - 1)), 1):
+            for column, value in enumerate(cells):
+                _write_cell(sheet, number, column, value, formats)
 
 
 _PATTERNS: Final[Mapping[type, str]] = {
@@ -270,10 +282,6 @@ _PATTERNS: Final[Mapping[type, str]] = {
     time: "hh:mm:ss",
     timedelta: "[h]:mm:ss",
 }
-
-
-def _too_long(count: int) -> RowError:
-    return RowError(f"a sheet has at most {SHEET_ROWS:,} rows below its header, here are {count:,}: export as csv")
 
 
 def _bad_cell(number: int, row: Sequence[Any], columns: Sequence[str], error: Exception) -> RowError:
@@ -303,8 +311,7 @@ def _sheet_cell(value: Any) -> Any:
 
 def _lines(parts: Sequence[Part]) -> Iterator[list[Any]]:
     for part in parts:
-        with part.path.open("rb") as body:
-            body.seek(part.start)
+        with part.open() as body:
             for line in body:
                 yield orjson.loads(line)
 
@@ -322,5 +329,176 @@ def _write_cell(sheet: Any, row: int, column: int, value: Any, formats: Mapping[
         sheet.write_datetime(row, column, found, formats[type(found)])
 
 
-FORMATS: Final[Mapping[str, Format]] = {"csv": Csv(), "csv.gz": CsvGz(), "ndjson": Ndjson(), "xlsx": Xlsx()}
+# -- parquet: parts are record batches of Arrow, the merge writes them as row groups of one schema
+
+_GROUP_ROWS: Final = 65_536
+_GROUP_BYTES: Final = 32 << 20
+_LENGTH: Final = struct.Struct("<Q")
+
+
+class Parquet(Format):
+    """Columns typed by their values; a column has one type in all shards.
+
+    The body of a part is frames, each a length and a record batch as an Arrow stream; then the types of the columns as
+    JSON, and the length of that. A column without a value so far has no type.
+    """
+
+    suffix = "parquet"
+    media = "application/vnd.apache.parquet"
+
+    def check(self, columns: Sequence[str]) -> None:
+        if importlib.util.find_spec("pyarrow") is None:
+            raise InputError(not_installed("pyarrow", "parquet"), code="invalid_format")
+
+    def write_part(self, out: IO[bytes], rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> int:
+        import pyarrow as pa
+
+        kinds: list[str | None] = [None] * len(columns)
+        count = 0
+        for batch in _batches(rows):
+            arrays = []
+            for at, name in enumerate(columns):
+                kinds[at], array = _typed([row[at] for row in batch], kinds[at], name, count)
+                arrays.append(array)
+            made = pa.RecordBatch.from_arrays(arrays, names=list(columns))
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, made.schema) as stream:
+                stream.write_batch(made)
+            frame = sink.getvalue()
+            out.write(_LENGTH.pack(frame.size))
+            out.write(frame)
+            count += len(batch)
+        tail = orjson.dumps(kinds)
+        out.write(tail + _LENGTH.pack(len(tail)))
+        return count
+
+    def merge(self, out: IO[bytes], parts: Sequence[Part], columns: Sequence[str], tmp: Path) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        types = _arrow_types()
+        kinds = _common_kinds(parts, columns)
+        schema = pa.schema([(name, types[kind or "text"]) for name, kind in zip(columns, kinds, strict=True)])
+        with pq.ParquetWriter(out, schema) as writer:
+            group: list[Any] = []
+            for batch in _record_batches(parts):
+                group.append(batch.cast(schema))
+                if sum(map(len, group)) >= _GROUP_ROWS or sum(each.nbytes for each in group) >= _GROUP_BYTES:
+                    writer.write_table(pa.concat_tables(group))
+                    group = []
+            if group:
+                writer.write_table(pa.concat_tables(group))
+
+
+@cache
+def _arrow_types() -> Mapping[str, Any]:
+    import pyarrow as pa
+
+    return {
+        "bool": pa.bool_(), "whole number": pa.int64(), "float": pa.float64(), "decimal": pa.decimal128(38, 9),
+        "text": pa.string(), "bytes": pa.binary(), "date": pa.date32(), "time": pa.time64("us"),
+        "date with time": pa.timestamp("us"), "date with time and zone": pa.timestamp("us", "UTC"),
+    }  # fmt: skip
+
+
+_KINDS: Final = (
+    (bool, "bool"), (int, "whole number"), (float, "float"), (Decimal, "decimal"), (str, "text"), (bytes, "bytes"),
+    (datetime, "date with time"), (date, "date"), (time, "time"), (timedelta, "float"),
+    ((Mapping, list, tuple, UUID), "text"),
+)  # fmt: skip
+"""What a type becomes; the first that fits."""
+
+
+@cache
+def _kind(kind: Any) -> str | None:
+    return next((name for types, name in _KINDS if issubclass(kind, types)), None)
+
+
+def _kind_of(value: Any) -> str:
+    kind = _kind(value.__class__)
+    if kind is None:
+        raise TypeError(f"a {type(value).__name__} has no form in parquet")
+    if kind == "time" and value.tzinfo is not None:
+        raise TypeError("a time with a zone has no form in parquet")
+    return "date with time and zone" if kind == "date with time" and value.tzinfo is not None else kind
+
+
+def _arrow_value(value: Any) -> Any:
+    if type(value) in (str, int, float):
+        return value
+    if isinstance(value, Mapping | list | tuple):
+        return orjson.dumps(value).decode()
+    if isinstance(value, UUID):
+        return str(value)
+    return value.total_seconds() if isinstance(value, timedelta) else value
+
+
+def _typed(values: list[Any], kind: str | None, name: str, before: int) -> tuple[str | None, Any]:
+    """A column of some rows as an array, and its type, ``kind`` if it has one already. Raises :class:`RowError`."""
+    import pyarrow as pa
+
+    fit: list[Any] = []
+    number = before
+    try:
+        for value in values:
+            number += 1
+            if value is not None and kind != (found := _kind_of(value)):
+                if kind is not None:
+                    raise TypeError(f"a {found} after a {kind}; a column of parquet has one type")
+                kind = found
+            fit.append(_arrow_value(value))
+        wanted = pa.null() if kind is None else _arrow_types()[kind]
+        try:
+            return kind, pa.array(fit, wanted)
+        except (TypeError, ValueError, OverflowError):
+            number = before
+            for value in fit:
+                number += 1
+                pa.scalar(value, wanted)
+            raise
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RowError(f"row {number} of the shard, column {name[:80]!r}: {error}") from None
+
+
+def _common_kinds(parts: Sequence[Part], columns: Sequence[str]) -> list[str | None]:
+    """The types of the columns in all parts. Raises :class:`RowError` where two differ."""
+    common: list[str | None] = [None] * len(columns)
+    for part in parts:
+        with part.open() as body:
+            for at, kind in enumerate(orjson.loads(_tail(body)[0])):
+                if kind is not None and kind != (common[at] or kind):
+                    raise RowError(
+                        f"column {columns[at][:80]!r}: some shards yield a {common[at]}, others a {kind}; a column of"
+                        " parquet has one type"
+                    )
+                common[at] = common[at] or kind
+    return common
+
+
+def _tail(body: IO[bytes]) -> tuple[bytes, int]:
+    """The types at the end of a part, and where the frames before them end. Leaves the stream at its frames."""
+    first = body.tell()
+    end = body.seek(-_LENGTH.size, os.SEEK_END)
+    (length,) = _LENGTH.unpack(body.read(_LENGTH.size))
+    end = body.seek(end - length)
+    tail = body.read(length)
+    body.seek(first)
+    return tail, end
+
+
+def _record_batches(parts: Sequence[Part]) -> Iterator[Any]:
+    """The batches of the parts, each as a table."""
+    import pyarrow as pa
+
+    for part in parts:
+        with part.open() as body:
+            _, end = _tail(body)
+            while body.tell() < end:
+                (length,) = _LENGTH.unpack(body.read(_LENGTH.size))
+                yield pa.ipc.open_stream(body.read(length)).read_all()
+
+
+FORMATS: Final[Mapping[str, Format]] = {
+    "csv": Csv(), "csv.gz": CsvGz(), "ndjson": Ndjson(), "xlsx": Xlsx(), "parquet": Parquet(),
+}  # fmt: skip
 """The formats by name, which is also the extension of the file."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from asynctask.errors import ConfigError, Conflict, InputError
-from asynctask.exports.files import ExportFiles
+from asynctask.exports.files import ExportFiles, ResultFile
 from asynctask.exports.rows import FORMATS, checked
 from asynctask.job import current_job
 from asynctask.ledger import queries
@@ -19,7 +18,6 @@ __all__ = ["MERGER", "Export", "check_columns", "check_format", "merge", "result
 MERGER: Final = "asynctask.merge"
 """The name of the worker that merges."""
 
-MAX_COLUMNS: Final = 16_384
 _CHECK_EVERY: Final = 1_000
 
 
@@ -34,17 +32,18 @@ class Export:
 def check_columns(columns: Any) -> tuple[str, ...]:
     """The columns of a declaration. Raises :class:`ConfigError`."""
     found = () if isinstance(columns, str) else tuple(columns)
-    if not found or len(found) > MAX_COLUMNS or not all(isinstance(name, str) and 0 < len(name) <= 255 for name in found):
-        raise ConfigError(f"columns must be 1 to {MAX_COLUMNS:,} names of 1 to 255 characters")
+    if not found or not all(isinstance(name, str) and 0 < len(name) <= 255 for name in found):
+        raise ConfigError("columns must be names of 1 to 255 characters, one at least")
     if len(set(found)) < len(found):
         raise ConfigError("columns must not have two of one name")
     return found
 
 
-def check_format(name: Any) -> str:
+def check_format(name: Any, columns: Sequence[str]) -> str:
     """The format of a submission. Raises :class:`InputError`."""
     if not isinstance(name, str) or name not in FORMATS:
         raise InputError(f"format {str(name)[:80]!r} is none of {', '.join(FORMATS)}", code="invalid_format")
+    FORMATS[name].check(columns)
     return name
 
 
@@ -84,8 +83,8 @@ def merge(ledger: Ledger, files: ExportFiles, said: Mapping[str, Any], progress:
     }
 
 
-def result_of(ledger: Ledger, files: ExportFiles, task_id: int, progress: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
-    """The file of a Task's result and its manifest. Raises :class:`Conflict` with the reason where there is none yet,
+def result_of(ledger: Ledger, files: ExportFiles, task_id: int, progress: Mapping[str, Any]) -> ResultFile:
+    """The file of a Task's result. Raises :class:`Conflict` with the reason where there is none yet,
     :class:`NotFound` where it is gone."""
     with ledger.database.read() as connection:
         said = queries.export_of(connection, task_id)

@@ -32,7 +32,7 @@ from asynctask.database.tables import (
     task_tallies,
     tasks,
 )
-from asynctask.errors import InputError
+from asynctask.errors import InputError, Unavailable
 from asynctask.ledger.base import PURGING, Ledger, each_free, loads
 from asynctask.logs import get_logger
 
@@ -221,7 +221,7 @@ class Purge:
         for export in exports:
             try:
                 self.removed.files += self.remove_export(export)
-            except OSError as error:
+            except (OSError, Unavailable) as error:
                 self._log.warning("export_not_removed", name=export, error=str(error))
 
 

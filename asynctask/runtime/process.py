@@ -27,6 +27,7 @@ from asynctask.dispatch.demand import Pace
 from asynctask.dispatch.dispatcher import Dispatcher
 from asynctask.dispatch.outbox import EngineQueues
 from asynctask.errors import Unavailable
+from asynctask.exports.files import ExportFiles
 from asynctask.ledger import processes
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.lists.uploads import Uploads
@@ -83,6 +84,9 @@ class Dispatching(Tracked, Protocol):
 
     @property
     def uploads(self) -> Uploads: ...
+
+    @property
+    def export_files(self) -> ExportFiles: ...
 
     def resume_split(self, task_id: int) -> None: ...
 
@@ -150,6 +154,7 @@ class AppProcess:
             self.maintenance = maintenance(
                 resume_split=dispatching.resume_split,
                 uploads=dispatching.uploads,
+                remove_export=dispatching.export_files.remove,
                 purge_after_s=config.purge_after_days * 86_400,
                 nudge=dispatcher.nudge,
                 expect=dispatcher.expect,

@@ -113,6 +113,13 @@ def test_iterables_lose_nothing_to_kills(tmp_path: Path) -> None:
     assert found["settings"]["attempts"] == 2
 
 
+@pytest.mark.parametrize("form", ["csv", pytest.param("xlsx", marks=pytest.mark.full(reason="the same run, slower"))])
+def test_exports_are_right_to_the_last_cell(tmp_path: Path, form: str) -> None:
+    found = result(tmp_path, "exports", "-n", "3000", "--shards", "3", "--runs", "1", "--processes", "1", "--format", form)
+    assert found["ratio"] == pytest.approx(found["ours"] / found["peer"])
+    assert list(found["settings"]["peak_mb"]) == ["worker 1"]
+
+
 def test_limited_tasks_are_told_beside_what_is_possible(tmp_path: Path) -> None:
     words = ("-n", "10", "--runs", "1", "--work-ms", "2", "--parallel", "2", "--workers", "1,2")
     found = result(tmp_path, "throttled", *words)

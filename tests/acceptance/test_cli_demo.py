@@ -29,13 +29,14 @@ def test_the_demo_audits_itself_and_leaves_a_report_and_no_process(desk: Desk) -
     found = desk.json("demo", "--rows", 600)
     assert found["ok"]
     assert all(each["holds"] for each in found["audit"])
-    assert [each["rows"] for each in found["tasks"]] == [200, 600]
+    assert [each["rows"] for each in found["tasks"]] == [200, 600, 50_000]
     assert found["retried"] > 0
     assert Path(found["report"]).is_file()
     assert not desk.processes()
     again = desk.run("demo", "--rows", "100").stdout  # in the folder of the first, anew
     assert "WRONG" not in again
-    assert again.count("\nok ") == 6
+    assert again.count("\nok ") == 8
+    assert "Export: " in again
     assert "Report: " in again
 
 

@@ -43,7 +43,7 @@ def test_an_export_whose_workers_die_in_a_shard_and_in_the_merge_is_whole_or_abs
     assert not list(world.folder.glob("data/exports/*/result-*"))
     with world.working(app):
         task.wait(timeout=120)
-    path, manifest = app.result(task.id)
+    path, manifest = Path(app.result(task.id).location), app.result(task.id).manifest
     assert path.read_bytes() == b"\xef\xbb\xbf" + b"".join(
         b"%s\r\n" % n for n in [b"n", *(b"%d" % n for n in range(3 * ROWS))]
     )

@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 import gzip
 import hashlib
+import importlib.util
 import json
 import os
 import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from typing import Any
 import openpyxl
 import orjson
 import pytest
+from support.servers import unmet
 
 from asynctask import AsyncTask, NormalException
 from asynctask.errors import Conflict, InputError, UnknownWorker
@@ -55,20 +59,37 @@ def made(app: AsyncTask, shards: list[dict[str, Any]], **options: Any) -> tuple[
     return task.id, task.progress()
 
 
+def fetched(app: AsyncTask, task_id: int) -> tuple[Path, dict[str, Any]]:
+    found = app.result(task_id)
+    return Path(found.location), found.manifest
+
+
+def read_parquet(path: Path) -> list[dict[str, Any]]:
+    if importlib.util.find_spec("pyarrow") is None:
+        unmet("pyarrow is not installed: pip install pyarrow")
+    import pyarrow.parquet as pq
+
+    found: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    return found
+
+
 SHARDS = [{"first": 0, "count": 1500}, {"first": 1500, "count": 0}, {"first": 1500, "count": 700}]
 WANTED = [[str(n), f"row {n}"] for n in range(2200)]
 
 
-@pytest.mark.parametrize("form", ["csv", "csv.gz", "ndjson", "xlsx"])
+@pytest.mark.parametrize("form", ["csv", "csv.gz", "ndjson", "xlsx", "parquet"])
 def test_the_file_has_every_row_in_the_order_of_the_shards(app: AsyncTask, tmp_path: Path, form: str) -> None:
     task_id, progress = made(app, SHARDS, format=form, on_success="told")
-    path, manifest = app.result(task_id)
+    path, manifest = fetched(app, task_id)
     body = path.read_bytes()
     if form in ("csv", "csv.gz"):
         text = (gzip.decompress(body) if form == "csv.gz" else body).decode("utf-8-sig")
         rows = list(csv.reader(text.splitlines()))
     elif form == "ndjson":
         rows = [["n", "text"], *([str(each["n"]), each["text"]] for each in map(orjson.loads, body.splitlines()))]
+    elif form == "parquet":
+        found = read_parquet(path)
+        rows = [["n", "text"], *([str(each["n"]), each["text"]] for each in found)]
     else:
         rows = [[str(cell) for cell in row] for row in openpyxl.load_workbook(path)["Rows"].values]
     assert rows == [["n", "text"], *WANTED]
@@ -84,7 +105,7 @@ def test_the_file_has_every_row_in_the_order_of_the_shards(app: AsyncTask, tmp_p
 def test_a_partial_export_says_so_and_a_retry_makes_it_whole(app: AsyncTask, tmp_path: Path) -> None:
     task_id, progress = made(app, [*SHARDS, {"first": 2200, "count": 2, "refuse": True}])
     assert progress["result"]["partial"]
-    assert app.result(task_id)[1]["missing_shards"] == [3]
+    assert app.result(task_id).manifest["missing_shards"] == [3]
     (tmp_path / "mended").touch()
     task = app.task(task_id)
     task.retry()
@@ -96,7 +117,7 @@ def test_a_partial_export_says_so_and_a_retry_makes_it_whole(app: AsyncTask, tmp
         wait_for(lambda: task.progress()["done"], f"{task.progress()}")
     finally:
         launcher.stop()
-    path, manifest = app.result(task_id)
+    path, manifest = fetched(app, task_id)
     assert (manifest["rows"], manifest["partial"]) == (2202, False)
     assert app.purge(0).files == 1
     assert not path.parent.exists()
@@ -120,11 +141,102 @@ def test_a_value_that_the_format_cannot_hold_is_named(app: AsyncTask, form: str,
     assert task.progress()["result"]["partial"]
 
 
+def test_parquet_keeps_types_and_a_column_has_one_in_all_shards(app: AsyncTask) -> None:
+    day, moment = date(2026, 3, 5), datetime(2026, 3, 5, 12, 30, tzinfo=UTC)
+    unfit = {"large": 2**63, "fine": Decimal("0.0123456789"), "object": object(), "zone": time(1, tzinfo=UTC)}
+    values: list[list[Any]] = [
+        [None, None, Decimal("1.5"), day, moment, True, {"a": [1]}, timedelta(seconds=90), b"\xff", None],
+        [7, "é", Decimal("1234567.123456789"), day, moment, False, [1], None, b"", None],
+        [None, "b", None, None, None, None, None, None, None, None],
+    ]
+    columns = [f"c{at}" for at in range(10)]
+
+    @app.export(columns=columns, name="typed", retry=0)
+    def typed(shard: list[int]) -> Iterator[Any]:
+        for at in shard:
+            yield from [values[at]] * 1_000  # a batch each
+
+    @app.export(columns=["c"], name="loose", retry=0)
+    def loose(shard: list[Any]) -> Iterator[Any]:
+        yield from ([unfit[each["unfit"]] if isinstance(each, dict) else each] for each in shard)
+
+    launcher = app.launcher(concurrency=1, shutdown_s=5)
+    task = app.submit_export(typed, [[0, 1], [2]], format="parquet")
+    in_one = app.submit_export(loose, [[1, None, "a"]], format="parquet")
+    between = app.submit_export(loose, [[1], [None], ["a"]], format="parquet")
+    too_large = app.submit_export(loose, [[{"unfit": each}] for each in unfit], format="parquet")
+    launcher.start()
+    try:
+        wait_for(lambda: task.progress()["done"] and in_one.progress()["done"], f"{task.progress()}")
+        wait_for(lambda: between.progress()["done"] and too_large.progress()["done"], f"{between.progress()}")
+    finally:
+        launcher.stop()
+    found = read_parquet(Path(app.result(task.id).location))
+    texts = {(1, "c6"): "[1]", (0, "c6"): '{"a":[1]}', (0, "c7"): 90.0}
+    for at, row in enumerate(values):
+        wanted = {name: texts.get((at, name), value) for name, value in zip(columns, row, strict=True)}
+        assert found[at * 1_000 : (at + 1) * 1_000] == [wanted] * 1_000
+    assert in_one.progress()["counts"]["failed"] == 1
+    assert "row 3 of the shard, column 'c': a text after a whole number" in str(in_one.events()[0]["added_messages"])
+    assert between.progress()["result"] is None
+    with pytest.raises(Conflict, match="its merge failed"):
+        app.result(between.id)
+    assert too_large.progress()["counts"]["failed"] == 4
+
+
+def test_a_workbook_has_a_sheet_more_for_what_one_cannot_hold(app: AsyncTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asynctask.exports.rows.SHEET_ROWS", 1_000)
+    task_id, _ = made(app, SHARDS, format="xlsx")
+    book = openpyxl.load_workbook(app.result(task_id).location)
+    assert book.sheetnames == ["Rows", "Rows 2", "Rows 3"]
+    rows = [[str(cell) for cell in row] for sheet in book for row in list(sheet.values)[1:]]
+    assert rows == WANTED
+    empty, _ = made(app, [{"first": 0, "count": 0}], format="xlsx")
+    assert [list(sheet.values) for sheet in openpyxl.load_workbook(app.result(empty).location)] == [[("n", "text")]]
+
+
+def test_only_a_workbook_is_limited_in_its_columns(app: AsyncTask) -> None:
+    columns = [f"c{n}" for n in range(16_385)]
+
+    @app.export(columns=columns, name="wide", retry=0)
+    def wide(shard: Any) -> Iterator[Any]:
+        yield range(16_385)
+
+    with pytest.raises(InputError, match="at most 16,384 columns"):
+        app.submit_export(wide, [1], format="xlsx")
+    launcher = app.launcher(concurrency=1, shutdown_s=5)
+    task = app.submit_export(wide, [1])
+    launcher.start()
+    try:
+        wait_for(lambda: task.progress()["done"], f"{task.progress()}")
+    finally:
+        launcher.stop()
+    assert Path(app.result(task.id).location).read_text("utf-8-sig").split("\n")[1] == ",".join(map(str, range(16_385)))
+
+
+def test_what_parquet_needs_is_named_where_it_is_missing(app: AsyncTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install 'asynctask-ledger\[parquet\]'"):
+        app.submit_export("numbers", SHARDS, format="parquet")
+
+
+def test_the_same_key_gives_the_same_export_and_a_dry_run_makes_none(app: AsyncTask) -> None:
+    found = app.submit_export("numbers", SHARDS, dry_run=True)
+    assert (found.accepted, found.rejected, app.tasks()) == (3, 0, [])
+    with pytest.raises(InputError, match="format"):
+        app.submit_export("numbers", SHARDS, format="pdf", dry_run=True)
+    first = app.submit_export("numbers", SHARDS, idempotency_key="a")
+    assert app.submit_export("numbers", SHARDS, idempotency_key="a").id == first.id
+    for shards, form in ((SHARDS, "xlsx"), (SHARDS[:2], "csv")):
+        with pytest.raises(InputError):
+            app.submit_export("numbers", shards, format=form, idempotency_key="a")
+
+
 def test_formulas_are_texts(app: AsyncTask) -> None:
     task_id, _ = made(app, [{"first": 1, "count": 1, "text": "=1+1"}])
-    assert b"1,'=1+1\r\n" in app.result(task_id)[0].read_bytes()
+    assert b"1,'=1+1\r\n" in Path(app.result(task_id).location).read_bytes()
     task_id, _ = made(app, [{"first": 1, "count": 1, "text": "=1+1"}], format="xlsx")
-    (_, row) = openpyxl.load_workbook(app.result(task_id)[0])["Rows"].iter_rows()
+    (_, row) = openpyxl.load_workbook(Path(app.result(task_id).location))["Rows"].iter_rows()
     assert (row[1].value, row[1].data_type) in {("=1+1", "s"), ("=1+1", "f")}
 
 
@@ -213,3 +325,16 @@ def test_a_full_disk_leaves_no_half_of_a_file_and_the_next_attempt_makes_it_whol
     assert (task.progress()["counts"]["finish"], task.progress()["result"]["rows"]) == (1, 2_000)
     (event,) = task.events()
     assert any("is the disk full?" in each["message"] for each in event["messages"])
+
+
+def test_a_worker_of_an_engine_cannot_be_exported(app: AsyncTask) -> None:
+    celery = pytest.importorskip("celery").Celery("shop", broker="redis://127.0.0.1:1/0")
+    from asynctask.integrations.celery import attach
+
+    attach(celery, app)
+
+    @celery.task(name="rows")  # type: ignore[untyped-decorator]
+    def rows(shard: int) -> None: ...
+
+    with pytest.raises(InputError, match="no worker that merges"):
+        app.submit_export("rows", [1])

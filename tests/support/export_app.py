@@ -23,6 +23,7 @@ def add_export(app: AsyncTask, folder: Path) -> None:
     def numbers(shard: int) -> Iterator[Sequence[int]]:
         for n in range(shard * ROWS, (shard + 1) * ROWS):
             if n == ROWS + ROWS // 2:
+                (folder / "in-shard").touch()
                 wait_for_file(folder / "shard-gate")
             yield [n]
 
@@ -39,6 +40,7 @@ def slow_merge(folder: Path) -> None:
     def merge(self: Any, out: IO[bytes], parts: Sequence[Part], columns: Sequence[str], tmp: Path) -> None:
         whole(self, out, parts[:1], columns, tmp)
         out.flush()
+        (folder / "in-merge").touch()
         wait_for_file(folder / "merge-gate")
         out.seek(0)
         out.truncate()
@@ -48,6 +50,6 @@ def slow_merge(folder: Path) -> None:
 
 
 if MARK in os.environ:
-    app = make_app(Path(os.environ[MARK]))
+    app = make_app(Path(os.environ[MARK]), results_url=os.environ.get("ASYNCTASK_RESULTS_URL"))
     add_export(app, Path(os.environ[MARK]))
     slow_merge(Path(os.environ[MARK]))

@@ -196,7 +196,9 @@ class TestTheShopsDatabase:
         promotions.open_shop()
         promotions.prepare_shop(promotions.shop.engine())
         sellers = len(promotions.SELLERS)
-        assert promotions.shop_counts() == {"campaigns": 0, "enrolments": 0, "promotions": 1, "sellers": sellers}
+        assert promotions.shop_counts() == {
+            "campaigns": 0, "enrolments": 0, "price_list": 0, "promotions": 1, "sellers": sellers,
+        }  # fmt: skip
 
     def test_threads_share_one_engine_even_if_all_ask_first(self, shop: Path) -> None:
         together = threading.Barrier(8)
@@ -418,3 +420,13 @@ class TestExpected:
     def test_whatever_differs_is_said(self, outcome: dict[str, Any], said: str) -> None:
         right: dict[str, Any] = {"rejected": [9], "refused": [5, 6, 7], "codes": ["a", "b"]}
         assert self.EXPECTED.disagreements(**right | outcome) == [said]
+
+
+def test_the_price_list_is_exported_row_by_row(shop: Path) -> None:
+    promotions.stock_price_list(5)
+    promotions.stock_price_list(1_003)
+    shards = promotions.price_list_shards(4)
+    rows = [row for shard in shards for row in promotions.app.exports["export_price_list"].rows(shard)]
+    assert (len(shards), [row[0] for row in rows]) == (4, list(range(1, 1_004)))
+    assert (len(rows), sum(row[-1] for row in rows)) == promotions.price_list_sum()
+    assert {len(row) for row in rows} == {len(promotions.PRICE_COLUMNS)}

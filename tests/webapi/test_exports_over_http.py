@@ -33,5 +33,13 @@ def test_an_export_is_made_and_fetched_in_ranges(
     part = client.get(url, headers={"Range": "bytes=3-5"})
     assert (part.status_code, part.data) == (206, b"n\r\n")
     assert client.get(url, headers={"If-None-Match": whole.headers["ETag"]}).status_code == 304
+    asked = {"worker": "numbers", "shards": [1], "dry_run": True}
+    tried = client.post("/api/exports", json=asked)
+    assert (tried.status_code, tried.json["accepted"], tried.json["dry_run"]) == (200, 1, True)
+    keyed = [client.post("/api/exports", json=asked | {"dry_run": False}, headers={"Idempotency-Key": "k"}) for _ in "ab"]
+    assert keyed[0].json["task_id"] == keyed[1].json["task_id"]
+    assert keyed[1].headers["Idempotency-Replayed"] == "true"
+    other = asked | {"dry_run": False, "format": "xlsx"}
+    assert client.post("/api/exports", json=other, headers={"Idempotency-Key": "k"}).status_code == 422
     wrong = client.post("/api/exports", json={"worker": "numbers", "shards": [1], "format": "doc"})
     assert wrong.status_code == 422
