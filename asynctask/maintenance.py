@@ -534,7 +534,7 @@ class MaintenanceLeadership:
         return True
 
     def _query(self, now: float) -> leases.Work:
-        found = leases.query_work(self._ledger)
+        found = self._query_work()
         self._queried_at = now
         self._active = self._broker_apart or not found.quiet
         self._scheduled_at = found.scheduled_at
@@ -545,10 +545,22 @@ class MaintenanceLeadership:
         rests = self._every_s if self._active else _QUIET * 3 * self._every_s
         if found.newest != self._newest or now - self._listed >= rests:
             self._newest = found.newest
-            with self._ledger.database.read() as connection:
-                self._known = processes.list_processes(connection)
+            self._known = self._list_processes()
             self._listed = now
         return found
+
+    def _query_work(self) -> leases.Work:
+        return leases.query_work(self._ledger)
+
+    def _list_processes(self) -> list[dict[str, object]]:
+        with self._ledger.database.read() as connection:
+            return processes.list_processes(connection)
+
+    def _holder_now(self) -> leases.Holder:
+        return leases.holder_of(self._ledger, leases.MAINTENANCE)
+
+    def _take_over(self, old: str | None) -> bool:
+        return leases.take_over(self._ledger, leases.MAINTENANCE, old)
 
     def _gives_way(self, holder: leases.Holder) -> bool:
         """Whether this process should take over: the holder is gone, or cannot resume splits as this one can."""
@@ -562,9 +574,9 @@ class MaintenanceLeadership:
         if now - self._queried_at < 2 * _QUIET * self._every_s and not self._holder.is_dead(self._host):
             return False
         self._queried_at = now
-        self._holder = leases.holder_of(self._ledger, leases.MAINTENANCE)
+        self._holder = self._holder_now()
         own = self._holder.identity == self._ledger.identity
         if own or self._gives_way(self._holder):
-            self._held = own or leases.take_over(self._ledger, leases.MAINTENANCE, self._holder.identity)
+            self._held = own or self._take_over(self._holder.identity)
             self._active = True
         return self._held

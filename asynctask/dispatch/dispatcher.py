@@ -60,6 +60,9 @@ LOOK_AGAIN_S = 15.0
 OBSERVE_S = 0.4
 """Between two queries of the other processes while rounds go on: a heartbeat comes once a second at most."""
 
+PUSHING_S = 0.5
+"""For so long at most larger priorities wait while another dispatcher pushes jobs of a Task that has more."""
+
 HELD_S = 0.5
 """Until a Task whose row another session had locked is tried again."""
 
@@ -252,15 +255,16 @@ class Dispatcher:
         if own and not self._leadership.elsewhere:
             self._empty_rounds = 0 if pushed else self._empty_rounds + 1
             self._own_round_at = clock.monotonic() + min(HELP_S, SHORTEST_S * 2 ** min(self._empty_rounds, 9))
-        if due:
-            with self._ledger.database.read() as connection:
-                next_due = dispatchable.next_due(connection, self._ledger.now())
-            if next_due is not None:
-                self.expect(next_due)
+        if due and (next_due := self._next_due()) is not None:
+            self.expect(next_due)
         if pushed:  # from beginning to beginning: what is pushed lasts no longer because a round takes its time
             self._used_up_at = began + self._pause_s
         rest = self._used_up_at - clock.monotonic()
         return max(SHORTEST_S, rest) if pushed or rest > 0 else ACTIVE_S
+
+    def _next_due(self) -> int | None:
+        with self._ledger.database.read() as connection:
+            return dispatchable.next_due(connection, self._ledger.now())
 
     def _go_on(self, pause: float) -> float:
         """Acquires, renews or ends leadership by what is left. Returns how long to wait for the next round."""
@@ -376,10 +380,7 @@ class Dispatcher:
 
     def _dispatch(self, loads_: Sequence[Load]) -> int:
         used = Capacity(loads_, self._router.reaches)
-        with self._ledger.database.read() as connection:
-            tasks = reservations.runnable(connection, self._ledger, used.queues, after=self._last_served)
-            # What waits for a queue that nobody works stays in the ledger, and nothing else waits behind it.
-            alone = reservations.alone_due(connection, self._ledger.now(), used.wanting)
+        tasks, alone = self._dispatchable(used)
         self._is_left = bool(tasks or alone)
         if not self._is_left:
             return 0
@@ -402,6 +403,12 @@ class Dispatcher:
         # A Task whose round was asked for is left no more: it says when its next one may begin.
         self._is_left = bool(alone or rounds or not all(task.has_rounds for task in tasks))
         return sum(sent.values())
+
+    def _dispatchable(self, used: Capacity) -> tuple[Sequence[Runnable], Sequence[Alone]]:
+        with self._ledger.database.read() as connection:
+            tasks = reservations.runnable(connection, self._ledger, used.queues, after=self._last_served)
+            # What waits for a queue that nobody works stays in the ledger, and nothing else waits behind it.
+            return tasks, reservations.alone_due(connection, self._ledger.now(), used.wanting)
 
     def _sources(
         self, tasks: Sequence[Runnable], alone: Sequence[Alone], rounds: set[int]
@@ -437,14 +444,25 @@ class Dispatcher:
         first, *others = sorted(sources)
         if not others:
             self._credit.forget(queue)
-            return self._share(room, queue, first, sources[first])
+            return self._share_next(room, queue, first, sources)
         later: _Sources = {(priority, key): found for priority in others for key, found in sources[priority].items()}
         behind = self._share(room, queue, first, later, self._credit.owed(queue))
-        sent = self._share(room, queue, first, sources[first])
+        sent = self._share_next(room, queue, first, sources)
         for priority in others:
-            behind += self._share(room, queue, priority, sources[priority])
+            behind += self._share_next(room, queue, priority, sources)
         self._credit.note(queue, sent + behind, behind)
         return sent + behind
+
+    def _share_next(self, room: Demand, queue: str, priority: int, sources: Mapping[int, _Sources]) -> int:
+        """What is wanted at a priority, unless another dispatcher has a Task of a smaller one in hand."""
+        if room.at(queue, priority) <= 0 or self._is_reserved_elsewhere(queue, priority):
+            return 0
+        return self._share(room, queue, priority, sources[priority])
+
+    def _is_reserved_elsewhere(self, queue: str, priority: int) -> bool:
+        since = self._ledger.now() + micros(LEASE_S - PUSHING_S)
+        with self._ledger.database.read() as connection:
+            return reservations.is_reserved_elsewhere(connection, self._ledger, queue, priority, since)
 
     def _share(self, room: Demand, queue: str, priority: int, groups: _Sources, owed: int | None = None) -> int:
         """Those of one priority share alike. ``owed``: these are of larger priorities, and so many of their jobs go at
@@ -585,7 +603,7 @@ class DispatchLeadership:
             return None
         if now < self._elsewhere_until:
             return self._elsewhere_until - now
-        other = leases.acquire(self._ledger, leases.DISPATCH, LEADER_LEASE_S)
+        other = self._lease()
         if other is None:
             self._held_until = now + LEADER_LEASE_S
             return None
@@ -594,12 +612,18 @@ class DispatchLeadership:
         self._elsewhere_until = now + left
         return left
 
+    def _lease(self) -> int | None:
+        return leases.acquire(self._ledger, leases.DISPATCH, LEADER_LEASE_S)
+
+    def _give_up(self) -> None:
+        leases.give_up(self._ledger, leases.DISPATCH)
+
     def resign(self) -> None:
         """Gives the lease up: nothing is left, and the next process with something to dispatch need not wait."""
         if not self.held:
             return
         self._held_until = 0.0
         try:
-            leases.give_up(self._ledger, leases.DISPATCH)
+            self._give_up()
         except Unavailable as error:  # it ends by itself
             self._log.warning("duty_not_given_up", error=str(error))

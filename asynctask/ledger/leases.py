@@ -20,7 +20,18 @@ from asynctask.database.tables import as_dict, duties, events, jobs, processes, 
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.processes import Host
 
-__all__ = ["DISPATCH", "MAINTENANCE", "Holder", "Work", "acquire", "give_up", "holder_of", "query_work", "take_over"]
+__all__ = [
+    "DISPATCH",
+    "MAINTENANCE",
+    "Holder",
+    "Work",
+    "acquire",
+    "give_up",
+    "holder_of",
+    "is_taken",
+    "query_work",
+    "take_over",
+]
 
 DISPATCH: Final = "dispatch"
 MAINTENANCE: Final = "upkeep"
@@ -46,6 +57,11 @@ class Holder:
         return self.process is not None and host.knows_dead(self.process)
 
 
+def is_taken(holder: str | None, held_until: int | None, by: str, now: int) -> bool:
+    """Whether a duty that is leased until a time belongs to another process than ``by``."""
+    return holder not in (None, by) and (held_until or 0) > now
+
+
 def acquire(ledger: Ledger, name: str, for_s: float) -> int | None:
     """Acquires or renews a duty for ``for_s`` seconds.
 
@@ -54,7 +70,7 @@ def acquire(ledger: Ledger, name: str, for_s: float) -> int | None:
     now = ledger.now()
     with ledger.database.read() as connection:
         found = connection.execute(sa.select(_d.holder, _d.held_until).where(_d.name == name)).one_or_none()
-    if found is not None and found.holder not in (None, ledger.identity) and (found.held_until or 0) > now:
+    if found is not None and is_taken(found.holder, found.held_until, ledger.identity, now):
         return int(found.held_until)
     until = now + micros(for_s)
     return None if _acquire(ledger, name, now, until, known=found is not None) else until

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Final
@@ -45,6 +45,7 @@ from asynctask.ledger import counters, dispatchable, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, dumps, each_free, loads, try_lock
 from asynctask.ledger.events import Applied, Change, EventRecord, Note, apply, last_start, read_events
+from asynctask.ledger.leases import is_taken
 
 __all__ = [
     "MOST_LENT",
@@ -57,6 +58,7 @@ __all__ = [
     "alone_due",
     "close_small",
     "confirm",
+    "is_reserved_elsewhere",
     "lend_jobs",
     "options_priority",
     "reserve",
@@ -124,6 +126,12 @@ _RUNNABLE_AFTER = _READY.where(_t.ready == sa.bindparam("priority"), _t.id > sa.
 _RUNNABLE_LOWER = _READY.where(_t.ready > sa.bindparam("priority"))
 _UNCONFIRMED = (
     sa.select(_t.id, _t.queue).where(_t.dispatch_until <= sa.bindparam("now"), _t.dispatch_by.is_not(None)).limit(1_000)
+)
+_ELSEWHERE = (
+    sa.select(_t.id)
+    .where(_t.dispatch_until > sa.bindparam("since"), _t.dispatch_by != sa.bindparam("me"))
+    .where(_t.queue == sa.bindparam("of"), _t.ready < sa.bindparam("priority"))
+    .limit(1)
 )
 _DUE_OF_TASK = (
     sa.select(_e.id)
@@ -212,13 +220,17 @@ def runnable(
     given = {"me": ledger.identity, "now": ledger.now(), "count": limit}
     for queue in sorted(queues):
         here = {**given, "of": queue}
-        ready_there = [tuple(row) for row in connection.execute(_RUNNABLE, here)]
-        if len(ready_there) == limit:
-            last = int(ready_there[-1][2])
-            if (queue, last) in after:
-                ready_there = _from(connection, here, ready_there, last, after[queue, last])
-            if int(ready_there[0][2]) == last:
-                ready_there += [tuple(row) for row in connection.execute(_RUNNABLE_LOWER, {**here, "priority": last})]
+
+        def read(statement: Any, here: Mapping[str, Any] = here, **more: int) -> list[Any]:
+            return [tuple(row) for row in connection.execute(statement, {**here, **more})]
+
+        ready_there = page(
+            limit,
+            {priority: task_id for (name, priority), task_id in after.items() if name == queue},
+            first=partial(read, _RUNNABLE),
+            beyond=partial(read, _RUNNABLE_AFTER),
+            lower=partial(read, _RUNNABLE_LOWER),
+        )
         found += [
             Runnable(int(i), name, int(at), bool(small), owner, bool(rounds))
             for i, name, at, small, owner, rounds in ready_there
@@ -226,13 +238,30 @@ def runnable(
     return sorted(found, key=lambda each: each.priority)
 
 
-def _from(connection: Connection, given: Mapping[str, Any], page: list[Any], last: int, after: int) -> list[Any]:
-    """A full page whose Tasks of the ``last`` priority begin after an id, and go on from the first where these end."""
-    firm = [row for row in page if row[2] != last]
-    count = len(page) - len(firm)
-    words = {**given, "priority": last, "after": after, "count": count}
-    turned = [tuple(row) for row in connection.execute(_RUNNABLE_AFTER, words)]
-    return firm + (turned + [row for row in page if row[2] == last and row[0] <= after])[:count]
+def page(
+    limit: int,
+    served: Mapping[int, int],
+    *,
+    first: Callable[[], list[Any]],
+    beyond: Callable[..., list[Any]],
+    lower: Callable[..., list[Any]],
+) -> list[Any]:
+    """The Tasks of one queue for :func:`runnable`, as rows that begin with id, queue, priority.
+
+    ``served``: the Task of a priority that got jobs last. The queries: ``first``, the first ``limit`` by priority and id;
+    ``beyond``, up to ``count`` of a ``priority`` with an id ``after`` another; ``lower``, those after a ``priority``.
+    """
+    found = first()
+    if len(found) < limit:
+        return found
+    last = int(found[-1][2])
+    if last in served:
+        firm = [row for row in found if row[2] != last]
+        count, after = len(found) - len(firm), served[last]
+        # Those after the last one that was served, and on from the first where these end.
+        turned = beyond(priority=last, after=after, count=count)
+        found = firm + (turned + [row for row in found if row[2] == last and row[0] <= after])[:count]
+    return found + (lower(priority=last) if int(found[0][2]) == last else [])
 
 
 def reserve(
@@ -513,7 +542,7 @@ def _flying(connection: Connection, task: Mapping[str, Any]) -> int:
 
 
 def _held_by_another(ledger: Ledger, task: Mapping[str, Any], now: int) -> bool:
-    return task["dispatch_by"] not in (None, ledger.identity) and (task["dispatch_until"] or 0) > now
+    return is_taken(task["dispatch_by"], task["dispatch_until"], ledger.identity, now)
 
 
 def _release(
@@ -640,6 +669,13 @@ def confirm(ledger: Ledger, task_ids: Sequence[int]) -> Confirmed:
 def unconfirmed(connection: Connection, now: int) -> list[tuple[int, str]]:
     """Tasks whose dispatcher's lease ended between reserve and confirm, with their queues."""
     return [(int(i), str(queue)) for i, queue in connection.execute(_UNCONFIRMED, {"now": now})]
+
+
+def is_reserved_elsewhere(connection: Connection, ledger: Ledger, queue: str, priority: int, since: int) -> bool:
+    """Whether another dispatcher is pushing jobs of a Task of a smaller priority that has more to dispatch, under a lease
+    that ends after ``since`` (microseconds)."""
+    given = {"of": queue, "me": ledger.identity, "priority": priority, "since": since}
+    return connection.execute(_ELSEWHERE, given).first() is not None
 
 
 @repeatable

@@ -10,7 +10,7 @@ from support.world import World, numbers
 
 from asynctask import AsyncTask
 from asynctask.dispatch.demand import Shares
-from asynctask.dispatch.dispatcher import Load
+from asynctask.dispatch.dispatcher import LEASE_S, PUSHING_S, Load
 from asynctask.errors import ConfigError
 from asynctask.ledger import reservations
 
@@ -145,3 +145,16 @@ class TestShares:
         shares.served("b", 9)
         shares.keep({"b"})
         assert shares.order("ba") == ["b", "a"]
+
+
+def test_a_task_that_another_dispatcher_has_in_hand_is_not_passed(world: World) -> None:
+    app, other = world.app(), world.app()
+    (urgent,) = submitted(app, 1, 100, priority=100)
+    (less,) = submitted(app, 1, 100, priority=200)
+    using(app, 10)
+    reservations.reserve(other.ledger, urgent, 10, lease_s=LEASE_S)
+    assert app.dispatcher.round() == 0
+    world.clock.advance(PUSHING_S)  # whoever pushes for that long may be gone
+    assert app.dispatcher.round() == 10
+    found = app.broker.exchange("a process", [], ["default"], 10)
+    assert {copy.task_id for copy in found} == {less}
