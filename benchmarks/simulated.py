@@ -491,8 +491,12 @@ class Process:
                 task.over_at = world.clock.monotonic()
 
     def _announce(self, task: Task) -> bool:
-        c = task.columns
-        limited = c["parallel"] is not None and c["interval_s"] <= 0
+        c, now = task.columns, self._world.clock.now()
+        interval = interval_of(c["interval_s"])
+        rests = interval and c["round_at"] is not None and c["due_next"] is not None
+        if rests and next_round(c["round_at"], None, 0, interval, now) - lead(interval) > now:
+            return False
+        limited = c["parallel"] is not None or interval > 0
         if limited and c["ready"] is None and may_dispatch(c["state"]) and task.left:
             self._world.hint(task, {"ready": c["priority"]})
             return True
@@ -631,6 +635,9 @@ class _Dispatcher(Dispatcher):
         sent = 0
         while task_ids and sent < count:
             task = self._world.tasks[task_ids.pop(0)]
+            if task.left > count - sent:  # not as a whole
+                sent += self._reserve_task(task.id, queue, count - sent, at)
+                continue
             found, _ = _reserve(self._world, task, task.left, self._process.identity, spends=False)
             if found:
                 self._outbox.put(task.id, found, at)  # type: ignore[attr-defined]

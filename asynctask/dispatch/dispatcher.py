@@ -500,7 +500,7 @@ class Dispatcher:
     def _reserve_task(self, task_id: int, queue: str, count: int, at: int | None) -> int:
         found = reservations.reserve(self._ledger, task_id, count, lease_s=LEASE_S, expect=self._expect_later)
         if found:
-            self._outbox_of(queue).add(_at(found, at), task_id)
+            self._outbox_of(queue).add(found, task_id, at=at)
         return len(found)
 
     def _reserve_round(self, task_id: int, queue: str, rounds: set[int], count: int, at: int | None) -> int:
@@ -510,7 +510,7 @@ class Dispatcher:
         rounds.remove(task_id)
         found = reservations.reserve(self._ledger, task_id, count, lease_s=LEASE_S, expect=self.expect)
         if found:
-            self._outbox_of(queue).add(_at(found, at), task_id)
+            self._outbox_of(queue).add(found, task_id, at=at)
         return len(found)
 
     def _reserve_small(self, task_ids: list[int], queue: str, count: int, at: int | None) -> int:
@@ -521,7 +521,7 @@ class Dispatcher:
             del task_ids[: len(some)]
             found = self._reserve_together(some, count - sent)
             for task_id, jobs in found.items():
-                self._outbox_of(queue).add(_at(jobs, at), task_id)
+                self._outbox_of(queue).add(jobs, task_id, at=at)
                 sent += len(jobs)
             for task_id in some:
                 if task_id not in found and sent < count:
@@ -544,7 +544,7 @@ class Dispatcher:
             part = ids[: count - sent]
             del ids[: len(part)]
             found = reservations.reserve_alone(self._ledger, part, look_again_s=LOOK_AGAIN_S)
-            self._outbox_of(queue).add(_at(found, at))
+            self._outbox_of(queue).add(found, at=at)
             sent += len(found)
         return sent
 
@@ -555,11 +555,6 @@ class Dispatcher:
 
     def _pushed(self) -> None:
         self._ran_dry = False  # the next fetch finds what was pushed
-
-
-def _at(jobs: list[Ready], priority: int | None) -> list[Ready]:
-    """Jobs at a priority instead of their own."""
-    return jobs if priority is None else [replace(job, priority=priority) for job in jobs]
 
 
 def _keys(priority: int, groups: _Sources) -> Iterator[Hashable]:

@@ -154,7 +154,7 @@ _CONFIRMED = (
     .where(_t.id.in_(sa.bindparam("ids", expanding=True)), _t.dispatch_by == sa.bindparam("me"))
     .values(reserved_from=None, dispatch_by=None, dispatch_until=None)
 )
-_STATES = sa.select(_t.id, _t.state).where(_t.id.in_(sa.bindparam("ids", expanding=True)))
+_STATES = sa.select(_t.id, _t.state, _t.priority).where(_t.id.in_(sa.bindparam("ids", expanding=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -647,23 +647,28 @@ def _read_ready(connection: Connection, condition: Any) -> list[Ready]:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """``held``: Tasks whose rows another transaction holds; confirm them again. ``stopped``: Tasks paused or cancelled
-    since the reservation; take back their pushed copies."""
+    """``held``: Tasks whose rows another transaction holds; confirm them again. ``stopped``: Tasks paused, cancelled or of
+    another priority since the reservation; take back their pushed copies."""
 
     held: list[int]
     stopped: list[int]
 
 
-def confirm(ledger: Ledger, task_ids: Sequence[int]) -> Confirmed:
-    """Confirms that everything this process reserved of these Tasks is in the broker."""
-    states: dict[int, str] = {}
+def confirm(
+    ledger: Ledger, task_ids: Sequence[int], priorities: Mapping[int, int | None] = MappingProxyType({})
+) -> Confirmed:
+    """Confirms that everything this process reserved of these Tasks is in the broker. ``priorities``: of the Tasks when it
+    was reserved, as far as it matters."""
+    stopped: set[int] = set()
 
     def act(connection: Connection, free: list[int]) -> None:
-        states.update((int(i), state) for i, state in connection.execute(_STATES, {"ids": free}))
+        for task_id, state, priority in connection.execute(_STATES, {"ids": free}):
+            if not may_dispatch(state) or priority != priorities.get(task_id, priority):
+                stopped.add(int(task_id))
         connection.execute(_CONFIRMED, {"ids": free, "me": ledger.identity})
 
     held = each_free(ledger, task_ids, act)
-    return Confirmed(held, [task_id for task_id, state in states.items() if not may_dispatch(state)])
+    return Confirmed(held, sorted(stopped))
 
 
 def unconfirmed(connection: Connection, now: int) -> list[tuple[int, str]]:

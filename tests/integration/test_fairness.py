@@ -9,8 +9,9 @@ import pytest
 from support.world import World, numbers
 
 from asynctask import AsyncTask
+from asynctask.dispatch import dispatcher
 from asynctask.dispatch.demand import Shares
-from asynctask.dispatch.dispatcher import LEASE_S, PUSHING_S, Load
+from asynctask.dispatch.dispatcher import LEASE_S, Load
 from asynctask.errors import ConfigError
 from asynctask.ledger import reservations
 
@@ -147,14 +148,30 @@ class TestShares:
         assert shares.order("ba") == ["b", "a"]
 
 
-def test_a_task_that_another_dispatcher_has_in_hand_is_not_passed(world: World) -> None:
+def test_a_task_that_another_dispatcher_has_in_hand_is_not_passed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     app, other = world.app(), world.app()
     (urgent,) = submitted(app, 1, 100, priority=100)
     (less,) = submitted(app, 1, 100, priority=200)
     using(app, 10)
     reservations.reserve(other.ledger, urgent, 10, lease_s=LEASE_S)
     assert app.dispatcher.round() == 0
-    world.clock.advance(PUSHING_S)  # whoever pushes for that long may be gone
+    monkeypatch.setattr(dispatcher, "PUSHING_S", 0.0)  # whoever pushes for longer may be gone
     assert app.dispatcher.round() == 10
     found = app.broker.exchange("a process", [], ["default"], 10)
     assert {copy.task_id for copy in found} == {less}
+
+
+def test_what_was_reserved_before_its_task_became_less_urgent_is_taken_back(world: World) -> None:
+    app, other = world.app(), world.app()
+    (task_id,) = submitted(app, 1, 100, priority=100)
+    using(other, 10)
+    push, turned = other.broker.push, []
+
+    def late(copies: Any) -> None:
+        if not turned:
+            turned.append(app.task(task_id).update(priority=300))
+        push(copies)
+
+    other.dispatcher._outbox._put = late
+    assert other.dispatcher.round() == 10
+    assert not app.broker.waiting(["default"]).get("default")
