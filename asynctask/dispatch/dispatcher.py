@@ -119,6 +119,7 @@ class Dispatcher:
         self._fair_by_owner = fair_by_owner
         self._shares = Shares()
         self._credit = Credit(background_share)
+        self._in_hand: set[str] = set()  # queues of which another dispatcher has a Task in hand that this round asked for
         self._last_served: dict[tuple[str, int], int] = {}  # the Task of a queue and priority that got jobs last
         self._rates = QueueRates(ledger.clock)
         self._wake = threading.Event()
@@ -441,12 +442,14 @@ class Dispatcher:
 
     def _dispatch_queue(self, room: Demand, queue: str, sources: Mapping[int, _Sources]) -> int:
         """Priorities one after the other; first what the queue owes to those that would wait for all others."""
+        self._in_hand.clear()
         first, *others = sorted(sources)
         if not others:
             self._credit.forget(queue)
             return self._share_next(room, queue, first, sources)
         later: _Sources = {(priority, key): found for priority in others for key, found in sources[priority].items()}
         behind = self._share(room, queue, first, later, self._credit.owed(queue))
+        self._in_hand.clear()
         sent = self._share_next(room, queue, first, sources)
         for priority in others:
             behind += self._share_next(room, queue, priority, sources)
@@ -455,9 +458,13 @@ class Dispatcher:
 
     def _share_next(self, room: Demand, queue: str, priority: int, sources: Mapping[int, _Sources]) -> int:
         """What is wanted at a priority, unless another dispatcher has a Task of a smaller one in hand."""
-        if room.at(queue, priority) <= 0 or self._is_reserved_elsewhere(queue, priority):
+        if queue in self._in_hand or room.at(queue, priority) <= 0 or self._is_reserved_elsewhere(queue, priority):
             return 0
         return self._share(room, queue, priority, sources[priority])
+
+    def _note_in_hand(self, queue: str, until: int) -> None:
+        if until > self._ledger.now() + micros(LEASE_S - PUSHING_S):
+            self._in_hand.add(queue)
 
     def _is_reserved_elsewhere(self, queue: str, priority: int) -> bool:
         since = self._ledger.now() + micros(LEASE_S - PUSHING_S)
@@ -498,7 +505,8 @@ class Dispatcher:
             self._last_served[queue, priority] = source
 
     def _reserve_task(self, task_id: int, queue: str, count: int, at: int | None) -> int:
-        found = reservations.reserve(self._ledger, task_id, count, lease_s=LEASE_S, expect=self._expect_later)
+        note = partial(self._note_in_hand, queue)
+        found = reservations.reserve(self._ledger, task_id, count, lease_s=LEASE_S, expect=self._expect_later, in_hand=note)
         if found:
             self._outbox_of(queue).add(found, task_id, at=at)
         return len(found)

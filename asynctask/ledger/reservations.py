@@ -43,7 +43,7 @@ from asynctask.database.retrying import TransactionConflict, repeatable
 from asynctask.database.tables import events, task_log, tasks
 from asynctask.ledger import counters, dispatchable, sessions
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger, dumps, each_free, loads, try_lock
+from asynctask.ledger.base import MAX_ID, Ledger, dumps, each_free, loads, try_lock
 from asynctask.ledger.events import Applied, Change, EventRecord, Note, apply, last_start, read_events
 from asynctask.ledger.leases import is_taken
 
@@ -271,14 +271,18 @@ def reserve(
     *,
     lease_s: float,
     expect: Callable[[int], None] = lambda at: None,
+    in_hand: Callable[[int], None] = lambda until: None,
 ) -> list[Ready]:
     """Reserves up to ``wanted`` jobs of a Task within its ``parallel``, due ones first.
 
     Of a Task with an interval it reserves a round: as many as ``parallel`` allows, though fewer are wanted. If the next
     round may not begin yet, it reserves none; in both cases ``expect`` gets the time of the next check (microseconds).
-    None while another dispatcher's lease on an unconfirmed reservation runs, or another transaction holds the Task's row.
+    None while another dispatcher's lease on an unconfirmed reservation runs (``in_hand`` gets its end), or another
+    transaction holds the Task's row.
     """
     reserved = _reserve(ledger, task_id, wanted, lease_s)
+    if reserved.in_hand is not None:
+        in_hand(reserved.in_hand)
     if reserved.next_at is not None:
         expect(reserved.next_at)
     if reserved.woken:
@@ -297,6 +301,7 @@ class _Reserved:
     full: bool = False  # ``parallel`` is used up
     idle: bool = False  # holds its session, but has nothing to reserve
     next_at: int | None = None  # when to check whether the next round may begin, or an earlier split has ended
+    in_hand: int | None = None  # until when another dispatcher has the Task's reservation
     woken: set[int] = field(default_factory=set)  # Tasks that have jobs due now, because the line of a key went on
 
 
@@ -305,8 +310,10 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Rese
     with ledger.database.write() as connection:
         task = try_lock(connection, ledger, task_id)
         now = ledger.now()
-        if task is None or _held_by_another(ledger, task, now):
+        if task is None:
             return _Reserved([])
+        if _held_by_another(ledger, task, now):
+            return _Reserved([], in_hand=int(task["dispatch_until"]))
         if not may_dispatch(task["state"]) or not sessions.may(task):
             connection.execute(tasks.update().where(_t.id == task_id).values(ready=None))
             return _Reserved([])
@@ -344,7 +351,7 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Rese
         values |= _noted_round(task, interval, reserved, begins, {"from": low, "to": high, "again": ids})
         connection.execute(tasks.update().where(_t.id == task_id).values(values))
     idle = task["session_holder"] is not None and not found and high >= task["created_jobs"]
-    return _Reserved(found, full, idle, values["due_next"] if waits is not None else None, woken)
+    return _Reserved(found, full, idle, values["due_next"] if waits is not None else None, woken=woken)
 
 
 # -- jobs with a key: only those whose turn it is are dispatched (:mod:`asynctask.ledger.sessions`)
@@ -679,7 +686,7 @@ def unconfirmed(connection: Connection, now: int) -> list[tuple[int, str]]:
 def is_reserved_elsewhere(connection: Connection, ledger: Ledger, queue: str, priority: int, since: int) -> bool:
     """Whether another dispatcher is pushing jobs of a Task of a smaller priority that has more to dispatch, under a lease
     that ends after ``since`` (microseconds)."""
-    given = {"of": queue, "me": ledger.identity, "priority": priority, "since": since}
+    given = {"of": queue, "me": ledger.identity, "priority": min(priority, MAX_ID), "since": since}
     return connection.execute(_ELSEWHERE, given).first() is not None
 
 

@@ -165,7 +165,8 @@ def test_what_was_reserved_before_its_task_became_less_urgent_is_taken_back(worl
     app, other = world.app(), world.app()
     (task_id,) = submitted(app, 1, 100, priority=100)
     using(other, 10)
-    push, turned = other.broker.push, []
+    push = other.broker.push
+    turned: list[Any] = []
 
     def late(copies: Any) -> None:
         if not turned:
@@ -175,3 +176,21 @@ def test_what_was_reserved_before_its_task_became_less_urgent_is_taken_back(worl
     other.dispatcher._outbox._put = late
     assert other.dispatcher.round() == 10
     assert not app.broker.waiting(["default"]).get("default")
+
+
+def test_a_task_that_another_dispatcher_took_meanwhile_is_not_passed(world: World) -> None:
+    app, other = world.app(), world.app()
+    (urgent,) = submitted(app, 1, 100, priority=100)
+    submitted(app, 1, 100, priority=200)
+    using(app, 10)
+    reserve = app.dispatcher._reserve_task
+
+    def late(task_id: int, queue: str, count: int, at: int | None) -> int:
+        if task_id == urgent:
+            reservations.reserve(other.ledger, urgent, 10, lease_s=LEASE_S)
+        sent = reserve(task_id, queue, count, at)
+        reservations.confirm(other.ledger, [urgent])
+        return sent
+
+    app.dispatcher._reserve_task = late  # type: ignore[method-assign]
+    assert app.dispatcher.round() == 0
