@@ -528,7 +528,7 @@ class Schedule:
         return True
 
     def _query(self, now: float) -> leases.Work:
-        found = leases.query_work(self._ledger)
+        found = self._query_work()
         self._queried_at = now
         self._active = self._broker_apart or not found.quiet
         self._scheduled_at = found.scheduled_at
@@ -539,10 +539,16 @@ class Schedule:
         rests = self._every_s if self._active else _QUIET * 3 * self._every_s
         if found.newest != self._newest or now - self._listed >= rests:
             self._newest = found.newest
-            with self._ledger.database.read() as connection:
-                self._known = processes.list_processes(connection)
+            self._known = self._list_processes()
             self._listed = now
         return found
+
+    def _query_work(self) -> leases.Work:
+        return leases.query_work(self._ledger)
+
+    def _list_processes(self) -> list[dict[str, object]]:
+        with self._ledger.database.read() as connection:
+            return processes.list_processes(connection)
 
     def _gives_way(self, holder: leases.Holder) -> bool:
         """Whether this process should take over: the leader is gone, or cannot resume splits as this one can."""
@@ -556,5 +562,6 @@ class Schedule:
         if now - self._queried_at < 2 * _QUIET * self._every_s and not self._leadership.holder.is_dead(self._host):
             return False
         self._queried_at = now
-        self._active = True
-        return self._leadership.take_over(self._gives_way)
+        if self._leadership.take_over(self._gives_way):
+            self._active = True
+        return self._leadership.held

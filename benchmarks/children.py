@@ -210,10 +210,14 @@ def _application(options: argparse.Namespace) -> AsyncTask:
         from benchmarks.sheet_app import app
 
         return app
-    job = Job(options.commit_to, options.work_ms, options.compute, options.seen, not options.untracked)
     url = os.environ.get(ENV_PREFIX + "BROKER_URL")
     redis = RedisPlace(url, os.environ[ENV_PREFIX + "NAMESPACE"]) if url else None
-    return build(Place(options.folder, os.environ[ENV_PREFIX + "DATABASE_URL"], redis=redis), job)
+    place = Place(options.folder, os.environ[ENV_PREFIX + "DATABASE_URL"], redis=redis)
+    if options.knobs:
+        from benchmarks import knobs
+
+        return knobs.build(place)
+    return build(place, Job(options.commit_to, options.work_ms, options.compute, options.seen, not options.untracked))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -228,6 +232,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seen", type=Path)
     parser.add_argument("--untracked", action="store_true")
     parser.add_argument("--sheet", action="store_true")
+    parser.add_argument("--knobs", action="store_true")
     options = parser.parse_args(argv)
     log_to_stderr()
     app = _application(options)

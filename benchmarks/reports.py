@@ -90,7 +90,7 @@ def measure(options: argparse.Namespace) -> Result:
 def _peak(pid: int) -> int:
     """KB of the largest of the server's processes: its parent, and the one that answers."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return max(peak_kb(each) or 0 for each in (pid, *children))
+    return max(peak_kb(each) or 0 for each in (str(pid), *children))
 
 
 def _elsewhere(item: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from asynctask.clock import Clock
 from asynctask.core.transitions import target
 
 __all__ = [
+    "AHEAD_S",
     "LEAST_S",
     "MEASURE_S",
     "Capacity",
@@ -24,6 +25,7 @@ __all__ = [
     "QueueRates",
     "Rate",
     "Shares",
+    "fetched_ahead",
     "workers_wanted",
 ]
 
@@ -272,6 +274,17 @@ class Rate:
             self.per_second = fresh if fresh > self.per_second else self.per_second * kept + fresh * (1 - kept)
             self._at, self._count, self._busy_s = now, count, busy_s
         return self.per_second
+
+
+AHEAD_S: Final = 0.1
+"""A process fetches what its idle threads take at once and what they finish in this time, and while a fetch is on its way:
+long jobs are not hoarded, and short ones lie ready when the next fetch begins."""
+
+
+def fetched_ahead(idle: int, rate: float, latency_s: float) -> int:
+    """How many jobs one process should have that have not begun: ``rate`` of them end in a second, and a fetch takes
+    ``latency_s``."""
+    return max(0, idle) + int(rate * (AHEAD_S + 2 * latency_s))
 
 
 # -- how many worker processes are wanted

@@ -59,6 +59,9 @@ LOOK_AGAIN_S = 15.0
 OBSERVE_S = 0.4
 """Between two queries of the other processes while rounds go on: a heartbeat comes once a second at most."""
 
+PUSHING_S = 0.5
+"""For so long at most larger priorities wait while another dispatcher pushes jobs of a Task that has more."""
+
 HELD_S = 0.5
 """Until a Task whose row another session had locked is tried again."""
 
@@ -115,6 +118,7 @@ class Dispatcher:
         self._fair_by_owner = fair_by_owner
         self._shares = Shares()
         self._credit = Credit(background_share)
+        self._in_hand: set[str] = set()  # queues of which another dispatcher has a Task in hand that this round asked for
         self._last_served: dict[tuple[str, int], int] = {}  # the Task of a queue and priority that got jobs last
         self._rates = QueueRates(ledger.clock)
         self._wake = threading.Event()
@@ -251,15 +255,16 @@ class Dispatcher:
         if own and not self._leadership.elsewhere:
             self._empty_rounds = 0 if pushed else self._empty_rounds + 1
             self._own_round_at = clock.monotonic() + min(HELP_S, SHORTEST_S * 2 ** min(self._empty_rounds, 9))
-        if due:
-            with self._ledger.database.read() as connection:
-                next_due = dispatchable.next_due(connection, self._ledger.now())
-            if next_due is not None:
-                self.expect(next_due)
+        if due and (next_due := self._next_due()) is not None:
+            self.expect(next_due)
         if pushed:  # from beginning to beginning: what is pushed lasts no longer because a round takes its time
             self._used_up_at = began + self._pause_s
         rest = self._used_up_at - clock.monotonic()
         return max(SHORTEST_S, rest) if pushed or rest > 0 else ACTIVE_S
+
+    def _next_due(self) -> int | None:
+        with self._ledger.database.read() as connection:
+            return dispatchable.next_due(connection, self._ledger.now())
 
     def _go_on(self, pause: float) -> float:
         """Acquires, renews or ends leadership by what is left. Returns how long to wait for the next round."""
@@ -375,10 +380,7 @@ class Dispatcher:
 
     def _dispatch(self, loads_: Sequence[Load]) -> int:
         used = Capacity(loads_, self._router.reaches)
-        with self._ledger.database.read() as connection:
-            tasks = reservations.runnable(connection, self._ledger, used.queues, after=self._last_served)
-            # What waits for a queue that nobody works stays in the ledger, and nothing else waits behind it.
-            alone = reservations.alone_due(connection, self._ledger.now(), used.wanting)
+        tasks, alone = self._dispatchable(used)
         self._is_left = bool(tasks or alone)
         if not self._is_left:
             return 0
@@ -401,6 +403,12 @@ class Dispatcher:
         # A Task whose round was asked for is left no more: it says when its next one may begin.
         self._is_left = bool(alone or rounds or not all(task.has_rounds for task in tasks))
         return sum(sent.values())
+
+    def _dispatchable(self, used: Capacity) -> tuple[Sequence[Runnable], Sequence[Alone]]:
+        with self._ledger.database.read() as connection:
+            tasks = reservations.runnable(connection, self._ledger, used.queues, after=self._last_served)
+            # What waits for a queue that nobody works stays in the ledger, and nothing else waits behind it.
+            return tasks, reservations.alone_due(connection, self._ledger.now(), used.wanting)
 
     def _sources(
         self, tasks: Sequence[Runnable], alone: Sequence[Alone], rounds: set[int]
@@ -433,17 +441,34 @@ class Dispatcher:
 
     def _dispatch_queue(self, room: Demand, queue: str, sources: Mapping[int, _Sources]) -> int:
         """Priorities one after the other; first what the queue owes to those that would wait for all others."""
+        self._in_hand.clear()
         first, *others = sorted(sources)
         if not others:
             self._credit.forget(queue)
-            return self._share(room, queue, first, sources[first])
+            return self._share_next(room, queue, first, sources)
         later: _Sources = {(priority, key): found for priority in others for key, found in sources[priority].items()}
         behind = self._share(room, queue, first, later, self._credit.owed(queue))
-        sent = self._share(room, queue, first, sources[first])
+        self._in_hand.clear()
+        sent = self._share_next(room, queue, first, sources)
         for priority in others:
-            behind += self._share(room, queue, priority, sources[priority])
+            behind += self._share_next(room, queue, priority, sources)
         self._credit.note(queue, sent + behind, behind)
         return sent + behind
+
+    def _share_next(self, room: Demand, queue: str, priority: int, sources: Mapping[int, _Sources]) -> int:
+        """What is wanted at a priority, unless another dispatcher has a Task of a smaller one in hand."""
+        if queue in self._in_hand or room.at(queue, priority) <= 0 or self._is_reserved_elsewhere(queue, priority):
+            return 0
+        return self._share(room, queue, priority, sources[priority])
+
+    def _note_in_hand(self, queue: str, until: int) -> None:
+        if until > self._ledger.now() + micros(LEASE_S - PUSHING_S):
+            self._in_hand.add(queue)
+
+    def _is_reserved_elsewhere(self, queue: str, priority: int) -> bool:
+        since = self._ledger.now() + micros(LEASE_S - PUSHING_S)
+        with self._ledger.database.read() as connection:
+            return reservations.is_reserved_elsewhere(connection, self._ledger, queue, priority, since)
 
     def _share(self, room: Demand, queue: str, priority: int, groups: _Sources, owed: int | None = None) -> int:
         """Those of one priority share alike. ``owed``: these are of larger priorities, and so many of their jobs go at
@@ -479,9 +504,10 @@ class Dispatcher:
             self._last_served[queue, priority] = source
 
     def _reserve_task(self, task_id: int, queue: str, count: int, at: int | None) -> int:
-        found = reservations.reserve(self._ledger, task_id, count, lease_s=LEASE_S, expect=self._expect_later)
+        note = partial(self._note_in_hand, queue)
+        found = reservations.reserve(self._ledger, task_id, count, lease_s=LEASE_S, expect=self._expect_later, in_hand=note)
         if found:
-            self._outbox_of(queue).add(_at(found, at), task_id)
+            self._outbox_of(queue).add(found, task_id, at=at)
         return len(found)
 
     def _reserve_round(self, task_id: int, queue: str, rounds: set[int], count: int, at: int | None) -> int:
@@ -491,7 +517,7 @@ class Dispatcher:
         rounds.remove(task_id)
         found = reservations.reserve(self._ledger, task_id, count, lease_s=LEASE_S, expect=self.expect)
         if found:
-            self._outbox_of(queue).add(_at(found, at), task_id)
+            self._outbox_of(queue).add(found, task_id, at=at)
         return len(found)
 
     def _reserve_small(self, task_ids: list[int], queue: str, count: int, at: int | None) -> int:
@@ -502,7 +528,7 @@ class Dispatcher:
             del task_ids[: len(some)]
             found = self._reserve_together(some, count - sent)
             for task_id, jobs in found.items():
-                self._outbox_of(queue).add(_at(jobs, at), task_id)
+                self._outbox_of(queue).add(jobs, task_id, at=at)
                 sent += len(jobs)
             for task_id in some:
                 if task_id not in found and sent < count:
@@ -525,7 +551,7 @@ class Dispatcher:
             part = ids[: count - sent]
             del ids[: len(part)]
             found = reservations.reserve_alone(self._ledger, part, look_again_s=LOOK_AGAIN_S)
-            self._outbox_of(queue).add(_at(found, at))
+            self._outbox_of(queue).add(found, at=at)
             sent += len(found)
         return sent
 
@@ -536,11 +562,6 @@ class Dispatcher:
 
     def _pushed(self) -> None:
         self._ran_dry = False  # the next fetch finds what was pushed
-
-
-def _at(jobs: list[Ready], priority: int | None) -> list[Ready]:
-    """Jobs at a priority instead of their own."""
-    return jobs if priority is None else [replace(job, priority=priority) for job in jobs]
 
 
 def _keys(priority: int, groups: _Sources) -> Iterator[Hashable]:

@@ -186,8 +186,8 @@ class Outbox:
     """Copies of what is reserved. Nothing leaves it but to the broker, or as refused to the ledger.
 
     Arguments: ``push`` puts copies on their queues; ``outgoing`` is the client side's last word on what is pushed;
-    ``pushed`` is told after each push; ``recall`` takes back what was pushed of a Task that was paused or cancelled
-    meanwhile.
+    ``pushed`` is told after each push; ``recall`` takes back what was pushed of a Task that was paused or cancelled, or got
+    another priority, meanwhile.
     """
 
     def __init__(
@@ -205,18 +205,18 @@ class Outbox:
         self._recall = recall
         self._unasked: list[Copy] = []  # reserved, and not past the client side's last word
         self._unpushed: list[Copy] = []  # past it, but the broker did not take them
-        self._unconfirmed: set[int] = set()  # Tasks of which something is reserved
+        self._unconfirmed: dict[int, int | None] = {}  # Tasks of which something is reserved, with their priorities
         self._refused: dict[Key, str] = {}  # copies that cannot be pushed, and why
         self._log = get_logger("asynctask.dispatcher")
 
-    def add(self, found: Sequence[Ready], task_id: int | None = None) -> None:
-        """These are reserved; of a Task, whose reservation is to be confirmed."""
-        if task_id is not None:
-            self._unconfirmed.add(task_id)
+    def add(self, found: Sequence[Ready], task_id: int | None = None, *, at: int | None = None) -> None:
+        """These are reserved; of a Task, whose reservation is to be confirmed. ``at``: a priority instead of their own."""
+        if task_id is not None and found:
+            self._unconfirmed.setdefault(task_id, found[0].priority)
         now = self._ledger.now()
         for each in found:
             try:
-                self._unasked.append(tracked_copy(each, now))
+                self._unasked.append(tracked_copy(each if at is None else replace(each, priority=at), now))
             except Exception as error:
                 self._refuse((each.job_id, each.attempt), error)
 
@@ -236,8 +236,8 @@ class Outbox:
         """
         pushed = self._push()
         if self._unconfirmed:
-            confirmed = reservations.confirm(self._ledger, sorted(self._unconfirmed))
-            self._unconfirmed = set(confirmed.held)
+            confirmed = reservations.confirm(self._ledger, sorted(self._unconfirmed), self._unconfirmed)
+            self._unconfirmed = {task_id: self._unconfirmed[task_id] for task_id in confirmed.held}
             for task_id in confirmed.stopped:
                 self._recall(task_id)
         return pushed

@@ -23,7 +23,7 @@ from asynctask.ledger.base import Ledger
 from asynctask.ledger.processes import Host
 from asynctask.logs import get_logger
 
-__all__ = ["DISPATCH", "MAINTENANCE", "Holder", "Leadership", "Work", "acquire", "holder_of", "query_work"]
+__all__ = ["DISPATCH", "MAINTENANCE", "Holder", "Leadership", "Work", "acquire", "holder_of", "is_taken", "query_work"]
 
 DISPATCH: Final = "dispatch"
 MAINTENANCE: Final = "upkeep"
@@ -52,6 +52,11 @@ class Holder:
         return self.process is not None and host.knows_dead(self.process)
 
 
+def is_taken(holder: str | None, held_until: int | None, by: str, now: int) -> bool:
+    """Whether a duty that is leased until a time belongs to another process than ``by``."""
+    return holder not in (None, by) and (held_until or 0) > now
+
+
 def acquire(ledger: Ledger, name: str, for_s: float) -> int | None:
     """Acquires or renews a duty for ``for_s`` seconds.
 
@@ -60,7 +65,7 @@ def acquire(ledger: Ledger, name: str, for_s: float) -> int | None:
     now = ledger.now()
     with ledger.database.read() as connection:
         found = connection.execute(sa.select(_d.holder, _d.held_until).where(_d.name == name)).one_or_none()
-    if found is not None and found.holder not in (None, ledger.identity) and (found.held_until or 0) > now:
+    if found is not None and is_taken(found.holder, found.held_until, ledger.identity, now):
         return int(found.held_until)
     until = now + micros(for_s)
     return None if _acquire(ledger, name, now, until, known=found is not None) else until
@@ -151,7 +156,7 @@ class Leadership:
             return None
         if now < self._elsewhere_until:
             return self._elsewhere_until - now
-        other = acquire(self._ledger, self._duty, LEADER_LEASE_S)
+        other = self._acquire()
         if other is None:
             self._held_until = now + LEADER_LEASE_S
             return None
@@ -165,9 +170,9 @@ class Leadership:
 
         Raises LedgerUnavailable.
         """
-        self.holder = holder_of(self._ledger, self._duty)
+        self.holder = self._query_holder()
         own = self.holder.identity == self._ledger.identity
-        if own or (gives_way(self.holder) and _take_over(self._ledger, self._duty, self.holder.identity)):
+        if own or (gives_way(self.holder) and self._take_over(self.holder.identity)):
             self._held_until = math.inf
         return self.held
 
@@ -181,9 +186,23 @@ class Leadership:
             return
         self._held_until = 0.0
         try:
-            _give_up(self._ledger, self._duty)
+            self._give_up()
         except Unavailable as error:  # it ends with the lease
             self._log.warning("duty_not_given_up", duty=self._duty, error=str(error))
+
+    # -- the ledger; a simulation has one of its own
+
+    def _acquire(self) -> int | None:
+        return acquire(self._ledger, self._duty, LEADER_LEASE_S)
+
+    def _give_up(self) -> None:
+        _give_up(self._ledger, self._duty)
+
+    def _query_holder(self) -> Holder:
+        return holder_of(self._ledger, self._duty)
+
+    def _take_over(self, old: str | None) -> bool:
+        return _take_over(self._ledger, self._duty, old)
 
 
 # -- whether maintenance has work: one statement, to keep an idle system idle

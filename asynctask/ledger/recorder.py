@@ -105,6 +105,17 @@ class Follower:
     begun: Callable[[], Outcome]
 
 
+def lingers_s(busy_for: float | None, flush_s: float) -> float:
+    """How long a pending outcome waits for others, in seconds: 0, or at least :data:`LINGER_S`.
+
+    ``busy_for``: for how many seconds there is work, None if none runs; ``flush_s``: how long a flush takes. An idle thread
+    may depend on the outcome, so a long wait is limited to a part of the remaining work's time.
+    """
+    if busy_for is None:
+        return 0.0
+    return max(LINGER_S, min(LONGEST_LINGER_S, _LINGERS * flush_s, 0.75 * busy_for))
+
+
 class Recorder:
     """The group commit of one process.
 
@@ -308,14 +319,7 @@ class Recorder:
         return len(self._pending) >= _MAX_BATCH or self._stopping
 
     def _linger(self) -> float:
-        """How long a pending outcome waits for others, in seconds: 0, or at least :data:`LINGER_S`.
-
-        An idle thread may depend on the outcome, so a long wait is limited to a part of the remaining work's time.
-        """
-        busy_for = self._busy_for()
-        if busy_for is None:
-            return 0.0
-        return max(LINGER_S, min(LONGEST_LINGER_S, _LINGERS * self._flush_s, 0.75 * busy_for))
+        return lingers_s(self._busy_for(), self._flush_s)
 
     def _give_back(self, batch: Sequence[Outcome]) -> int:
         """Puts the uncommitted outcomes of a batch back in front; returns their number."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Final
@@ -43,8 +43,9 @@ from asynctask.database.retrying import TransactionConflict, repeatable
 from asynctask.database.tables import events, task_log, tasks
 from asynctask.ledger import counters, dispatchable, sessions
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger, dumps, each_free, loads, try_lock
+from asynctask.ledger.base import MAX_ID, Ledger, dumps, each_free, loads, try_lock
 from asynctask.ledger.events import Applied, Change, EventRecord, Note, apply, last_start, read_events
+from asynctask.ledger.leases import is_taken
 
 __all__ = [
     "MOST_LENT",
@@ -57,6 +58,7 @@ __all__ = [
     "alone_due",
     "close_small",
     "confirm",
+    "is_reserved_elsewhere",
     "lend_jobs",
     "options_priority",
     "reserve",
@@ -125,6 +127,12 @@ _RUNNABLE_LOWER = _READY.where(_t.ready > sa.bindparam("priority"))
 _UNCONFIRMED = (
     sa.select(_t.id, _t.queue).where(_t.dispatch_until <= sa.bindparam("now"), _t.dispatch_by.is_not(None)).limit(1_000)
 )
+_ELSEWHERE = (
+    sa.select(_t.id)
+    .where(_t.dispatch_until > sa.bindparam("since"), _t.dispatch_by != sa.bindparam("me"))
+    .where(_t.queue == sa.bindparam("of"), _t.ready < sa.bindparam("priority"))
+    .limit(1)
+)
 _DUE_OF_TASK = (
     sa.select(_e.id)
     .where(_e.task_id == sa.bindparam("of"), _e.due_at <= sa.bindparam("now"))
@@ -146,7 +154,7 @@ _CONFIRMED = (
     .where(_t.id.in_(sa.bindparam("ids", expanding=True)), _t.dispatch_by == sa.bindparam("me"))
     .values(reserved_from=None, dispatch_by=None, dispatch_until=None)
 )
-_STATES = sa.select(_t.id, _t.state).where(_t.id.in_(sa.bindparam("ids", expanding=True)))
+_STATES = sa.select(_t.id, _t.state, _t.priority).where(_t.id.in_(sa.bindparam("ids", expanding=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,13 +220,17 @@ def runnable(
     given = {"me": ledger.identity, "now": ledger.now(), "count": limit}
     for queue in sorted(queues):
         here = {**given, "of": queue}
-        ready_there = [tuple(row) for row in connection.execute(_RUNNABLE, here)]
-        if len(ready_there) == limit:
-            last = int(ready_there[-1][2])
-            if (queue, last) in after:
-                ready_there = _from(connection, here, ready_there, last, after[queue, last])
-            if int(ready_there[0][2]) == last:
-                ready_there += [tuple(row) for row in connection.execute(_RUNNABLE_LOWER, {**here, "priority": last})]
+
+        def read(statement: Any, here: Mapping[str, Any] = here, **more: int) -> list[Any]:
+            return [tuple(row) for row in connection.execute(statement, {**here, **more})]
+
+        ready_there = page(
+            limit,
+            {priority: task_id for (name, priority), task_id in after.items() if name == queue},
+            first=partial(read, _RUNNABLE),
+            beyond=partial(read, _RUNNABLE_AFTER),
+            lower=partial(read, _RUNNABLE_LOWER),
+        )
         found += [
             Runnable(int(i), name, int(at), bool(small), owner, bool(rounds))
             for i, name, at, small, owner, rounds in ready_there
@@ -226,13 +238,30 @@ def runnable(
     return sorted(found, key=lambda each: each.priority)
 
 
-def _from(connection: Connection, given: Mapping[str, Any], page: list[Any], last: int, after: int) -> list[Any]:
-    """A full page whose Tasks of the ``last`` priority begin after an id, and go on from the first where these end."""
-    firm = [row for row in page if row[2] != last]
-    count = len(page) - len(firm)
-    words = {**given, "priority": last, "after": after, "count": count}
-    turned = [tuple(row) for row in connection.execute(_RUNNABLE_AFTER, words)]
-    return firm + (turned + [row for row in page if row[2] == last and row[0] <= after])[:count]
+def page(
+    limit: int,
+    served: Mapping[int, int],
+    *,
+    first: Callable[[], list[Any]],
+    beyond: Callable[..., list[Any]],
+    lower: Callable[..., list[Any]],
+) -> list[Any]:
+    """The Tasks of one queue for :func:`runnable`, as rows that begin with id, queue, priority.
+
+    ``served``: the Task of a priority that got jobs last. The queries: ``first``, the first ``limit`` by priority and id;
+    ``beyond``, up to ``count`` of a ``priority`` with an id ``after`` another; ``lower``, those after a ``priority``.
+    """
+    found = first()
+    if len(found) < limit:
+        return found
+    last = int(found[-1][2])
+    if last in served:
+        firm = [row for row in found if row[2] != last]
+        count, after = len(found) - len(firm), served[last]
+        # Those after the last one that was served, and on from the first where these end.
+        turned = beyond(priority=last, after=after, count=count)
+        found = firm + (turned + [row for row in found if row[2] == last and row[0] <= after])[:count]
+    return found + (lower(priority=last) if int(found[0][2]) == last else [])
 
 
 def reserve(
@@ -242,14 +271,18 @@ def reserve(
     *,
     lease_s: float,
     expect: Callable[[int], None] = lambda at: None,
+    in_hand: Callable[[int], None] = lambda until: None,
 ) -> list[Ready]:
     """Reserves up to ``wanted`` jobs of a Task within its ``parallel``, due ones first.
 
     Of a Task with an interval it reserves a round: as many as ``parallel`` allows, though fewer are wanted. If the next
     round may not begin yet, it reserves none; in both cases ``expect`` gets the time of the next check (microseconds).
-    None while another dispatcher's lease on an unconfirmed reservation runs, or another transaction holds the Task's row.
+    None while another dispatcher's lease on an unconfirmed reservation runs (``in_hand`` gets its end), or another
+    transaction holds the Task's row.
     """
     reserved = _reserve(ledger, task_id, wanted, lease_s)
+    if reserved.in_hand is not None:
+        in_hand(reserved.in_hand)
     if reserved.next_at is not None:
         expect(reserved.next_at)
     if reserved.woken:
@@ -268,6 +301,7 @@ class _Reserved:
     full: bool = False  # ``parallel`` is used up
     idle: bool = False  # holds its session, but has nothing to reserve
     next_at: int | None = None  # when to check whether the next round may begin, or an earlier split has ended
+    in_hand: int | None = None  # until when another dispatcher has the Task's reservation
     woken: set[int] = field(default_factory=set)  # Tasks that have jobs due now, because the line of a key went on
 
 
@@ -276,8 +310,10 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Rese
     with ledger.database.write() as connection:
         task = try_lock(connection, ledger, task_id)
         now = ledger.now()
-        if task is None or _held_by_another(ledger, task, now):
+        if task is None:
             return _Reserved([])
+        if _held_by_another(ledger, task, now):
+            return _Reserved([], in_hand=int(task["dispatch_until"]))
         if not may_dispatch(task["state"]) or not sessions.may(task):
             connection.execute(tasks.update().where(_t.id == task_id).values(ready=None))
             return _Reserved([])
@@ -315,7 +351,7 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Rese
         values |= _noted_round(task, interval, reserved, begins, {"from": low, "to": high, "again": ids})
         connection.execute(tasks.update().where(_t.id == task_id).values(values))
     idle = task["session_holder"] is not None and not found and high >= task["created_jobs"]
-    return _Reserved(found, full, idle, values["due_next"] if waits is not None else None, woken)
+    return _Reserved(found, full, idle, values["due_next"] if waits is not None else None, woken=woken)
 
 
 # -- jobs with a key: only those whose turn it is are dispatched (:mod:`asynctask.ledger.sessions`)
@@ -513,7 +549,7 @@ def _flying(connection: Connection, task: Mapping[str, Any]) -> int:
 
 
 def _held_by_another(ledger: Ledger, task: Mapping[str, Any], now: int) -> bool:
-    return task["dispatch_by"] not in (None, ledger.identity) and (task["dispatch_until"] or 0) > now
+    return is_taken(task["dispatch_by"], task["dispatch_until"], ledger.identity, now)
 
 
 def _release(
@@ -618,28 +654,40 @@ def _read_ready(connection: Connection, condition: Any) -> list[Ready]:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """``held``: Tasks whose rows another transaction holds; confirm them again. ``stopped``: Tasks paused or cancelled
-    since the reservation; take back their pushed copies."""
+    """``held``: Tasks whose rows another transaction holds; confirm them again. ``stopped``: Tasks paused, cancelled or of
+    another priority since the reservation; take back their pushed copies."""
 
     held: list[int]
     stopped: list[int]
 
 
-def confirm(ledger: Ledger, task_ids: Sequence[int]) -> Confirmed:
-    """Confirms that everything this process reserved of these Tasks is in the broker."""
-    states: dict[int, str] = {}
+def confirm(
+    ledger: Ledger, task_ids: Sequence[int], priorities: Mapping[int, int | None] = MappingProxyType({})
+) -> Confirmed:
+    """Confirms that everything this process reserved of these Tasks is in the broker. ``priorities``: of the Tasks when it
+    was reserved, as far as it matters."""
+    stopped: set[int] = set()
 
     def act(connection: Connection, free: list[int]) -> None:
-        states.update((int(i), state) for i, state in connection.execute(_STATES, {"ids": free}))
+        for task_id, state, priority in connection.execute(_STATES, {"ids": free}):
+            if not may_dispatch(state) or priority != priorities.get(task_id, priority):
+                stopped.add(int(task_id))
         connection.execute(_CONFIRMED, {"ids": free, "me": ledger.identity})
 
     held = each_free(ledger, task_ids, act)
-    return Confirmed(held, [task_id for task_id, state in states.items() if not may_dispatch(state)])
+    return Confirmed(held, sorted(stopped))
 
 
 def unconfirmed(connection: Connection, now: int) -> list[tuple[int, str]]:
     """Tasks whose dispatcher's lease ended between reserve and confirm, with their queues."""
     return [(int(i), str(queue)) for i, queue in connection.execute(_UNCONFIRMED, {"now": now})]
+
+
+def is_reserved_elsewhere(connection: Connection, ledger: Ledger, queue: str, priority: int, since: int) -> bool:
+    """Whether another dispatcher is pushing jobs of a Task of a smaller priority that has more to dispatch, under a lease
+    that ends after ``since`` (microseconds)."""
+    given = {"of": queue, "me": ledger.identity, "priority": min(priority, MAX_ID), "since": since}
+    return connection.execute(_ELSEWHERE, given).first() is not None
 
 
 @repeatable

@@ -17,6 +17,7 @@ import orjson
 from asynctask.brokers.base import DEAD, Broker, Copy, Held
 from asynctask.clock import SECOND, Clock, backoff_s
 from asynctask.core.transitions import Begin
+from asynctask.dispatch.demand import AHEAD_S, fetched_ahead
 from asynctask.dispatch.outbox import buried, job_of, options_of, worker_name
 from asynctask.errors import InputError, Unavailable
 from asynctask.job import CurrentJob
@@ -26,7 +27,7 @@ from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.tracker import TICKET, Arrival, Ticket, Tracker
 from asynctask.runtime.execution import Execution
-from asynctask.runtime.pool import AHEAD_S, MANY_DONE, HeldCopies, Pool
+from asynctask.runtime.pool import MANY_DONE, HeldCopies, Pool
 from asynctask.wire.payload import parse
 from asynctask.wire.ruby_json import dump_any
 from asynctask.worker import Worker
@@ -170,7 +171,7 @@ class Fetcher:
         busy, ready = pool.busy, pool.ready
         rate = pool.measured()
         idle = pool.concurrency - busy
-        wanted = min(MAX_FETCH, max(0, idle) + int(rate * (AHEAD_S + 2 * self._latency)))
+        wanted = min(MAX_FETCH, fetched_ahead(idle, rate, self._latency))
         pool.mark = wanted // 2
         if ready > HOARD * wanted + pool.concurrency:
             pool.keep(wanted + pool.concurrency)

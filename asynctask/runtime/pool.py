@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from asynctask.brokers.base import Broker, Copy
 from asynctask.clock import Clock, Ids
 from asynctask.core.transitions import Begin
-from asynctask.dispatch.demand import Load, Rate
+from asynctask.dispatch.demand import AHEAD_S, Load, Rate
 from asynctask.errors import Unavailable
 from asynctask.logs import get_logger
 from asynctask.middleware.chain import Chain
@@ -26,11 +26,7 @@ from asynctask.runtime.lanes import Lanes, Lend
 if TYPE_CHECKING:
     from asynctask.runtime.fetcher import Intake
 
-__all__ = ["AHEAD_S", "ALONE_S", "MANY_DONE", "STALE_S", "HeldCopies", "Isolation", "Pool"]
-
-AHEAD_S: Final = 0.1
-"""A process fetches what its idle threads take at once and what they finish in this time, and while a fetch is on its way:
-long jobs are not hoarded, and short ones lie ready when the next fetch begins."""
+__all__ = ["ALONE_S", "MANY_DONE", "STALE_S", "HeldCopies", "Isolation", "Pool"]
 
 STALE_S: Final = 0.5
 """Seconds after which Begin is asked again before a job starts, so that a knob acts on new starts within a second. A

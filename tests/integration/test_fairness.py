@@ -9,8 +9,9 @@ import pytest
 from support.world import World, numbers
 
 from asynctask import AsyncTask
+from asynctask.dispatch import dispatcher
 from asynctask.dispatch.demand import Shares
-from asynctask.dispatch.dispatcher import Load
+from asynctask.dispatch.dispatcher import LEASE_S, Load
 from asynctask.errors import ConfigError
 from asynctask.ledger import reservations
 
@@ -145,3 +146,51 @@ class TestShares:
         shares.served("b", 9)
         shares.keep({"b"})
         assert shares.order("ba") == ["b", "a"]
+
+
+def test_a_task_that_another_dispatcher_has_in_hand_is_not_passed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    app, other = world.app(), world.app()
+    (urgent,) = submitted(app, 1, 100, priority=100)
+    (less,) = submitted(app, 1, 100, priority=200)
+    using(app, 10)
+    reservations.reserve(other.ledger, urgent, 10, lease_s=LEASE_S)
+    assert app.dispatcher.round() == 0
+    monkeypatch.setattr(dispatcher, "PUSHING_S", 0.0)  # whoever pushes for longer may be gone
+    assert app.dispatcher.round() == 10
+    found = app.broker.exchange("a process", [], ["default"], 10)
+    assert {copy.task_id for copy in found} == {less}
+
+
+def test_what_was_reserved_before_its_task_became_less_urgent_is_taken_back(world: World) -> None:
+    app, other = world.app(), world.app()
+    (task_id,) = submitted(app, 1, 100, priority=100)
+    using(other, 10)
+    push = other.broker.push
+    turned: list[Any] = []
+
+    def late(copies: Any) -> None:
+        if not turned:
+            turned.append(app.task(task_id).update(priority=300))
+        push(copies)
+
+    other.dispatcher._outbox._put = late
+    assert other.dispatcher.round() == 10
+    assert not app.broker.waiting(["default"]).get("default")
+
+
+def test_a_task_that_another_dispatcher_took_meanwhile_is_not_passed(world: World) -> None:
+    app, other = world.app(), world.app()
+    (urgent,) = submitted(app, 1, 100, priority=100)
+    submitted(app, 1, 100, priority=200)
+    using(app, 10)
+    reserve = app.dispatcher._reserve_task
+
+    def late(task_id: int, queue: str, count: int, at: int | None) -> int:
+        if task_id == urgent:
+            reservations.reserve(other.ledger, urgent, 10, lease_s=LEASE_S)
+        sent = reserve(task_id, queue, count, at)
+        reservations.confirm(other.ledger, [urgent])
+        return sent
+
+    app.dispatcher._reserve_task = late  # type: ignore[method-assign]
+    assert app.dispatcher.round() == 0

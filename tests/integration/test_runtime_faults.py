@@ -15,6 +15,7 @@ from support.databases import Store
 
 from asynctask import AsyncTask, NormalException, current_job, maintenance
 from asynctask.brokers.base import Copy
+from asynctask.dispatch.demand import AHEAD_S
 from asynctask.errors import BrokerUnavailable, ConfigError, InputError, JobInterrupted
 from asynctask.job import CurrentJob
 from asynctask.ledger.base import dumps
@@ -22,7 +23,6 @@ from asynctask.middleware.tracker import TICKET, Ticket, Tracker
 from asynctask.runtime import fetcher, timeouts
 from asynctask.runtime.fetcher import MAX_FETCH
 from asynctask.runtime.launcher import Launcher
-from asynctask.runtime.pool import AHEAD_S
 from asynctask.runtime.retry import MAX_PAUSE_S, Follow, decide
 from asynctask.testing import wait_for
 

@@ -1,0 +1,46 @@
+"""What ``benchmarks.knobs`` reads from the jobs' book."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.knobs import Episode, Start, judge, read_book
+from benchmarks.processes import Unaccounted
+
+
+def episode(knob: str, limit: int = 0) -> Episode:
+    return Episode("fast", knob, 1, 10.0, 20.0, limit)
+
+
+def starts(*times: float, beside: int = 0) -> list[Start]:
+    return [Start(at, beside) for at in times]
+
+
+def test_a_start_after_a_pause_is_late_after_a_second() -> None:
+    assert judge(episode("pause"), starts(9.0, 10.5)) == (0.5, 0)
+    assert judge(episode("pause"), starts(9.0, 11.5, 21.0)) == (1.5, 1)
+
+
+def test_a_lower_parallel_is_held_against_the_jobs_beside() -> None:
+    assert judge(episode("parallel lower", 1), starts(10.5, 13.0)) == (0.0, 0)
+    assert judge(episode("parallel lower", 1), starts(12.0, beside=1)) == (2.0, 1)
+
+
+def test_rounds_under_a_new_interval() -> None:
+    assert judge(episode("interval set", 2), starts(9.8, 9.9, 12.0, 12.0, 14.0, 14.0)) == (0.0, 0)
+    assert judge(episode("interval set", 2), starts(11.5, 12.0, 12.5))[1] == 1
+
+
+def test_what_allows_more_shows_with_the_first_such_start() -> None:
+    assert judge(episode("parallel higher", 3), [Start(10.2, 1), Start(10.75, 3)]) == (0.75, 0)
+    with pytest.raises(Unaccounted, match="never showed"):
+        judge(episode("resume"), starts(9.0))
+
+
+def test_the_book_says_how_many_run_beside(tmp_path: Path) -> None:
+    (tmp_path / "book").mkdir()
+    (tmp_path / "book" / "1").write_text("B 1.0 7\nE 3.0 7\n")
+    (tmp_path / "book" / "2").write_text("B 2.0 7\nE 2.5 7\nB 3.0 7\nE 4.0 7\n")
+    assert read_book(tmp_path) == {7: [Start(1.0, 0), Start(2.0, 1), Start(3.0, 0)]}
