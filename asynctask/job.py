@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Protocol
 
 from asynctask.errors import InputError, JobInterrupted, carries
 from asynctask.messages import clean
@@ -28,6 +28,8 @@ class CurrentJob:
 
     __slots__ = (
         "_asked",
+        "_batch",
+        "_item",
         "_messages",
         "_place",
         "_saved",
@@ -61,7 +63,9 @@ class CurrentJob:
         self.result: Any = None
         self._place: Place | None = None
         self._saved: Place | None = None
-        self._messages: list[str] = []
+        self._messages: list[tuple[str, int | None]] = []
+        self._batch: Batch | None = None
+        self._item: tuple[int, int, Any] | None = None
         self._stop = should_stop
         self._asked = False
 
@@ -79,6 +83,8 @@ class CurrentJob:
         job repeats what it did in the last quarter of a second. ``value``: JSON of at most 64 KB. Raises
         :class:`InputError` for any other.
         """
+        if self._item is not None or self._batch is not None:
+            raise InputError("a job of several items saves its own place; its worker has none", code="bad_checkpoint")
         try:
             text = _dump(value)
         except (TypeError, ValueError, RecursionError) as error:
@@ -125,16 +131,55 @@ class CurrentJob:
     @property
     def args(self) -> tuple[Any, ...]:
         """The arguments of the job as they travel: JSON values by position, an item of a Task as the one and only."""
-        return tuple(self.payload.get("args") or ())
+        return tuple(self.payload.get("args") or ()) if self._item is None else (self._item[2],)
 
     def message(self, text: str) -> None:
-        """Adds a message to the Event; it is written with the outcome, or with ``working`` if that comes first."""
-        self._messages.append(clean(str(text)))
+        """Adds a message to the Event; it is written with the outcome, or with ``working`` if that comes first. In a slice it
+        carries the item's row."""
+        self._messages.append((clean(str(text)), self.row))
 
-    def take_messages(self) -> list[str]:
-        """The messages added since the last call; for the tracker."""
+    def take_messages(self) -> list[tuple[str, int | None]]:
+        """The messages added since the last call, each with its row or None; for the tracker."""
         taken, self._messages = self._messages, []
         return taken
+
+    # -- items of a slice
+
+    @property
+    def index(self) -> int | None:
+        """The place of the item in its slice, from 0; None in a job of one item, and in a batch."""
+        return None if self._item is None else self._item[0]
+
+    @property
+    def row(self) -> int | None:
+        """The item's row in the list; None where :attr:`index` is."""
+        return None if self._item is None else self._item[1]
+
+    def take_up(self, item: tuple[int, int, Any] | None) -> None:
+        """The item of a slice that is performed now: its place, row and value; for the runtime."""
+        self._item = item
+
+    def give_batch(self, batch: Batch | None) -> None:
+        """Whom :meth:`finish`, :meth:`fail` and :meth:`error` report to; for the runtime."""
+        self._batch = batch
+
+    def finish(self, index: int, result: Any = None) -> None:
+        """Item ``index`` of the list that a ``batch`` worker got is done. An item that is not reported is done when the
+        worker returns."""
+        self._reports().finish(index, result)
+
+    def fail(self, index: int, reason: str, *, code: str = "failed") -> None:
+        """The business refuses item ``index`` of the list that a ``batch`` worker got; it is not retried."""
+        self._reports().fail(index, code, str(reason))
+
+    def error(self, index: int, reason: str | BaseException) -> None:
+        """Item ``index`` of the list that a ``batch`` worker got went wrong; the retry policy decides on another attempt."""
+        self._reports().error(index, reason)
+
+    def _reports(self) -> Batch:
+        if self._batch is None:
+            raise RuntimeError("items are reported by workers that are declared with batch=True, while they run")
+        return self._batch
 
     # -- stopping
 
@@ -157,6 +202,16 @@ class CurrentJob:
 
     def __repr__(self) -> str:
         return f"<job {self.job_id} attempt {self.attempt}>"
+
+
+class Batch(Protocol):
+    """What a worker of batches reports of its items to."""
+
+    def finish(self, index: int, result: Any) -> None: ...
+
+    def fail(self, index: int, code: str, reason: str) -> None: ...
+
+    def error(self, index: int, reason: str | BaseException) -> None: ...
 
 
 _MOST: Final = 10**15

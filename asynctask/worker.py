@@ -201,6 +201,7 @@ class WorkerOptions(UntrackedOptions, total=False):
     on_complete: CallbackOption | None
     on_success: CallbackOption | None
     on_failure: CallbackOption | None
+    batch: bool
 
 
 class Register(Protocol):
@@ -224,7 +225,8 @@ class Worker(Generic[P, R_co]):
     stops or starts one of its jobs. ``options``: what else the payload of an untracked job says
     (:mod:`asynctask.wire.payload`). ``overrides`` and ``wait`` are those of :meth:`set`. ``engine``: the attached
     engine that performs it; its ``queue`` has that engine's name before it. ``callbacks``: those of its Tasks, by name,
-    where a submission says nothing else. Calling a worker calls the function itself, in this thread. Type checkers see
+    where a submission says nothing else. ``batch``: its function takes a list of items, and reports on them with
+    ``current_job().finish``, ``fail`` and ``error``. Calling a worker calls the function itself, in this thread. Type checkers see
     the parameters and the result of the function.
     """
 
@@ -251,6 +253,7 @@ class Worker(Generic[P, R_co]):
     wait: When | None = None
     engine: str | None = None
     callbacks: Mapping[str, Callback] = field(default_factory=dict)
+    batch: bool = False
 
     def queue_for(self, name: str | None) -> str:
         """The queue of a Task that asks for the queue ``name``: one of the worker's engine, if it has one."""

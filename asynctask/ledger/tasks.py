@@ -52,6 +52,7 @@ __all__ = [
     "first_answer",
     "forget_sources",
     "get",
+    "items_of",
     "lock",
     "log",
     "nothing_taken",
@@ -86,6 +87,7 @@ _SOURCES = (
 )
 
 NEW_EVENT = ("job_id", "task_id", "seq", "status", "params", "first_row", "last_row", "created_at")
+"""Columns of every new Event; those of a job of several items have ``items`` too."""
 
 MAX_SPLIT_TRIES = 3
 """How many processes in a row may claim a split that makes no progress."""
@@ -111,7 +113,7 @@ class NewCallback:
 
 @dataclass(frozen=True, slots=True)
 class NewTask:
-    """A submission. ``source`` (JSON-ready) is where a split can be resumed from; None if it cannot be resumed."""
+    """A submission. ``chunk_size``: items of a job, see :mod:`asynctask.slices`. ``source`` (JSON-ready) is where a split can be resumed from; None if it cannot be resumed."""
 
     worker_name: str
     queue: str
@@ -132,11 +134,13 @@ class NewTask:
     callbacks: Sequence[NewCallback] = ()
     key_field: str | None = None
     key_limit: int | None = None
+    chunk_size: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class NewItem:
-    """One accepted item: its params as JSON text and its row in the list.
+    """A job to be: an accepted item, or a slice of several ``items``: its params as JSON text, and its row in the list, or
+    its first and last.
 
     ``worker_name`` and ``options`` (JSON text): of an item that is not for the Task's worker. ``key``: its field and value,
     if equal ones run one after the other.
@@ -147,6 +151,8 @@ class NewItem:
     worker_name: str | None = None
     options: str | None = None
     key: str | None = None
+    items: int = 1
+    last_row: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +180,8 @@ class TaskRow:
     created_jobs: int
     rejected: int
     planned: int | None
+    created: int = 0
+    chunk_size: int = 1
 
 
 @repeatable
@@ -232,6 +240,7 @@ def described(new: NewTask, now: int) -> dict[str, Any]:
         "callbacks": dumps([asdict(each) for each in new.callbacks]) if new.callbacks else None,
         "key_field": new.key_field,
         "key_limit": new.key_limit,
+        "chunk_size": new.chunk_size,
     }
 
 
@@ -282,7 +291,7 @@ def _task_row(row: dict[str, Any]) -> TaskRow:
     return TaskRow(
         row["id"], row["worker_name"], row["queue"], row["state"], row["state_reason"], row["split_state"],
         row["split_reason"], row["split_cursor"], loads(row["split_source"]), row["created_jobs"], row["rejected"],
-        row["planned"],
+        row["planned"], row["created"], row["chunk_size"],
     )  # fmt: skip
 
 
@@ -378,7 +387,7 @@ def add_slice(
     Raises :class:`SplitLost` if this process no longer holds the split, the Task was cancelled, or another splitter moved
     the cursor meanwhile: one that slept may hold the lease again.
     """
-    jids = ledger.ids.jids(len(items))
+    jids, count = ledger.ids.jids(len(items)), items_of(items)
     with ledger.database.write() as connection:
         task = lock(connection, task_id)
         _check_split_held(ledger, task)
@@ -391,12 +400,12 @@ def add_slice(
             .where(_t.id == task_id)
             .values(
                 created_jobs=first + len(items),
-                created=task["created"] + len(items),
+                created=task["created"] + count,
                 rejected=task["rejected"] + len(rejects),
                 split_cursor=cursor,
                 split_tries=0,
                 split_until=now + micros(lease_s),
-                slots=MAX_SLOTS if first + len(items) >= SLOTS_FROM else task["slots"],
+                slots=MAX_SLOTS if task["created"] + count >= SLOTS_FROM else task["slots"],
                 version=task["version"] + 1,
                 updated_at=now,
                 ready=sessions.readiness(task) if items else task["ready"],
@@ -408,7 +417,7 @@ def add_slice(
             _insert_events(connection, new_events, now, {task_id: task["worker_name"]})
             if task["key_limit"] is not None:
                 sessions.add_places(connection, [task_id], low=first)
-            new = Delta(enqueue=len(items), jobs=len(items))
+            new = Delta(enqueue=count, jobs=len(items))
             counters.move(connection, {(task_id, ledger.slot(task["slots"])): new}, now)
         write_rejects(connection, task_id, rejects)
         if notify_dispatcher:
@@ -421,8 +430,13 @@ def _insert_events(
 ) -> None:
     """The Events of items: (job id, Task, number in the Task, item) each. ``workers``: the worker's name of each Task."""
     rows: list[tuple[Any, ...]]
-    rows = [(jid, task_id, seq, "enqueue", one.params, one.row, one.row, now) for jid, task_id, seq, one in new]
+    rows = [
+        (jid, task_id, seq, "enqueue", one.params, one.row, one.last_row or one.row, now) for jid, task_id, seq, one in new
+    ]
     columns: tuple[str, ...] = NEW_EVENT
+    if any(one.items > 1 for *_, one in new):
+        columns = (*columns, "items")
+        rows = [(*row, one.items) for row, (*_, one) in zip(rows, new, strict=True)]
     if any(one.worker_name for *_, one in new):
         columns = (*columns, "worker_name", "options")
         rows = [(*row, one.worker_name, one.options) for row, (*_, one) in zip(rows, new, strict=True)]
@@ -430,6 +444,11 @@ def _insert_events(
         columns = (*columns, "line")
         rows = [(*row, _line(one, workers[task_id])) for row, (_, task_id, _, one) in zip(rows, new, strict=True)]
     batches.insert(connection, events, columns, rows)
+
+
+def items_of(jobs: Sequence[NewItem]) -> int:
+    """How many items these jobs have."""
+    return sum([each.items for each in jobs])
 
 
 def _line(item: NewItem, worker_name: str) -> int | None:
@@ -606,7 +625,7 @@ _LOG_COLUMNS: Final = ("task_id", "at", "who", "action", "detail")
 
 @dataclass(frozen=True, slots=True)
 class NewWhole:
-    """A Task with all its items.
+    """A Task with all its items; ``items`` are its jobs.
 
     ``planned``: number of rows of the list; ``cursor``: its last row; ``refused``: the list is strict and its ``rejects``
     refuse it. Without items the Task is ``rejected`` and keeps no idempotency key, for a corrected list to use.
@@ -729,7 +748,7 @@ def _insert(ledger: Ledger, wholes: Sequence[NewWhole]) -> list[Whole]:
         _insert_events(connection, [(next(jids), task_id, seq, one) for task_id, seq, one in numbered], now, workers)
         sessions.add_places(connection, [task_id for task_id, _, row in made if row["key_limit"] is not None])
         moved = {
-            (task_id, ledger.slot(row["slots"])): Delta(enqueue=len(each.items), jobs=len(each.items))
+            (task_id, ledger.slot(row["slots"])): Delta(enqueue=items_of(each.items), jobs=len(each.items))
             for task_id, each, row in made
         }
         counters.move(connection, moved, now)
@@ -748,8 +767,8 @@ def _row(whole: NewWhole, now: int) -> dict[str, Any]:
     check_task(None, State.SPLITTING, Reason.SUBMITTED)
     check_task(State.SPLITTING, state, reason)
     row = {
-        **described(new, now), "state": state, "split_state": "sealed", "generation_sealed": 1, "created": count,
-        "created_jobs": count, "rejected": len(whole.rejects), "planned": whole.planned, "split_cursor": whole.cursor,
+        **described(new, now), "state": state, "split_state": "sealed", "generation_sealed": 1,
+        "created": items_of(whole.items), "created_jobs": count, "rejected": len(whole.rejects), "planned": whole.planned, "split_cursor": whole.cursor,
         "ready": None, "closed_at": None, "finished_at": None, "state_reason": None,
     }  # fmt: skip
     if not count:
