@@ -1,7 +1,7 @@
 """Slices: several items of a list in one job. How they are kept, and one attempt of them as it runs.
 
-``events.params`` of a slice is ``{"rows": [[first, count], ...], "items": [...]}``: its items, and their rows in the list as
-runs of consecutive numbers, since a refused row leaves a gap. What each item came to is ``events.marks``
+``events.params`` of a slice is ``{"rows": [[first, count], ...], "items": [...]}``: its items, and their rows in the list
+as runs of consecutive numbers, since a refused row leaves a gap. What each item came to is ``events.marks``
 (:class:`asynctask.core.transitions.Row`).
 """
 

@@ -203,7 +203,9 @@ def stamps(at: str, notes: Iterable[tuple[str, str, int | None, int | None]], at
 
     ``at``: the time of writing in RFC 3339; ``notes``: status, message, own time in microseconds or None, and no row, each.
     """
-    return [f'{{"at":"{rfc3339(own) if own else at}",{_rest(status, message, attempt)}' for status, message, own, _ in notes]
+    return [
+        f'{{"at":"{rfc3339(own) if own else at}",{_rest(status, message, attempt)}' for status, message, own, _ in notes
+    ]
 
 
 @lru_cache(maxsize=256)

@@ -313,8 +313,8 @@ class Tracker:
             begin(row, attempt, record.task_state), record.job_id, record.id, record.task_id, row.attempt, row.retries,
             is_suspect(row), arrival.attempt is None, row.process,
             awaited=record.parallel is not None or record.round_at is not None, not_before=_not_before(record),
-            seen=record if untouched(record) else None, callback_of=record.callback_of, items=row.items, row=record.first_row,
-            worker=record.worker_name,
+            seen=record if untouched(record) else None, callback_of=record.callback_of, items=row.items,
+            row=record.first_row, worker=record.worker_name,
         )  # fmt: skip
 
     def enqueue(self, arrivals: Sequence[Arrival]) -> None:

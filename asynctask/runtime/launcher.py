@@ -135,6 +135,7 @@ class Launcher(AppProcess):
             lend=self.dispatcher.lend,
             take_back=partial(take_back_loans, self.ledger),
             observers=Observers(self._death, self._error, self._ended),
+            result_limit=parts.config.max_result_bytes,
         )
         fetcher = Fetcher(
             identity=identity,
