@@ -214,6 +214,8 @@ class Slice:
             if result is not None:
                 added |= self._keep(str(self.rows[place]), result)
         results = orjson.dumps(self._results).decode() if added else None
+        if len(self.rows) == 1 and results is not None:
+            results = orjson.dumps(*self._results.values()).decode()
         return News("".join(self._marks), dict(self._failures), results)
 
     def _keep(self, row: str, result: str) -> bool:

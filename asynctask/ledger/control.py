@@ -173,7 +173,7 @@ def _groups_with(connection: Connection, task_id: int, message: str) -> list[str
 def _to_reopen(task_id: int, statuses: Collection[str], digests: Collection[str] | None, after: int = -1) -> Any:
     """The jobs (id, seq, number of items) that are turned, after a job, in their order: of a retry those that have an item
     to reopen."""
-    has_one = sa.or_(*(_e[f"n_{status}"] > 0 for status in statuses if status in _ENDED))
+    has_one = sa.or_(sa.false(), *(_e[f"n_{status}"] > 0 for status in statuses if status in _ENDED))
     of_slice = (_e["items"] > 1) & _e.status.in_(_ENDED) & has_one
     found = sa.select(_e.id, _e.seq, _e["items"]).where(_e.task_id == task_id, _e.seq > after).order_by(_e.seq)
     found = found.where(_e.status.in_(statuses) | of_slice if set(statuses) & set(_ENDED) else _e.status.in_(statuses))

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections import Counter
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
+from support.place_app import add_workers
 from support.world import World
 
 from asynctask import AsyncTask, NormalException, current_job
 from asynctask.errors import InputError
+from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
 
 
 PAUSE = threading.Event()
+
+
+class Item(BaseModel):
+    n: int
 
 
 class Seen:
@@ -138,3 +147,58 @@ def test_what_no_slice_can_be_is_refused(world: World, options: dict[str, Any]) 
     seen = Seen(app)
     with pytest.raises(InputError, match="chunk_size"):
         app.submit(seen.worker, [{"n": 1}], **{"chunk_size": 2, **options})
+
+
+@pytest.mark.each_database(reason="the bookkeeping of slices is written by each")
+def test_a_worker_killed_in_a_slice_goes_on_with_the_first_item_that_was_not_recorded(world: World) -> None:
+    app = world.app(lease_s=1.0, heartbeat_s=0.3)
+    add_workers(app, world.shop)
+    items: list[dict[str, Any]] = [{"n": n} for n in range(8)]
+    items[1] |= {"refuse": True}
+    items[5] |= {"gate": True}
+    task = app.submit("sliced", items, chunk_size=8)
+    for _ in range(2):
+        worker = world.cli("place_app", "worker", "-c", "1", ASYNCTASK_LEASE_S="1.0", ASYNCTASK_HEARTBEAT_S="0.3")
+        before = world.shop.performed()[5]
+        wait_for(lambda: world.shop.performed()[5] > before and counts(task).get("finish") == 4, "it is at the gate", 60)  # noqa: B023
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.wait()
+    assert counts(task) | {"enqueue": 0, "working": 0} == {"total": 8, "finish": 4, "failed": 1, "enqueue": 0, "working": 0}
+    world.open_gate()
+    with world.working(app):
+        task.wait(120)
+    assert counts(task) == {"total": 8, "finish": 7, "failed": 1}
+    assert [world.shop.performed()[n] for n in range(8)] == [1, 1, 1, 1, 1, 3, 1, 1]
+    assert [e["row"] for e in task.events(status="failed")] == [2]
+    assert app.doctor() == []
+
+
+def test_refused_rows_leave_gaps_and_reports_show_items(world: World) -> None:
+    app = world.app()
+
+    @app.worker(retry=0)
+    def typed(item: Item) -> int:
+        if item.n % 5 == 0:
+            raise NormalException(f"{item.n} is refused")
+        return item.n
+
+    task = app.submit(typed, [{"n": "bad" if n == 3 else n} for n in range(1, 11)], chunk_size=4)  # type: ignore[call-overload]
+    with world.working(app):
+        task.wait(60)
+    assert counts(task) == {"total": 9, "finish": 7, "failed": 2}
+    assert [(e["row"], e["params"]["n"]) for e in task.events(status="failed")] == [(5, 5), (10, 10)]
+    rows = [(row.number, row.status, row.error) for row in task.report("failed").rows]
+    assert [(number, status) for number, status, _ in rows] == [(3, "rejected"), (5, "failed"), (10, "failed")]
+    assert [error for _, _, error in rows[1:]] == ["5 is refused", "10 is refused"]
+    assert [row.number for row in task.report("succeeded").rows] == [1, 2, 4, 6, 7, 8, 9]
+
+
+def test_the_doctor_finds_lines_that_no_item_has(world: World) -> None:
+    app = world.app()
+    seen = Seen(app)
+    task = app.submit(seen.worker, [{"n": 0}, {"n": 1, "refuse": True}, {"n": 2}], chunk_size=3)
+    with world.working(app):
+        task.wait(60)
+    world.sql("DELETE FROM item_errors")
+    assert [each.code for each in app.doctor(repair=True)] == ["errors"]
+    assert app.doctor() == []
