@@ -172,7 +172,8 @@ class AsyncTask(OnDemand):
         ``retry_in(count, error, job)`` gives the seconds before a retry, or ``"kill"`` or ``"discard"``;
         ``retries_exhausted(job, error)`` is called when none is left; ``on_complete``, ``on_success``, ``on_failure``: the
         defaults of the options of :meth:`submit`; ``batch``: the function takes a list of items, and reports on them with
-        ``current_job().fail(i, reason)``, ``error`` and ``finish``. ``options`` of an untracked worker: ``tags``, ``backtrace``, ``dead``,
+        ``current_job().fail(i, reason)``, ``error`` and ``finish``. ``options`` of an untracked
+        worker: ``tags``, ``backtrace``, ``dead``,
         ``retry_for``, ``retry_queue``, ``members`` (:mod:`asynctask.wire.payload`). Raises
         :class:`ConfigError`.
         """

@@ -134,8 +134,8 @@ class CurrentJob:
         return tuple(self.payload.get("args") or ()) if self._item is None else (self._item[2],)
 
     def message(self, text: str) -> None:
-        """Adds a message to the Event; it is written with the outcome, or with ``working`` if that comes first. In a slice it
-        carries the item's row."""
+        """Adds a message to the Event; it is written with the outcome, or with ``working`` if that comes first. In a
+        slice it carries the item's row."""
         self._messages.append((clean(str(text)), self.row))
 
     def take_messages(self) -> list[tuple[str, int | None]]:
@@ -173,7 +173,7 @@ class CurrentJob:
         self._reports().fail(index, code, str(reason))
 
     def error(self, index: int, reason: str | BaseException) -> None:
-        """Item ``index`` of the list that a ``batch`` worker got went wrong; the retry policy decides on another attempt."""
+        """Item ``index`` of the list that a ``batch`` worker got went wrong; the retry policy decides what follows."""
         self._reports().error(index, reason)
 
     def _reports(self) -> Batch:

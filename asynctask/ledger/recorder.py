@@ -74,7 +74,8 @@ class Outcome:
     it begins, or its Task, because of its ``parallel``. ``done``: committed or given up; never flushed again.
     ``doubtful``: the answer to the commit was lost and it may be written, so it stands only for the attempt that it
     names. ``follower``: the job that began in this one's place under their Task's ``parallel``. ``checkpoint``: the
-    place to save with it; ``news``: what the items of a slice came to. ``worker`` and ``seconds``, for the figures: whose job it is, and how long it ran.
+    place to save with it; ``news``: what the items of a slice came to. ``worker`` and
+    ``seconds``, for the figures: whose job it is, and how long it ran.
     """
 
     event_id: int

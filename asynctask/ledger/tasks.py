@@ -113,7 +113,9 @@ class NewCallback:
 
 @dataclass(frozen=True, slots=True)
 class NewTask:
-    """A submission. ``chunk_size``: items of a job, see :mod:`asynctask.slices`. ``source`` (JSON-ready) is where a split can be resumed from; None if it cannot be resumed."""
+    """A submission. ``chunk_size``: items of a job, see :mod:`asynctask.slices`.
+
+    ``source`` (JSON-ready) is where a split can be resumed from; None if it cannot be resumed."""
 
     worker_name: str
     queue: str
@@ -768,7 +770,8 @@ def _row(whole: NewWhole, now: int) -> dict[str, Any]:
     check_task(State.SPLITTING, state, reason)
     row = {
         **described(new, now), "state": state, "split_state": "sealed", "generation_sealed": 1,
-        "created": items_of(whole.items), "created_jobs": count, "rejected": len(whole.rejects), "planned": whole.planned, "split_cursor": whole.cursor,
+        "created": items_of(whole.items), "created_jobs": count,
+        "rejected": len(whole.rejects), "planned": whole.planned, "split_cursor": whole.cursor,
         "ready": None, "closed_at": None, "finished_at": None, "state_reason": None,
     }  # fmt: skip
     if not count:

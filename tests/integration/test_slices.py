@@ -130,7 +130,7 @@ def test_a_batch_worker_gets_the_list_and_reports_by_place(world: World) -> None
             raise NormalException("none of these")
         return [each["n"] * 10 for each in items]
 
-    task = app.submit(many, [{"n": n} for n in range(9)], chunk_size=4)
+    task = app.submit("many", [{"n": n} for n in range(9)], chunk_size=4)
     with world.working(app, concurrency=1):
         task.wait(60)
     assert counts(task)["failed"] == 1
@@ -182,7 +182,7 @@ def test_refused_rows_leave_gaps_and_reports_show_items(world: World) -> None:
             raise NormalException(f"{item.n} is refused")
         return item.n
 
-    task = app.submit(typed, [{"n": "bad" if n == 3 else n} for n in range(1, 11)], chunk_size=4)  # type: ignore[call-overload]
+    task = app.submit(typed, [{"n": "bad" if n == 3 else n} for n in range(1, 11)], chunk_size=4)
     with world.working(app):
         task.wait(60)
     assert counts(task) == {"total": 9, "finish": 7, "failed": 2}
