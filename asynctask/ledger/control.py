@@ -22,12 +22,12 @@ from asynctask.core.transitions import (
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events, item_errors, task_errors, tasks
 from asynctask.errors import Conflict, InputError
+from asynctask.iterable import places_of
 from asynctask.ledger import dispatchable, progress, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, dumps, loads, try_lock
 from asynctask.ledger.events import Applied, Change, EventRecord, Note, apply, read_events, rows_of
 from asynctask.messages import is_storable
-from asynctask.slices import places_of
 
 __all__ = ["cancel_task", "give_back_copies", "pause", "resume", "retry", "turn_some", "turning_tasks", "update"]
 

@@ -26,12 +26,12 @@ from asynctask.database.tables import (
     write_marks,
 )
 from asynctask.errors import LedgerUnavailable, NotFound, Unavailable
+from asynctask.iterable import item_statuses
 from asynctask.ledger import counters
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import PURGING, Ledger, chunks, loads
 from asynctask.ledger.events import EventRecord, Failure, group_of, read_events, read_tasks_events, rows_of
 from asynctask.logs import get_logger
-from asynctask.slices import item_statuses
 
 __all__ = ["RESERVE_BYTES", "Finding", "NotWritable", "Readiness", "examine"]
 

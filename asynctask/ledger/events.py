@@ -18,10 +18,10 @@ from asynctask.core.transitions import MARKS, Delta, Row, Turn, marks_of
 from asynctask.database import batches
 from asynctask.database.retrying import TransactionConflict
 from asynctask.database.tables import events, item_errors, task_errors, tasks
+from asynctask.iterable import ItemFailure, unpack
 from asynctask.ledger import counters
 from asynctask.ledger.base import Ledger, chunks, dumps, loads, stamp, stamps
 from asynctask.messages import KEEP_FIRST, append
-from asynctask.slices import ItemFailure, unpack
 
 __all__ = [
     "ITEMS",

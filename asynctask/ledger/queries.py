@@ -31,6 +31,7 @@ from asynctask.database.engine import Database
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events, item_errors, task_errors, task_log, task_rejects, task_tallies, tasks
 from asynctask.errors import Conflict, NotFound, OtherEngine
+from asynctask.iterable import item_statuses, unpack
 from asynctask.ledger import dispatchable, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, in_range, loads
@@ -39,7 +40,6 @@ from asynctask.ledger.reservations import options_priority
 from asynctask.ledger.standalone import ENGINE
 from asynctask.ledger.tasks import Reject, close_after
 from asynctask.messages import is_storable
-from asynctask.slices import item_statuses, unpack
 
 __all__ = [
     "COUNTED",

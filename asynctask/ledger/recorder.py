@@ -24,6 +24,7 @@ from asynctask.core.transitions import (
 )
 from asynctask.database.retrying import OutcomeUnknown, TransactionConflict, repeatable
 from asynctask.errors import LedgerUnavailable, TooLarge, Unavailable
+from asynctask.iterable import News
 from asynctask.ledger import dispatchable
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.events import Applied, Change, End, EventRecord, Failure, Note, StaleRead, apply
@@ -31,7 +32,6 @@ from asynctask.ledger.processes import Figures
 from asynctask.ledger.reservations import close_small
 from asynctask.ledger.tasks import candidates, try_close, try_finish
 from asynctask.logs import get_logger
-from asynctask.slices import News
 
 __all__ = [
     "Follower",

@@ -113,7 +113,7 @@ class NewCallback:
 
 @dataclass(frozen=True, slots=True)
 class NewTask:
-    """A submission. ``chunk_size``: items of a job, see :mod:`asynctask.slices`.
+    """A submission. ``chunk_size``: items of a job, see :mod:`asynctask.iterable`.
 
     ``source`` (JSON-ready) is where a split can be resumed from; None if it cannot be resumed."""
 

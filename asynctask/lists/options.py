@@ -21,8 +21,8 @@ from pydantic import (
 
 from asynctask.core.transitions import MAX_INTERVAL_S, Tolerance
 from asynctask.errors import InputError, Problem, without_later
+from asynctask.iterable import AUTO, MAX_CHUNK
 from asynctask.lists.problems import fault, from_pydantic
-from asynctask.slices import AUTO, MAX_CHUNK
 from asynctask.worker import as_callback
 
 __all__ = [

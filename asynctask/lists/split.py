@@ -13,6 +13,8 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 from asynctask.clock import Clock
 from asynctask.errors import InputError, LedgerUnavailable
+from asynctask.iterable import MAX_SLICE_BYTES as MAX_JOB_BYTES
+from asynctask.iterable import chunk_of, pack
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.tasks import NewItem, NewTask, NewWhole, Reject, SplitLost
@@ -23,8 +25,6 @@ from asynctask.lists.rows import ListSource, open_list, too_many_items
 from asynctask.lists.uploads import Uploads
 from asynctask.logs import get_logger
 from asynctask.messages import clean
-from asynctask.slices import MAX_SLICE_BYTES as MAX_JOB_BYTES
-from asynctask.slices import chunk_of, pack
 
 __all__ = ["WHOLE_S", "Splitter", "Writing"]
 

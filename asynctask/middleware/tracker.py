@@ -23,6 +23,7 @@ from asynctask.core.states import Reason, State, Status
 from asynctask.core.transitions import LEAD_S, Begin, Row, Turn, begin, cancel, give_back, is_foreign, is_suspect
 from asynctask.database.retrying import repeatable
 from asynctask.errors import AsyncTaskError, InputError, JobInterrupted, JobTimeout
+from asynctask.iterable import News, Slice
 from asynctask.job import CurrentJob, interrupted
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.events import (
@@ -43,7 +44,6 @@ from asynctask.ledger.reservations import Ready
 from asynctask.ledger.standalone import ENGINE, MAX_JOB_ID, NewJob, enqueue, fitted, is_job_id
 from asynctask.logs import get_logger
 from asynctask.messages import clean
-from asynctask.slices import News, Slice
 from asynctask.worker import Worker
 
 __all__ = [
@@ -682,6 +682,7 @@ def _last_message_is(messages: str | None, text: str) -> bool:
 
 
 def result_text(value: Any, limit: int) -> tuple[str | None, str | None]:
+    """What a function returned as JSON text of at most ``limit`` bytes, and a message if it is not kept."""
     if value is None:
         return None, None
     try:

@@ -20,6 +20,7 @@ from asynctask.clock import Clock, Ids, backoff_s
 from asynctask.core.transitions import Begin
 from asynctask.dispatch.outbox import arguments_of, worker_name
 from asynctask.errors import AsyncTaskError, JobInterrupted, JobTimeout, Unavailable
+from asynctask.iterable import Slice
 from asynctask.job import CurrentJob, interrupted, set_current_job
 from asynctask.logs import get_logger
 from asynctask.messages import clean
@@ -46,7 +47,6 @@ from asynctask.runtime.retry import (
     text_of,
 )
 from asynctask.runtime.timeouts import EventLoop, Watch, Watchdog
-from asynctask.slices import Slice
 from asynctask.wire.payload import parse
 from asynctask.worker import Worker
 

@@ -76,7 +76,8 @@ def test_each_item_has_its_own_outcome_and_only_those_that_raised_run_again(worl
     assert [seen.times(n) for n in range(12)] == [1, 1, 1, 2, 1, 1, 1, 2, 1, 1, 1, 1]
     assert [(e["row"], e["status"]) for e in task.events(status=["failed", "error"])] == [(3, "failed"), (8, "error")]
     first, _, _ = {e["job_id"]: app.event(e["job_id"]) for e in task.events()}.values()
-    assert first["status"] == "failed" and first["outcomes"] == {"finish": 4, "failed": 1, "error": 0, "cancelled": 0}
+    assert first["status"] == "failed"
+    assert first["outcomes"] == {"finish": 4, "failed": 1, "error": 0, "cancelled": 0}
     assert [m["row"] for m in first["messages"] if m["message"] == "hello"] == [4, 4]
     assert {e["row"]: e["result"] for e in task.events() if e["result"]} == {9: {"n": 8}}
     assert {group["message"]: group["count"] for group in task.progress()["top_errors"]} == {

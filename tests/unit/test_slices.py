@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from asynctask.core import transitions as core
 from asynctask.core.states import Reason, Status
 from asynctask.core.transitions import MARKS, Row
-from asynctask.slices import AUTO, Slice, chunk_of, item_statuses, pack, unpack
+from asynctask.iterable import AUTO, Slice, chunk_of, item_statuses, pack, unpack
 
 ANY = st.text(alphabet="fxec.r", min_size=2, max_size=30)
 
@@ -61,7 +61,7 @@ def test_each_item_keeps_its_row(rows: list[int]) -> None:
 
 @pytest.mark.parametrize("params", [None, 3, {}, {"rows": [[1, 2]], "items": [1]}, {"rows": 3, "items": []}])
 def test_what_is_no_slice_is_refused(params: object) -> None:
-    with pytest.raises(ValueError, match="slice|params"):
+    with pytest.raises(ValueError, match=r"slice|params"):
         unpack(params)
 
 
