@@ -21,7 +21,7 @@ from asynctask.core.transitions import MARKS, OPEN_MARK, RAISED_MARK, Row, marke
 from asynctask.job import CurrentJob, current_job
 from asynctask.messages import clean
 
-__all__ = ,]
+__all__ = [
     "AUTO",
     "MAX_CHUNK",
     "MAX_SLICE_BYTES",
