@@ -27,7 +27,8 @@ from asynctask.errors import AsyncTaskError, ConfigError, InputError, UnknownWor
 from asynctask.exports.files import ResultFile
 from asynctask.exports.run import MERGER, Export, check_columns, check_format, merge, result_of, write_shard
 from asynctask.integrations.base import RemoteWorkers, Reporter
-from asynctask.job import CurrentJob, Iterable
+from asynctask.iterable import Iterable
+from asynctask.job import CurrentJob
 from asynctask.ledger import doctor as doctors
 from asynctask.ledger import processes as recovery
 from asynctask.ledger import progress, queries, standalone
@@ -79,7 +80,7 @@ __all__ = ["AsyncTask"]
 EVENTS = ("startup", "quiet", "shutdown", "error", "death", "task_finished")
 _OPTIONS = (
     "name", "queue", "retry", "priority", "timeout", "failed_on", "use_task_event", "unique", "key", "key_limit",
-    "retry_in", "retries_exhausted", *CALLBACKS, *UNTRACKED,
+    "retry_in", "retries_exhausted", "batch", *CALLBACKS, *UNTRACKED,
 )  # fmt: skip
 """What :meth:`AsyncTask.worker` takes."""
 
@@ -157,6 +158,7 @@ class AsyncTask(OnDemand):
         on_complete: CallbackOption | None = None,
         on_success: CallbackOption | None = None,
         on_failure: CallbackOption | None = None,
+        batch: bool = False,
         **options: Any,
     ) -> Any:
         """Registers a function or class as a worker; use it as a decorator, with or without options.
@@ -169,7 +171,9 @@ class AsyncTask(OnDemand):
         :class:`NormalException`;
         ``retry_in(count, error, job)`` gives the seconds before a retry, or ``"kill"`` or ``"discard"``;
         ``retries_exhausted(job, error)`` is called when none is left; ``on_complete``, ``on_success``, ``on_failure``: the
-        defaults of the options of :meth:`submit`. ``options`` of an untracked worker: ``tags``, ``backtrace``, ``dead``,
+        defaults of the options of :meth:`submit`; ``batch``: the function takes a list of items, and reports on them with
+        ``current_job().fail(i, reason)``, ``error`` and ``finish``. ``options`` of an untracked
+        worker: ``tags``, ``backtrace``, ``dead``,
         ``retry_for``, ``retry_queue``, ``members`` (:mod:`asynctask.wire.payload`). Raises
         :class:`ConfigError`.
         """
@@ -200,6 +204,8 @@ class AsyncTask(OnDemand):
                 pusher=self,
                 options=options,
                 callbacks=callbacks,
+                batch=batch,
+                is_iterable=inspect.isclass(found) and issubclass(found, Iterable),
             )
             _check_worker(worker, found)
             if worker.name in self._workers or worker.name in self._internal:
@@ -424,7 +430,8 @@ class AsyncTask(OnDemand):
         ``interval`` (seconds from one round of ``parallel`` jobs to the next), ``tolerated_failures`` (10, "5%",
         "failed:10": with one more the Task pauses itself), ``priority``, ``queue``, ``owner``, ``session`` (Tasks of one
         run one after the other), ``key``, a field of which equal values run one after the other across all Tasks of the
-        worker (``key_limit``: or so many at once), ``idempotency_key``; ``unique``, fields in which no two items may be the
+        worker (``key_limit``: or so many at once), ``idempotency_key``; ``chunk_size``, how many items a job
+        gets, or ``"auto"`` (docs/slices.md); ``unique``, fields in which no two items may be the
         same;
         ``strict``: one refused item refuses the list, so all are checked before anything is written (they wait in a
         temporary file, at most ``max_rows``); ``dry_run``: only tells what it would come to, as :meth:`check` does;

@@ -174,9 +174,6 @@ class NotBuilt(InputError):
 
 
 NOT_BUILT: Final[Mapping[str, Mapping[str, Collection[str]]]] = {
-    "option": {
-        "chunk_size": ("1",),
-    },
     "poll": {"wait": (), "version": ()},
 }
 """What later versions will take, with the values that ask for nothing; null never asks for anything."""

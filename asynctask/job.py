@@ -1,27 +1,17 @@
-"""The job that is being performed, as job code and middleware see it on every engine, and the base of iterable jobs."""
+"""The job that is being performed: what job code and middleware see of it, on every engine."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from collections.abc import Callable
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, NoReturn, final
+from typing import Any, Final, NoReturn, Protocol
 
 from asynctask.errors import InputError, JobInterrupted, carries
 from asynctask.messages import clean
 
-__all__ = [
-    "MAX_CHECKPOINT",
-    "CurrentJob",
-    "Iterable",
-    "Place",
-    "current_job",
-    "interrupted",
-    "reset_current_job",
-    "set_current_job",
-]
+__all__ = ["MAX_CHECKPOINT", "CurrentJob", "Place", "current_job", "interrupted", "reset_current_job", "set_current_job"]
 
 
 MAX_CHECKPOINT: Final = 65_536
@@ -38,6 +28,8 @@ class CurrentJob:
 
     __slots__ = (
         "_asked",
+        "_batch",
+        "_item",
         "_messages",
         "_place",
         "_saved",
@@ -71,7 +63,9 @@ class CurrentJob:
         self.result: Any = None
         self._place: Place | None = None
         self._saved: Place | None = None
-        self._messages: list[str] = []
+        self._messages: list[tuple[str, int | None]] = []
+        self._batch: Batch | None = None
+        self._item: tuple[int, int, Any] | None = None
         self._stop = should_stop
         self._asked = False
 
@@ -89,6 +83,8 @@ class CurrentJob:
         job repeats what it did in the last quarter of a second. ``value``: JSON of at most 64 KB. Raises
         :class:`InputError` for any other.
         """
+        if self._item is not None or self._batch is not None:
+            raise InputError("a job of several items saves its own place; its worker has none", code="bad_checkpoint")
         try:
             text = _dump(value)
         except (TypeError, ValueError, RecursionError) as error:
@@ -135,16 +131,55 @@ class CurrentJob:
     @property
     def args(self) -> tuple[Any, ...]:
         """The arguments of the job as they travel: JSON values by position, an item of a Task as the one and only."""
-        return tuple(self.payload.get("args") or ())
+        return tuple(self.payload.get("args") or ()) if self._item is None else (self._item[2],)
 
     def message(self, text: str) -> None:
-        """Adds a message to the Event; it is written with the outcome, or with ``working`` if that comes first."""
-        self._messages.append(clean(str(text)))
+        """Adds a message to the Event; it is written with the outcome, or with ``working`` if that comes first. In a
+        slice it carries the item's row."""
+        self._messages.append((clean(str(text)), self.row))
 
-    def take_messages(self) -> list[str]:
-        """The messages added since the last call; for the tracker."""
+    def take_messages(self) -> list[tuple[str, int | None]]:
+        """The messages added since the last call, each with its row or None; for the tracker."""
         taken, self._messages = self._messages, []
         return taken
+
+    # -- items of a slice
+
+    @property
+    def index(self) -> int | None:
+        """The place of the item in its slice, from 0; None in a job of one item, and in a batch."""
+        return None if self._item is None else self._item[0]
+
+    @property
+    def row(self) -> int | None:
+        """The item's row in the list; None where :attr:`index` is."""
+        return None if self._item is None else self._item[1]
+
+    def take_up(self, item: tuple[int, int, Any] | None) -> None:
+        """The item of a slice that is performed now: its place, row and value; for the runtime."""
+        self._item = item
+
+    def give_batch(self, batch: Batch | None) -> None:
+        """Whom :meth:`finish`, :meth:`fail` and :meth:`error` report to; for the runtime."""
+        self._batch = batch
+
+    def finish(self, index: int, result: Any = None) -> None:
+        """Item ``index`` of the list that a ``batch`` worker got is done. An item that is not reported is done when the
+        worker returns."""
+        self._reports().finish(index, result)
+
+    def fail(self, index: int, reason: str, *, code: str = "failed") -> None:
+        """The business refuses item ``index`` of the list that a ``batch`` worker got; it is not retried."""
+        self._reports().fail(index, code, str(reason))
+
+    def error(self, index: int, reason: str | BaseException) -> None:
+        """Item ``index`` of the list that a ``batch`` worker got went wrong; the retry policy decides what follows."""
+        self._reports().error(index, reason)
+
+    def _reports(self) -> Batch:
+        if self._batch is None:
+            raise RuntimeError("items are reported by workers that are declared with batch=True, while they run")
+        return self._batch
 
     # -- stopping
 
@@ -167,6 +202,16 @@ class CurrentJob:
 
     def __repr__(self) -> str:
         return f"<job {self.job_id} attempt {self.attempt}>"
+
+
+class Batch(Protocol):
+    """What a worker of batches reports of its items to."""
+
+    def finish(self, index: int, result: Any) -> None: ...
+
+    def fail(self, index: int, code: str, reason: str) -> None: ...
+
+    def error(self, index: int, reason: str | BaseException) -> None: ...
 
 
 _MOST: Final = 10**15
@@ -228,95 +273,3 @@ def reset_current_job(token: Token[CurrentJob | None]) -> None:
 def interrupted(job: CurrentJob, error: BaseException) -> bool:
     """Whether the runtime stopped under the job, also where the job, or a library on the way, made another error of it."""
     return isinstance(error, JobInterrupted) or (job.should_stop() and carries(error, JobInterrupted))
-
-
-# -- jobs that go through many elements one by one, save their place and stop between two of them
-
-
-class Iterable:
-    """The base of a worker class that goes through many elements in one job::
-
-        @app.worker(queue="imports", timeout=None)
-        class Import(app.Iterable):
-            def items(self, cursor, path):
-                for number, line in lines_after(path, cursor or 0):
-                    yield line, number
-
-            def each(self, line):
-                store(line)
-
-    The job saves its cursor as it goes, and stops between two elements when a person stops it, its Task is paused or
-    cancelled, or the process is to end. Its next attempt, also after a kill, goes on behind the last cursor that was saved:
-    every element is performed at least once, and those of the last quarter of a second may be performed twice. The result
-    is ``{"items": N}``, how many elements all attempts went through, unless :meth:`on_complete` returns another.
-    """
-
-    NAMES: ClassVar = ("items", "each")
-
-    # -- what a worker defines
-
-    def items(self, cursor: Any, *args: Any) -> Iterator[tuple[Any, Any]]:
-        """Yields ``(element, cursor)`` for each element behind ``cursor``, in an order that does not change.
-
-        ``cursor`` is None at first, then the one yielded with the last element that is done: JSON of at most 64 KB, and
-        not None.
-        ``args`` are those of the job: the item, for a job of a Task.
-        """
-        raise NotImplementedError
-
-    def each(self, item: Any) -> None:
-        """Performs one element. What it raises ends the attempt, as of any worker; a retry goes on with this element."""
-        raise NotImplementedError
-
-    def total(self, *args: Any) -> int | None:
-        """How many elements there are, for users who watch the job; None: unknown."""
-        return None
-
-    def on_start(self) -> None:
-        """Called before the first element of the first attempt."""
-
-    def on_resume(self) -> None:
-        """Called before the first element of a later attempt that goes on from a saved place."""
-
-    def on_stop(self) -> None:
-        """Called when the attempt stops between two elements and is to go on later."""
-
-    def on_complete(self) -> Any:
-        """Called after the last element; what it returns is the job's result, if that is not None."""
-
-    # -- how it runs
-
-    @final
-    def perform(self, *args: Any) -> Any:
-        """Goes through the elements; called by the runtime."""
-        job = current_job()
-        place = job.state if isinstance(job.state, dict) else {}
-        cursor, done = place.get("cursor"), int(place.get("items", 0))
-        if cursor is None:
-            self.on_start()
-        else:
-            self.on_resume()
-        total = self.total(*args)
-        job.progress(done, total)
-        with closing(_generator(self.items(cursor, *args))) as elements:
-            for element, next_cursor in elements:
-                if job.should_stop():  # before the element: one that is behind the last has to be asked for first
-                    self._stop(job)
-                self.each(element)
-                done += 1
-                job.progress(done, total)
-                job.checkpoint({"cursor": next_cursor, "items": done})
-        result = self.on_complete()
-        return {"items": done} if result is None else result
-
-    def _stop(self, job: CurrentJob) -> None:
-        self.on_stop()
-        job.stop()
-
-
-def _generator(found: Any) -> Generator[tuple[Any, Any], None, None]:
-    """The pairs of :meth:`Iterable.items`, whatever kind of iterable it returned."""
-    for pair in found:
-        if not (isinstance(pair, tuple) and len(pair) == 2):
-            raise TypeError(f"items() must yield (element, cursor), not {type(pair).__name__}")
-        yield pair

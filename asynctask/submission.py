@@ -236,6 +236,7 @@ class Submitter:
         origin: str | None = None,
         source: dict[str, Any] | None = None,
     ) -> NewTask:
+        self._check_chunks(worker, options)
         return NewTask(
             worker_name=worker.name,
             queue=worker.queue_for(options.queue),
@@ -255,7 +256,24 @@ class Submitter:
             callbacks=callbacks,
             key_field=self._key(worker, options, (source or {}).get("columns")),
             key_limit=_key_limit(worker, options),
+            chunk_size=1 if options.chunk_size is None else options.chunk_size,
         )
+
+    def _check_chunks(self, worker: Worker, options: Options) -> None:
+        """Raises :class:`InputError` where jobs of several items cannot be."""
+        if options.chunk_size in (None, 1):
+            return
+        why = (
+            "jobs for several workers have one item each" if worker.name == MIXED
+            else f"{worker.engine} performs jobs of one item" if worker.engine is not None
+            else "an iterable goes through many elements in a job of its own" if worker.is_iterable
+            else "items that have a key run one by one" if _key_limit(worker, options) is not None
+            else "corrected rows are taken one by one" if options.resubmit_of is not None
+            else None
+        )  # fmt: skip
+        if why is not None:
+            problem = Problem(None, "chunk_size", "invalid_option", why, options.chunk_size)
+            raise InputError(f"option 'chunk_size': {why}; leave it out", code="invalid_options", errors=[problem])
 
     def _create(self, new: NewTask) -> Whole:
         """The Task alone, in state ``splitting``, with the lease of its split."""
@@ -333,7 +351,7 @@ class Submitter:
         made = self._create(new)
         if made.created:
             try:
-                self._splitter.split_items(made.task_id, rows)
+                self._splitter.split_items(made.task_id, rows, chunk_size=new.chunk_size, planned=new.planned)
             except SplitLost as lost:
                 if lost.reason != "cancelled":  # items were left over: a caller who is not told would think them safe
                     raise Conflict(
@@ -375,7 +393,9 @@ class Submitter:
                 ListSource.from_json(task.source),
                 lambda columns: self._shape(worker, columns),
                 after=task.split_cursor,
-                created=task.created_jobs,
+                created=task.created,
+                chunk_size=task.chunk_size,
+                planned=task.planned,
             )
         except SplitLost as lost:
             self._log.info("split_ended", task_id=task_id, reason=lost.reason)
@@ -459,20 +479,17 @@ def _digest(worker: Worker, options: Options, body: bytes, callbacks: Sequence[N
         "worker": worker.name, "title": options.title or "", "parallel": options.parallel, "priority": options.priority,
         "queue": options.queue, "owner": options.owner or "", "session": options.session,
     }  # fmt: skip
-    if options.interval:
-        said["interval"] = options.interval
-    if options.tolerated_failures is not None:
-        said["tolerated_failures"] = options.tolerated_failures
-    if options.unique is not None:
-        said["unique"] = list(options.unique)
-    if options.strict:
-        said["strict"] = True
-    if options.key is not None:
-        said["key"] = options.key
-    if options.resubmit_of is not None:
-        said["resubmit_of"] = options.resubmit_of
-    if options.key_limit is not None:
-        said["key_limit"] = options.key_limit
+    later = {
+        "interval": options.interval or None,
+        "tolerated_failures": options.tolerated_failures,
+        "unique": None if options.unique is None else list(options.unique),
+        "strict": options.strict or None,
+        "key": options.key,
+        "key_limit": options.key_limit,
+        "resubmit_of": options.resubmit_of,
+        "chunk_size": None if options.chunk_size == 1 else options.chunk_size,
+    }
+    said |= {name: value for name, value in later.items() if value is not None}
     for name in CALLBACKS:
         if (callback := getattr(options, name)) is not None:
             said[name] = [callback.worker, *callback.args]

@@ -27,7 +27,8 @@ import orjson
 
 from asynctask.config import QUEUE_NAME
 from asynctask.errors import ConfigError, NormalException
-from asynctask.job import CurrentJob, Iterable
+from asynctask.iterable import Iterable
+from asynctask.job import CurrentJob
 from asynctask.wire.payload import RULES, UNTRACKED, Rule, When, check_names, check_values, due_at
 
 __all__ = [
@@ -199,6 +200,7 @@ class WorkerOptions(UntrackedOptions, total=False):
     on_complete: CallbackOption | None
     on_success: CallbackOption | None
     on_failure: CallbackOption | None
+    batch: bool
 
 
 class Register(Protocol):
@@ -222,8 +224,9 @@ class Worker(Generic[P, R_co]):
     stops or starts one of its jobs. ``options``: what else the payload of an untracked job says
     (:mod:`asynctask.wire.payload`). ``overrides`` and ``wait`` are those of :meth:`set`. ``engine``: the attached
     engine that performs it; its ``queue`` has that engine's name before it. ``callbacks``: those of its Tasks, by name,
-    where a submission says nothing else. Calling a worker calls the function itself, in this thread. Type checkers see
-    the parameters and the result of the function.
+    where a submission says nothing else. ``batch``: its function takes a list of items, and reports on them with
+    ``current_job().finish``, ``fail`` and ``error``. Calling a worker calls the function itself, in this thread. Type
+    checkers see the parameters and the result of the function.
     """
 
     name: str
@@ -249,6 +252,8 @@ class Worker(Generic[P, R_co]):
     wait: When | None = None
     engine: str | None = None
     callbacks: Mapping[str, Callback] = field(default_factory=dict)
+    batch: bool = False
+    is_iterable: bool = False
 
     def queue_for(self, name: str | None) -> str:
         """The queue of a Task that asks for the queue ``name``: one of the worker's engine, if it has one."""

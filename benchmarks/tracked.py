@@ -1,7 +1,7 @@
 """Tracked no-op jobs, from just before the submit until the last one is recorded and its Task is done.
 
     python -m benchmarks.tracked [-n N] [-c THREADS] [--runs R] [--poll] [--commit | --work-ms MS [--compute]]
-        [--keys K] [--server KIND | --database-url URL] [--redis | --broker-url URL] [--json]
+        [--keys K] [--chunk-size N] [--server KIND | --database-url URL] [--redis | --broker-url URL] [--json]
 
 This process submits; one worker process, a real one, performs. ``--poll`` adds a web server and one client that asks for
 the progress over HTTP every 200 ms; with ``--commit`` each job commits one row of its own, in a SQLite file. Runs of ours
@@ -75,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--work-ms", type=float, default=0.0, metavar="MS", help="each job takes so long; the peer is untracked"
     )
     parser.add_argument("--keys", type=int, default=0, metavar="K", help="the items have so many keys; 0: none")
+    parser.add_argument("--chunk-size", default=1, metavar="N", help="items of a job, or auto (default 1)")
     parser.add_argument("--compute", action="store_true", help="with --work-ms: it computes instead of waiting")
     return common.run(parser, argv, measure)
 
@@ -96,6 +97,7 @@ def measure(options: argparse.Namespace) -> Result:
         "runs": options.runs,
         "job": _said(options),
         **({"keys": options.keys} if options.keys else {}),
+        **({"chunk_size": options.chunk_size} if options.chunk_size != 1 else {}),
         "poll": f"one HTTP client, every {POLL_S:g} s" if options.poll else "the submitter alone",
         "clock": "from just before submit until the Task is done",
         **common.spread("ours", ours),
@@ -191,7 +193,8 @@ def _ours(place: Place, options: argparse.Namespace, polls: Polls) -> float:
         address = await_address(stack.enter_context(child("web", place))) if options.poll else None
         begun = clock.monotonic()
         with polls.every(address):
-            task = app.submit("job", _items(options), title="benchmark", key="key" if options.keys else None)
+            more = {"key": "key"} if options.keys else {"chunk_size": options.chunk_size}
+            task = app.submit("job", _items(options), title="benchmark", **more)
             polls.task_id = task.id
             progress = task.wait(timeout=_LIMIT_S, poll_s=0.05)
         seconds = clock.monotonic() - begun

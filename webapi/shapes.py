@@ -232,7 +232,6 @@ class Options(_In, CommonOptions):
     """What a submission may say beside its worker and its items. What is left out keeps the worker's default."""
 
     what: ClassVar[str] = "option"
-    later: ClassVar[str] = "option"
 
 
 class JsonSubmission(Options):

@@ -172,6 +172,20 @@ EVENT_EDGES: Final[tuple[Edge, ...]] = _edges(
             "the Task or job was cancelled",
         ),
         (
+            (*_RUNNABLE, _S.STOPPED),
+            _S.FAILED,
+            _R.CANCELLED,
+            (_W.WORKER, _W.SWEEP, _W.PERSON),
+            "the Task of a slice was cancelled after an item of it had failed",
+        ),
+        (
+            (*_RUNNABLE, _S.STOPPED),
+            _S.ERROR,
+            _R.CANCELLED,
+            (_W.WORKER, _W.SWEEP, _W.PERSON),
+            "the Task of a slice was cancelled after an item of it had ended in error",
+        ),
+        (
             (_S.FAILED, _S.ERROR, _S.CANCELLED),
             _S.ENQUEUE,
             _R.RETRIED,

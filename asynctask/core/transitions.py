@@ -33,9 +33,12 @@ __all__ = [
     "CALLBACKS",
     "COUNTED",
     "LEAD_S",
+    "MARKS",
     "MAX_INTERVAL_S",
     "MERGE",
+    "OPEN_MARK",
     "POISON_DEATHS",
+    "RAISED_MARK",
     "Begin",
     "Delta",
     "Row",
@@ -59,6 +62,8 @@ __all__ = [
     "is_suspect",
     "lead",
     "lend",
+    "marked",
+    "marks_of",
     "may_close",
     "may_dispatch",
     "measure",
@@ -71,10 +76,12 @@ __all__ = [
     "room",
     "saved",
     "start",
+    "stepped",
     "stop",
     "take_over",
     "target",
     "working",
+    "worst",
 ]
 
 COUNTED: Final = tuple(str(s) for s in Status)
@@ -94,6 +101,23 @@ POISON_DEATHS: Final = 3
 at work beside it, because one of those may be the cause."""
 
 
+MARKS: Final[Mapping[str, str]] = {
+    Status.FINISH: "f",
+    Status.FAILED: "x",
+    Status.ERROR: "e",
+    Status.CANCELLED: "c",
+}
+"""Status -> its letter in :attr:`Row.marks`."""
+
+OPEN_MARK: Final = "."
+"""The mark of an item that has no outcome yet."""
+
+RAISED_MARK: Final = "r"
+"""The mark of an item that raised in this attempt and has another: the next attempt of its job opens it again."""
+
+_FINAL: Final = frozenset(MARKS.values())
+
+
 class Row(NamedTuple):
     """The bookkeeping columns of an Event.
 
@@ -101,7 +125,8 @@ class Row(NamedTuple):
     processes that died under it since its last outcome; ``reserved``: the dispatcher has passed the row (always true
     without a Task); ``watched``: a process that held it died, so its next worker records ``working`` before it performs;
     ``n_*``: outcomes of a slice's items so far; ``stopping``: a user asked to stop it, and whoever has it has not
-    let go of it.
+    let go of it; ``marks``: of a slice (``items`` > 1), one letter an item, see :data:`MARKS`, None while all are open. The
+    ``n_*`` of a slice are the numbers of these letters.
     """
 
     status: Status
@@ -118,6 +143,7 @@ class Row(NamedTuple):
     process: str | None = None
     watched: bool = False
     stopping: bool = False
+    marks: str | None = None
 
 
 @dataclass(slots=True)
@@ -456,8 +482,11 @@ def outcome(row: Row, status: Status, reason: Reason, *, retry_at: int | None = 
     if reason is Reason.INTERRUPTED:
         return _wait_again(row, reason, due_at=now)
     if retry_at is not None:
-        return _wait_again(row, Reason.RETRY, due_at=retry_at, retries=row.retries + 1, deaths=0, watched=False)
+        again = {} if row.marks is None else {"marks": row.marks.replace(RAISED_MARK, OPEN_MARK)}
+        return _wait_again(row, Reason.RETRY, due_at=retry_at, retries=row.retries + 1, deaths=0, watched=False, **again)
     ended = _end_items(row, status)
+    if row.items > 1 and (overall := worst(ended)) is not status:
+        status, reason = overall, {Status.FAILED: Reason.REFUSED, Status.ERROR: Reason.RAISED}.get(overall, reason)
     return _turn(row, status, reason, process=None, deaths=0, watched=False, stopping=False, due_at=None, **ended)
 
 
@@ -492,6 +521,9 @@ def recover(row: Row, state: str | None, *, now: int, beside: Collection[Row] = 
     counts = had_begun and (is_suspect(row) or not any(map(is_suspect, beside)))
     deaths = row.deaths + counts
     if had_begun and deaths >= (2 * POISON_DEATHS if beside else POISON_DEATHS):
+        if (rest := _without_poison(row)) is not None and state != State.CANCELLED:
+            turn = _wait_again(rest, Reason.WORKER_LOST, due_at=now, deaths=0, watched=True)
+            return turn._replace(before=row)
         return _turn(
             row,
             Status.ERROR,
@@ -529,6 +561,7 @@ def recorded(row: Row, status: Status, process: str | None = None) -> Turn:
         changes["due_at"] = None  # nothing to wait for
     if status in TERMINAL:
         changes |= _end_items(row, status)
+        status = worst(changes) if row.items > 1 else status
     return _turn(row, status, Reason.RECORDED, **changes)
 
 
@@ -536,16 +569,20 @@ def recorded(row: Row, status: Status, process: str | None = None) -> Turn:
 
 
 def cancel(row: Row) -> Turn:
-    """Cancels an open row that is not running; ``attempt`` rises, so that a remaining copy is dropped."""
+    """Cancels an open row that is not running; ``attempt`` rises, so that a remaining copy is dropped.
+
+    A slice of which an item has failed ends as that says; its open items are cancelled.
+    """
+    ended = _end_items(row, Status.CANCELLED)
     return _turn(
         row,
-        Status.CANCELLED,
+        worst(ended) if row.items > 1 else Status.CANCELLED,
         Reason.CANCELLED,
         attempt=row.attempt + 1,
         due_at=None,
         process=None,
         stopping=False,
-        **_end_items(row, Status.CANCELLED),
+        **ended,
     )
 
 
@@ -584,12 +621,20 @@ def saved(row: Row) -> Turn:
     return Turn(row, row._replace(deaths=0), Reason.RECORDED)
 
 
-def explicit_retry(row: Row, *, now: int) -> Turn:
+def explicit_retry(row: Row, *, now: int, chosen: Collection[int] | None = None) -> Turn:
     """A user's retry of a terminal row: it waits from ``now``, with its retries and deaths reset.
 
-    A row that the dispatcher has not passed needs no ``due_at``: the pointer will reach it.
+    A row that the dispatcher has not passed needs no ``due_at``: the pointer will reach it. ``chosen``: the places of a
+    slice's items to open again, of those that did not finish; None: all of these.
     """
     open_again: dict[str, Any] = {"n_failed": 0, "n_error": 0, "n_cancelled": 0}
+    if row.items > 1:
+        done = MARKS[Status.FINISH]
+        opened = (
+            OPEN_MARK if mark != done and (chosen is None or place in chosen) else mark
+            for place, mark in enumerate(marks_of(row))
+        )
+        open_again = marked("".join(opened))
     return _turn(
         row,
         Status.ENQUEUE,
@@ -621,8 +666,51 @@ def due_callbacks(state: str, counts: Delta) -> tuple[str, ...]:
     return ("on_complete", "on_failure" if bad else "on_success")
 
 
+# -- slices: jobs of several items
+
+
+def marks_of(row: Row) -> str:
+    """The marks of a slice's items."""
+    return OPEN_MARK * row.items if row.marks is None else row.marks
+
+
+def marked(marks: str) -> dict[str, Any]:
+    """The columns of a slice whose items have these marks."""
+    return {"marks": marks, **{f"n_{status}": marks.count(letter) for status, letter in MARKS.items()}}
+
+
+def stepped(row: Row, marks: str) -> Row:
+    """The row of a running slice whose attempt has come to these marks; an outcome that an item has stands.
+
+    Marks are states, not changes: writing them twice changes nothing. Progress means that earlier deaths do not count.
+    """
+    if len(marks) != row.items:
+        raise ValueError(f"a slice of {row.items} items has as many marks, not {len(marks)}")
+    if row.marks is not None:
+        marks = "".join(old if old in _FINAL else new for old, new in zip(row.marks, marks, strict=True))
+    return row if marks == marks_of(row) else row._replace(deaths=0, **marked(marks))
+
+
+def worst(counts: Mapping[str, Any]) -> Status:
+    """The status of a slice that has ended, by its ``n_*``: error before failed before cancelled before finish."""
+    order = (Status.ERROR, Status.FAILED, Status.CANCELLED)
+    return next((status for status in order if counts[f"n_{status}"]), Status.FINISH)
+
+
+def _without_poison(row: Row) -> Row | None:
+    """The row with its first open item in ``error``; None if no other is open.
+
+    A watched slice records each item before it begins the next, so that one is what the processes died under.
+    """
+    if row.items == 1 or (marks := marks_of(row)).count(OPEN_MARK) < 2:
+        return None
+    return row._replace(**marked(marks.replace(OPEN_MARK, MARKS[Status.ERROR], 1)))
+
+
 def _end_items(row: Row, status: Status) -> dict[str, Any]:
     """A job of one item ends as a whole: all its open items get the status; a slice keeps the items' own outcomes."""
+    if row.items > 1:
+        return marked(marks_of(row).replace(OPEN_MARK, MARKS[status]).replace(RAISED_MARK, MARKS[status]))
     open_items = row.items - row.n_finish - row.n_failed - row.n_error - row.n_cancelled
     name = f"n_{status}"
     return {name: getattr(row, name) + open_items}

@@ -190,6 +190,7 @@ events: Final = Table(
     Column("callback_of", BigInteger),  # without a Task: the one whose callback it is
     Column("line", BigInteger),  # digest of its key: those of one line run one after the other
     Column("stopping", Integer, nullable=False, server_default=text("0")),  # 1: a user asked to stop it
+    Column("marks", Json),  # of a slice: what each of its items came to, one letter each; NULL: all are open
     UniqueConstraint("job_id", name="uq_events_job_id"),
     UniqueConstraint("task_id", "seq", name="uq_events_task_id_seq"),
     _partial("ix_events_task_due", "task_id", "due_at", where="due_at IS NOT NULL"),

@@ -76,7 +76,7 @@ class EngineCapabilities:
     ``late_ack``: a job is acknowledged after its outcome is committed. ``redelivers``: a lone job whose process died comes
     again by itself. ``counts``: its queues can be counted; without it no Task can be handed to it. ``asynchronous``: it
     runs ``async`` functions. ``hard_limit``: it ends a job that does not heed its time limit. ``revokes``: a lone job can
-    be taken back before it begins (:meth:`Engine.revoke`).
+    be taken back before it begins (:meth:`Engine.revoke`). ``slices``: a job may have several items.
     """
 
     late_ack: bool
@@ -85,6 +85,7 @@ class EngineCapabilities:
     asynchronous: bool
     hard_limit: bool
     revokes: bool
+    slices: bool = False
 
 
 class Engine(EngineQueues, Protocol):

@@ -198,12 +198,14 @@ def stamp(at: int, status: str, message: str, attempt: int, row: int | None = No
     return entry
 
 
-def stamps(at: str, notes: Iterable[tuple[str, str, int | None]], attempt: int) -> list[str]:
-    """Messages as of :func:`stamp`, each as JSON text.
+def stamps(at: str, notes: Iterable[tuple[str, str, int | None, int | None]], attempt: int) -> list[str]:
+    """Messages of a job of one item as of :func:`stamp`, each as JSON text.
 
-    ``at``: the time of writing in RFC 3339; ``notes``: status, message, and own time in microseconds or None, each.
+    ``at``: the time of writing in RFC 3339; ``notes``: status, message, own time in microseconds or None, and no row, each.
     """
-    return [f'{{"at":"{rfc3339(own) if own else at}",{_rest(status, message, attempt)}' for status, message, own in notes]
+    return [
+        f'{{"at":"{rfc3339(own) if own else at}",{_rest(status, message, attempt)}' for status, message, own, _ in notes
+    ]
 
 
 @lru_cache(maxsize=256)

@@ -22,10 +22,11 @@ from asynctask.core.transitions import (
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events, item_errors, task_errors, tasks
 from asynctask.errors import Conflict, InputError
+from asynctask.iterable import places_of
 from asynctask.ledger import dispatchable, progress, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, dumps, loads, try_lock
-from asynctask.ledger.events import Applied, Change, EventRecord, Note, apply, read_events
+from asynctask.ledger.events import Applied, Change, EventRecord, Note, apply, read_events, rows_of
 from asynctask.messages import is_storable
 
 __all__ = ["cancel_task", "give_back_copies", "pause", "resume", "retry", "turn_some", "turning_tasks", "update"]
@@ -36,6 +37,7 @@ SLICE = 10_000
 
 _SQLITE_SLICE = 500
 _KNOBS = ("parallel", "interval", "priority", "tolerated_failures", "title")
+_ENDED = ("failed", "error", "cancelled")
 _COLUMNS = {"interval": "interval_s"}
 """Columns of knobs that have another name."""
 
@@ -131,7 +133,8 @@ def retry(
     limit: int | None = None,
     who: str = "",
 ) -> bool:
-    """Opens a new generation that runs the chosen terminal rows again; :func:`turn_some` reopens them afterwards.
+    """Opens a new generation that runs the chosen terminal rows again; :func:`turn_some` reopens them afterwards. Of a
+    slice only the chosen items run again.
 
     ``statuses``: of ``failed``, ``error``, ``cancelled``; default the first two. ``message``: only failures of the group
     that has this message; ``limit``: at most so many rows, in the order of the list. Rows that a corrected list took
@@ -179,14 +182,17 @@ def _to_reopen(
     *,
     but_taken: bool = False,
 ) -> Any:
-    """The rows (id, seq) that a retry reopens, after a row, in their order. ``but_taken``: without those that a corrected
-    list took."""
-    found = sa.select(_e.id, _e.seq).where(_e.task_id == task_id, _e.seq > after, _e.status.in_(statuses)).order_by(_e.seq)
+    """The jobs (id, seq, number of items) that are turned, after a job, in their order: of a retry those that have an item
+    to reopen. ``but_taken``: without those whose only item a corrected list took."""
+    has_one = sa.or_(sa.false(), *(_e[f"n_{status}"] > 0 for status in statuses if status in _ENDED))
+    of_slice = (_e["items"] > 1) & _e.status.in_(_ENDED) & has_one
+    found = sa.select(_e.id, _e.seq, _e["items"]).where(_e.task_id == task_id, _e.seq > after).order_by(_e.seq)
+    found = found.where(_e.status.in_(statuses) | of_slice if set(statuses) & set(_ENDED) else _e.status.in_(statuses))
     if but_taken:
-        found = found.where(task_rows.not_taken(task_id))
+        found = found.where((_e["items"] > 1) | task_rows.not_taken(task_id))
     if digests is None:
         return found
-    return found.where(sa.exists().where(_x.event_id == _e.id, _x.digest.in_(digests)))
+    return found.where(sa.exists().where(_x.event_id == _e.id, _x.digest.in_(digests), _x.status.in_(statuses)))
 
 
 @repeatable
@@ -309,13 +315,18 @@ def _turn_some(ledger: Ledger, task_id: int) -> tuple[bool | None, list[Applied]
         is_retry = task["turning"] == "retry"
         but_taken = is_retry and task_rows.any_taken(connection, task_id)
         statement = _to_reopen(task_id, wanted, only["digests"], task["turn_cursor"], but_taken=but_taken)
-        statement = statement.limit(min(size, left))
-        found = [(int(i), int(seq)) for i, seq in connection.execute(statement)]
-        applied = apply(connection, ledger, [_turn_change(ledger, task, i) for i, _ in found])
-        more = len(found) == size < left
-        values: dict[str, Any] = {"turn_cursor": found[-1][1]} if more else _turn_end(task)
+        found = [(int(i), int(seq), int(items)) for i, seq, items in connection.execute(statement.limit(min(size, left)))]
+        slices: dict[int, list[int]] = {}
+        last, whole = found[-1][1] if found else -1, len(found) == size
+        if is_retry and any(items > 1 for _, _, items in found):
+            slices = _chosen_items(connection, found, wanted, only, left, task_id if but_taken else None)
+            found = [each for each in found if each[2] == 1 or each[0] in slices]
+        applied = apply(connection, ledger, [_turn_change(ledger, task, i, slices.get(i)) for i, *_ in found])
+        left -= sum(len(slices[i]) if items > 1 and i in slices else 1 for i, _, items in found)
+        more = whole and left > 0
+        values: dict[str, Any] = {"turn_cursor": last} if more else _turn_end(task)
         if more and only["left"] is not None:
-            values["turn_chosen"] = dumps({**only, "left": left - size})
+            values["turn_chosen"] = dumps({**only, "left": left})
         if is_retry:
             values["ready"] = sessions.readiness(task)
         connection.execute(tasks.update().where(_t.id == task_id).values(values))
@@ -330,14 +341,53 @@ def _turn_end(task: dict[str, Any]) -> dict[str, Any]:
     return {**done, "generation_sealed": 1}
 
 
-def _turn_change(ledger: Ledger, task: dict[str, Any], event_id: int) -> Change:
+def _chosen_items(
+    connection: Connection,
+    found: Sequence[tuple[int, int, int]],
+    statuses: Collection[str],
+    only: dict[str, Any],
+    left: int,
+    task_id: int | None,
+) -> dict[int, list[int]]:
+    """The places of the items that a retry reopens, by slice: at most ``left`` items of all these jobs, in their order.
+
+    ``task_id``: the Task, if lists that correct it have taken rows of it, which are left out.
+    """
+    ids = [i for i, _, items in found if items > 1]
+    named: dict[int, set[int | None]] = {}
+    if only["digests"] is not None:
+        lines = sa.select(_x.event_id, _x.row).where(_x.event_id.in_(ids), _x.digest.in_(only["digests"]))
+        for event_id, row in connection.execute(lines):
+            named.setdefault(int(event_id), set()).add(row)
+    chosen: dict[int, list[int]] = {}
+    records = {record.id: record for record in read_events(connection, _e.id.in_(ids))}
+    for event_id, _, items in found:
+        if left <= 0 or items == 1:
+            left -= 1
+            continue
+        record = records[event_id]
+        places = places_of(record.row, statuses)
+        rows = rows_of(connection, record) if only["digests"] is not None or task_id is not None else ()
+        if only["digests"] is not None:
+            places = [place for place in places if rows[place] in named.get(event_id, ())]
+        if task_id is not None and record.first_row is not None and record.last_row is not None:
+            taken = task_rows.taken_between(connection, task_id, record.first_row, record.last_row)
+            places = [place for place in places if rows[place] not in taken]
+        chosen[event_id] = places[:left]
+        left -= len(chosen[event_id])
+    return chosen
+
+
+def _turn_change(ledger: Ledger, task: dict[str, Any], event_id: int, places: Collection[int] | None) -> Change:
     if task["turning"] == "cancel":
         return Change(event_id, _cancel_at_rest, notes=[Note("cancelled", ledger.catalogue("cancelled"))])
     chosen = frozenset(task["turn_statuses"].split(","))
     now = ledger.now()
 
     def reopen(record: EventRecord) -> Turn | None:
-        return explicit_retry(record.row, now=now) if record.row.status in chosen else None
+        if places is None:
+            return explicit_retry(record.row, now=now) if record.row.status in chosen else None
+        return explicit_retry(record.row, now=now, chosen=frozenset(places)) if record.row.status in _ENDED else None
 
     return Change(event_id, reopen, notes=[Note("enqueue", ledger.catalogue("retried"))])
 

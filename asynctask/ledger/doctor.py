@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from asynctask.core.states import OPEN, PROBLEM, State, Status
-from asynctask.core.transitions import MERGE, Delta, due_callbacks, in_flight, measure
+from asynctask.core.transitions import MERGE, Delta, due_callbacks, in_flight, marked, marks_of, measure
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import (
     events,
@@ -28,10 +28,11 @@ from asynctask.database.tables import (
     write_marks,
 )
 from asynctask.errors import LedgerUnavailable, NotFound, Unavailable
+from asynctask.iterable import item_statuses
 from asynctask.ledger import counters
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import MAX_ID, PURGING, Ledger, chunks, loads
-from asynctask.ledger.events import Failure, group_of, read_tasks_events
+from asynctask.ledger.events import EventRecord, Failure, group_of, read_events, read_tasks_events, rows_of
 from asynctask.logs import get_logger
 
 __all__ = ["RESERVE_BYTES", "Finding", "NotWritable", "Readiness", "examine"]
@@ -125,7 +126,7 @@ def _repairs(connection: Connection, task_id: int) -> int:
 
 def _inspect(connection: Connection, task_id: int) -> _Examined:
     task = task_rows.get(connection, task_id)
-    stored, (truth, flying) = counters.total(connection, task_id), _count(connection, task_id)
+    stored, (truth, flying, untold) = counters.total(connection, task_id), _count(connection, task_id)
     missing = Delta(*(getattr(truth, name) - getattr(stored, name) for name in counters.FIELDS))
     missing.dispatched, missing.returned = flying - (stored.dispatched - stored.returned), 0
     items = sum(getattr(truth, str(status)) for status in Status)
@@ -133,22 +134,31 @@ def _inspect(connection: Connection, task_id: int) -> _Examined:
     findings = [*_compare(task, stored, truth, flying), *_errors(connection, task_id), *_callbacks(connection, task, truth)]
     if task["resubmit_of"] is not None:
         findings += _corrections(connection, task, items)
+    if untold:
+        findings.append(Finding("slice_marks", task_id, f"{untold} slices whose numbers are not those of their marks"))
     return _Examined(findings, missing, created, _repairs(connection, task_id))
 
 
-def _count(connection: Connection, task_id: int) -> tuple[Delta, int]:
-    """The counts according to the rows, and the number of rows in flight."""
-    counts, flying, after = Delta(), 0, 0
+def _count(connection: Connection, task_id: int) -> tuple[Delta, int, int]:
+    """The counts according to the rows, the number of rows in flight, and of slices whose marks say something else."""
+    counts, flying, after, untold = Delta(), 0, 0, 0
     while True:
         page = read_tasks_events(connection, task_id, after, after + _PAGE, limit=_PAGE)
         for record in page:
             counts.jobs += 1
             flying += in_flight(record.row)
+            untold += record.row.items > 1 and not _agrees(record)
             for name, number in measure(record.row).items():
                 setattr(counts, name, getattr(counts, name) + number)
         after += _PAGE
         if not page and connection.execute(_rows_after(task_id, after)).first() is None:
-            return counts, flying
+            return counts, flying, untold
+
+
+def _agrees(record: EventRecord) -> bool:
+    """Whether the numbers of a slice are those of its marks."""
+    row = record.row
+    return len(marks_of(row)) == row.items and row._replace(**marked(marks_of(row))) == row._replace(marks=marks_of(row))
 
 
 def _rows_after(task_id: int, after: int) -> Any:
@@ -211,13 +221,15 @@ def _repair(connection: Connection, ledger: Ledger, task: dict[str, Any], examin
 
 def _errors(connection: Connection, task_id: int) -> list[Finding]:
     """Compares items that ended failed or error with their lines, and the lines with the groups."""
-    ended = connection.execute(sa.select(sa.func.count()).where(_ended(task_id))).scalar_one()
+    failed = sa.select(sa.func.coalesce(sa.func.sum(_e.n_failed + _e.n_error), 0)).where(_e.task_id == task_id)
+    ended = int(connection.execute(failed).scalar_one())
     lines = connection.execute(sa.select(sa.func.count()).where(_x.task_id == task_id)).scalar_one()
     stray = connection.execute(sa.select(sa.func.count()).where(_x.task_id == task_id, _stray(task_id))).scalar_one()
     grouped = connection.execute(
         sa.select(sa.func.coalesce(sa.func.sum(task_errors.c["count"]), 0)).where(task_errors.c.task_id == task_id)
     ).scalar_one()
-    if ended == lines == grouped and not stray:
+    wrong = _wrong_slices(connection, task_id)
+    if ended == lines == grouped and not stray and not wrong:
         return []
     text = f"{ended} rows failed, {lines} failures are listed ({stray} of no such row), groups count {grouped}"
     return [Finding("errors", task_id, text)]
@@ -228,22 +240,70 @@ def _ended(task_id: int) -> Any:
 
 
 def _stray(task_id: int) -> Any:
-    """Lines whose Event did not end as they say, and all but the last line of an Event."""
+    """Lines whose Event did not end as they say, and all but the last line of an Event; slices aside."""
     last = item_errors.alias("last")
     later = sa.exists().where(last.c.event_id == _x.event_id, last.c.id > _x.id)
-    return sa.or_(later, ~sa.exists().where(_e.id == _x.event_id, _e.status == _x.status, _ended(task_id)))
+    wrong = sa.or_(later, ~sa.exists().where(_e.id == _x.event_id, _e.status == _x.status, _ended(task_id)))
+    return sa.and_(wrong, ~sa.exists().where(_e.id == _x.event_id, _e["items"] > 1))
+
+
+def _wrong_slices(connection: Connection, task_id: int) -> dict[int, list[dict[str, Any]]]:
+    """The lines that are wanting or wrong of each slice whose lines are not those of its items: all that it must have."""
+    of_slice = (_e.task_id == task_id) & (_e["items"] > 1)
+    c = item_errors.c
+    lines: dict[int, list[tuple[int, str]]] = {}
+    listed = sa.select(_x.event_id, _x.row, _x.status).select_from(item_errors.join(events, _e.id == c.event_id))
+    for event_id, row, status in connection.execute(listed.where(of_slice)):
+        lines.setdefault(int(event_id), []).append((row, status))
+    wrong: dict[int, list[dict[str, Any]]] = {}
+    for record in read_events(connection, of_slice & (_e.n_failed + _e.n_error > 0) | _e.id.in_(list(lines))):
+        wanted = _failed_rows(connection, record)
+        if sorted(lines.get(record.id, ())) != sorted(wanted):
+            wrong[record.id] = [_slice_line(record, row, status) for row, status in wanted]
+    return wrong
+
+
+def _failed_rows(connection: Connection, record: EventRecord) -> list[tuple[int, str]]:
+    statuses = item_statuses(record.row.marks, record.row.items, str(record.row.status))
+    marks = zip(rows_of(connection, record), statuses, marks_of(record.row), strict=True)
+    return [(row or 0, status) for row, status, mark in marks if mark in "xe"]
+
+
+def _slice_line(record: EventRecord, row: int, status: str) -> dict[str, Any]:
+    failure = Failure("unknown", "unknown")
+    return {
+        "task_id": record.task_id, "event_id": record.id, "row": row, "status": status, "code": failure.code,
+        "message": failure.message, "digest": group_of(failure, status), "attempt": record.row.attempt,
+    }  # fmt: skip
 
 
 def _rebuild_list(connection: Connection, task_id: int) -> None:
     stray = connection.execute(sa.select(_x.id).where(_x.task_id == task_id, _stray(task_id))).scalars().all()
     for part in chunks(stray, 1_000):
         connection.execute(item_errors.delete().where(_x.id.in_(part)))
+    _rebuild_slices(connection, task_id)
     unlisted = connection.execute(
-        sa.select(events).where(_ended(task_id), ~sa.exists().where(_x.event_id == _e.id)).order_by(_e.id)
+        sa.select(events).where(_ended(task_id), _e["items"] == 1, ~sa.exists().where(_x.event_id == _e.id)).order_by(_e.id)
     )
     rows = [_line(row) for row in unlisted.mappings().all()]
     if rows:
         connection.execute(item_errors.insert(), rows)
+
+
+def _rebuild_slices(connection: Connection, task_id: int) -> None:
+    """Keeps the lines that are right, removes the others, and adds those that are missing, whose message is lost."""
+    for event_id, wanted in _wrong_slices(connection, task_id).items():
+        missing = {(line["row"], line["status"]): line for line in wanted}
+        extra = []
+        for i, row, status in connection.execute(
+            sa.select(_x.id, _x.row, _x.status).where(_x.event_id == event_id).order_by(_x.id.desc())
+        ).all():
+            if missing.pop((row, status), None) is None:
+                extra.append(i)
+        if extra:
+            connection.execute(item_errors.delete().where(_x.id.in_(extra)))
+        if missing:
+            connection.execute(item_errors.insert(), list(missing.values()))
 
 
 def _line(event: Any) -> dict[str, Any]:

@@ -14,15 +14,17 @@ from sqlalchemy.engine import Connection
 
 from asynctask.clock import from_datetime, rfc3339
 from asynctask.core.states import PROBLEM, TERMINAL, Reason, State, Status
-from asynctask.core.transitions import Delta, Row, Turn
+from asynctask.core.transitions import MARKS, Delta, Row, Turn, marks_of
 from asynctask.database import batches
 from asynctask.database.retrying import TransactionConflict
 from asynctask.database.tables import events, item_errors, task_errors, tasks
+from asynctask.iterable import ItemFailure, unpack
 from asynctask.ledger import counters
 from asynctask.ledger.base import Ledger, chunks, dumps, loads, stamp, stamps
 from asynctask.messages import KEEP_FIRST, append
 
 __all__ = [
+    "ITEMS",
     "RESUMABLE",
     "Applied",
     "Change",
@@ -30,6 +32,7 @@ __all__ = [
     "EventRecord",
     "Failure",
     "Note",
+    "Saved",
     "StaleRead",
     "apply",
     "group_of",
@@ -38,15 +41,19 @@ __all__ = [
     "problem_of",
     "read_events",
     "read_jobs",
-    "read_places",
+    "read_saved",
     "read_stops",
     "read_tasks_events",
+    "rows_of",
     "untouched",
     "write_unread",
 ]
 
 MAX_GROUPS = 100
 """Groups of failure messages kept for one Task; the rest are counted under "other"."""
+
+ITEMS: Final = "items"
+"""``problem`` of an open slice of which an item has failed."""
 
 RESUMABLE: Final = "stopped"
 """``problem`` of a stopped Event: the index finds those that may be started again."""
@@ -62,7 +69,7 @@ _READ = (
         _e["items"], _e.n_finish, _e.n_failed, _e.n_error, _e.n_cancelled, _e.process, _e.added_messages, _e.first_row,
         _e.started_at, _e.finished_at, sa.func.coalesce(_e.worker_name, _t.worker_name, ""),
         sa.func.coalesce(_e.queue, _t.queue, "default"), _t.state, _t.next_seq, _t.slots, _t.parallel, _ROUND_AT,
-        _e.callback_of, _e.line, _e.stopping,
+        _e.callback_of, _e.line, _e.stopping, _e.marks, _e.last_row,
     )
     .select_from(events.outerjoin(tasks, _t.id == _e.task_id))
 )  # fmt: skip
@@ -71,7 +78,7 @@ _WRITTEN = (
     "status", "attempt", "due_at", "retries", "deaths", "watched", "stopping", "n_finish", "n_failed", "n_error",
     "n_cancelled", "process", "problem", "look_at", "added_messages", "started_at", "finished_at",
 )  # fmt: skip
-_KEPT = ("result", "checkpoint")  # left as they are unless the change says otherwise
+_KEPT = ("result", "checkpoint", "marks")  # left as they are unless the change says otherwise
 _GUARD = ("id", "attempt", "status")
 
 _STATUSES = {str(status): status for status in Status}  # a dict look-up is cheaper than calling the enumeration
@@ -86,11 +93,13 @@ class Failure:
 
 
 class Note(NamedTuple):
-    """A message for ``added_messages``; ``at`` (microseconds) is None for the time of writing."""
+    """A message for ``added_messages``; ``at`` (microseconds) is None for the time of writing; ``row``: of the item of a
+    slice that it speaks of."""
 
     status: str
     message: str
     at: int | None = None
+    row: int | None = None
 
 
 @dataclass(slots=True)
@@ -118,6 +127,7 @@ class EventRecord:
     round_at: int | None = None
     callback_of: int | None = None
     line: int | None = None
+    last_row: int | None = None
 
     @property
     def is_lone(self) -> bool:
@@ -174,11 +184,11 @@ class End(NamedTuple):
 
 def problem_of(turn: Turn, failure: Failure | None) -> str | None:
     """The ``problem`` column: the code of the failure, for a turn that ends ``failed`` or ``error``; :data:`RESUMABLE` for
-    one that stops."""
+    one that stops; :data:`ITEMS` for an open slice of which an item has failed."""
     if turn.after.status is Status.STOPPED:
         return RESUMABLE
     if turn.after.status not in PROBLEM:
-        return None
+        return ITEMS if turn.after.items > 1 and turn.after.n_failed + turn.after.n_error else None
     return (failure.code if failure else str(turn.reason))[:64]
 
 
@@ -190,7 +200,7 @@ class Change:
     compare-and-set is lost). It must not refer to the change: thousands of such reference cycles keep the garbage
     collector busy. If the change wins, ``notes`` are added to ``added_messages``, and the entry of ``notes_by_reason`` for
     the turn's reason. ``values``: further columns to set (``result``, ``checkpoint``, ``started_at``); ``failure``: for a
-    turn that ends ``failed`` or ``error``.
+    turn that ends ``failed`` or ``error``; ``failures``: the same of a slice's items, by place.
     """
 
     event_id: int
@@ -199,6 +209,7 @@ class Change:
     failure: Failure | None = None
     values: dict[str, Any] = field(default_factory=dict)
     notes_by_reason: Mapping[Reason, Note] | None = None
+    failures: Mapping[int, ItemFailure] = field(default_factory=dict)
 
     def notes_for(self, turn: Turn) -> Sequence[Note]:
         """The messages that this turn adds."""
@@ -225,16 +236,16 @@ def _record(found: Any) -> EventRecord:
     (
         id_, job_id, task_id, seq, status, attempt, due_at, retries, deaths, watched, items, n_finish, n_failed, n_error,
         n_cancelled, process, messages, first_row, started_at, finished_at, worker_name, queue, state, next_seq, slots,
-        parallel, round_at, callback_of, line, stopping,
+        parallel, round_at, callback_of, line, stopping, marks, last_row,
     ) = found  # fmt: skip
     reserved = task_id is None or (seq is not None and next_seq is not None and seq < next_seq)
     row = Row(
         _STATUSES[status], attempt, due_at, retries, deaths, reserved, items, n_finish, n_failed, n_error, n_cancelled,
-        process, bool(watched), bool(stopping),
+        process, bool(watched), bool(stopping), marks,
     )  # fmt: skip
     return EventRecord(
         id_, job_id, task_id, seq, row, messages, first_row, started_at, finished_at, worker_name, queue, state,
-        slots or 1, parallel, round_at, callback_of, line,
+        slots or 1, parallel, round_at, callback_of, line, last_row,
     )  # fmt: skip
 
 
@@ -260,10 +271,32 @@ def _read_jobs(dialect: str) -> Any:
     return _READ.where(batches.among_given(dialect, _e.job_id, "job_ids"))
 
 
-def read_places(connection: Connection, event_ids: Sequence[int]) -> dict[int, str]:
-    """The places that these Events have saved (:class:`asynctask.job.Place`), by id."""
-    chosen = batches.among(connection, _e.id, event_ids) & _e.checkpoint.is_not(None)
-    return {int(i): str(text) for i, text in connection.execute(sa.select(_e.id, _e.checkpoint).where(chosen))}
+class Saved(NamedTuple):
+    """What earlier attempts of a job saved: its place (:class:`asynctask.job.Place`); of a slice the marks and results."""
+
+    checkpoint: str | None
+    marks: str | None
+    results: str | None
+
+
+_IS_SLICE = _e["items"] > 1
+_SAVED = (_e.id, _e.checkpoint, _e.marks, sa.case((_IS_SLICE, _e.result)))
+
+
+def read_saved(connection: Connection, event_ids: Sequence[int]) -> dict[int, Saved]:
+    """What these Events have saved, by id."""
+    chosen = batches.among(connection, _e.id, event_ids) & (_e.checkpoint.is_not(None) | _e.marks.is_not(None))
+    return {int(i): Saved(*rest) for i, *rest in connection.execute(sa.select(*_SAVED).where(chosen))}
+
+
+def rows_of(connection: Connection, record: EventRecord) -> Sequence[int | None]:
+    """The rows of an Event's items in the list, by place."""
+    first, last, items = record.first_row, record.last_row, record.row.items
+    if items == 1 or first is None:
+        return [first] * items
+    if last is not None and last - first + 1 == items:
+        return range(first, last + 1)
+    return unpack(loads(connection.execute(sa.select(_e.params).where(_e.id == record.id)).scalar_one()))[0]
 
 
 def read_stops(connection: Connection, event_ids: Sequence[int]) -> list[int]:
@@ -353,7 +386,7 @@ def _values(ledger: Ledger, each: Applied, now: int) -> dict[str, Any]:
     if after.status is Status.STOPPED:
         notes = _stopped_notes(ledger, notes)
     if notes:
-        new = [stamp(note.at or now, note.status, note.message, before.attempt) for note in notes]
+        new = [stamp(note.at or now, note.status, note.message, before.attempt, note.row) for note in notes]
         record.messages = dumps(append(loads(record.messages) or [], new))
     over = after.status in TERMINAL
     values = {
@@ -378,6 +411,8 @@ def _values(ledger: Ledger, each: Applied, now: int) -> dict[str, Any]:
         "v_started_at": record.started_at,
         "v_finished_at": now if over else None,
     }
+    if after.marks is not None:
+        values["v_marks"] = after.marks
     for name, value in change.values.items():
         values[f"v_{name}"] = value
     return values
@@ -396,32 +431,79 @@ def group_of(failure: Failure, status: str) -> str:
 
 
 def _write_failures(connection: Connection, ledger: Ledger, applied: Sequence[Applied], ends: Sequence[End]) -> None:
-    ended, reopened = [], []
+    ended: list[_Failed] = []
+    reopened: list[tuple[EventRecord, Sequence[int | None] | None]] = []
     for each in applied:
         record, turn = each.record, each.turn
         if record is None or turn is None or record.task_id is None:
             continue
-        if turn.after.status in PROBLEM:
-            ended.append((record, turn, each.change.failure or Failure(str(turn.reason), str(turn.reason))))
+        if turn.after.items > 1:
+            ended += _failed_items(connection, record, turn, each.change)
+            if turn.reason is Reason.RETRIED:
+                reopened.append((record, _reopened_rows(connection, record, turn)))
+        elif turn.after.status in PROBLEM:
+            ended.append(_Failed(record, turn, each.change.failure or _unexplained(turn), record.first_row))
         elif turn.reason is Reason.RETRIED:
-            reopened.append(record)
+            reopened.append((record, None))
     for end in ends:
         turn = end.turn
         if turn.after.status in PROBLEM and end.record.task_id is not None:
-            ended.append((end.record, turn, end.failure or Failure(str(turn.reason), str(turn.reason))))
+            ended.append(_Failed(end.record, turn, end.failure or _unexplained(turn), end.record.first_row))
     if ended:
         _count_failures(connection, ledger, ended)
     if reopened:
         _forget_failures(connection, ledger, reopened)
 
 
-def _count_failures(connection: Connection, ledger: Ledger, ended: Sequence[tuple[EventRecord, Turn, Failure]]) -> None:
-    known = _known_groups(connection, {record.task_id for record, _, _ in ended if record.task_id is not None})
+class _Failed(NamedTuple):
+    """An item that ends ``failed`` or ``error`` with a turn. ``status``: its own, None for that of its job."""
+
+    record: EventRecord
+    turn: Turn
+    failure: Failure
+    row: int | None
+    status: Status | None = None
+
+
+def _unexplained(turn: Turn) -> Failure:
+    return Failure(str(turn.reason), str(turn.reason))
+
+
+def _failed_items(connection: Connection, record: EventRecord, turn: Turn, change: Change) -> list[_Failed]:
+    """The items of a slice that end ``failed`` or ``error`` with this turn."""
+    assert turn.before is not None
+    found: list[_Failed] = []
+    before, after = marks_of(turn.before), marks_of(turn.after)
+    rows: Sequence[int | None] = ()
+    for status in (Status.FAILED, Status.ERROR):
+        letter = MARKS[status]
+        if letter not in after:
+            continue
+        for place, (old, new) in enumerate(zip(before, after, strict=True)):
+            if new != letter or old == letter:
+                continue
+            if (why := change.failures.get(place)) is not None:
+                found.append(_Failed(record, turn, Failure(why.code, why.message), why.row, status))
+                continue
+            rows = rows or rows_of(connection, record)
+            found.append(_Failed(record, turn, change.failure or _unexplained(turn), rows[place], status))
+    return found
+
+
+def _reopened_rows(connection: Connection, record: EventRecord, turn: Turn) -> list[int | None]:
+    assert turn.before is not None
+    rows = rows_of(connection, record)
+    pairs = zip(rows, marks_of(turn.before), marks_of(turn.after), strict=True)
+    return [row for row, old, new in pairs if old != new]
+
+
+def _count_failures(connection: Connection, ledger: Ledger, ended: Sequence[_Failed]) -> None:
+    known = _known_groups(connection, {each.record.task_id for each in ended if each.record.task_id is not None})
     rows: list[dict[str, Any]] = []
     groups: dict[tuple[int, int, str], dict[str, Any]] = {}
-    for record, turn, failure in ended:
+    for record, turn, failure, item_row, own in ended:
         assert record.task_id is not None
-        status = str(turn.after.status)
+        status = str(own or turn.after.status)
         digest = group_of(failure, status)
         groups_of_task = known.setdefault(record.task_id, set())
         if digest not in groups_of_task and len(groups_of_task) >= MAX_GROUPS:
@@ -433,12 +515,12 @@ def _count_failures(connection: Connection, ledger: Ledger, ended: Sequence[tupl
             {
                 "task_id": record.task_id,
                 "event_id": record.id,
-                "row": record.first_row,
+                "row": item_row,
                 "status": status,
                 "code": failure.code[:64],
                 "message": failure.message,
                 "digest": digest,
-                "attempt": turn.after.attempt,
+                "attempt": turn.after.attempt if own is None or turn.before is None else turn.before.attempt,
             }
         )
         key = (record.task_id, ledger.error_slot(record.slots), digest)
@@ -452,7 +534,7 @@ def _count_failures(connection: Connection, ledger: Ledger, ended: Sequence[tupl
                 "message": shown,
                 "count": 0,
                 "sample_job_id": record.job_id,
-                "sample_row": record.first_row,
+                "sample_row": item_row,
             },
         )
         group["count"] += 1
@@ -473,18 +555,27 @@ def _known_groups(connection: Connection, task_ids: set[int]) -> dict[int, set[s
     return known
 
 
-def _forget_failures(connection: Connection, ledger: Ledger, reopened: Sequence[EventRecord]) -> None:
+def _forget_failures(
+    connection: Connection, ledger: Ledger, reopened: Sequence[tuple[EventRecord, Sequence[int | None] | None]]
+) -> None:
+    """Removes the failures of reopened Events: of a slice those of these rows, of another job all (None)."""
+    c = item_errors.c
+    if ids := [record.id for record, rows in reopened if rows is None]:
+        _forget(connection, ledger, [record for record, _ in reopened], c.event_id.in_(ids))
+    for record, rows in reopened:
+        if rows:
+            _forget(connection, ledger, [record], (c.event_id == record.id) & batches.among(connection, c.row, rows))
+
+
+def _forget(connection: Connection, ledger: Ledger, reopened: Sequence[EventRecord], chosen: Any) -> None:
     slots = {record.task_id: ledger.error_slot(record.slots) for record in reopened}
-    ids = [record.id for record in reopened]
     c = item_errors.c
     found = connection.execute(
-        sa.select(c.task_id, c.digest, sa.func.min(c.status), sa.func.count())
-        .where(c.event_id.in_(ids))
-        .group_by(c.task_id, c.digest)
+        sa.select(c.task_id, c.digest, sa.func.min(c.status), sa.func.count()).where(chosen).group_by(c.task_id, c.digest)
     ).all()
     if not found:
         return
-    connection.execute(item_errors.delete().where(c.event_id.in_(ids)))
+    connection.execute(item_errors.delete().where(chosen))
     _move_groups(
         connection,
         [
@@ -571,7 +662,7 @@ def _event_id(end: End) -> int:
 def _first_messages(notes: Sequence[Note], attempt: int, now: int, now_text: str) -> str:
     """``added_messages`` of an Event that had none."""
     if len(notes) > KEEP_FIRST:
-        return dumps(append((), [stamp(note.at or now, note.status, note.message, attempt) for note in notes]))
+        return dumps(append((), [stamp(note.at or now, note.status, note.message, attempt, note.row) for note in notes]))
     return f"[{','.join(stamps(now_text, notes, attempt))}]"
 
 

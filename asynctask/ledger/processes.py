@@ -442,8 +442,8 @@ def _change(
             turn = held_elsewhere(turn)  # the engine keeps its lone jobs, and redelivers those of a dead process
         if turn is not None:
             change.notes = _notes(ledger, turn)
-            if turn.reason is Reason.POISON:
-                change.failure = Failure("poison", ledger.catalogue("poison", str(turn.after.deaths)))
+            if turn.after.n_error > row.n_error:
+                change.failure = Failure("poison", ledger.catalogue("poison", str(turn.after.deaths or row.deaths + 1)))
         return turn
 
     change = Change(event_id, decide)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -40,6 +40,7 @@ from asynctask.database.tables import (
     tasks,
 )
 from asynctask.errors import Conflict, NotFound, OtherEngine
+from asynctask.iterable import item_statuses, unpack
 from asynctask.ledger import dispatchable, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, in_range, loads
@@ -109,6 +110,8 @@ def _event_object(row: dict[str, Any]) -> dict[str, Any]:
         "attempt": row["attempt"],
         "retries": row["retries"],
         "row": row["first_row"],
+        "items": row["items"],
+        "outcomes": {status: row[f"n_{status}"] for status in ("finish", "failed", "error", "cancelled")},
         "params": loads(row["params"]),
         "added_messages": messages,
         "messages": messages,
@@ -141,6 +144,40 @@ _EVENT = sa.select(
 ).select_from(events.outerjoin(tasks, _t.id == _e.task_id))
 
 
+def _item_objects(row: dict[str, Any], statuses: Collection[str]) -> Iterator[dict[str, Any]]:
+    """An Event as :func:`_event_object`, once for each of its items with one of these statuses (none: all)."""
+    found = _event_object(row)
+    for item in _items(dict(row)):
+        if not statuses or item.status in statuses:
+            yield {**found, "row": item.row, "status": item.status, "params": item.params, "result": item.result}
+
+
+class _Item(NamedTuple):
+    row: int | None
+    status: str
+    params: Any
+    result: Any
+
+
+def _items(row: Mapping[str, Any]) -> list[_Item]:
+    """The items of an Event; ``row``: its columns, ``params`` may be None where they were not read."""
+    params, result = loads(row["params"]), loads(row["result"])
+    if row["items"] == 1:
+        return [_Item(row["first_row"], row["status"], params, result)]
+    rows, items = unpack(params)
+    results = result or {}
+    each = zip(rows, item_statuses(row["marks"], row["items"], row["status"]), items, strict=True)
+    return [_Item(number, status, item, results.get(str(number))) for number, status, item in each]
+
+
+def _has_item(statuses: Collection[str]) -> Any:
+    """The condition that an Event has an item with one of these statuses."""
+    c = events.c
+    ended = [c[f"n_{status}"] > 0 for status in statuses if str(status) not in OPEN]
+    whole = c.status.in_([str(status) for status in statuses])
+    return whole | ((c["items"] > 1) & sa.or_(*ended)) if ended else whole
+
+
 def event(connection: Connection, job_id: str) -> dict[str, Any]:
     """One Event by its job id. Raises :class:`NotFound`."""
     row = None
@@ -154,15 +191,21 @@ def event(connection: Connection, job_id: str) -> dict[str, Any]:
 def event_page(
     connection: Connection, task_id: int, statuses: Collection[str] = (), *, after: int | None = None, limit: int = 100
 ) -> list[dict[str, Any]]:
-    """Events of a Task by id, after ``after``; with ``statuses``, only those."""
+    """The items of a Task by the id of their Event, after ``after``; with ``statuses``, only those. A page ends behind the
+    last item of an Event, so it may have more than ``limit`` of them."""
     statement = _EVENT.where(_e.task_id == task_id).order_by(_e.id).limit(limit)
     if statuses:
-        statement = statement.where(_e.status.in_(list(statuses)))
+        statement = statement.where(_has_item(statuses))
         if set(statuses) <= {Status.FAILED, Status.ERROR}:
             statement = statement.where(_e.problem.is_not(None))  # the partial index
     if after is not None:
         statement = statement.where(_e.id > in_range(after))
-    return [_event_object(dict(row)) for row in connection.execute(statement).mappings()]
+    found: list[dict[str, Any]] = []
+    for row in connection.execute(statement).mappings():
+        if len(found) >= limit:
+            break
+        found += _item_objects(dict(row), statuses)
+    return found
 
 
 def alone_page(
@@ -253,7 +296,7 @@ def _page_size(page: Sequence[Any]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class EndedRow:
-    """An Event as a report shows it. ``params`` is None where it was not asked for."""
+    """An item as a report shows it, with the id of its Event. ``params`` is None where it was not asked for."""
 
     id: int
     seq: int
@@ -268,34 +311,41 @@ class EndedRow:
 def rows_by_status(
     database: Database, task_id: int, statuses: Collection[str], *, params: bool = True
 ) -> Iterator[EndedRow]:
-    """Events of a Task in row order for a report.
+    """Items of a Task in row order for a report.
 
     Each page is its own read: a slow reader must not keep a transaction open.
     """
     after, size = -1, _FIRST_PAGE
-    columns: list[Any] = [_e.id, _e.seq, _e.first_row, _e.status, _e.retries, _e.started_at, _e.result]
-    columns.append(_e.params if params else sa.null().label("params"))
+    columns: list[Any] = [
+        _e.id, _e.seq, _e.first_row, _e.status, _e.retries, _e.started_at, _e.result, _e["items"], _e.marks,
+    ]  # fmt: skip
+    columns.append(_e.params if params else sa.case((_e["items"] > 1, _e.params)).label("params"))
     while True:
         statement = (
             sa.select(*columns)
-            .where(_e.task_id == task_id, _e.seq > after, _e.status.in_(list(statuses)))
+            .where(_e.task_id == task_id, _e.seq > after, _has_item(statuses))
             .order_by(_e.seq)
             .limit(size)
         )
         with database.read() as connection:
             page = connection.execute(statement).mappings().all()
         for row in page:
-            yield EndedRow(**{**row, "result": loads(row["result"]), "params": loads(row["params"])})
+            for item in _items(dict(row)):
+                if item.status in statuses:
+                    yield EndedRow(
+                        row["id"], row["seq"], item.row, item.status, row["retries"], row["started_at"], item.result,
+                        item.params,
+                    )  # fmt: skip
         if len(page) < size:
             return
         after, size = page[-1]["seq"], _page_size(page)
 
 
-def failures_by_row(connection: Connection, event_ids: Sequence[int]) -> dict[int, str]:
-    """The final message of each Event."""
+def failures_by_row(connection: Connection, event_ids: Collection[int]) -> dict[tuple[int, int | None], str]:
+    """The final message of each item, by Event and row."""
     c = item_errors.c
-    found = sa.select(c.event_id, c.message).where(c.event_id.in_(list(event_ids))).order_by(c.id)
-    return {int(event_id): str(message) for event_id, message in connection.execute(found)}
+    found = sa.select(c.event_id, c.row, c.message).where(c.event_id.in_(list(event_ids))).order_by(c.id)
+    return {(int(event_id), row): str(message) for event_id, row, message in connection.execute(found)}
 
 
 def rejects(

@@ -18,11 +18,13 @@ from asynctask.core.transitions import (
     held_elsewhere,
     outcome,
     saved,
+    stepped,
     take_over,
     working,
 )
 from asynctask.database.retrying import OutcomeUnknown, TransactionConflict, repeatable
 from asynctask.errors import LedgerUnavailable, TooLarge, Unavailable
+from asynctask.iterable import News
 from asynctask.ledger import dispatchable
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.events import Applied, Change, End, EventRecord, Failure, Note, StaleRead, apply
@@ -72,7 +74,8 @@ class Outcome:
     it begins, or its Task, because of its ``parallel``. ``done``: committed or given up; never flushed again.
     ``doubtful``: the answer to the commit was lost and it may be written, so it stands only for the attempt that it
     names. ``follower``: the job that began in this one's place under their Task's ``parallel``. ``checkpoint``: the
-    place to save with it. ``worker`` and ``seconds``, for the figures: whose job it is, and how long it ran.
+    place to save with it; ``news``: what the items of a slice came to. ``worker`` and
+    ``seconds``, for the figures: whose job it is, and how long it ran.
     """
 
     event_id: int
@@ -94,6 +97,7 @@ class Outcome:
     checkpoint: str | None = None
     worker: str = ""
     seconds: float | None = None
+    news: News | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +288,7 @@ class Recorder:
                     elsewhere=each.elsewhere,
                     worker=each.worker,
                     seconds=each.seconds,
+                    news=each.news._replace(failures={}, results=None) if each.news is not None else None,
                 )
             )
         each.done = True
@@ -492,6 +497,8 @@ def _change(ledger: Ledger, each: Outcome) -> Change:
         values["started_at"] = each.started_at
     if each.checkpoint is not None:
         values["checkpoint"] = each.checkpoint
+    if each.news is not None and each.news.results is not None:
+        values["result"] = each.news.results
     cancelled = {Reason.CANCELLED: Note("cancelled", ledger.catalogue("cancelled"))} if _may_cancel(each) else None
     is_fenced = each.doubtful or not each.elsewhere
 
@@ -501,10 +508,14 @@ def _change(ledger: Ledger, each: Outcome) -> Change:
             return None
         if record.started_at is not None:
             values.pop("started_at", None)
-        turn = _turn(ledger, row, record.task_state, each)
+        if each.news is None:
+            turn = _turn(ledger, row, record.task_state, each)
+        elif (turn := _turn(ledger, stepped(row, each.news.marks), record.task_state, each)) is not None:
+            turn = turn._replace(before=row)
         return held_elsewhere(turn) if turn is not None and each.elsewhere else turn
 
-    return Change(each.event_id, decide, each.notes, each.failure, values, cancelled)
+    failures = each.news.failures if each.news is not None else {}
+    return Change(each.event_id, decide, each.notes, each.failure, values, cancelled, failures)
 
 
 def _may_cancel(each: Outcome) -> bool:
@@ -520,7 +531,7 @@ def _turn(ledger: Ledger, row: Row, state: str | None, each: Outcome) -> Turn | 
             return take_over(row, ledger.holder)
         if row.status is Status.ENQUEUE:
             return working(row, ledger.holder)
-        if each.checkpoint is not None and row.process == ledger.holder:
+        if (each.checkpoint is not None or each.news is not None) and row.process == ledger.holder:
             return saved(row)
         if row.process == ledger.holder and not each.doubtful and not each.elsewhere:
             return Turn(row, row, Reason.RECORDED)  # recorded with the end of the job before it; adds the messages

@@ -94,6 +94,7 @@ _AT_POINTER = (
         _e.options,
         _e.created_at,
         _e.first_row,
+        _e["items"],
         _e.status,
     )
     .where(_e.task_id == sa.bindparam("of"), _e.due_at.is_(None))
@@ -175,7 +176,7 @@ class Runnable:
 @dataclass(frozen=True, slots=True)
 class Ready:
     """A job reserved for the broker. ``params`` and ``options``: JSON text as in the ledger; ``row``: its row in the list;
-    ``slots``: number of counter slots of its Task."""
+    ``items``: how many it has; ``slots``: number of counter slots of its Task."""
 
     event_id: int
     job_id: str
@@ -189,6 +190,7 @@ class Ready:
     options: str | None
     created_at: int
     row: int | None
+    items: int
     slots: int
 
 
@@ -617,9 +619,10 @@ def _at_pointer(connection: Connection, task: Mapping[str, Any], low: int, high:
     fresh = [
         Ready(
             i, job_id, task["id"], attempt, retries, worker or task["worker_name"], queue or task["queue"] or "default",
-            task["priority"], params, task["options"] if options is None else options, created_at, row, task["slots"],
+            task["priority"], params, task["options"] if options is None else options, created_at, row, items,
+            task["slots"],
         )
-        for i, job_id, attempt, retries, worker, queue, params, options, created_at, row, status in flying
+        for i, job_id, attempt, retries, worker, queue, params, options, created_at, row, items, status in flying
         if status == Status.ENQUEUE
     ]  # fmt: skip
     return fresh, len(flying)
@@ -643,7 +646,8 @@ def _read_ready(connection: Connection, condition: Any) -> list[Ready]:
         sa.select(
             _e.id, _e.job_id, _e.task_id, _e.attempt, _e.retries, sa.func.coalesce(_e.worker_name, _t.worker_name),
             sa.func.coalesce(_e.queue, _t.queue, "default"), _t.priority, _e.params,
-            sa.func.coalesce(_e.options, _t.options), _e.created_at, _e.first_row, sa.func.coalesce(_t.slots, 1),
+            sa.func.coalesce(_e.options, _t.options), _e.created_at, _e.first_row, _e["items"],
+            sa.func.coalesce(_t.slots, 1),
         )
         .select_from(events.outerjoin(tasks, _t.id == _e.task_id))
         .where(condition)
@@ -824,10 +828,10 @@ def _all_wait(task: Any, found: Sequence[Any]) -> bool:
 
 
 def _ready(task: Any, job: Any) -> Ready:
-    id_, _, _, job_id, attempt, retries, worker, queue, params, options, created_at, row, _ = job
+    id_, _, _, job_id, attempt, retries, worker, queue, params, options, created_at, row, items, _ = job
     return Ready(
         id_, job_id, int(task.id), attempt, retries, worker or task.worker_name, queue or task.queue or "default",
-        task.priority, params, task.options if options is None else options, created_at, row, task.slots,
+        task.priority, params, task.options if options is None else options, created_at, row, items, task.slots,
     )  # fmt: skip
 
 
@@ -844,7 +848,7 @@ def _select_waiting(dialect: str) -> Any:
     return (
         sa.select(
             _e.id, _e.task_id, _e.seq, _e.job_id, _e.attempt, _e.retries, _e.worker_name, _e.queue, _e.params, _e.options,
-            _e.created_at, _e.first_row, _e.status,
+            _e.created_at, _e.first_row, _e["items"], _e.status,
         )
         .where(batches.among_given(dialect, _e.task_id, "ids"), _e.due_at.is_(None))
         .order_by(_e.id)

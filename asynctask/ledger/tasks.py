@@ -31,9 +31,10 @@ from asynctask.database.tables import (
     tasks,
 )
 from asynctask.errors import Conflict, InputError, NotFound, Unavailable
+from asynctask.iterable import places_of
 from asynctask.ledger import counters, sessions
 from asynctask.ledger.base import MAX_SLOTS, PURGING, SLOTS_FROM, Ledger, dumps, in_range, loads, try_lock
-from asynctask.ledger.events import Applied, Change, EventRecord, Note, apply
+from asynctask.ledger.events import Applied, Change, EventRecord, Note, apply, read_events, rows_of
 from asynctask.ledger.progress import progress
 from asynctask.messages import clean
 
@@ -66,6 +67,7 @@ __all__ = [
     "first_answer",
     "forget_sources",
     "get",
+    "items_of",
     "lock",
     "log",
     "not_taken",
@@ -82,6 +84,7 @@ __all__ = [
     "split_sources",
     "stalled_splits",
     "submission_detail",
+    "taken_between",
     "tolerance_of",
     "tolerated_left",
     "try_close",
@@ -102,6 +105,7 @@ _SOURCES = (
 )
 
 NEW_EVENT = ("job_id", "task_id", "seq", "status", "params", "first_row", "last_row", "created_at")
+"""Columns of every new Event; those of a job of several items have ``items`` too."""
 
 MAX_SPLIT_TRIES = 3
 """How many processes in a row may claim a split that makes no progress."""
@@ -127,7 +131,9 @@ class NewCallback:
 
 @dataclass(frozen=True, slots=True)
 class NewTask:
-    """A submission. ``source`` (JSON-ready) is where a split can be resumed from; None if it cannot be resumed."""
+    """A submission. ``chunk_size``: items of a job, see :mod:`asynctask.iterable`.
+
+    ``source`` (JSON-ready) is where a split can be resumed from; None if it cannot be resumed."""
 
     worker_name: str
     queue: str
@@ -148,11 +154,13 @@ class NewTask:
     callbacks: Sequence[NewCallback] = ()
     key_field: str | None = None
     key_limit: int | None = None
+    chunk_size: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class NewItem:
-    """One accepted item: its params as JSON text and its row in the list.
+    """A job to be: an accepted item, or a slice of several ``items``: its params as JSON text, and its row in the list, or
+    its first and last.
 
     ``worker_name`` and ``options`` (JSON text): of an item that is not for the Task's worker. ``key``: its field and value,
     if equal ones run one after the other. ``number``: of the row that it corrects, see :func:`find_corrected`.
@@ -163,6 +171,8 @@ class NewItem:
     worker_name: str | None = None
     options: str | None = None
     key: str | None = None
+    items: int = 1
+    last_row: int | None = None
     number: int | None = None
 
 
@@ -194,6 +204,8 @@ class TaskRow:
     created_jobs: int
     rejected: int
     planned: int | None
+    created: int
+    chunk_size: int
     headers: dict[str, Any] | None
     resubmit_of: int | None
 
@@ -258,6 +270,7 @@ def described(new: NewTask, now: int) -> dict[str, Any]:
         "callbacks": dumps([asdict(each) for each in new.callbacks]) if new.callbacks else None,
         "key_field": new.key_field,
         "key_limit": new.key_limit,
+        "chunk_size": new.chunk_size,
     }
 
 
@@ -308,7 +321,7 @@ def _task_row(row: dict[str, Any]) -> TaskRow:
     return TaskRow(
         row["id"], row["worker_name"], row["queue"], row["state"], row["state_reason"], row["split_state"],
         row["split_reason"], row["split_cursor"], loads(row["split_source"]), row["created_jobs"], row["rejected"],
-        row["planned"], loads(row["headers"]), row["resubmit_of"],
+        row["planned"], row["created"], row["chunk_size"], loads(row["headers"]), row["resubmit_of"],
     )  # fmt: skip
 
 
@@ -406,7 +419,7 @@ def add_slice(
     Raises :class:`SplitLost` if this process no longer holds the split, the Task was cancelled, or another splitter moved
     the cursor meanwhile: one that slept may hold the lease again.
     """
-    jids = ledger.ids.jids(len(items))
+    jids, count = ledger.ids.jids(len(items)), items_of(items)
     corrects = any(each.number is not None for each in _rows_of(items, rejects))
     with ledger.database.write() as connection:
         above = _lock_all(connection, _ancestors(connection, task_id)) if corrects else {}  # smaller ids: locked first
@@ -423,13 +436,13 @@ def add_slice(
             .where(_t.id == task_id)
             .values(
                 created_jobs=first + len(items),
-                created=task["created"] + len(items),
+                created=task["created"] + count,
                 rejected=task["rejected"] + len(rejects),
                 split_cursor=cursor,
                 split_tries=0,
                 headers=None if headers is None else dumps(headers),
                 split_until=now + micros(lease_s),
-                slots=MAX_SLOTS if first + len(items) >= SLOTS_FROM else task["slots"],
+                slots=MAX_SLOTS if task["created"] + count >= SLOTS_FROM else task["slots"],
                 version=task["version"] + 1,
                 updated_at=now,
                 ready=sessions.readiness(task) if items else task["ready"],
@@ -441,7 +454,7 @@ def add_slice(
             _insert_events(connection, new_events, now, {task_id: task["worker_name"]})
             if task["key_limit"] is not None:
                 sessions.add_places(connection, [task_id], low=first)
-            new = Delta(enqueue=len(items), jobs=len(items))
+            new = Delta(enqueue=count, jobs=len(items))
             counters.move(connection, {(task_id, ledger.slot(task["slots"])): new}, now)
         write_rejects(connection, task_id, rejects)
         if notify_dispatcher:
@@ -454,8 +467,13 @@ def _insert_events(
 ) -> None:
     """The Events of items: (job id, Task, number in the Task, item) each. ``workers``: the worker's name of each Task."""
     rows: list[tuple[Any, ...]]
-    rows = [(jid, task_id, seq, "enqueue", one.params, one.row, one.row, now) for jid, task_id, seq, one in new]
+    rows = [
+        (jid, task_id, seq, "enqueue", one.params, one.row, one.last_row or one.row, now) for jid, task_id, seq, one in new
+    ]
     columns: tuple[str, ...] = NEW_EVENT
+    if any(one.items > 1 for *_, one in new):
+        columns = (*columns, "items")
+        rows = [(*row, one.items) for row, (*_, one) in zip(rows, new, strict=True)]
     if any(one.worker_name for *_, one in new):
         columns = (*columns, "worker_name", "options")
         rows = [(*row, one.worker_name, one.options) for row, (*_, one) in zip(rows, new, strict=True)]
@@ -463,6 +481,11 @@ def _insert_events(
         columns = (*columns, "line")
         rows = [(*row, _line(one, workers[task_id])) for row, (_, task_id, _, one) in zip(rows, new, strict=True)]
     batches.insert(connection, events, columns, rows)
+
+
+def items_of(jobs: Sequence[NewItem]) -> int:
+    """How many items these jobs have."""
+    return sum([each.items for each in jobs])
 
 
 def _line(item: NewItem, worker_name: str) -> int | None:
@@ -639,7 +662,7 @@ _LOG_COLUMNS: Final = ("task_id", "at", "who", "action", "detail")
 
 @dataclass(frozen=True, slots=True)
 class NewWhole:
-    """A Task with all its items.
+    """A Task with all its items; ``items`` are its jobs.
 
     ``planned``: number of rows of the list; ``cursor``: its last row; ``refused``: the list is strict and its ``rejects``
     refuse it. Without items the Task is ``rejected`` and keeps no idempotency key, for a corrected list to use.
@@ -762,7 +785,7 @@ def _insert(ledger: Ledger, wholes: Sequence[NewWhole]) -> list[Whole]:
         _insert_events(connection, [(next(jids), task_id, seq, one) for task_id, seq, one in numbered], now, workers)
         sessions.add_places(connection, [task_id for task_id, _, row in made if row["key_limit"] is not None])
         moved = {
-            (task_id, ledger.slot(row["slots"])): Delta(enqueue=len(each.items), jobs=len(each.items))
+            (task_id, ledger.slot(row["slots"])): Delta(enqueue=items_of(each.items), jobs=len(each.items))
             for task_id, each, row in made
         }
         counters.move(connection, moved, now)
@@ -781,8 +804,9 @@ def _row(whole: NewWhole, now: int) -> dict[str, Any]:
     check_task(None, State.SPLITTING, Reason.SUBMITTED)
     check_task(State.SPLITTING, state, reason)
     row = {
-        **described(new, now), "state": state, "split_state": "sealed", "generation_sealed": 1, "created": count,
-        "created_jobs": count, "rejected": len(whole.rejects), "planned": whole.planned, "split_cursor": whole.cursor,
+        **described(new, now), "state": state, "split_state": "sealed", "generation_sealed": 1,
+        "created": items_of(whole.items), "created_jobs": count,
+        "rejected": len(whole.rejects), "planned": whole.planned, "split_cursor": whole.cursor,
         "ready": None, "closed_at": None, "finished_at": None, "state_reason": None,
     }  # fmt: skip
     if not count:
@@ -893,6 +917,11 @@ def _ended_badly(connection: Connection, task_id: int, rows: Collection[int]) ->
         between = (_e.task_id == task_id) & (_e.seq >= low) & (_e.seq < high) & (_e["items"] == 1)
         cancelled = between & (_e.status == Status.CANCELLED) & batches.among(connection, _e.first_row, list(left))
         found.update(connection.execute(sa.select(_e.first_row).where(cancelled)).scalars())
+        # The slice before may have the first of these rows among its later ones.
+        slices = (_e.task_id == task_id) & (_e.seq >= low - 1) & (_e.seq < high) & (_e["items"] > 1)
+        for record in read_events(connection, slices & (_e.n_cancelled > 0)):
+            rows_there = rows_of(connection, record)
+            found.update(left.intersection(rows_there[place] or 0 for place in places_of(record.row, [Status.CANCELLED])))
     return found
 
 
@@ -962,6 +991,12 @@ def any_taken(connection: Connection, task_id: int, event_id: int | None = None)
     if event_id is not None:
         found = found.where(sa.exists().where(_e.id == event_id, _r.of_row.between(_e.first_row, _e.last_row)))
     return connection.execute(found).first() is not None
+
+
+def taken_between(connection: Connection, task_id: int, first_row: int, last_row: int) -> set[int]:
+    """The rows of a Task, of those from one to another, that lists that correct it have taken."""
+    found = sa.select(_r.of_row).where(_r.of_task == task_id, _r.taken == 1, _r.of_row.between(first_row, last_row))
+    return {int(row) for row in connection.execute(found).scalars()}
 
 
 def count_taken(connection: Connection, task_id: int) -> int:

@@ -20,7 +20,8 @@ from pydantic import (
 )
 
 from asynctask.core.transitions import MAX_INTERVAL_S, Tolerance
-from asynctask.errors import InputError, Problem, without_later
+from asynctask.errors import InputError, Problem
+from asynctask.iterable import AUTO, MAX_CHUNK
 from asynctask.lists.problems import fault, from_pydantic
 from asynctask.worker import as_callback
 
@@ -64,6 +65,10 @@ INTERVAL: Final = (
 KEY: Final = (
     "A field of the items: those with an equal value run one after the other, in the order submitted, across all Tasks of"
     " the worker."
+)
+
+CHUNK: Final = (
+    f"Items of one job, at most {MAX_CHUNK:,}; `auto`: 1 up to 10,000 items, then so that there are about 10,000 jobs."
 )
 
 TOLERATED: Final = (
@@ -126,6 +131,22 @@ QueueName = Annotated[
     str, StringConstraints(strip_whitespace=True, min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_:.\-]+$")
 ]
 Parallel = Annotated[int, Field(ge=1, le=100_000), BeforeValidator(whole_number)]
+
+
+def _chunk_size(value: Any) -> Any:
+    if value == "auto":
+        return AUTO
+    if value in (0, "0"):
+        raise ValueError("must be at least 1, or auto")
+    return whole_number(value)
+
+
+ChunkSize = Annotated[
+    int,
+    Field(ge=0, le=MAX_CHUNK),
+    BeforeValidator(_chunk_size),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_CHUNK}, {"const": "auto"}]}),
+]
 KeyLimit = Annotated[int, Field(ge=1, le=100_000), BeforeValidator(whole_number)]
 TaskId = Annotated[int, Field(ge=1, le=2**63 - 1), BeforeValidator(whole_number)]
 Interval = Annotated[float, Field(ge=0, le=MAX_INTERVAL_S, allow_inf_nan=False)]
@@ -174,6 +195,7 @@ class CommonOptions(BaseModel):
     session: NotBlank | None = Field(None, description="Tasks of one session, of one owner, run one after the other.")
     key: NotBlank | None = Field(None, description=KEY)
     key_limit: KeyLimit | None = Field(None, description="How many of one key may run at once; default 1.")
+    chunk_size: ChunkSize | None = Field(None, description=CHUNK)
     resubmit_of: TaskId | None = Field(None, description=RESUBMIT)
     dry_run: bool | None = Field(None, description="Only tell what the list would come to; nothing is written.")
     strict: bool | None = Field(None, description="One refused row refuses the list as a whole.")
@@ -202,11 +224,11 @@ class Options(CommonOptions):
 def check_options(given: Mapping[str, Any]) -> Options:
     """The validated options.
 
-    Raises :class:`InputError` that names each invalid one, :class:`NotBuilt` for one of a later version.
+    Raises :class:`InputError` that names each invalid one.
     """
     try:
         said = {name: value for name, value in given.items() if value is not None}
-        return Options.model_validate(without_later("option", said))
+        return Options.model_validate(said)
     except ValidationError as error:
         problems = [_option_problem(each) for each in error.errors()]
         text = "; ".join(f"{p.column}: {p.message}" for p in problems)

@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import repeat
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 from asynctask.clock import Clock
 from asynctask.errors import InputError, LedgerUnavailable
+from asynctask.iterable import MAX_SLICE_BYTES as MAX_JOB_BYTES
+from asynctask.iterable import chunk_of, pack
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.tasks import NewItem, NewTask, NewWhole, Reject, SplitLost
@@ -30,6 +32,8 @@ FIRST_SLICE = 100
 SLICE = 1_000
 MAX_SLICE_BYTES = 4_000_000
 SLICE_S = 0.5
+_JOBS_OF_SLICE: Final = 20
+"""Jobs of several items that are written together at least."""
 
 MAX_WHOLE_BYTES = 256_000
 """A larger list is never validated before its Task is made."""
@@ -49,6 +53,19 @@ class _Slice:
     begun: float = 0.0
     after: int = 0
     notify_dispatcher: bool = False
+    open: list[NewItem] = field(default_factory=list)  # items of the job that is not full yet
+    open_size: int = 0
+    count: int = 0  # rows, accepted or refused
+
+    def close_job(self) -> None:
+        """Makes a job of the open items."""
+        if len(self.open) == 1:
+            self.items += self.open
+        elif self.open:
+            rows = [each.row for each in self.open]
+            params = pack(rows, [each.params for each in self.open])
+            self.items.append(NewItem(params, rows[0], items=len(rows), last_row=rows[-1]))
+        self.open, self.open_size = [], 0
 
 
 class Splitter:
@@ -84,10 +101,12 @@ class Splitter:
         *,
         after: int = 0,
         created: int = 0,
+        chunk_size: int = 1,
+        planned: int | None = None,
     ) -> None:
         """Splits a stored list after the row ``after``, and ends the split: sealed, or failed with a reason.
 
-        ``created``: jobs that exist already; for a strict list a number above 0 means that every row was accepted before.
+        ``created``: items that exist already; for a strict list a number above 0 means that every row was accepted before.
         Raises :class:`SplitLost` where another process took over, and LedgerUnavailable; then the split stays as it is and
         is resumed later.
         """
@@ -105,6 +124,8 @@ class Splitter:
         with self._lease(task_id):
             try:
                 with open_list(self._uploads, self._limits, source, shape_of(source.columns)) as opened:
+                    planned = opened.planned or planned
+                    chunks = _Chunks(chunk_size, planned, created)
                     if opened.planned is not None:
                         task_rows.plan(self._ledger, task_id, opened.planned)
                     if source.strict and not created and (count := self._refused(task_id, whole(opened), names, after)):
@@ -112,7 +133,7 @@ class Splitter:
                         self._clear(task_id, source)
                         return
                     rows = read(opened, after)
-                    self._split(task_id, _still_good(rows) if source.strict else rows, names, after)
+                    self._split(task_id, _still_good(rows) if source.strict else rows, names, after, chunks)
                 task_rows.seal(self._ledger, task_id)
             except InputError as error:
                 detail: dict[str, Any] = {}
@@ -134,12 +155,14 @@ class Splitter:
         except (OSError, LedgerUnavailable) as error:
             self._log.warning("upload_not_removed", task_id=task_id, error=str(error))
 
-    def split_items(self, task_id: int, rows: Iterable[Accepted | Refused]) -> None:
+    def split_items(
+        self, task_id: int, rows: Iterable[Accepted | Refused], *, chunk_size: int = 1, planned: int | None = None
+    ) -> None:
         """Splits a program's items, consumed one by one in the caller's thread; re-raises what the iterable raises."""
         with self._lease(task_id):
             try:
                 names = Names("items", {})
-                self._split(task_id, _noted(rows, names), names)
+                self._split(task_id, _noted(rows, names), names, 0, _Chunks(chunk_size, planned))
             except (SplitLost, LedgerUnavailable):
                 raise
             except BaseException as error:
@@ -161,15 +184,17 @@ class Splitter:
         A refused ``strict`` list has rejects only.
         """
         current, count = _Slice(begun=self._clock.monotonic()), 0
+        chunks = _Chunks(new.chunk_size, min(SLICE, self._limits.max_rows))
         try:
             for count, row in enumerate(rows, 1):
                 if count > 1 and self._clock.monotonic() - current.begun > WHOLE_S:
                     return None
-                _add(current, row)
+                _add(current, row, chunks)
                 if count > min(SLICE, self._limits.max_rows) or current.size > MAX_SLICE_BYTES:
                     return None
         except Exception:  # the split meets the error again and records it
             return None
+        current.close_job()
         refused = strict and bool(current.rejects)
         return NewWhole(new, [] if refused else current.items, current.rejects, count, current.cursor, refused)
 
@@ -197,7 +222,7 @@ class Splitter:
 
     # -- slices
 
-    def _split(self, task_id: int, rows: Iterable[Accepted | Refused], names: Names, after: int = 0) -> None:
+    def _split(self, task_id: int, rows: Iterable[Accepted | Refused], names: Names, after: int, chunks: _Chunks) -> None:
         current = _Slice(begun=self._clock.monotonic(), after=after)
         sizes = self._sizes()
         largest = next(sizes)
@@ -205,8 +230,8 @@ class Splitter:
         notified = False
         with Writing[_Slice](lambda each: self._commit(task_id, each, each.after, names), ahead=ahead) as writing:
             for count, row in enumerate(rows, 1):
-                _add(current, row)
-                if self._full(current, largest):
+                _add(current, row, chunks)
+                if not current.open and self._full(current, max(largest, chunks.size * _JOBS_OF_SLICE)):
                     # The submitter dispatches only after the split, long after the first jobs could begin.
                     current.notify_dispatcher = bool(current.items) and not notified
                     notified |= current.notify_dispatcher
@@ -214,6 +239,7 @@ class Splitter:
                     current = _Slice(begun=self._clock.monotonic(), after=current.cursor)
                     largest = next(sizes)
                 self._refuse_too_many(count)
+            current.close_job()
             if current.items or current.rejects:
                 writing.add(current)
 
@@ -231,9 +257,8 @@ class Splitter:
             raise too_many_items(self._limits.max_rows)
 
     def _full(self, current: _Slice, largest: int) -> bool:
-        count = len(current.items) + len(current.rejects)
-        slow = count % 16 == 0 and self._clock.monotonic() - current.begun > SLICE_S
-        return count >= largest or current.size > MAX_SLICE_BYTES or slow
+        slow = current.count % 16 == 0 and self._clock.monotonic() - current.begun > SLICE_S
+        return current.count >= largest or current.size > MAX_SLICE_BYTES or slow
 
     def _commit(self, task_id: int, current: _Slice, after: int, names: Names) -> None:
         task_rows.add_slice(
@@ -294,12 +319,37 @@ def _noted(rows: Iterable[Accepted | Refused], names: Names) -> Iterator[Accepte
         yield row
 
 
-def _add(current: _Slice, row: Accepted | Refused) -> None:
+@dataclass(slots=True)
+class _Chunks:
+    """How many items each job of a Task gets; ``created``: items so far."""
+
+    chunk_size: int
+    planned: int | None = None
+    created: int = 0
+
+    @property
+    def size(self) -> int:
+        """Items of the next job."""
+        return 1 if self.chunk_size == 1 else chunk_of(self.chunk_size, self.planned, self.created)
+
+
+_ONE_EACH: Final = _Chunks(1)
+
+
+def _add(current: _Slice, row: Accepted | Refused, chunks: _Chunks = _ONE_EACH) -> None:
     current.cursor = row.row
+    current.count += 1
     if isinstance(row, Accepted):
         params = dumps(row.item)
-        current.items.append(_new_item(params, row))
         current.size += len(params)
+        if chunks.chunk_size == 1:
+            current.items.append(_new_item(params, row))
+            return
+        current.open.append(_new_item(params, row))
+        current.open_size += len(params)
+        if len(current.open) >= chunks.size or current.open_size > MAX_JOB_BYTES:
+            chunks.created += len(current.open)
+            current.close_job()
     else:
         current.rejects.append(Reject(row.row, [stored(problem) for problem in row.problems], row.values, row.number))
 

@@ -23,6 +23,7 @@ from asynctask.core.states import Reason, State, Status
 from asynctask.core.transitions import LEAD_S, Begin, Row, Turn, begin, cancel, give_back, is_foreign, is_suspect
 from asynctask.database.retrying import repeatable
 from asynctask.errors import AsyncTaskError, InputError, JobInterrupted, JobTimeout
+from asynctask.iterable import News, Slice
 from asynctask.job import CurrentJob, interrupted
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.events import (
@@ -33,7 +34,7 @@ from asynctask.ledger.events import (
     Note,
     apply,
     read_jobs,
-    read_places,
+    read_saved,
     read_stops,
     untouched,
 )
@@ -57,6 +58,9 @@ __all__ = [
     "TaskEventMiddleware",
     "Ticket",
     "Tracker",
+    "failure_of",
+    "refusal_of",
+    "result_text",
 ]
 
 
@@ -122,6 +126,11 @@ class Ticket:
     job: CurrentJob | None = None
     callback_of: int | None = None  # the Task whose callback it is
     checkpoint: str | None = None  # the place that an earlier attempt saved
+    items: int = 1
+    row: int | None = None  # in the list, or that of the first item
+    marks: str | None = None  # of a slice: what its items have come to in earlier attempts
+    results: str | None = None  # and what these returned
+    slice: Slice | None = None  # this attempt of it
     worker: str = ""
     began: float = 0.0  # on the monotonic clock
     saved_at: float = 0.0  # its place, on the same
@@ -151,7 +160,7 @@ class Ticket:
     def finish(self, result: Any, limit: int = 65_536) -> None:
         """The job returned; ``result`` is kept if it is JSON of at most ``limit`` bytes."""
         self.status, self.reason, self.failure = Status.FINISH, Reason.RETURNED, None
-        self.result, note = _result(result, limit)
+        self.result, note = result_text(result, limit)
         if note:
             self._notes.append(Note("working", note))
 
@@ -159,7 +168,7 @@ class Ticket:
         """The job refused, for a business reason."""
         self._drop_result()
         self.status, self.reason = Status.FAILED, Reason.REFUSED
-        self.failure = Failure(clean(str(getattr(error, "code", "failed")))[:64] or "failed", clean(str(error)))
+        self.failure = refusal_of(error)
 
     def raised(self, error: BaseException) -> None:
         """The job raised: a bug, a timeout, an interruption."""
@@ -170,11 +179,10 @@ class Ticket:
         if isinstance(error, JobInterrupted):
             self.status, self.reason, self.failure = Status.ERROR, Reason.INTERRUPTED, None
             return
-        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         self.status, self.reason = Status.ERROR, Reason.RAISED
         # SystemExit and KeyboardInterrupt of job code: reported as an interruption, retried like an error.
         self.exited = isinstance(error, SystemExit | KeyboardInterrupt)
-        self.failure = Failure("interrupted" if self.exited else "raised", clean(text))
+        self.failure = failure_of(error)
 
     def lost_performer(self, text: str) -> None:
         """The process that performed the job died, while the one that records it lives; ``text`` says so."""
@@ -201,7 +209,7 @@ class Ticket:
         self.failure = None if report["failure"] is None else Failure(*report["failure"])
         self.result, self._notes = report["result"], [Note(*note) for note in report["notes"]]
         if self.job is not None:
-            for text in report["messages"]:
+            for text, _ in report["messages"]:
                 self.job.message(text)
             self.job.adopt_place(report["place"])
 
@@ -250,9 +258,10 @@ class Tracker:
         """The places that earlier attempts saved. An untouched Event has none, so most batches ask nothing."""
         if tickets:
             with self._ledger.database.read() as connection:
-                places = read_places(connection, [ticket.event_id for ticket in tickets])
+                saved = read_saved(connection, [ticket.event_id for ticket in tickets])
             for ticket in tickets:
-                ticket.checkpoint = places.get(ticket.event_id)
+                if (found := saved.get(ticket.event_id)) is not None:
+                    ticket.checkpoint, ticket.marks, ticket.results = found
 
     def known(self, job_id: str) -> Ticket | None:
         """The ticket of a job without a fence; None if it has no Event. Raises LedgerUnavailable."""
@@ -272,7 +281,7 @@ class Tracker:
 
     def _lent(self, job: Ready) -> Ticket:
         seen = None
-        if job.attempt == 1 and job.retries == 0:  # nothing but the loan can have been written
+        if job.attempt == 1 and job.retries == 0 and job.items == 1:  # nothing but the loan can have been written
             row = Row(Status.ENQUEUE, reserved=True, process=self._ledger.identity)
             seen = EventRecord(
                 job.event_id, job.job_id, job.task_id, None, row, None, job.row, None, None, job.worker_name, job.queue,
@@ -287,6 +296,8 @@ class Tracker:
             job.retries,
             awaited=True,
             seen=seen,
+            items=job.items,
+            row=job.row,
             worker=job.worker_name,
         )
 
@@ -302,7 +313,8 @@ class Tracker:
             begin(row, attempt, record.task_state), record.job_id, record.id, record.task_id, row.attempt, row.retries,
             is_suspect(row), arrival.attempt is None, row.process,
             awaited=record.parallel is not None or record.round_at is not None, not_before=_not_before(record),
-            seen=record if untouched(record) else None, callback_of=record.callback_of, worker=record.worker_name,
+            seen=record if untouched(record) else None, callback_of=record.callback_of, items=row.items,
+            row=record.first_row, worker=record.worker_name,
         )  # fmt: skip
 
     def enqueue(self, arrivals: Sequence[Arrival]) -> None:
@@ -331,6 +343,15 @@ class Tracker:
         if ticket.watched:
             done = threading.Event()
             self._recorder.put([self._working(ticket, done.set)])
+            done.wait()
+
+    def save(self, ticket: Ticket) -> None:
+        """Records what the items of a watched slice came to so far; in the ledger when this returns."""
+        done = threading.Event()
+        if self._acquire(ticket):
+            outcome = self._working(ticket, done.set)
+            ticket.free()
+            self._recorder.put([outcome])
             done.wait()
 
     def note_long(self, older_than_s: float) -> None:
@@ -396,6 +417,7 @@ class Tracker:
             elsewhere=ticket.elsewhere,
             awaited=done is not None,
             checkpoint=place,
+            news=_news_of(ticket),
         )
 
     def _working_of_follower(self, ticket: Ticket) -> Outcome:
@@ -520,6 +542,8 @@ class Tracker:
         if discarded is not None:
             ticket.status, ticket.reason = Status.ERROR, Reason.DISCARDED
             ticket.failure = Failure("discarded", self._ledger.catalogue("discarded", discarded))
+        elif ticket.status is None and ticket.slice is not None:
+            return self._outcome_of_slice(ticket, ticket.slice, retry_at, then)
         elif ticket.status is None:  # no middleware recorded a result
             ticket.status, ticket.reason = Status.FINISH, Reason.RETURNED
         elif ticket.elsewhere and ticket.reason is Reason.INTERRUPTED and retry_at is None:
@@ -535,14 +559,35 @@ class Tracker:
             ticket.started_at, then, ticket.elsewhere,
             ticket.seen if retry_at is None and ticket.reason is not Reason.INTERRUPTED and place is None else None,
             ticket.awaited, checkpoint=place, worker=ticket.worker,
-            seconds=self._ledger.clock.monotonic() - ticket.began if ticket.began else None,
+            seconds=self._ledger.clock.monotonic() - ticket.began if ticket.began else None, news=_news_of(ticket),
+        )  # fmt: skip
+
+    def _outcome_of_slice(
+        self, ticket: Ticket, part: Slice, retry_at: int | None, then: Callable[[bool], None] | None
+    ) -> Outcome:
+        """The end of an attempt in which each item got its outcome, or waits for the next attempt."""
+        say, news = self._ledger.catalogue, part.take()
+        status, reason = (Status.ERROR, Reason.RAISED) if retry_at is not None else (part.status, Reason.RETURNED)
+        notes = self._opening(ticket)
+        if part.dropped:
+            notes.append(Note("working", say("not_kept", f"{part.dropped} of {ticket.items}: max_result_bytes")))
+        if retry_at is not None:
+            notes += [Note("error", say("error", f"{part.waits}/{ticket.items}")), Note("enqueue", say("retry"))]
+        elif status is Status.FINISH:
+            notes.append(self._finished)
+        else:
+            reason = Reason.RAISED if status is Status.ERROR else Reason.REFUSED
+            notes.append(Note(str(status), say(str(status), f"{part.count(status)}/{ticket.items}")))
+        return Outcome(
+            ticket.event_id, ticket.attempt, status, reason, notes, retry_at, None, None, ticket.started_at, then,
+            awaited=ticket.awaited, worker=ticket.worker, seconds=self._ledger.clock.monotonic() - ticket.began, news=news,
         )  # fmt: skip
 
     def _opening(self, ticket: Ticket) -> list[Note]:
         notes = [] if ticket.said else [Note("working", self._working_text, ticket.started_at)]
         ticket.said = True
         if ticket.job is not None:
-            notes += [Note("working", text) for text in ticket.job.take_messages()]
+            notes += [Note("working", text, None, row) for text, row in ticket.job.take_messages()]
         return notes
 
     def _closing(self, ticket: Ticket, retry_at: int | None) -> list[Note]:
@@ -609,7 +654,26 @@ def _not_before(record: EventRecord) -> int | None:
 
 def _has_news(ticket: Ticket, now: float) -> bool:
     """Whether something of a long job is to be written while it runs."""
+    if ticket.slice is not None and ticket.said:
+        return ticket.slice.has_news and now - ticket.saved_at >= SAVE_S
     return not ticket.said or (now - ticket.saved_at >= SAVE_S and ticket.job is not None and ticket.job.has_news)
+
+
+def _news_of(ticket: Ticket) -> News | None:
+    return None if ticket.slice is None or not ticket.slice.begun else ticket.slice.take()
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Why an item ended, that raised this."""
+    if isinstance(error, JobTimeout):
+        return Failure("timeout", str(error))
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return Failure("interrupted" if isinstance(error, SystemExit | KeyboardInterrupt) else "raised", clean(text))
+
+
+def refusal_of(error: BaseException) -> Failure:
+    """Why the business refused an item with this."""
+    return Failure(clean(str(getattr(error, "code", "failed")))[:64] or "failed", clean(str(error)))
 
 
 def _last_message_is(messages: str | None, text: str) -> bool:
@@ -617,7 +681,8 @@ def _last_message_is(messages: str | None, text: str) -> bool:
     return bool(said) and said[-1].get("message") == text
 
 
-def _result(value: Any, limit: int) -> tuple[str | None, str | None]:
+def result_text(value: Any, limit: int) -> tuple[str | None, str | None]:
+    """What a function returned as JSON text of at most ``limit`` bytes, and a message if it is not kept."""
     if value is None:
         return None, None
     try:

@@ -213,7 +213,8 @@ class _LedgerRows:
             return _cells(found.cells) if found is not None else {}
         with self._database.read() as connection:
             events = queries.event_page(connection, self._task_id, after=event_id - 1, limit=1)
-        return _cells(events[0]["params"]) if events else {}
+        own = next((each for each in events if each["id"] == event_id and number in (None, each["row"])), None)
+        return _cells(own["params"]) if own is not None else {}
 
     def _events(self, *, params: bool) -> Iterator[queries.EndedRow]:
         if not self._statuses:
@@ -226,7 +227,7 @@ class _LedgerRows:
     def _ended(self, values: bool) -> Iterator[tuple[ReportRow, int | None]]:
         events = self._events(params=values)
         while page := list(islice(events, _PAGE)):
-            failed = [event.id for event in page if event.status in _FAILED]
+            failed = {event.id for event in page if event.status in _FAILED}
             messages = {}
             if failed:
                 with self._database.read() as connection:
@@ -234,7 +235,7 @@ class _LedgerRows:
             for event in page:
                 # As the retry policy counts them; a job redelivered for other reasons is not counted again.
                 attempts = event.retries + (event.started_at is not None)
-                error = messages.get(event.id)
+                error = messages.get((event.id, event.first_row)) if event.status in _FAILED else None
                 row = ReportRow(_cells(event.params), event.first_row, event.status, error, attempts, event.result)
                 yield row, event.id
 

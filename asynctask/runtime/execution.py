@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextvars
 import threading
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Protocol
 
 from asynctask.brokers.base import DEAD, RETRY, Broker, Copy, Held
@@ -19,11 +20,20 @@ from asynctask.clock import Clock, Ids, backoff_s
 from asynctask.core.transitions import Begin
 from asynctask.dispatch.outbox import arguments_of, worker_name
 from asynctask.errors import AsyncTaskError, JobInterrupted, JobTimeout, Unavailable
+from asynctask.iterable import Slice
 from asynctask.job import CurrentJob, interrupted, set_current_job
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.chain import Chain
-from asynctask.middleware.tracker import AttemptLost, TaskEventMiddleware, Ticket, Tracker
+from asynctask.middleware.tracker import (
+    AttemptLost,
+    TaskEventMiddleware,
+    Ticket,
+    Tracker,
+    failure_of,
+    refusal_of,
+    result_text,
+)
 from asynctask.runtime.interpreter import QUICK_S
 from asynctask.runtime.retry import (
     Decision,
@@ -44,6 +54,8 @@ if TYPE_CHECKING:
     from asynctask.runtime.lanes import Lane
 
 __all__ = ["Execution", "Observers", "Performer", "Place", "WorkerMissing"]
+
+_NOTHING: Mapping[str, Any] = {}
 
 MAX_STACK = 20_000
 """Characters logged of the stack of a job that raised; the end of it, where the error is."""
@@ -177,6 +189,7 @@ class Performer:
         ids: Ids,
         place: Place,
         observers: Observers,
+        result_limit: int = 65_536,
     ) -> None:
         self._identity = identity
         self._broker = broker
@@ -187,6 +200,7 @@ class Performer:
         self._ids = ids
         self._place = place
         self._observers = observers
+        self._result_limit = result_limit
         self._log = get_logger("asynctask.job")
         self.watchdog = Watchdog(clock)
         self.loop = EventLoop()
@@ -229,6 +243,9 @@ class Performer:
         worker, job = execution.worker, execution.job
         if worker is None:
             raise WorkerMissing(f"no worker is registered as {execution.name[:200]!r} in this process")
+        if (ticket := execution.ticket) is not None and (ticket.items > 1 or (worker.batch and ticket.task_id is not None)):
+            self._run_slice(worker, execution, ticket)
+            return
         chain = self._chain if execution.ticket is not None else self._untracked_chain
         if chain:
             job.result = chain.invoke(worker, job, job.queue, lambda: self._call(worker, execution))
@@ -248,6 +265,12 @@ class Performer:
         if execution.ticket is not None and execution.ticket.lost:
             raise AttemptLost(f"attempt {execution.job.attempt} of {execution.job.job_id} is not the one that counts")
         args, keywords = arguments_of(execution.payload, worker.name)
+        return self._invoke(worker, execution, args, keywords)
+
+    def _invoke(
+        self, worker: Worker, execution: Execution, args: Sequence[Any], keywords: Mapping[str, Any] = _NOTHING
+    ) -> Any:
+        """Calls the function on this thread or on the event loop, under its timeout."""
         if worker.shape is not None and len(args) == 1 and not keywords:
             args = [worker.shape.revive(args[0])]
         function = partial(worker.function, **keywords) if keywords else worker.function
@@ -266,15 +289,122 @@ class Performer:
             if not watch.lost:  # a lost one stays: it says that the thread is given up
                 execution.watch = None
 
+    # -- slices: the function is called for each item, or once for all that are left
+
+    def _run_slice(self, worker: Worker, execution: Execution, ticket: Ticket) -> None:
+        """Performs the items that are left. Each one's outcome is on ``ticket.slice``; raises what ends the attempt."""
+        given = execution.payload["args"][0]
+        if ticket.items == 1:
+            given = {"rows": [[ticket.row or 1, 1]], "items": [given]}
+        self._tracker.start(ticket)
+        if ticket.lost:
+            raise AttemptLost(f"attempt {execution.job.attempt} of {execution.job.job_id} is not the one that counts")
+        part = ticket.slice = Slice(given, ticket.marks, ticket.results, self._result_limit)
+        left = part.left
+        for places in [left] if worker.batch else [[place] for place in left]:
+            if execution.job.should_stop():
+                raise JobInterrupted("the job stopped between two items")
+            self._run_items(worker, execution, part, places)
+            if ticket.watched and not worker.batch:
+                self._tracker.save(ticket)
+
+    def _run_items(self, worker: Worker, execution: Execution, part: Slice, places: list[int]) -> None:
+        job, chain = execution.job, self._untracked_chain
+        part.hand = places
+        call = partial(self._call_batch if worker.batch else self._call_item, worker, execution, part, places)
+        try:
+            result = chain.invoke(worker, job, job.queue, call) if chain else call()
+        except AttemptLost:
+            raise
+        except BaseException as error:
+            if not self._is_ours(execution):
+                raise AttemptLost(f"the thread of {job.job_id} was given up") from error
+            if interrupted(job, error):
+                raise
+            self._items_raised(execution, part, error)
+        else:
+            results = result if worker.batch and isinstance(result, list | tuple) else [None if worker.batch else result]
+            for place, each in zip_longest(places, results[: len(places)]):
+                part.finish(place, None if each is None else result_text(each, self._result_limit)[0])
+        part.hand = ()
+
+    def _call_item(self, worker: Worker, execution: Execution, part: Slice, places: list[int]) -> Any:
+        (place,) = places
+        item = part.items[place]
+        execution.job.take_up((place, part.rows[place], item))
+        try:
+            return self._owned(execution, lambda: self._invoke(worker, execution, [item]))
+        finally:
+            execution.job.take_up(None)
+
+    def _call_batch(self, worker: Worker, execution: Execution, part: Slice, places: list[int]) -> Any:
+        items = [part.items[place] for place in places]
+        if worker.shape is not None:
+            items = [worker.shape.revive(item) for item in items]
+        execution.job.give_batch(_BatchReports(self, execution, part, places))
+        try:
+            return self._owned(execution, lambda: self._invoke(replace(worker, shape=None), execution, [items]))
+        finally:
+            execution.job.give_batch(None)
+
+    def _owned(self, execution: Execution, call: Callable[[], Any]) -> Any:
+        if execution.ticket is not None and execution.ticket.lost:
+            raise AttemptLost(f"attempt {execution.job.attempt} of {execution.job.job_id} is not the one that counts")
+        execution.waive()
+        try:
+            return call()
+        finally:
+            if not self._is_ours(execution):
+                raise AttemptLost(f"the thread of {execution.job.job_id} was given up")
+
+    def _items_raised(self, execution: Execution, part: Slice, error: BaseException) -> None:
+        """The outcome of the items in the function's hands that it has not reported: the retry policy is asked once."""
+        places = [place for place in part.hand if part.is_left(place)]
+        part.hand = ()
+        if execution.worker is not None and execution.worker.refuses(error):
+            for place in places:
+                part.fail(place, *_pair(refusal_of(error)))
+            return
+        if places:
+            delay = self.ask_policy(execution, error)
+            for place in places:
+                part.error(place, *_pair(failure_of(error)), delay)
+
+    def ask_policy(self, execution: Execution, error: BaseException) -> int | None:
+        """Microseconds until the retry of an item that raised this; None for none: it is reported as a dead job is."""
+        assert execution.ticket is not None
+        limit = retries_of(execution.payload.get("retry"))
+        decision = decide(
+            error, execution.job, execution.worker, retries=execution.ticket.retries, limit=limit, noise=self._ids.random()
+        )
+        self._report(execution, error, decision)
+        if decision.follow is Follow.RETRY:
+            return decision.delay
+        if decision.follow is Follow.DEAD:
+            self._exhausted(execution, error)
+            self._observers.death(execution.job, error)
+        return None
+
+    def _decide_slice(self, execution: Execution, part: Slice) -> Decision:
+        error = execution.error
+        if error is not None and not interrupted(execution.job, error):
+            self._items_raised(execution, part, error)
+        if part.left:
+            return Decision(Follow.AGAIN)
+        execution.error = None
+        return Decision(Follow.RETRY, part.delay) if part.waits else _FINISH
+
     # -- decide: finish, failed, retry, dead, discard, again, or drop
 
     def decide(self, execution: Execution) -> Decision:
         """What follows the execution. Asks the worker's policy; records nothing."""
         error, worker, ticket, job = execution.error, execution.worker, execution.ticket, execution.job
-        if error is None:
-            return _FINISH
         if isinstance(error, AttemptLost):
             return Decision(Follow.DROP)
+        if ticket is not None and ticket.slice is not None:
+            return self._decide_slice(execution, ticket.slice)
+        if error is None:
+            return _FINISH
         if ticket is None:
             came = parse(execution.copy.payload)
             return decide_untracked(error, came, job, worker, now=self._tracker.now(), noise=self._ids.random())
@@ -457,6 +587,31 @@ class Performer:
             self._place.gone(execution)
         except Exception:
             self._log.exception("job_not_buried", job_id=execution.copy.jid)
+
+
+class _BatchReports:
+    """What a batch worker reports of its items: by their places in the list that it got."""
+
+    def __init__(self, performer: Performer, execution: Execution, part: Slice, places: list[int]) -> None:
+        self._performer, self._execution, self._part, self._places = performer, execution, part, places
+
+    def finish(self, index: int, result: Any) -> None:
+        self._part.finish(self._places[index], None if result is None else result_text(result, self._part.limit)[0])
+
+    def fail(self, index: int, code: str, reason: str) -> None:
+        self._part.fail(self._places[index], code, reason)
+
+    def error(self, index: int, reason: str | BaseException) -> None:
+        place = self._places[index]
+        if self._part.is_left(place):
+            error = reason if isinstance(reason, BaseException) else RuntimeError(str(reason))
+            why = failure_of(error)
+            text = why.message if isinstance(reason, BaseException) else str(reason)
+            self._part.error(place, why.code, text, self._performer.ask_policy(self._execution, error))
+
+
+def _pair(failure: Any) -> tuple[str, str]:
+    return failure.code, failure.message
 
 
 _FINISH = Decision(Follow.FINISH)  # one for all: most jobs return

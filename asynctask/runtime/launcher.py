@@ -105,9 +105,8 @@ class Launcher(AppProcess):
         self.poller = self._made_poller(presence) if parts.broker.capabilities.polled else None
 
     def _made_pool(self) -> tuple[Pool, Fetcher]:
-        parts, queues = self._parts, self._queues
+        parts, queues, quiet = self._parts, self._queues, threading.Event()
         identity, broker, clock, tracker = self.ledger.identity, parts.broker, parts.clock, self.tracker
-        quiet = threading.Event()
         isolation = Isolation(clock, self._concurrency)
         held = HeldCopies(broker, isolation)
         untracked_deferral = UntrackedDeferral(identity, broker, clock)
@@ -138,6 +137,7 @@ class Launcher(AppProcess):
             lend=self.dispatcher.lend,
             take_back=partial(take_back_loans, self.ledger),
             observers=Observers(self._death, self._error, self._ended),
+            result_limit=parts.config.max_result_bytes,
         )
         fetcher = Fetcher(
             identity=identity,

@@ -67,6 +67,7 @@ class Pool:
         lend: Lend,
         take_back: Callable[[set[int]], int],
         observers: Observers,
+        result_limit: int = 65_536,
     ) -> None:
         self.identity = identity
         self.concurrency = concurrency
@@ -84,6 +85,7 @@ class Pool:
             clock, lend=lend, take=intake.take_lent, release=self.release, take_back=take_back, fresh_s=STALE_S
         )
         self.performer = Performer(
+            result_limit=result_limit,
             identity=identity,
             broker=broker,
             tracker=tracker,

@@ -1,7 +1,7 @@
 """The columns of a list, for reports.
 
 Revision ID: 0010
-Revises: 0008
+Revises: 0009
 """
 
 from __future__ import annotations

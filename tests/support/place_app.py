@@ -10,13 +10,22 @@ from typing import Any
 
 from support.world import MARK, Shop, make_app
 
-from asynctask import AsyncTask
+from asynctask import AsyncTask, NormalException
 
 app = make_app(Path(os.environ[MARK])) if MARK in os.environ else None
 
 
 def add_workers(app: AsyncTask, shop: Shop) -> None:
-    """``walk``: an iterable over as many numbers as its item says."""
+    """``walk``: an iterable over as many numbers as its item says; ``sliced``: performs one item of a slice."""
+
+    @app.worker(retry=2, retry_in=lambda count, error, job: 0.02)
+    def sliced(item: dict[str, Any]) -> None:
+        shop.note("did", item["n"])
+        if item.get("refuse"):
+            raise NormalException("refused")
+        if item.get("gate"):
+            while not (shop.folder / "gate").exists():
+                threading.Event().wait(0.01)
 
     @app.worker(name="walk", retry=2, retry_in=lambda count, error, job: 0.02)
     class Walk(app.Iterable):  # type: ignore[misc, name-defined]

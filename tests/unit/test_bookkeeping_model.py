@@ -118,6 +118,12 @@ class Story(World):
         self.tell("seal")
         return self.tasks[-1]
 
+    def single(self, task: Task) -> None:
+        """Makes its jobs such of one item each."""
+        for seq, row in enumerate(task.stored):
+            task.counts.add(core.difference(row, row._replace(items=1)))
+            task.stored[seq] = row._replace(items=1)
+
     def close_all(self) -> None:
         self.tell("close_look", "close", "call_back")
 
@@ -324,6 +330,7 @@ def tell_of_a_job_that_kills_its_processes() -> None:
 def tell_of_a_suspect_that_dies_beside_a_fresh_job() -> None:
     w = Story()
     task = w.task_of(2, parallel=2)
+    w.single(task)
     w.tell("reserve", "push", "confirm", "start_process", *BEGIN, "kill", "recover_list", "recover_turn", "recover_drop")
     suspect, fresh = sorted((row.watched, seq) for seq, row in enumerate(task.rows()))[::-1]
     assert (suspect[0], fresh[0]) == (True, False), "the process had one of them"

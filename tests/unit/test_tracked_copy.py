@@ -17,7 +17,7 @@ from asynctask.wire.payload import parse
 
 NOW = 1_763_800_001_250_000
 READY = Ready(
-    11, "0123456789abcdef01234567", 7, 1, 0, "job", "default", 220, '{"n":1}', '{"retry":3}', 1_763_800_000_123_456, 1, 1
+    11, "0123456789abcdef01234567", 7, 1, 0, "job", "default", 220, '{"n":1}', '{"retry":3}', 1_763_800_000_123_456, 1, 1, 1
 )
 
 

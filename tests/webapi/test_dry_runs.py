@@ -73,7 +73,6 @@ def test_a_dry_run_shows_the_first_thousand_faults_and_says_that_there_are_more(
         ("", {}, "empty_file", 415),
         ("sku\nA\n", {"unique": "skew"}, "invalid_options", 422),
         ("sku\nA\n", {"columns": '{"x": "sku"}'}, "unknown_column", 422),
-        ("sku\nA\n", {"chunk_size": "5"}, "not_supported_yet", 422),
     ],
 )
 def test_what_would_refuse_the_list_refuses_its_dry_run(

@@ -82,7 +82,7 @@ def test_options_are_refused_in_the_readers_language(client: Client) -> None:
         "titel": "没有这个选项，是不是想写 'title'？",
     }
     assert answer.json["detail"].startswith("选项有误，请更正后重新提交（parallel: 不能小于 1")
-    later = client.post("/api/tasks", json={**body, "chunk_size": 10}, headers={"Accept-Language": "ja"})
+    later = client.post("/api/tasks", json={**body, "resubmit_of": 10}, headers={"Accept-Language": "ja"})
     assert later.status_code == 422
 
 

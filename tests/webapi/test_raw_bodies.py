@@ -116,7 +116,6 @@ def test_a_character_cut_in_two_by_the_stream_stays_whole() -> None:
         ("worker=enroll&columns=[1]", "columns", "wrong_type"),
         ("worker=enroll&columns={", "columns", "invalid_json"),
         ("worker=enroll&unique=skew", "unique", "invalid_option"),
-        ("worker=enroll&chunk_size=9", "chunk_size", "not_supported_yet"),
         ("worker=enroll&dry_run=perhaps", "dry_run", "wrong_type"),
     ],
 )

@@ -124,18 +124,6 @@ def test_null_is_the_default_and_for_parallel_no_limit(client: Client) -> None:
     assert answer.json["control"]["parallel"] is None
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("chunk_size", 10)],
-)
-def test_options_of_later_versions_are_refused_and_never_ignored(client: Client, option: str, value: Any) -> None:
-    answer = client.post("/api/tasks", json={"worker": "enroll", "items": [{"sku": "A"}], option: value})
-    assert answer.status_code == 422
-    assert answer.json["code"] == "not_supported_yet"
-    assert answer.json["errors"][0]["column"] == option
-    assert client.get("/api/tasks").json["tasks"] == []
-
-
 def test_a_list_whose_validation_goes_on_is_answered_at_once(
     make_app: Callable[..., AsyncTask],
 ) -> None:

@@ -1,0 +1,338 @@
+"""Jobs of many items: classes that go through elements of their own, and slices, several items of a list in one job.
+
+``events.params`` of a slice is ``{"rows": [[first, count], ...], "items": [...]}``: its items, and their rows in the list
+as runs of consecutive numbers, since a refused row leaves a gap. What each item came to is ``events.marks``
+(:class:`asynctask.core.transitions.Row`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterable as Several
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, NamedTuple, final
+
+import orjson
+
+from asynctask.core.states import Status
+from asynctask.core.transitions import MARKS, OPEN_MARK, RAISED_MARK, Row, marked, marks_of, worst
+from asynctask.job import CurrentJob, current_job
+from asynctask.messages import clean
+
+__all__ = [
+    "AUTO",
+    "MAX_CHUNK",
+    "MAX_SLICE_BYTES",
+    "ItemFailure",
+    "Iterable",
+    "News",
+    "Slice",
+    "chunk_of",
+    "item_statuses",
+    "pack",
+    "places_of",
+    "unpack",
+]
+
+
+class Iterable:
+    """The base of a worker class that goes through many elements in one job::
+
+        @app.worker(queue="imports", timeout=None)
+        class Import(app.Iterable):
+            def items(self, cursor, path):
+                for number, line in lines_after(path, cursor or 0):
+                    yield line, number
+
+            def each(self, line):
+                store(line)
+
+    The job saves its cursor as it goes, and stops between two elements when a person stops it, its Task is paused or
+    cancelled, or the process is to end. Its next attempt, also after a kill, goes on behind the last cursor that was saved:
+    every element is performed at least once, and those of the last quarter of a second may be performed twice. The result
+    is ``{"items": N}``, how many elements all attempts went through, unless :meth:`on_complete` returns another.
+    """
+
+    NAMES: ClassVar = ("items", "each")
+
+    # -- what a worker defines
+
+    def items(self, cursor: Any, *args: Any) -> Iterator[tuple[Any, Any]]:
+        """Yields ``(element, cursor)`` for each element behind ``cursor``, in an order that does not change.
+
+        ``cursor`` is None at first, then the one yielded with the last element that is done: JSON of at most 64 KB, and
+        not None.
+        ``args`` are those of the job: the item, for a job of a Task.
+        """
+        raise NotImplementedError
+
+    def each(self, item: Any) -> None:
+        """Performs one element. What it raises ends the attempt, as of any worker; a retry goes on with this element."""
+        raise NotImplementedError
+
+    def total(self, *args: Any) -> int | None:
+        """How many elements there are, for users who watch the job; None: unknown."""
+        return None
+
+    def on_start(self) -> None:
+        """Called before the first element of the first attempt."""
+
+    def on_resume(self) -> None:
+        """Called before the first element of a later attempt that goes on from a saved place."""
+
+    def on_stop(self) -> None:
+        """Called when the attempt stops between two elements and is to go on later."""
+
+    def on_complete(self) -> Any:
+        """Called after the last element; what it returns is the job's result, if that is not None."""
+
+    # -- how it runs
+
+    @final
+    def perform(self, *args: Any) -> Any:
+        """Goes through the elements; called by the runtime."""
+        job = current_job()
+        place = job.state if isinstance(job.state, dict) else {}
+        cursor, done = place.get("cursor"), int(place.get("items", 0))
+        if cursor is None:
+            self.on_start()
+        else:
+            self.on_resume()
+        total = self.total(*args)
+        job.progress(done, total)
+        with closing(_generator(self.items(cursor, *args))) as elements:
+            for element, next_cursor in elements:
+                if job.should_stop():  # before the element: one that is behind the last has to be asked for first
+                    self._stop(job)
+                self.each(element)
+                done += 1
+                job.progress(done, total)
+                job.checkpoint({"cursor": next_cursor, "items": done})
+        result = self.on_complete()
+        return {"items": done} if result is None else result
+
+    def _stop(self, job: CurrentJob) -> None:
+        self.on_stop()
+        job.stop()
+
+
+def _generator(found: Any) -> Generator[tuple[Any, Any], None, None]:
+    """The pairs of :meth:`Iterable.items`, whatever kind of iterable it returned."""
+    for pair in found:
+        if not (isinstance(pair, tuple) and len(pair) == 2):
+            raise TypeError(f"items() must yield (element, cursor), not {type(pair).__name__}")
+        yield pair
+
+
+# -- slices: how many items
+
+AUTO: Final = 0
+"""``tasks.chunk_size`` of a Task that was submitted with ``chunk_size="auto"``."""
+
+MAX_CHUNK: Final = 1_000
+"""Items of a slice at most."""
+
+MAX_SLICE_BYTES: Final = 1_000_000
+"""A slice is closed when its items have more bytes as JSON: it travels as one message."""
+
+_JOBS: Final = 10_000
+
+
+def chunk_of(chunk_size: int, planned: int | None, created: int) -> int:
+    """How many items the next job gets. ``planned``: rows of the list, None if unknown; ``created``: items so far.
+
+    :data:`AUTO` makes about 10,000 jobs: one item each up to 10,000 items. Of a list of unknown length the first 5,000
+    items have a job each, then the slices grow with it.
+    """
+    if chunk_size != AUTO:
+        return chunk_size
+    wanted = created * 2 // _JOBS if planned is None else -(-planned // _JOBS)
+    return max(1, min(wanted, MAX_CHUNK))
+
+
+# -- slices: how they are kept
+
+
+def pack(rows: Sequence[int], params: Several[str]) -> str:
+    """The params of a slice: its rows, ascending, and the JSON text of each item."""
+    runs: list[list[int]] = []
+    for row in rows:
+        if runs and row == runs[-1][0] + runs[-1][1]:
+            runs[-1][1] += 1
+        else:
+            runs.append([row, 1])
+    return f'{{"rows":{orjson.dumps(runs).decode()},"items":[{",".join(params)}]}}'
+
+
+def unpack(params: Any) -> tuple[list[int], list[Any]]:
+    """The rows and the items of a slice. Raises ValueError for what is no slice."""
+    try:
+        rows = [row for first, count in params["rows"] for row in range(first, first + count)]
+        items = list(params["items"])
+    except (TypeError, KeyError, ValueError) as error:
+        raise ValueError(f"these are not the params of a slice ({type(error).__name__})") from None
+    if len(rows) != len(items):
+        raise ValueError(f"a slice of {len(items)} items names {len(rows)} rows")
+    return rows, items
+
+
+_STATUSES: Final = {mark: str(status) for status, mark in MARKS.items()}
+
+
+def item_statuses(marks: str | None, items: int, status: str) -> list[str]:
+    """The status of each item of a slice; an open one has that of its job."""
+    return [status] * items if marks is None else [_STATUSES.get(mark, status) for mark in marks]
+
+
+def places_of(row: Row, statuses: Collection[str]) -> list[int]:
+    """The places of a slice's items that ended with one of these statuses."""
+    wanted = {MARKS[Status(status)] for status in statuses}
+    return [place for place, mark in enumerate(marks_of(row)) if mark in wanted]
+
+
+# -- one attempt of a slice
+
+
+class ItemFailure(NamedTuple):
+    """Why an item ended ``failed`` or ``error``: its row, a code for programs, a message for users."""
+
+    row: int
+    code: str
+    message: str
+
+
+class News(NamedTuple):
+    """What a running slice has come to, as states and not as changes: it may be written twice.
+
+    ``failures``: by place; ``results``: JSON text of row -> result, None if nothing was added.
+    """
+
+    marks: str
+    failures: Mapping[int, ItemFailure]
+    results: str | None
+
+
+class _Report(NamedTuple):
+    place: int
+    mark: str
+    failure: ItemFailure | None = None
+    result: str | None = None
+
+
+@dataclass(slots=True)
+class Slice:
+    """One attempt of a slice: what is left to do, and what its items came to.
+
+    ``params``: as they travel; ``marks`` and ``kept`` (JSON text of results): of earlier attempts; ``limit``: bytes of
+    results. The worker's thread reports; another may :meth:`take` at any time, one at a time.
+    """
+
+    params: Any
+    marks: str | None
+    kept: str | None = None
+    limit: int = 65_536
+    rows: list[int] = field(init=False)
+    items: list[Any] = field(init=False)
+    hand: Sequence[int] = ()  # the places that the worker's function has now
+    delay: int = 0  # of the retry, the longest that the policy gave to an item
+    dropped: int = 0  # results that were not kept
+    begun: bool = False  # an item of it has an outcome of this attempt
+    _left: dict[int, None] = field(init=False)
+    _marks: list[str] = field(init=False)
+    _reports: deque[_Report] = field(default_factory=deque)
+    _failures: dict[int, ItemFailure] = field(default_factory=dict)
+    _results: dict[str, Any] = field(init=False)
+    _size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rows, self.items = unpack(self.params)
+        self.params = None
+        marks = self.marks or OPEN_MARK * len(self.rows)
+        if len(marks) != len(self.rows):
+            raise ValueError(f"a slice of {len(self.rows)} items has {len(marks)} marks")
+        self._marks = list(marks)
+        self._left = dict.fromkeys(place for place, mark in enumerate(marks) if mark == OPEN_MARK)
+        self._results = orjson.loads(self.kept) if self.kept else {}
+        self._size = len(self.kept or "{}")
+
+    # -- the worker's thread
+
+    @property
+    def left(self) -> list[int]:
+        """The places of the items to perform in this attempt that have no outcome yet."""
+        return list(self._left)
+
+    def is_left(self, place: int) -> bool:
+        """Whether an item has no outcome yet."""
+        return place in self._left
+
+    def finish(self, place: int, result: str | None = None) -> None:
+        """The item returned; ``result``: JSON text."""
+        self._report(_Report(place, MARKS[Status.FINISH], None, result))
+
+    def fail(self, place: int, code: str, message: str) -> None:
+        """The business refused the item."""
+        self._report(_Report(place, MARKS[Status.FAILED], self._why(place, code, message)))
+
+    def error(self, place: int, code: str, message: str, delay: int | None) -> None:
+        """The item raised; ``delay`` (microseconds): another attempt follows, None: none does."""
+        if delay is not None:
+            self.delay = max(self.delay, delay)
+        self._report(_Report(place, MARKS[Status.ERROR] if delay is None else RAISED_MARK, self._why(place, code, message)))
+
+    def _why(self, place: int, code: str, message: str) -> ItemFailure:
+        return ItemFailure(self.rows[place], clean(code)[:64] or "failed", clean(message))
+
+    def _report(self, report: _Report) -> None:
+        # Without a lock: this thread may be interrupted between any two steps of the worker's function.
+        if report.place in self._left:
+            self.begun = True
+            self._reports.append(report)
+            self._left.pop(report.place, None)
+
+    # -- who records it
+
+    @property
+    def has_news(self) -> bool:
+        """Whether an item has an outcome that :meth:`take` did not return yet."""
+        return bool(self._reports)
+
+    def take(self) -> News:
+        """What the attempt has come to so far."""
+        added = False
+        while self._reports:
+            place, mark, failure, result = self._reports.popleft()
+            self._marks[place] = mark
+            if failure is not None:
+                self._failures[place] = failure
+            if result is not None:
+                added |= self._keep(str(self.rows[place]), result)
+        results = orjson.dumps(self._results).decode() if added else None
+        if len(self.rows) == 1 and results is not None:
+            results = orjson.dumps(*self._results.values()).decode()
+        return News("".join(self._marks), dict(self._failures), results)
+
+    def _keep(self, row: str, result: str) -> bool:
+        size = len(result.encode()) + len(row) + 4
+        if self._size + size > self.limit:
+            self.dropped += 1
+            return False
+        self._size += size
+        self._results[row] = orjson.Fragment(result)
+        return True
+
+    @property
+    def waits(self) -> int:
+        """How many items wait for the next attempt, as of the last :meth:`take` and the reports since."""
+        return self._marks.count(RAISED_MARK) + sum(report.mark == RAISED_MARK for report in self._reports.copy())
+
+    @property
+    def status(self) -> Status:
+        """The status that the slice ends with, as of the last :meth:`take`."""
+        return worst(marked("".join(self._marks)))
+
+    def count(self, status: Status) -> int:
+        """How many items ended so, as of the last :meth:`take`."""
+        return self._marks.count(MARKS[status])

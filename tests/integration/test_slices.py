@@ -1,0 +1,205 @@
+"""Slices: several items in a job, each with its own outcome."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from support.place_app import add_workers
+from support.world import World
+
+from asynctask import AsyncTask, NormalException, current_job
+from asynctask.errors import InputError
+from asynctask.testing import wait_for
+
+pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
+
+
+PAUSE = threading.Event()
+
+
+class Item(BaseModel):
+    n: int
+
+
+class Seen:
+    """A worker of slices, and what it was called with."""
+
+    def __init__(self, app: AsyncTask) -> None:
+        self.calls: list[tuple[int, int]] = []
+
+        @app.worker(retry=1, retry_in=lambda count, error, job: 0.1)
+        def one(item: dict[str, Any]) -> Any:
+            job = current_job()
+            n = int(item["n"])
+            self.calls.append((n, job.attempt))
+            if item.get("wait"):
+                while not job.should_stop():
+                    PAUSE.wait(0.01)
+            if item.get("say"):
+                job.message("hello")
+            if item.get("refuse"):
+                raise NormalException("refused")
+            if item.get("bug") == "always" or (item.get("bug") and self.times(n) == 1):
+                raise ValueError("bug")
+            return {"n": n} if item.get("result") else None
+
+        self.worker = one
+
+    def times(self, n: int) -> int:
+        return Counter(each for each, _ in self.calls)[n]
+
+
+def counts(task: Any) -> dict[str, int]:
+    return {name: number for name, number in task.progress()["counts"].items() if number}
+
+
+@pytest.mark.each_database(reason="the bookkeeping of slices is written by each")
+def test_each_item_has_its_own_outcome_and_only_those_that_raised_run_again(world: World) -> None:
+    app = world.app()
+    seen = Seen(app)
+    items: list[dict[str, Any]] = [{"n": n} for n in range(12)]
+    items[2] |= {"refuse": True}
+    items[3] |= {"bug": "once", "say": True}
+    items[7] |= {"bug": "always"}
+    items[8] |= {"result": True}
+    task = app.submit(seen.worker, items, chunk_size=5)
+    assert task.progress()["jobs"] == 3
+    with world.working(app):
+        task.wait(60)
+    assert counts(task) == {"total": 12, "finish": 10, "failed": 1, "error": 1}
+    assert [seen.times(n) for n in range(12)] == [1, 1, 1, 2, 1, 1, 1, 2, 1, 1, 1, 1]
+    assert [(e["row"], e["status"]) for e in task.events(status=["failed", "error"])] == [(3, "failed"), (8, "error")]
+    first, _, _ = {e["job_id"]: app.event(e["job_id"]) for e in task.events()}.values()
+    assert first["status"] == "failed"
+    assert first["outcomes"] == {"finish": 4, "failed": 1, "error": 0, "cancelled": 0}
+    assert [m["row"] for m in first["messages"] if m["message"] == "hello"] == [4, 4]
+    assert {e["row"]: e["result"] for e in task.events() if e["result"]} == {9: {"n": 8}}
+    assert {group["message"]: group["count"] for group in task.progress()["top_errors"]} == {
+        "refused": 1,
+        "ValueError: bug": 1,
+    }
+    assert app.doctor() == []
+    assert task.retry(status="error")
+    with world.working(app):
+        task.wait(60)
+    assert [seen.times(2), seen.times(7), seen.times(8)] == [1, 4, 1]
+    assert counts(task) == {"total": 12, "finish": 10, "failed": 1, "error": 1}
+    assert app.doctor() == []
+
+
+def test_a_cancel_between_two_items_keeps_the_outcomes_that_there_are(world: World) -> None:
+    app = world.app()
+    seen = Seen(app)
+    items: list[dict[str, Any]] = [{"n": n} for n in range(10)]
+    items[1] |= {"refuse": True}
+    items[4] |= {"wait": True}
+    task = app.submit(seen.worker, items, chunk_size=10)
+    with world.working(app):
+        while counts(task).get("finish") != 3:  # counts move while the slice runs
+            PAUSE.wait(0.02)
+        task.cancel()
+        task.wait(60)
+    assert counts(task) == {"total": 10, "finish": 4, "failed": 1, "cancelled": 5}
+    assert app.doctor() == []
+    assert task.retry(status=["cancelled"], limit=2)
+    with world.working(app):
+        task.wait(60)
+    assert counts(task) == {"total": 10, "finish": 6, "failed": 1, "cancelled": 3}
+    assert [seen.times(n) for n in range(10)] == [1] * 7 + [0] * 3
+    assert app.doctor() == []
+
+
+def test_a_batch_worker_gets_the_list_and_reports_by_place(world: World) -> None:
+    app = world.app()
+    given: list[list[int]] = []
+
+    @app.worker(batch=True, retry=1, retry_in=lambda count, error, job: 0.1)
+    def many(items: list[dict[str, Any]]) -> list[int]:
+        given.append([each["n"] for each in items])
+        for place, item in enumerate(items):
+            if item["n"] == 2:
+                current_job().fail(place, "no")
+            if item["n"] == 3 and len(given) < 3:
+                current_job().error(place, "bug")
+        if items[0]["n"] == 5:
+            raise NormalException("none of these")
+        return [each["n"] * 10 for each in items]
+
+    task = app.submit("many", [{"n": n} for n in range(9)], chunk_size=4)
+    with world.working(app, concurrency=1):
+        task.wait(60)
+    assert counts(task)["failed"] == 1
+    assert sorted(map(tuple, given)) == [(0, 1, 2, 3), (3,), (4, 5, 6, 7), (8,)]
+    assert {e["row"]: e["result"] for e in task.events()} == {
+        1: 0, 2: 10, 3: None, 4: 30, 5: 40, 6: 50, 7: 60, 8: 70, 9: 80
+    }  # fmt: skip
+    assert app.doctor() == []
+
+
+@pytest.mark.parametrize("options", [{"key": "n"}, {"chunk_size": 0}, {"chunk_size": 1_001}, {"chunk_size": "many"}])
+def test_what_no_slice_can_be_is_refused(world: World, options: dict[str, Any]) -> None:
+    app = world.app()
+    seen = Seen(app)
+    with pytest.raises(InputError, match="chunk_size"):
+        app.submit(seen.worker, [{"n": 1}], **{"chunk_size": 2, **options})
+
+
+@pytest.mark.each_database(reason="the bookkeeping of slices is written by each")
+def test_a_worker_killed_in_a_slice_goes_on_with_the_first_item_that_was_not_recorded(world: World) -> None:
+    app = world.app(lease_s=1.0, heartbeat_s=0.3)
+    add_workers(app, world.shop)
+    items: list[dict[str, Any]] = [{"n": n} for n in range(8)]
+    items[1] |= {"refuse": True}
+    items[5] |= {"gate": True}
+    task = app.submit("sliced", items, chunk_size=8)
+    for _ in range(2):
+        worker = world.cli("place_app", "worker", "-c", "1", ASYNCTASK_LEASE_S="1.0", ASYNCTASK_HEARTBEAT_S="0.3")
+        before = world.shop.performed()[5]
+        wait_for(lambda: world.shop.performed()[5] > before and counts(task).get("finish") == 4, "it is at the gate", 60)  # noqa: B023
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.wait()
+    assert counts(task) | {"enqueue": 0, "working": 0} == {"total": 8, "finish": 4, "failed": 1, "enqueue": 0, "working": 0}
+    world.open_gate()
+    with world.working(app):
+        task.wait(120)
+    assert counts(task) == {"total": 8, "finish": 7, "failed": 1}
+    assert [world.shop.performed()[n] for n in range(8)] == [1, 1, 1, 1, 1, 3, 1, 1]
+    assert [e["row"] for e in task.events(status="failed")] == [2]
+    assert app.doctor() == []
+
+
+def test_refused_rows_leave_gaps_and_reports_show_items(world: World) -> None:
+    app = world.app()
+
+    @app.worker(retry=0)
+    def typed(item: Item) -> int:
+        if item.n % 5 == 0:
+            raise NormalException(f"{item.n} is refused")
+        return item.n
+
+    task = app.submit(typed, [{"n": "bad" if n == 3 else n} for n in range(1, 11)], chunk_size=4)
+    with world.working(app):
+        task.wait(60)
+    assert counts(task) == {"total": 9, "finish": 7, "failed": 2}
+    assert [(e["row"], e["params"]["n"]) for e in task.events(status="failed")] == [(5, 5), (10, 10)]
+    rows = [(row.number, row.status, row.error) for row in task.report("failed").rows]
+    assert [(number, status) for number, status, _ in rows] == [(3, "rejected"), (5, "failed"), (10, "failed")]
+    assert [error for _, _, error in rows[1:]] == ["5 is refused", "10 is refused"]
+    assert [row.number for row in task.report("succeeded").rows] == [1, 2, 4, 6, 7, 8, 9]
+
+
+def test_the_doctor_finds_lines_that_no_item_has(world: World) -> None:
+    app = world.app()
+    seen = Seen(app)
+    task = app.submit(seen.worker, [{"n": 0}, {"n": 1, "refuse": True}, {"n": 2}], chunk_size=3)
+    with world.working(app):
+        task.wait(60)
+    world.sql("DELETE FROM item_errors")
+    assert [each.code for each in app.doctor(repair=True)] == ["errors"]
+    assert app.doctor() == []
