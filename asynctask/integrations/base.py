@@ -429,7 +429,13 @@ class EngineProcess(AppProcess):
         self._engine = engine
         self._dispatcher = app.dispatcher
         self._awaited: dict[threading.Event, None] = {}  # of outcomes whose threads wait for the commit
-        self.recorder = Recorder(self.ledger, busy_for=self._busy_for, on_due=self._dispatcher.expect, figures=self.figures)
+        self.recorder = Recorder(
+            self.ledger,
+            busy_for=self._busy_for,
+            on_due=self._dispatcher.expect,
+            figures=self.figures,
+            closes_at_once=False,
+        )
         self.tracker = Tracker(self.ledger, self.recorder)
         self._stops = Stops(self.tracker)
         self._begin = Together(self.tracker.begin)

@@ -169,11 +169,11 @@ class _Line:
 
     def count(self, queue: str) -> int:
         """How many messages wait in a queue of the broker."""
+        if not self.is_amqp:
+            return int(self.channel._size(queue))  # with global_keyprefix, Redis would say that there is no such queue
         channel = self._connection.channel()  # its own, for where there is no such queue it is closed
         try:
-            if self.is_amqp:
-                return int(channel.queue_declare(queue, passive=True).message_count)
-            return int(channel._size(queue))  # with global_keyprefix, Redis would say that there is no such queue
+            return int(channel.queue_declare(queue, passive=True).message_count)
         except self._connection.channel_errors:  # there is no such queue yet
             return 0
         finally:
