@@ -18,6 +18,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
+from asynctask.brokers.admin import MAX_PAGE
 from asynctask.clock import Clock, Ids, SystemClock, SystemIds, micros
 from asynctask.config import check_setting, load
 from asynctask.core.states import Status
@@ -27,8 +28,7 @@ from asynctask.errors import AsyncTaskError, ConfigError, InputError, UnknownWor
 from asynctask.exports.files import ExportFiles
 from asynctask.exports.run import MERGER, Export, check_columns, check_format, merge, result_of, write_shard
 from asynctask.integrations.base import RemoteWorkers, Reporter
-from asynctask.iterable import Iterable
-from asynctask.job import CurrentJob
+from asynctask.job import CurrentJob, Iterable
 from asynctask.ledger import doctor as doctors
 from asynctask.ledger import processes as recovery
 from asynctask.ledger import progress, queries, standalone
@@ -47,7 +47,7 @@ from asynctask.pushing import Pushing
 from asynctask.runtime.launcher import Launcher, Queues
 from asynctask.runtime.supervisor import Pulse
 from asynctask.submission import Submission, check_fields
-from asynctask.task import MAX_PAGE, TaskHandle, checked_statuses
+from asynctask.task import TaskHandle, checked_statuses
 from asynctask.wire.payload import UNTRACKED, When, check_names
 from asynctask.wiring import OnDemand
 from asynctask.worker import (
@@ -101,7 +101,7 @@ class AsyncTask(OnDemand):
     """
 
     Iterable = Iterable
-    """The base of worker classes that go through many elements: see :class:`asynctask.iterable.Iterable`."""
+    """The base of worker classes that go through many elements: see :class:`asynctask.job.Iterable`."""
 
     def __init__(
         self,
@@ -274,8 +274,9 @@ class AsyncTask(OnDemand):
         declared = self._exports.get(found.name)
         if declared is None:
             raise InputError(f"worker {found.name!r} is no export: declare it with @app.export", code="invalid_worker")
-        if options.dry_run or options.idempotency_key is not None:
-            raise InputError("an export takes neither dry_run nor an idempotency key", code="invalid_options")
+        if options.dry_run or options.idempotency_key is not None or options.resubmit_of is not None:
+            text = "an export takes neither dry_run nor an idempotency key nor resubmit_of"
+            raise InputError(text, code="invalid_options")
         said = {"export": self.ids.jid(), "format": check_format(form), "columns": list(declared.columns)}
         callbacks = [
             NewCallback(MERGE, MERGER, self.config.callback_queue, [said]),
@@ -510,7 +511,8 @@ class AsyncTask(OnDemand):
         """Hands in a stored file (``app.uploads.store``); waits up to ``wait_s`` seconds for its validation.
 
         ``sheet`` chooses a sheet of a workbook, ``columns`` says which header means which field, ``encoding`` the one that
-        a text is in (by default it is found out).
+        a text is in (by default it is found out). The option ``resubmit_of`` names the Task whose report the file is,
+        corrected: its rows take the place of those that failed there.
 
         Raises :class:`InputError` (with ``status``, ``code`` and every problem) where nothing of it can be taken.
         """

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, repeat
 from typing import Any, Final, Self, TypeVar
 
-from asynctask.brokers.base import SCHEDULE
+from asynctask.brokers.base import MAX_PAYLOAD_BYTES, SCHEDULE
 from asynctask.brokers.redis.server import Command, Server
 from asynctask.clock import SECOND, Clock, Ids, SystemClock, SystemIds, micros, rfc3339
 from asynctask.errors import ConfigError, InputError, TooLarge
@@ -37,7 +37,6 @@ __all__ = [
 BATCH: Final = 1_000
 """Jobs per round trip of :meth:`RedisClient.push_bulk`."""
 
-MAX_PAYLOAD_BYTES: Final = 4_194_304
 _NO_LIST: Final = "each job's arguments must be a list: [[1], [2]], not [1, 2]"
 _Due = tuple[str, dict[str, Any], int | None]
 

@@ -16,11 +16,11 @@ from typing import Any, Final, get_type_hints
 from asynctask.errors import ConfigError
 from asynctask.messages import CATALOGUE
 
-__all__ = ["ENV_PREFIX", "Config", "Setting", "check_setting", "load", "setting_types", "settings"]
+__all__ = ["ENV_PREFIX", "QUEUE_NAME", "Config", "Setting", "check_setting", "load", "setting_types", "settings"]
 
 ENV_PREFIX: Final = "ASYNCTASK_"
 _REDIS: Final = ("redis://", "rediss://", "unix://")
-_QUEUE: Final = re.compile(r"[A-Za-z0-9_:.\-]{1,255}")
+QUEUE_NAME: Final = re.compile(r"[A-Za-z0-9_:.\-]{1,255}")
 _SECRET = frozenset({"database_url", "broker_url"})
 
 
@@ -130,7 +130,7 @@ class Config:
             raise ConfigError(f"proxy_headers {self.proxy_headers!r}: write x-forwarded or forwarded")
         if self.fair_by not in ("task", "owner"):
             raise ConfigError(f"fair_by {self.fair_by!r}: write task or owner")
-        if not _QUEUE.fullmatch(self.callback_queue):
+        if not QUEUE_NAME.fullmatch(self.callback_queue):
             raise ConfigError(
                 f"callback_queue: {self.callback_queue!r} is no queue; write 1 to 255 letters, digits or _ : . -"
             )

@@ -176,7 +176,6 @@ class NotBuilt(InputError):
 NOT_BUILT: Final[Mapping[str, Mapping[str, Collection[str]]]] = {
     "option": {
         "chunk_size": ("1",),
-        "resubmit_of": (),
     },
     "poll": {"wait": (), "version": ()},
 }

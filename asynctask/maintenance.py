@@ -31,7 +31,7 @@ from asynctask.lists.rows import ListSource, remove_list
 from asynctask.lists.uploads import Uploads
 from asynctask.logs import get_logger
 
-__all__ = ["STRAYS_S", "Maintenance", "MaintenanceLeadership"]
+__all__ = ["STRAYS_S", "Maintenance", "Schedule"]
 
 # Seconds between two runs of a step
 
@@ -109,7 +109,7 @@ class Maintenance:
         self._cleared = 0  # of the Tasks up to this id no stored list can become one that nobody needs
         self._nudge = nudge
         self._every_s = every_s
-        self._leadership = MaintenanceLeadership(
+        self._schedule = Schedule(
             ledger,
             host,
             nudge,
@@ -146,22 +146,22 @@ class Maintenance:
 
     def stop(self) -> None:
         """Ends the thread; another process has the duty then."""
-        self._leadership.stop()
+        self._schedule.stop()
         if self._thread is not None:
             self._thread.join(10)
 
     def _run(self) -> None:
-        while not self._leadership.stopped:
+        while not self._schedule.stopped:
             wanted: Sequence[str] = ()
             try:
-                wanted = self._leadership.due_steps(self._steps)
+                wanted = self._schedule.due_steps(self._steps)
             except Unavailable as error:
                 self._log.warning("sweep_put_off", part="look", error=str(error))
             except Exception:
                 self._log.exception("sweep_failed", part="look")
             self._do(wanted)
-            self._leadership.pause()
-        self._leadership.leave()
+            self._schedule.pause()
+        self._schedule.leave()
 
     def run_once(self) -> None:
         """Does each step once; a step that fails does not keep the others from theirs."""
@@ -413,8 +413,8 @@ _NOTIFIED: Final = 0.25
 _AT_ONCE: Final = 2
 
 
-class MaintenanceLeadership:
-    """Whether this process leads the maintenance, and which steps are due.
+class Schedule:
+    """Which steps are due in this process; none while another leads the maintenance.
 
     Between two queries it checks whether the processes of its own machine still live: one that died there is recovered at
     once, and if it led, another process takes over.
@@ -444,8 +444,7 @@ class MaintenanceLeadership:
         self._apart = apart  # so are the lists of processes
         self._strays_at = -1e9
         self._cleared_at = -1e9
-        self._held = False
-        self._holder = leases.Holder(None)
+        self._leadership = leases.Leadership(ledger, leases.MAINTENANCE)
         self._known: list[dict[str, object]] = []
         self._queried_at = -1e9
         self._due_at = -1e9  # when it would look next if it looked at even distances because it hears something
@@ -471,7 +470,7 @@ class MaintenanceLeadership:
 
     def pause(self) -> None:
         """Waits for the next query."""
-        if self._waker is None or not self._held:
+        if self._waker is None or not self._leadership.held:
             self._stop.wait(self._every_s)
         elif not self._stop.is_set() and self._waker.wait(self._every_s):
             # A process left something in the ledger for the leader. The first few notifications cause a query each, for the
@@ -484,12 +483,7 @@ class MaintenanceLeadership:
 
     def leave(self) -> None:
         """Gives up leadership."""
-        if self._held:
-            self._held = False
-            try:
-                leases.give_up(self._ledger, leases.MAINTENANCE)
-            except Unavailable as error:  # it ends with the lease of the process
-                self._log.warning("duty_not_given_up", error=str(error))
+        self._leadership.resign()
 
     # -- what is wanted
 
@@ -504,7 +498,7 @@ class MaintenanceLeadership:
             return ()
         found = self._query(now)
         if not found.leads:
-            self._held = False
+            self._leadership.lose()
             return ()
         return [step for step in steps if self._is_due(step, found, died)]
 
@@ -551,20 +545,16 @@ class MaintenanceLeadership:
         return found
 
     def _gives_way(self, holder: leases.Holder) -> bool:
-        """Whether this process should take over: the holder is gone, or cannot resume splits as this one can."""
+        """Whether this process should take over: the leader is gone, or cannot resume splits as this one can."""
         cannot_split = holder.identity is not None and processes.is_engine(holder.identity)
         return holder.is_gone(self._host, self._ledger.now()) or (self._can_split and cannot_split)
 
     def _leads(self) -> bool:
-        if self._held:
+        if self._leadership.held:
             return True
         now = self._ledger.clock.monotonic()
-        if now - self._queried_at < 2 * _QUIET * self._every_s and not self._holder.is_dead(self._host):
+        if now - self._queried_at < 2 * _QUIET * self._every_s and not self._leadership.holder.is_dead(self._host):
             return False
         self._queried_at = now
-        self._holder = leases.holder_of(self._ledger, leases.MAINTENANCE)
-        own = self._holder.identity == self._ledger.identity
-        if own or self._gives_way(self._holder):
-            self._held = own or leases.take_over(self._ledger, leases.MAINTENANCE, self._holder.identity)
-            self._active = True
-        return self._held
+        self._active = True
+        return self._leadership.take_over(self._gives_way)

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from asynctask.core.states import Reason
 from asynctask.core.transitions import CALLBACKS
-from asynctask.errors import AsyncTaskError, Conflict, InputError, Problem
+from asynctask.errors import AsyncTaskError, Conflict, InputError, NotFound, Problem
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import dumps
+from asynctask.ledger.base import dumps, loads
 from asynctask.ledger.progress import first_progress
 from asynctask.ledger.sessions import MAX_KEY
 from asynctask.ledger.tasks import GroupSubmit, NewCallback, NewTask, NewWhole, SplitLost, Whole
-from asynctask.lists.dry_run import Checker, DryRun, check_rows
+from asynctask.lists.dry_run import KEPT_PROBLEMS, Checker, DryRun, check_rows
 from asynctask.lists.items import MIXED, Accepted, ItemShape, Refused
 from asynctask.lists.problems import fault, kept_problems, problems_of, refusal
 from asynctask.lists.readers import RawRow
@@ -37,7 +38,6 @@ __all__ = ["Submission", "Submitter", "check_fields"]
 INLINE_BYTES = 1_000_000
 """Lists up to this size are split in a thread of the process that took them, larger ones in a child process."""
 
-KEPT_PROBLEMS = 1_000
 
 SLOW_S = 60.0
 """After a list whose validation was slow, lists of that worker are not validated before their answer for so long."""
@@ -105,6 +105,7 @@ class Submitter:
         """
         kept = False
         try:
+            options, source = self._correcting(worker, stored, options, source)
             source = self._bound(worker, stored, source, options)
             if options.dry_run:
                 shape = self._shape(worker, source.columns)
@@ -143,6 +144,7 @@ class Submitter:
         wait_s: float = 1.0,
     ) -> Submission | DryRun:
         """Makes a Task of JSON items, as :meth:`submit_stored` does; only those that have to be split are stored."""
+        _refuse_items(options)
         body = items_body(items)
         if not options.dry_run and isinstance(items, list) and self._splitter.may_fit(len(items), len(body)):
             digest = _digest(worker, options, _stored_body(hashlib.sha256(body).hexdigest(), ListSource()))
@@ -161,6 +163,7 @@ class Submitter:
 
         A strict list is validated before anything of it is written: its rows wait in a temporary file.
         """
+        _refuse_items(options)
         unique, key = self._unique(worker, options), self._key(worker, options)
         strict, digest = bool(options.strict), None
         if options.idempotency_key is not None and not options.dry_run:
@@ -180,6 +183,34 @@ class Submitter:
             return self._split_here(worker, replace(new, planned=total), good)
 
     # -- what is to be written
+
+    def _correcting(
+        self, worker: Worker, stored: StoredFile, options: Options, source: ListSource
+    ) -> tuple[Options, ListSource]:
+        """Of a list that corrects a Task: the owner is that Task's, and so are its columns unless they are given.
+
+        Raises :class:`InputError` for another worker or owner, and a Task that has no rows to correct.
+        """
+        task_id = options.resubmit_of
+        if task_id is None:
+            return options, source
+        if stored.is_items:
+            _refuse_items(options)
+        try:
+            with self._ledger.database.read() as connection:
+                task = task_rows.get(connection, task_id)
+        except NotFound:
+            raise _invalid("resubmit_of", "option.resubmit_task", {"task": task_id}, task_id) from None
+        if task["worker_name"] != worker.name:
+            params = {"task": task_id, "worker": task["worker_name"]}
+            raise _invalid("resubmit_of", "option.resubmit_worker", params, task_id)
+        if options.owner is not None and options.owner != task["owner"]:
+            raise _invalid("resubmit_of", "option.resubmit_owner", {"task": task_id}, task_id)
+        if task["state_reason"] == Reason.ROWS_REJECTED:
+            raise _invalid("resubmit_of", "option.resubmit_strict", {"task": task_id}, task_id)
+        columns = source.columns or (loads(task["split_source"]) or {}).get("columns") or {}
+        options = options.model_copy(update={"owner": task["owner"] or None})
+        return options, replace(source, columns=columns, resubmit_of=task_id)
 
     def _bound(self, worker: Worker, stored: StoredFile, source: ListSource, options: Options) -> ListSource:
         """The source of this list for this worker. Raises :class:`InputError` for a name that is no field of its items."""
@@ -219,6 +250,7 @@ class Submitter:
             body_digest=digest,
             options={"retry": worker.max_retries},
             origin=origin,
+            resubmit_of=options.resubmit_of,
             source=source,
             callbacks=callbacks,
             key_field=self._key(worker, options, (source or {}).get("columns")),
@@ -264,7 +296,8 @@ class Submitter:
 
     def _gather_stored(self, worker: Worker, new: NewTask, stored: StoredFile, source: ListSource) -> NewWhole | None:
         # A small workbook may unpack to a large one; no process that answers requests reads it.
-        if not self._splitter.may_fit(None, stored.size) or is_workbook(stored.path):
+        # A list that takes rows of another Task is split: its slices lock that Task.
+        if not self._splitter.may_fit(None, stored.size) or is_workbook(stored.path) or source.resubmit_of is not None:
             return None
         shape = self._shape(worker, source.columns)
         try:
@@ -385,6 +418,12 @@ def _invalid(option: str, text: str, params: dict[str, Any], value: Any) -> Inpu
     return InputError(f"option {option!r}: {problem.message}", code="invalid_options", errors=[problem])
 
 
+def _refuse_items(options: Options) -> None:
+    """Raises :class:`InputError` where JSON items or a program's are to correct a Task: they have no row numbers."""
+    if options.resubmit_of is not None:
+        raise _invalid("resubmit_of", "option.resubmit_items", {}, options.resubmit_of)
+
+
 def _fields(option: str, names: Sequence[str], shape: ItemShape) -> tuple[str, ...]:
     """The fields that the names in an option mean.
 
@@ -430,6 +469,8 @@ def _digest(worker: Worker, options: Options, body: bytes) -> str:
         said["strict"] = True
     if options.key is not None:
         said["key"] = options.key
+    if options.resubmit_of is not None:
+        said["resubmit_of"] = options.resubmit_of
     if options.key_limit is not None:
         said["key_limit"] = options.key_limit
     for name in CALLBACKS:

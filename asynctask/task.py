@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from asynctask.brokers.admin import MAX_PAGE
 from asynctask.clock import Clock
 from asynctask.core.states import State, Status
 from asynctask.dispatch.control import Control
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["Services", "TaskHandle"]
 
 _PROBLEMS = (str(Status.FAILED), str(Status.ERROR))
-MAX_PAGE = 1_000
 
 
 @dataclass(frozen=True)

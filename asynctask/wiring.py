@@ -94,7 +94,7 @@ class Core:
         splitter = Splitter(
             self.ledger, clock, self.uploads, limits, lease_s=config.lease_s, on_slice=self.dispatcher.nudge
         )
-        checker = Checker(self.uploads, limits, clock, seconds=config.dry_run_s, elsewhere=self.check_elsewhere)
+        checker = Checker(self.ledger, self.uploads, limits, seconds=config.dry_run_s, elsewhere=self.check_elsewhere)
         self.submitter = Submitter(
             self.services, splitter, lease_s=config.lease_s, split_elsewhere=self.split_elsewhere, checker=checker
         )

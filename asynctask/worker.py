@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections.abc as abc
 import inspect
 import math
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,9 +25,9 @@ from typing import (
 
 import orjson
 
+from asynctask.config import QUEUE_NAME
 from asynctask.errors import ConfigError, NormalException
-from asynctask.iterable import Iterable
-from asynctask.job import CurrentJob
+from asynctask.job import CurrentJob, Iterable
 from asynctask.wire.payload import RULES, UNTRACKED, Rule, When, check_names, check_values, due_at
 
 __all__ = [
@@ -98,7 +97,6 @@ DEFAULT_RETRIES = 25
 """Retries of an untracked job that names none, as Sidekiq's."""
 
 MAX_PRIORITY = 1_000_000
-_QUEUE = re.compile(r"[A-Za-z0-9_:.\-]{1,255}")
 
 RetryIn = Callable[[int, BaseException, CurrentJob], float | str | None]
 """(count of retries so far, exception, job) -> seconds, or "kill" or "discard", or None for the default."""
@@ -411,7 +409,7 @@ def check_job_options(options: Mapping[str, Any]) -> None:
 
 
 def _is_queue(value: Any) -> bool:
-    return isinstance(value, str) and _QUEUE.fullmatch(value) is not None
+    return isinstance(value, str) and QUEUE_NAME.fullmatch(value) is not None
 
 
 def _is_priority(value: Any) -> bool:

@@ -71,6 +71,8 @@ STEPS = (
     Step("poll", ("-n", "1000000"), ("-n", "6000", "--polls", "20"), ("sqlite",)),
     Step("sheet", ("-n", "500000", "--kind", "csv"), ("-n", "10000", "--kind", "csv"), ("sqlite",)),
     Step("sheet", ("-n", "500000", "--kind", "xlsx"), ("-n", "10000", "--kind", "xlsx"), ("sqlite",)),
+    Step("reports", ("-n", "100000", "--format", "csv"), ("-n", "2000", "--format", "csv"), ("sqlite",)),
+    Step("reports", ("-n", "100000", "--format", "xlsx"), ("-n", "2000", "--format", "xlsx"), ("sqlite",)),
     Step("claim", ("-n", "10000")),
     Step("claim", ("-n", "1000000")),
     Step("throttled", ("-n", "1000"), ("-n", "50", "--runs", "1", "--workers", "1"), ("sqlite",)),

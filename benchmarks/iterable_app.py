@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from asynctask import AsyncTask
-from asynctask.iterable import Iterable
+from asynctask.job import Iterable
 
 __all__ = ["BOOK", "app"]
 

@@ -129,6 +129,18 @@ def _named(name: str, **settings: Any) -> Callable[[Found], bool]:
     return lambda found: found["name"] == name and all(found["settings"].get(k) == v for k, v in settings.items())
 
 
+def _report(kind: str) -> Promise:
+    return Promise(
+        f"A report of failed rows, {kind}",
+        _named("reports", format=kind),
+        (
+            Line("until its first byte", _ours, "ms", _everywhere(1_000.0), most=True, peer=_peer),
+            Line("peak memory of the server", _setting("peak_mb"), "MB", _everywhere(100.0), most=True),
+        ),
+        n=100_000,
+    )
+
+
 def _sheet(kind: str, most_mb: float) -> Promise:
     return Promise(
         f"A sheet of 500,000 rows and 7 columns, {kind}, over HTTP",
@@ -315,6 +327,8 @@ PROMISES: tuple[Promise, ...] = (
     ),
     _sheet("csv", 150.0),
     _sheet("xlsx", 450.0),
+    _report("csv"),
+    _report("xlsx"),
     Promise(
         "A job that waits for 1 ms, tracked against untracked",
         _tracked(_IN_TABLE, "waits for 1 ms"),

@@ -21,7 +21,7 @@ from enum import Enum
 from functools import lru_cache
 from http import HTTPStatus
 from types import SimpleNamespace
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from waitress.buffers import OverflowableBuffer
 from waitress.parser import HTTPRequestParser
@@ -68,9 +68,10 @@ class HttpLoop:
         self.stopping = False
         self.body_limit = body_limit
         self.now = clock.monotonic
+        self.application = application
+        self.address: tuple[str, int] = listener.getsockname()[:2]
+        self.clock = clock
         self._listener = listener
-        host, port, *_ = listener.getsockname()
-        self._site = Site(application, host, port, clock)
         self._beat = beat
         self._wakeup = Wakeup()
         self._connections: dict[int, Connection] = {}
@@ -178,7 +179,7 @@ class HttpLoop:
         while (work := self._work.get()) is not None:
             connection, request = work
             try:
-                respond(self._site, connection, request, last=self.stopping)
+                respond(self, connection, request)
             except BaseException:  # the thread must survive, or the pool shrinks
                 _log.exception("a connection is given up")
                 connection.close()
@@ -215,7 +216,7 @@ LINGER_BYTES: Final = 1_073_741_824
 """Bytes of a refused client's request that are still read and dropped: otherwise it would not read the answer."""
 
 
-class ClientGone(OSError):
+class ClientGone(ConnectionResetError):
     """The connection is closed; the rest of the answer has no recipient."""
 
 
@@ -255,23 +256,10 @@ class Storage:
                 self._changed.wait(1.0)
 
 
-class Loop(Protocol):
-    """The part of the loop that a connection uses."""
-
-    poll: select.epoll
-    storage: Storage
-    stopping: bool
-
-    def now(self) -> float: ...
-    def body_limit(self, method: str, path: str, content_type: str) -> int: ...
-    def submit(self, connection: Connection, request: IncomingRequest) -> None: ...
-    def forget(self, connection: Connection) -> None: ...
-
-
 class Connection:
     """One client. The loop calls the methods ``on_...``; the answering thread calls ``write`` and ``answered``."""
 
-    def __init__(self, loop: Loop, sock: socket.socket, address: tuple[str, int]) -> None:
+    def __init__(self, loop: HttpLoop, sock: socket.socket, address: tuple[str, int]) -> None:
         self.socket, self.address = sock, address
         self.phase = Phase.READING
         self.since = loop.now()
@@ -609,25 +597,16 @@ _BUG: Final = Refusal(500, "internal_error", "something went wrong here, and it 
 _UNPREFIXED: Final = {"CONTENT_TYPE", "CONTENT_LENGTH"}
 
 
-class Site(NamedTuple):
-    """The WSGI application, and the address it is served at."""
-
-    application: Any
-    host: str
-    port: int
-    clock: Clock
-
-
-def respond(site: Site, connection: Connection, request: IncomingRequest, *, last: bool) -> None:
-    """Answers ``request``; with ``last`` the connection ends after it."""
-    answer = _Answer(connection, request, site.clock, last=last)
+def respond(loop: HttpLoop, connection: Connection, request: IncomingRequest) -> None:
+    """Answers ``request`` with what the application says, or with the request's refusal."""
+    answer = _Answer(connection, request, loop.clock, last=loop.stopping)
     try:
         if request.refusal is not None:
             answer.refuse(request.refusal)
         else:
-            _call(site.application, _environ(connection, request, site), answer)
-    except ClientGone:
-        pass
+            _call(loop.application, _environ(loop, connection, request), answer)
+    except ConnectionResetError:
+        answer.keep_alive = False  # the application may have seen it first
     except Exception:
         _log.exception("%s %s failed", request.command, request.path)
         answer.fail()
@@ -649,15 +628,15 @@ def _call(application: Any, environ: dict[str, Any], answer: _Answer) -> None:
             close()
 
 
-def _environ(connection: Connection, request: IncomingRequest, site: Site) -> dict[str, Any]:
+def _environ(loop: HttpLoop, connection: Connection, request: IncomingRequest) -> dict[str, Any]:
     environ: dict[str, Any] = {
         "REQUEST_METHOD": request.command,
         "SCRIPT_NAME": "",
         "PATH_INFO": request.path,
         "QUERY_STRING": request.query,
         "REQUEST_URI": request.request_uri,
-        "SERVER_NAME": site.host,
-        "SERVER_PORT": str(site.port),
+        "SERVER_NAME": loop.address[0],
+        "SERVER_PORT": str(loop.address[1]),
         "SERVER_PROTOCOL": f"HTTP/{request.version}",
         "SERVER_SOFTWARE": "asynctask",
         "REMOTE_ADDR": connection.address[0],
@@ -680,7 +659,7 @@ class _Answer:
     def __init__(self, connection: Connection, request: IncomingRequest, clock: Clock, *, last: bool) -> None:
         self._connection = connection
         self._clock = clock
-        self._head_only = getattr(request, "command", "") == "HEAD"
+        self._head_only = getattr(request, "command", "") == "HEAD"  # a refused one may have none
         self._modern = request.version == "1.1"
         self.keep_alive = request.keep_alive and not last
         self._status = ""

@@ -14,8 +14,7 @@ from pydantic import Field, JsonValue, StringConstraints
 from asynctask.errors import BrokerUnavailable, NotFound, SchemaOutdated, Unavailable
 from asynctask.ledger.processes import DURATIONS_S, MOST_WORKERS, OTHERS, SIZES
 from asynctask.operations import ACTIONS, LISTS, MAX_TARGET_S, MIN_TARGET_S, TARGET_S, Operations, Result
-from webapi.context import asynctask_app, page_links, who
-from webapi.json_body import json_response
+from webapi.context import asynctask_app, json_response, page_links, who
 from webapi.problems import problem_response, public_message
 from webapi.shapes import Health, Name, NoQuery, PageLinks, Time, _In, _Out, _Query
 

@@ -25,8 +25,7 @@ from asynctask.errors import (
     SchemaOutdated,
 )
 from asynctask.lists.problems import fault, from_pydantic, render, render_whole
-from webapi.context import reader_locale, set_language
-from webapi.json_body import json_text
+from webapi.context import json_text, reader_locale, set_language
 
 __all__ = [
     "CrossSite",

@@ -18,7 +18,7 @@ from asynctask.app import AsyncTask
 from asynctask.clock import Clock
 from asynctask.config import Config
 from asynctask.errors import InputError, TooLarge
-from webapi.json_body import parse_json
+from webapi.context import parse_json
 from webapi.problems import MalformedBody
 
 __all__ = ["CHARSETS", "ApiRequest", "Transcoded", "current_request", "longest_body", "longest_upload", "register"]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import errno
 import re
 import socket
-import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain
-from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 from urllib.parse import quote
 
 from apiflask import APIBlueprint, APIFlask, FileSchema
@@ -19,11 +17,9 @@ from flask import Response, current_app, request
 from werkzeug.exceptions import ClientDisconnected
 
 from asynctask.errors import Unavailable
-from asynctask.reports.files import iter_csv, write_xlsx
-from asynctask.reports.report import Report
+from asynctask.reports.files import iter_csv, iter_xlsx
 from asynctask.task import TaskHandle
-from webapi.context import TASKS, find_task, page_links, reader_locale, set_language
-from webapi.json_body import json_response
+from webapi.context import TASKS, find_task, json_response, page_links, reader_locale, set_language
 from webapi.shapes import RejectedPage, RejectedQuery, ReportQuery
 
 __all__ = ["CSV", "XLSX", "attachment", "blueprint", "register"]
@@ -34,7 +30,6 @@ CSV: Final = "text/csv"
 XLSX: Final = "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"
 
 _EXTENSION: Final = "asynctask.downloads"
-_CHUNK: Final = 65_536
 _LONGEST: Final = 80
 # Invalid in file names, path separators, and bidirectional controls that make a name read as another.
 _UNSAFE: Final = re.compile(r'[\x00-\x1f\x7f-\x9f/\\:*?"<>|\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]')
@@ -90,18 +85,11 @@ def _closed(connection: socket.socket) -> bool:
 
 
 def until_gone(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The chunks until ClientDisconnected, which is no error here."""
+    """The chunks; a client that has gone ends them as a broken connection, so that they never look complete."""
     try:
         yield from chunks
     except ClientDisconnected:
-        return
-
-
-def content(file: BinaryIO) -> Iterator[bytes]:
-    """A file in pieces, closed at its end."""
-    with file:
-        while chunk := file.read(_CHUNK):
-            yield chunk
+        raise ConnectionResetError(errno.ECONNRESET, "the client has closed its connection") from None
 
 
 def no_content(mimetype: str) -> Response:
@@ -138,13 +126,7 @@ def csv(task_id: int, query: ReportQuery) -> Response:
     title = task.progress()["title"]
     if request.method == "HEAD":
         return _named(no_content(CSV), f"task-{task_id}-{query.rows}.csv", title)
-    with ExitStack() as stack:
-        report = _make_report(task, query.rows, stack)
-        chunks = iter_csv(report.headers, report.rows, locale=report.locale)
-        # Made before the answer begins: an immediate error is an error answer, not half a file.
-        first = next(chunks, b"")
-        response = Response(until_gone(chain((first,), chunks)), mimetype=CSV)
-        response.call_on_close(stack.pop_all().close)
+    response = _streamed(task, query.rows, iter_csv, CSV)
     return _named(response, f"task-{task_id}-{query.rows}.csv", title)
 
 
@@ -161,16 +143,7 @@ def xlsx(task_id: int, query: ReportQuery) -> Response:
     title = task.progress()["title"]
     if request.method == "HEAD":
         return _named(no_content(XLSX), f"task-{task_id}-{query.rows}.xlsx", title)
-    with ExitStack() as stack:
-        report = _make_report(task, query.rows, stack)
-        with tempfile.TemporaryDirectory(prefix="asynctask-report-") as folder:
-            path = Path(folder) / "report.xlsx"
-            write_xlsx(path, report.headers, report.rows, locale=report.locale)
-            # The open file survives the removal of its folder until it is sent.
-            file = stack.enter_context(path.open("rb"))
-        response = Response(content(file), mimetype=XLSX)
-        response.content_length = os.fstat(file.fileno()).st_size
-        response.call_on_close(stack.pop_all().close)
+    response = _streamed(task, query.rows, iter_xlsx, XLSX)
     return _named(response, f"task-{task_id}-{query.rows}.xlsx", title)
 
 
@@ -191,13 +164,20 @@ def rejected(task_id: int, query: RejectedQuery) -> Response:
     return response
 
 
-def _make_report(task: TaskHandle, rows: str, stack: ExitStack) -> Report:
-    """The report in the reader's language; ``stack`` releases its resources."""
-    stack.enter_context(slot())
-    report = task.report(rows, reader_locale(), client_check())
-    # The rows hold the original file until they are closed, even if they are not read to the end.
-    stack.callback(report.rows.close)
-    return report
+def _streamed(task: TaskHandle, rows: str, pieces: Callable[..., Generator[bytes, None, None]], mimetype: str) -> Response:
+    """The report in the reader's language, sent while it is made."""
+    with ExitStack() as stack:
+        stack.enter_context(slot())
+        report = task.report(rows, reader_locale(), client_check())
+        # The rows hold the original file until they are closed, even if they are not read to the end.
+        stack.callback(report.rows.close)
+        chunks = pieces(report.headers, report.rows, locale=report.locale)
+        stack.callback(chunks.close)
+        # Made before the answer begins: an immediate error is an error answer, not half a file.
+        first = next(chunks, b"")
+        response = Response(until_gone(chain((first,), chunks)), mimetype=mimetype)
+        response.call_on_close(stack.pop_all().close)
+    return response
 
 
 def _named(response: Response, plain: str, title: str) -> Response:

@@ -14,7 +14,7 @@ from typing import Final
 
 from asynctask.app import AsyncTask
 from asynctask.errors import Unavailable
-from asynctask.runtime.supervisor import Wakeup
+from asynctask.runtime.supervisor import RESTART_S, STEADY_S, Wakeup
 from webapi import create_app
 from webapi.http_loop import GRACE_S, HttpLoop
 from webapi.reading import longest_body, longest_upload
@@ -25,8 +25,6 @@ HELD_S: Final = 60.0
 """Seconds without a turn of the child's loop after which it is killed: something holds its interpreter."""
 
 _STOPS: Final = (signal.SIGTERM, signal.SIGINT)
-_RESTART_S: Final = (0.0, 0.5, 1.0, 2.0, 5.0)
-_STEADY_S: Final = 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -160,8 +158,8 @@ class _Parent:
         if self._hopeless:
             self._listener.close()
             raise Unavailable("the process that answers requests does not start; what it wrote says why")
-        self._failures = 0 if self._monotonic() - self._started > _STEADY_S else self._failures + 1
-        pause = _RESTART_S[min(self._failures, len(_RESTART_S) - 1)]
+        self._failures = 0 if self._monotonic() - self._started > STEADY_S else self._failures + 1
+        pause = RESTART_S[min(self._failures, len(RESTART_S) - 1)]
         _log.error("the answering process %d died; another one starts in %g s", self._pid, pause)
         until = self._monotonic() + pause
         while not self._wakeup.is_set and (left := until - self._monotonic()) > 0:

@@ -576,7 +576,9 @@ class Progress(_Out):
     top_errors: list[TopError]
     callbacks: list[CallbackState]
     result: ExportResult | None = Field(description="Of an export, once it is merged.")
-    resubmit_of: int | None
+    resubmit_of: int | None = Field(description="The Task whose failed rows this list corrects.")
+    resubmitted_by: list[int] = Field(description="The Tasks that correct failed rows of this one.")
+    mended: int = Field(description="Failed rows of this Task that have succeeded since in a Task that corrects them.")
     generation: int
     version: int
     poll_after_ms: int

@@ -22,7 +22,9 @@ from webapi.context import (
     asynctask_app,
     find_progress,
     find_task,
+    json_response,
     page_links,
+    parse_json,
     progress_response,
     reader_locale,
     retry_after,
@@ -31,7 +33,6 @@ from webapi.context import (
     who,
     with_links,
 )
-from webapi.json_body import json_response, parse_json
 from webapi.problems import MAX_ERRORS, MalformedBody, did_you_mean, problem_objects
 from webapi.reading import FORM, JSON, ApiRequest, current_request
 from webapi.shapes import (

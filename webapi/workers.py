@@ -12,8 +12,7 @@ from flask import Response, url_for
 from asynctask.app import AsyncTask
 from asynctask.errors import InputError, NotFound
 from asynctask.reports.templates import Template, make_template, template_csv, template_xlsx
-from webapi.context import asynctask_app, page_links, reader_locale, set_language, who
-from webapi.json_body import json_response
+from webapi.context import asynctask_app, json_response, page_links, reader_locale, set_language, who
 from webapi.reports import CSV, XLSX, attachment
 from webapi.shapes import (
     Event,

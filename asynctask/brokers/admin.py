@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 import orjson
 
-from asynctask.brokers.base import RETRY, Copy, Key
+from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Key
 from asynctask.errors import Conflict, InputError
 from asynctask.wire.payload import Malformed, dump, parse, read_time, write_time
 
@@ -24,6 +24,8 @@ __all__ = [
     "LOOKED_THROUGH",
     "MAX_OFFSET",
     "MAX_PAGE",
+    "MOST_NAMES",
+    "SETS",
     "Entry",
     "Found",
     "Operations",
@@ -41,6 +43,12 @@ __all__ = [
     "peeked",
     "pushed_again",
 ]
+
+SETS: Final = (SCHEDULE, RETRY, DEAD)
+"""The sets of a broker, in which jobs wait that are on no queue."""
+
+MOST_NAMES: Final = 1_000
+"""The most queues, or processes, that are listed."""
 
 MAX_PAGE: Final = 1_000
 """The most entries of a page."""

@@ -16,16 +16,42 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from asynctask.errors import InputError, Problem, TooLarge
 
 if TYPE_CHECKING:
     from asynctask.brokers.admin import Operations
 
-__all__ = ["DEAD", "RETRY", "SCHEDULE", "About", "Broker", "Capabilities", "Copy", "Held", "Key", "Presence", "Running"]
+__all__ = [
+    "BIGINT",
+    "DEAD",
+    "INT",
+    "MAX_PAYLOAD_BYTES",
+    "RETRY",
+    "SCHEDULE",
+    "About",
+    "Broker",
+    "Capabilities",
+    "Copy",
+    "Held",
+    "Key",
+    "Presence",
+    "Running",
+    "refuse_unstorable",
+]
 
 SCHEDULE = "schedule"
 RETRY = "retry"
 DEAD = "dead"
+
+INT: Final = 2**31 - 1
+BIGINT: Final = 2**63 - 1
+"""The largest integers that a database stores of a copy: attempt and priority; the id of a Task."""
+
+MAX_PAYLOAD_BYTES: Final = 4_194_304
+"""Bytes of a job's payload; what is larger belongs elsewhere, and the job gets where it is. Escaped,
+it fits one packet of MariaDB (16 MB)."""
 
 Key = tuple[str, int]
 """(jid, attempt): identifies a copy."""
@@ -252,3 +278,16 @@ class Presence(Protocol):
     def prune(self) -> None:
         """Removes visible processes that are dead; one process at a time does it."""
         ...
+
+
+def refuse_unstorable(copy: Copy, problems: Sequence[Problem]) -> None:
+    """Raises :class:`InputError` for the problems of a copy, :class:`TooLarge` for a payload over the limit."""
+    if problems:
+        messages = "; ".join(problem.message for problem in problems)
+        raise InputError(f"this job cannot be put on a queue: {messages}", code="bad_job", errors=list(problems))
+    # Four bytes at most for a character: nearly every payload is known to be short enough without being encoded.
+    if len(copy.payload) * 4 > MAX_PAYLOAD_BYTES and len(copy.payload.encode()) > MAX_PAYLOAD_BYTES:
+        raise TooLarge(
+            f"the job's payload has {len(copy.payload.encode()):,} bytes, the most is {MAX_PAYLOAD_BYTES:,}: put the data"
+            " somewhere and hand over where it is"
+        )

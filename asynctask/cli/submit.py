@@ -163,6 +163,7 @@ def _columns(_context: click.Context, _option: click.Parameter, text: str | None
 @click.option("--on-failure", help="The same, if any row failed or was cancelled.")
 @click.option("--idempotency-key", help="The same key with the same file is one Task, however often it is sent.")
 @click.option("--unique", help="Fields in which no two rows may be the same, with commas between.")
+@click.option("--resubmit-of", type=TASK_ID, help="The Task whose report FILE is, corrected: take its failed rows again.")
 @click.option("--strict", is_flag=True, help="One refused row refuses the whole file.")
 @click.option("--dry-run", is_flag=True, help="Only tell what the file would come to; nothing is written.")
 @pass_session

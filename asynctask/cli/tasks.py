@@ -136,7 +136,8 @@ def _print_task(session: Session, progress: Mapping[str, Any]) -> None:
             "started": progress["started_at"],
             "finished": progress["finished_at"],
             "next retry": progress["next_retry_at"],
-            "resubmit of": progress["resubmit_of"],
+            "corrects rows of": progress["resubmit_of"] and f"Task {progress['resubmit_of']}",
+            "corrected by": _corrected_by(progress),
         }
     )
     if progress["top_errors"]:
@@ -147,6 +148,13 @@ def _print_task(session: Session, progress: Mapping[str, Any]) -> None:
         out.line()
         called = [(each["name"], each["worker"], each["status"], each["job_id"]) for each in progress["callbacks"]]
         out.table(("callback", "worker", "status", "job"), called)
+
+
+def _corrected_by(progress: Mapping[str, Any]) -> str | None:
+    if not progress["resubmitted_by"] and not progress["mended"]:
+        return None
+    named = ", ".join(f"Task {task_id}" for task_id in progress["resubmitted_by"]) or "Tasks that were removed"
+    return f"{named}: {count(progress['mended'], 'row')} mended since"
 
 
 def _print_failures(session: Session, progress: Mapping[str, Any], events: list[dict[str, Any]], limit: int) -> None:

@@ -18,14 +18,13 @@ unsupported ones that would change how jobs run, are refused.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
 from asynctask.cli.output import clean
-from asynctask.config import Config, check_setting, setting_types
+from asynctask.config import QUEUE_NAME, Config, check_setting, setting_types
 from asynctask.errors import ConfigError, TooLarge
 from asynctask.wire.payload import nearest
 
@@ -38,7 +37,6 @@ MAX_ALIASES: Final = 16
 """Of a file. Rails files use a few aliases; many, each of several others, are a YAML bomb."""
 
 MAX_WEIGHT: Final = 1_000
-_QUEUE: Final = re.compile(r"[A-Za-z0-9_:.\-]{1,255}")
 
 _SIDEKIQ: Final[Mapping[str, str]] = {
     "concurrency": "concurrency",
@@ -250,7 +248,7 @@ def _queue(pair: Any) -> tuple[str, int | None]:
         name, weight = pair[0], pair[1] if len(pair) == 2 else None
     else:
         name, weight = pair, None
-    if not isinstance(name, str) or not _QUEUE.fullmatch(name.strip().removeprefix(":")):
+    if not isinstance(name, str) or not QUEUE_NAME.fullmatch(name.strip().removeprefix(":")):
         raise ConfigError(
             f"{clean(repr(name), longest=80)} is no name of a queue: letters, digits and _ : . - (in quotes if need be)"
         )

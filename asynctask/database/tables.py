@@ -34,6 +34,8 @@ __all__ = [
     "key_places",
     "metadata",
     "processes",
+    "resubmitted_rows",
+    "task_ancestors",
     "task_callbacks",
     "task_errors",
     "task_log",
@@ -107,6 +109,7 @@ tasks: Final = Table(
     Column("split_state", String(16), nullable=False),
     Column("split_reason", String(1024)),
     Column("split_source", Json),
+    Column("headers", Json),
     Column("split_by", String(64)),
     Column("split_until", BigInteger),
     _count("split_cursor"),
@@ -121,6 +124,7 @@ tasks: Final = Table(
     Column("turn_chosen", Json),  # of a retry: {"digests": [...] or null, "left": number of rows or null}; NULL: all
     _count("turn_cursor"),
     Column("resubmit_of", BigInteger),
+    _count("mended"),  # rows that finished in corrected Tasks which are purged; those that are kept are summed when read
     Column("idempotency_key", String(255)),
     Column("body_digest", String(64)),
     Column("origin", String(255)),  # the uploaded file's name
@@ -233,6 +237,32 @@ task_rejects: Final = Table(
     Column("row", BigInteger, primary_key=True, autoincrement=False),
     Column("errors", Json, nullable=False),  # [{column, code, message, value}]
     Column("cells", Json),
+)
+
+# The rows of corrected lists. An accepted one takes the row that it corrects, which no other Task and no retry runs then. A
+# purged Task leaves NULL: its id may be given again.
+resubmitted_rows: Final = Table(
+    "resubmitted_rows",
+    metadata,
+    _id(),
+    Column("task_id", BigInteger),  # the corrected Task
+    Column("number", BigInteger, nullable=False),  # in the row-number column: the row in the first Task's list
+    Column("row", BigInteger, nullable=False),  # in the corrected list
+    Column("of_task", BigInteger),  # where the row ended badly
+    Column("of_row", BigInteger, nullable=False),
+    Column("taken", Integer),  # 1; NULL: it was refused
+    UniqueConstraint("task_id", "number", name="uq_resubmitted_rows_number"),
+    UniqueConstraint("of_task", "of_row", "taken", name="uq_resubmitted_rows_taken"),
+    Index("ix_resubmitted_rows_row", "task_id", "row"),
+)
+
+# Each corrected Task with the one that it corrects, the one that this corrects, and so on.
+task_ancestors: Final = Table(
+    "task_ancestors",
+    metadata,
+    Column("ancestor_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("task_id", BigInteger, primary_key=True, autoincrement=False),
+    Index("ix_task_ancestors_task_id", "task_id"),
 )
 
 item_errors: Final = Table(

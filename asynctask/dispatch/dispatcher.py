@@ -12,7 +12,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Final
 
 from asynctask.brokers.base import Broker, Copy
 from asynctask.clock import SECOND, micros
@@ -26,7 +25,7 @@ from asynctask.ledger.processes import performing
 from asynctask.ledger.reservations import Alone, Ready, Runnable, reserve_small
 from asynctask.logs import get_logger
 
-__all__ = ["ACTIVE_S", "DispatchLeadership", "Dispatcher", "Load"]
+__all__ = ["ACTIVE_S", "Dispatcher", "Load"]
 
 # Seconds between two rounds
 
@@ -132,7 +131,7 @@ class Dispatcher:
         self._used_up_at = 0.0  # when what the last round pushed will be nearly used up
         self._empty_rounds = 0  # rounds of its own, one after the other, that pushed nothing
         self._due: int | None = None
-        self._leadership = DispatchLeadership(ledger)
+        self._leadership = leases.Leadership(ledger, leases.DISPATCH)
         self.rounds = 0
         self.dispatched = 0  # jobs pushed by these rounds
         self._log = get_logger("asynctask.dispatcher")
@@ -267,7 +266,7 @@ class Dispatcher:
         if not self._is_left:
             self._leadership.resign()
             return pause if self._ran_dry else QUIET_S
-        others_s = self._leadership.acquire()
+        others_s = self._leadership.acquire(least_s=ACTIVE_S)
         if others_s is None:
             return pause
         return min(others_s, pause if self._ran_dry else IDLE_S)
@@ -548,58 +547,3 @@ def _keys(priority: int, groups: _Sources) -> Iterator[Hashable]:
     for group, sources in groups.items():
         yield from (group, (priority, group))
         yield from sources
-
-
-# -- which process goes on with what is left
-
-LEADER_LEASE_S: Final = 1.0
-"""The leader's lease, renewed after half of it."""
-
-
-class DispatchLeadership:
-    """Whether this process leads the dispatching of what is left: a lease in the ledger."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._held_until = 0.0
-        self._elsewhere_until = 0.0
-        self._log = get_logger("asynctask.dispatcher")
-
-    @property
-    def held(self) -> bool:
-        """Whether this process leads."""
-        return self._held_until > 0
-
-    @property
-    def elsewhere(self) -> bool:
-        """Whether another process leads, as far as this one knows."""
-        return self._ledger.clock.monotonic() < self._elsewhere_until
-
-    def acquire(self) -> float | None:
-        """Acquires or renews the lease. Returns None where this process leads, or for how many seconds another does.
-
-        Raises LedgerUnavailable.
-        """
-        now = self._ledger.clock.monotonic()
-        if now < self._held_until - LEADER_LEASE_S / 2:
-            return None
-        if now < self._elsewhere_until:
-            return self._elsewhere_until - now
-        other = leases.acquire(self._ledger, leases.DISPATCH, LEADER_LEASE_S)
-        if other is None:
-            self._held_until = now + LEADER_LEASE_S
-            return None
-        self._held_until = 0.0
-        left = max(ACTIVE_S, (other - self._ledger.now()) / SECOND)
-        self._elsewhere_until = now + left
-        return left
-
-    def resign(self) -> None:
-        """Gives the lease up: nothing is left, and the next process with something to dispatch need not wait."""
-        if not self.held:
-            return
-        self._held_until = 0.0
-        try:
-            leases.give_up(self._ledger, leases.DISPATCH)
-        except Unavailable as error:  # it ends by itself
-            self._log.warning("duty_not_given_up", error=str(error))

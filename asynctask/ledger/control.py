@@ -134,9 +134,10 @@ def retry(
     """Opens a new generation that runs the chosen terminal rows again; :func:`turn_some` reopens them afterwards.
 
     ``statuses``: of ``failed``, ``error``, ``cancelled``; default the first two. ``message``: only failures of the group
-    that has this message; ``limit``: at most so many rows, in the order of the list. Returns False if there is no such row.
-    Raises :class:`Conflict` if the state forbids it, :class:`InputError` for a status that cannot be retried, and a limit
-    that is no number of rows.
+    that has this message; ``limit``: at most so many rows, in the order of the list. Rows that a corrected list took
+    are left out. Returns False if there is no such row.
+    Raises :class:`Conflict` if the state forbids it or all such rows were taken, :class:`InputError` for a status that
+    cannot be retried, and a limit that is no number of rows.
     """
     chosen = tuple(statuses) or (str(Status.FAILED), str(Status.ERROR))
     wrong = set(chosen) - {Status.FAILED, Status.ERROR, Status.CANCELLED}
@@ -148,12 +149,15 @@ def retry(
         task = task_rows.lock(connection, task_id)
         task_rows.check_reopenable(task)  # a Conflict also where there is no such row
         digests = None if message is None else _groups_with(connection, task_id, message)
-        if connection.execute(_to_reopen(task_id, chosen, digests).limit(1)).first() is None:
+        taken = task_rows.count_taken(connection, task_id)
+        if connection.execute(_to_reopen(task_id, chosen, digests, but_taken=taken > 0).limit(1)).first() is None:
+            if taken and connection.execute(_to_reopen(task_id, chosen, digests).limit(1)).first() is not None:
+                raise Conflict(f"the rows of Task {task_id} to retry were corrected and sent again: retry those Tasks")
             return False
         only = {"digests": digests, "left": limit} if digests is not None or limit is not None else None
         turning = {"turning": "retry", "turn_statuses": ",".join(chosen), "turn_cursor": -1, "turn_chosen": dumps(only)}
         task_rows.open_generation(connection, ledger, task, generation_sealed=0, **turning)
-        said = {"statuses": list(chosen), "message": message, "limit": limit}
+        said = {"statuses": list(chosen), "message": message, "limit": limit, "sent_again": taken or None}
         detail = {name: value for name, value in said.items() if value is not None}
         task_rows.log(connection, ledger, task_id, "retried", detail, who)
     return True
@@ -167,9 +171,19 @@ def _groups_with(connection: Connection, task_id: int, message: str) -> list[str
     return [str(digest) for (digest,) in connection.execute(found)]
 
 
-def _to_reopen(task_id: int, statuses: Collection[str], digests: Collection[str] | None, after: int = -1) -> Any:
-    """The rows (id, seq) that a retry reopens, after a row, in their order."""
+def _to_reopen(
+    task_id: int,
+    statuses: Collection[str],
+    digests: Collection[str] | None,
+    after: int = -1,
+    *,
+    but_taken: bool = False,
+) -> Any:
+    """The rows (id, seq) that a retry reopens, after a row, in their order. ``but_taken``: without those that a corrected
+    list took."""
     found = sa.select(_e.id, _e.seq).where(_e.task_id == task_id, _e.seq > after, _e.status.in_(statuses)).order_by(_e.seq)
+    if but_taken:
+        found = found.where(task_rows.not_taken(task_id))
     if digests is None:
         return found
     return found.where(sa.exists().where(_x.event_id == _e.id, _x.digest.in_(digests)))
@@ -292,14 +306,17 @@ def _turn_some(ledger: Ledger, task_id: int) -> tuple[bool | None, list[Applied]
         wanted = [str(s) for s in OPEN] if task["turning"] == "cancel" else task["turn_statuses"].split(",")
         only = loads(task["turn_chosen"]) or {"digests": None, "left": None}
         left = size + 1 if only["left"] is None else only["left"]
-        statement = _to_reopen(task_id, wanted, only["digests"], task["turn_cursor"]).limit(min(size, left))
+        is_retry = task["turning"] == "retry"
+        but_taken = is_retry and task_rows.any_taken(connection, task_id)
+        statement = _to_reopen(task_id, wanted, only["digests"], task["turn_cursor"], but_taken=but_taken)
+        statement = statement.limit(min(size, left))
         found = [(int(i), int(seq)) for i, seq in connection.execute(statement)]
         applied = apply(connection, ledger, [_turn_change(ledger, task, i) for i, _ in found])
         more = len(found) == size < left
         values: dict[str, Any] = {"turn_cursor": found[-1][1]} if more else _turn_end(task)
         if more and only["left"] is not None:
             values["turn_chosen"] = dumps({**only, "left": left - size})
-        if task["turning"] == "retry":
+        if is_retry:
             values["ready"] = sessions.readiness(task)
         connection.execute(tasks.update().where(_t.id == task_id).values(values))
     return more, applied

@@ -18,6 +18,8 @@ from asynctask.database.retrying import repeatable
 from asynctask.database.tables import (
     events,
     item_errors,
+    resubmitted_rows,
+    task_ancestors,
     task_callbacks,
     task_errors,
     task_log,
@@ -28,17 +30,17 @@ from asynctask.database.tables import (
 from asynctask.errors import LedgerUnavailable, NotFound, Unavailable
 from asynctask.ledger import counters
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import PURGING, Ledger, chunks, loads
+from asynctask.ledger.base import MAX_ID, PURGING, Ledger, chunks, loads
 from asynctask.ledger.events import Failure, group_of, read_tasks_events
 from asynctask.logs import get_logger
 
 __all__ = ["RESERVE_BYTES", "Finding", "NotWritable", "Readiness", "examine"]
 
-_e, _t, _x = events.c, tasks.c, item_errors.c
+_e, _t, _x, _o = events.c, tasks.c, item_errors.c, resubmitted_rows.c
 _KEPT = sa.select(_t.id).where(sa.func.coalesce(_t.turning, "") != PURGING).order_by(_t.id)
 _PAGE = 5_000
 _REPAIRED = "counts repaired"
-_REPAIRABLE = ("counts", "errors")
+_REPAIRABLE = ("counts", "errors", "corrections")
 _COMPARED = ("enqueue", "working", "stopped", "finish", "failed", "error", "cancelled", "retrying", "jobs")
 
 
@@ -55,8 +57,8 @@ class Finding:
 def examine(ledger: Ledger, *, repair: bool = False, task_ids: Sequence[int] | None = None) -> list[Finding]:
     """Examines every Task (or these), and looks for orphans.
 
-    ``repair`` adjusts the counts, and the list and groups of failures, to the rows. A Task may run meanwhile: it is read in
-    one snapshot, and the differences found are added. Raises LedgerUnavailable.
+    ``repair`` adjusts the counts, the list and groups of failures, and what is kept of corrected lists, to the rows. A Task
+    may run meanwhile: it is read in one snapshot, and the differences found are added. Raises LedgerUnavailable.
     """
     named = task_ids is not None
     if task_ids is None:
@@ -110,6 +112,8 @@ def _repair_task(ledger: Ledger, task_id: int, examined: _Examined) -> bool:
             _rebuild_list(connection, task_id)
             _rebuild_groups(connection, task_id)
             connection.execute(tasks.update().where(_t.id == task_id).values(version=_t.version + 1))
+        if "corrections" in codes:
+            _repair_corrections(connection, task)
     return True
 
 
@@ -127,6 +131,8 @@ def _inspect(connection: Connection, task_id: int) -> _Examined:
     items = sum(getattr(truth, str(status)) for status in Status)
     created = (truth.jobs - task["created_jobs"], items - task["created"])
     findings = [*_compare(task, stored, truth, flying), *_errors(connection, task_id), *_callbacks(connection, task, truth)]
+    if task["resubmit_of"] is not None:
+        findings += _corrections(connection, task, items)
     return _Examined(findings, missing, created, _repairs(connection, task_id))
 
 
@@ -289,6 +295,67 @@ def _group(connection: Connection, task_id: int, digest: str, count: int) -> dic
         "sample_job_id": job_id,
         "sample_row": row,
     }
+
+
+# -- corrected lists
+
+
+def _ancestry(connection: Connection, task: dict[str, Any]) -> tuple[set[int], set[int]]:
+    """The ancestors of a corrected Task that are not kept as such, and those kept that are none."""
+    c, above, at = task_ancestors.c, set[int](), task["resubmit_of"]
+    while at is not None and at not in above:
+        found = connection.execute(sa.select(_t.resubmit_of).where(_t.id == at)).one_or_none()
+        if found is None:  # it was purged: what is kept beyond it cannot be proved
+            break
+        above.add(int(at))
+        at = found[0]
+    kept = set(connection.execute(sa.select(c.ancestor_id).where(c.task_id == task["id"])).scalars())
+    return above - kept, kept - above if at is None else set()
+
+
+def _no_item(connection: Connection, task_id: int) -> list[int]:
+    """Of the rows that a corrected list took, those (ids) of which it has no item: both rise, so they are read in step."""
+    found: list[int] = []
+    after, low = -1, 0
+    while True:
+        its = (_e.task_id == task_id) & (_e.seq > after)
+        page = connection.execute(
+            sa.select(_e.seq, _e.first_row, _e.last_row).where(its).order_by(_e.seq).limit(_PAGE)
+        ).all()
+        high = page[-1].last_row if page else MAX_ID
+        between = (_o.task_id == task_id) & (_o.taken == 1) & (_o.row > low) & (_o.row <= high)
+        rows = {row for each in page for row in range(each.first_row, each.last_row + 1)}
+        taken = connection.execute(sa.select(_o.id, _o.row).where(between)).all()
+        found += [int(row_id) for row_id, row in taken if row not in rows]
+        if not page:
+            return found
+        after, low = page[-1].seq, high
+
+
+def _corrections(connection: Connection, task: dict[str, Any], items: int) -> list[Finding]:
+    """Compares the rows that a corrected list took with its items, and its ancestors, whose ``mended`` it counts for."""
+    task_id = task["id"]
+    taken = (_o.task_id == task_id) & (_o.taken == 1)
+    count = connection.execute(sa.select(sa.func.count()).where(taken)).scalar_one()
+    idle = len(_no_item(connection, task_id))
+    missing, stray = _ancestry(connection, task)
+    wrong = [f"took {count} rows and has {items} items"] if count - idle != items else []
+    wrong += [f"took {idle} rows of which it has no item"] if idle else []
+    wrong += [f"Task {each} does not count it" for each in sorted(missing)]
+    wrong += [f"Task {each} counts it, which it does not correct" for each in sorted(stray)]
+    return [Finding("corrections", task_id, "; ".join(wrong))] if wrong else []
+
+
+def _repair_corrections(connection: Connection, task: dict[str, Any]) -> None:
+    c, task_id = task_ancestors.c, task["id"]
+    for part in chunks(_no_item(connection, task_id), 1_000):
+        connection.execute(resubmitted_rows.update().where(_o.id.in_(part)).values(taken=None))
+    missing, stray = _ancestry(connection, task)
+    if stray:
+        connection.execute(task_ancestors.delete().where(c.task_id == task_id, c.ancestor_id.in_(stray)))
+    if missing:
+        rows = [{"ancestor_id": each, "task_id": task_id} for each in sorted(missing)]
+        connection.execute(task_ancestors.insert(), rows)
 
 
 def _orphans(ledger: Ledger) -> list[Finding]:

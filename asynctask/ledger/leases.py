@@ -7,23 +7,29 @@ hold; on the same machine the leader's death shows at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from asynctask.clock import micros
+from asynctask.clock import SECOND, micros
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import as_dict, duties, events, jobs, processes, tasks
+from asynctask.errors import Unavailable
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.processes import Host
+from asynctask.logs import get_logger
 
-__all__ = ["DISPATCH", "MAINTENANCE", "Holder", "Work", "acquire", "give_up", "holder_of", "query_work", "take_over"]
+__all__ = ["DISPATCH", "MAINTENANCE", "Holder", "Leadership", "Work", "acquire", "holder_of", "query_work"]
 
 DISPATCH: Final = "dispatch"
 MAINTENANCE: Final = "upkeep"
+
+LEADER_LEASE_S: Final = 1.0
+"""The lease of the leader of the dispatching, renewed after half of it."""
 
 _d, _t, _e, _p, _j = duties.c, tasks.c, events.c, processes.c, jobs.c
 
@@ -75,8 +81,7 @@ def _acquire(ledger: Ledger, name: str, now: int, until: int, *, known: bool) ->
 
 
 @repeatable
-def give_up(ledger: Ledger, name: str) -> None:
-    """Releases a duty if this process holds it."""
+def _give_up(ledger: Ledger, name: str) -> None:
     with ledger.database.write() as connection:
         own = duties.update().where(_d.name == name, _d.holder == ledger.identity)
         connection.execute(own.values(holder=None, held_until=None))
@@ -99,7 +104,7 @@ def holder_of(ledger: Ledger, name: str) -> Holder:
 
 
 @repeatable
-def take_over(ledger: Ledger, name: str, old: str | None) -> bool:
+def _take_over(ledger: Ledger, name: str, old: str | None) -> bool:
     """Takes a duty over from ``old``, a dead leader (None: no leader). Returns False if another process won."""
     try:
         with ledger.database.write() as connection:
@@ -112,6 +117,73 @@ def take_over(ledger: Ledger, name: str, old: str | None) -> bool:
             return True
     except exc.IntegrityError:
         return False
+
+
+class Leadership:
+    """Whether this process leads a duty, as far as it knows, and who else does."""
+
+    def __init__(self, ledger: Ledger, duty: str) -> None:
+        self._ledger = ledger
+        self._duty = duty
+        self._held_until = 0.0
+        self._elsewhere_until = 0.0
+        self.holder = Holder(None)
+        """The leader that :meth:`take_over` found last."""
+        self._log = get_logger("asynctask.leases")
+
+    @property
+    def held(self) -> bool:
+        """Whether this process leads."""
+        return self._held_until > 0
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another process leads, as far as this one knows."""
+        return self._ledger.clock.monotonic() < self._elsewhere_until
+
+    def acquire(self, *, least_s: float) -> float | None:
+        """Acquires or renews the duty for :data:`LEADER_LEASE_S`. Raises LedgerUnavailable.
+
+        Returns None where this process leads, or for how many seconds, at least ``least_s``, another does.
+        """
+        now = self._ledger.clock.monotonic()
+        if now < self._held_until - LEADER_LEASE_S / 2:
+            return None
+        if now < self._elsewhere_until:
+            return self._elsewhere_until - now
+        other = acquire(self._ledger, self._duty, LEADER_LEASE_S)
+        if other is None:
+            self._held_until = now + LEADER_LEASE_S
+            return None
+        self._held_until = 0.0
+        left = max(least_s, (other - self._ledger.now()) / SECOND)
+        self._elsewhere_until = now + left
+        return left
+
+    def take_over(self, gives_way: Callable[[Holder], bool]) -> bool:
+        """Takes the duty, for as long as this process lives, from a leader that ``gives_way``. Returns whether it leads.
+
+        Raises LedgerUnavailable.
+        """
+        self.holder = holder_of(self._ledger, self._duty)
+        own = self.holder.identity == self._ledger.identity
+        if own or (gives_way(self.holder) and _take_over(self._ledger, self._duty, self.holder.identity)):
+            self._held_until = math.inf
+        return self.held
+
+    def lose(self) -> None:
+        """Another process took the duty over."""
+        self._held_until = 0.0
+
+    def resign(self) -> None:
+        """Gives the duty up, so that the next process need not wait for the end of a lease."""
+        if not self.held:
+            return
+        self._held_until = 0.0
+        try:
+            _give_up(self._ledger, self._duty)
+        except Unavailable as error:  # it ends with the lease
+            self._log.warning("duty_not_given_up", duty=self._duty, error=str(error))
 
 
 # -- whether maintenance has work: one statement, to keep an idle system idle

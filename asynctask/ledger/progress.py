@@ -15,7 +15,15 @@ from asynctask.clock import SECOND, micros, rfc3339
 from asynctask.core.states import State, Status
 from asynctask.core.transitions import MERGE, at_once, interval_of, next_round
 from asynctask.database import batches
-from asynctask.database.tables import events, task_callbacks, task_errors, task_samples, task_tallies, tasks
+from asynctask.database.tables import (
+    events,
+    task_ancestors,
+    task_callbacks,
+    task_errors,
+    task_samples,
+    task_tallies,
+    tasks,
+)
 from asynctask.ledger.base import PURGING, in_range, loads
 from asynctask.ledger.sessions import waiting_in_line
 from asynctask.messages import is_storable
@@ -84,6 +92,20 @@ def _queued(dialect: str) -> Any:
     return listed.select_from(joined).where(own).correlate(tasks).scalar_subquery()
 
 
+def _corrections(dialect: str) -> Any:
+    """The Tasks that correct this one, or correct those, as a subquery: a JSON text of [id, the Task that it corrects,
+    state, finished items, its version, version of its counts]."""
+    other, n = tasks.alias("other"), task_tallies.alias("n")
+    sums = [
+        sa.select(sa.func.sum(column)).where(n.c.task_id == other.c.id).correlate(other).scalar_subquery()
+        for column in (n.c.finish, n.c.version)
+    ]
+    listed = batches.json_list(dialect, (other.c.id, other.c.resubmit_of, other.c.state, sums[0], other.c.version, sums[1]))
+    joined = task_ancestors.join(other, other.c.id == task_ancestors.c.task_id)
+    own = task_ancestors.c.ancestor_id == _t.id
+    return listed.select_from(joined).where(own).correlate(tasks).scalar_subquery()
+
+
 def _columns(dialect: str, sums: Any, next_due: Any) -> list[Any]:
     recent = (_s.task_id == _t.id, _s.at >= sa.bindparam("since"))
     sampled_at = sa.select(_s.at).where(*recent).order_by(_s.at).limit(1).correlate(tasks).scalar_subquery()
@@ -97,6 +119,7 @@ def _columns(dialect: str, sums: Any, next_due: Any) -> list[Any]:
         sampled.label("sampled_done"),
         _t.callbacks,
         _queued(dialect).label("queued_callbacks"),
+        _corrections(dialect).label("corrections"),
     ]
 
 
@@ -232,7 +255,7 @@ def first_progress(row: dict[str, Any]) -> dict[str, Any] | None:
 _NEW_TASK: dict[str, Any] = {
     "split_reason": None, "interval_s": 0.0, "tolerated_failures": None, "generation": 1, "version": 1, "started_at": None,
     "round_at": None, "next_due_at": None, "moved_at": None, "sampled_at": None, "sampled_done": None,
-    "queued_callbacks": None,
+    "queued_callbacks": None, "corrections": None, "mended": 0,
 }  # fmt: skip
 """Columns that a new Task has by default."""
 
@@ -247,6 +270,8 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
     over = row["finished_at"] is not None
     tolerated = row["tolerated_failures"]
     moved = max(row["updated_at"], row["moved_at"] or 0)
+    corrections = row["corrections"] or []
+    corrections = orjson.loads(corrections) if isinstance(corrections, str) else corrections
     return {
         "task_id": row["id"],
         "title": row["title"],
@@ -287,8 +312,11 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
         "callbacks": _callbacks(row),
         "result": _result(row),
         "resubmit_of": row["resubmit_of"],
+        "resubmitted_by": sorted(i for i, of, state, *_ in corrections if of == row["id"] and state != State.REJECTED),
+        # A row is taken by one list at a time and never after it finished, so the sum counts each once.
+        "mended": row["mended"] + sum(int(finish or 0) for _, _, _, finish, *_ in corrections),
         "generation": row["generation"],
-        "version": int(row["version"] + (row["n_version"] or 0)),
+        "version": int(row["version"] + (row["n_version"] or 0) + sum(own + int(n or 0) for *_, own, n in corrections)),
         "poll_after_ms": _poll_after(row["state"], over),
         "created_at": rfc3339(row["created_at"]),
         "started_at": rfc3339(row["started_at"]),

@@ -22,6 +22,8 @@ from asynctask.database.retrying import repeatable
 from asynctask.database.tables import (
     events,
     item_errors,
+    resubmitted_rows,
+    task_ancestors,
     task_callbacks,
     task_errors,
     task_log,
@@ -49,6 +51,7 @@ MOST_TASKS: Final = 100
 """Tasks that are removed together."""
 
 _t, _e, _x, _r, _l, _c = tasks.c, events.c, item_errors.c, task_rejects.c, task_log.c, task_callbacks.c
+_o, _a, _n = resubmitted_rows.c, task_ancestors.c, task_tallies.c
 # Their number does not grow with the items.
 _SMALL: Final = (task_tallies, task_errors, task_samples, task_callbacks)
 
@@ -143,7 +146,7 @@ class Purge:
         if not self._batch and not self._tasks_over:
             self._batch = self._mark()
         if self._batch:
-            if not (self._events() or self._rejects() or self._log_entries()):
+            if not (self._events() or self._rejects() or self._corrected() or self._log_entries()):
                 self._end_batch()
             return True
         if not self.old.with_jobs:
@@ -190,6 +193,9 @@ class Purge:
         gone = _delete_rejects(self.ledger, self._batch)
         self.removed.rejects += gone
         return gone
+
+    def _corrected(self) -> int:
+        return _forget_corrected(self.ledger, self._batch)
 
     def _log_entries(self) -> int:
         return _delete_log(self.ledger, self._batch)
@@ -246,6 +252,33 @@ def _delete_rejects(ledger: Ledger, task_ids: Sequence[int]) -> int:
 
 
 @repeatable
+def _forget_corrected(ledger: Ledger, task_ids: Sequence[int]) -> int:
+    """One slice of what these Tasks corrected, or of what corrected them. What the Task at the other end needs stays: it is
+    known there that a row was taken, and which number it has."""
+    with ledger.database.write() as connection:
+        its = _o.task_id.in_(task_ids) | _o.of_task.in_(task_ids)
+        found = connection.execute(sa.select(_o.id, _o.task_id, _o.of_task, _o.taken).where(its).limit(SLICE)).all()
+        gone: list[int] = []
+        ends: dict[str, list[int]] = {"task_id": [], "of_task": []}
+        for row_id, task_id, of_task, taken in found:
+            of_kept = of_task is not None and of_task not in task_ids
+            if task_id is not None and task_id not in task_ids:
+                ends["of_task"].append(row_id)
+            elif of_kept and taken:
+                ends["task_id"].append(row_id)
+            else:
+                gone.append(row_id)
+        if gone:
+            connection.execute(resubmitted_rows.delete().where(batches.among(connection, _o.id, gone)))
+        for name, ids in ends.items():
+            if ids:
+                connection.execute(
+                    resubmitted_rows.update().where(batches.among(connection, _o.id, ids)).values({name: None})
+                )
+    return len(found)
+
+
+@repeatable
 def _delete_log(ledger: Ledger, task_ids: Sequence[int]) -> int:
     with ledger.database.write() as connection:
         found = sa.select(_l.id).where(_l.task_id.in_(task_ids)).limit(SLICE)
@@ -258,7 +291,21 @@ def _delete_log(ledger: Ledger, task_ids: Sequence[int]) -> int:
 @repeatable
 def _delete_tasks(ledger: Ledger, task_ids: Sequence[int]) -> int:
     with ledger.database.write() as connection:
+        _keep_mended(connection, task_ids)
         for table in _SMALL:
             connection.execute(table.delete().where(table.c.task_id.in_(task_ids)))
         gone = connection.execute(tasks.delete().where(_t.id.in_(task_ids), _t.turning == PURGING))
     return int(gone.rowcount)
+
+
+def _keep_mended(connection: Connection, task_ids: Sequence[int]) -> None:
+    """Adds what these corrected Tasks count to those that they correct, which sum it from their rows otherwise."""
+    left = (_a.task_id.in_(task_ids)) & (_a.ancestor_id.not_in(task_ids))
+    counted_for = sa.select(_a.ancestor_id, _a.task_id).where(left).order_by(_a.ancestor_id)
+    for ancestor, task_id in connection.execute(counted_for).all():
+        sums = sa.select(sa.func.coalesce(sa.func.sum(_n.finish), 0), sa.func.coalesce(sa.func.sum(_n.version), 0))
+        finished, counted = connection.execute(sums.where(_n.task_id == task_id)).one()
+        own = connection.execute(sa.select(_t.version).where(_t.id == task_id)).scalar() or 0
+        more = {"mended": _t.mended + int(finished), "version": _t.version + int(counted) + own + 1}
+        connection.execute(tasks.update().where(_t.id == ancestor).values(more))
+    connection.execute(task_ancestors.delete().where(_a.task_id.in_(task_ids) | _a.ancestor_id.in_(task_ids)))

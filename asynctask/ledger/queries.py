@@ -29,7 +29,16 @@ from asynctask.core.transitions import (
 from asynctask.database.batches import among
 from asynctask.database.engine import Database
 from asynctask.database.retrying import repeatable
-from asynctask.database.tables import events, item_errors, task_errors, task_log, task_rejects, task_tallies, tasks
+from asynctask.database.tables import (
+    events,
+    item_errors,
+    resubmitted_rows,
+    task_errors,
+    task_log,
+    task_rejects,
+    task_tallies,
+    tasks,
+)
 from asynctask.errors import Conflict, NotFound, OtherEngine
 from asynctask.ledger import dispatchable, sessions
 from asynctask.ledger import tasks as task_rows
@@ -51,6 +60,7 @@ __all__ = [
     "ask_stop_one",
     "backlog",
     "cancel_removed",
+    "corrected_numbers",
     "count",
     "dead_tasks",
     "engines",
@@ -311,6 +321,13 @@ def rejects(
         after = page[-1]["row"]
         left = None if left is None else left - len(page)
         size = _page_size(page)
+
+
+def corrected_numbers(connection: Connection, task_id: int, first: int, last: int) -> dict[int, int]:
+    """Of the rows of a corrected list from ``first`` to ``last``: the numbers of those that they correct."""
+    c = resubmitted_rows.c
+    found = sa.select(c.row, c.number).where(c.task_id == task_id, c.row.between(first, last))
+    return {int(row): int(number) for row, number in connection.execute(found)}
 
 
 # -- lists of tracked jobs, the counterpart of a broker's sets, which contain only untracked ones
@@ -714,6 +731,8 @@ def _retry_one(ledger: Ledger, event_id: int, who: str, refused_too: bool) -> li
         status = connection.execute(sa.select(_e.status).where(_e.id == event_id)).scalar()
         if status != Status.ERROR:
             return []
+        if task_rows.any_taken(connection, task["id"], event_id):
+            raise Conflict("its row was corrected and sent again with another Task; retry that one")
         # Sealed at once: its one row is turned in this transaction.
         task_rows.open_generation(connection, ledger, task, generation_sealed=1)
         connection.execute(tasks.update().where(_t.id == task["id"]).values(ready=sessions.readiness(task)))

@@ -12,17 +12,19 @@ from typing import Any, Final, Protocol
 
 import orjson
 
-from asynctask.clock import Clock
 from asynctask.errors import InputError, Problem, Unavailable
+from asynctask.ledger.base import Ledger
 from asynctask.lists.items import Accepted, ItemShape, Refused
 from asynctask.lists.problems import render, say
 from asynctask.lists.readers import Limits
-from asynctask.lists.rows import ListSource, open_list, too_many_items
+from asynctask.lists.rows import ListSource, open_list, still_failed, too_many_items
 from asynctask.lists.uploads import Uploads
 
-__all__ = ["Checker", "DryRun", "DryRunTimeout", "check_rows"]
+__all__ = ["KEPT_PROBLEMS", "Checker", "DryRun", "DryRunTimeout", "check_rows"]
 
 KEPT_PROBLEMS: Final = 1_000
+"""The most problems of a list that an answer names."""
+
 FIRST_ITEMS: Final = 5
 
 
@@ -110,8 +112,8 @@ def check_rows(
 class Checker:
     """Validates stored lists; one may take at most ``seconds``."""
 
-    def __init__(self, uploads: Uploads, limits: Limits, clock: Clock, *, seconds: float, elsewhere: Elsewhere) -> None:
-        self._uploads, self._limits, self._clock = uploads, limits, clock
+    def __init__(self, ledger: Ledger, uploads: Uploads, limits: Limits, *, seconds: float, elsewhere: Elsewhere) -> None:
+        self._ledger, self._uploads, self._limits, self._clock = ledger, uploads, limits, ledger.clock
         self._seconds = seconds
         self._elsewhere = elsewhere
 
@@ -137,7 +139,10 @@ class Checker:
                 raise DryRunTimeout(self._seconds)
 
         with open_list(self._uploads, self._limits, source, shape, check_time) as opened:
-            return check_rows(opened.checked(), self._limits.max_rows, strict=source.strict, check_time=check_time)
+            rows = opened.checked()
+            if source.resubmit_of is not None:
+                rows = still_failed(self._ledger, source.resubmit_of, rows)
+            return check_rows(rows, self._limits.max_rows, strict=source.strict, check_time=check_time)
 
     def answer(self, source: ListSource, shape: ItemShape) -> bytes:
         """The child's answer: the result of :meth:`check_here`, or its error, as JSON."""

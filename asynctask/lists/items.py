@@ -33,21 +33,24 @@ _TAKES_BLANK: Final = (None, coercer_for(str, sheet=False))
 @dataclass(frozen=True, slots=True)
 class Accepted:
     """A row that became an item. ``item`` is JSON-ready; with a model, a dict by field name. ``worker``: whose it is, where
-    the jobs of the list name their workers. ``key``: its field and value, if equal ones run one after the other."""
+    the jobs of the list name their workers. ``key``: its field and value, if equal ones run one after the other.
+    ``number``: of the row that it corrects, from the row-number column of a report."""
 
     row: int
     item: Any
     worker: Worker | None = None
     key: str | None = None
+    number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A refused row: all its problems, and its original cells, JSON-ready."""
+    """A refused row: all its problems, and its original cells, JSON-ready; ``number`` as of :class:`Accepted`."""
 
     row: int
     problems: tuple[Problem, ...]
     values: dict[str, Any]
+    number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ __all__ = [
     "Parallel",
     "Priority",
     "QueueName",
+    "TaskId",
     "Title",
     "Tolerated",
     "Unique",
@@ -68,6 +69,12 @@ KEY: Final = (
 TOLERATED: Final = (
     "Items that may end `failed` or `error`; one more, and the Task pauses itself. A count (10) or a share of all items"
     " (`5%`), or of one status (`failed:10`, `error:5%`); null for no limit."
+)
+
+
+RESUBMIT: Final = (
+    "The Task whose report this file is, corrected: its rows take the place of those that failed, by the row-number column."
+    " Not with JSON items, which have no such column."
 )
 
 
@@ -120,6 +127,7 @@ QueueName = Annotated[
 ]
 Parallel = Annotated[int, Field(ge=1, le=100_000), BeforeValidator(whole_number)]
 KeyLimit = Annotated[int, Field(ge=1, le=100_000), BeforeValidator(whole_number)]
+TaskId = Annotated[int, Field(ge=1, le=2**63 - 1), BeforeValidator(whole_number)]
 Interval = Annotated[float, Field(ge=0, le=MAX_INTERVAL_S, allow_inf_nan=False)]
 Priority = Annotated[int, Field(ge=-1_000_000, le=1_000_000), BeforeValidator(whole_number)]
 Tolerated = Annotated[
@@ -166,6 +174,7 @@ class CommonOptions(BaseModel):
     session: NotBlank | None = Field(None, description="Tasks of one session, of one owner, run one after the other.")
     key: NotBlank | None = Field(None, description=KEY)
     key_limit: KeyLimit | None = Field(None, description="How many of one key may run at once; default 1.")
+    resubmit_of: TaskId | None = Field(None, description=RESUBMIT)
     dry_run: bool | None = Field(None, description="Only tell what the list would come to; nothing is written.")
     strict: bool | None = Field(None, description="One refused row refuses the list as a whole.")
     unique: Annotated[Unique, listed_or_text("text", "list")] = Field(

@@ -11,17 +11,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
+from itertools import islice
 from typing import Any, Final, Self
 
 import orjson
 
 from asynctask.errors import InputError, Problem, TooLarge
-from asynctask.ledger.base import dumps, loads
+from asynctask.ledger import tasks as task_rows
+from asynctask.ledger.base import Ledger, dumps, loads
 from asynctask.ledger.sessions import MAX_KEY, key_text
+from asynctask.ledger.tasks import find_corrected, row_problem
 from asynctask.lists.items import Accepted, Binding, ItemShape, MixedShape, Refused, listed
-from asynctask.lists.problems import MAX_ROWS, fault, jsonable, rows_rejected, say
+from asynctask.lists.problems import MAX_ROWS, fault, jsonable, revived, rows_rejected, say
 from asynctask.lists.readers import Limits, RawRow, Source
-from asynctask.lists.readers.base import normalise, shorten
+from asynctask.lists.readers.base import normalise, row_number_header, shorten
 from asynctask.lists.readers.table import HEADER_ROWS
 from asynctask.lists.uploads import ITEMS, ListFile, Uploads, list_file
 from asynctask.messages import is_storable
@@ -30,12 +33,14 @@ from asynctask.worker import Worker
 __all__ = [
     "FirstRows",
     "ListSource",
+    "Names",
     "all_good",
     "checked",
     "encoding_option",
     "open_list",
     "refuse_absent",
     "remove_list",
+    "still_failed",
     "too_many_items",
 ]
 
@@ -47,7 +52,7 @@ class ListSource:
     ``sheet``: of a workbook; ``columns``: header -> field; ``encoding``: a codec, None to detect it; ``unique``: fields in
     which no two rows may be the same; ``strict``: one refused row refuses the list; ``name``: of the file in ``data_dir``;
     ``filename``: the name it was sent under; ``items``: JSON items, stored only until they are split; ``key``: the field
-    whose equal values run one after the other.
+    whose equal values run one after the other; ``resubmit_of``: the Task whose rows it corrects.
     """
 
     sheet: str | None = None
@@ -59,6 +64,7 @@ class ListSource:
     filename: str = ""
     items: bool = False
     key: str | None = None
+    resubmit_of: int | None = None
 
     @classmethod
     def checked(
@@ -79,13 +85,50 @@ class ListSource:
             bool(kept.get("strict")), str(kept.get("name", "")), str(kept.get("filename", "")),
         )  # fmt: skip
         bare = source.filename == ITEMS and not (source.sheet or source.columns or source.encoding)
-        return replace(source, items=bool(kept.get("items", bare)), key=kept.get("key"))
+        items = bool(kept.get("items", bare))
+        return replace(source, items=items, key=kept.get("key"), resubmit_of=kept.get("resubmit_of"))
 
     def as_json(self) -> dict[str, Any]:
         """JSON-ready."""
         kept = {"name": self.name, "filename": self.filename, "sheet": self.sheet, "columns": dict(self.columns)}
-        options = {"unique": list(self.unique), "encoding": self.encoding, "strict": self.strict, "key": self.key}
+        options = {
+            "unique": list(self.unique), "encoding": self.encoding, "strict": self.strict, "key": self.key,
+            "resubmit_of": self.resubmit_of,
+        }  # fmt: skip
         return {**kept, "items": self.items, **{name: value for name, value in options.items() if value}}
+
+
+_MAX_NAMES: Final = 1_000
+_MAX_NAMES_CHARS: Final = 15_000
+"""In the row of a Task, which is read often."""
+
+
+class Names:
+    """The columns of a list, gathered while it is split, so that its reports know them without reading it all first.
+
+    Arguments: ``kind``, ``list`` for the columns of the sheet and ``items`` for the fields of the items; ``known``, what
+    :meth:`as_json` gave for the rows before, None if that is unknown.
+    """
+
+    def __init__(self, kind: str, known: Mapping[str, Any] | None) -> None:
+        self._kind = kind
+        self._names: dict[str, None] | None = None if known is None else dict.fromkeys(known.get(kind, ()))
+        self._json = known
+
+    def add(self, row: Any) -> None:
+        """Adds the names of a row; a row that is no object has one, ``value``."""
+        if self._names is None or row is None:
+            return
+        names = row.keys() if isinstance(row, Mapping) else ("value",)
+        if not self._names.keys() >= set(names):
+            self._names.update(dict.fromkeys(names))
+            if len(self._names) > _MAX_NAMES or sum(map(len, self._names)) > _MAX_NAMES_CHARS:
+                self._names = None
+            self._json = None if self._names is None else {self._kind: list(self._names)}
+
+    def as_json(self) -> Mapping[str, Any] | None:
+        """JSON-ready; None if the names are unknown, or too many to keep."""
+        return self._json  # never changed, only replaced: slices are written in another thread
 
 
 def remove_list(uploads: Uploads, kept: Mapping[str, Any]) -> bool:
@@ -102,17 +145,34 @@ class OpenList:
     binding: Binding | None
     unique: tuple[str, ...]
     key: str | None
+    resubmit_of: int | None = None
 
     @property
     def planned(self) -> int | None:
         return self.source.planned
 
-    def checked(self, after: int = 0) -> Iterator[Accepted | Refused]:
-        """See :func:`checked`."""
+    def checked(self, after: int = 0, names: Names | None = None) -> Iterator[Accepted | Refused]:
+        """See :func:`checked`; ``names`` gets those of every row that is read."""
         if self.binding is not None and self.source.headers is not None:
             refuse_absent(self.unique, self.source.headers, self.binding, self.shape)
             refuse_absent([self.key] if self.key else [], self.source.headers, self.binding, self.shape, "column.key")
-        return checked(self.source.rows, self.shape, self.binding, self.unique, after, self.key)
+        binding, header = self.binding, None
+        if self.resubmit_of is not None:
+            header = row_number_header(self.source.headers or (), binding.fields if binding else ())
+            if header is None or binding is None:
+                params = {"task": self.resubmit_of}
+                message = str(say("list.no_row_column", params, "en"))
+                raise InputError(message, code="no_row_column", text="list.no_row_column", params=params)
+            binding = replace(binding, ignored=binding.ignored | {header})
+
+        def noted(after: int) -> Iterator[RawRow]:
+            for raw in self.source.rows(after):
+                if names is not None:
+                    names.add(raw.values)
+                yield raw
+
+        rows = self.source.rows if names is None else noted
+        return checked(rows, self.shape, binding, self.unique, after, self.key, header)
 
 
 @contextmanager
@@ -139,7 +199,7 @@ def open_list(
                 binding = shape.bind(opened.headers) if opened.headers is not None else None
             except InputError as error:
                 raise explained(error, opened.sheet_name, file, shape, small=small) from None
-            yield OpenList(opened, shape, binding, source.unique, source.key)
+            yield OpenList(opened, shape, binding, source.unique, source.key, source.resubmit_of)
 
 
 def checked(
@@ -149,15 +209,18 @@ def checked(
     unique: Sequence[str] = (),
     after: int = 0,
     key: str | None = None,
+    numbers: str | None = None,
 ) -> Iterator[Accepted | Refused]:
     """Validates the rows after ``after``; with ``unique``, also against the rows before them. Each needs a value of
-    ``key``, or of the key of its own worker.
+    ``key``, or of the key of its own worker, and a row number in the column ``numbers``.
 
     ``rows(n)`` gives the rows after the n-th. With ``unique`` it is read from the first row, also where a split resumes in
     the middle: the values of rows up to ``after`` count as well.
     """
     keyed = key is not None or isinstance(shape, MixedShape)
-    validate = _Keyed(shape, binding, key).validate if keyed else shape.validate
+    validate: Validate = _Keyed(shape, binding, key).validate if keyed else shape.validate
+    if numbers is not None:
+        validate = _numbered(validate, numbers)
     if not unique:
         for raw in rows(after):
             yield validate(raw, binding)
@@ -169,6 +232,66 @@ def checked(
             outcome = twins.refuse_second(raw, outcome)
         if raw.number > after:
             yield outcome
+
+
+Validate = Callable[[RawRow, Binding | None], Accepted | Refused]
+
+
+def _numbered(validate: Validate, header: str) -> Validate:
+    """``validate`` for a corrected report: each row gets the number in the column ``header``, or is refused without one."""
+
+    def with_number(raw: RawRow, binding: Binding | None) -> Accepted | Refused:
+        found = validate(raw, binding)
+        cell = raw.values.get(header) if isinstance(raw.values, Mapping) else None
+        if (number := _whole(cell)) is not None:
+            return replace(found, number=number)
+        shown = None if cell is None else shorten(jsonable(cell))
+        text = "resubmit.no_number" if shown is None else "resubmit.bad_number"
+        problem = fault(raw.number, header, "bad_row_number", text, {}, shown)
+        if isinstance(found, Refused):
+            return replace(found, problems=(*found.problems, problem))
+        return Refused(raw.number, (problem,), jsonable(raw.values))
+
+    return with_number
+
+
+def _whole(cell: Any) -> int | None:
+    """A row number, from 1; None for a cell that has none."""
+    if isinstance(cell, str):
+        text = cell.strip()
+        cell = int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else None
+    elif isinstance(cell, float | Decimal) and 0 < cell < 2**53 and cell == int(cell):
+        cell = int(cell)
+    return cell if type(cell) is int and 0 < cell < 2**53 else None
+
+
+def still_failed(ledger: Ledger, task_id: int, rows: Iterable[Accepted | Refused]) -> Iterator[Accepted | Refused]:
+    """The rows of a corrected list as :func:`~asynctask.ledger.tasks.add_slice` would take them now; takes none of them.
+    What it refuses has no number any more."""
+    first: dict[int, int] = {}
+    rows = iter(rows)
+    while batch := list(islice(rows, _AT_ONCE)):
+        numbers = {row.number for row in batch if row.number is not None}
+        with ledger.database.read() as connection:
+            _, problems = find_corrected(connection, task_rows.get(connection, task_id), numbers)
+        for row in batch:
+            if row.number is None:
+                yield row
+                continue
+            problem = problems.get(row.number)
+            if first.setdefault(row.number, row.row) != row.row:
+                params = {"number": row.number, "first": first[row.number]}
+                problem = row_problem("duplicate_row", "resubmit.twice", params, row.number)
+            if problem is None:
+                yield row
+            elif isinstance(row, Refused):
+                yield replace(row, problems=(*row.problems, revived(row.row, problem, "en")), number=None)
+            else:
+                item = row.item if isinstance(row.item, dict) else {"value": row.item}
+                yield Refused(row.row, (revived(row.row, problem, "en"),), item)
+
+
+_AT_ONCE: Final = 1_000
 
 
 class _Keyed:
@@ -189,7 +312,7 @@ class _Keyed:
         value = row.item.get(field) if isinstance(row.item, Mapping) else None
         text = key_text(value)
         if text is not None:
-            return Accepted(row.row, row.item, row.worker, f"{field}\0{text}")
+            return replace(row, key=f"{field}\0{text}")
         column = self._names.get(field, field)
         absent = value is None or (isinstance(value, str) and not value.strip())
         why = ("missing", "key.missing") if absent else ("bad_key", "key.unfit")
@@ -197,7 +320,7 @@ class _Keyed:
         problem = fault(row.row, column, *why, {"limit": MAX_KEY}, shown)
         values = self._shape.values(raw)
         cells = jsonable(values) if isinstance(values, Mapping) else {"value": jsonable(values)}
-        return Refused(row.row, (problem,), cells)
+        return Refused(row.row, (problem,), cells, row.number)
 
 
 def encoding_option(name: str) -> str:
@@ -348,9 +471,8 @@ class Twins:
             text, params["columns"] = "duplicates_in_upload", ", ".join(map(self._shown, self._unique))
         value = shorten(jsonable(values.get(column))) if isinstance(values, Mapping) else None
         problem = fault(row.row, column, "duplicate_in_upload", text, params, value)
-        return Refused(
-            row.row, (problem,), jsonable(values) if isinstance(values, Mapping) else {"value": jsonable(values)}
-        )
+        cells = jsonable(values) if isinstance(values, Mapping) else {"value": jsonable(values)}
+        return Refused(row.row, (problem,), cells, row.number)
 
     def _shown(self, field: str) -> str:
         return repr(shorten(self._names[field], 80))

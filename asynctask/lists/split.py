@@ -19,7 +19,7 @@ from asynctask.ledger.tasks import NewItem, NewTask, NewWhole, Reject, SplitLost
 from asynctask.lists.items import Accepted, ItemShape, Refused
 from asynctask.lists.problems import stored
 from asynctask.lists.readers import Limits
-from asynctask.lists.rows import ListSource, open_list, too_many_items
+from asynctask.lists.rows import ListSource, Names, OpenList, open_list, still_failed, too_many_items
 from asynctask.lists.uploads import Uploads
 from asynctask.logs import get_logger
 from asynctask.messages import clean
@@ -91,17 +91,28 @@ class Splitter:
         Raises :class:`SplitLost` where another process took over, and LedgerUnavailable; then the split stays as it is and
         is resumed later.
         """
+        names = Names("items" if source.items else "list", task_rows.read(self._ledger, task_id).headers if after else {})
+
+        def read(opened: OpenList, after: int) -> Iterator[Accepted | Refused]:
+            if source.items:
+                return _noted(opened.checked(after), names)
+            return opened.checked(after, names)
+
+        def whole(opened: OpenList) -> Iterator[Accepted | Refused]:
+            rows = read(opened, 0)
+            return rows if opened.resubmit_of is None else still_failed(self._ledger, opened.resubmit_of, rows)
+
         with self._lease(task_id):
             try:
                 with open_list(self._uploads, self._limits, source, shape_of(source.columns)) as opened:
                     if opened.planned is not None:
                         task_rows.plan(self._ledger, task_id, opened.planned)
-                    if source.strict and not created and (count := self._refused(task_id, opened.checked(), after)):
+                    if source.strict and not created and (count := self._refused(task_id, whole(opened), names, after)):
                         task_rows.refuse_list(self._ledger, task_id, count)
                         self._clear(task_id, source)
                         return
-                    rows = opened.checked(after)
-                    self._split(task_id, _still_good(rows) if source.strict else rows, after)
+                    rows = read(opened, after)
+                    self._split(task_id, _still_good(rows) if source.strict else rows, names, after)
                 task_rows.seal(self._ledger, task_id)
             except InputError as error:
                 detail: dict[str, Any] = {}
@@ -127,7 +138,8 @@ class Splitter:
         """Splits a program's items, consumed one by one in the caller's thread; re-raises what the iterable raises."""
         with self._lease(task_id):
             try:
-                self._split(task_id, rows)
+                names = Names("items", {})
+                self._split(task_id, _noted(rows, names), names)
             except (SplitLost, LedgerUnavailable):
                 raise
             except BaseException as error:
@@ -163,7 +175,7 @@ class Splitter:
 
     # -- strict lists
 
-    def _refused(self, task_id: int, rows: Iterable[Accepted | Refused], after: int) -> int:
+    def _refused(self, task_id: int, rows: Iterable[Accepted | Refused], names: Names, after: int) -> int:
         """The number of rows of a list with refused ones, 0 if all are accepted. Writes refused rows, and nothing else.
 
         ``rows`` are all rows; the refused ones up to the row ``after`` are in the ledger already.
@@ -176,22 +188,22 @@ class Splitter:
                 if row.row > after:
                     _add(current, row)
                     if self._full(current, SLICE):
-                        self._commit(task_id, current, after)
+                        self._commit(task_id, current, after, names)
                         after, current = current.cursor, _Slice(begun=self._clock.monotonic())
             self._refuse_too_many(count)
         if current.rejects:
-            self._commit(task_id, current, after)
+            self._commit(task_id, current, after, names)
         return count if refused else 0
 
     # -- slices
 
-    def _split(self, task_id: int, rows: Iterable[Accepted | Refused], after: int = 0) -> None:
+    def _split(self, task_id: int, rows: Iterable[Accepted | Refused], names: Names, after: int = 0) -> None:
         current = _Slice(begun=self._clock.monotonic(), after=after)
         sizes = self._sizes()
         largest = next(sizes)
         ahead = not self._ledger.database.is_sqlite
         notified = False
-        with Writing[_Slice](lambda each: self._commit(task_id, each, each.after), ahead=ahead) as writing:
+        with Writing[_Slice](lambda each: self._commit(task_id, each, each.after, names), ahead=ahead) as writing:
             for count, row in enumerate(rows, 1):
                 _add(current, row)
                 if self._full(current, largest):
@@ -223,7 +235,7 @@ class Splitter:
         slow = count % 16 == 0 and self._clock.monotonic() - current.begun > SLICE_S
         return count >= largest or current.size > MAX_SLICE_BYTES or slow
 
-    def _commit(self, task_id: int, current: _Slice, after: int) -> None:
+    def _commit(self, task_id: int, current: _Slice, after: int, names: Names) -> None:
         task_rows.add_slice(
             self._ledger,
             task_id,
@@ -233,6 +245,7 @@ class Splitter:
             cursor=current.cursor,
             lease_s=self._lease_s,
             notify_dispatcher=current.notify_dispatcher,
+            headers=names.as_json(),
         )
         self._on_slice()
 
@@ -275,6 +288,12 @@ def _still_good(rows: Iterable[Accepted | Refused]) -> Iterator[Accepted]:
         yield row
 
 
+def _noted(rows: Iterable[Accepted | Refused], names: Names) -> Iterator[Accepted | Refused]:
+    for row in rows:
+        names.add(row.item if isinstance(row, Accepted) else row.values)
+        yield row
+
+
 def _add(current: _Slice, row: Accepted | Refused) -> None:
     current.cursor = row.row
     if isinstance(row, Accepted):
@@ -282,13 +301,13 @@ def _add(current: _Slice, row: Accepted | Refused) -> None:
         current.items.append(_new_item(params, row))
         current.size += len(params)
     else:
-        current.rejects.append(Reject(row.row, [stored(problem) for problem in row.problems], row.values))
+        current.rejects.append(Reject(row.row, [stored(problem) for problem in row.problems], row.values, row.number))
 
 
 def _new_item(params: str, row: Accepted) -> NewItem:
     worker = row.worker
     if worker is None:
-        return NewItem(params, row.row, key=row.key)
+        return NewItem(params, row.row, key=row.key, number=row.number)
     return NewItem(params, row.row, worker.name, dumps({"retry": worker.max_retries}), row.key)
 
 

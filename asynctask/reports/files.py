@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import csv
 import io
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
-from decimal import Decimal
-from itertools import chain, islice
+from html import escape
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TextIO
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 import xlsxwriter
-from xlsxwriter.exceptions import XlsxFileError
+from xlsxwriter.utility import xl_col_to_name, xl_range
 
 from asynctask.errors import Unavailable
-from asynctask.lists.cells import SHEET_ROWS, Percent, csv_cell, cut, sheet_text, sheet_value
+from asynctask.lists.cells import SHEET_ROWS, Percent, csv_cell, cut, sheet_value
 from asynctask.lists.readers.base import COLUMNS, SUFFIX, CellError, normalise, of_locale, report_block
 
-__all__ = ["SHEET_ROWS", "ReportRow", "iter_csv", "report_headers", "write_csv", "write_xlsx"]
+__all__ = ["SHEET_ROWS", "ReportRow", "iter_csv", "iter_xlsx", "report_headers", "write_csv", "write_xlsx"]
 
 MAX_COMMENTS: Final = 5_000
 """Comments of a sheet: XlsxWriter keeps them in memory, and spreadsheets are slow with more."""
@@ -87,7 +89,7 @@ def write_csv(stream: TextIO | BinaryIO, headers: Sequence[str], rows: Iterable[
     return counted.count
 
 
-def iter_csv(headers: Sequence[str], rows: Iterable[ReportRow], *, locale: str = "en") -> Iterator[bytes]:
+def iter_csv(headers: Sequence[str], rows: Iterable[ReportRow], *, locale: str = "en") -> Generator[bytes, None, None]:
     """The CSV of :func:`write_csv` in pieces of about 16 KiB, each of whole rows."""
     kept, added = report_headers(headers, locale)
     buffer = io.StringIO(newline="")
@@ -112,161 +114,280 @@ def write_xlsx(
     rows_per_sheet: int = SHEET_ROWS,
     comments_per_sheet: int = MAX_COMMENTS,
 ) -> int:
-    """Writes a report as a workbook, in constant memory except for the comments.
+    """Writes the workbook of :func:`iter_xlsx` to a file.
 
-    Arguments: the target; the original headers; the rows; the language of the report's own headers; the most rows of a
-    sheet beside its header, after which the next one begins; its most comments. Returns the number of rows.
-    If ``rows`` raises, this raises at once and leaves no file. Raises :class:`Unavailable` if writing fails.
+    Arguments: the target, and those of :func:`iter_xlsx`. Returns the number of rows. If ``rows`` raises, this raises at
+    once and leaves no file. Raises :class:`Unavailable` if writing fails.
+    """
+    counted = _Counted(rows)
+    pieces = iter_xlsx(
+        headers, counted, locale=locale, rows_per_sheet=rows_per_sheet, comments_per_sheet=comments_per_sheet
+    )
+    try:
+        with closing(pieces), _opened(path) as out:
+            for piece in pieces:
+                try:
+                    out.write(piece)
+                except OSError as error:
+                    raise _unwritten(path, error) from error
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return counted.count
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    try:
+        # Unbuffered: the pieces are large, and nothing is left to fail when the file is closed.
+        out = path.open("wb", buffering=0)
+    except OSError as error:
+        raise _unwritten(path, error) from error
+    with out:
+        yield out
+
+
+def _unwritten(path: Path, error: OSError) -> Unavailable:
+    return Unavailable(f"the report could not be written in {path.parent}: {error}; is the disk full?")
+
+
+def iter_xlsx(
+    headers: Sequence[str],
+    rows: Iterable[ReportRow],
+    *,
+    locale: str = "en",
+    rows_per_sheet: int = SHEET_ROWS,
+    comments_per_sheet: int = MAX_COMMENTS,
+) -> Generator[bytes, None, None]:
+    """A report as a workbook in pieces that leave while ``rows`` are read; memory is constant except for the comments.
+
+    Arguments: the original headers; the rows; the language of the report's own headers; the most rows of a sheet beside
+    its header, after which the next one begins; its most comments. If ``rows`` raises, the pieces so far cannot be taken
+    for a workbook: its directory is in the last one. Raises ValueError for a ``rows_per_sheet`` that no sheet has.
     """
     if not 1 <= rows_per_sheet <= SHEET_ROWS:
         raise ValueError(f"rows_per_sheet must be between 1 and {SHEET_ROWS}, not {rows_per_sheet}")
-    try:
-        with tempfile.TemporaryDirectory(prefix=".report-", dir=path.parent) as folder:
-            book = xlsxwriter.Workbook(str(path), {"constant_memory": True, "tmpdir": folder, **_PLAIN})
-            book.use_zip64()
-            try:
-                count = _write_sheets(book, headers, rows, locale, rows_per_sheet, comments_per_sheet)
-                book.close()
-            except BaseException:
-                _abandon(book, path)
-                raise
-    except (OSError, XlsxFileError) as error:
-        raise Unavailable(f"the report could not be written in {path.parent}: {error}; is the disk full?") from error
-    return count
+    return _book_pieces(_Book(*report_headers(headers, locale), comments_per_sheet), iter(rows), rows_per_sheet)
 
 
-_PLAIN: Final = {"strings_to_formulas": False, "strings_to_urls": False, "strings_to_numbers": False}
+# -- workbooks
+#
+# The rows are written here, as they come: XlsxWriter makes nothing of the file before the last cell. All else (styles,
+# comments, what a sheet has before and after its rows) comes from a workbook without rows that XlsxWriter makes. The zip is
+# written without seeking: each part's size follows its content (a data descriptor).
+
+_BATCH: Final = 50
+_MAX_SHEET_BYTES: Final = 2_000_000_000
+"""The next row begins another sheet: a larger part needs zip64, which some programs do not read with a data descriptor."""
+_PATTERNS: Final[Mapping[type, str]] = {
+    date: "yyyy-mm-dd",
+    datetime: "yyyy-mm-dd hh:mm:ss",
+    time: "hh:mm:ss",
+    timedelta: "[h]:mm:ss",
+}
+_DAY: Final = timedelta(days=1)
+_EPOCH: Final = datetime(1899, 12, 30)  # noqa: DTZ001 - a sheet's times have no zone
+_HEADER_STYLE: Final = 1
+_ESCAPED: Final = re.compile("[\x00-\x08\x0b-\x1f]|_(?=x[0-9a-fA-F]{4}_)")
+"""Stands in a cell as ``_xHHHH_``: a control character, and the underscore of a text that reads like such an escape."""
 
 
-def _abandon(book: Any, path: Path) -> None:
-    """Closes and removes the files; closing the book would finish it first."""
-    book.fileclosed = True
-    for sheet in book.worksheets():
-        sheet._opt_close()
-    path.unlink(missing_ok=True)
+def _book_pieces(book: _Book, rows: Iterator[ReportRow], rows_per_sheet: int) -> Generator[bytes, None, None]:
+    sink = _Sink()
+    with ZipFile(sink, "w", ZIP_DEFLATED) as archive:
+        ahead = next(rows, None)  # decides whether another sheet is needed
+        while ahead is not None or not book.sheets:
+            sheet = book.add_sheet()
+            with archive.open(_entry(sheet.part), "w") as part:
+                part.write(sheet.head)
+                while ahead is not None and sheet.rows < rows_per_sheet and sheet.size < _MAX_SHEET_BYTES:
+                    batch = [ahead, *islice(rows, min(_BATCH, rows_per_sheet - sheet.rows) - 1)]
+                    part.write(sheet.add(batch))
+                    if sink.size >= _CHUNK:
+                        yield sink.take()
+                    ahead = next(rows, None)
+                part.write(sheet.tail)
+        for name, content in book.other_parts():
+            archive.writestr(_entry(name), content)
+    yield sink.take()
 
 
-def _write_sheets(
-    book: Any, headers: Sequence[str], rows: Iterable[ReportRow], locale: str, rows_per_sheet: int, comments: int
-) -> int:
-    formats = _Formats(book)
-    names = report_headers(headers, locale)
-    iterator, count, sheets = iter(rows), 0, 0
-    ahead = next(iterator, None)
-    while ahead is not None or sheets == 0:
-        sheets += 1
-        sheet = _Sheet(book.add_worksheet(f"Rows {sheets}"), *names, formats, comments)
-        for row in islice(chain([ahead] if ahead is not None else [], iterator), rows_per_sheet):
-            sheet.add(row)
-        count += sheet.rows
-        sheet.finish()
-        # Read one row ahead: it decides whether another sheet is needed.
-        ahead = next(iterator, None)
-    return count
+def _entry(name: str) -> ZipInfo:
+    entry = ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+    entry.compress_type = ZIP_DEFLATED
+    return entry
 
 
-class _Formats:
-    """The cell formats of a workbook, made on demand."""
+class _Sink(io.RawIOBase):
+    """Keeps what is written until it is taken. It cannot seek, and a ZipFile on it does not."""
 
-    _PATTERNS: Final[Mapping[type, str]] = {
-        date: "yyyy-mm-dd",
-        datetime: "yyyy-mm-dd hh:mm:ss",
-        time: "hh:mm:ss",
-        timedelta: "[h]:mm:ss",
-    }
+    def __init__(self) -> None:
+        self._written: list[bytes] = []
+        self.size = 0
 
-    def __init__(self, book: Any) -> None:
-        self._book = book
-        self._made: dict[tuple[str, bool], Any] = {}
-        self.header = book.add_format({"bold": True, "bottom": 1})
+    def writable(self) -> bool:
+        return True
 
-    def of(self, value: Any, bad: bool) -> Any:
-        pattern = value.pattern if type(value) is Percent else self._PATTERNS.get(type(value), "")
+    def write(self, data: Any) -> int:
+        self._written.append(bytes(data))
+        self.size += len(data)
+        return len(data)
+
+    def take(self) -> bytes:
+        data = b"".join(self._written)
+        self._written.clear()
+        self.size = 0
+        return data
+
+
+class _Book:
+    """A workbook: its columns, its sheets so far, and the styles that their cells have."""
+
+    def __init__(self, kept: Sequence[str], added: Sequence[str], most_comments: int) -> None:
+        self.kept, self.names, self.most_comments = kept, (*kept, *added), most_comments
+        self.letters = [xl_col_to_name(column) for column in range(len(self.names))]
+        self.sheets: list[_Sheet] = []
+        self._styles: dict[tuple[str, bool], int] = {}
+
+    def style(self, value: Any, bad: bool) -> int:
+        """The index of the style of a cell, 0 for none."""
+        pattern = value.pattern if type(value) is Percent else _PATTERNS.get(type(value), "")
         if not pattern and not bad:
-            return None
-        if (pattern, bad) not in self._made:
-            shape = ({"num_format": pattern} if pattern else {}) | (_REFUSED if bad else {})
-            self._made[pattern, bad] = self._book.add_format(shape)
-        return self._made[pattern, bad]
+            return 0
+        return self._styles.setdefault((pattern, bad), len(self._styles) + _HEADER_STYLE + 1)
 
+    def add_sheet(self) -> _Sheet:
+        sheet = _Sheet(self, f"xl/worksheets/sheet{len(self.sheets) + 1}.xml")
+        self.sheets.append(sheet)
+        return sheet
 
-class _Exact(float):
-    """A number that XlsxWriter writes with all digits; it formats others with 16."""
+    def around(self, part: str) -> tuple[bytes, bytes]:
+        """What a sheet has before and after its rows."""
+        with self._without_rows() as archive:
+            head, _, rest = archive.read(part).partition(b"<sheetData>")
+        # The dimension is known last, and optional.
+        return re.sub(rb"<dimension [^>]*/>", b"", head) + b"<sheetData>", b"</sheetData>" + rest.partition(
+            b"</sheetData>"
+        )[2]
 
-    def __format__(self, _spec: str) -> str:
-        return repr(float(self))
+    def other_parts(self) -> Iterator[tuple[str, bytes]]:
+        """The parts that are no sheets."""
+        sheets = {sheet.part for sheet in self.sheets}
+        with self._without_rows() as archive:
+            for name in archive.namelist():
+                if name not in sheets:
+                    yield name, archive.read(name)
+
+    def _without_rows(self) -> ZipFile:
+        file = io.BytesIO()
+        with xlsxwriter.Workbook(file, {"in_memory": True}) as book:
+            formats = [book.add_format({"bold": True, "bottom": 1})]
+            for pattern, bad in self._styles:
+                shape = ({"num_format": pattern} if pattern else {}) | (_REFUSED if bad else {})
+                formats.append(book.add_format(shape))
+            for number, sheet in enumerate(self.sheets, 1):
+                made = book.add_worksheet(f"Rows {number}")
+                for column, style in enumerate(formats):  # numbered from 1 as they are met
+                    made.write_blank(0, column, None, style)
+                sheet.furnish(made)
+        return ZipFile(file)
 
 
 class _Sheet:
-    def __init__(
-        self, sheet: Any, kept: Sequence[str], added: Sequence[str], formats: _Formats, most_comments: int
-    ) -> None:
-        self._sheet, self._kept, self._formats = sheet, kept, formats
-        self._comments, self.rows = most_comments, 0
-        self._width = len(kept) + len(added)
-        sheet.freeze_panes(1, 0)
-        for column, name in enumerate((*kept, *added)):
-            sheet.set_column(column, column, min(max(len(name) + 4, 12), 60))
-            sheet.write_string(0, column, sheet_text(name), formats.header)
+    """One sheet of a workbook; its rows become XML in order."""
 
-    def add(self, row: ReportRow) -> None:
-        self.rows += 1
-        bad, values, number = row.bad_columns, row.values, self.rows
-        for column, name in enumerate(self._kept):
-            value = values.get(name)
-            reason = bad.get(name) if bad else None
-            if reason is not None or not self._simple(number, column, value):
-                self._cell(column, value, reason)
-        for column, value in enumerate(_outcome(row), len(self._kept)):
-            reason = row.bad_row if column == len(self._kept) + _ERROR else None
-            if reason is not None or not self._simple(number, column, value):
-                self._cell(column, value, reason)
+    def __init__(self, book: _Book, part: str) -> None:
+        self.part, self.rows, self.size = part, 0, 0
+        self._book = book
+        self._comments: list[tuple[int, int, str]] = []
 
-    def _simple(self, row: int, column: int, value: Any) -> bool:
-        """Fast path: writes a cell that needs no conversion, as nearly all do; False for others."""
-        kind = type(value)
-        if kind is str:
-            if len(value) > _SHORT or not value.isprintable() or value[:1] == "<":
-                return False
-            self._sheet.write_string(row, column, value)
-        elif kind is int:
-            if not -_SAFE < value < _SAFE:
-                return False
-            self._sheet.write_number(row, column, value)
-        else:
-            return value is None
-        return True
+    @property
+    def head(self) -> bytes:
+        names = zip(self._book.letters, self._book.names, strict=True)
+        cells = "".join(_text_cell(f'{letter}1" s="{_HEADER_STYLE}', cut(name)) for letter, name in names)
+        return self._book.around(self.part)[0] + f'<row r="1">{cells}</row>'.encode()
 
-    def finish(self) -> None:
-        self._sheet.autofilter(0, 0, self.rows, self._width - 1)
+    @property
+    def tail(self) -> bytes:
+        return self._book.around(self.part)[1]
+
+    def furnish(self, made: Any) -> None:
+        """Gives XlsxWriter's sheet everything but the rows."""
+        last = len(self._book.names) - 1
+        made.freeze_panes(1, 0)
+        for column, name in enumerate(self._book.names):
+            made.set_column(column, column, min(max(len(name) + 4, 12), 60))
+        made.autofilter(0, 0, self.rows, last)
         if self.rows:  # no warning at texts such as 00123
-            letters = xlsxwriter.utility.xl_range(1, 0, self.rows, self._width - 1)
-            self._sheet.ignore_errors({"number_stored_as_text": letters})
+            made.ignore_errors({"number_stored_as_text": xl_range(1, 0, self.rows, last)})
+        for row, column, text in self._comments:
+            made.write_comment(row, column, text, {"x_scale": 2})
 
-    def _cell(self, column: int, value: Any, reason: str | None) -> None:
-        sheet, row, bad = self._sheet, self.rows, reason is not None
-        value = sheet_value(value)
-        style = self._formats.of(value, bad)
-        if value is None:
-            if bad:
-                sheet.write_blank(row, column, None, style)
-        elif isinstance(value, str):
-            sheet.write_string(row, column, sheet_text(value), style)
-        elif isinstance(value, bool):
-            sheet.write_boolean(row, column, value, style)
-        elif isinstance(value, float):
-            exact = float(f"{value:.16G}") == value
-            sheet.write_number(row, column, value if exact else _Exact(value), style)
-        elif isinstance(value, int | Decimal):
-            sheet.write_number(row, column, value, style)
-        elif isinstance(value, CellError):
-            # The only formula of a report: a constant, one of seven, never a text of the list.
-            sheet.write_formula(row, column, "=" + value.text, style, value.text)
-        else:
-            sheet.write_datetime(row, column, value, style)
-        if reason is not None and self._comments > 0:
-            self._comments -= 1
-            sheet.write_comment(row, column, cut(reason)[:_MAX_COMMENT], {"x_scale": 2})
+    def add(self, rows: Iterable[ReportRow]) -> bytes:
+        """The XML of the next rows."""
+        data = "".join(map(self._row, rows)).encode()
+        self.size += len(data)
+        return data
+
+    def _row(self, row: ReportRow) -> str:
+        self.rows += 1
+        number, kept = self.rows + 1, self._book.kept
+        bad = {column: row.bad_columns[name] for column, name in enumerate(kept) if name in row.bad_columns}
+        if row.bad_row is not None:
+            bad[len(kept) + _ERROR] = row.bad_row
+        cells = [f'<row r="{number}">']
+        for column, value in enumerate((*map(row.values.get, kept), *_outcome(row))):
+            place, kind = f"{self._book.letters[column]}{number}", type(value)
+            if column in bad:
+                cells.append(_cell(place, value, self._book, bad=True))
+                if len(self._comments) < self._book.most_comments:
+                    self._comments.append((self.rows, column, cut(bad[column])[:_MAX_COMMENT]))
+            elif kind is str and value.isprintable() and len(value) <= _SHORT:  # nearly all cells
+                cells.append(_text_cell(place, value))
+            elif kind is int and -_SAFE < value < _SAFE:
+                cells.append(f'<c r="{place}"><v>{value}</v></c>')
+            elif value is not None:
+                cells.append(_cell(place, value, self._book))
+        cells.append("</row>")
+        return "".join(cells)
+
+
+def _cell(place: str, value: Any, book: _Book, *, bad: bool = False) -> str:
+    value = sheet_value(value)
+    style = book.style(value, bad)
+    attributes = f'{place}" s="{style}' if style else place
+    if value is None:
+        return f'<c r="{attributes}"/>'
+    if isinstance(value, str):
+        return _text_cell(attributes, cut(value))
+    if isinstance(value, bool):
+        return f'<c r="{attributes}" t="b"><v>{value:d}</v></c>'
+    if isinstance(value, CellError):
+        return f'<c r="{attributes}" t="e"><v>{value.text}</v></c>'
+    return f'<c r="{attributes}"><v>{_number(value)}</v></c>'
+
+
+def _text_cell(attributes: str, text: str) -> str:
+    space = ' xml:space="preserve"' if text != text.strip() else ""
+    if "_x" in text or not text.isprintable():
+        text = _ESCAPED.sub(lambda found: f"_x{ord(found[0]):04X}_", text)
+    return f'<c r="{attributes}" t="inlineStr"><is><t{space}>{escape(text, quote=False)}</t></is></c>'
+
+
+def _number(value: Any) -> str:
+    """A number, or a time in days since the epoch of sheets."""
+    if isinstance(value, datetime):
+        value = (value - _EPOCH) / _DAY
+    elif isinstance(value, date):
+        return str(value.toordinal() - _EPOCH.toordinal())
+    elif isinstance(value, time):
+        value = (datetime.combine(_EPOCH, value) - _EPOCH) / _DAY
+    elif isinstance(value, timedelta):
+        value /= _DAY
+    if isinstance(value, float):
+        value = float(value)
+        return str(int(value)) if value.is_integer() and abs(value) < _SAFE else repr(value)
+    return str(value)
 
 
 class _Counted:

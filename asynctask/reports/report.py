@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -83,18 +83,32 @@ def make_report(
     """
     if kind not in KINDS:
         raise InputError(f"rows={kind!r} is none; choose of {', '.join(KINDS)}", code="unknown_rows")
-    kept = task_rows.read(ledger, task_id).source
+    task = task_rows.read(ledger, task_id)
+    kept, known = task.source, task.headers or {}
     original = None
     if kept:
         source = ListSource.from_json(kept)
         expect = (shape.expected if shape else frozenset()) | frozenset(source.columns)
-        original = open_original(uploads, source, limits, expect, alive)
+        original = open_original(uploads, source, limits, expect, alive, known.get("list"))
     ledger_rows = _LedgerRows(ledger.database, task_id, kind, locale)
     if original is None:
-        headers = ledger_rows.fields(shape)
-        return Report(headers, _ledger_rows(ledger_rows, headers, alive), locale)
-    headers = list(original.headers)
-    return Report(headers, _original_rows(original, ledger_rows, headers, _columns(shape, headers), alive), locale)
+        headers = ledger_rows.fields(shape, None if kept else known.get("items"))
+        rows = _ledger_rows(ledger_rows, headers, alive)
+    else:
+        headers = list(original.headers)
+        rows = _original_rows(original, ledger_rows, headers, _columns(shape, headers), alive)
+    return Report(headers, rows if task.resubmit_of is None else _corrected(ledger.database, task_id, rows), locale)
+
+
+def _corrected(
+    database: Database, task_id: int, rows: Generator[ReportRow, None, None]
+) -> Generator[ReportRow, None, None]:
+    """The rows of a corrected list under the numbers of the first Task's list, so that each can be corrected once more."""
+    with closing(rows):
+        while page := list(islice(rows, _PAGE)):
+            with database.read() as connection:
+                numbers = queries.corrected_numbers(connection, task_id, page[0].number or 0, page[-1].number or 0)
+            yield from (replace(row, number=numbers.get(row.number or 0)) for row in page)
 
 
 def _columns(shape: ItemShape | None, headers: list[str]) -> dict[str, str]:
@@ -166,12 +180,17 @@ class _LedgerRows:
         self._database, self._task_id, self._locale = database, task_id, locale
         self._statuses, self._with_rejects = KINDS[kind], kind in _WITH_REJECTS
 
-    def fields(self, shape: ItemShape | None) -> list[str]:
-        """The columns without an original list: the fields of the model or the items, and of the refused rows."""
+    def fields(self, shape: ItemShape | None, known: Collection[str] | None) -> list[str]:
+        """The columns without an original list: the fields of the model or the items, and of the refused rows.
+
+        ``known``: those of all items, if the split kept them; else all rows are read for them.
+        """
         names: dict[str, None] = {}
         if shape is not None and shape.model is not None:
             names.update(dict.fromkeys(shape.model.model_fields))
-        else:
+        if known is not None:
+            return [*names, *(name for name in known if name not in names)]
+        if not names:
             for event in self._events(params=True):
                 names.update(dict.fromkeys(_cells(event.params)))
                 if len(names) > _MAX_NAMES:
@@ -280,24 +299,26 @@ def open_original(
     limits: Limits,
     expect: Collection[str],
     alive: Callable[[], None] = lambda: None,
+    names: Sequence[str] | None = None,
 ) -> Original | None:
     """The list of a Task; None if it is gone or unreadable.
 
     Arguments: ``limits`` and ``expect`` as of :func:`~asynctask.lists.readers.open_source`; ``alive`` is called now and
-    then, and an exception it raises ends the work. Raises :class:`Unavailable` if no child can be started.
+    then, and an exception it raises ends the work; ``names``, the columns of a text's rows, None if it must be read for
+    them. Raises :class:`Unavailable` if no child can be started.
     """
     try:
         path = uploads.find(source.name)
         if is_workbook(path):
             return _cached_rows(uploads, path, source, limits, expect, alive)
-        return _Text(path, source, limits, expect, alive)
+        return _Text(path, source, limits, expect, alive, names)
     except (InputError, OSError) as error:
         get_logger("asynctask.report").warning("original_unreadable", name=source.name, error=str(error))
         return None
 
 
 class _Text:
-    """A text list: read once for the names of its columns, and again for its rows."""
+    """A text list: its rows, and before them its columns, for which it is read once more unless ``known`` has them."""
 
     def __init__(
         self,
@@ -306,11 +327,12 @@ class _Text:
         limits: Limits,
         expect: Collection[str],
         alive: Callable[[], None],
+        known: Sequence[str] | None,
     ) -> None:
         self._path, self._source, self._limits, self._expect = path, source, limits, expect
-        names: dict[str, None] = {}
+        names: dict[str, None] = dict.fromkeys(known or ())
         with self._open() as opened:
-            for number, values in _original_cells(opened, quiet=True):
+            for number, values in _original_cells(opened, quiet=True) if known is None else ():
                 if number % _ALIVE_EVERY_READ == 0:
                     alive()
                 if values.keys() - names.keys() and len(names) < _MAX_NAMES:

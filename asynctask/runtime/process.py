@@ -9,13 +9,17 @@ There are three kinds: web processes (:class:`asynctask.wiring.WebProcess`), wor
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import resource
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 from asynctask._version import __version__
-from asynctask.brokers.base import Broker
-from asynctask.clock import Clock, Ids
+from asynctask.brokers.base import Broker, Presence, Running
+from asynctask.clock import Clock, Ids, micros
 from asynctask.config import Config
 from asynctask.database.notify import LEDGER, Signals
 from asynctask.dispatch.control import Control
@@ -30,10 +34,18 @@ from asynctask.logs import get_logger
 from asynctask.maintenance import Maintenance
 from asynctask.middleware.chain import Chain
 from asynctask.middleware.tracker import TaskEventMiddleware, Tracker
-from asynctask.runtime.heartbeat import Heartbeat
+from asynctask.runtime.execution import Execution
 from asynctask.worker import Worker
 
-__all__ = ["AppProcess", "Dispatching", "Parts", "Tracked", "recording_chain"]
+__all__ = [
+    "AppProcess",
+    "Dispatching",
+    "Heartbeat",
+    "Parts",
+    "PresenceHeartbeat",
+    "Tracked",
+    "recording_chain",
+]
 
 
 class Tracked(Protocol):
@@ -203,3 +215,214 @@ def recording_chain(app: Tracked, tracker: Tracker) -> Chain:
         chain.add(middleware)
     chain.add(TaskEventMiddleware(tracker, app.config.max_result_bytes))
     return chain
+
+
+# -- heartbeats: the one that renews the lease in the ledger, and the one that the broker's tools see
+
+LATE = 0.75
+"""Share of the lease after which a process that could not renew it begins no job."""
+
+RETRY_S = 1.0
+"""Seconds until a failed heartbeat is tried again."""
+
+
+class Heartbeat:
+    """Renews the lease every ``every_s`` seconds, in a thread of its own.
+
+    ``facts`` gives the values to write (``busy``, ``rate``, ...); ``on_signal`` is called with a signal left in the ledger
+    (``TSTP``, ``TERM``), or ``LOST`` when another process has declared this one dead.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        clock: Clock,
+        *,
+        every_s: float,
+        lease_s: float,
+        facts: Callable[[], dict[str, Any]] = dict,
+        on_signal: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._every_s = min(every_s, lease_s / 3)  # two beats in a row may fail
+        self._lease_s = lease_s
+        self._facts = facts
+        self._on_signal = on_signal
+        self._last = clock.boottime()
+        self._soon = threading.Event()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._log = get_logger("asynctask.heartbeat")
+
+    def start(self) -> None:
+        """Starts beating; the process must be registered already."""
+        self._last = self._clock.boottime()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stops beating."""
+        self._stopping = True
+        self._soon.set()
+        if self._thread is not None:
+            self._thread.join(10)
+
+    def soon(self) -> None:
+        """Beats at once: something changed that other processes wait for."""
+        self._soon.set()
+
+    def fresh(self) -> bool:
+        """Whether the lease was renewed recently enough to start a job; not after the machine was suspended."""
+        return self._clock.boottime() - self._last < micros(self._lease_s * LATE)
+
+    def beat(self) -> None:
+        """One beat now. Raises LedgerUnavailable."""
+        before = self._clock.boottime()
+        left = processes.beat(self._ledger, lease_s=self._lease_s, rss=memory_bytes(), **self._facts())
+        if left != processes.LOST:
+            self._last = before
+        if left is not None:
+            self._on_signal(left)
+
+    def _run(self) -> None:
+        pause_s = self._every_s
+        while True:
+            self._soon.wait(pause_s)
+            self._soon.clear()
+            if self._stopping:
+                return
+            pause_s = min(self._every_s, RETRY_S)
+            try:
+                self.beat()
+                pause_s = self._every_s
+            except Unavailable as error:
+                self._log.warning("heartbeat_failed", error=str(error))
+            except Exception:
+                self._log.exception("heartbeat_failed")
+
+
+def memory_bytes() -> int:
+    """The most memory this process has used, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+# -- the presence heartbeat, in a thread of its own: neither the lease nor a job waits for it
+
+BEAT_S: Final = 10.0
+"""Seconds between two beats. Sidekiq's tools drop a process after a minute without one."""
+
+SIGNALS: Final = frozenset({"TSTP", "TERM", "TTIN"})
+"""Signals that tools send: quiet, stop, and write the stacks of all threads."""
+
+
+class PresenceHeartbeat:
+    """Registers the process with the broker's tools every ``every_s`` seconds, with its running jobs and counts.
+
+    ``running`` gives the jobs that run; ``on_signal`` is called with a signal that a tool left.
+    """
+
+    def __init__(
+        self,
+        presence: Presence,
+        clock: Clock,
+        *,
+        running: Callable[[], Sequence[Execution]],
+        is_quiet: Callable[[], bool],
+        on_signal: Callable[[str], None],
+        every_s: float = BEAT_S,
+    ) -> None:
+        self._presence = presence
+        self._clock = clock
+        self._running = running
+        self._is_quiet = is_quiet
+        self._on_signal = on_signal
+        self._every_s = every_s
+        self._soon = threading.Event()
+        self._stopping = False
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._log = get_logger("asynctask.presence")
+
+    def start(self) -> None:
+        """Starts beating, the first time at once."""
+        self._thread = threading.Thread(target=self._run, name="presence", daemon=True)
+        self._thread.start()
+
+    def soon(self) -> None:
+        """Beats at once: something changed that a tool waits for."""
+        self._soon.set()
+
+    def stop(self) -> None:
+        """Sends the last counts and removes the process from the tools. Counts are lost while the broker is away."""
+        self._stopping = True
+        self._soon.set()
+        if self._thread is not None:
+            self._thread.join(10)
+        if not self._lock.acquire(timeout=1):
+            return  # the last beat still waits for an answer
+        try:
+            self._presence.leave()
+        except Unavailable as error:
+            self._log.warning("leave_put_off", error=str(error))
+        finally:
+            self._lock.release()
+
+    def ended(self, execution: Execution, failed: bool) -> None:
+        """Counts a job that ended."""
+        payload = execution.payload
+        wrapped = payload.get("wrapped")
+        name = wrapped if isinstance(wrapped, str) else str(payload["class"])
+        self._presence.ended(name, self._clock.monotonic() - execution.began, failed)
+
+    def beat(self) -> None:
+        """One beat now. Raises Unavailable."""
+        with self._lock:
+            running = self._now_running()
+            signal = self._presence.beat(running, quiet=self._is_quiet(), rss_kib=resident_kib())
+        if signal is None:
+            return
+        if signal in SIGNALS:
+            self._log.info("told", signal=signal)
+            self._on_signal(signal)
+        else:
+            self._log.warning("unknown_signal", signal=signal)
+
+    def _now_running(self) -> list[Running]:
+        now, ticks = self._clock.now(), self._clock.monotonic()
+        return [
+            Running(
+                thread=f"{each.thread.ident:x}",
+                name=str(each.payload["class"]),
+                jid=each.copy.jid,
+                queue=each.copy.queue,
+                payload=each.copy.payload,
+                began_at=now - micros(ticks - each.began),
+            )
+            for each in self._running()
+            if each.began and each.thread is not None
+        ]
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._soon.clear()
+            try:
+                self.beat()
+            except Unavailable as error:
+                self._log.warning("beat_put_off", error=str(error))
+            except Exception:
+                self._log.exception("beat_failed")
+            if not self._stopping:
+                self._soon.wait(self._every_s)
+
+
+def resident_kib() -> int:
+    """The memory that this process uses now, in KiB; where the system does not tell, the most that it has used."""
+    if sys.platform == "linux":
+        try:
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            return pages * os.sysconf("SC_PAGE_SIZE") // 1024
+        except (OSError, ValueError, IndexError):
+            pass
+    return memory_bytes() // 1024

@@ -3,7 +3,7 @@
 It is a small process of its own, ``python -m asynctask.runtime.supervisor``, which a command of the command line turns into
 (:func:`become`): it loads neither the application nor a database driver, for it stays beside every worker process. Where a
 job keeps the interpreter of a worker process from running anything else, its lease is renewed by another process
-(:mod:`asynctask.runtime.renewer`), which is started then and ends with the need.
+(:class:`Renewals`), which is started then and ends with the need.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 if TYPE_CHECKING:
+    from asynctask.database.engine import Database
     from asynctask.logs import Logger
 
 __all__ = [
     "LIFELINE",
     "PULSE",
+    "RESTART_S",
+    "STEADY_S",
     "Announcement",
     "ChildSpec",
     "Lease",
@@ -37,9 +40,14 @@ __all__ = [
 ]
 
 _PLAN: Final = "_ASYNCTASK_CHILDREN"
+_RENEW: Final = "renew-leases"
 _POLL_S: Final = 0.5  # a child that ends, a pulse and a signal wake it at once
-_RESTART_S: Final = (0.0, 0.5, 1.0, 2.0, 5.0)
-_STEADY_S: Final = 10.0
+RESTART_S: Final = (0.0, 0.5, 1.0, 2.0, 5.0)
+"""Pauses before a process that ended is started again, by how often it ended soon after its start."""
+
+STEADY_S: Final = 10.0
+"""A process that ran so long did not end soon after its start."""
+
 _RENEWER_AGAIN_S: Final = 1.0
 
 SILENT: Final = 1 / 3
@@ -204,8 +212,8 @@ class Supervisor:
             self.stop()
             return
         now = self._monotonic()
-        child.failures = 0 if now - child.started > _STEADY_S else child.failures + 1
-        pause = _RESTART_S[min(child.failures, len(_RESTART_S) - 1)]
+        child.failures = 0 if now - child.started > STEADY_S else child.failures + 1
+        pause = RESTART_S[min(child.failures, len(RESTART_S) - 1)]
         self._logger().warning("child_died", name=child.spec.name, pid=pid, code=code, restart_in_s=pause)
         child.process, child.restart_at = None, now + pause
         self._hang_up(child)
@@ -288,7 +296,7 @@ class _Renewer:
             if self._monotonic() < self._not_before:
                 return
             self._not_before = self._monotonic() + _RENEWER_AGAIN_S
-            argv = [sys.executable, "-m", "asynctask.runtime.renewer"]
+            argv = [sys.executable, "-m", "asynctask.runtime.supervisor", _RENEW]
             self._process = subprocess.Popen(argv, env=dict(self._environ), stdin=subprocess.PIPE, start_new_session=True)
         order = json.dumps([lease._asdict() for lease in leases]) + "\n"
         try:
@@ -310,6 +318,72 @@ class _Renewer:
 def _input_of(process: subprocess.Popen[bytes]) -> IO[bytes]:
     assert process.stdin is not None
     return process.stdin
+
+
+# -- the child that renews: the only part that loads a database driver
+
+
+_RENEW_EVERY: Final = 1 / 4
+"""Share of the shortest lease between two renewals."""
+
+_RENEW_RETRY_S: Final = 0.5
+
+
+class Renewals:
+    """The leases that are renewed now, of one or more ledgers."""
+
+    def __init__(self) -> None:
+        from asynctask.logs import get_logger
+
+        self._leases: Sequence[Lease] = ()
+        self._changed = threading.Event()
+        self._databases: dict[str, Database] = {}
+        self._log = get_logger("asynctask.renewer")
+
+    def keep(self, leases: Sequence[Lease]) -> None:
+        """From now on these are renewed, at once and then in time."""
+        self._leases = leases
+        self._changed.set()
+
+    def run(self) -> None:
+        """Renews them without end."""
+        pause_s = 60.0
+        while True:
+            self._changed.wait(pause_s)
+            self._changed.clear()
+            pause_s = self.renew()
+
+    def renew(self) -> float:
+        """Renews each once; returns the seconds until it is time again."""
+        from asynctask.database.engine import Database
+        from asynctask.ledger.processes import renew
+
+        if not self._leases:
+            return 60.0
+        together: dict[tuple[str, float], list[str]] = {}
+        for lease in self._leases:
+            together.setdefault((lease.database_url, lease.lease_s), []).append(lease.identity)
+        try:
+            for (url, lease_s), identities in together.items():
+                if url not in self._databases:
+                    self._databases[url] = Database(url, pool_size=4)
+                renew(self._databases[url], identities, lease_s=lease_s)
+        except Exception as error:  # whatever it is: nobody else renews them
+            self._log.warning("renewal_put_off", error=str(error))
+            return _RENEW_RETRY_S
+        return min(lease_s for _, lease_s in together) * _RENEW_EVERY
+
+
+def renew_leases() -> None:
+    """Renews leases until the standard input ends; each of its lines is the JSON list of those to renew from then on."""
+    from asynctask.logs import log_to_stderr
+
+    log_to_stderr()
+    renewals = Renewals()
+    threading.Thread(target=renewals.run, name="renewals", daemon=True).start()
+    for line in sys.stdin:
+        renewals.keep([Lease(**each) for each in json.loads(line)])
+    os._exit(0)  # whatever the database keeps it waiting for
 
 
 # -- the process
@@ -508,4 +582,6 @@ def _descriptor(environ: Mapping[str, str], name: str) -> int | None:
 
 
 if __name__ == "__main__":
+    if _RENEW in sys.argv[1:2]:
+        renew_leases()
     sys.exit(main(os.environ))

@@ -20,19 +20,21 @@ T = TypeVar("T")
 
 
 def wait_for(
-    fact: Callable[[], T], reason: str, timeout: float = PATIENCE_S, every: float = 0.02, clock: Clock | None = None
+    fact: Callable[[], T], reason: str, timeout: float = PATIENCE_S, every: float | None = None, clock: Clock | None = None
 ) -> T:
     """Polls ``fact`` every ``every`` seconds until it is true, and returns its value.
 
-    Raises AssertionError with ``reason`` and the last value after ``timeout`` seconds; exceptions of ``fact`` propagate.
+    Without ``every`` it pauses for a tenth of the time waited so far, but 0.02 s at least and 0.1 s at most. Raises
+    AssertionError with ``reason`` and the last value after ``timeout`` seconds; exceptions of ``fact`` propagate.
     """
     clock = clock or SystemClock()
-    until = clock.monotonic() + timeout
+    since = clock.monotonic()
     pause = threading.Event()
     while True:
         value = fact()
         if value:
             return value
-        if clock.monotonic() >= until:
+        waited = clock.monotonic() - since
+        if waited >= timeout:
             raise AssertionError(f"not within {timeout:g} s: {reason}; last seen: {value!r}")
-        pause.wait(every)
+        pause.wait(min(max(0.02, waited / 10), 0.1) if every is None else every)

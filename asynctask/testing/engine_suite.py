@@ -225,7 +225,7 @@ class EngineConformance(ABC):
             patience_s = max(PATIENCE_S, float(count))
             task = engine.app.submit("act", [{"n": n} for n in range(count)])
             for part in (count // 12, count // 3, count * 2 // 3):
-                wait_for(partial(is_past, task, part), f"more than {part} are done", patience_s)
+                wait_for(partial(is_past, task, part), f"more than {part} are done", patience_s, every=0.02)
                 engine.kill()
             wait_for(partial(is_past, task, count - 1), "all are done", patience_s)
             ended(task)

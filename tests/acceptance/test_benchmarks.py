@@ -97,6 +97,15 @@ def test_every_benchmark_runs_on_every_database_and_leaves_none_behind(
         assert not [name for (name,) in server.execute(names) if name.startswith(PREFIX)]
 
 
+@pytest.mark.parametrize("kind", ["csv", "xlsx"])
+def test_reports_tell_their_first_byte_their_last_and_the_memory(tmp_path: Path, kind: str) -> None:
+    found = result(tmp_path, "reports", "-n", "300", "--runs", "1", "--format", kind)
+    assert found["unit"] == "ms"
+    assert found["ratio"] == pytest.approx(found["ours"] / found["peer"])
+    assert 0 < found["ours"] <= found["settings"]["total_ms"] + 1
+    assert found["settings"]["peak_mb"] > 0
+
+
 def test_iterables_lose_nothing_to_kills(tmp_path: Path) -> None:
     found = result(tmp_path, "iterable", "-n", "20", "--runs", "1", "--kills", "1", "--kill-n", "200000")
     assert found["ratio"] == pytest.approx(found["ours"] / found["peer"])

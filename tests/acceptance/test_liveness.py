@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from support.databases import Databases
-from support.world import World
+from support.world import Started, World
 
 from asynctask.clock import micros
 from asynctask.testing import wait_for
@@ -36,13 +36,11 @@ def apart(fragile: Databases, database_kind: str, tmp_path: Path) -> Iterator[Wo
     store.close()
 
 
-def worker(world: World, log: str, *words: str, **environ: str) -> subprocess.Popen[bytes]:
+def worker(world: World, log: str, *words: str, **environ: str) -> Started:
     return world.cli("liveness_app", *words, log=f"{log}.log", **{"LEASE_S": str(LEASE_S), **environ})
 
 
-def workers(
-    world: World, *, supervised: bool = False, lease_s: float = LEASE_S, **environ: str
-) -> list[subprocess.Popen[bytes]]:
+def workers(world: World, *, supervised: bool = False, lease_s: float = LEASE_S, **environ: str) -> list[Started]:
     """A worker process on each of two hosts; ``environ`` is the first one's."""
     words = ("worker", "-c", "2", *(("-p", "1") if supervised else ()))
     started = [

@@ -407,3 +407,31 @@ def test_refused_rows_are_read_page_by_page_and_go_when_they_are_run_again(
     expect(rows.first.locator("td").nth(3)).to_have_text("2")
     page.locator("#groups").get_by_role("button", name="Run these again").click()
     expect(rows.first.locator("td").nth(3)).to_have_text("3")
+
+
+def test_failed_rows_are_downloaded_corrected_and_uploaded_again(
+    page: Page, open_shop: tuple[Shop, str], tmp_path: Path
+) -> None:
+    file = sheet(tmp_path / "products.xlsx", ("OK-1", 1, "red"), ("NO-2", 2, "red"), ("NO-3", 3, "red"))
+    shop, url = open_shop
+    shop.open_gate(3)
+    hand_in(page, url, file, "gated")
+    expect(page.locator("#state")).to_have_text("finished")
+    first = page.url
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Rows to correct, as csv").click()
+    text = Path(download.value.path()).read_text("utf-8-sig").replace("NO-2", "OK-2")
+    corrected = tmp_path / "corrected.csv"
+    corrected.write_text(text)
+    page.set_input_files("#corrected", corrected)
+    page.get_by_role("button", name="Take these rows again").click()
+    expect(page).not_to_have_url(first)
+    expect(page.locator("#state")).to_have_text("finished")
+    expect(page.locator("#failed tbody tr")).to_have_count(1)
+    expect(page.locator("#corrections")).to_contain_text("These rows correct those of Task")
+    page.locator("#corrections a").click()
+    expect(page).to_have_url(first)
+    expect(page.locator("#corrections")).to_contain_text("1 row mended since.")
+    page.set_input_files("#corrected", corrected)
+    page.get_by_role("button", name="Take these rows again").click()
+    expect(page.locator("#problem")).to_contain_text("was sent again with Task")

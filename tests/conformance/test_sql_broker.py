@@ -9,9 +9,8 @@ import pytest
 from support.databases import Store
 from support.real_brokers import OwningBroker, SqlBrokers
 
-from asynctask.brokers.base import SCHEDULE, Copy, Held
+from asynctask.brokers.base import MAX_PAYLOAD_BYTES, SCHEDULE, Copy, Held
 from asynctask.brokers.sql.broker import SqlBroker
-from asynctask.brokers.sql.copies import MAX_PAYLOAD_BYTES
 from asynctask.errors import BrokerUnavailable, InputError, TooLarge
 from asynctask.testing.broker_suite import BrokerConformance, OperationsConformance, a_copy
 

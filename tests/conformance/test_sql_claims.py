@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -14,6 +16,7 @@ import pytest
 import sqlalchemy as sa
 from support.clocks import SettableClock
 from support.databases import Databases, Store
+from support.forked import Program
 from support.servers import unmet
 
 from asynctask.brokers.base import Copy
@@ -50,17 +53,19 @@ def broker(database: Database) -> Iterator[SqlBroker]:
 
 def claimers(url: str, count: int, batch: int) -> Counter[str]:
     """How often each job was claimed by so many processes at once."""
-    started = [
-        subprocess.Popen([sys.executable, str(CLAIMER), url, f"p{n}", str(batch)], stdout=subprocess.PIPE, text=True)
-        for n in range(count)
-    ]
     found: Counter[str] = Counter()
-    for process in started:
-        text, _ = process.communicate(timeout=120)
-        assert process.returncode == 0
-        for line in text.splitlines():
-            if line.startswith("took"):  # others are of the log
-                found.update(line.split()[1:])
+    with ExitStack() as files:
+        said = [files.enter_context(tempfile.TemporaryFile()) for _ in range(count)]
+        started = [
+            Program([str(CLAIMER), url, f"p{n}", str(batch)], cwd=CLAIMER.parent, env=os.environ, output=output)
+            for n, output in enumerate(said)
+        ]
+        for process, output in zip(started, said, strict=True):
+            assert process.wait(120) == 0
+            output.seek(0)
+            for line in output.read().decode().splitlines():
+                if line.startswith("took"):  # others are of the log
+                    found.update(line.split()[1:])
     return found
 
 

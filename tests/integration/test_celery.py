@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -15,6 +14,7 @@ from celery import Task
 from kombu.exceptions import OperationalError
 from redis import Redis
 from support.celery_app import build
+from support.forked import Program
 from support.servers import RedisServer
 from support.webshop import client_of
 from support.world import World
@@ -41,7 +41,7 @@ class CeleryWorld:
         self.app.ensure_schema()
         world.watch()
 
-    def worker(self, pool: str = "threads", concurrency: int = 2, *more: str) -> subprocess.Popen[bytes]:
+    def worker(self, pool: str = "threads", concurrency: int = 2, *more: str) -> Program:
         """``celery worker -P pool -c concurrency``; returns when it performs."""
         known = {process["pid"] for process in self.app.processes()}
         started = self.start(pool, concurrency, *more)
@@ -51,9 +51,9 @@ class CeleryWorld:
         )
         return started
 
-    def start(self, pool: str, concurrency: int = 1, *more: str, **environ: str) -> subprocess.Popen[bytes]:
+    def start(self, pool: str, concurrency: int = 1, *more: str, **environ: str) -> Program:
         """The same command; nobody waits for what becomes of it."""
-        return self.world.spawn(
+        return self.world.fork(
             "-m",
             "celery",
             "-A",

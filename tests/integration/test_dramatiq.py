@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import signal
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -15,6 +14,7 @@ from typing import Any
 import dramatiq
 import pytest
 from support.dramatiq_app import build, redis_broker
+from support.forked import Program
 from support.servers import RedisServer
 from support.webshop import client_of
 from support.world import World
@@ -41,9 +41,9 @@ class Dramatiq:
         self.app.ensure_schema()
         world.watch()
 
-    def worker(self, *, threads: int = 2) -> subprocess.Popen[bytes]:
+    def worker(self, *, threads: int = 2) -> Program:
         """``dramatiq -p 1 -t threads``."""
-        return self.world.spawn(
+        return self.world.fork(
             "-m",
             "dramatiq",
             "support.dramatiq_main:broker",

@@ -18,10 +18,10 @@ from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, SystemClock
 from asynctask.database.notify import LEDGER
 from asynctask.database.tables import tasks
-from asynctask.dispatch.dispatcher import ACTIVE_S, DispatchLeadership, Load
+from asynctask.dispatch.dispatcher import ACTIVE_S, Load
 from asynctask.ledger import dispatchable, leases, processes, reservations
 from asynctask.ledger.base import Ledger
-from asynctask.maintenance import Maintenance, MaintenanceLeadership
+from asynctask.maintenance import Maintenance, Schedule
 from asynctask.testing import wait_for
 from asynctask.worker import Priority
 
@@ -65,9 +65,9 @@ def process(app: AsyncTask, name: str, clock: Any = None) -> Ledger:
     return ledger
 
 
-def rota(ledger: Ledger, app: AsyncTask, **more: Any) -> MaintenanceLeadership:
+def rota(ledger: Ledger, app: AsyncTask, **more: Any) -> Schedule:
     options = {"every_s": 1.0, "can_split": True, "broker_apart": False, "waker": None, **more}
-    return MaintenanceLeadership(ledger, app.host, lambda: None, lambda at: None, options.pop("waker"), **options)
+    return Schedule(ledger, app.host, lambda: None, lambda at: None, options.pop("waker"), **options)
 
 
 def grown(app: AsyncTask, count: int) -> None:
@@ -163,7 +163,7 @@ def test_one_process_at_a_time_goes_on_dispatching_and_another_takes_over_in_a_s
     clock.ahead += 1.1  # it died
     assert leases.acquire(two, leases.DISPATCH, 1.0) is None
     assert leases.acquire(one, leases.DISPATCH, 1.0) is not None
-    leases.give_up(two, leases.DISPATCH)
+    leases._give_up(two, leases.DISPATCH)
     assert leases.acquire(one, leases.DISPATCH, 1.0) is None
 
 
@@ -210,7 +210,7 @@ def moved_by_hand(app: AsyncTask) -> Still:
     """The clock of an application's dispatcher, which works 5 jobs at a time."""
     clock = Still()
     app.dispatcher._ledger = replace(app.ledger, clock=clock)
-    app.dispatcher._leadership = DispatchLeadership(app.dispatcher._ledger)
+    app.dispatcher._leadership = leases.Leadership(app.dispatcher._ledger, leases.DISPATCH)
     app.dispatcher.attach(lambda: Load("a process", ["default"], 5, 0.0))
     return clock
 
@@ -417,7 +417,7 @@ def test_a_registration_wakes_the_maintenance_of_a_running_process(world: World,
     app = world.app()
     app.start_services()
     assert app._web is not None
-    leader = app._web.maintenance._leadership
+    leader = app._web.maintenance._schedule
     wait_for(lambda: leader._known and not leader._active, "it leads, and finds nothing to do")
     child = world.spawn("-c", "import time; time.sleep(600)")
     brief = replace(app.ledger, identity="brief")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 from support.export_app import ROWS, add_export
-from support.world import World
+from support.world import Started, World
 
 from asynctask.errors import Conflict
 from asynctask.testing import wait_for
@@ -21,7 +20,7 @@ def half_written(folder: Path, where: str) -> list[Path]:
     return [path for path in folder.glob(f"data/exports/{where}.tmp") if path.stat().st_size]
 
 
-def killed(worker: subprocess.Popen[bytes]) -> None:
+def killed(worker: Started) -> None:
     os.kill(worker.pid, signal.SIGKILL)
     worker.wait()
 

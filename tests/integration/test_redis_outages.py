@@ -30,7 +30,7 @@ from asynctask.clock import LONGEST_BACKOFF_S, SystemClock, backoff_s
 from asynctask.dispatch import dispatcher
 from asynctask.errors import BrokerUnavailable
 from asynctask.maintenance import Maintenance
-from asynctask.runtime import fetcher, poller
+from asynctask.runtime import fetcher, launcher
 from asynctask.runtime.launcher import Launcher
 from asynctask.testing import wait_for
 
@@ -51,7 +51,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "FIND_LOST_S", 0.3)
     monkeypatch.setattr(maintenance, "STRAYS_S", 0.3)
     monkeypatch.setattr(dispatcher, "LEASE_S", 1.0)
-    monkeypatch.setattr(poller, "JITTER_S", 0.0)
+    monkeypatch.setattr(launcher, "JITTER_S", 0.0)
 
 
 @pytest.fixture
@@ -614,7 +614,7 @@ def test_a_process_that_is_told_to_end_while_redis_hangs_asks_once_for_all_that_
 def test_the_list_of_a_process_that_nobody_knows_is_taken_back(
     on_redis: World, own: OwnRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Taken out: `MaintenanceLeadership._is_time_for_strays`. As long as no process died, nobody looked.
+    """Taken out: `Schedule._is_time_for_strays`. As long as no process died, nobody looked.
 
     So it is after a server was put back to what it held a while ago, when a process lived that has long ended.
     """

@@ -16,7 +16,7 @@ from asynctask import AsyncTask
 from asynctask.brokers.base import About
 from asynctask.brokers.redis.broker import RedisBroker
 from asynctask.clock import SystemClock, SystemIds
-from asynctask.runtime.poller import Poller
+from asynctask.runtime.launcher import Poller
 from asynctask.testing import wait_for
 
 NOW = 1_763_700_000_123_456

@@ -428,7 +428,7 @@ def test_ruby_has_a_process_show_its_stacks(
 def test_ruby_stops_a_process_that_serves_and_its_last_counts_arrive(
     world: World, redis_server: RedisServer, raw: Any, desk: Desk
 ) -> None:
-    child = world.spawn("-m", "asynctask", "-A", "support.redis_app:app", "worker", "-c", "2", TEST_BROKER=redis_server.url)
+    child = world.fork("-m", "asynctask", "-A", "support.redis_app:app", "worker", "-c", "2", TEST_BROKER=redis_server.url)
     wait_for(lambda: raw.scard("processes") == 1, "the process is seen")
     tell(desk, "stop!")
     assert wait_for(lambda: child.poll() is not None, "it stops")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import rq
 from rq.command import send_stop_job_command
+from support.forked import Program
 from support.rq_app import NAMESPACE, REDIS, load
 from support.servers import RedisServer
 from support.world import World
@@ -43,15 +43,15 @@ class RqWorld:
         self.app.ensure_schema()
         world.watch()
 
-    def worker(self, kind: str = "TrackedWorker", *more: str) -> subprocess.Popen[bytes]:
+    def worker(self, kind: str = "TrackedWorker", *more: str) -> Program:
         """``rq worker -w asynctask.integrations.rq.<kind>``; returns when it performs."""
         known = set(self.recorders())
         started = self.start(f"asynctask.integrations.rq.{kind}", *more)
         wait_for(lambda: set(self.recorders()) - known, f"a worker of RQ registers: {self.world.said()[-3000:]}")
         return started
 
-    def start(self, worker_class: str, *more: str) -> subprocess.Popen[bytes]:
-        return self.world.spawn(
+    def start(self, worker_class: str, *more: str) -> Program:
+        return self.world.fork(
             "-m",
             "rq.cli",
             "worker",

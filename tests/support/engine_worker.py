@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Final
 
 from support import engines
 from support.databases import Store
+from support.forked import Program
 
 from asynctask.testing import wait_for
 
@@ -44,7 +43,7 @@ class Harness:
         self._kind, self._command = kind, command
         self.engine, self.app = engines.MADE[kind](folder, store.url, broker_url)
         self.app.ensure_schema()
-        self._worker: subprocess.Popen[bytes] | None = None
+        self._worker: Program | None = None
         self._threads = 0
 
     def start(self, threads: int = 2) -> None:
@@ -57,14 +56,8 @@ class Harness:
         self._threads = threads
         environ = {**os.environ, **engines.environ(self._kind, self._folder, self._store.url, self._broker_url)}
         with (self._folder / "worker.log").open("ab") as log:
-            self._worker = subprocess.Popen(
-                [sys.executable, *words(self._command, threads, self._folder, self._broker_url)],
-                cwd=self._folder,
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+            command = words(self._command, threads, self._folder, self._broker_url)
+            self._worker = Program(command, cwd=self._folder, env=environ, output=log)
 
     def has_ended(self) -> bool:
         """Whether the worker has ended by itself."""

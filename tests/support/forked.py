@@ -1,27 +1,94 @@
-"""Python programs that run to their end, each in a process forked from one that has the imports behind it.
+"""Python programs, each in a process forked from one that has the imports behind it.
 
-To import the program takes most of what a command takes. What a command does at its start is tested by those that stay,
-which are started as users start them.
+To import the program, SQLAlchemy and Celery takes most of what a command or a worker takes. What a command does at its
+start is tested by those that the acceptance tests' desk and supervisors start as users start them.
 """
 
 from __future__ import annotations
 
-import multiprocessing
+import atexit
+import fcntl
+import gc
+import importlib
+import json
 import os
 import runpy
+import select
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from typing import IO, Any
 
-__all__ = ["run_program"]
+__all__ = ["Program", "run_program"]
 
 _PRELOADED = [
     "asynctask.app", "asynctask.cli.root", "asynctask.cli.serve", "asynctask.cli.submit", "asynctask.cli.tasks",
-    "asynctask.cli.operations", "asynctask.cli.tasks", "asynctask.cli.operations", "asynctask.lists.options",
-    "asynctask.lists.items", "sqlalchemy.dialects.sqlite", "pydantic", "alembic.command",
+    "asynctask.cli.operations", "asynctask.lists.options", "asynctask.lists.items", "asynctask.runtime.launcher",
+    "asynctask.testing.engine_suite", "sqlalchemy.dialects.sqlite", "sqlalchemy.dialects.postgresql.psycopg",
+    "sqlalchemy.dialects.mysql.pymysql", "pydantic", "alembic.command", "celery.bin.celery", "celery.concurrency.prefork",
+    "celery.concurrency.thread", "celery.apps.worker", "celery.worker.consumer", "kombu.transport.redis",
+    "kombu.transport.pyamqp", "rq.cli", "rq.worker_pool",
 ]  # fmt: skip
+"""Not Dramatiq: it reads the environment when it is imported."""
+
+
+class Program:
+    """A process forked for a script or, after ``-m``, a module, in a session of its own, with the methods of a Popen.
+
+    ``env`` is what it finds in ``os.environ``; what it says goes to ``output`` and ``errors``. ``pass_fds``: descriptors
+    that it has, too.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        output: IO[bytes],
+        errors: IO[bytes] | None = None,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        self.args = list(words)
+        self.returncode: int | None = None
+        request = {"words": self.args, "cwd": str(cwd), "env": dict(env), "targets": [1, 2, *pass_fds]}
+        self.pid: int = _nursery().ask(request, [output.fileno(), (errors or output).fileno(), *pass_fds])
+
+    def poll(self) -> int | None:
+        """Its exit code, minus the signal that ended it; None while it runs."""
+        if self.returncode is None:
+            self.returncode = _nursery().ask({"ended": self.pid})
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The same when it has ended. Raises TimeoutExpired."""
+        if self.poll() is None:
+            descriptor = os.pidfd_open(self.pid)  # until poll() has its exit code, no other process has the number
+            try:
+                select.select([descriptor], [], [], timeout)
+            finally:
+                os.close(descriptor)
+        code = self.poll()
+        if code is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """As long as it has not ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 def run_program(
@@ -31,38 +98,106 @@ def run_program(
 
     ``env`` is what it finds in ``os.environ``. Raises TimeoutExpired.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
+    module = [] if words[0].endswith(".py") else ["-m"]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        paths = [f"/proc/{os.getpid()}/fd/{stream.fileno()}" for stream in (out, err)]
-        process = context.Process(target=_run, args=(tuple(words), str(cwd), dict(env), paths))
-        process.start()
-        process.join(timeout)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-            raise subprocess.TimeoutExpired(list(words), timeout)
+        program = Program([*module, *words], cwd=cwd, env=env, output=out, errors=err)
+        try:
+            code = program.wait(timeout)
+        finally:
+            program.kill()
         said = []
         for stream in (out, err):
             stream.seek(0)
             said.append(stream.read().decode())
-        return subprocess.CompletedProcess(list(words), process.exitcode, *said)
+        return subprocess.CompletedProcess(list(words), code, *said)
 
 
-def _run(words: Sequence[str], cwd: str, env: Mapping[str, str], paths: Sequence[str]) -> None:
-    for number, path in enumerate((os.devnull, *paths)):
-        opened = os.open(path, os.O_RDWR)
-        os.dup2(opened, number)
-        os.close(opened)
-    sys.stdin, sys.stdout, sys.stderr = (open(n, "r" if n == 0 else "w", closefd=False) for n in range(3))  # noqa: SIM115
-    os.chdir(cwd)
+class _Nursery:
+    """The process that forks, at the other end of a socket; it ends when this process has ended."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._lock = threading.Lock()
+        tests = Path(__file__).parents[1]
+        # Nothing else: of what it finds in its environment, a process is one of a test's, and ends with that.
+        environ = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LC_ALL") if name in os.environ}
+        environ["PYTHONPATH"] = f"{tests}:{tests.parent}"
+        with theirs:
+            argv = [sys.executable, "-m", "support.forked", str(theirs.fileno())]
+            self._process = subprocess.Popen(
+                argv, env=environ, cwd=tests, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+            )
+
+    def ask(self, request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> Any:
+        with self._lock:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
+            return json.loads(self._socket.recv(1_000))
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.wait()
+
+
+@cache
+def _nursery() -> _Nursery:
+    made = _Nursery()
+    atexit.register(made.close)
+    return made
+
+
+# -- the process that forks
+
+
+def _serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Answers until its user has ended; returns in each child, with what that one is to be."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: who is interrupted ends it
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(channel, 1 << 20, 16)
+        if not message:
+            os._exit(0)
+        request = json.loads(message)
+        if "ended" in request:
+            pid, status = os.waitpid(request["ended"], os.WNOHANG)
+            answer = os.waitstatus_to_exitcode(status) if pid else None
+        else:
+            answer = os.fork()
+            if not answer:
+                channel.close()
+                return request, descriptors
+            for descriptor in descriptors:
+                os.close(descriptor)
+        channel.send(json.dumps(answer).encode())
+
+
+def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    high = [fcntl.fcntl(each, fcntl.F_DUPFD, 200) for each in descriptors]  # none is where another one is to go
+    for each in descriptors:
+        os.close(each)
+    for each, target in zip(high, request["targets"], strict=True):
+        os.dup2(each, target)
+        os.close(each)
+    sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    os.setsid()
+    words, environ = request["words"], request["env"]
+    os.chdir(request["cwd"])
     os.environ.clear()
-    os.environ.update(env)
+    os.environ.update(environ)
     tempfile.tempdir = None  # where TMPDIR says now
-    sys.argv = list(words)
-    if words[0].endswith(".py"):
-        sys.path[:0] = [str(Path(words[0]).parent)]
-        runpy.run_path(words[0], run_name="__main__")
+    ours = os.environ.get("PYTHONPATH", "").split(":")
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        sys.path[:0] = [request["cwd"], *filter(None, ours)]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
-        sys.path[:0] = [cwd]
-        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        sys.argv = words
+        sys.path[:0] = [str(Path(words[0]).parent), *filter(None, ours)]
+        runpy.run_path(words[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    for module in _PRELOADED:
+        importlib.import_module(module)
+    gc.freeze()
+    _become(*_serve(socket.socket(fileno=int(sys.argv[1]))))

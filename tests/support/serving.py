@@ -6,13 +6,14 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
+
+from support.forked import Program
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
@@ -46,22 +47,14 @@ class Shop:
         new.replace(self.gate)
 
     @contextmanager
-    def running(self, *command: str) -> Iterator[tuple[subprocess.Popen[bytes], dict[str, Any]]]:
+    def running(self, *command: str) -> Iterator[tuple[Program, dict[str, Any]]]:
         """One of the commands that stay, with the first document that it printed; killed at the end if still there."""
-        argv = [sys.executable, "-m", "asynctask", "-A", self._application, *command, "--json"]
-        with (self.folder / f"{command[0]}.log").open("ab") as log:
-            process = subprocess.Popen(
-                argv,
-                cwd=self.folder,
-                env=self.environ,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
-            )
-        assert process.stdout is not None
+        argv = ["-m", "asynctask", "-A", self._application, *command, "--json"]
+        said, theirs = (os.fdopen(each, mode) for each, mode in zip(os.pipe(), ("rb", "wb"), strict=True))
+        with (self.folder / f"{command[0]}.log").open("ab") as log, theirs:
+            process = Program(argv, cwd=self.folder, env=self.environ, output=theirs, errors=log)
         try:
-            yield process, _document(process.stdout, self.folder / f"{command[0]}.log")
+            yield process, _document(said, self.folder / f"{command[0]}.log")
         finally:
             process.send_signal(signal.SIGTERM)
             try:
@@ -69,7 +62,7 @@ class Shop:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-            process.stdout.close()
+            said.close()
 
     def web(self, port: int = 0) -> Any:
         """``asynctask web``; what it printed has its ``url``."""

@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import BaseModel
 from support.broker_looks import BrokerLook, RedisLook, SqlLook
 from support.databases import Store
-from support.forked import run_program
+from support.forked import Program, run_program
 
 from asynctask import AsyncTask, NormalException, current_job
 from asynctask.runtime.launcher import Launcher
@@ -36,6 +36,9 @@ DATABASE = "TEST_DATABASE"
 
 BROKER = "TEST_BROKER"
 """Environment variable with the URL of the Redis server where its jobs wait, if they do."""
+
+Started = subprocess.Popen[bytes] | Program
+"""A child process: started as users start it, or forked."""
 
 TERMINAL = ("finish", "failed", "error", "cancelled")
 _TERMINAL = ", ".join(f"'{status}'" for status in TERMINAL)
@@ -195,7 +198,7 @@ class World:
         self.broker: BrokerLook = RedisLook(broker_url) if broker_url else SqlLook(store)
         self.shop = Shop(folder)
         self._apps: list[AsyncTask] = []
-        self._children: list[subprocess.Popen[bytes]] = []
+        self._children: list[Started] = []
         self._lifeline = os.pipe()
 
     # -- applications
@@ -277,6 +280,13 @@ class World:
         self._children.append(child)
         return child
 
+    def fork(self, *argv: str, log: str = "child.log", **environ: str) -> Program:
+        """The same, for a module: forked from a process that has the imports behind it."""
+        with (self.folder / log).open("ab") as out:
+            child = Program(argv, cwd=self.folder, env=self.environ(**environ), output=out, pass_fds=self._lifeline[:1])
+        self._children.append(child)
+        return child
+
     def run(self, *words: str, timeout: float = 120, **environ: str) -> int:
         """The exit code of a script that runs to its end; what it says goes where that of a child does."""
         done = run_program(words, cwd=self.folder, env=self.environ(**environ), timeout=timeout)
@@ -284,14 +294,15 @@ class World:
             log.write(done.stdout + done.stderr)
         return done.returncode
 
-    def cli(self, module: str, *words: str, **environ: str) -> subprocess.Popen[bytes]:
+    def cli(self, module: str, *words: str, **environ: str) -> Started:
         """A command of the command line, on the application in a module of ``support``.
 
         A ``worker`` is the worker process itself, as if the test were its supervisor; with ``-p`` it has one of its own.
         """
+        command = ("-m", "asynctask", "-A", f"support.{module}:app", *words)
         if words[0] == "worker" and "-p" not in words:
-            environ = {LIFELINE: str(self._lifeline[0]), **environ}
-        return self.spawn("-m", "asynctask", "-A", f"support.{module}:app", *words, **environ)
+            return self.fork(*command, **{LIFELINE: str(self._lifeline[0]), **environ})
+        return self.spawn(*command, **environ)
 
     def said(self, log: str = "child.log") -> str:
         """What the children said."""
@@ -305,7 +316,8 @@ class World:
         for entry in Path("/proc").iterdir():
             if entry.name.isdecimal() and int(entry.name) != os.getpid():
                 try:
-                    if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    # What was forked shows another's environment.
+                    if (entry / "cwd").readlink() == self.folder or mark in (entry / "environ").read_bytes().split(b"\0"):
                         found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
                 except OSError:
                     continue  # it ended just now, or is somebody else's

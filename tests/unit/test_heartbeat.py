@@ -11,7 +11,7 @@ from asynctask.database import schema
 from asynctask.database.engine import Database
 from asynctask.ledger import processes
 from asynctask.ledger.base import Ledger
-from asynctask.runtime.heartbeat import Heartbeat
+from asynctask.runtime.process import Heartbeat
 
 LEASE_S = 20.0
 

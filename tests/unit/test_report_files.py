@@ -15,6 +15,7 @@ from typing import Any
 
 import openpyxl
 import pytest
+import python_calamine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
@@ -26,7 +27,7 @@ from asynctask.lists.items import Accepted, ItemShape
 from asynctask.lists.readers import CellError, Limits, RawRow, normalise, open_source
 from asynctask.lists.readers.base import COLUMNS, SUFFIX
 from asynctask.messages import CATALOGUE
-from asynctask.reports.files import ReportRow, iter_csv, report_headers, write_csv, write_xlsx
+from asynctask.reports.files import ReportRow, iter_csv, iter_xlsx, report_headers, write_csv, write_xlsx
 
 HEADERS = ("code", "day", "budget", "note")
 VALUES = {"code": "=1+1", "day": dt.date(2026, 3, 5), "budget": 12.5, "note": None}
@@ -304,6 +305,46 @@ class TestXlsx:
         with pytest.raises(LookupError):
             write_xlsx(tmp_path / "a.xlsx", HEADERS, rows())
         assert list(tmp_path.iterdir()) == []
+
+    def test_pieces_leave_while_the_rows_are_read_in_constant_memory(self) -> None:
+        read = 0
+
+        def rows() -> Iterator[ReportRow]:
+            nonlocal read
+            for read in range(1, 20_001):
+                yield line({"code": f"c{read * 7919}"}, number=read)
+
+        tracemalloc.start()
+        try:
+            pieces = iter_xlsx(HEADERS, rows())
+            assert len(next(pieces)) >= 16_384
+            assert read < 20_000
+            assert max(map(len, pieces)) < 100_000
+            assert (read, tracemalloc.get_traced_memory()[1] < 4_000_000) == (20_000, True)
+        finally:
+            tracemalloc.stop()
+
+    def test_what_left_before_an_error_is_no_workbook(self) -> None:
+        def rows() -> Iterator[ReportRow]:
+            yield from (line({"code": f"c{n * 7919}"}) for n in range(9_000))
+            raise LookupError("the ledger went away")
+
+        gone = io.BytesIO()
+        with pytest.raises(LookupError):
+            gone.writelines(iter_xlsx(HEADERS, rows()))
+        assert gone.tell() > 16_384
+        assert not zipfile.is_zipfile(gone)
+
+    def test_calamine_reads_the_same_cells(self, tmp_path: Path) -> None:
+        cells = {
+            "a": " two  spaces ", "b": "line\nbreak", "c": dt.date(2026, 3, 5), "d": dt.datetime(2026, 3, 5, 14, 30),
+            "e": True, "f": -0.1, "g": "<r>&amp;</r>", "h": dt.timedelta(hours=30, minutes=1),
+        }  # fmt: skip
+        write_xlsx(tmp_path / "a.xlsx", tuple(cells), [line(cells), line(cells)])
+        rows = python_calamine.CalamineWorkbook.from_path(tmp_path / "a.xlsx").get_sheet_by_index(0).to_python()
+        assert rows[0][:8] == list(cells)
+        assert rows[1] == rows[2]
+        assert rows[1][:8] == list(cells.values())
 
     def test_a_sheet_cannot_be_longer_than_a_sheet(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="rows_per_sheet"):

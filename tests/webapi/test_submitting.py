@@ -126,7 +126,7 @@ def test_null_is_the_default_and_for_parallel_no_limit(client: Client) -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("chunk_size", 10), ("resubmit_of", 1)],
+    [("chunk_size", 10)],
 )
 def test_options_of_later_versions_are_refused_and_never_ignored(client: Client, option: str, value: Any) -> None:
     answer = client.post("/api/tasks", json={"worker": "enroll", "items": [{"sku": "A"}], option: value})

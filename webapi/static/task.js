@@ -1,6 +1,6 @@
 // A Task's own page: its bar, its knobs, its failures. Everything moves without a reload.
 
-import { Poller, Refused, call } from "./api.js";
+import { Poller, Refused, call, upload } from "./api.js";
 import { $, $$, cells, drawBar, el, setText, show, showProblem, user } from "./dom.js";
 import { CALLBACKS, CALLED, COUNTS, KINDS, STATES, count, pace, percent, reached, rows, segments, sentence, when } from "./words.js";
 
@@ -20,6 +20,7 @@ function draw(p) {
   drawControls(p);
   drawKnobs(p);
   drawReports(p);
+  drawCorrections(p);
   drawTables(p);
   drawRefusal(p).catch(() => { refused = ""; });
 }
@@ -193,6 +194,43 @@ function drawReports(p) {
   if (made) show(made, p.result !== null);
   show($("#no-reports"), !some);
 }
+
+// -- Correct and upload again -------------------------------------------------------------------------------------------
+
+const correct = $("#correct");
+
+function drawCorrections(p) {
+  correct.dataset.worker = p.worker;
+  show(correct, p.worker !== "*" && REPORTS[0][2](p) + REPORTS[2][2](p) > 0);
+  const link = (task) => el("a", { href: new URL(task, location.href).pathname }, `Task ${task}`);
+  const box = $("#corrections");
+  const now = JSON.stringify([p.resubmit_of, p.resubmitted_by, p.mended]);
+  if (box.dataset.now === now) return;
+  box.dataset.now = now;
+  box.replaceChildren(
+    ...(p.resubmit_of === null ? [] : ["These rows correct those of ", link(p.resubmit_of), ". "]),
+    ...(p.resubmitted_by.length ? ["Corrected with ", ...p.resubmitted_by.flatMap((task, i) => [i ? ", " : "", link(task)]), ": "] : []),
+    ...(p.resubmitted_by.length || p.mended ? [`${rows(p.mended)} mended since.`] : []),
+  );
+  show(box, box.childNodes.length > 0);
+}
+
+correct.addEventListener("submit", (event) => {
+  event.preventDefault();
+  const button = $("button", correct);
+  attempt(async () => {
+    button.disabled = true;
+    try {
+      const fields = new FormData(correct);
+      fields.set("worker", correct.dataset.worker);
+      fields.set("resubmit_of", id);
+      const task = await upload(document.body.dataset.api, fields, () => {});
+      window.location.assign(task.links.ui);
+    } finally {
+      button.disabled = false;
+    }
+  });
+});
 
 // -- Failures ----------------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,8 @@ from typing import Any, Final, TypeVar
 
 from asynctask.brokers.admin import (
     LOOKED_THROUGH,
+    MOST_NAMES,
+    SETS,
     Entry,
     Found,
     Page,
@@ -26,7 +28,7 @@ from asynctask.brokers.admin import (
     job_key,
     pushed_again,
 )
-from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Held
+from asynctask.brokers.base import DEAD, Copy, Held
 from asynctask.brokers.redis.envelope import MALFORMED, held_key, key_of, opened, sealed_for_set, shown
 from asynctask.brokers.redis.presence import process_facts
 from asynctask.brokers.redis.server import Keys, Server
@@ -36,8 +38,6 @@ from asynctask.wire.payload import Malformed, dump, parse, write_time
 
 __all__ = ["RedisOperations", "Sets", "score", "time_of"]
 
-_SETS: Final = (SCHEDULE, RETRY, DEAD)
-_MOST_NAMES: Final = 1_000
 _SCAN_BATCH: Final = 500
 _PART: Final = 50
 _PAGE_BYTES: Final = 33_554_432
@@ -67,7 +67,7 @@ class RedisOperations:
     def queues(self) -> list[QueueFacts]:
         found, paused_names = self._server.ask(("SMEMBERS", self._keys.queues), ("SMEMBERS", self._keys.paused))
         paused = {_text(name) for name in paused_names}
-        names = sorted({_text(name) for name in found} | paused)[:_MOST_NAMES]
+        names = sorted({_text(name) for name in found} | paused)[:MOST_NAMES]
         commands = [command for name in names for command in self._facts_commands(name)]
         answers = iter(self._server.ask(*commands)) if commands else iter(())
         facts = []
@@ -221,7 +221,7 @@ class RedisOperations:
     def processes(self) -> list[RemoteProcess]:
         """The members of the set ``processes`` whose own key has not expired."""
         (names,) = self._server.ask(("SMEMBERS", self._keys("processes")))
-        identities = sorted(_text(name) for name in names)[:_MOST_NAMES]
+        identities = sorted(_text(name) for name in names)[:MOST_NAMES]
         queries = [
             ("HMGET", self._keys(name), "info", "busy", "beat", "quiet", "rss", "concurrency") for name in identities
         ]
@@ -256,8 +256,8 @@ def _bounded(part: Callable[[int, int], list[T]], size_of: Callable[[T], int], o
 
 
 def _set_key(keys: Keys, set_name: str) -> str:
-    if set_name not in _SETS:
-        raise InputError(f"there is no set {set_name!r}; there are {', '.join(_SETS)}")
+    if set_name not in SETS:
+        raise InputError(f"there is no set {set_name!r}; there are {', '.join(SETS)}")
     return keys(set_name)
 
 

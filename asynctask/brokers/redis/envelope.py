@@ -18,14 +18,13 @@ from typing import Any, Final
 
 import orjson
 
-from asynctask.brokers.base import Copy, Key
-from asynctask.errors import InputError, Problem, TooLarge
+from asynctask.brokers.base import BIGINT, INT, MAX_PAYLOAD_BYTES, Copy, Key, refuse_unstorable
+from asynctask.errors import InputError, Problem
 from asynctask.wire.payload import DEFAULT_QUEUE, presentable
 from asynctask.wire.ruby_json import MAX_BYTES, MAX_DEPTH, Malformed, dump, dump_any, parse
 
 __all__ = [
     "MALFORMED",
-    "MAX_PAYLOAD_BYTES",
     "held_key",
     "key_of",
     "keys_in",
@@ -40,8 +39,6 @@ MALFORMED: Final = "bad-"
 """Prefix of the jid of a copy that is no job, whose payload is the text found, with attempt 0. It goes to the dead set, in
 the form of :func:`shown`."""
 
-MAX_PAYLOAD_BYTES: Final = 4_194_304
-"""Of one pushed job."""
 
 _OPENING: Final = '"asynctask":'
 _NO_OBJECT: Final = re.compile(r'\s*(?:[\[\d"/-]|true|false|null)')  # its beginning; Ruby skips comments like spaces
@@ -49,9 +46,7 @@ _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _MAX_ENVELOPE: Final = 500  # as in the scripts
 _MAX_JID: Final = 64
 _MAX_QUEUE: Final = 255
-_INT: Final = 2**31 - 1
-_BIGINT: Final = 2**63 - 1
-_LIMITS: Final = {"attempt": (0, _INT), "task_id": (0, _BIGINT), "priority": (-_INT, _INT)}
+_LIMITS: Final = {"attempt": (0, INT), "task_id": (0, BIGINT), "priority": (-INT, INT)}
 _NAMES: Final = frozenset({"jid", "queue", *_LIMITS})
 
 
@@ -156,9 +151,9 @@ def _is_plain(copy: Copy) -> bool:
         and _is_plain_name(copy.queue)
         and payload.isascii()
         and len(payload) * 4 <= MAX_PAYLOAD_BYTES
-        and 0 <= copy.attempt <= _INT
-        and -_INT <= copy.priority <= _INT
-        and (task_id is None or 0 <= task_id <= _BIGINT)
+        and 0 <= copy.attempt <= INT
+        and -INT <= copy.priority <= INT
+        and (task_id is None or 0 <= task_id <= BIGINT)
     )
 
 
@@ -170,14 +165,7 @@ def _is_plain_name(name: str) -> bool:
 
 def _check(copy: Copy) -> None:
     problems = list(_problems(copy))
-    if problems:
-        messages = "; ".join(problem.message for problem in problems)
-        raise InputError(f"this job cannot be put on a queue: {messages}", code="bad_job", errors=problems)
-    if len(copy.payload) * 4 > MAX_PAYLOAD_BYTES and len(copy.payload.encode()) > MAX_PAYLOAD_BYTES:
-        raise TooLarge(
-            f"the job's payload has {len(copy.payload.encode()):,} bytes, the most is {MAX_PAYLOAD_BYTES:,}: put the data"
-            " somewhere and hand over where it is"
-        )
+    refuse_unstorable(copy, problems)
 
 
 def _problems(copy: Copy) -> Iterable[Problem]:

@@ -14,6 +14,8 @@ from sqlalchemy.engine import Connection
 
 from asynctask.brokers.admin import (
     LOOKED_THROUGH,
+    MOST_NAMES,
+    SETS,
     Entry,
     Found,
     Page,
@@ -30,7 +32,7 @@ from asynctask.brokers.admin import (
     peeked,
     pushed_again,
 )
-from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy
+from asynctask.brokers.base import BIGINT, DEAD, Copy
 from asynctask.brokers.sql.copies import COPY, Row, copy_of, parts, row_of
 from asynctask.clock import Clock
 from asynctask.database.batches import for_update
@@ -43,9 +45,6 @@ __all__ = ["SqlOperations"]
 
 _j = jobs.c
 _COPY: Final = tuple(_j[name] for name in COPY)
-_SETS: Final = (SCHEDULE, RETRY, DEAD)
-_MOST_NAMES: Final = 1_000
-_BIGINT: Final = 2**63 - 1
 
 T = TypeVar("T")
 
@@ -83,7 +82,7 @@ class SqlOperations:
         lengths: dict[str, int] = {}
         others: dict[str, dict[int, int]] = {}
         for name, waits, count, count_alone in self._query(waiting.group_by(_j.queue, _j.waits).order_by(_j.queue)):
-            if name not in lengths and len(lengths) == _MOST_NAMES:
+            if name not in lengths and len(lengths) == MOST_NAMES:
                 break
             lengths[name] = lengths.get(name, 0) + int(count)
             if count_alone:
@@ -219,7 +218,7 @@ class SqlOperations:
         return len(there)
 
     def reschedule(self, set_name: str, entry: Entry, at: int) -> bool:
-        if not 0 < at <= _BIGINT:
+        if not 0 < at <= BIGINT:
             raise InputError("a time before 1970 is none to wait for", code="bad_time")
         return bool(self._translated(lambda: self._move(_checked(set_name), [entry], {"run_at": at})))
 
@@ -263,8 +262,8 @@ def _remove(connection: Connection, copies: Sequence[Copy]) -> None:
 
 
 def _checked(set_name: str) -> str:
-    if set_name not in _SETS:
-        raise InputError(f"there is no set {set_name!r}; there are {', '.join(_SETS)}")
+    if set_name not in SETS:
+        raise InputError(f"there is no set {set_name!r}; there are {', '.join(SETS)}")
     return set_name
 
 

@@ -11,15 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
 
-from asynctask.brokers.base import Copy
-from asynctask.errors import InputError, Problem, TooLarge
+from asynctask.brokers.base import BIGINT, INT, MAX_PAYLOAD_BYTES, Copy, refuse_unstorable
+from asynctask.errors import Problem
 
 __all__ = [
     "COLUMNS",
     "COPY",
     "FIRST",
     "LAST",
-    "MAX_PAYLOAD_BYTES",
     "Heads",
     "Range",
     "Row",
@@ -38,13 +37,9 @@ COLUMNS: Final = ("jid", "attempt", "queue", "priority", "task_id", "held_in", "
 COPY: Final = ("id", "jid", "attempt", "queue", "payload", "priority", "task_id", "deaths")
 """The columns of a copy, in the order of :func:`copy_of`."""
 
-MAX_PAYLOAD_BYTES: Final = 4_194_304
-"""Of one job: escaped on delivery, it fits one packet of MariaDB (16 MB)."""
 
-_INT: Final = 2**31 - 1
-_BIGINT: Final = 2**63 - 1
 _NAMES: Final = (("jid", 64), ("queue", 255))
-_NUMBERS: Final = (("attempt", 0, _INT), ("priority", -_INT, _INT), ("deaths", 0, _INT), ("task_id", 0, _BIGINT))
+_NUMBERS: Final = (("attempt", 0, INT), ("priority", -INT, INT), ("deaths", 0, INT), ("task_id", 0, BIGINT))
 
 T = TypeVar("T")
 
@@ -87,10 +82,10 @@ def _fits(copy: Copy) -> bool:
         and queue.isascii()
         and payload.isascii()
         and not ("\0" in payload or "\0" in jid or "\0" in queue)
-        and 0 <= copy.attempt <= _INT
-        and -_INT <= copy.priority <= _INT
-        and 0 <= copy.deaths <= _INT
-        and (copy.task_id is None or 0 <= copy.task_id <= _BIGINT)
+        and 0 <= copy.attempt <= INT
+        and -INT <= copy.priority <= INT
+        and 0 <= copy.deaths <= INT
+        and (copy.task_id is None or 0 <= copy.task_id <= BIGINT)
         and len(payload) <= MAX_PAYLOAD_BYTES
     )
 
@@ -102,14 +97,7 @@ def _check(copy: Copy) -> None:
         if not (value is None and name == "task_id") and not least <= value <= most:
             problems.append(Problem(None, name, "out_of_range", f"{name} must be from {least} to {most}", value))
     problems += _text_problems("payload", copy.payload)
-    if problems:
-        messages = "; ".join(problem.message for problem in problems)
-        raise InputError(f"this job cannot be put on a queue: {messages}", code="bad_job", errors=problems)
-    if len(copy.payload) * 4 > MAX_PAYLOAD_BYTES and len(copy.payload.encode()) > MAX_PAYLOAD_BYTES:
-        raise TooLarge(
-            f"the job's payload has {len(copy.payload.encode()):,} bytes, the most is {MAX_PAYLOAD_BYTES:,}: put the data"
-            " somewhere and hand over where it is"
-        )
+    refuse_unstorable(copy, problems)
 
 
 def _name_problems(name: str, value: str, limit: int) -> list[Problem]:

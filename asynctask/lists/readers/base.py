@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
@@ -23,6 +23,7 @@ __all__ = [
     "of_locale",
     "over_limit",
     "report_block",
+    "row_number_header",
     "shorten",
     "too_costly",
     "too_long",
@@ -214,6 +215,19 @@ def report_block(headers: Collection[str]) -> frozenset[str]:
         if tuple(plain[start : start + size]) in _BLOCKS:
             found.update(names[start : start + size])
     return frozenset(found)
+
+
+def row_number_header(headers: Sequence[str], used: Collection[str] = ()) -> str | None:
+    """The column with the row numbers of a report: the first of the last block of its columns, or else one of that name
+    that is no column in ``used``. None without one."""
+    names = list(headers)
+    plain = [_without_suffix(normalise(name)) for name in names]
+    size = len(REPORT_COLUMNS)
+    for start in range(len(names) - size, -1, -1):
+        if tuple(plain[start : start + size]) in _BLOCKS:
+            return names[start]
+    numbers = {block[0] for block in _BLOCKS}
+    return next((name for name, as_is in zip(names, plain, strict=True) if as_is in numbers and name not in used), None)
 
 
 def _without_suffix(name: str) -> str:

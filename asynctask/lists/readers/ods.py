@@ -16,6 +16,8 @@ from asynctask.errors import TooLarge
 from asynctask.lists.readers.base import CellError, Limits, OpenOptions, too_long, too_wide
 from asynctask.lists.readers.table import Table, TableSource, sheet_source
 from asynctask.lists.readers.workbook import (
+    MAX_SHEETS,
+    MAX_STYLES,
     MOMENT,
     NO_VALUE,
     Package,
@@ -37,8 +39,6 @@ _COUNTED_BYTES: Final = 33_554_432
 """Size of the XML up to which the rows are counted beforehand."""
 _MAX_TEXT: Final = 8_388_608
 _MAX_REPEAT: Final = 16_777_216
-_MAX_STYLES: Final = 100_000
-_MAX_SHEETS: Final = 1_000
 _ROWS: Final = 1_048_576
 _NUMBERS: Final = frozenset({"float", "currency", "percentage"})
 _SHOWN_TRUTH: Final = {"TRUE": True, "FALSE": False}
@@ -220,14 +220,14 @@ class _Parser:
         self._style = attrs.get("style:name", "") if attrs.get("style:family") == "table" else ""
 
     def _table_properties(self, attrs: Mapping[str, str]) -> None:
-        if attrs.get("table:display") == "false" and self._style and len(self._hidden) < _MAX_STYLES:
+        if attrs.get("table:display") == "false" and self._style and len(self._hidden) < MAX_STYLES:
             self._hidden.add(self._style)
 
     def _open_table(self, attrs: Mapping[str, str]) -> None:
         if self._path and self._path[-1] == "spreadsheet":
             self._sheets += 1
-            if self._sheets > _MAX_SHEETS:
-                raise TooLarge(f"the workbook has more than {_MAX_SHEETS:,} sheets; split it into several")
+            if self._sheets > MAX_SHEETS:
+                raise TooLarge(f"the workbook has more than {MAX_SHEETS:,} sheets; split it into several")
             self._table_depth = len(self._path)
             visible = attrs.get("table:style-name", "") not in self._hidden
             self._events.append(_Sheet(attrs.get("table:name", ""), visible))

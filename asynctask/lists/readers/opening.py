@@ -15,8 +15,7 @@ from asynctask.lists.readers.csv import open_csv, open_tsv
 from asynctask.lists.readers.encodings import head_text
 from asynctask.lists.readers.json import open_json, open_ndjson
 from asynctask.lists.readers.ods import MIMETYPE, ods_sheets, open_ods
-from asynctask.lists.readers.ole import OLE, OleFile
-from asynctask.lists.readers.workbook import Package, encrypted, office_document
+from asynctask.lists.readers.workbook import OLE, OleFile, Package, encrypted, office_document
 from asynctask.lists.readers.xls import STREAMS, open_xls, xls_sheets
 from asynctask.lists.readers.xlsx import open_xlsx, xlsx_sheets
 

@@ -10,12 +10,14 @@ from typing import Any, Final, NamedTuple
 
 from asynctask.errors import InputError, TooLarge, UnsupportedFormat
 from asynctask.lists.readers.base import CellError, Limits, OpenOptions, too_long, too_wide
-from asynctask.lists.readers.ole import OleFile
 from asynctask.lists.readers.shared_texts import Texts, escaped
 from asynctask.lists.readers.table import Table, TableSource, sheet_source
 from asynctask.lists.readers.workbook import (
     BUILT_IN,
+    MAX_SHEETS,
+    MAX_STYLES,
     NUMBER,
+    OleFile,
     choose_sheet,
     classify,
     damaged,
@@ -164,8 +166,6 @@ _CODEPAGES: Final = {
     )},
 }  # fmt: skip
 _VERSION_5, _VERSION_8 = 0x0500, 0x0600
-_MAX_SHEETS: Final = 1_000
-_MAX_STYLES: Final = 100_000
 
 
 class Record(NamedTuple):
@@ -270,8 +270,8 @@ class _Globals:
     def _sheet(self, data: bytes) -> None:
         at, state, kind = struct.unpack_from("<IBB", data)
         if kind == 0:
-            if len(self._sheets) >= _MAX_SHEETS:
-                raise TooLarge(f"the workbook has more than {_MAX_SHEETS:,} sheets; split it into several")
+            if len(self._sheets) >= MAX_SHEETS:
+                raise TooLarge(f"the workbook has more than {MAX_SHEETS:,} sheets; split it into several")
             self._sheets.append((data[6:], at, state & 3 == 0))
 
     def _codepage(self, data: bytes) -> None:
@@ -297,7 +297,7 @@ class _Globals:
         self._formats[number] = classify(code)
 
     def _style(self, data: bytes) -> None:
-        if len(self._styles) < _MAX_STYLES:
+        if len(self._styles) < MAX_STYLES:
             self._styles.append(struct.unpack_from("<H", data, 2)[0])
 
     def _password(self, _: bytes) -> None:

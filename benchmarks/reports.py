@@ -1,0 +1,169 @@
+"""The report of a Task whose rows all failed, downloaded from a web server: when it begins, how long it takes, its memory.
+
+    python -m benchmarks.reports [-n N] [--format csv|xlsx] [--runs R] [--server KIND] [--json]
+
+The items come from a program, have eight fields and are split as any list; their failures are recorded by the recorder. A
+web server in a process of its own answers ``GET /api/tasks/ID/report.csv`` or ``.xlsx``. ``ours`` is the median time until
+the first byte of the file is here; ``total_ms`` and ``peak_mb`` (of the server's process, all runs together) are in
+``settings``. The peer is the bare loop over the same rows in memory, with :mod:`csv` or XlsxWriter in constant memory: it
+has nothing to send before its last row, so its total time counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import http.client
+import io
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import xlsxwriter
+
+from asynctask import AsyncTask
+from asynctask.clock import SystemClock
+from asynctask.core.states import Reason, Status
+from asynctask.ledger import reservations
+from asynctask.ledger.events import Failure, Note
+from asynctask.ledger.recorder import Outcome, Recorder
+from asynctask.ledger.reservations import Ready
+from benchmarks import common
+from benchmarks.children import await_address, child
+from benchmarks.common import Result, Unaccounted
+from benchmarks.memory import peak_kb
+
+__all__ = ["main"]
+
+_PAGE = 1_000
+_LEASE_S = 3_600.0
+_WHY = "the seller is not qualified for this promotion"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command."""
+    parser = common.arguments(__doc__, n=10_000)
+    parser.add_argument("--format", choices=("csv", "xlsx"), default="xlsx", help="of the report (default xlsx)")
+    parser.add_argument("--runs", type=int, default=3, help="downloads, in turn with the peer (default 3)")
+    return common.run(parser, argv, measure)
+
+
+def measure(options: argparse.Namespace) -> Result:
+    """Makes the Task, then downloads its report and runs the peer in turn."""
+    firsts, totals, peers = [], [], []
+    with common.place(options) as place, closing(place.app()) as app:
+        app.worker(name="job", retry=0)(_elsewhere)
+        task_id = app.submit("job", _items(options.n), title="benchmark").id
+        _fail_all(app, task_id)
+        common.audit(app, task_id, failed=options.n)
+        with child("web", place) as process:
+            address = await_address(process)
+            _download(address, "/healthz")
+            before = _peak(process.pid)
+            for _ in range(options.runs):
+                first, total, data = _download(address, f"/api/tasks/{task_id}/report.{options.format}")
+                _check(data, options)
+                firsts.append(first)
+                totals.append(total)
+                peers.append(_peer(options, place.folder))
+            peak = _peak(process.pid)
+    settings: dict[str, Any] = {
+        **common.setting(options),
+        "runs": options.runs,
+        "format": options.format,
+        "total_ms": round(statistics.median(totals)),
+        "peak_mb": round(peak / 1024, 1),
+        "idle_mb": round(before / 1024, 1),
+        "peer": f"the bare loop of {'csv' if options.format == 'csv' else 'XlsxWriter'} over the rows in memory, whole",
+        "ours_is": "the time until the first byte of the report is here",
+        "ratio_is": "ours to peer, medians: less is better",
+    }
+    ours, peer = statistics.median(firsts), statistics.median(peers)
+    return Result("reports", options.n, ours, peer, ours / peer, "ms", settings)
+
+
+def _peak(pid: int) -> int:
+    """KB of the largest of the server's processes: its parent, and the one that answers."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return max(peak_kb(each) or 0 for each in (pid, *children))
+
+
+def _elsewhere(item: dict[str, Any]) -> None:
+    """Never called: the outcomes are recorded without it."""
+
+
+def _items(n: int) -> Iterator[dict[str, Any]]:
+    for i in range(n):
+        yield {
+            "sku": f"SKU-{i:08}", "title": f"Promotion of the spring, number {i}", "price": i / 4, "stock": i % 997,
+            "seller": f"seller-{i % 5_003}", "from": "2026-03-05", "until": "2026-04-05", "note": None,
+        }  # fmt: skip
+
+
+def _fail_all(app: AsyncTask, task_id: int) -> None:
+    while ready := reservations.reserve(app.ledger, task_id, _PAGE, lease_s=_LEASE_S):
+        reservations.confirm(app.ledger, [task_id])
+        Recorder(app.ledger).flush([_failed(each, app.ledger.now()) for each in ready])
+
+
+def _failed(job: Ready, now: int) -> Outcome:
+    notes = [Note("working", "In progress", now), Note("failed", f"Failed: {_WHY}")]
+    failure = Failure("failed", _WHY)
+    return Outcome(job.event_id, job.attempt, Status.FAILED, Reason.REFUSED, notes, failure=failure, started_at=now)
+
+
+def _download(address: str, path: str) -> tuple[float, float, bytes]:
+    """Milliseconds until the first byte of the body and until the last, and the body."""
+    clock, where = SystemClock(), urlsplit(address)
+    connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=600)
+    with closing(connection):
+        began = clock.monotonic()
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise Unaccounted(f"GET {path} was answered {answer.status}: {answer.read()[:500]!r}")
+        data = [answer.read(1)]
+        first = clock.monotonic() - began
+        while piece := answer.read(1 << 16):
+            data.append(piece)
+        return first * 1e3, (clock.monotonic() - began) * 1e3, b"".join(data)
+
+
+def _check(data: bytes, options: argparse.Namespace) -> None:
+    """Raises :class:`Unaccounted` unless the report has every row."""
+    if options.format == "csv":
+        found = sum(1 for _ in csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""))) - 1
+    else:
+        from asynctask.lists.readers import Limits, open_source
+
+        with tempfile.TemporaryDirectory(prefix="asynctask-benchmark-") as folder:
+            path = Path(folder) / "report.xlsx"
+            path.write_bytes(data)
+            with open_source(path, path.name, limits=Limits()) as source:
+                found = sum(1 for _ in source.rows())
+    if found != options.n:
+        raise Unaccounted(f"the report has {found} rows, expected {options.n}")
+
+
+def _peer(options: argparse.Namespace, folder: Path) -> float:
+    """Milliseconds of the bare loop."""
+    clock, rows = SystemClock(), [[*item.values(), n, "failed", _WHY, 1] for n, item in enumerate(_items(options.n), 1)]
+    began = clock.monotonic()
+    if options.format == "csv":
+        with (folder / "peer.csv").open("w", newline="") as file:
+            csv.writer(file).writerows(rows)
+    else:
+        with xlsxwriter.Workbook(str(folder / "peer.xlsx"), {"constant_memory": True}) as book:
+            sheet = book.add_worksheet()
+            for number, row in enumerate(rows):
+                sheet.write_row(number, 0, row)
+    return (clock.monotonic() - began) * 1e3
+
+
+if __name__ == "__main__":
+    sys.exit(main())
