@@ -29,7 +29,7 @@ from asynctask.clock import Clock, micros
 from asynctask.config import Config
 from asynctask.core.states import Reason, Status
 from asynctask.core.transitions import Begin
-from asynctask.dispatch.demand import Load, Rate
+from asynctask.dispatch.demand import MEASURE_S, Load, Rate
 from asynctask.dispatch.outbox import CALLBACK_OF, EngineQueues, decode, engine_queue
 from asynctask.errors import ConfigError, Conflict, InputError, Unavailable
 from asynctask.ledger import processes
@@ -62,6 +62,9 @@ _MOST_EARLY: Final = 1_000
 _FLUSH_S: Final = 5.0
 _MANY: Final = 50
 _AWAY_S: Final = 0.5
+
+_UNKNOWN: Final = 1.0
+"""Jobs a second below which the rate of a process says nothing: it has just begun, or was idle."""
 
 T = TypeVar("T")
 
@@ -430,7 +433,13 @@ class EngineProcess(AppProcess):
         self._engine = engine
         self._dispatcher = app.dispatcher
         self._awaited: dict[threading.Event, None] = {}  # of outcomes whose threads wait for the commit
-        self.recorder = Recorder(self.ledger, busy_for=self._busy_for, on_due=self._dispatcher.expect, figures=self.figures)
+        self.recorder = Recorder(
+            self.ledger,
+            busy_for=self._busy_for,
+            on_due=self._dispatcher.expect,
+            figures=self.figures,
+            closes_at_once=False,
+        )
         self.tracker = Tracker(self.ledger, self.recorder)
         self._stops = Stops(self.tracker)
         self._begin = Together(self.tracker.begin)
@@ -439,6 +448,10 @@ class EngineProcess(AppProcess):
         self._clock = app.clock
         self._ids = app.ids
         self._rate = Rate(app.clock)
+        self._measuring = threading.Lock()
+        self._performed = 0
+        self._ended_at = 0.0  # the last job, on the monotonic clock
+        self._worked = False  # since the dispatcher was told that there is nothing to do
         self._busy_s = 0.0
         self._stopping = threading.Event()
         self._ended = threading.Event()
@@ -556,6 +569,7 @@ class EngineProcess(AppProcess):
         self._awaited[done] = None
         try:
             self.tracker.settle(ticket, retry_at=retry_at, discarded=discarded, then=lambda won: done.set())
+            self._note_performed()
             done.wait()
         finally:
             del self._awaited[done]
@@ -570,6 +584,7 @@ class EngineProcess(AppProcess):
     def settle_later(self, ticket: Ticket, then: Callable[[], None]) -> None:
         """Hands over the outcome of a last attempt; ``then`` is called once it is committed. Acknowledge the job there."""
         self.tracker.settle(ticket, then=lambda won: then())
+        self._note_performed()
 
     def recover(self, ticket: Ticket) -> None:
         """The process that performed a job of a Task died, while this one, which records it, lives: the ledger gives the
@@ -613,18 +628,37 @@ class EngineProcess(AppProcess):
         else:
             self._log.warning("signal_not_for_engines", signal=name, hint=f"quiet or stop {self._engine} by its own means")
 
+    def _note_performed(self) -> None:
+        """A job has ended. The first ones of a list show how fast this process is: it asks for the next at once, not with
+        the next tick, and others know of it before the next heartbeat."""
+        with self._measuring:
+            self._performed += 1
+            self._ended_at, self._worked = self._clock.monotonic(), True
+            if self._rate.per_second >= _UNKNOWN or self.tracker.running():
+                return
+            self._rate.update(self._performed, self._busy_s, dry=True)
+        self._ask_for_more()
+        self.heartbeat.soon()
+
+    def _ask_for_more(self) -> None:
+        if not self.should_stop:
+            self._worked = False
+            self._dispatcher.dry(worked=True)
+
     def _tick(self) -> None:
-        before = 0
         while not self._ended.wait(LONG_S):
             self.tracker.note_long(LONG_S)
             self._stops.look()
-            running, recorded = len(self.tracker.running()), self.recorder.recorded
-            if running:
-                self._busy_s += LONG_S
-            self._rate.update(recorded, self._busy_s)
-            if running < self._concurrency and recorded > before and not self.should_stop:
-                self._dispatcher.dry(worked=True)
-            before = recorded
+            running = len(self.tracker.running())
+            with self._measuring:
+                if running:
+                    self._busy_s += LONG_S
+                self._rate.update(self._performed, self._busy_s)
+                # Between two jobs that follow each other in one thread there is a pause, too.
+                idle_s = self._clock.monotonic() - self._ended_at
+                is_dry = self._worked and running < self._concurrency and idle_s >= MEASURE_S
+            if is_dry:
+                self._ask_for_more()
 
 
 # -- worker processes in another language

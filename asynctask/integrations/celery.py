@@ -169,11 +169,11 @@ class _Line:
 
     def count(self, queue: str) -> int:
         """How many messages wait in a queue of the broker."""
+        if not self.is_amqp:
+            return int(self.channel._size(queue))  # with global_keyprefix, Redis would say that there is no such queue
         channel = self._connection.channel()  # its own, for where there is no such queue it is closed
         try:
-            if self.is_amqp:
-                return int(channel.queue_declare(queue, passive=True).message_count)
-            return int(channel._size(queue))  # with global_keyprefix, Redis would say that there is no such queue
+            return int(channel.queue_declare(queue, passive=True).message_count)
         except self._connection.channel_errors:  # there is no such queue yet
             return 0
         finally:
@@ -215,16 +215,8 @@ class CeleryEngine:
         """Connects the signals. The tasks are wrapped when the application knows all of them."""
         if self._celery.finalized:
             self._track_all()
-        make_task = self._celery._task_from_fun
-
-        @functools.wraps(make_task)
-        def tracked(*args: Any, **options: Any) -> Any:
-            task = make_task(*args, **options)
-            if self._celery.finalized:  # what is declared later has no signal
-                self._track(task)
-            return task
-
-        self._celery._task_from_fun = tracked
+        for name in ("_task_from_fun", "register_task"):
+            setattr(self._celery, name, self._making(getattr(self._celery, name)))
         self._celery.on_after_finalize.connect(lambda **_: self._track_all(), weak=False)
         for signal, handler in (
             (signals.celeryd_after_setup, self._worker_made),
@@ -310,8 +302,27 @@ class CeleryEngine:
         for task in list(self._celery.tasks.values()):
             self._track(task)
 
+    def _making(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(make)
+        def made(*args: Any, **options: Any) -> Any:
+            task = make(*args, **options)
+            if self._celery.finalized:  # what is declared later has no signal
+                self._track(task)
+            else:  # a program that only sends finalizes nothing by itself
+                task.apply_async = functools.partial(self._send_first, task)
+            return task
+
+        return made
+
+    def _send_first(self, task: Any, *args: Any, **options: Any) -> Any:
+        self._celery.finalize()
+        self._track(task)
+        return task.apply_async(*args, **options)
+
     def _track(self, task: Any) -> None:
         with self._lock:
+            if getattr(vars(task).get("apply_async"), "func", None) == self._send_first:
+                del task.apply_async
             if task.name not in self._tracked and self.tracks(task):
                 self._tracked[task.name] = self._worker(task)
                 self._wrap(task)

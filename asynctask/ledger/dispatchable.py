@@ -28,7 +28,10 @@ from asynctask.ledger.base import Ledger, chunks, each_free
 from asynctask.ledger.events import Applied, End
 from asynctask.logs import get_logger
 
-__all__ = ["MAY", "RECHECK_S", "announce", "catch_up", "due_tasks", "next_due", "repair", "settled", "wake", "wake_due"]
+__all__ = [
+    "MAY", "RECHECK_S", "announce", "announce_freed", "catch_up", "due_tasks", "next_due", "repair", "settled", "wake",
+    "wake_due",
+]  # fmt: skip
 
 RECHECK_S: Final = 0.8
 """The longest time between two checks of a Task that waits for its next round: a user may edit its row."""
@@ -87,9 +90,23 @@ def announce(ledger: Ledger, applied: Iterable[Applied], ends: Iterable[End] = (
             due.setdefault(task_id, None)
     try:
         return _announce_all(ledger, due, sessions.free(ledger, ended) if ended else set())
-    except LedgerUnavailable as error:  # the changes are committed; maintenance finds missing hints
-        get_logger("asynctask.ready").warning("announce_put_off", error=str(error))
+    except LedgerUnavailable as error:
+        _note_put_off(error)
         return None
+
+
+def announce_freed(ledger: Ledger, task_ids: Collection[int]) -> int | None:
+    """:func:`announce` for Tasks of which jobs have ended, each of which freed a place."""
+    try:
+        return _announce_all(ledger, dict.fromkeys(task_ids), ())
+    except LedgerUnavailable as error:
+        _note_put_off(error)
+        return None
+
+
+def _note_put_off(error: LedgerUnavailable) -> None:
+    """The changes are committed; maintenance finds missing hints."""
+    get_logger("asynctask.ready").warning("announce_put_off", error=str(error))
 
 
 def wake(ledger: Ledger, woken: Collection[int]) -> int | None:

@@ -129,7 +129,8 @@ class Recorder:
     outcome. While the ledger does not answer, outcomes wait in memory and :attr:`healthy` is false; the runtime begins
     nothing new. The thread survives every exception and flushes again what is not committed. ``on_due`` is called with the
     time (microseconds; the past: now) at which a consequence of the outcomes may be dispatched. ``figures`` count what is
-    committed.
+    committed. ``closes_at_once``: a Task that may be over is closed as soon as no job runs, however short a while ago the
+    last check was.
     """
 
     def __init__(
@@ -139,8 +140,10 @@ class Recorder:
         busy_for: Callable[[], float | None] = lambda: None,
         on_due: Callable[[int], None] = lambda at: None,
         figures: Figures | None = None,
+        closes_at_once: bool = True,
     ) -> None:
         self._ledger = ledger
+        self._closes_at_once = closes_at_once
         self._figures = figures or Figures()
         self._busy_for = busy_for
         self._on_due = on_due
@@ -353,14 +356,16 @@ class Recorder:
                 if won and (kind := _figure(each)) is not None:
                     self._figures.ended(each.worker, kind, each.seconds)
                 self._notify(each, won)
-            self.announce(applied, ends)
+            self.announce(applied, [end for end in ends if not _is_plain(end)])
             over = [
                 *(end.record for end in ends),
                 *(each.record for each in applied if each.record and _is_over(each.record)),
             ]
-            self._closer.ended({record.task_id for record in over})
+            self._closer.ended(
+                {record.task_id for record in over}, unannounced={end.record.task_id for end in ends if _is_plain(end)}
+            )
             self._closer.called({record.callback_of for record in over})
-        if not self._pending and self._busy_for() is None:
+        if self._closes_at_once and not self._pending and self._busy_for() is None:
             self._closer.check()
         else:
             self._closer.check_if_due()
@@ -427,6 +432,15 @@ def _figure(each: Outcome) -> str | None:
     if each.reason is Reason.INTERRUPTED:
         return "interrupted"
     return str(each.status) if each.retry_at is None else "retry"
+
+
+def _is_plain(end: End) -> bool:
+    """Whether nothing waited for this end at Begin, so that what waits for it now may be announced with the next check: it
+    is no failure, and has no place in a ``parallel``, a round or the line of a key. (A job in a lent place has a process.)
+    """
+    record = end.record
+    waits = record.parallel, record.round_at, record.line, record.row.process
+    return end.turn.after.status is Status.FINISH and waits == (None, None, None, None)
 
 
 def _is_over(record: EventRecord) -> bool:
@@ -564,12 +578,15 @@ class TaskCloser:
         self._on_due = on_due
         self._ended: set[int] = set()  # not checked yet
         self._called: set[int] = set()  # the same, of those of which a callback ended
+        self._unannounced: set[int] = set()  # those of which :func:`dispatchable.announce` does not know yet
         self._check_at = 0.0  # time of the next check while other jobs run (monotonic clock)
         self._log = get_logger("asynctask.recorder")
 
-    def ended(self, task_ids: Iterable[int | None]) -> None:
-        """Notes that jobs of these Tasks ended; None stands for jobs without a Task."""
+    def ended(self, task_ids: Iterable[int | None], *, unannounced: Iterable[int | None] = ()) -> None:
+        """Notes that jobs of these Tasks ended; None stands for jobs without a Task. ``unannounced``: the dispatcher is
+        told of these with the next check."""
         self._ended.update(task_id for task_id in task_ids if task_id is not None)
+        self._unannounced.update(task_id for task_id in unannounced if task_id is not None)
 
     def called(self, task_ids: Iterable[int | None]) -> None:
         """Notes that callbacks of these Tasks ended; None stands for other jobs."""
@@ -589,6 +606,9 @@ class TaskCloser:
         """Checks now, and closes the Tasks that are over."""
         begun = self._ledger.clock.monotonic()
         ended, self._ended = self._ended, set()
+        unannounced, self._unannounced = self._unannounced, set()
+        if (at := dispatchable.announce_freed(self._ledger, unannounced)) is not None:
+            self._on_due(at)
         if ended:
             self._close(ended)
         called, self._called = self._called, set()

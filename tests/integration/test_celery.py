@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from celery import Task
 from kombu.exceptions import OperationalError
 from redis import Redis
 from support.celery_app import build
@@ -34,7 +35,7 @@ class CeleryWorld:
     """The sending side in this process, and workers started by Celery's own command."""
 
     def __init__(self, world: World, server: RedisServer) -> None:
-        self.world, self._server = world, server
+        self.world, self.server = world, server
         self.namespace = f"test-{world.folder.name}"
         self.celery, self.app = build(server.url, self.namespace, world.folder, database_url=world.store.url)
         self.app.ensure_schema()
@@ -66,7 +67,7 @@ class CeleryWorld:
             "--without-mingle",
             "--without-heartbeat",
             *more,
-            TEST_REDIS=self._server.url,
+            TEST_REDIS=self.server.url,
             TEST_NAMESPACE=self.namespace,
             **environ,
         )
@@ -75,7 +76,7 @@ class CeleryWorld:
         return self.celery.tasks[name]
 
     def redis(self) -> Redis:
-        return self._server.client()
+        return self.server.client()
 
     def event(self, job_id: str) -> dict[str, Any]:
         return self.app.event(job_id)
@@ -296,6 +297,30 @@ def test_a_task_that_is_declared_late_is_tracked_too(engine: CeleryWorld) -> Non
     task: Any = engine.celery.task(name="late", shared=False)(late)
     assert engine.event(task.delay(1).id)["status"] == "enqueue"
     assert engine.app.workers["late"].engine == "celery"
+
+
+def test_the_first_job_of_a_program_that_only_sends_has_its_event(engine: CeleryWorld) -> None:
+    """Nothing has finalized its Celery application before. Without ``_send_first`` the job is sent with no Event."""
+    celery, app = build(engine.server.url, engine.namespace, engine.world.folder, database_url=engine.world.store.url)
+
+    def early(item: dict[str, Any]) -> None: ...
+
+    task: Any = celery.task(name="early", shared=False)(early)
+    try:
+        assert not celery.finalized
+        assert app.event(task.delay(1).id)["status"] == "enqueue"
+    finally:
+        app.close()
+
+
+def test_a_task_that_is_a_class_is_tracked_too(engine: CeleryWorld) -> None:
+    class Classy(Task):  # type: ignore[misc]
+        name = "classy"
+
+        def run(self, item: dict[str, Any]) -> None: ...
+
+    task: Any = engine.celery.register_task(Classy())
+    assert engine.event(task.delay(1).id)["status"] == "enqueue"
 
 
 def test_a_pool_in_which_nothing_can_be_recorded_is_refused(engine: CeleryWorld) -> None:

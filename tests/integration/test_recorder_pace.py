@@ -11,6 +11,7 @@ from support.world import World
 
 from asynctask import AsyncTask
 from asynctask.core.states import Reason, Status
+from asynctask.integrations.base import EngineProcess
 from asynctask.ledger import reservations
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.recorder import LINGER_S, LONGEST_LINGER_S, Outcome, Recorder
@@ -84,6 +85,41 @@ def test_a_task_whose_last_outcome_comes_just_before_the_end_of_the_process_is_c
             tracker.settle(ticket)
         assert recorder.drain(10)
     assert [app.task(task_id).progress()["done"] for task_id, _, _ in jobs] == [True, True]
+
+
+def test_a_task_that_was_limited_while_its_job_ran_goes_on_after_that(world: World) -> None:
+    """Without ``announce_freed``, which announces a plain end with the next check, nothing says that there is room."""
+    app = world.app()
+    recorder = Recorder(app.ledger, closes_at_once=False)
+    tracker, task = Tracker(app.ledger, recorder), app.submit("note", [{"n": 1}, {"n": 2}])
+    (job,) = reservations.reserve(app.ledger, task.id, 1, lease_s=60)
+    reservations.confirm(app.ledger, [task.id])
+    (ticket,) = tracker.begin([Arrival(job.job_id, job.attempt, "note", "default")])
+    tracker.start(ticket)
+    task.update(parallel=1)
+    assert reservations.reserve(app.ledger, task.id, 1, lease_s=60) == []
+    assert world.sql("SELECT ready FROM tasks") == [(None,)], "it waits for the end of its job"
+    ticket.finish(None)
+    with recording(recorder):
+        tracker.settle(ticket)
+        wait_for(lambda: world.sql("SELECT ready FROM tasks") != [(None,)], "there is room")
+    assert len(reservations.reserve(app.ledger, task.id, 1, lease_s=60)) == 1
+
+
+def test_the_first_job_of_a_list_asks_for_more_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine's process says how fast it is with that job, and not with a later tick or heartbeat."""
+    app = world.app()
+    process = EngineProcess(app, "celery", concurrency=2)
+    asked: list[float] = []
+    beats: list[None] = []
+    monkeypatch.setattr(app.dispatcher, "dry", lambda worked: asked.append(process.load().rate))
+    monkeypatch.setattr(process.heartbeat, "soon", lambda: beats.append(None))
+    for name in ("first", "second"):
+        (ticket,) = process.tracker.begin([Arrival(name, None, "note", "celery/default")])
+        process.tracker.start(ticket)
+        process.settle_later(ticket, lambda: None)
+    assert (len(asked), len(beats)) == (1, 1)
+    assert asked[0] > 1
 
 
 def test_a_large_task_is_closed_beside_the_outcomes_of_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
