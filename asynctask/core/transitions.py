@@ -117,6 +117,9 @@ RAISED_MARK: Final = "r"
 
 _FINAL: Final = frozenset(MARKS.values())
 
+_ENDS: Final = {Status.FAILED: Reason.REFUSED, Status.ERROR: Reason.RAISED, Status.CANCELLED: Reason.CANCELLED}
+"""The reason of the end of a slice that has items of a worse status than its last attempt."""
+
 
 class Row(NamedTuple):
     """The bookkeeping columns of an Event.
@@ -486,7 +489,7 @@ def outcome(row: Row, status: Status, reason: Reason, *, retry_at: int | None = 
         return _wait_again(row, Reason.RETRY, due_at=retry_at, retries=row.retries + 1, deaths=0, watched=False, **again)
     ended = _end_items(row, status)
     if row.items > 1 and (overall := worst(ended)) is not status:
-        status, reason = overall, {Status.FAILED: Reason.REFUSED, Status.ERROR: Reason.RAISED}.get(overall, reason)
+        status, reason = overall, _ENDS.get(overall, reason)
     return _turn(row, status, reason, process=None, deaths=0, watched=False, stopping=False, due_at=None, **ended)
 
 
@@ -562,7 +565,7 @@ def recorded(row: Row, status: Status, process: str | None = None) -> Turn:
     if status in TERMINAL:
         changes |= _end_items(row, status)
         status = worst(changes) if row.items > 1 else status
-    return _turn(row, status, Reason.RECORDED, **changes)
+    return _turn(row, status, Reason.CANCELLED if status is Status.CANCELLED else Reason.RECORDED, **changes)
 
 
 # -- control

@@ -115,6 +115,20 @@ def test_a_cancel_between_two_items_keeps_the_outcomes_that_there_are(world: Wor
     assert app.doctor() == []
 
 
+def test_a_slice_of_which_only_some_cancelled_items_run_again_ends_cancelled(world: World) -> None:
+    app = world.app()
+    seen = Seen(app)
+    task = app.submit(seen.worker, [{"n": n} for n in range(5)], chunk_size=5)
+    task.cancel()
+    with world.working(app):
+        task.wait(60)
+        assert task.retry(status=["cancelled"], limit=2)
+        task.wait(60)
+    assert counts(task) == {"total": 5, "finish": 2, "cancelled": 3}
+    assert {app.event(each["job_id"])["status"] for each in task.events()} == {"cancelled"}
+    assert app.doctor() == []
+
+
 def test_a_batch_worker_gets_the_list_and_reports_by_place(world: World) -> None:
     app = world.app()
     given: list[list[int]] = []
