@@ -454,3 +454,37 @@ def test_a_retry_leaves_a_task_alone_while_a_list_takes_its_rows(world: World, m
     assert child.task.progress()["counts"]["total"] == 2
     assert control.turn_some(apps[1].ledger, parent.id) is False
     assert parent.progress()["counts"]["cancelled"] == 2, "none of them runs twice"
+
+
+def test_items_of_a_slice_are_corrected_one_by_one_and_its_retry_leaves_them_out(world: World) -> None:
+    app = world.app()
+    task = sheet(app, LIST.replace("bug", "refuse"), chunk_size=5).task
+    assert task.progress()["jobs"] == 1
+    done(world, app, task)
+    child = sheet(app, report(task, ALL_OK, only=["4"]), resubmit_of=task.id)
+    assert codes(child) == {}
+    assert task.retry(status="failed")
+    seen = done(world, app, task)
+    assert (seen["counts"]["finish"], seen["counts"]["failed"]) == (2, 3)
+    attempts = Counter(row.number for row in task.report("failed").rows if row.status == "failed")
+    assert attempts == {3: 1, 4: 1, 5: 1}
+    assert done(world, app, child.task)["counts"]["finish"] == 1
+    assert task.progress()["mended"] == 1
+    with pytest.raises(InputError, match="one by one"):
+        sheet(app, report(task, ALL_OK, only=["5"]), resubmit_of=task.id, chunk_size=2)
+    assert app.doctor() == []
+
+
+def test_cancelled_items_of_a_slice_can_be_sent_again(world: World) -> None:
+    app = world.app()
+    task = sheet(app, LIST, chunk_size=2).task
+    task.cancel()
+    done(world, app, task)
+    header = "n,kind,row,status,error,attempts,result\n"
+    child = sheet(app, header + "1,ok,3,,,,\n1,ok,6,,,,\n1,ok,7,,,,\n", resubmit_of=task.id)
+    assert codes(child) == {}
+    assert task.retry(status="cancelled")
+    assert done(world, app, task)["counts"]["cancelled"] == 2
+    assert done(world, app, child.task)["counts"]["finish"] == 3
+    assert task.progress()["mended"] == 3
+    assert app.doctor() == []
