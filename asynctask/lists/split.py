@@ -32,7 +32,7 @@ FIRST_SLICE = 100
 SLICE = 1_000
 MAX_SLICE_BYTES = 4_000_000
 SLICE_S = 0.5
-_JOBS_OF_SLICE: Final = 20
+_JOBS_OF_SLICE: Final = 100
 """Jobs of several items that are written together at least."""
 
 MAX_WHOLE_BYTES = 256_000
@@ -53,17 +53,18 @@ class _Slice:
     begun: float = 0.0
     after: int = 0
     notify_dispatcher: bool = False
-    open: list[NewItem] = field(default_factory=list)  # items of the job that is not full yet
+    open: list[tuple[int, str]] = field(default_factory=list)  # row and params of the items of the job that is not full yet
     open_size: int = 0
     count: int = 0  # rows, accepted or refused
 
     def close_job(self) -> None:
         """Makes a job of the open items."""
         if len(self.open) == 1:
-            self.items += self.open
+            ((row, params),) = self.open
+            self.items.append(NewItem(params, row))
         elif self.open:
-            rows = [each.row for each in self.open]
-            params = pack(rows, [each.params for each in self.open])
+            rows = [row for row, _ in self.open]
+            params = pack(rows, [params for _, params in self.open])
             self.items.append(NewItem(params, rows[0], items=len(rows), last_row=rows[-1]))
         self.open, self.open_size = [], 0
 
@@ -345,7 +346,7 @@ def _add(current: _Slice, row: Accepted | Refused, chunks: _Chunks = _ONE_EACH) 
         if chunks.chunk_size == 1:
             current.items.append(_new_item(params, row))
             return
-        current.open.append(_new_item(params, row))
+        current.open.append((row.row, params))
         current.open_size += len(params)
         if len(current.open) >= chunks.size or current.open_size > MAX_JOB_BYTES:
             chunks.created += len(current.open)
