@@ -485,8 +485,17 @@ class JobProgress(_Out):
     percent: float | None
 
 
+class Outcomes(_Out):
+    """What the items of one job came to so far."""
+
+    finish: int
+    failed: int
+    error: int
+    cancelled: int
+
+
 class ListedEvent(_Out):
-    """The record of one job, in a list."""
+    """The record of one job, in a list; of a job of several items, once for each item."""
 
     id: int
     job_id: str
@@ -498,6 +507,8 @@ class ListedEvent(_Out):
     attempt: int
     retries: int
     row: int | None
+    items: int = Field(description="How many items the job has.")
+    outcomes: Outcomes
     params: JsonValue
     added_messages: list[dict[str, JsonValue]]
     messages: list[dict[str, JsonValue]] = Field(description="The same as added_messages, by the name of earlier releases.")
