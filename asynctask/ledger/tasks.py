@@ -419,7 +419,7 @@ def add_slice(
     Raises :class:`SplitLost` if this process no longer holds the split, the Task was cancelled, or another splitter moved
     the cursor meanwhile: one that slept may hold the lease again.
     """
-    jids, count = ledger.ids.jids(len(items)), items_of(items)
+    jids = ledger.ids.jids(len(items))
     corrects = any(each.number is not None for each in _rows_of(items, rejects))
     with ledger.database.write() as connection:
         above = _lock_all(connection, _ancestors(connection, task_id)) if corrects else {}  # smaller ids: locked first
@@ -429,6 +429,7 @@ def add_slice(
             raise SplitLost(f"row {task['split_cursor']} was reached by another, this one goes on after row {after}")
         if corrects:
             items, rejects = _take_rows(connection, task, above, items, rejects)
+        count = items_of(items)
         now = ledger.now()
         first = task["created_jobs"]
         connection.execute(

@@ -232,7 +232,7 @@ class Splitter:
         with Writing[_Slice](lambda each: self._commit(task_id, each, each.after, names), ahead=ahead) as writing:
             for count, row in enumerate(rows, 1):
                 _add(current, row, chunks)
-                if not current.open and self._full(current, max(largest, chunks.size * _JOBS_OF_SLICE)):
+                if not current.open and self._full(current, max(largest, chunks.rows_at_once)):
                     # The submitter dispatches only after the split, long after the first jobs could begin.
                     current.notify_dispatcher = bool(current.items) and not notified
                     notified |= current.notify_dispatcher
@@ -332,6 +332,11 @@ class _Chunks:
     def size(self) -> int:
         """Items of the next job."""
         return 1 if self.chunk_size == 1 else chunk_of(self.chunk_size, self.planned, self.created)
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows that are written together at least."""
+        return 0 if self.chunk_size == 1 else self.size * _JOBS_OF_SLICE
 
 
 _ONE_EACH: Final = _Chunks(1)

@@ -26,6 +26,7 @@ ROWS = {
     "asynchronous": "`async def` functions",
     "hard_limit": "ends a job that does not heed its time limit",
     "revokes": "takes back a lone job that waits in its queue",
+    "slices": "performs jobs of several items ([slices](slices.md))",
     "counts": "counts what waits in its queues, without which no list can be handed in",
 }
 
