@@ -305,6 +305,8 @@ class AsyncTask(OnDemand):
             raise InputError(f"worker {found.name!r} is no export: declare it with @app.export", code="invalid_worker")
         if options.resubmit_of is not None:
             raise InputError("an export has no rows to correct: leave out resubmit_of", code="invalid_options")
+        if options.chunk_size not in (None, 1):
+            raise InputError("each shard of an export is a job: leave out chunk_size", code="invalid_options")
         self.export_files.check()
         columns = list(declared.columns)
         said = {"export": self.ids.jid(), "format": check_format(form, columns), "columns": columns}
