@@ -141,6 +141,7 @@ def _for_each_worker(app: AsyncTask, schemas: dict[str, Any]) -> dict[str, Any]:
     properties = {
         **mixed["properties"],
         "unique": unique,
+        "chunk_size": {"enum": [1, None], "description": "Jobs for several workers have one item each."},
         "jobs": {**mixed["properties"]["jobs"], "maxItems": app.config.max_rows},
     }
     named = {"anyOf": jobs}
