@@ -256,6 +256,10 @@ def test_what_is_no_export_is_refused(app: AsyncTask) -> None:
         app.submit_export("told", [1])
     with pytest.raises(InputError, match="format"):
         app.submit_export("numbers", [1], format="pdf")
+    with pytest.raises(InputError, match="leave out chunk_size"):
+        app.submit_export("numbers", SHARDS, chunk_size=2)
+    with pytest.raises(InputError, match="leave out resubmit_of"):
+        app.submit_export("numbers", SHARDS, resubmit_of=2)
     with pytest.raises(InputError, match="no items"):
         app.submit_export("numbers", [])
     with pytest.raises(Conflict, match="is no export"):
