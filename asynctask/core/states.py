@@ -186,6 +186,13 @@ EVENT_EDGES: Final[tuple[Edge, ...]] = _edges(
             "the Task of a slice was cancelled after an item of it had ended in error",
         ),
         (
+            (*_RUNNABLE, _S.STOPPED),
+            _S.FINISH,
+            _R.CANCELLED,
+            (_W.WORKER, _W.SWEEP, _W.PERSON),
+            "the Task of a slice was cancelled after each item of it had ended well, but not the slice",
+        ),
+        (
             (_S.FAILED, _S.ERROR, _S.CANCELLED),
             _S.ENQUEUE,
             _R.RETRIED,

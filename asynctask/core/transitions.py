@@ -117,8 +117,13 @@ RAISED_MARK: Final = "r"
 
 _FINAL: Final = frozenset(MARKS.values())
 
-_ENDS: Final = {Status.FAILED: Reason.REFUSED, Status.ERROR: Reason.RAISED, Status.CANCELLED: Reason.CANCELLED}
-"""The reason of the end of a slice that has items of a worse status than its last attempt."""
+_ENDS: Final = {
+    Status.FINISH: Reason.RETURNED,
+    Status.FAILED: Reason.REFUSED,
+    Status.ERROR: Reason.RAISED,
+    Status.CANCELLED: Reason.CANCELLED,
+}
+"""The reason of the end of a slice that ends otherwise than its last attempt."""
 
 
 class Row(NamedTuple):
@@ -488,8 +493,7 @@ def outcome(row: Row, status: Status, reason: Reason, *, retry_at: int | None = 
         again = {} if row.marks is None else {"marks": row.marks.replace(RAISED_MARK, OPEN_MARK)}
         return _wait_again(row, Reason.RETRY, due_at=retry_at, retries=row.retries + 1, deaths=0, watched=False, **again)
     ended = _end_items(row, status)
-    if row.items > 1 and (overall := worst(ended)) is not status:
-        status, reason = overall, _ENDS.get(overall, reason)
+    status, reason = _overall(row, ended, status, reason)
     return _turn(row, status, reason, process=None, deaths=0, watched=False, stopping=False, due_at=None, **ended)
 
 
@@ -527,16 +531,11 @@ def recover(row: Row, state: str | None, *, now: int, beside: Collection[Row] = 
         if (rest := _without_poison(row)) is not None and state != State.CANCELLED:
             turn = _wait_again(rest, Reason.WORKER_LOST, due_at=now, deaths=0, watched=True)
             return turn._replace(before=row)
+        ended = _end_items(row, Status.ERROR)
+        status, reason = _overall(row, ended, Status.ERROR, Reason.POISON)
         return _turn(
-            row,
-            Status.ERROR,
-            Reason.POISON,
-            attempt=row.attempt + 1,
-            deaths=deaths,
-            process=None,
-            stopping=False,
-            **_end_items(row, Status.ERROR),
-        )
+            row, status, reason, attempt=row.attempt + 1, deaths=deaths, process=None, stopping=False, **ended
+        )  # fmt: skip
     if state == State.CANCELLED:
         return cancel(row)
     return _wait_again(row, Reason.WORKER_LOST, due_at=now, deaths=deaths, watched=True)
@@ -574,7 +573,7 @@ def recorded(row: Row, status: Status, process: str | None = None) -> Turn:
 def cancel(row: Row) -> Turn:
     """Cancels an open row that is not running; ``attempt`` rises, so that a remaining copy is dropped.
 
-    A slice of which an item has failed ends as that says; its open items are cancelled.
+    A slice ends as its worst item, its open ones being cancelled; it may have none, if its process died under the last.
     """
     ended = _end_items(row, Status.CANCELLED)
     return _turn(
@@ -698,6 +697,13 @@ def worst(counts: Mapping[str, Any]) -> Status:
     """The status of a slice that has ended, by its ``n_*``: error before failed before cancelled before finish."""
     order = (Status.ERROR, Status.FAILED, Status.CANCELLED)
     return next((status for status in order if counts[f"n_{status}"]), Status.FINISH)
+
+
+def _overall(row: Row, ended: Mapping[str, Any], status: Status, reason: Reason) -> tuple[Status, Reason]:
+    """How a job ends: as its last attempt did, a slice as its worst item, with the reason that is usual for that."""
+    if row.items > 1 and (overall := worst(ended)) is not status:
+        return overall, _ENDS[overall]
+    return status, reason
 
 
 def _without_poison(row: Row) -> Row | None:

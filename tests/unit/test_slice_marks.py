@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from asynctask.core import transitions as core
@@ -34,16 +34,29 @@ def test_an_outcome_stands_and_the_counts_are_those_of_the_marks(marks: str, dat
         assert core.measure(after)[status] == core.marks_of(after).count(letter)
 
 
-@given(ANY, st.sampled_from(["cancel", "error", "finish", "retry"]))
+@given(ANY, st.sampled_from(["cancel", "error", "finish", "poison", "retry"]))
+@example("ff", "error")
+@example("ff", "cancel")  # its process died after the last item and before the end
+@example("ff", "poison")
 def test_a_slice_ends_as_its_worst_item(marks: str, how: str) -> None:
     row = running(marks)
     if how == "retry":
         after = core.outcome(row, Status.ERROR, Reason.RAISED, retry_at=5).after
         assert after.marks == marks.replace("r", "."), "only what raised, and what had no turn, is open"
         return
-    turn = core.cancel(row) if how == "cancel" else core.outcome(
-        row, Status.ERROR if how == "error" else Status.FINISH, Reason.RAISED if how == "error" else Reason.RETURNED
-    )  # fmt: skip
+    if how == "poison":
+        found = core.recover(row._replace(deaths=core.POISON_DEATHS - 1), "running", now=1)
+        if marks.count(".") > 1:
+            assert found is not None and found.after.status is Status.ENQUEUE, "the item it died under ended, no other"
+            return
+        assert found is not None
+        turn = found
+    elif how == "cancel":
+        turn = core.cancel(row)
+    else:
+        turn = core.outcome(
+            row, Status.ERROR if how == "error" else Status.FINISH, Reason.RAISED if how == "error" else Reason.RETURNED
+        )  # fmt: skip
     assert set(core.marks_of(turn.after)) <= set("fxec")
     order = "excf"
     worst = min(core.marks_of(turn.after), key=order.index)
