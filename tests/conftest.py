@@ -11,11 +11,17 @@ from typing import Any
 
 import pytest
 import structlog
+from hypothesis import settings
 from support.databases import KINDS, Databases, Store
 from support.rabbit import shared_rabbit
 from support.redis_ruby import Desk, RubyDesk
 from support.servers import REDIS_RELEASES, RedisServer
 from support.world import World
+
+
+# A test of correctness has no limit of time: a machine that is busy would fail it.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,6 @@ HUGE = st.sampled_from([2**31, 2**63 - 1, 2**63, 2**64, 2**70, -1, -(2**70)])
 examples = settings(
     max_examples=3,
     derandomize=True,
-    deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -120,7 +120,7 @@ def test_jobs_without_an_id_are_different_jobs_and_each_keeps_the_one_it_is_give
 # -- the member that carries the fence
 
 
-@settings(max_examples=examples(100, 300), deadline=None)
+@settings(max_examples=examples(100, 300))
 @given(
     jid=st.text(st.characters(categories=["L", "N", "Zs"], include_characters=":-_.|"), min_size=1, max_size=64),
     attempt=st.integers(1, 2**31 - 1),

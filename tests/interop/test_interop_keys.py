@@ -47,7 +47,7 @@ sets.each { |set| set.to_a.each { |job| job.reschedule(job.score + 100) } }
 """
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ITEMS, TEXTS)
 @example([(HARD, UNKNOWN), (EDGES, {})], "wrong: \x00\x1f\u2028")
 def test_ruby_would_write_each_entry_as_we_did(world: RedisWorld, desk: Desk, items: Any, said: str) -> None:

@@ -83,7 +83,7 @@ def _rule(name: str) -> Callable[..., None]:
 for _name in PATH:
     setattr(LifeOfTheWorld, _name, _rule(_name))
 
-PROFILE = settings(max_examples=examples(12, 400), stateful_step_count=60, deadline=None, derandomize=True, database=None)
+PROFILE = settings(max_examples=examples(12, 400), stateful_step_count=60, derandomize=True, database=None)
 
 
 def test_every_interleaving_keeps_every_promise() -> None:

@@ -453,7 +453,7 @@ class TestWhatPeopleType:
     def test_numbers_in_json_stay_time_stamps_where_the_model_takes_them(self) -> None:
         assert coerced(dt.datetime, 86_400, sheet=False) == 86_400
 
-    @settings(max_examples=examples(100, 300), deadline=None)
+    @settings(max_examples=examples(100, 300))
     @given(
         st.sampled_from([int, float, Decimal, bool, str, dt.date, dt.datetime, dt.time, dt.timedelta]),
         st.none()

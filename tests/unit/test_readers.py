@@ -595,7 +595,7 @@ class TestJson:
     def test_too_many_items_are_refused(self, tmp_path: Path) -> None:
         assert "max_rows" in str(refusal(saved(tmp_path / "a.json", "[1,2,3]"), limits=Limits(max_rows=2)))
 
-    @settings(max_examples=examples(40, 100), deadline=None)
+    @settings(max_examples=examples(40, 100))
     @given(
         st.recursive(
             st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(st.characters(exclude_categories=["Cs"])),
@@ -621,13 +621,13 @@ def expected(rows: list[list[str]]) -> list[list[str | None]]:
 
 
 class TestRoundTrips:
-    @settings(max_examples=examples(40, 100), deadline=None)
+    @settings(max_examples=examples(40, 100))
     @given(ROWS)
     def test_a_workbook_gives_back_its_texts(self, tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]]) -> None:
         path = grid(tmp_path_factory.mktemp("x") / "a.xlsx", [["a", "b", "c"], *rows])
         assert [list(row.values.values()) for row in read(path)[1]] == expected(rows)
 
-    @settings(max_examples=examples(40, 100), deadline=None)
+    @settings(max_examples=examples(40, 100))
     @given(ROWS, st.sampled_from([",", ";", "\t", "|"]))
     def test_a_csv_gives_back_its_texts(
         self, tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]], delimiter: str
@@ -638,7 +638,7 @@ class TestRoundTrips:
         found = read(path, expect={"a", "b", "c"})[1]
         assert [list(row.values.values()) for row in found] == expected(plain)
 
-    @settings(max_examples=examples(60, 200), deadline=None)
+    @settings(max_examples=examples(60, 200))
     @given(
         st.binary(max_size=200) | st.text(max_size=100).map(str.encode), st.sampled_from(["a.csv", "a.json", "a", "a.txt"])
     )

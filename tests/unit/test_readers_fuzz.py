@@ -118,7 +118,7 @@ def test_a_broken_workbook_is_rows_or_a_refusal(path: Path, ask: Ask) -> None:
     whole = path.read_bytes()
     strategies = broken(whole) | rezipped(whole) if whole.startswith(b"PK") else broken(whole)
 
-    @settings(max_examples=examples(15, 40), deadline=None, suppress_health_check=SLOW)
+    @settings(max_examples=examples(15, 40), suppress_health_check=SLOW)
     @given(strategies, st.sampled_from([path.name, *NAMES]))
     def check_one(data: bytes, name: str) -> None:
         check(ask(data, name))
@@ -128,7 +128,7 @@ def test_a_broken_workbook_is_rows_or_a_refusal(path: Path, ask: Ask) -> None:
 
 @pytest.mark.parametrize("whole", TEXTS, ids=range(len(TEXTS)))
 def test_a_broken_text_is_rows_or_a_refusal(whole: bytes, ask: Ask) -> None:
-    @settings(max_examples=examples(30, 80), deadline=None, suppress_health_check=SLOW)
+    @settings(max_examples=examples(30, 80), suppress_health_check=SLOW)
     @given(broken(whole), st.sampled_from(NAMES))
     def check_one(data: bytes, name: str) -> None:
         check(ask(data, name))
@@ -136,7 +136,7 @@ def test_a_broken_text_is_rows_or_a_refusal(whole: bytes, ask: Ask) -> None:
     check_one()
 
 
-@settings(max_examples=examples(60, 200), deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=examples(60, 200), suppress_health_check=SLOW)
 @given(
     st.sampled_from(
         [b"", b"PK\x03\x04", b"PK\x05\x06", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", b"\xff\xfe", b"[", b"{", b"<"]

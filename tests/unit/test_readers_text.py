@@ -114,7 +114,7 @@ class TestEncodings:
         if encoding not in {"cp874", "utf-32"}:
             assert texts(path, encoding=encoding) == lines(text)
 
-    @settings(max_examples=examples(150, 500), deadline=None)
+    @settings(max_examples=examples(150, 500))
     @given(
         st.text(st.characters(exclude_categories=["Cs"]), max_size=30),
         st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"]),
@@ -306,7 +306,7 @@ VALUES = st.recursive(
 
 
 class TestJson:
-    @settings(max_examples=examples(80, 200), deadline=None)
+    @settings(max_examples=examples(80, 200))
     @given(st.lists(VALUES, max_size=5), st.integers(1, 9), st.sampled_from([None, 1]), st.booleans(), st.booleans())
     def test_items_are_cut_out_wherever_the_pieces_end(
         self, items: list[Any], size: int, indent: int | None, wrapped: bool, ascii: bool
@@ -319,7 +319,7 @@ class TestJson:
         found = [json.loads(piece.raw or b"") for piece in items_of(pieces, Limits())]
         assert found == json.loads(data)["items"] if wrapped else found == json.loads(data)
 
-    @settings(max_examples=examples(100, 300), deadline=None)
+    @settings(max_examples=examples(100, 300))
     @given(st.text('[]{}",:\\ 1a\n', max_size=30), st.integers(1, 5))
     def test_what_is_no_json_is_refused_and_what_is_is_read(
         self, tmp_path_factory: pytest.TempPathFactory, text: str, size: int

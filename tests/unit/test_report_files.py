@@ -380,7 +380,7 @@ class TestRoundTrip:
         status = "new" if "Status" in headers else None
         assert outcome.item == {"code": "-=x", "day": "2026-03-05", "budget": "-1.5", "status": status}
 
-    @settings(max_examples=examples(40, 150), deadline=None)
+    @settings(max_examples=examples(40, 150))
     @given(st.lists(st.fixed_dictionaries({"text": TEXTS, "other": CELLS, "error": TEXTS}), min_size=1, max_size=5))
     def test_any_cell_comes_back_from_both_files(
         self, tmp_path_factory: pytest.TempPathFactory, cells: list[dict[str, Any]]

@@ -158,7 +158,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=examples(40, 100), deadline=None)
+@settings(max_examples=examples(40, 100))
 @given(rows=st.lists(st.fixed_dictionaries({"a": VALUES, "b": VALUES}, optional={"Column D": VALUES, "Column B": VALUES})))
 def test_every_value_is_kept_with_its_type(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]) -> None:
     target = tmp_path_factory.mktemp("kept") / "list.rows"

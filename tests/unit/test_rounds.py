@@ -66,7 +66,7 @@ def lives(draw: st.DrawFn) -> tuple[int, int, list[list[tuple[int, int, int]]]]:
 
 
 @given(lives())
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=300, derandomize=True, database=None)
 def test_in_no_interval_more_jobs_start_than_one_round_has(
     life: tuple[int, int, list[list[tuple[int, int, int]]]],
 ) -> None:

@@ -250,7 +250,7 @@ class Lines(RuleBasedStateMachine):
 
 
 def test_tasks_of_a_session_go_one_after_the_other_and_none_starves_whatever_happens() -> None:
-    run_state_machine_as_test(Lines, settings=settings(max_examples=examples(6, 12), stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(Lines, settings=settings(max_examples=examples(6, 12), stateful_step_count=30))
     shutil.rmtree(_TEMPLATE.pop().parent)
 
 

@@ -65,7 +65,7 @@ def test_a_text_that_no_ruby_writes_becomes_what_ruby_would_write(number: str, s
     assert dump(parse(f'{{"a":[{number},1e+15]}}', keep_numbers=True)) == f'{{"a":[{said},1e+15]}}'
 
 
-@settings(max_examples=examples(150, 500), deadline=None)
+@settings(max_examples=examples(150, 500))
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_what_either_ruby_wrote_is_written_again_as_it_was(number: float) -> None:
     for text in (older(number), newer(number)):

@@ -54,7 +54,7 @@ def nested(depth: int) -> str:
 # -- text
 
 
-@settings(max_examples=examples(100, 300), deadline=None)
+@settings(max_examples=examples(100, 300))
 @given(JOBS)
 @example({"a": EDGES})
 def test_what_is_written_is_read_and_written_again_without_a_change(job: dict[str, Any]) -> None:
@@ -66,7 +66,7 @@ def test_what_is_written_is_read_and_written_again_without_a_change(job: dict[st
     assert [type(value) for value in again.values()] == [type(value) for value in job.values()]
 
 
-@settings(max_examples=examples(80, 200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(80, 200), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(JOBS)
 @example({"a": EDGES})
 def test_ruby_writes_the_same_bytes(ruby: RubyJson, job: dict[str, Any]) -> None:
