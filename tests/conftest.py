@@ -18,7 +18,6 @@ from support.redis_ruby import Desk, RubyDesk
 from support.servers import REDIS_RELEASES, RedisServer
 from support.world import World
 
-
 # A test of correctness has no limit of time: a machine that is busy would fail it.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
