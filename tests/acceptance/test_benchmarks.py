@@ -97,7 +97,7 @@ def test_every_benchmark_runs_on_every_database_and_leaves_none_behind(
         assert not [name for (name,) in server.execute(names) if name.startswith(PREFIX)]
 
 
-@pytest.mark.parametrize("kind", ["csv", "xlsx"])
+@pytest.mark.parametrize("kind", ["csv", pytest.param("xlsx", marks=pytest.mark.full(reason="the same run, slower"))])
 def test_reports_tell_their_first_byte_their_last_and_the_memory(tmp_path: Path, kind: str) -> None:
     found = result(tmp_path, "reports", "-n", "300", "--runs", "1", "--format", kind)
     assert found["unit"] == "ms"
@@ -106,6 +106,7 @@ def test_reports_tell_their_first_byte_their_last_and_the_memory(tmp_path: Path,
     assert found["settings"]["peak_mb"] > 0
 
 
+@pytest.mark.full(reason="a way of measuring, not the product")
 def test_iterables_lose_nothing_to_kills(tmp_path: Path) -> None:
     found = result(tmp_path, "iterable", "-n", "20", "--runs", "1", "--kills", "1", "--kill-n", "200000")
     assert found["ratio"] == pytest.approx(found["ours"] / found["peer"])
@@ -120,6 +121,7 @@ def test_exports_are_right_to_the_last_cell(tmp_path: Path, form: str) -> None:
     assert list(found["settings"]["peak_mb"]) == ["worker 1"]
 
 
+@pytest.mark.full(reason="a way of measuring, not the product")
 def test_limited_tasks_are_told_beside_what_is_possible(tmp_path: Path) -> None:
     words = ("-n", "10", "--runs", "1", "--work-ms", "2", "--parallel", "2", "--workers", "1,2")
     found = result(tmp_path, "throttled", *words)
@@ -133,6 +135,7 @@ def test_limited_tasks_are_told_beside_what_is_possible(tmp_path: Path) -> None:
     assert "--parallel" in refused.stderr
 
 
+@pytest.mark.full(reason="a way of measuring, not the product")
 def test_small_tasks_are_sent_over_http_and_every_one_is_accounted_for(tmp_path: Path) -> None:
     found = result(tmp_path, "small", "-n", "40", "--clients", "3")
     assert (found["n"], found["peer"], found["ratio"], found["unit"]) == (40, None, None, "Tasks/s")
@@ -397,6 +400,7 @@ def test_no_figure_is_given_where_an_item_is_unaccounted_for(tmp_path: Path) -> 
 # -- sheet
 
 
+@pytest.mark.full(reason="a way of measuring, not the product")
 def test_a_sheet_tells_its_seconds_after_the_last_byte_and_the_memory_of_each_process(tmp_path: Path) -> None:
     # More than is split in the web process itself.
     found = result(tmp_path, "sheet", "-n", "9000", "--kind", "csv", "--work")

@@ -41,7 +41,17 @@ def test_the_demo_audits_itself_and_leaves_a_report_and_no_process(desk: Desk) -
 
 
 @pytest.mark.needs_redis
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "engine",
+    [
+        "dramatiq",
+        *(
+            pytest.param(name, marks=pytest.mark.full(reason="the same demo, slower"))
+            for name in ENGINES
+            if name != "dramatiq"
+        ),
+    ],
+)
 def test_the_demo_runs_on_an_engine_and_audits_itself(desk: Desk, engine: str) -> None:
     found = desk.json("demo", "--engine", engine, "--rows", 150)
     assert (found["ok"], found["engine"]) == (True, engine)

@@ -20,7 +20,7 @@ from support.world import Started, World
 from asynctask.testing import wait_for
 from asynctask.testing.servers import free_port
 
-ITEMS = examples(5_000, 10_000)
+ITEMS = examples(2_500, 10_000)
 KINDS = ("ok", "ok", "refuse", "ok", "ok", "bug", "ok")
 
 
@@ -140,7 +140,7 @@ def test_thousands_of_items_survive_five_killed_workers_and_a_killed_web_process
     task_id = split_and_killed(world, web, url)
     killed: set[int] = set()
     in_mid_job = 0
-    for threshold in (300, *(ITEMS * part // 20 for part in (3, 6, 9, 12))):
+    for threshold in (150, *(ITEMS * part // 20 for part in (3, 6, 9, 12))):
         wait_for(partial(has_done, app, task_id, threshold), f"{threshold} done")
         in_mid_job += kill_one_at_work(world, killed)
     assert len(killed) == 5

@@ -37,7 +37,7 @@ class OnSqlite(EngineConformance):
     kind: ClassVar[str]
     command: ClassVar[Sequence[str]]
     server: ClassVar[str] = "redis"
-    killed_items = examples(600, 10_000)
+    killed_items = examples(240, 10_000)
 
     @pytest.fixture(autouse=True)
     def _servers(self, databases: Databases, request: pytest.FixtureRequest) -> None:

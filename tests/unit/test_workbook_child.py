@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.drawn import examples
 from support.sheets import (
     MAIN,
     bof,
@@ -37,6 +38,11 @@ from asynctask.lists.uploads import Workbook, list_file
 from asynctask.testing import wait_for
 
 WORKBOOKS = Path(__file__).parents[1] / "data" / "workbooks"
+SOME = [
+    WORKBOOKS / name
+    for name in ("any_sheets.ods", "date_1904.xlsx", "made_by_libreoffice.xls", "pass_protected.xlsx", "special_cells.ods")
+]
+"""One of each format, one that is refused, one with every kind of cell."""
 HEAD = table_rows([["a", "b"]])
 USUAL, WIDE = Limits(), Limits(max_unzip_ratio=1_000_000)
 
@@ -71,7 +77,7 @@ def little_time() -> Iterator[Limits]:
 # -- The same rows
 
 
-@pytest.mark.parametrize("path", sorted(WORKBOOKS.glob("*.*")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", examples(SOME, sorted(WORKBOOKS.glob("*.*"))), ids=lambda path: path.name)
 def test_a_child_hands_on_what_the_reader_reads(path: Path) -> None:
     def said(open_it: Callable[[], Source]) -> Any:
         try:
