@@ -1,8 +1,8 @@
 """schemathesis, with every check of it, on a real server with workers: each operation, and operations one after another.
 
 `schemathesis.toml` tells what it is run with. Here every run makes the same requests, so that what it finds is found again;
-with API_SECONDS it goes on for so long, and `make test-api` does so for three minutes. There and in `make test-full` each value
-is tried at its bounds, too: the phase ``coverage``, 3,900 requests and nine tenths of the time.
+with API_SECONDS it goes on for so long, and `make test-api` does so for three minutes. There and in `make test-full` each
+value is tried at its bounds, too: the phase ``coverage``, 3,900 requests and nine tenths of the time.
 """
 
 from __future__ import annotations
