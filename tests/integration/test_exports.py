@@ -329,16 +329,3 @@ def test_a_full_disk_leaves_no_half_of_a_file_and_the_next_attempt_makes_it_whol
     assert (task.progress()["counts"]["finish"], task.progress()["result"]["rows"]) == (1, 2_000)
     (event,) = task.events()
     assert any("is the disk full?" in each["message"] for each in event["messages"])
-
-
-def test_a_worker_of_an_engine_cannot_be_exported(app: AsyncTask) -> None:
-    celery = pytest.importorskip("celery").Celery("shop", broker="redis://127.0.0.1:1/0")
-    from asynctask.integrations.celery import attach
-
-    attach(celery, app)
-
-    @celery.task(name="rows")  # type: ignore[untyped-decorator]
-    def rows(shard: int) -> None: ...
-
-    with pytest.raises(InputError, match="no worker that merges"):
-        app.submit_export("rows", [1])
