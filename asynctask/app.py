@@ -25,10 +25,10 @@ from asynctask.core.transitions import CALLBACKS, MERGE
 from asynctask.dispatch.outbox import engine_of
 from asynctask.errors import AsyncTaskError, ConfigError, InputError, UnknownWorker
 from asynctask.exports.files import ResultFile
-from asynctask.exports.run import MERGER, Export, check_columns, check_format, merge, result_of, write_shard
+from asynctask.exports.run import MERGER, check_columns, check_format, merge, result_of, write_shard
 from asynctask.integrations.base import RemoteWorkers, Reporter
 from asynctask.iterable import Iterable
-from asynctask.job import CurrentJob
+from asynctask.job import CurrentJob, has_current_job
 from asynctask.ledger import doctor as doctors
 from asynctask.ledger import processes as recovery
 from asynctask.ledger import progress, queries, standalone
@@ -118,7 +118,6 @@ class AsyncTask(OnDemand):
         self._observers = _Observers(self._fire_finished)
         self._log = get_logger("asynctask")
         self._remote = RemoteWorkers(self)
-        self._exports: dict[str, Export] = {}
         self._pushing = Pushing(config, self.clock, self.ids, self.client_middleware, self._made)
 
     def close(self) -> None:
@@ -218,42 +217,43 @@ class AsyncTask(OnDemand):
     def export(self, *, columns: Sequence[str], **options: Unpack[WorkerOptions]) -> Callable[[RowsOf], Worker[..., Any]]:
         """Registers a function as an export: called with one shard (any JSON value), it yields its rows, dicts with these
         ``columns`` or sequences in their order. ``options`` as of :meth:`worker`; :meth:`submit_export` hands in
-        shards. Raises :class:`ConfigError`.
+        shards. A task of an attached engine has the option ``export_columns`` instead. Raises :class:`ConfigError`.
         """
-        names = check_columns(columns)
 
         def register(function: RowsOf) -> Worker[..., Any]:
-            declared = Export(names, function)
+            names = check_columns(columns, function)
 
-            def perform(shard: Any) -> dict[str, int]:
-                return write_shard(self.ledger, self.export_files, declared, shard)
+            def perform(shard: Any) -> Any:
+                if not has_current_job():  # a program calls it for its rows
+                    return function(shard)
+                return write_shard(self, names, lambda: function(shard))
 
             perform.__name__, perform.__doc__ = function.__name__, function.__doc__
             worker: Worker[..., Any] = self.worker(**options)(perform)
             if not worker.use_task_event:
                 raise ConfigError(f"worker {worker.name}: a shard is an item of a Task, so an export must be tracked")
-            self._exports[worker.name] = declared
+            self._workers[worker.name] = worker = replace(worker, columns=names)
             return worker
 
         if MERGER not in self._internal:
 
             def merge_parts(said: dict[str, Any], progress: dict[str, Any]) -> dict[str, Any]:
                 """Merges the parts of an export."""
-                return merge(self.ledger, self.export_files, said, progress)
+                return merge(self, progress)
 
             self.worker(merge_parts, name=MERGER, queue=self.config.callback_queue)
             self._internal[MERGER] = self._workers.pop(MERGER)  # only the close of an export calls it
         return register
 
     @property
-    def exports(self) -> Mapping[str, Export]:
-        """The declared exports by the names of their workers."""
-        return self._exports
+    def exports(self) -> Mapping[str, Worker]:
+        """The workers that are exports, by name, those of attached engines included."""
+        return {name: worker for name, worker in self.workers.items() if worker.columns}
 
     @overload
     def submit_export(
         self,
-        worker: str | Worker[..., Any],
+        worker: str | Worker[..., Any] | Actor | EngineTask,
         shards: abc.Iterable[Any],
         *,
         format: str = "csv",
@@ -264,7 +264,7 @@ class AsyncTask(OnDemand):
     @overload
     def submit_export(
         self,
-        worker: str | Worker[..., Any],
+        worker: str | Worker[..., Any] | Actor | EngineTask,
         shards: abc.Iterable[Any],
         *,
         format: str = "csv",
@@ -274,7 +274,7 @@ class AsyncTask(OnDemand):
 
     def submit_export(
         self,
-        worker: str | Worker[..., Any],
+        worker: str | Worker[..., Any] | Actor | EngineTask,
         shards: abc.Iterable[Any],
         *,
         format: str = "csv",  # noqa: A002
@@ -290,28 +290,27 @@ class AsyncTask(OnDemand):
         return made.task if isinstance(made, Submission) else made
 
     def hand_in_export(
-        self, worker: str | Worker[..., Any], shards: Sequence[Any], form: str, options: Options, *, wait_s: float = 1.0
+        self,
+        worker: str | Worker[..., Any] | Actor | EngineTask,
+        shards: Sequence[Any],
+        form: str,
+        options: Options,
+        *,
+        wait_s: float = 1.0,
     ) -> Submission | DryRun:
         """Submits an export whose options are validated already; see :meth:`submit_export`."""
-        found = self._find(worker)
-        declared = self._exports.get(found.name)
-        if found.engine is not None:
-            raise InputError(
-                f"{found.name} runs on {found.engine}, which has no worker that merges the parts of an export: declare it"
-                " with @app.export, for AsyncTask's own workers",
-                code="invalid_worker",
-            )
-        if declared is None:
-            raise InputError(f"worker {found.name!r} is no export: declare it with @app.export", code="invalid_worker")
+        found = self._find_export(worker)
         if options.resubmit_of is not None:
             raise InputError("an export has no rows to correct: leave out resubmit_of", code="invalid_options")
         if options.chunk_size not in (None, 1):
             raise InputError("each shard of an export is a job: leave out chunk_size", code="invalid_options")
         self.export_files.check()
-        columns = list(declared.columns)
+        columns = list(found.columns)
         said = {"export": self.ids.jid(), "format": check_format(form, columns), "columns": columns}
+        # An engine's workers need not take another queue than that of the shards.
+        queue = self.config.callback_queue if found.engine is None else found.queue_for(options.queue)
         callbacks = [
-            NewCallback(MERGE, MERGER, self.config.callback_queue, [said]),
+            NewCallback(MERGE, MERGER, queue, [said]),
             *self._callbacks(found, options, is_export=True),
         ]
         submitter = self._made().submitter
@@ -319,7 +318,7 @@ class AsyncTask(OnDemand):
 
     def result(self, task_id: int) -> ResultFile:
         """The file of an export, with its manifest. Raises :class:`Conflict` where there is none yet, :class:`NotFound`."""
-        return result_of(self.ledger, self.export_files, task_id, self.progress(task_id))
+        return result_of(self, task_id, self.progress(task_id))
 
     def on(self, event: str) -> Callable[[Target], Target]:
         """Decorator: calls the function at ``startup``, ``quiet``, ``shutdown``, ``error`` (error, context) or ``death``
@@ -645,6 +644,20 @@ class AsyncTask(OnDemand):
             )
         return found
 
+    def _find_export(self, worker: Any) -> Worker:
+        found = self._find(worker)
+        engine = None if found.engine is None else self._engines[found.engine]
+        if engine is not None and not engine.capabilities.exports:
+            raise InputError(
+                f"{found.name} runs on {engine.name}, which performs no merge of the parts of an export: declare it with"
+                " @app.export, for AsyncTask's own workers",
+                code="invalid_worker",
+            )
+        if not found.columns:
+            how = "with @app.export" if engine is None else f"with the option export_columns of {engine.name}'s task"
+            raise InputError(f"worker {found.name!r} is no export: declare it {how}", code="invalid_worker")
+        return found
+
     # -- callbacks
 
     def _checked(self, given: Mapping[str, Any], *, may_be_dry: bool = True) -> Options:
@@ -676,7 +689,7 @@ class AsyncTask(OnDemand):
     def _callbacks(self, worker: Worker, options: Options, *, is_export: bool = False) -> Sequence[NewCallback]:
         """The callbacks of a submission: those of its options, or else the worker's own. Raises :class:`UnknownWorker`, and
         :class:`InputError` for a worker whose jobs are not tracked."""
-        if worker.name in self._exports and not is_export:
+        if worker.columns and not is_export:
             raise InputError(f"worker {worker.name!r} is an export: use submit_export", code="invalid_worker")
         said = {name: getattr(options, name) or worker.callbacks.get(name) for name in CALLBACKS}
         return [self._callback(name, each) for name, each in said.items() if each is not None]

@@ -225,8 +225,8 @@ class Worker(Generic[P, R_co]):
     (:mod:`asynctask.wire.payload`). ``overrides`` and ``wait`` are those of :meth:`set`. ``engine``: the attached
     engine that performs it; its ``queue`` has that engine's name before it. ``callbacks``: those of its Tasks, by name,
     where a submission says nothing else. ``batch``: its function takes a list of items, and reports on them with
-    ``current_job().finish``, ``fail`` and ``error``. Calling a worker calls the function itself, in this thread. Type
-    checkers see the parameters and the result of the function.
+    ``current_job().finish``, ``fail`` and ``error``. ``columns``: of an export, those of its rows. Calling a worker calls
+    the function itself, in this thread. Type checkers see the parameters and the result of the function.
     """
 
     name: str
@@ -254,6 +254,7 @@ class Worker(Generic[P, R_co]):
     callbacks: Mapping[str, Callback] = field(default_factory=dict)
     batch: bool = False
     is_iterable: bool = False
+    columns: tuple[str, ...] = ()
 
     def queue_for(self, name: str | None) -> str:
         """The queue of a Task that asks for the queue ``name``: one of the worker's engine, if it has one."""

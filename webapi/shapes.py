@@ -234,8 +234,20 @@ class Options(_In, CommonOptions):
     what: ClassVar[str] = "option"
 
 
+def _without(*options: str) -> ConfigDict:
+    """For the API's document: this body has not these options. They are refused with the reason, so they are fields."""
+
+    def drop(schema: dict[str, Any]) -> None:
+        for name in options:
+            del schema["properties"][name]
+
+    return ConfigDict(json_schema_extra=drop)
+
+
 class JsonSubmission(Options):
     """A list of items as JSON."""
+
+    model_config = _without("resubmit_of")
 
     worker: Name = Field(description="The worker's name; GET /api/workers lists them.")
     items: list[Any] = Field(min_length=1, description="The items, each as the worker's JSON Schema says.")
@@ -244,11 +256,15 @@ class JsonSubmission(Options):
 class JobsSubmission(Options):
     """A list of jobs for several workers as JSON: one Task."""
 
+    model_config = _without("resubmit_of")
+
     jobs: list[Any] = Field(min_length=1, description="Each names its worker and has an item as its JSON Schema says.")
 
 
 class ExportSubmission(Options):
     """An export: shards for a worker that yields rows."""
+
+    model_config = _without("chunk_size", "resubmit_of")
 
     worker: Name = Field(description="The name of an export; GET /api/workers lists the workers.")
     shards: list[Any] = Field(min_length=1, description="What each job of the export gets; any JSON.")

@@ -203,17 +203,17 @@ def submit(
     return _watch(session, submission.task)
 
 
-def _print_dry_run(session: Session, found: DryRun, locale: str) -> int:
-    """Prints the result of a dry run; 0 if every row would be accepted, 1 if some, 2 if none."""
+def _print_dry_run(session: Session, found: DryRun, locale: str, item: str = "row") -> int:
+    """Prints the result of a dry run; 0 if every item would be accepted, 1 if some, 2 if none."""
     from asynctask.lists.problems import render
 
     out = session.out
     out.document(found.as_dict(locale))
     total = found.accepted + found.rejected
     taken = found.taken
-    out.line(f"{number(taken)} of {count(total, 'row')} would be taken; nothing was written")
+    out.line(f"{number(taken)} of {count(total, item)} would be taken; nothing was written")
     if found.rejected:
-        out.line(f"{count(found.rejected, 'row')} would be rejected:")
+        out.line(f"{count(found.rejected, item)} would be rejected:")
         out.problems([replace(problem, message=render(problem, locale)) for problem in found.problems])
     return OK if not found.rejected else FAILURES if taken else USAGE
 
@@ -225,15 +225,25 @@ def _print_dry_run(session: Session, found: DryRun, locale: str) -> int:
 )
 @click.option("--format", "form", default="csv", show_default=True, help="csv, csv.gz, ndjson, xlsx or parquet.")
 @click.option("--title", help="A name that people will read.")
+@click.option(
+    "--idempotency-key", help="The same key with the same shards and format is one Task, however often it is sent"
+)
+@click.option("--dry-run", is_flag=True, help="Only check shards, format and options; nothing is written.")
 @click.option("--watch", "look_on", is_flag=True, help="Stay until it is done, with a bar for the shards.")
 @pass_session
-def export(session: Session, worker: str, shards: str, form: str, title: str | None, look_on: bool) -> int:
+def export(
+    session: Session, /, worker: str, shards: str, form: str, look_on: bool, dry_run: bool, **options: str | None
+) -> int:
     """Export rows to one file, shard by shard.
 
     `asynctask result ID -o FILE` fetches the file once it is done.
     """
     app = session.app(required="export needs the worker's code")
-    handle = app.submit_export(worker, _listed(shards), format=form, title=title)
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if dry_run:
+        found = app.submit_export(worker, _listed(shards), format=form, dry_run=True, **given)
+        return _print_dry_run(session, found, app.config.locale, "shard")
+    handle = app.submit_export(worker, _listed(shards), format=form, **given)
     if look_on:
         return _watch(session, handle)
     progress = handle.progress()

@@ -7,6 +7,7 @@ it is uploaded when it is whole. Names are made of a random id and of numbers, o
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import importlib.util
 import os
@@ -14,7 +15,7 @@ import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
@@ -34,6 +35,9 @@ _HEAD: Final = 64
 
 _BLOCK: Final = 4 << 20
 """What is read of a bucket at once."""
+
+_SCRATCH: Final = ".merge-"
+"""How the name of a folder for the temporary files of a merge begins."""
 
 _OURS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 """What a write to the folder may end with."""
@@ -80,8 +84,8 @@ class Store(ABC):
         """The path or URL, for people."""
 
     @abstractmethod
-    def scratch(self, folder: str) -> Path:
-        """A folder of this machine for temporary files."""
+    def scratch(self, folder: str) -> AbstractContextManager[Path]:
+        """A folder of this machine for the temporary files of a merge in ``folder``."""
 
     @abstractmethod
     def check(self) -> None:
@@ -135,8 +139,8 @@ class Folder(Store):
     def location(self, name: str) -> str:
         return str(self._root / name)
 
-    def scratch(self, folder: str) -> Path:
-        return self._root / folder
+    def scratch(self, folder: str) -> AbstractContextManager[Path]:
+        return nullcontext(self._root / folder)  # what a killed merge leaves there the next one removes
 
     def check(self) -> None:
         """The standard library is enough."""
@@ -205,9 +209,22 @@ class Bucket(Store):
     def location(self, name: str) -> str:
         return f"{self._url}/{name}"
 
-    def scratch(self, folder: str) -> Path:
+    @contextmanager
+    def scratch(self, folder: str) -> Iterator[Path]:
+        """A new folder. Its process holds a lock on it; one without such a lock is of a process that was killed, and is
+        removed."""
         self._scratch.mkdir(parents=True, exist_ok=True)
-        return self._scratch
+        with _held(self._scratch, fcntl.LOCK_EX):  # nobody looks at a folder between its making and its lock
+            for each in self._scratch.glob(f"{_SCRATCH}*"):
+                _remove_abandoned(each)
+            made = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self._scratch))
+            own = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(own, fcntl.LOCK_EX)
+        try:
+            yield made
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+            os.close(own)
 
     @contextmanager
     def _reached(self) -> Iterator[tuple[Any, str]]:
@@ -227,6 +244,22 @@ class Bucket(Store):
                 f"exports are kept in {where.scheme}://{where.hostname or ''}{where.path}, which cannot be used:"
                 f" {type(error).__name__}: {error}"[:500]
             ) from error
+
+
+@contextmanager
+def _held(folder: Path, how: int) -> Iterator[None]:
+    """Holds a lock on a folder. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, how)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    with suppress(OSError), _held(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):  # BlockingIOError: its process lives
+        shutil.rmtree(folder)
 
 
 def store_of(config: Config, ids: Ids) -> Store:
@@ -314,7 +347,8 @@ class ExportFiles:
             parts = [self._part(export, number) for number in numbers]
             name = f"result-{generation}.{form.suffix}"
             with self._store.written(f"{export}/{name}") as out:
-                form.merge(out, parts, columns, self._store.scratch(export))
+                with self._store.scratch(export) as scratch:
+                    form.merge(out, parts, columns, scratch)
                 out.seek(0)
                 digest = hashlib.file_digest(out, "sha256").hexdigest()  # type: ignore[arg-type]
                 size = out.tell()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from asynctask.errors import ConfigError, Conflict, InputError
 from asynctask.exports.files import ExportFiles, ResultFile
@@ -13,24 +13,29 @@ from asynctask.job import current_job
 from asynctask.ledger import queries
 from asynctask.ledger.base import Ledger
 
-__all__ = ["MERGER", "Export", "check_columns", "check_format", "merge", "result_of", "write_shard"]
+__all__ = ["MERGER", "Exporting", "check_columns", "check_format", "merge", "result_of", "write_shard"]
 
 MERGER: Final = "asynctask.merge"
-"""The name of the worker that merges."""
+"""The name of the worker that merges, on the own runtime and on every engine. Nobody can submit to it."""
 
 _CHECK_EVERY: Final = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class Export:
-    """What :meth:`asynctask.AsyncTask.export` declared: the columns, and the function that yields a shard's rows."""
+class Exporting(Protocol):
+    """The parts of an application that an export needs. They are asked for in the process that performs."""
 
-    columns: tuple[str, ...]
-    rows: Callable[[Any], Iterable[Any]]
+    @property
+    def ledger(self) -> Ledger: ...
+
+    @property
+    def export_files(self) -> ExportFiles: ...
 
 
-def check_columns(columns: Any) -> tuple[str, ...]:
-    """The columns of a declaration. Raises :class:`ConfigError`."""
+def check_columns(columns: Any, function: Callable[..., Any]) -> tuple[str, ...]:
+    """The columns of a declaration of ``function``, which yields the rows. Raises :class:`ConfigError`."""
+    plain = inspect.unwrap(function)
+    if inspect.iscoroutinefunction(plain) or inspect.isasyncgenfunction(plain):
+        raise ConfigError(f"{plain.__qualname__} cannot be an export, which is a plain function, not an async one")
     found = () if isinstance(columns, str) else tuple(columns)
     if not found or not all(isinstance(name, str) and 0 < len(name) <= 255 for name in found):
         raise ConfigError("columns must be names of 1 to 255 characters, one at least")
@@ -47,16 +52,19 @@ def check_format(name: Any, columns: Sequence[str]) -> str:
     return name
 
 
-def write_shard(ledger: Ledger, files: ExportFiles, export: Export, shard: Any) -> dict[str, int]:
-    """Writes the part of the current job's shard; what it returns is the Event's result."""
+def write_shard(app: Exporting, columns: Sequence[str], rows_of: Callable[[], Iterable[Any]]) -> dict[str, int]:
+    """Writes the part of the current job's shard; what it returns is the Event's result.
+
+    ``rows_of`` yields the rows of the shard. Raises :class:`Conflict` in a job that is none of an export.
+    """
     job = current_job()
-    with ledger.database.read() as connection:
+    with app.ledger.database.read() as connection:
         number, said = queries.shard_of(connection, job.job_id)
     if number is None or said is None:
         raise Conflict("a shard is exported as a job of a Task: use submit_export")
     form = FORMATS[said["format"]]
-    rows = checked(_stoppable(export.rows(shard)), export.columns)
-    return files.write_part(said["export"], number, lambda out: form.write_part(out, rows, export.columns))
+    rows = checked(_stoppable(rows_of()), columns)
+    return app.export_files.write_part(said["export"], number, lambda out: form.write_part(out, rows, columns))
 
 
 def _stoppable(rows: Iterable[Any]) -> Iterator[Any]:
@@ -68,12 +76,18 @@ def _stoppable(rows: Iterable[Any]) -> Iterator[Any]:
             job.stop()
 
 
-def merge(ledger: Ledger, files: ExportFiles, said: Mapping[str, Any], progress: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges the parts of the shards that ended well; what it returns is the manifest without what is long."""
-    with ledger.database.read() as connection:
+def merge(app: Exporting, progress: Mapping[str, Any]) -> dict[str, Any]:
+    """Merges the parts of the shards that ended well; what it returns is the manifest without what is long.
+
+    ``progress`` is that of the Task as it closed. Raises :class:`Conflict` in a job that is not the merge of that Task.
+    """
+    with app.ledger.database.read() as connection:
+        said = queries.merge_of(connection, current_job().job_id, int(progress["task_id"]))
+        if said is None:
+            raise Conflict("an export is merged when its Task closes, and by nobody else")
         done, missing = queries.shards(connection, int(progress["task_id"]))
     columns: Sequence[str] = said["columns"]
-    made = files.merge(
+    made = app.export_files.merge(
         said["export"], int(progress["generation"]), done, FORMATS[said["format"]], columns,
         task_id=progress["task_id"], format=said["format"], shards=len(done) + len(missing), missing_shards=missing,
         partial=bool(missing) or progress["split"]["state"] == "failed" or progress["state"] == "cancelled",
@@ -83,14 +97,14 @@ def merge(ledger: Ledger, files: ExportFiles, said: Mapping[str, Any], progress:
     }
 
 
-def result_of(ledger: Ledger, files: ExportFiles, task_id: int, progress: Mapping[str, Any]) -> ResultFile:
+def result_of(app: Exporting, task_id: int, progress: Mapping[str, Any]) -> ResultFile:
     """The file of a Task's result. Raises :class:`Conflict` with the reason where there is none yet,
     :class:`NotFound` where it is gone."""
-    with ledger.database.read() as connection:
+    with app.ledger.database.read() as connection:
         said = queries.export_of(connection, task_id)
     if said is None:
         raise Conflict(f"Task {task_id} is no export, so it has no result")
     if progress["result"] is None:
         why = "its merge failed" if progress["done"] else "it is made when the last shard has ended"
         raise Conflict(f"Task {task_id} is {progress['state']} and has no result: {why}")
-    return files.result(said["export"], int(progress["generation"]))
+    return app.export_files.result(said["export"], int(progress["generation"]))

@@ -15,10 +15,12 @@ where :class:`RemoteWorkers` writes them and keeps its lease.
 
 from __future__ import annotations
 
+import functools
 import os
 import queue
 import re
 import threading
+from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -32,6 +34,7 @@ from asynctask.core.transitions import Begin
 from asynctask.dispatch.demand import MEASURE_S, Load, Rate
 from asynctask.dispatch.outbox import CALLBACK_OF, EngineQueues, decode, engine_queue
 from asynctask.errors import ConfigError, Conflict, InputError, Unavailable
+from asynctask.exports.run import MERGER, Exporting, check_columns, merge, write_shard
 from asynctask.ledger import processes
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.recorder import LINGER_S, Recorder
@@ -45,8 +48,9 @@ from asynctask.runtime.retry import backoff
 from asynctask.worker import Worker, describe
 
 __all__ = [
-    "BEGUN", "Attachable", "EarlyTickets", "Engine", "EngineCapabilities", "EngineProcess", "HeldAcks", "LoneEvents",
-    "ProcessLost", "PushedJob", "RemoteWorkers", "Reporter", "Together", "engine_worker", "kept_params", "pushed_job",
+    "BEGUN", "Attachable", "EarlyTickets", "Engine", "EngineCapabilities", "EngineProcess", "EngineWorkers", "HeldAcks",
+    "LoneEvents", "ProcessLost", "PushedJob", "RemoteWorkers", "Reporter", "Together", "engine_worker", "kept_params",
+    "merge_function", "pushed_job", "shard_writer",
 ]  # fmt: skip
 
 EARLY_S: Final = 0.5
@@ -79,7 +83,8 @@ class EngineCapabilities:
     ``late_ack``: a job is acknowledged after its outcome is committed. ``redelivers``: a lone job whose process died comes
     again by itself. ``counts``: its queues can be counted; without it no Task can be handed to it. ``asynchronous``: it
     runs ``async`` functions. ``hard_limit``: it ends a job that does not heed its time limit. ``revokes``: a lone job can
-    be taken back before it begins (:meth:`Engine.revoke`). ``slices``: a job may have several items.
+    be taken back before it begins (:meth:`Engine.revoke`). ``slices``: a job may have several items. ``exports``: its
+    workers export shards (:func:`engine_worker`, ``columns``) and perform the merge of their parts, the worker ``MERGER``.
     """
 
     late_ack: bool
@@ -89,6 +94,7 @@ class EngineCapabilities:
     hard_limit: bool
     revokes: bool
     slices: bool = False
+    exports: bool = False
 
 
 class Engine(EngineQueues, Protocol):
@@ -102,7 +108,8 @@ class Engine(EngineQueues, Protocol):
 
     @property
     def workers(self) -> Mapping[str, Worker]:
-        """What it can perform, by name: a live mapping, to which more may be added."""
+        """What it can perform, by name: a live mapping, to which more may be added. The merge of exports is not in it, for
+        only the close of an export calls it."""
         ...
 
     def name_of(self, target: object) -> str | None:
@@ -168,12 +175,17 @@ def engine_worker(
     failed_on: Collection[type[BaseException]] = (),
     retry: int | bool = 0,
     max_item_bytes: int,
+    columns: Sequence[str] | None = None,
 ) -> Worker:
     """The worker that a function of an engine is: its first parameter says what an item looks like.
 
-    ``queue``: the engine's own name of its queue.
+    ``queue``: the engine's own name of its queue. ``columns``: the function yields the rows of a shard, which is any JSON;
+    call :func:`shard_writer` of it. Raises :class:`ConfigError`.
     """
     _, _, is_async, model = describe(function)
+    names = () if columns is None else check_columns(columns, function)
+    if names:
+        model = None
     return Worker(
         name,
         function,
@@ -184,7 +196,43 @@ def engine_worker(
         model=model,
         shape=ItemShape(model, max_item_bytes=max_item_bytes),
         engine=engine,
+        columns=names,
     )
+
+
+class EngineWorkers(ChainMap[str, Worker]):
+    """The workers of an engine by name: ``listed``, and the merge of exports."""
+
+    def __init__(self) -> None:
+        self.listed: dict[str, Worker] = {}
+        super().__init__(self.listed, {})
+
+    def add(self, worker: Worker) -> None:
+        """Adds one; the merge is not ``listed``."""
+        self.maps[int(worker.name == MERGER)][worker.name] = worker
+
+
+def shard_writer(app: Exporting, worker: Worker, function: Callable[..., Any]) -> Callable[..., Any]:
+    """What performs a job of a function of an engine: of one that yields the rows of a shard, what writes their part; else
+    the function itself."""
+    if not worker.columns:
+        return function
+
+    @functools.wraps(function)
+    def write(*args: Any, **kwargs: Any) -> Any:
+        return write_shard(app, worker.columns, lambda: function(*args, **kwargs))
+
+    return write
+
+
+def merge_function(app: Exporting) -> Callable[..., Any]:
+    """What an engine registers under the name ``MERGER``, as soon as one of its functions is an export."""
+
+    def merge_parts(said: Mapping[str, Any], progress: Mapping[str, Any]) -> dict[str, Any]:
+        """Merges the parts of an export."""
+        return merge(app, progress)
+
+    return merge_parts
 
 
 def kept_params(job_id: str, args: Sequence[Any], kwargs: Mapping[str, Any], limit: int) -> Any:

@@ -37,17 +37,21 @@ from asynctask.errors import (
     Unavailable,
     not_installed,
 )
+from asynctask.exports.run import MERGER
 from asynctask.integrations.base import (
     BEGUN,
     Attachable,
     EngineCapabilities,
     EngineProcess,
+    EngineWorkers,
     HeldAcks,
     LoneEvents,
     PushedJob,
     engine_worker,
     kept_params,
+    merge_function,
     pushed_job,
+    shard_writer,
 )  # fmt: skip
 from asynctask.job import CurrentJob, reset_current_job, set_current_job
 from asynctask.ledger.standalone import NewJob, end_elsewhere, is_job_id
@@ -81,6 +85,10 @@ _AWAY_S: Final = 0.5
 
 _REPLY_S: Final = 1.0
 """Seconds in which workers answer a revocation."""
+
+_NO_LIMIT_S: Final = 10**8
+"""Seconds: the time limit of a task that has none. Celery takes 0 for the limit of all tasks."""
+
 T = TypeVar("T")
 
 
@@ -91,9 +99,10 @@ def attach(
     can be handed in for them. Call it once, in the module that makes the Celery application.
 
     Arguments: ``tasks``, the names of the tracked tasks; None tracks all. A task's own option ``use_task_event=True`` or
-    ``False`` takes precedence; ``failed_on=(MyError, ...)`` names exceptions that are business refusals. ``late_ack``:
-    tracked tasks get ``acks_late`` and ``reject_on_worker_lost``, so that none is lost with its process; without it a lone
-    job that dies with its worker ends in ``error``. Raises :class:`ConfigError` if it is attached already.
+    ``False`` takes precedence; ``failed_on=(MyError, ...)`` names exceptions that are business refusals;
+    ``export_columns=["sku", ...]`` makes a task that yields rows an export. ``late_ack``: tracked tasks get ``acks_late``
+    and ``reject_on_worker_lost``, so that none is lost with its process; without it a lone job that dies with its worker
+    ends in ``error``. Raises :class:`ConfigError` if it is attached already.
     """
     engine = CeleryEngine(celery_app, app, tasks=tasks, late_ack=late_ack)
     app.attach(engine)
@@ -193,13 +202,19 @@ class CeleryEngine:
     def __init__(self, celery_app: Any, app: Attachable, *, tasks: Collection[str] | None, late_ack: bool) -> None:
         self.name = NAME
         self.capabilities = EngineCapabilities(
-            late_ack=late_ack, redelivers=late_ack, counts=True, asynchronous=False, hard_limit=True, revokes=True
+            late_ack=late_ack,
+            redelivers=late_ack,
+            counts=True,
+            asynchronous=False,
+            hard_limit=True,
+            revokes=True,
+            exports=True,
         )
         self._celery = celery_app
         self._app = app
         self._chosen = None if tasks is None else frozenset(tasks)
         self._late_ack = late_ack
-        self._tracked: dict[str, Worker] = {}
+        self._tracked = EngineWorkers()
         self._lone_events = LoneEvents(app, NAME)
         self._acks = HeldAcks()
         self._request: type | None = None  # of Celery's requests, where their acknowledgements can be held back
@@ -235,11 +250,15 @@ class CeleryEngine:
     def workers(self) -> Mapping[str, Worker]:
         """The tracked tasks as workers, by name. Finalizes the Celery application."""
         self._celery.finalize()
-        return self._tracked
+        return self._tracked.listed
 
     def name_of(self, target: object) -> str | None:
         name = getattr(target, "name", None)
-        return name if isinstance(name, str) and self._celery.tasks.get(name) is target else None
+        if not isinstance(name, str):
+            return None
+        # What @task gives in a module is a proxy of the task, which is made when the application is finalized.
+        task = getattr(target, "_get_current_object", lambda: target)()
+        return name if self._celery.tasks.get(name) is task else None
 
     def push(self, copies: Sequence[Copy]) -> None:
         self._thread.pushing = True
@@ -323,9 +342,19 @@ class CeleryEngine:
         with self._lock:
             if getattr(vars(task).get("apply_async"), "func", None) == self._send_first:
                 del task.apply_async
-            if task.name not in self._tracked and self.tracks(task):
-                self._tracked[task.name] = self._worker(task)
-                self._wrap(task)
+            if task.name in self._tracked:
+                return
+            if not self.tracks(task):
+                if getattr(task, "export_columns", None) is not None:
+                    raise ConfigError(f"task {task.name}: a shard is an item of a Task, so an export must be tracked")
+                return
+            worker = self._worker(task)
+            self._tracked.add(worker)
+            self._wrap(task)
+        if worker.columns and MERGER not in self._tracked:
+            own = {"use_task_event": True, "max_retries": 0, "ignore_result": True}
+            limits = {"time_limit": _NO_LIMIT_S, "soft_time_limit": _NO_LIMIT_S}
+            self._track(self._celery.task(name=MERGER, shared=False, **own, **limits)(merge_function(self._app)))
 
     def _worker(self, task: Any) -> Worker:
         function = getattr(task, "_orig_run", task.run)
@@ -337,10 +366,14 @@ class CeleryEngine:
             str(getattr(queue, "name", queue)),
             failed_on=getattr(task, "failed_on", ()),
             max_item_bytes=self._app.config.max_item_bytes,
+            columns=getattr(task, "export_columns", None),
         )
 
     def _wrap(self, task: Any) -> None:
         worker = self._tracked[task.name]
+        if worker.columns:
+            inner = "_orig_run" if hasattr(task, "_orig_run") else "run"
+            setattr(task, inner, self._writing(task, worker, getattr(task, inner)))
         if hasattr(task, "_orig_run"):
             task._orig_run = self._letting_refusals_through(worker, task._orig_run)
         run, apply_async, retry = task.run, task.apply_async, task.retry
@@ -369,6 +402,17 @@ class CeleryEngine:
             task.acks_late = task.reject_on_worker_lost = True
         if self._request is not None:
             task.Request = self._request
+
+    def _writing(self, task: Any, worker: Worker, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that writes a shard in a job of the task, and yields its rows to a program that calls it."""
+        write = shard_writer(self._app, worker, function)
+
+        @functools.wraps(function)
+        def writing(*args: Any, **kwargs: Any) -> Any:
+            performs = self._current(task.request.id) is not None
+            return (write if performs else function)(*args, **kwargs)
+
+        return writing
 
     def _letting_refusals_through(self, worker: Worker, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)

@@ -16,6 +16,7 @@ Retries puts on the queue has the old attempt and is dropped when it arrives.
 from __future__ import annotations
 
 import functools
+import math
 import os
 import sys
 import threading
@@ -38,15 +39,19 @@ from asynctask.errors import (
     Unavailable,
     not_installed,
 )
+from asynctask.exports.run import MERGER, check_columns
 from asynctask.integrations.base import (
     Attachable,
     EngineCapabilities,
     EngineProcess,
+    EngineWorkers,
     HeldAcks,
     LoneEvents,
     engine_worker,
     kept_params,
+    merge_function,
     pushed_job,
+    shard_writer,
 )  # fmt: skip
 from asynctask.job import CurrentJob, reset_current_job, set_current_job
 from asynctask.ledger.standalone import NewJob
@@ -106,6 +111,10 @@ class TrackingUnavailable(Unavailable, MiddlewareError):
     code = "ledger_unavailable"
 
 
+class ExportRefused(ConfigError, MiddlewareError):
+    """An actor cannot be declared as an export."""
+
+
 def attach(
     broker: dramatiq.Broker, app: Attachable, *, actors: Collection[str] | None = None, name: str = NAME
 ) -> TaskEvents:
@@ -114,9 +123,10 @@ def attach(
     that use the options below.
 
     Arguments: ``actors``, the names of the tracked actors; None tracks all. An actor's own option ``use_task_event=True``
-    or ``False`` takes precedence; ``failed_on=(MyError, ...)`` names exceptions that are business refusals. ``name``: of
-    1 to 8 small letters, where the application has another broker of Dramatiq beside this one. Returns the middleware.
-    Raises :class:`ConfigError` if it is attached already.
+    or ``False`` takes precedence; ``failed_on=(MyError, ...)`` names exceptions that are business refusals;
+    ``export_columns=["sku", ...]`` makes an actor that yields rows an export. ``name``: of 1 to 8 small letters, where the
+    application has another broker of Dramatiq beside this one. Returns the middleware. Raises :class:`ConfigError` if it is
+    attached already.
     """
     if any(isinstance(each, TaskEvents) for each in broker.middleware):
         raise ConfigError("asynctask is attached to this broker already; attach it once, where the broker is made")
@@ -147,7 +157,8 @@ class DramatiqEngine:
         if not (name.isalpha() and name.isascii() and name.islower() and len(name) <= MAX_NAME):
             raise ConfigError(f"the name of an engine has 1 to {MAX_NAME} letters from a to z, not {name!r}")
         self.name = name
-        self.workers: dict[str, Worker] = {}
+        self.performed = EngineWorkers()
+        self.workers = self.performed.listed
         self.broker = broker
         self._server = _RabbitServer(broker) if hasattr(broker, "get_queue_message_counts") else _Server(broker)
         self._pushing = threading.local()
@@ -158,6 +169,7 @@ class DramatiqEngine:
             asynchronous=True,
             hard_limit=False,
             revokes=False,
+            exports=True,
         )
 
     @property
@@ -399,7 +411,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
         self._lone_events = LoneEvents(app, name)
         self._process: EngineProcess | None = None
         self._thread = threading.local()
-        self._workers = self.engine.workers
+        self._workers = self.engine.performed
         self._claims: dict[str, threading.Event] = {}
         self.acks = HeldAcks()
         self._lock = threading.Lock()
@@ -408,7 +420,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
     @property
     def actor_options(self) -> set[str]:
         """This middleware's options of an actor."""
-        return {"use_task_event", "failed_on"}
+        return {"use_task_event", "failed_on", "export_columns"}
 
     def tracks(self, actor: dramatiq.Actor[Any, Any]) -> bool:
         """Whether messages of this actor leave Events."""
@@ -419,20 +431,35 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
 
     # -- actors
 
+    def before_declare_actor(self, broker: dramatiq.Broker, actor: dramatiq.Actor[Any, Any]) -> None:
+        """Dramatiq swallows what is raised afterwards."""
+        columns = actor.options.get("export_columns")
+        if columns is None:
+            return
+        try:
+            check_columns(columns, actor.fn)
+        except ConfigError as error:
+            raise ExportRefused(str(error)) from None
+        if not self.tracks(actor):
+            raise ExportRefused(f"actor {actor.actor_name}: a shard is an item of a Task, so an export must be tracked")
+
     def after_declare_actor(self, broker: dramatiq.Broker, actor: dramatiq.Actor[Any, Any] | str) -> None:
         if isinstance(actor, str):  # before 2.0: one that was declared before this middleware was added
             actor = broker.get_actor(actor)
         if not self.tracks(actor):
             return
         function = actor.fn
-        worker = self._workers[actor.actor_name] = engine_worker(
+        worker = engine_worker(
             self.engine.name,
             actor.actor_name,
             function,
             actor.queue_name,
             failed_on=_kinds(actor.options.get("failed_on")),
             max_item_bytes=self._app.config.max_item_bytes,
+            columns=actor.options.get("export_columns"),
         )
+        self._workers.add(worker)
+        performed = shard_writer(self._app, worker, function)
         # Where _perform re-raises a refusal, Retries must treat it as final.
         actor.options["throws"] = (*_kinds(actor.options.get("throws")), NormalException, *worker.failed_on)
 
@@ -441,9 +468,18 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             current: _Message | None = getattr(self._thread, "message", None)
             if current is None or current.called or current.actor is not actor:
                 return function(*args, **kwargs)  # a plain call, by a program or another job
-            return self._perform(current, lambda: function(*self._revived(current, args), **kwargs))
+            return self._perform(current, lambda: performed(*self._revived(current, args), **kwargs))
 
         actor.fn = tracked
+        if worker.columns and MERGER not in self._workers:
+            self._declare_merger(broker, actor.queue_name)
+
+    def _declare_merger(self, broker: dramatiq.Broker, queue: str) -> None:
+        """Declares the actor that merges, on the queue of an export: another queue may be that of other programs. Messages
+        to it may be on any queue."""
+        options: dict[str, Any] = {"max_retries": 0, "time_limit": math.inf, "store_results": False, "use_task_event": True}
+        known = {name: value for name, value in options.items() if name in broker.actor_options}
+        dramatiq.actor(actor_name=MERGER, queue_name=queue, broker=broker, **known)(merge_function(self._app))
 
     def _revived(self, current: _Message, args: tuple[Any, ...]) -> Sequence[Any]:
         """The arguments of the actor; an item of a Task is what its model makes of it."""

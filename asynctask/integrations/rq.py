@@ -32,6 +32,7 @@ from asynctask.clock import Clock
 from asynctask.core.states import Status
 from asynctask.dispatch.outbox import engine_queue, own_name
 from asynctask.errors import BrokerUnavailable, ConfigError, JobInterrupted, JobTimeout, not_installed
+from asynctask.exports.run import MERGER
 from asynctask.integrations.base import (
     LONG_S,
     Attachable,
@@ -40,7 +41,9 @@ from asynctask.integrations.base import (
     LoneEvents,
     engine_worker,
     kept_params,
+    merge_function,
     pushed_job,
+    shard_writer,
 )
 from asynctask.integrations.recording import RecordingGone, RecordingProcess
 from asynctask.job import CurrentJob, reset_current_job, set_current_job
@@ -73,6 +76,9 @@ FENCE: Final = "asynctask"
 
 _FAILED_S: Final = 3_600
 """How long RQ keeps a job of a Task whose worker died: the ledger has given it again by then."""
+
+_NO_LIMIT: Final = -1
+"""RQ's word for it, as the timeout of a job."""
 
 _HARD_S: Final = 60
 """Seconds over its limit after which RQ's worker kills a work-horse."""
@@ -201,7 +207,13 @@ class RqEngine:
         self.name = NAME
         # A lone job whose worker died is given again only if it has `retry=`, when RQ finds it abandoned.
         self.capabilities = EngineCapabilities(
-            late_ack=True, redelivers=False, counts=True, asynchronous=True, hard_limit=True, revokes=True
+            late_ack=True,
+            redelivers=False,
+            counts=True,
+            asynchronous=True,
+            hard_limit=True,
+            revokes=True,
+            exports=True,
         )
         self.connection = connection
         self.serializer = serializer
@@ -209,6 +221,7 @@ class RqEngine:
         self.performed: _Performed | None = None
         self._app = app
         self._lone_events = LoneEvents(app, NAME)
+        self.merge: Callable[..., Any] | None = None  # as soon as one of its functions is an export
         self._tracked: dict[str, _Tracked] = {}
         self._by_path: dict[str, _Tracked] = {}
 
@@ -295,14 +308,16 @@ class RqEngine:
         name: str | None = None,
         failed_on: Collection[type[BaseException]] = (),
         retry: Retry | None = None,
+        export_columns: Sequence[str] | None = None,
         **options: Any,
     ) -> Callable[[Callable[..., Any]], Any]:
         """A decorator that tracks a function, and gives it ``delay(...)``, as RQ's own ``@job`` does.
 
         Arguments: ``queue``, RQ's name of its queue; ``name``, that of the worker (default: the function's own);
         ``failed_on``, exceptions that mean "the business said no"; ``retry``, RQ's ``Retry(max=..., interval=...)``
-        (seconds), which counts for jobs of Tasks, too; ``options``: the others of RQ's ``@job``, such as ``timeout``
-        (seconds). Raises :class:`ConfigError` for a function that RQ could not import, or a name that another has.
+        (seconds), which counts for jobs of Tasks, too; ``export_columns``: makes a function that yields rows an export of
+        these columns; ``options``: the others of RQ's ``@job``, such as ``timeout`` (seconds). Raises :class:`ConfigError`
+        for a function that RQ could not import, or a name that another has.
         """
 
         def track(function: Callable[..., Any]) -> Any:
@@ -313,22 +328,34 @@ class RqEngine:
                 other = self._tracked[chosen].path
                 raise ConfigError(f"{other} is tracked as {chosen!r} already: give {path} another name=")
             size = self._app.config.max_item_bytes
-            worker = engine_worker(NAME, chosen, function, queue, failed_on=failed_on, max_item_bytes=size)
-            tracked = _Tracked(worker, path, self._wrapper(path, function), retry, options)
+            worker = engine_worker(
+                NAME, chosen, function, queue, failed_on=failed_on, max_item_bytes=size, columns=export_columns
+            )
+            tracked = _Tracked(worker, path, self._wrapper(path, worker, function), retry, options)
             self._tracked[chosen] = self._by_path[path] = tracked
             self.workers[chosen] = worker
+            if worker.columns and MERGER not in self._tracked:
+                self._track_merger(queue)
             decorate: Any = decorators.job(self.queue(queue), connection=self.connection, retry=retry, **options)
             return decorate(tracked.function)
 
         return track
 
-    def _wrapper(self, path: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _track_merger(self, queue: str) -> None:
+        path, function = f"{__name__}.{merge_parts.__name__}", merge_function(self._app)
+        worker = engine_worker(NAME, MERGER, function, queue, max_item_bytes=self._app.config.max_item_bytes)
+        self.merge = self._wrapper(path, worker, function)
+        self._tracked[MERGER] = self._by_path[path] = _Tracked(worker, path, self.merge, None, {"timeout": _NO_LIMIT})
+
+    def _wrapper(self, path: str, worker: Worker, function: Callable[..., Any]) -> Callable[..., Any]:
+        perform = shard_writer(self._app, worker, function)
+
         @functools.wraps(function)
         def tracked_function(*args: Any, **kwargs: Any) -> Any:
             performed = self.performed
             if performed is not None and performed.tracked.path == path and not performed.called:
                 performed.called = True
-                return self._perform(performed, function, args, kwargs)
+                return self._perform(performed, perform, args, kwargs)
             if performed is None:
                 _refuse(path)
             return function(*args, **kwargs)
@@ -436,6 +463,14 @@ class RqEngine:
             lambda: EngineProcess(self._app, NAME, concurrency=1, queues=queues),
             lambda: _close_inherited(worker.connection),
         )
+
+
+def merge_parts(said: Mapping[str, Any], progress: Mapping[str, Any]) -> Any:
+    """Merges the parts of an export. RQ imports it by its path; the engine that performs the job has what it works with."""
+    merge = next((each.merge for each in _attached if each.performed is not None), None)
+    if merge is None:
+        raise ConfigError("an export is merged by a worker of RQ when its Task closes, and by nobody else")
+    return merge(said, progress)
 
 
 # -- what users name on RQ's command line

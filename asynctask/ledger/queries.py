@@ -815,6 +815,12 @@ def export_of(connection: Connection, task_id: int) -> dict[str, Any] | None:
     return _merge_said(connection.execute(sa.select(tasks.c.callbacks).where(tasks.c.id == task_id)).scalar())
 
 
+def merge_of(connection: Connection, job_id: str, task_id: int) -> dict[str, Any] | None:
+    """What the merge of an export is told, if this job is a callback of its Task; else None."""
+    own = sa.select(_e.id).where(_e.job_id == job_id, _e.callback_of == task_id)
+    return None if connection.execute(own).first() is None else export_of(connection, task_id)
+
+
 def shard_of(connection: Connection, job_id: str) -> tuple[int | None, dict[str, Any] | None]:
     """The number of the shard that a job exports, and what the merge of its Task is told."""
     statement = sa.select(_e.seq, tasks.c.callbacks).join(tasks, tasks.c.id == _e.task_id).where(_e.job_id == job_id)

@@ -7,12 +7,14 @@
             return MyHarness(folder)
 
 The application of a harness has two workers, ``act`` and ``again``, both with the function :func:`act` of the folder, an
-item and, when they are called back, the progress object; ``again`` is retried twice, at once. The application's own runtime
-passes the suite like any attached engine.
+item and, when they are called back, the progress object; ``again`` is retried twice, at once. If the engine has the
+capability ``exports``, a third one, ``cells``, is an export of :data:`COLUMNS` with the function :func:`cells` of the
+folder and a shard, and is retried like ``again``. The application's own runtime passes the suite like any attached engine.
 """
 
 from __future__ import annotations
 
+import csv
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,19 +23,22 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from asynctask.app import AsyncTask
 from asynctask.brokers.base import Copy
 from asynctask.clock import SystemClock
 from asynctask.dispatch.outbox import Router, build, engine_of
-from asynctask.errors import NormalException
+from asynctask.errors import InputError, NormalException
 from asynctask.job import current_job
 from asynctask.task import TaskHandle
 from asynctask.testing import PATIENCE_S, wait_for
 from asynctask.wire.payload import dump
 
-__all__ = ["EngineConformance", "EngineHarness", "act", "performed"]
+__all__ = ["COLUMNS", "EngineConformance", "EngineHarness", "act", "cells", "performed"]
+
+COLUMNS: Final = ("n", "text")
+"""Of the export ``cells``."""
 
 
 # -- what jobs do
@@ -73,6 +78,16 @@ def _walk(folder: Path, item: Mapping[str, Any]) -> None:
         _note(folder, "step", step, job.attempt)
         job.checkpoint(step + 1)
         job.progress(step + 1, item["steps"])
+
+
+def cells(folder: Path, shard: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
+    """The rows of a shard: ``count`` numbers from ``first`` on, each with a text. ``breaks``: at so many first attempts it
+    raises half-way."""
+    first, count = shard["first"], shard["count"]
+    for n in range(first, first + count):
+        if n == first + count // 2 and current_job().attempt <= shard.get("breaks", 0):
+            raise ValueError("broken")
+        yield n, f"row {n}, é"
 
 
 def _note(folder: Path, *words: object) -> None:
@@ -429,8 +444,38 @@ class EngineConformance(ABC):
             assert performed(folder, "did") == [1, 100]
             exact(engine.app, task, finish=1)
 
+    # -- exports
+
+    def test_an_export_has_every_cell_in_the_order_of_its_shards(self) -> None:
+        with self.harness() as (engine, folder):
+            if any(not each.capabilities.exports for each in engine.app.engines.values()):
+                refused_export(engine.app)
+                return
+            engine.start()
+            shards = [{"first": 0, "count": 700, "breaks": 1}, {"first": 700, "count": 0}, {"first": 700, "count": 300}]
+            task = engine.app.submit_export("cells", shards, on_success={"worker": "act", "args": [{"n": 100}]})
+            assert {event["attempt"] for event in ended(task)} == {1, 2}
+            found = engine.app.result(task.id)
+            with found.open() as body:
+                rows = list(csv.reader(body.read().decode("utf-8-sig").splitlines()))
+            assert rows == [list(COLUMNS), *([str(n), f"row {n}, é"] for n in range(1000))]
+            assert (found.manifest["rows"], found.manifest["partial"]) == (1000, False)
+            assert performed(folder, "did") == [100], "who is called back, once, finds the file"
+            assert "asynctask.merge" not in engine.app.workers
+            exact(engine.app, task, finish=3)
+
 
 # -- facts
+
+
+def refused_export(app: AsyncTask) -> None:
+    """An export on an engine that has no such capability is refused with the reason."""
+    reason = ""
+    try:
+        app.submit_export("act", [{}])
+    except InputError as error:
+        reason = str(error)
+    assert "performs no merge" in reason
 
 
 def job_of(task: TaskHandle, name: str) -> str:

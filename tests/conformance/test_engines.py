@@ -9,11 +9,14 @@ from typing import ClassVar
 
 import dramatiq.worker
 import pytest
+from support import engines
 from support.databases import Databases
 from support.drawn import examples
 from support.engine_worker import CELERY, DRAMATIQ, OWN, RQ, Harness
 
-from asynctask.testing.engine_suite import EngineConformance, EngineHarness
+from asynctask.errors import Conflict
+from asynctask.testing import wait_for
+from asynctask.testing.engine_suite import EngineConformance, EngineHarness, ended, exact, job_of
 
 pytestmark = pytest.mark.needs_redis
 
@@ -64,6 +67,30 @@ class TestCeleryInThreads(OnSqlite):
 class TestCeleryInProcesses(OnSqlite):
     kind = "celery"
     command = (*CELERY, "-P", "prefork")
+
+    def test_an_export_whose_worker_is_killed_in_the_merge_is_whole_or_absent(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv(engines.BREAK, engines.slow.__name__)
+        with self.harness() as (engine, folder):
+            task = engine.app.submit_export("cells", [{"first": 0, "count": 700}, {"first": 700, "count": 300}])
+            engine.start(1)
+            wait_for(lambda: any(path.stat().st_size for path in folder.glob("data/exports/*/.*.tmp")), "it is half done")
+            assert task.progress()["state"] == "finalizing"
+            engine.kill()
+            with pytest.raises(Conflict, match="no result"):
+                engine.app.result(task.id)
+            assert not list(folder.glob("data/exports/*/result-*"))
+            (folder / "merge-gate").touch()
+            ended(task)
+            assert engine.app.event(job_of(task, "merge"))["attempt"] > 1
+            found = engine.app.result(task.id)
+            with found.open() as body:
+                text = body.read().decode("utf-8-sig")
+            assert text == "".join(["n,text\r\n", *(f'{n},"row {n}, é"\r\n' for n in range(1000))])
+            names = sorted(each.name for each in Path(found.location).parent.iterdir())
+            assert names == ["manifest-1.json", "result-1.csv"], "nothing lingers"
+            exact(engine.app, task, finish=2)
 
 
 @pytest.mark.full(reason="as above, on the other broker")

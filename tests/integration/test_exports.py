@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from support.servers import unmet
 
 from asynctask import AsyncTask, NormalException
 from asynctask.errors import Conflict, InputError, UnknownWorker
+from asynctask.exports.files import Bucket
 from asynctask.exports.run import MERGER
 from asynctask.testing import wait_for
 
@@ -232,6 +234,19 @@ def test_the_same_key_gives_the_same_export_and_a_dry_run_makes_none(app: AsyncT
             app.submit_export("numbers", shards, format=form, idempotency_key="a")
 
 
+def test_what_a_killed_merge_left_on_its_machine_is_removed_by_the_next(tmp_path: Path) -> None:
+    bucket = Bucket("s3://shop", tmp_path / "exports")
+    if not (pid := os.fork()):
+        with bucket.scratch("a") as folder:
+            (folder / "sheet").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert len(list(tmp_path.glob("exports/*/sheet"))) == 1
+    with bucket.scratch("b") as one, bucket.scratch("c") as other:
+        assert sorted(tmp_path.glob("exports/*")) == sorted([one, other]), "what lives is left alone"
+    assert list(tmp_path.glob("exports/*")) == []
+
+
 def test_formulas_are_texts(app: AsyncTask) -> None:
     task_id, _ = made(app, [{"first": 1, "count": 1, "text": "=1+1"}])
     assert b"1,'=1+1\r\n" in Path(app.result(task_id).location).read_bytes()
@@ -275,9 +290,15 @@ def test_an_export_is_made_and_fetched_on_the_command_line(app: AsyncTask, tmp_p
     (tmp_path / "shards.json").write_text("[2, 1]")
     settings = {"ASYNCTASK_DATABASE_URL": f"sqlite:///{tmp_path}/b.db", "ASYNCTASK_DATA_DIR": str(tmp_path / "data")}
     run = partial(asynctask, tmp_path, {**os.environ, **settings, "PYTHONPATH": str(tmp_path)})
-    made = run("-A", "shop_export:app", "export", "counted", "--shards", "shards.json", "--json")
+    command = ("-A", "shop_export:app", "export", "counted", "--shards", "shards.json", "--json")
+    tried = run(*command, "--dry-run")
+    assert (tried.returncode, json.loads(tried.stdout)["accepted"]) == (0, 2), tried.stderr
+    made, again = (run(*command, "--idempotency-key", "k") for _ in "ab")
     assert made.returncode == 0, made.stderr
     task_id = str(json.loads(made.stdout)["task_id"])
+    assert (task_id, str(json.loads(again.stdout)["task_id"])) == ("1", task_id), "the dry run made none, the key one"
+    other = run(*command, "--idempotency-key", "k", "--format", "xlsx")
+    assert (other.returncode, "idempotency" in other.stderr.lower()) == (2, True), other.stderr
     early = run("result", task_id, "-o", "out.csv")
     assert (early.returncode, "no result" in early.stderr) == (2, True)
     worker = subprocess.Popen(
@@ -329,16 +350,3 @@ def test_a_full_disk_leaves_no_half_of_a_file_and_the_next_attempt_makes_it_whol
     assert (task.progress()["counts"]["finish"], task.progress()["result"]["rows"]) == (1, 2_000)
     (event,) = task.events()
     assert any("is the disk full?" in each["message"] for each in event["messages"])
-
-
-def test_a_worker_of_an_engine_cannot_be_exported(app: AsyncTask) -> None:
-    celery = pytest.importorskip("celery").Celery("shop", broker="redis://127.0.0.1:1/0")
-    from asynctask.integrations.celery import attach
-
-    attach(celery, app)
-
-    @celery.task(name="rows")  # type: ignore[untyped-decorator]
-    def rows(shard: int) -> None: ...
-
-    with pytest.raises(InputError, match="no worker that merges"):
-        app.submit_export("rows", [1])

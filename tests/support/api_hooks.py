@@ -17,7 +17,6 @@ CALLBACKS = ("on_complete", "on_success", "on_failure")
 KEYS = ("key", "key_limit")
 CORRECTED = "resubmit_of"  # the list is to be the report of a Task with failed rows: no schema can say which has any
 FITS = ("columns", "encoding", "sheet", "unique", CORRECTED, *KEYS)
-ITEMS_ONLY = "chunk_size"  # of a shard there is one in a job
 
 _skus = st.from_regex(r"[A-Za-z0-9 _-]{0,18}[A-Za-z0-9]", fullmatch=True)
 _rows = st.lists(st.tuples(_skus, st.integers(1, 100)), min_size=1, max_size=5)
@@ -50,10 +49,7 @@ def map_case(context: Any, case: Any) -> Any:
         case.headers["Idempotency-Key"] = uuid.uuid4().hex
     if case.operation.label == "POST /api/exports" and isinstance(case.body, dict):
         known = _with_known_callbacks(case.body)
-        case.body = {
-            **{name: value for name, value in known.items() if name not in (*FITS, ITEMS_ONLY)},
-            "worker": "listed",
-        }
+        case.body = {**_without_fits(known), "worker": "listed"}
         case._record_starting_state()
         return case
     if case.operation.label != "POST /api/tasks":
@@ -65,7 +61,7 @@ def map_case(context: Any, case: Any) -> Any:
     if isinstance(case.body, dict):
         # No schema can say that each item needs a value of the key.
         known = _with_known_callbacks(case.body)
-        case.body = {name: value for name, value in known.items() if name not in (CORRECTED, *KEYS)}
+        case.body = {name: value for name, value in known.items() if name not in KEYS}
     if str(case.media_type).startswith("multipart/"):
         case.body = _without_fits(case.body)
         if (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import Retries
 from redis import Redis
+from support.export_app import slow_merge
 from support.world import SUPPORT, settings
 
 from asynctask import AsyncTask
 from asynctask.integrations import celery as on_celery
 from asynctask.integrations import dramatiq as on_dramatiq
 from asynctask.integrations import rq as on_rq
-from asynctask.testing.engine_suite import act
+from asynctask.testing.engine_suite import COLUMNS, act, cells
 
 FOLDER, DATABASE, BROKER, ENGINE = "ENGINE_FOLDER", "ENGINE_DATABASE", "ENGINE_BROKER", "ENGINE_KIND"
 BREAK = "ENGINE_BREAK"
@@ -38,6 +39,7 @@ def own(folder: Path, database_url: str, broker_url: str) -> tuple[None, AsyncTa
     app = AsyncTask(**settings(folder, database_url=database_url, app="support.engines:app"))
     app.worker(name="act", retry=0)(partial_of(folder))
     app.worker(name="again", retry=2, retry_in=lambda *_: 0.01)(partial_of(folder))
+    app.export(columns=COLUMNS, name="cells", retry=2, retry_in=lambda *_: 0.01)(cells_of(folder))
     return None, app
 
 
@@ -58,6 +60,7 @@ def celery(folder: Path, database_url: str, broker_url: str) -> tuple[Celery, As
     made.task(name="act", shared=False)(partial_of(folder))
     retried = {"autoretry_for": (ValueError,), "max_retries": 2, "default_retry_delay": 0, "retry_backoff": False}
     made.task(name="again", shared=False, **retried)(partial_of(folder))
+    made.task(name="cells", shared=False, export_columns=COLUMNS, **retried)(cells_of(folder))
     return made, app
 
 
@@ -73,7 +76,9 @@ def dramatiq_(folder: Path, database_url: str, broker_url: str) -> tuple[dramati
     assert any(isinstance(each, Retries) for each in broker.middleware)
     actor: Any = partial(dramatiq.actor, broker=broker, queue_name=queue_of(folder))
     actor(partial_of(folder), actor_name="act", max_retries=0)
-    actor(partial_of(folder), actor_name="again", max_retries=2, min_backoff=1, max_backoff=2)
+    retried = {"max_retries": 2, "min_backoff": 1, "max_backoff": 2}
+    actor(partial_of(folder), actor_name="again", **retried)
+    actor(cells_of(folder), actor_name="cells", export_columns=COLUMNS, **retried)
     return broker, app
 
 
@@ -87,6 +92,11 @@ def rq_again(item: dict[str, Any], progress: dict[str, Any] | None = None) -> di
     return act(Path(os.environ[FOLDER]), item, progress)
 
 
+def rq_cells(shard: dict[str, Any]) -> Iterator[Any]:
+    """The export of the suite."""
+    return cells(Path(os.environ[FOLDER]), shard)
+
+
 def rq_(folder: Path, database_url: str, broker_url: str) -> tuple[on_rq.RqEngine, AsyncTask]:
     """RQ, on a queue of its own."""
     app = AsyncTask(**settings(folder, database_url=database_url))
@@ -94,6 +104,7 @@ def rq_(folder: Path, database_url: str, broker_url: str) -> tuple[on_rq.RqEngin
     decorated = {
         "rq_act": made.job(queue_of(folder), name="act")(rq_act),
         "rq_again": made.job(queue_of(folder), name="again", retry=rq.Retry(max=2))(rq_again),
+        "rq_cells": made.job(queue_of(folder), name="cells", retry=rq.Retry(max=2), export_columns=COLUMNS)(rq_cells),
     }
     if ENGINE in os.environ:  # in a worker, which imports them by their names
         globals().update(decorated)
@@ -109,7 +120,16 @@ def partial_of(folder: Path) -> Any:
     return function
 
 
-# -- breaks: what makes a worker of RQ one that the suite has to notice
+def cells_of(folder: Path) -> Any:
+    """The export of the suite as an ordinary function of one shard."""
+
+    def function(shard: dict[str, Any]) -> Iterator[Any]:
+        return cells(folder, shard)
+
+    return function
+
+
+# -- breaks: what makes a worker of RQ one that the suite has to notice, or slows any one down
 
 
 def final() -> None:
@@ -122,7 +142,12 @@ def hasty() -> None:
     on_rq._Performed.settle = lambda self, delay_s=None: None  # type: ignore[method-assign]
 
 
-BREAKS: Mapping[str, Callable[[], None]] = {each.__name__: each for each in (final, hasty)}
+def slow() -> None:
+    """Waits in the middle of a merge for a file in the folder."""
+    slow_merge(Path(os.environ[FOLDER]))
+
+
+BREAKS: Mapping[str, Callable[[], None]] = {each.__name__: each for each in (final, hasty, slow)}
 
 MADE: Mapping[str, Any] = {"own": own, "celery": celery, "dramatiq": dramatiq_, "rq": rq_}
 

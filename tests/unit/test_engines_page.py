@@ -27,6 +27,7 @@ ROWS = {
     "hard_limit": "ends a job that does not heed its time limit",
     "revokes": "takes back a lone job that waits in its queue",
     "slices": "performs jobs of several items ([slices](slices.md))",
+    "exports": "performs [exports](exports.md#on-an-engine)",
     "counts": "counts what waits in its queues, without which no list can be handed in",
 }
 

@@ -426,7 +426,7 @@ def test_the_price_list_is_exported_row_by_row(shop: Path) -> None:
     promotions.stock_price_list(5)
     promotions.stock_price_list(1_003)
     shards = promotions.price_list_shards(4)
-    rows = [row for shard in shards for row in promotions.app.exports["export_price_list"].rows(shard)]
+    rows = [row for shard in shards for row in promotions.app.exports["export_price_list"](shard)]
     assert (len(shards), [row[0] for row in rows]) == (4, list(range(1, 1_004)))
     assert (len(rows), sum(row[-1] for row in rows)) == promotions.price_list_sum()
     assert {len(row) for row in rows} == {len(promotions.PRICE_COLUMNS)}

@@ -84,6 +84,7 @@ def test_every_operation_is_in_the_document(schema: Any) -> None:
         ({"worker": "enroll", "items": [None, {"sku": "A"}], "strict": True}, False),
         ({"worker": "enroll", "items": [{"sku": "A"}], "unique": ["colour"]}, False),
         ({"worker": "enroll", "items": [{"sku": "A"}], "queue": "a b"}, False),
+        ({"worker": "enroll", "items": [{"sku": "A"}], "resubmit_of": 1}, False),
         ({"worker": "anything", "items": []}, False),
         ({"worker": "nobody", "items": [{"sku": "A"}]}, False),
         ({"jobs": [{"worker": "enroll", "item": {"sku": "A"}}, {"worker": "anything", "item": 5}], "strict": True}, True),
@@ -93,6 +94,7 @@ def test_every_operation_is_in_the_document(schema: Any) -> None:
         ({"jobs": [{"worker": "anything", "item": 5, "args": []}]}, False),
         ({"jobs": [{"worker": "anything", "item": 5}], "worker": "anything"}, False),
         ({"jobs": [{"worker": "anything", "item": {"a": 1}}], "unique": "a," + "b" * 256}, False),
+        ({"jobs": [{"worker": "anything", "item": 5}], "resubmit_of": 1}, False),
         ({"jobs": []}, False),
         ({"worker": "anything", "items": [1], "on_complete": "enroll", "on_failure": {"worker": "enroll"}}, True),
         ({"worker": "anything", "items": [1], "on_complete": "nobody"}, False),
@@ -106,6 +108,21 @@ def test_the_document_says_which_lists_are_taken(app: AsyncTask, body: dict[str,
     assert document.is_valid(body) is fits
     answer = client.post("/api/tasks", json={**body, "dry_run": True})
     assert (answer.status_code == 200 and answer.json["accepted"] > 0) is fits
+
+
+def test_the_document_says_that_an_export_has_neither_chunks_nor_corrections(tmp_path: Path) -> None:
+    app = build_app(tmp_path)
+    app.export(columns=["n"], name="numbers")(lambda shard: [[shard]])
+    client = client_of(app)
+    spec = client.get("/openapi.json").json
+    document = jsonschema_rs.validator_for({**spec, "$ref": "#/components/schemas/ExportSubmission"})
+    for more, fits in (({}, True), ({"chunk_size": 2}, False), ({"resubmit_of": 1}, False)):
+        body = {"worker": "numbers", "shards": [1], "dry_run": True, **more}
+        assert document.is_valid(body) is fits, more
+        answer = client.post("/api/exports", json=body)
+        assert (answer.status_code == 200) is fits, answer.text
+        assert fits or f"leave out {next(iter(more))}" in answer.text, "the reason is said"
+    app.close()
 
 
 def test_the_document_says_which_texts_are_blank() -> None:
