@@ -15,6 +15,8 @@ from support.world import World
 
 from asynctask import AsyncTask, NormalException, current_job
 from asynctask.errors import InputError
+from asynctask.integrations.base import Reporter
+from asynctask.middleware.tracker import JobRecord
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
@@ -216,4 +218,26 @@ def test_the_doctor_finds_lines_that_no_item_has(world: World) -> None:
         task.wait(60)
     world.sql("DELETE FROM item_errors")
     assert [each.code for each in app.doctor(repair=True)] == ["errors"]
+    assert app.doctor() == []
+
+
+def test_a_worker_in_another_language_gets_no_slice_and_says_nothing_of_one(world: World) -> None:
+    app = world.app()
+    seen = Seen(app)
+    items = [{"n": n} for n in range(4)]
+    task = app.submit(seen.worker, items, chunk_size=2)  # while nobody works its queue
+    reporter = Reporter("sidekiq", "host:7:abc", concurrency=5, queues=["default", "low"])
+    app.record_all([], reporter)
+    app.dispatcher.round()
+    jobs = list(dict.fromkeys(event["job_id"] for event in task.events()))
+    with pytest.raises(InputError, match=r"option 'chunk_size': sidekiq@host:7:abc works the queue 'default'"):
+        app.submit(seen.worker, items, chunk_size=2)
+    app.submit(seen.worker, items, chunk_size=2, queue="of-python").cancel()
+    said = [JobRecord(jobs[0], "working", attempt=1), JobRecord(jobs[1], "finish", attempt=1)]
+    told, _ = app.record_all(said, reporter)
+    assert [(each.counted, each.status) for each in told] == [(False, "error")] * 2
+    assert counts(task) == {"total": 4, "error": 4}
+    (why,) = task.progress()["top_errors"]
+    assert "without chunk_size" in why["message"]
+    assert why["count"] == 4
     assert app.doctor() == []
