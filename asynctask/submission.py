@@ -277,8 +277,8 @@ class Submitter:
             raise InputError(f"option 'chunk_size': {why}; leave it out", code="invalid_options", errors=[problem])
 
     def _why_not_in_slices(self, queue: str) -> str | None:
-        """Nothing in a declaration says which language performs a worker; who works its queue now does. Where such a process
-        comes later, its first record ends the slice in ``error``."""
+        """Nothing in a declaration says which language performs a worker; who works its queue now does. Where such a
+        process comes later, its first record ends the slice in ``error``."""
         with self._ledger.database.read() as connection:
             process = other_language(connection, queue, self._ledger.now())
         return process and f"{process} works the queue {queue!r}, and workers in another language perform jobs of one item"

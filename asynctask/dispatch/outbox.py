@@ -451,8 +451,8 @@ def _as_it_came(ready: Ready, now: int) -> Copy:
 
 @lru_cache(maxsize=64)
 def _frame(
-    worker: str, queue: str, options: str | None, created_at: int, attempt: int, task_id: int | None, retries: int, now: int,
-    items: int,
+    worker: str, queue: str, options: str | None, created_at: int, attempt: int, task_id: int | None, retries: int,
+    now: int, items: int,
 ) -> tuple[str, str, str, Mapping[str, Any]]:  # fmt: skip
     """What the copies of a round of one Task have in common, as JSON text: (before the arguments, between them and the job
     id, after it); and the options."""

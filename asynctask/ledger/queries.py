@@ -4,6 +4,7 @@ jobs."""
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -507,11 +508,12 @@ _FIRST: Final = (
 )
 _COULD_START: Final = (
     sa.select(
-        _t.id, _t.queue, _t.worker_name, _t.priority, _t.parallel,
-        (_t.next_seq < _t.created_jobs).label("is_left"), (_t.generation > 1).label("is_again"),
+        _t.id, _t.queue, _t.worker_name, _t.priority, _t.parallel, (_t.chunk_size != 1).label("in_slices"),
+        (_t.created_jobs - _t.next_seq).label("left"), (_t.generation > 1).label("is_again"),
         _tallied(_n.enqueue - _n.retrying).label("waiting"),
         _tallied(_n.retrying).label("retrying"),
-        _tallied(_n.dispatched - _n.returned - _n.working).label("queued"),
+        _tallied(_n.dispatched - _n.returned).label("flying"),
+        _tallied(_n.working).label("working"),
         _FIRST.label("first_at"),
     )
     .with_hint(tasks, "FORCE INDEX (ix_tasks_open)", "mariadb")  # else it may read the finished Tasks, too
@@ -551,16 +553,18 @@ def backlog(connection: Connection, now: int) -> list[Backlog]:
         return found.setdefault((queue, priority, worker), Backlog(queue, worker, priority))
 
     rows = connection.execute(_COULD_START).all()
-    overdue = _overdue(connection, [int(row.id) for row in rows if row.retrying > 0 or row.is_again], now)
+    overdue = _overdue(connection, [int(row.id) for row in rows if row.retrying > 0 or row.is_again or row.in_slices], now)
+    held = _held(connection) if any(row.in_slices for row in rows) else {}
     for row in rows:
-        retries, due_at = overdue.get(int(row.id), (0, None))
-        if (waiting := int(row.waiting) + retries) <= 0:
+        due = overdue.get(int(row.id), _NONE_DUE)
+        waiting, queued = _jobs_of(row, due, held.get(int(row.id), Counter()))
+        if waiting <= 0:
             continue
         there = group(row.queue, row.worker_name, int(row.priority))
         # Rows of a later generation were made long before they could start.
-        times = [at for at in (due_at, row.first_at if row.is_left or not row.is_again else None) if at is not None]
+        times = [at for at in (due.since, row.first_at if row.left > 0 or not row.is_again else None) if at is not None]
         there.add(waiting, min(times, default=None))
-        there.of_tasks += max(0, int(row.queued))
+        there.of_tasks += max(0, queued)
         if row.parallel is not None:
             there.limited.append((waiting, int(row.parallel)))
     for queue, worker, options, count, due_at in connection.execute(_ALONE_WAITING, {"now": now}):
@@ -574,9 +578,43 @@ def open_tasks(connection: Connection) -> dict[str, int]:
     return {str(state): int(count) for state, count in connection.execute(found)}
 
 
-def _overdue(connection: Connection, task_ids: Sequence[int], now: int) -> dict[int, tuple[int, int]]:
-    """Of these Tasks, those with jobs whose time has come: how many of these are retries, and since when the first of them
-    waits."""
+class _Due(NamedTuple):
+    """Jobs of a Task whose time has come: how many; the items of those that are retries; since when the first waits."""
+
+    jobs: int
+    retries: int
+    since: int | None
+
+
+_NONE_DUE: Final = _Due(0, 0, None)
+
+
+def _jobs_of(row: Any, due: _Due, held: Counter[str]) -> tuple[int, int]:
+    """How many jobs of a Task could start, and how many of them are dispatched. ``held``: of its Events at work or lent,
+    how many have each status.
+
+    The counters of outcomes are about items. Where each job has one they say it all; of slices the jobs are those that the
+    pointer has not reached, those that are dispatched and not at work, those that are lent, and those that are due again.
+    """
+    items = int(row.waiting) + due.retries
+    if not row.in_slices:
+        return items, int(row.flying) - int(row.working)
+    queued = max(0, int(row.flying) - held[Status.WORKING])
+    return min(items, int(row.left) + queued + held[Status.ENQUEUE] + due.jobs), queued
+
+
+def _held(connection: Connection) -> dict[int, Counter[str]]:
+    """Task -> how many of its Events in processes have each status; no more are than there are threads."""
+    held: dict[int, Counter[str]] = defaultdict(Counter)
+    found = sa.select(_e.task_id, _e.status).where(_e.process.is_not(None)).limit(COUNTED)
+    for task_id, status in connection.execute(found):
+        if task_id is not None:
+            held[int(task_id)][status] += 1
+    return held
+
+
+def _overdue(connection: Connection, task_ids: Sequence[int], now: int) -> dict[int, _Due]:
+    """Of these Tasks, those with jobs whose time has come."""
     if not task_ids:
         return {}
     first = (
@@ -587,8 +625,8 @@ def _overdue(connection: Connection, task_ids: Sequence[int], now: int) -> dict[
         .subquery("overdue")
     )
     c = first.c
-    sums = sa.select(c.task_id, sa.func.sum(c.retries), sa.func.min(c.due_at)).group_by(c.task_id)
-    return {int(i): (int(retries), int(at)) for i, retries, at in connection.execute(sums)}
+    sums = sa.select(c.task_id, sa.func.count(), sa.func.sum(c.retries), sa.func.min(c.due_at)).group_by(c.task_id)
+    return {int(i): _Due(*map(int, sums)) for i, *sums in connection.execute(sums)}
 
 
 # -- operations on waiting jobs
