@@ -4,9 +4,11 @@ jobs."""
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
@@ -44,7 +46,7 @@ from asynctask.errors import Conflict, NotFound, OtherEngine
 from asynctask.iterable import item_statuses, unpack
 from asynctask.ledger import dispatchable, sessions
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger, chunks, in_range, loads
+from asynctask.ledger.base import Ledger, chunks, in_range, loads, stamp
 from asynctask.ledger.events import RESUMABLE, Applied, Change, EventRecord, Failure, Note, apply, read_events
 from asynctask.ledger.reservations import options_priority
 from asynctask.ledger.standalone import ENGINE
@@ -145,12 +147,25 @@ _EVENT = sa.select(
 ).select_from(events.outerjoin(tasks, _t.id == _e.task_id))
 
 
-def _item_objects(row: dict[str, Any], statuses: Collection[str]) -> Iterator[dict[str, Any]]:
-    """An Event as :func:`_event_object`, once for each of its items with one of these statuses (none: all)."""
+def _item_objects(
+    row: dict[str, Any], statuses: Collection[str], failures: Mapping[tuple[int, int | None], str]
+) -> Iterator[dict[str, Any]]:
+    """An Event as :func:`_event_object`, once for each of its items with one of these statuses (none: all).
+
+    An item of a slice has the messages of its job and of its own row, and last why it failed (``failures``).
+    """
     found = _event_object(row)
     for item in _items(dict(row)):
-        if not statuses or item.status in statuses:
-            yield {**found, "row": item.row, "status": item.status, "params": item.params, "result": item.result}
+        if statuses and item.status not in statuses:
+            continue
+        each = {**found, "row": item.row, "status": item.status, "params": item.params, "result": item.result}
+        if row["items"] > 1:
+            said = [message for message in found["messages"] if message.get("row") in (None, item.row)]
+            if (why := failures.get((row["id"], item.row))) is not None:
+                at = row["finished_at"] or row["started_at"] or row["created_at"]
+                said.append(stamp(at, item.status, why, row["attempt"], item.row))
+            each |= {"added_messages": said, "messages": said}
+        yield each
 
 
 class _Item(NamedTuple):
@@ -189,24 +204,60 @@ def event(connection: Connection, job_id: str) -> dict[str, Any]:
     return _event_object(dict(row))
 
 
+_SLICES_AT_ONCE: Final = 20
+"""Slices whose items are in memory at a time, of up to a megabyte each."""
+
+
 def event_page(
-    connection: Connection, task_id: int, statuses: Collection[str] = (), *, after: int | None = None, limit: int = 100
+    connection: Connection,
+    task_id: int,
+    statuses: Collection[str] = (),
+    *,
+    after: int | None = None,
+    after_row: int | None = None,
+    limit: int = 100,
 ) -> list[dict[str, Any]]:
-    """The items of a Task by the id of their Event, after ``after``; with ``statuses``, only those. A page ends behind the
-    last item of an Event, so it may have more than ``limit`` of them."""
-    statement = _EVENT.where(_e.task_id == task_id).order_by(_e.id).limit(limit)
+    """The items of a Task by the id of their Event and their row; with ``statuses``, only those. Behind the Event
+    ``after``, or within it behind ``after_row``."""
+    found: list[dict[str, Any]] = []
+    is_last = False
+    while len(found) < limit and not is_last:
+        wanted = limit - len(found)
+        listed = connection.execute(_listed(task_id, statuses, after, after_row).limit(wanted)).all()
+        enough = bisect_left(list(accumulate(int(each.matching) for each in listed)), wanted) + 1
+        is_last = len(listed) < wanted and enough >= len(listed)
+        in_slices = any(each.size > 1 for each in listed)
+        for part in chunks([int(each.id) for each in listed[:enough]], _SLICES_AT_ONCE if in_slices else wanted):
+            rows = connection.execute(_EVENT.where(_e.id.in_(part)).order_by(_e.id)).mappings().all()
+            failures = failures_by_row(connection, [row["id"] for row in rows if row["items"] > 1]) if in_slices else {}
+            for row in rows:
+                behind = after_row if row["id"] == after else None
+                items = _item_objects(dict(row), statuses, failures)
+                found += (item for item in items if behind is None or (item["row"] or 0) > behind)
+            if len(found) >= limit:
+                break
+        if not is_last:
+            after, after_row = int(listed[:enough][-1].id), None
+    return found[:limit]
+
+
+def _listed(task_id: int, statuses: Collection[str], after: int | None, after_row: int | None) -> Any:
+    """The Events of a page, in order: their ids, how many items they have, and how many of the wanted ones."""
+    ended = [_e[f"n_{status}"] for status in statuses if str(status) not in OPEN]
+    is_open = [str(status) for status in statuses if str(status) in OPEN]
+    over = _e.n_finish + _e.n_failed + _e.n_error + _e.n_cancelled
+    wanted = sum(ended, sa.case((_e.status.in_(is_open), _e["items"] - over), else_=0) if is_open else sa.literal(0))
+    matching = sa.case((_e["items"] == 1, 1), else_=wanted) if statuses else _e["items"]
+    statement = (
+        sa.select(_e.id, _e["items"].label("size"), matching.label("matching")).where(_e.task_id == task_id).order_by(_e.id)
+    )
     if statuses:
         statement = statement.where(_has_item(statuses))
         if set(statuses) <= {Status.FAILED, Status.ERROR}:
             statement = statement.where(_e.problem.is_not(None))  # the partial index
-    if after is not None:
-        statement = statement.where(_e.id > in_range(after))
-    found: list[dict[str, Any]] = []
-    for row in connection.execute(statement).mappings():
-        if len(found) >= limit:
-            break
-        found += _item_objects(dict(row), statuses)
-    return found
+    if after is None:
+        return statement
+    return statement.where(_e.id > in_range(after) if after_row is None else _e.id >= in_range(after))
 
 
 def alone_page(

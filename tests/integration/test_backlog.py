@@ -188,7 +188,7 @@ def test_slices_wait_as_jobs_whatever_their_items_came_to(world: World) -> None:
         if item["n"] % 10 == 3:  # it ends with the process, as the fourth of its slice
             ready.release()
             while not current_job().should_stop():
-                app.clock.monotonic()
+                pause.wait(0.01)
 
     task = app.submit(first_goes, numbers(95), chunk_size=10)
     priority = first_goes.priority
