@@ -24,8 +24,7 @@ from asynctask.core.states import Status
 from asynctask.core.transitions import CALLBACKS, MERGE
 from asynctask.dispatch.outbox import engine_of
 from asynctask.errors import AsyncTaskError, ConfigError, InputError, UnknownWorker
-from asynctask.exports.files import ResultFile
-from asynctask.exports.run import MERGER, Export, check_columns, check_format, merge, result_of, write_shard
+from asynctask.exports.files import MERGER, Export, ResultFile, check_columns, check_format, merge, result_of, write_shard
 from asynctask.integrations.base import RemoteWorkers, Reporter
 from asynctask.iterable import Iterable
 from asynctask.job import CurrentJob

@@ -44,7 +44,7 @@ from asynctask.database.tables import (
 )
 from asynctask.errors import Conflict, NotFound, OtherEngine
 from asynctask.iterable import item_statuses, unpack
-from asynctask.ledger import dispatchable, sessions
+from asynctask.ledger import corrections, dispatchable, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, in_range, loads, stamp
 from asynctask.ledger.events import RESUMABLE, Applied, Change, EventRecord, Failure, Note, apply, read_events
@@ -870,7 +870,7 @@ def _retry_one(ledger: Ledger, event_id: int, who: str, refused_too: bool) -> li
         status = connection.execute(sa.select(_e.status).where(_e.id == event_id)).scalar()
         if status != Status.ERROR:
             return []
-        if task_rows.any_taken(connection, task["id"], event_id):
+        if corrections.any_taken(connection, task["id"], event_id):
             raise Conflict("its row was corrected and sent again with another Task; retry that one")
         # Sealed at once: its one row is turned in this transaction.
         task_rows.open_generation(connection, ledger, task, generation_sealed=1)

@@ -25,7 +25,7 @@ from support.servers import unmet
 
 from asynctask import AsyncTask, NormalException
 from asynctask.errors import Conflict, InputError, UnknownWorker
-from asynctask.exports.run import MERGER
+from asynctask.exports.files import MERGER
 from asynctask.testing import wait_for
 
 
