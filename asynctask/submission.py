@@ -16,6 +16,7 @@ from asynctask.core.transitions import CALLBACKS, MERGE
 from asynctask.errors import AsyncTaskError, Conflict, InputError, NotFound, Problem
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import dumps, loads
+from asynctask.ledger.processes import other_language
 from asynctask.ledger.progress import first_progress
 from asynctask.ledger.sessions import MAX_KEY
 from asynctask.ledger.tasks import GroupSubmit, NewCallback, NewTask, NewWhole, SplitLost, Whole
@@ -269,11 +270,18 @@ class Submitter:
             else "an iterable goes through many elements in a job of its own" if worker.is_iterable
             else "items that have a key run one by one" if _key_limit(worker, options) is not None
             else "corrected rows are taken one by one" if options.resubmit_of is not None
-            else None
+            else self._why_not_in_slices(worker.queue_for(options.queue))
         )  # fmt: skip
         if why is not None:
             problem = Problem(None, "chunk_size", "invalid_option", why, options.chunk_size)
             raise InputError(f"option 'chunk_size': {why}; leave it out", code="invalid_options", errors=[problem])
+
+    def _why_not_in_slices(self, queue: str) -> str | None:
+        """Nothing in a declaration says which language performs a worker; who works its queue now does. Where such a
+        process comes later, its first record ends the slice in ``error``."""
+        with self._ledger.database.read() as connection:
+            process = other_language(connection, queue, self._ledger.now())
+        return process and f"{process} works the queue {queue!r}, and workers in another language perform jobs of one item"
 
     def _create(self, new: NewTask) -> Whole:
         """The Task alone, in state ``splitting``, with the lease of its split."""

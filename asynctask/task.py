@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from asynctask.brokers.admin import MAX_PAGE
 from asynctask.clock import Clock
 from asynctask.core.states import State, Status
-from asynctask.dispatch.control import Control
-from asynctask.dispatch.dispatcher import Dispatcher
+from asynctask.dispatch.dispatcher import Control, Dispatcher
 from asynctask.errors import InputError, NotFound, Unavailable
 from asynctask.ledger import progress as progress_rows
 from asynctask.ledger import queries
@@ -26,9 +26,27 @@ from asynctask.logs import get_logger
 if TYPE_CHECKING:
     from asynctask.reports.report import Report
 
-__all__ = ["Services", "TaskHandle"]
+__all__ = ["Services", "TaskHandle", "place_in_list"]
 
 _PROBLEMS = (str(Status.FAILED), str(Status.ERROR))
+
+
+_PLACE: Final = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,19}))?", re.ASCII)
+
+
+def place_in_list(event: Mapping[str, Any]) -> str:
+    """The ``after`` of the page behind an Event that :meth:`TaskHandle.events` returned: its id, of a job of several items
+    with a point and the row behind it."""
+    return str(event["id"]) if event["items"] == 1 else f"{event['id']}.{event['row']}"
+
+
+def _after(place: int | str | None) -> tuple[int | None, int | None]:
+    """The Event and the row of a :func:`place_in_list`."""
+    if place is None or isinstance(place, int):
+        return place, None
+    if (found := _PLACE.fullmatch(place)) is None:
+        raise InputError("a place in a list of Events is ID or ID.ROW", code="invalid_query_parameter")
+    return int(found[1]), None if found[2] is None else int(found[2])
 
 
 @dataclass(frozen=True)
@@ -116,13 +134,19 @@ class TaskHandle:
             pause.wait(max(0.0, min(poll_s, left, threading.TIMEOUT_MAX)))
 
     def events(
-        self, status: str | Collection[str] = (), after: int | None = None, limit: int = 100
+        self, status: str | Collection[str] = (), after: int | str | None = None, limit: int = 100
     ) -> list[dict[str, Any]]:
-        """Events in the order they were made: those after the id ``after``, of the given statuses only."""
-        statuses = checked_statuses(status)
+        """Events in the order they were made, of a job of several items once for each item, of the given statuses only.
+
+        ``after``: those behind the Event of this id, or behind the item that :func:`place_in_list` names; at most
+        ``limit``, and 1,000. Raises :class:`InputError` for a status or a place that is none.
+        """
+        statuses, (event_id, row) = checked_statuses(status), _after(after)
         with self._s.ledger.database.read() as connection:
             task_rows.get(connection, self.id)
-            return queries.event_page(connection, self.id, statuses, after=after, limit=max(1, min(limit, MAX_PAGE)))
+            return queries.event_page(
+                connection, self.id, statuses, after=event_id, after_row=row, limit=max(1, min(limit, MAX_PAGE))
+            )
 
     def error_groups(self) -> list[dict[str, Any]]:
         """Failures grouped by message, the most frequent first, with sample rows."""

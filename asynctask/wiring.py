@@ -23,8 +23,7 @@ from asynctask.config import Config
 from asynctask.database import schema
 from asynctask.database.engine import Database, read_time
 from asynctask.database.notify import Signals
-from asynctask.dispatch.control import Control
-from asynctask.dispatch.dispatcher import Dispatcher
+from asynctask.dispatch.dispatcher import Control, Dispatcher
 from asynctask.dispatch.outbox import EngineQueues, Outgoing, PushFilter
 from asynctask.errors import ConfigError
 from asynctask.exports.files import ExportFiles, store_of

@@ -161,7 +161,7 @@ def with_links(progress: dict[str, Any]) -> dict[str, Any]:
     return {**progress, "links": progress_links(int(progress["task_id"]))}
 
 
-def page_links(after: int | None) -> dict[str, str | None]:
+def page_links(after: int | str | None) -> dict[str, str | None]:
     """This page and the next; ``after`` is the key of the last row here, None on the last page."""
     path = request.script_root + request.path
     following = None

@@ -79,6 +79,7 @@ _COLUMNS = 'Which header means which field, as JSON: {"Artikel-Nr.": "sku"}; the
 _ENCODING = "What a text is encoded in: utf-8, gb18030, cp932...; default: its charset, else found out."
 
 Id = Annotated[int, Field(ge=1, le=2**63 - 1)]
+EventPlace = Annotated[str, Field(pattern=r"^[0-9]{1,19}(\.[0-9]{1,19})?$")]
 StatusName = Literal["enqueue", "working", "stopped", "finish", "failed", "error", "cancelled"]
 StateName = Literal["splitting", "running", "paused", "finalizing", "finished", "cancelled", "rejected"]
 RowsName = Literal["failed", "succeeded", "unprocessed", "rejected", "all"]
@@ -181,7 +182,9 @@ class EventQuery(_Query):
     """Which Events of a Task to list."""
 
     status: Statuses | None = Field(None, description="Statuses with commas between; default: all.")
-    after: Id | None = Field(None, description="The last id of the page before.")
+    after: EventPlace | None = Field(
+        None, description="The last id of the page before; within a job of several items with a point and the row."
+    )
     limit: int = Field(100, ge=1, le=1000, description="Events on a page.")
 
 

@@ -18,6 +18,7 @@ from asynctask.lists.dry_run import DryRun
 from asynctask.lists.problems import fault
 from asynctask.lists.rows import ListSource, encoding_option, too_many_items
 from asynctask.submission import Submission
+from asynctask.task import place_in_list
 from webapi.context import (
     TASKS,
     asynctask_app,
@@ -182,12 +183,12 @@ def update(task_id: int, knobs: Knobs) -> Response:
 @blueprint.output(EventPage)
 @blueprint.doc(operation_id="listEvents", responses=[503])
 def events(task_id: int, query: EventQuery) -> Response:
-    """The Events of a Task: one per job, with its params and messages
+    """The Events of a Task: one per item, with its params and messages
 
     `links.next` leads to the next page and is null on the last one.
     """
     found = find_task(task_id).events(status=_statuses(query.status), after=query.after, limit=query.limit)
-    after = found[-1]["id"] if len(found) == query.limit else None
+    after = place_in_list(found[-1]) if len(found) == query.limit else None
     return json_response({"events": found, "links": page_links(after)})
 
 

@@ -20,6 +20,7 @@ from asynctask.cli.output import FAILURES, OK, clean, count, headline, number, p
 from asynctask.cli.submit import print_refusal, priority_value
 from asynctask.core.states import PROBLEM, State, Status
 from asynctask.errors import InputError, UnknownWorker
+from asynctask.task import place_in_list
 
 if TYPE_CHECKING:
     from asynctask.task import TaskHandle
@@ -99,9 +100,9 @@ def _narrow_row(progress: Mapping[str, Any]) -> tuple[Any, ...]:
 @click.argument("task_id", type=TASK_ID)
 @click.option("--failed", is_flag=True, help="Also the rows that ended failed or error, and their messages grouped.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Most rows of --failed.")
-@click.option("--after", type=int, help="Go on after this row of --failed: the last id of the page before.")
+@click.option("--after", help="Go on after this row of --failed: what the page before says.")
 @pass_session
-def show(session: Session, task_id: int, failed: bool, limit: int, after: int | None) -> int:
+def show(session: Session, task_id: int, failed: bool, limit: int, after: str | None) -> int:
     """Show one Task as it is now."""
     handle = session.existing().task(task_id)
     progress = handle.progress()
@@ -167,7 +168,7 @@ def _print_failures(session: Session, progress: Mapping[str, Any], events: list[
     out.table(("id", "row", "status", "attempt", "message", "item"), rows, longest=100)
     if len(events) == limit:
         task_id = progress["task_id"]
-        out.line(f"The next: asynctask show {task_id} --failed --after {events[-1]['id']}")
+        out.line(f"The next: asynctask show {task_id} --failed --after {place_in_list(events[-1])}")
         out.line(f"All of them: asynctask report {task_id} -o failed.xlsx")
 
 

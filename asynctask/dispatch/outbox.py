@@ -400,8 +400,9 @@ def tracked_copy(ready: Ready, now: int) -> Copy:
     if ready.options is not None and ready.options.startswith(_CAME_FIRST):
         return _as_it_came(ready, now)
     before, between, after, options = _frame(
-        ready.worker_name, ready.queue, ready.options, ready.created_at, ready.attempt, ready.task_id, ready.retries, now
-    )
+        ready.worker_name, ready.queue, ready.options, ready.created_at, ready.attempt, ready.task_id, ready.retries, now,
+        ready.items,
+    )  # fmt: skip
     args, jid = ready.params or "[]", ready.job_id
     if ready.task_id is not None:
         args = f"[{args}]"  # the item of a Task is its one argument
@@ -450,8 +451,9 @@ def _as_it_came(ready: Ready, now: int) -> Copy:
 
 @lru_cache(maxsize=64)
 def _frame(
-    worker: str, queue: str, options: str | None, created_at: int, attempt: int, task_id: int | None, retries: int, now: int
-) -> tuple[str, str, str, Mapping[str, Any]]:
+    worker: str, queue: str, options: str | None, created_at: int, attempt: int, task_id: int | None, retries: int,
+    now: int, items: int,
+) -> tuple[str, str, str, Mapping[str, Any]]:  # fmt: skip
     """What the copies of a round of one Task have in common, as JSON text: (before the arguments, between them and the job
     id, after it); and the options."""
     said = _options(options) if options else {}
@@ -465,6 +467,8 @@ def _frame(
         frame[CALLBACK_OF] = said[CALLBACK_OF]
     if retries:
         frame["retry_count"] = retries - 1
+    if items > 1:
+        frame["items"] = items  # a worker in another language must not take them for one
     frame["args"], frame["jid"] = orjson.Fragment(b"\0"), orjson.Fragment(b"\0")  # no JSON text holds such a byte
     before, between, after = orjson.dumps(frame).decode().split("\0")
     return before, between, after, said

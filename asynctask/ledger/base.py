@@ -35,6 +35,8 @@ __all__ = [
     "SLOTS_FROM",
     "Held",
     "Ledger",
+    "NewItem",
+    "Reject",
     "dumps",
     "each_free",
     "in_range",
@@ -352,3 +354,36 @@ def is_held(ledger: Ledger, task_id: int) -> bool:
         return False
     with ledger.database.read() as connection:
         return not _lock_free(connection, [task_id])  # outside a transaction: the lock ends with the statement
+
+
+# -- rows of a list, as a split hands them over
+
+
+@dataclass(frozen=True, slots=True)
+class NewItem:
+    """A job to be: an accepted item, or a slice of several ``items``: its params as JSON text, and its row in the list, or
+    its first and last.
+
+    ``worker_name`` and ``options`` (JSON text): of an item that is not for the Task's worker. ``key``: its field and value,
+    if equal ones run one after the other. ``number``: of the row that it corrects, see :mod:`asynctask.ledger.corrections`.
+    """
+
+    params: str
+    row: int
+    worker_name: str | None = None
+    options: str | None = None
+    key: str | None = None
+    items: int = 1
+    last_row: int | None = None
+    number: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """One refused row: its problems (``{column, code, message, value}``) and its cells, JSON-ready; ``number`` as of a
+    :class:`NewItem`."""
+
+    row: int
+    errors: Sequence[dict[str, Any]]
+    cells: Any
+    number: int | None = None

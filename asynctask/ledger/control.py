@@ -23,7 +23,7 @@ from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events, item_errors, task_errors, tasks
 from asynctask.errors import Conflict, InputError
 from asynctask.iterable import places_of
-from asynctask.ledger import dispatchable, progress, sessions
+from asynctask.ledger import corrections, dispatchable, progress, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, dumps, loads, try_lock
 from asynctask.ledger.events import Applied, Change, EventRecord, Note, apply, read_events, rows_of
@@ -152,7 +152,7 @@ def retry(
         task = task_rows.lock(connection, task_id)
         task_rows.check_reopenable(task)  # a Conflict also where there is no such row
         digests = None if message is None else _groups_with(connection, task_id, message)
-        taken = task_rows.count_taken(connection, task_id)
+        taken = corrections.count_taken(connection, task_id)
         if connection.execute(_to_reopen(task_id, chosen, digests, but_taken=taken > 0).limit(1)).first() is None:
             if taken and connection.execute(_to_reopen(task_id, chosen, digests).limit(1)).first() is not None:
                 raise Conflict(f"the rows of Task {task_id} to retry were corrected and sent again: retry those Tasks")
@@ -189,7 +189,7 @@ def _to_reopen(
     found = sa.select(_e.id, _e.seq, _e["items"]).where(_e.task_id == task_id, _e.seq > after).order_by(_e.seq)
     found = found.where(_e.status.in_(statuses) | of_slice if set(statuses) & set(_ENDED) else _e.status.in_(statuses))
     if but_taken:
-        found = found.where((_e["items"] > 1) | task_rows.not_taken(task_id))
+        found = found.where((_e["items"] > 1) | corrections.not_taken(task_id))
     if digests is None:
         return found
     return found.where(sa.exists().where(_x.event_id == _e.id, _x.digest.in_(digests), _x.status.in_(statuses)))
@@ -313,7 +313,7 @@ def _turn_some(ledger: Ledger, task_id: int) -> tuple[bool | None, list[Applied]
         only = loads(task["turn_chosen"]) or {"digests": None, "left": None}
         left = size + 1 if only["left"] is None else only["left"]
         is_retry = task["turning"] == "retry"
-        but_taken = is_retry and task_rows.any_taken(connection, task_id)
+        but_taken = is_retry and corrections.any_taken(connection, task_id)
         statement = _to_reopen(task_id, wanted, only["digests"], task["turn_cursor"], but_taken=but_taken)
         found = [(int(i), int(seq), int(items)) for i, seq, items in connection.execute(statement.limit(min(size, left)))]
         slices: dict[int, list[int]] = {}
@@ -371,7 +371,7 @@ def _chosen_items(
         if only["digests"] is not None:
             places = [place for place in places if rows[place] in named.get(event_id, ())]
         if task_id is not None and record.first_row is not None and record.last_row is not None:
-            taken = task_rows.taken_between(connection, task_id, record.first_row, record.last_row)
+            taken = corrections.taken_between(connection, task_id, record.first_row, record.last_row)
             places = [place for place in places if rows[place] not in taken]
         chosen[event_id] = places[:left]
         left -= len(chosen[event_id])

@@ -22,7 +22,7 @@ from asynctask.database.retrying import repeatable
 from asynctask.database.tables import as_dict, events, processes, tasks
 from asynctask.errors import ConfigError
 from asynctask.ledger import dispatchable
-from asynctask.ledger.base import Ledger, dumps, each_free
+from asynctask.ledger.base import Ledger, dumps, each_free, loads
 from asynctask.ledger.events import Applied, Change, EventRecord, Failure, Note, apply, read_events
 from asynctask.ledger.standalone import is_job_id
 
@@ -44,6 +44,7 @@ __all__ = [
     "is_engine",
     "leave",
     "list_processes",
+    "other_language",
     "performing",
     "recover_events",
     "recover_job",
@@ -364,6 +365,15 @@ _PERFORMING = sa.select(*(column for column in _p if column.key != "info")).wher
 def performing(connection: Connection, now: int) -> list[dict[str, Any]]:
     """Processes with a valid lease that perform jobs: workers, and those of attached engines."""
     return [as_dict(row) for row in connection.execute(_PERFORMING, {"now": now})]
+
+
+def other_language(connection: Connection, queue: str, now: int) -> str | None:
+    """A living process in another language, which only records here, that works this queue of the own broker: its identity.
+
+    Processes of attached engines have the queues of their engines (``celery/emails``), so none of theirs is found.
+    """
+    found = (p for p in performing(connection, now) if is_engine(str(p["identity"])) and queue in loads(p["queues"]))
+    return next((str(process["identity"]) for process in found), None)
 
 
 def is_dead(ledger: Ledger, host: Host, process: Mapping[str, Any]) -> bool:

@@ -4,8 +4,11 @@ jobs."""
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
@@ -41,9 +44,9 @@ from asynctask.database.tables import (
 )
 from asynctask.errors import Conflict, NotFound, OtherEngine
 from asynctask.iterable import item_statuses, unpack
-from asynctask.ledger import dispatchable, sessions
+from asynctask.ledger import corrections, dispatchable, sessions
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger, chunks, in_range, loads
+from asynctask.ledger.base import Ledger, chunks, in_range, loads, stamp
 from asynctask.ledger.events import RESUMABLE, Applied, Change, EventRecord, Failure, Note, apply, read_events
 from asynctask.ledger.reservations import options_priority
 from asynctask.ledger.standalone import ENGINE
@@ -144,12 +147,25 @@ _EVENT = sa.select(
 ).select_from(events.outerjoin(tasks, _t.id == _e.task_id))
 
 
-def _item_objects(row: dict[str, Any], statuses: Collection[str]) -> Iterator[dict[str, Any]]:
-    """An Event as :func:`_event_object`, once for each of its items with one of these statuses (none: all)."""
+def _item_objects(
+    row: dict[str, Any], statuses: Collection[str], failures: Mapping[tuple[int, int | None], str]
+) -> Iterator[dict[str, Any]]:
+    """An Event as :func:`_event_object`, once for each of its items with one of these statuses (none: all).
+
+    An item of a slice has the messages of its job and of its own row, and last why it failed (``failures``).
+    """
     found = _event_object(row)
     for item in _items(dict(row)):
-        if not statuses or item.status in statuses:
-            yield {**found, "row": item.row, "status": item.status, "params": item.params, "result": item.result}
+        if statuses and item.status not in statuses:
+            continue
+        each = {**found, "row": item.row, "status": item.status, "params": item.params, "result": item.result}
+        if row["items"] > 1:
+            said = [message for message in found["messages"] if message.get("row") in (None, item.row)]
+            if (why := failures.get((row["id"], item.row))) is not None:
+                at = row["finished_at"] or row["started_at"] or row["created_at"]
+                said.append(stamp(at, item.status, why, row["attempt"], item.row))
+            each |= {"added_messages": said, "messages": said}
+        yield each
 
 
 class _Item(NamedTuple):
@@ -188,24 +204,60 @@ def event(connection: Connection, job_id: str) -> dict[str, Any]:
     return _event_object(dict(row))
 
 
+_SLICES_AT_ONCE: Final = 20
+"""Slices whose items are in memory at a time, of up to a megabyte each."""
+
+
 def event_page(
-    connection: Connection, task_id: int, statuses: Collection[str] = (), *, after: int | None = None, limit: int = 100
+    connection: Connection,
+    task_id: int,
+    statuses: Collection[str] = (),
+    *,
+    after: int | None = None,
+    after_row: int | None = None,
+    limit: int = 100,
 ) -> list[dict[str, Any]]:
-    """The items of a Task by the id of their Event, after ``after``; with ``statuses``, only those. A page ends behind the
-    last item of an Event, so it may have more than ``limit`` of them."""
-    statement = _EVENT.where(_e.task_id == task_id).order_by(_e.id).limit(limit)
+    """The items of a Task by the id of their Event and their row; with ``statuses``, only those. Behind the Event
+    ``after``, or within it behind ``after_row``."""
+    found: list[dict[str, Any]] = []
+    is_last = False
+    while len(found) < limit and not is_last:
+        wanted = limit - len(found)
+        listed = connection.execute(_listed(task_id, statuses, after, after_row).limit(wanted)).all()
+        enough = bisect_left(list(accumulate(int(each.matching) for each in listed)), wanted) + 1
+        is_last = len(listed) < wanted and enough >= len(listed)
+        in_slices = any(each.size > 1 for each in listed)
+        for part in chunks([int(each.id) for each in listed[:enough]], _SLICES_AT_ONCE if in_slices else wanted):
+            rows = connection.execute(_EVENT.where(_e.id.in_(part)).order_by(_e.id)).mappings().all()
+            failures = failures_by_row(connection, [row["id"] for row in rows if row["items"] > 1]) if in_slices else {}
+            for row in rows:
+                behind = after_row if row["id"] == after else None
+                items = _item_objects(dict(row), statuses, failures)
+                found += (item for item in items if behind is None or (item["row"] or 0) > behind)
+            if len(found) >= limit:
+                break
+        if not is_last:
+            after, after_row = int(listed[:enough][-1].id), None
+    return found[:limit]
+
+
+def _listed(task_id: int, statuses: Collection[str], after: int | None, after_row: int | None) -> Any:
+    """The Events of a page, in order: their ids, how many items they have, and how many of the wanted ones."""
+    ended = [_e[f"n_{status}"] for status in statuses if str(status) not in OPEN]
+    is_open = [str(status) for status in statuses if str(status) in OPEN]
+    over = _e.n_finish + _e.n_failed + _e.n_error + _e.n_cancelled
+    wanted = sum(ended, sa.case((_e.status.in_(is_open), _e["items"] - over), else_=0) if is_open else sa.literal(0))
+    matching = sa.case((_e["items"] == 1, 1), else_=wanted) if statuses else _e["items"]
+    statement = (
+        sa.select(_e.id, _e["items"].label("size"), matching.label("matching")).where(_e.task_id == task_id).order_by(_e.id)
+    )
     if statuses:
         statement = statement.where(_has_item(statuses))
         if set(statuses) <= {Status.FAILED, Status.ERROR}:
             statement = statement.where(_e.problem.is_not(None))  # the partial index
-    if after is not None:
-        statement = statement.where(_e.id > in_range(after))
-    found: list[dict[str, Any]] = []
-    for row in connection.execute(statement).mappings():
-        if len(found) >= limit:
-            break
-        found += _item_objects(dict(row), statuses)
-    return found
+    if after is None:
+        return statement
+    return statement.where(_e.id > in_range(after) if after_row is None else _e.id >= in_range(after))
 
 
 def alone_page(
@@ -507,11 +559,12 @@ _FIRST: Final = (
 )
 _COULD_START: Final = (
     sa.select(
-        _t.id, _t.queue, _t.worker_name, _t.priority, _t.parallel,
-        (_t.next_seq < _t.created_jobs).label("is_left"), (_t.generation > 1).label("is_again"),
+        _t.id, _t.queue, _t.worker_name, _t.priority, _t.parallel, (_t.chunk_size != 1).label("in_slices"),
+        (_t.created_jobs - _t.next_seq).label("left"), (_t.generation > 1).label("is_again"),
         _tallied(_n.enqueue - _n.retrying).label("waiting"),
         _tallied(_n.retrying).label("retrying"),
-        _tallied(_n.dispatched - _n.returned - _n.working).label("queued"),
+        _tallied(_n.dispatched - _n.returned).label("flying"),
+        _tallied(_n.working).label("working"),
         _FIRST.label("first_at"),
     )
     .with_hint(tasks, "FORCE INDEX (ix_tasks_open)", "mariadb")  # else it may read the finished Tasks, too
@@ -551,16 +604,18 @@ def backlog(connection: Connection, now: int) -> list[Backlog]:
         return found.setdefault((queue, priority, worker), Backlog(queue, worker, priority))
 
     rows = connection.execute(_COULD_START).all()
-    overdue = _overdue(connection, [int(row.id) for row in rows if row.retrying > 0 or row.is_again], now)
+    overdue = _overdue(connection, [int(row.id) for row in rows if row.retrying > 0 or row.is_again or row.in_slices], now)
+    held = _held(connection) if any(row.in_slices for row in rows) else {}
     for row in rows:
-        retries, due_at = overdue.get(int(row.id), (0, None))
-        if (waiting := int(row.waiting) + retries) <= 0:
+        due = overdue.get(int(row.id), _NONE_DUE)
+        waiting, queued = _jobs_of(row, due, held.get(int(row.id), Counter()))
+        if waiting <= 0:
             continue
         there = group(row.queue, row.worker_name, int(row.priority))
         # Rows of a later generation were made long before they could start.
-        times = [at for at in (due_at, row.first_at if row.is_left or not row.is_again else None) if at is not None]
+        times = [at for at in (due.since, row.first_at if row.left > 0 or not row.is_again else None) if at is not None]
         there.add(waiting, min(times, default=None))
-        there.of_tasks += max(0, int(row.queued))
+        there.of_tasks += max(0, queued)
         if row.parallel is not None:
             there.limited.append((waiting, int(row.parallel)))
     for queue, worker, options, count, due_at in connection.execute(_ALONE_WAITING, {"now": now}):
@@ -574,9 +629,43 @@ def open_tasks(connection: Connection) -> dict[str, int]:
     return {str(state): int(count) for state, count in connection.execute(found)}
 
 
-def _overdue(connection: Connection, task_ids: Sequence[int], now: int) -> dict[int, tuple[int, int]]:
-    """Of these Tasks, those with jobs whose time has come: how many of these are retries, and since when the first of them
-    waits."""
+class _Due(NamedTuple):
+    """Jobs of a Task whose time has come: how many; the items of those that are retries; since when the first waits."""
+
+    jobs: int
+    retries: int
+    since: int | None
+
+
+_NONE_DUE: Final = _Due(0, 0, None)
+
+
+def _jobs_of(row: Any, due: _Due, held: Counter[str]) -> tuple[int, int]:
+    """How many jobs of a Task could start, and how many of them are dispatched. ``held``: of its Events at work or lent,
+    how many have each status.
+
+    The counters of outcomes are about items. Where each job has one they say it all; of slices the jobs are those that the
+    pointer has not reached, those that are dispatched and not at work, those that are lent, and those that are due again.
+    """
+    items = int(row.waiting) + due.retries
+    if not row.in_slices:
+        return items, int(row.flying) - int(row.working)
+    queued = max(0, int(row.flying) - held[Status.WORKING])
+    return min(items, int(row.left) + queued + held[Status.ENQUEUE] + due.jobs), queued
+
+
+def _held(connection: Connection) -> dict[int, Counter[str]]:
+    """Task -> how many of its Events in processes have each status; no more are than there are threads."""
+    held: dict[int, Counter[str]] = defaultdict(Counter)
+    found = sa.select(_e.task_id, _e.status).where(_e.process.is_not(None)).limit(COUNTED)
+    for task_id, status in connection.execute(found):
+        if task_id is not None:
+            held[int(task_id)][status] += 1
+    return held
+
+
+def _overdue(connection: Connection, task_ids: Sequence[int], now: int) -> dict[int, _Due]:
+    """Of these Tasks, those with jobs whose time has come."""
     if not task_ids:
         return {}
     first = (
@@ -587,8 +676,8 @@ def _overdue(connection: Connection, task_ids: Sequence[int], now: int) -> dict[
         .subquery("overdue")
     )
     c = first.c
-    sums = sa.select(c.task_id, sa.func.sum(c.retries), sa.func.min(c.due_at)).group_by(c.task_id)
-    return {int(i): (int(retries), int(at)) for i, retries, at in connection.execute(sums)}
+    sums = sa.select(c.task_id, sa.func.count(), sa.func.sum(c.retries), sa.func.min(c.due_at)).group_by(c.task_id)
+    return {int(i): _Due(*map(int, sums)) for i, *sums in connection.execute(sums)}
 
 
 # -- operations on waiting jobs
@@ -781,7 +870,7 @@ def _retry_one(ledger: Ledger, event_id: int, who: str, refused_too: bool) -> li
         status = connection.execute(sa.select(_e.status).where(_e.id == event_id)).scalar()
         if status != Status.ERROR:
             return []
-        if task_rows.any_taken(connection, task["id"], event_id):
+        if corrections.any_taken(connection, task["id"], event_id):
             raise Conflict("its row was corrected and sent again with another Task; retry that one")
         # Sealed at once: its one row is turned in this transaction.
         task_rows.open_generation(connection, ledger, task, generation_sealed=1)

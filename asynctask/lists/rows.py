@@ -19,8 +19,8 @@ import orjson
 from asynctask.errors import InputError, Problem, TooLarge
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, dumps, loads
+from asynctask.ledger.corrections import find_corrected, row_problem
 from asynctask.ledger.sessions import MAX_KEY, key_text
-from asynctask.ledger.tasks import find_corrected, row_problem
 from asynctask.lists.items import Accepted, Binding, ItemShape, MixedShape, Refused, listed
 from asynctask.lists.problems import MAX_ROWS, fault, jsonable, revived, rows_rejected, say
 from asynctask.lists.readers import Limits, RawRow, Source

@@ -711,6 +711,8 @@ process shut down."""
 
 _UNKNOWN_ENGINE: Final = "remote"
 
+_SEVERAL: Final = "workers in another language perform jobs of one item: submit its items without chunk_size"
+
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
@@ -819,6 +821,8 @@ class RemoteTracker:
 
     def _outcomes(self, record: JobRecord, event: EventRecord, count: Callable[[bool], None]) -> list[Outcome]:
         """What to write of a record of the current attempt. ``count`` is called with whether the record counts."""
+        if event.row.items > 1 and record.status != "interrupted":
+            return [self._refused_slice(event)]
         if record.status == "working":
             return self._begin(record, event, count)
         text, retry_at = clean(record.message), None
@@ -845,6 +849,14 @@ class RemoteTracker:
         if not is_told:
             outcome.notes.insert(opening, Note("working", text))
         return [outcome]
+
+    def _refused_slice(self, event: EventRecord) -> Outcome:
+        """The end of a job of several items: whoever knows jobs of one item cannot say what each came to, so what it says
+        does not count. Told so when it begins, it performs none of them."""
+        ticket = Ticket(Begin.RUN, event.job_id, event.id, event.task_id, event.row.attempt, event.row.retries)
+        outcome = self._tracker.outcome(ticket, None, discarded=_SEVERAL)
+        outcome.doubtful = True
+        return outcome
 
     def _begin(self, record: JobRecord, event: EventRecord, count: Callable[[bool], None]) -> list[Outcome]:
         row, text = event.row, [Note("working", clean(record.message))] if record.message else []

@@ -123,8 +123,9 @@ module AsyncTask
       about[:args] = job["args"] unless attempt
       began = { **about, status: "working" }
       # A copy of an older attempt, or of a Task that is paused or cancelled, is not performed. One that was dispatched just
-      # now is neither.
-      return if attempt && !(Time.now.to_f - job["enqueued_at"].to_f).between?(0, FRESH_S) && !@reporter.record(began)
+      # now is neither. A job of several items is refused by the answer, and ends in an error.
+      is_fresh = (Time.now.to_f - job["enqueued_at"].to_f).between?(0, FRESH_S) && !job["items"]
+      return if attempt && !is_fresh && !@reporter.record(began)
 
       @reporter.working(began) { perform(worker, job, about, &code) }
     end

@@ -3,6 +3,7 @@ wants."""
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import sqlalchemy as sa
 from support.costs import analyze, cost
 from support.world import World, numbers
 
-from asynctask import AsyncTask
+from asynctask import AsyncTask, current_job
 from asynctask.clock import SECOND
 from asynctask.database.tables import task_tallies, tasks
 from asynctask.dispatch.dispatcher import Load
@@ -175,6 +176,31 @@ def test_untracked_jobs_in_the_broker_count_once_beside_those_of_tasks(
     assert sum(count for *_, count in found) == 27
     (queue,) = app.operations.queues()
     assert queue["waiting"] == 27 > queue["length"]
+
+
+@pytest.mark.each_database(reason="the sums are each one's own")
+def test_slices_wait_as_jobs_whatever_their_items_came_to(world: World) -> None:
+    app = world.app()
+    ready, pause = threading.Semaphore(0), threading.Event()
+
+    @app.worker
+    def first_goes(item: dict[str, Any]) -> None:
+        if item["n"] % 10 == 3:  # it ends with the process, as the fourth of its slice
+            ready.release()
+            while not current_job().should_stop():
+                pause.wait(0.01)
+
+    task = app.submit(first_goes, numbers(95), chunk_size=10)
+    priority = first_goes.priority
+    assert rows(app) == [("first_goes", priority, 10)]
+    assert dispatched(app, 3) == 3
+    assert rows(app) == [("first_goes", priority, 10)], "three of them are in the broker"
+    with world.working(app, concurrency=2):
+        assert all(ready.acquire(timeout=60) for _ in range(2))
+        wait_for(lambda: rows(app) == [("first_goes", priority, 8)], "two are at work")
+    assert task.progress()["counts"]["finish"] == 8
+    assert rows(app) == [("first_goes", priority, 10)], "both wait again, each with its last items"
+    assert app.doctor() == []
 
 
 # -- how many workers

@@ -16,8 +16,7 @@ from support.world import World
 from asynctask import AsyncTask
 from asynctask.database.tables import resubmitted_rows, task_ancestors, tasks
 from asynctask.errors import Conflict, InputError, LedgerUnavailable
-from asynctask.ledger import control, purge
-from asynctask.ledger import tasks as task_rows
+from asynctask.ledger import control, corrections, purge
 from asynctask.lists.split import Splitter
 from asynctask.reports.files import write_csv, write_xlsx
 from asynctask.submission import Submission
@@ -318,7 +317,7 @@ def test_the_doctor_finds_what_is_wrong_and_repairs_it(world: World) -> None:
 
 
 def test_the_number_of_corrections_is_limited(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asynctask.ledger.tasks.MOST_CORRECTIONS", 1)
+    monkeypatch.setattr("asynctask.ledger.corrections.MOST_CORRECTIONS", 1)
     app = world.app()
     parent = first(world, app)
     child = sheet(app, report(parent, {"3": {"kind": "bug"}}, only=["3"]), resubmit_of=parent.id).task
@@ -441,14 +440,14 @@ def test_a_retry_leaves_a_task_alone_while_a_list_takes_its_rows(world: World, m
     parent.cancel()
     parent.wait(60)
     control.retry(apps[1].ledger, parent.id, ["cancelled"])
-    real, turned = task_rows.find_corrected, list[bool | None]()
+    real, turned = corrections.find_corrected, list[bool | None]()
 
     def meanwhile(*given: Any) -> Any:
         found = real(*given)
         turned.append(control.turn_some(apps[1].ledger, parent.id))
         return found
 
-    monkeypatch.setattr(task_rows, "find_corrected", meanwhile)
+    monkeypatch.setattr(corrections, "find_corrected", meanwhile)
     child = sheet(apps[0], "row,n,kind\n2,1,ok\n3,1,ok\n", resubmit_of=parent.id)
     assert turned == [None]
     assert child.task.progress()["counts"]["total"] == 2

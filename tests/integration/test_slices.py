@@ -15,6 +15,9 @@ from support.world import World
 
 from asynctask import AsyncTask, NormalException, current_job
 from asynctask.errors import InputError
+from asynctask.integrations.base import Reporter
+from asynctask.middleware.tracker import JobRecord
+from asynctask.task import place_in_list
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")
@@ -139,7 +142,7 @@ def test_a_batch_worker_gets_the_list_and_reports_by_place(world: World) -> None
         for place, item in enumerate(items):
             if item["n"] == 2:
                 current_job().fail(place, "no")
-            if item["n"] == 3 and len(given) < 3:
+            if item["n"] == 3 and current_job().attempt == 1:
                 current_job().error(place, "bug")
         if items[0]["n"] == 5:
             raise NormalException("none of these")
@@ -208,6 +211,33 @@ def test_refused_rows_leave_gaps_and_reports_show_items(world: World) -> None:
     assert [row.number for row in task.report("succeeded").rows] == [1, 2, 4, 6, 7, 8, 9]
 
 
+def test_a_page_of_events_ends_within_a_slice_and_the_next_goes_on_there(world: World) -> None:
+    app = world.app()
+    seen = Seen(app)
+    items: list[dict[str, Any]] = [{"n": n, "refuse": n % 3 == 0, "say": n == 4} for n in range(23)]
+    task = app.submit(seen.worker, items, chunk_size=10)
+    with world.working(app):
+        task.wait(60)
+
+    def pages(limit: int, **options: Any) -> list[list[Any]]:
+        found = [task.events(limit=limit, **options)]
+        while len(found[-1]) == limit:
+            found.append(task.events(limit=limit, after=place_in_list(found[-1][-1]), **options))
+        return [[each["row"] for each in page] for page in found]
+
+    assert pages(7) == [[*range(1, 8)], [*range(8, 15)], [*range(15, 22)], [22, 23]]
+    assert pages(10) == [[*range(1, 11)], [*range(11, 21)], [21, 22, 23]]
+    assert pages(3, status="failed") == [[1, 4, 7], [10, 13, 16], [19, 22]]
+    first = task.events(limit=1)[0]
+    assert [e["row"] for e in task.events(after=first["id"])] == [*range(11, 24)], "an id alone names the whole job"
+    with pytest.raises(InputError, match=r"ID\.ROW"):
+        task.events(after="7.")
+    assert [m["message"] for m in task.events()[4]["messages"] if "row" in m] == ["hello"]
+    failed = task.events(status="failed")
+    assert {e["messages"][-1]["message"] for e in failed} == {"refused"}
+    assert [m["row"] for m in failed[1]["messages"] if "row" in m] == [4], "no messages of other rows"
+
+
 def test_the_doctor_finds_lines_that_no_item_has(world: World) -> None:
     app = world.app()
     seen = Seen(app)
@@ -216,4 +246,26 @@ def test_the_doctor_finds_lines_that_no_item_has(world: World) -> None:
         task.wait(60)
     world.sql("DELETE FROM item_errors")
     assert [each.code for each in app.doctor(repair=True)] == ["errors"]
+    assert app.doctor() == []
+
+
+def test_a_worker_in_another_language_gets_no_slice_and_says_nothing_of_one(world: World) -> None:
+    app = world.app()
+    seen = Seen(app)
+    items = [{"n": n} for n in range(4)]
+    task = app.submit(seen.worker, items, chunk_size=2)  # while nobody works its queue
+    reporter = Reporter("sidekiq", "host:7:abc", concurrency=5, queues=["default", "low"])
+    app.record_all([], reporter)
+    app.dispatcher.round()
+    jobs = list(dict.fromkeys(event["job_id"] for event in task.events()))
+    with pytest.raises(InputError, match=r"option 'chunk_size': sidekiq@host:7:abc works the queue 'default'"):
+        app.submit(seen.worker, items, chunk_size=2)
+    app.submit(seen.worker, items, chunk_size=2, queue="of-python").cancel()
+    said = [JobRecord(jobs[0], "working", attempt=1), JobRecord(jobs[1], "finish", attempt=1)]
+    told, _ = app.record_all(said, reporter)
+    assert [(each.counted, each.status) for each in told] == [(False, "error")] * 2
+    assert counts(task) == {"total": 4, "error": 4}
+    (why,) = task.progress()["top_errors"]
+    assert "without chunk_size" in why["message"]
+    assert why["count"] == 4
     assert app.doctor() == []

@@ -18,6 +18,7 @@ from support.serving import Shop, answers
 
 from asynctask import AsyncTask
 from asynctask.brokers.base import DEAD, RETRY
+from asynctask.errors import InputError
 from asynctask.testing import wait_for
 from asynctask.testing.servers import free_port
 
@@ -88,9 +89,14 @@ def told(event: dict[str, Any]) -> list[tuple[str, str, int]]:
 
 def test_the_items_of_a_task_are_performed_in_ruby_and_counted_exactly(site: Site) -> None:
     skus = [f"{kind}-{n}" for n in range(40) for kind in ("OK", "NO")]
+    two = [{"sku": "OK-IN"}, {"sku": "OK-SLICE"}]
+    several = site.app.submit("Shop::Enroll", two, chunk_size=2)  # before anything says that Ruby performs them
     with site.web(), site.ruby():
         task = site.submit(*skus)
         assert task.wait(timeout=120)["counts"] == {**_none(80), "finish": 40, "failed": 40}
+        assert several.wait(timeout=120)["counts"] == {**_none(2), "error": 2}
+        with pytest.raises(InputError, match="another language"):
+            site.app.submit("Shop::Enroll", two, chunk_size=2)
     assert site.performed() == Counter(skus)
     first, second = task.events()[:2]
     assert told(first) == [("working", "In progress", 1), ("finish", "Done", 1)]

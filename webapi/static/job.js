@@ -35,13 +35,20 @@ function far(job) {
   return total === null ? count(done) : `${count(done)} of ${count(total)}${percent === null ? "" : ` (${percent} %)`}`;
 }
 
+/** What the items of a slice came to so far. */
+function outcomes(job) {
+  const known = Object.entries(job.outcomes).filter(([, number]) => number > 0);
+  return known.map(([status, number]) => `${count(number)} ${STATUSES[status] ?? status}`).join(", ") || "none so far";
+}
+
 const facts = new Map();
 
 function drawFacts(job) {
   const known = [
     ["Queue", job.queue], ["Attempt", count(job.attempt)], ["Retries", count(job.retries)], ["Sent", when(job.created_at)],
     ["Due", job.due_at && when(job.due_at)], ["Began", when(job.started_at)], ["Ended", when(job.finished_at)],
-    ["Process", job.process], ["Progress", far(job)], ["Row", job.row === null ? null : count(job.row)],
+    ["Process", job.process], ["Progress", far(job)], [job.items > 1 ? "First row" : "Row", job.row === null ? null : count(job.row)],
+    ["Items", job.items > 1 ? count(job.items) : null], ["Outcomes", job.items > 1 ? outcomes(job) : null],
   ];
   for (const [name, value] of known) fact(name, value);
   if (job.task_id !== null && !facts.has("Task")) {
@@ -67,7 +74,7 @@ function drawMessages(messages) {
   told = now;
   $("#messages tbody").replaceChildren(...messages.map((m) =>
     el("tr", {}, el("td", {}, when(m.at)), el("td", {}, el("span", { class: `badge ${m.status in STATUSES ? m.status : ""}` }, STATUSES[m.status] ?? String(m.status ?? ""))),
-      el("td", {}, user(m.message)), el("td", { class: "number" }, m.attempt ?? ""))));
+      el("td", {}, m.row === undefined ? null : `Row ${count(m.row)}: `, user(m.message)), el("td", { class: "number" }, m.attempt ?? ""))));
   show($("#messages-box"), messages.length > 0);
   show($("#no-messages"), messages.length === 0);
 }
