@@ -17,13 +17,13 @@ from asynctask.core.states import PROBLEM, TERMINAL, Reason, State, Status
 from asynctask.core.transitions import MARKS, Delta, Row, Turn, marks_of
 from asynctask.database import batches
 from asynctask.database.retrying import TransactionConflict
-from asynctask.database.tables import events, item_errors, task_errors, tasks
+from asynctask.database.tables import events, item_errors, task_errors, task_tallies, tasks
 from asynctask.iterable import ItemFailure, unpack
-from asynctask.ledger import counters
 from asynctask.ledger.base import Ledger, chunks, dumps, loads, stamp, stamps
 from asynctask.messages import KEEP_FIRST, append
 
 __all__ = [
+    "COUNTS",
     "ITEMS",
     "RESUMABLE",
     "Applied",
@@ -38,6 +38,7 @@ __all__ = [
     "group_of",
     "last_start",
     "lock_events",
+    "move_counts",
     "problem_of",
     "read_events",
     "read_jobs",
@@ -45,6 +46,7 @@ __all__ = [
     "read_stops",
     "read_tasks_events",
     "rows_of",
+    "total_counts",
     "untouched",
     "write_unread",
 ]
@@ -340,7 +342,7 @@ def apply(connection: Connection, ledger: Ledger, changes: Sequence[Change], end
         write_unread(connection, ledger, ends, moved, now)
     # Lock order of every transaction: all events first, then their counters.
     _write_failures(connection, ledger, applied, ends)
-    counters.move(connection, moved, now)
+    move_counts(connection, moved, now)
     return applied
 
 
@@ -543,7 +545,7 @@ def _count_failures(connection: Connection, ledger: Ledger, ended: Sequence[_Fai
 
 
 def _move_groups(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
-    statement = counters.insert_or_add(connection, task_errors, ("task_id", "slot", "digest"), ("count",))
+    statement = batches.insert_or_add(connection.dialect.name, task_errors, ("task_id", "slot", "digest"), ("count",))
     connection.execute(statement, rows)
 
 
@@ -680,3 +682,37 @@ def _write_end_batch(connection: Connection, group: _EndBatch, now: int) -> None
     found = batches.update(connection, events, ("id", "attempt"), written, group.rows, same=same, where=where)
     if found != len(group.rows):
         raise StaleRead("something else was written of an Event meanwhile; it is read and decided again")
+
+
+# -- the counts of a Task, sharded over slots so that processes do not contend for one hot row
+#
+# They move only in the transaction that changes the rows, by the deltas of asynctask.core.transitions. Lock order: events
+# first, then slots by (task_id, slot).
+
+COUNTS: Final = tuple(Delta.__slots__)
+_TOTAL = sa.select(*[sa.func.coalesce(sa.func.sum(task_tallies.c[f]), 0) for f in COUNTS]).where(
+    task_tallies.c.task_id == sa.bindparam("task_id")
+)
+
+
+def move_counts(connection: Connection, deltas: Mapping[tuple[int, int], Delta], now: int) -> None:
+    """Adds deltas to counts, by (task id, slot). Every move raises the Task's version."""
+    rows = [
+        {"task_id": task_id, "slot": slot, "version": 1, "updated_at": now, **{f: getattr(delta, f) for f in COUNTS}}
+        for (task_id, slot), delta in sorted(deltas.items())
+        if delta
+    ]
+    if rows:
+        connection.execute(_move_counts(connection.dialect.name), rows)
+
+
+@cache
+def _move_counts(dialect: str) -> Any:
+    """Cached: every flush runs it."""
+    return batches.insert_or_add(dialect, task_tallies, ("task_id", "slot"), ("version", *COUNTS), ("updated_at",))
+
+
+def total_counts(connection: Connection, task_id: int) -> Delta:
+    """The counts of one Task, summed over its slots."""
+    row = connection.execute(_TOTAL, {"task_id": task_id}).one()
+    return Delta(*(int(value) for value in row))

@@ -41,10 +41,20 @@ from asynctask.core.transitions import (
 from asynctask.database import batches
 from asynctask.database.retrying import TransactionConflict, repeatable
 from asynctask.database.tables import events, task_log, tasks
-from asynctask.ledger import counters, dispatchable, sessions
+from asynctask.ledger import dispatchable, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import MAX_ID, Ledger, dumps, each_free, loads, try_lock
-from asynctask.ledger.events import Applied, Change, EventRecord, Note, apply, last_start, read_events
+from asynctask.ledger.events import (
+    Applied,
+    Change,
+    EventRecord,
+    Note,
+    apply,
+    last_start,
+    move_counts,
+    read_events,
+    total_counts,
+)
 from asynctask.ledger.leases import is_taken
 
 __all__ = [
@@ -338,7 +348,7 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Rese
         reserved = len(found)
         if high > low:
             fresh, begun = _at_pointer(connection, task, low, high)
-            counters.move(connection, {(task_id, ledger.slot(task["slots"])): Delta(dispatched=begun)}, now)
+            move_counts(connection, {(task_id, ledger.slot(task["slots"])): Delta(dispatched=begun)}, now)
             found += fresh
             reserved += begun
         full = limit is not None and flying + reserved >= limit
@@ -469,7 +479,7 @@ def lend_jobs(ledger: Ledger, task_id: int, wanted: int, places: int) -> list[Re
         if high > low:
             fresh, begun = _at_pointer(connection, task, low, high)
             _lend_fresh(connection, ledger, fresh)
-            counters.move(connection, {(task_id, ledger.slot(task["slots"])): Delta(dispatched=begun - len(fresh))}, now)
+            move_counts(connection, {(task_id, ledger.slot(task["slots"])): Delta(dispatched=begun - len(fresh))}, now)
             found += fresh
         values: dict[str, Any] = {"next_seq": high}
         due = sessions.next_due(connection, task_id)
@@ -546,7 +556,7 @@ def _flying(connection: Connection, task: Mapping[str, Any]) -> int:
     """Number of a Task's jobs in flight; 0 without a limit, where nobody needs it."""
     if task["parallel"] is None and task["interval_s"] <= 0:
         return 0
-    counts = counters.total(connection, task["id"])
+    counts = total_counts(connection, task["id"])
     return counts.dispatched - counts.returned
 
 
@@ -595,7 +605,7 @@ def _release_first(
     if chosen:
         connection.execute(_released(dialect), {"ids": batches.given(dialect, chosen)})
         moved = {(task["id"], ledger.slot(task["slots"])): Delta(dispatched=len(chosen))}
-        counters.move(connection, moved, now)
+        move_counts(connection, moved, now)
     return [int(i) for i in chosen]
 
 
@@ -804,7 +814,7 @@ def reserve_small(ledger: Ledger, task_ids: Collection[int], wanted: int, *, lea
             },
         )
         moved = {(i, ledger.slot(chosen[i].slots)): Delta(dispatched=len(jobs)) for i, jobs in whole.items()}
-        counters.move(connection, moved, now)
+        move_counts(connection, moved, now)
     return {i: [_ready(chosen[i], job) for job in jobs] for i, jobs in whole.items()}
 
 

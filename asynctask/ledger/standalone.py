@@ -13,14 +13,13 @@ from sqlalchemy.engine import Connection
 
 from asynctask.core.states import PROBLEM, TERMINAL, Reason, Status, check_event
 from asynctask.core.transitions import Turn, explicit_retry, held_elsewhere, outcome, recorded
-from asynctask.database.batches import MAX_BYTES
+from asynctask.database.batches import MAX_BYTES, insert_new
 from asynctask.database.notify import LEDGER, notify
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events
 from asynctask.errors import InputError, JobTimeout
 from asynctask.ledger import dispatchable
 from asynctask.ledger.base import Ledger, chunks, dumps
-from asynctask.ledger.counters import insert_new
 from asynctask.ledger.events import Change, EventRecord, Failure, Note, apply
 from asynctask.ledger.tasks import close_after
 from asynctask.messages import clean

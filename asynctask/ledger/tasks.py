@@ -32,9 +32,19 @@ from asynctask.database.tables import (
 )
 from asynctask.errors import Conflict, InputError, NotFound, Unavailable
 from asynctask.iterable import places_of
-from asynctask.ledger import counters, sessions
+from asynctask.ledger import sessions
 from asynctask.ledger.base import MAX_SLOTS, PURGING, SLOTS_FROM, Ledger, dumps, in_range, loads, try_lock
-from asynctask.ledger.events import Applied, Change, EventRecord, Note, apply, read_events, rows_of
+from asynctask.ledger.events import (
+    Applied,
+    Change,
+    EventRecord,
+    Note,
+    apply,
+    move_counts,
+    read_events,
+    rows_of,
+    total_counts,
+)
 from asynctask.ledger.progress import progress
 from asynctask.messages import clean
 
@@ -456,7 +466,7 @@ def add_slice(
             if task["key_limit"] is not None:
                 sessions.add_places(connection, [task_id], low=first)
             new = Delta(enqueue=count, jobs=len(items))
-            counters.move(connection, {(task_id, ledger.slot(task["slots"])): new}, now)
+            move_counts(connection, {(task_id, ledger.slot(task["slots"])): new}, now)
         write_rejects(connection, task_id, rejects)
         if notify_dispatcher:
             notify(connection, LEDGER)
@@ -789,7 +799,7 @@ def _insert(ledger: Ledger, wholes: Sequence[NewWhole]) -> list[Whole]:
             (task_id, ledger.slot(row["slots"])): Delta(enqueue=items_of(each.items), jobs=len(each.items))
             for task_id, each, row in made
         }
-        counters.move(connection, moved, now)
+        move_counts(connection, moved, now)
         for task_id, each, row in made:
             _write_rest(connection, ledger, task_id, each, row)
         if any(each.notify_dispatcher and each.items for each in wholes):
@@ -913,7 +923,7 @@ def _ended_badly(connection: Connection, task_id: int, rows: Collection[int]) ->
     found = set(connection.execute(sa.select(_x.row).where(failed)).scalars())
     found.update(connection.execute(sa.select(task_rejects.c.row).where(refused)).scalars())
     left = set(rows) - found
-    if left and counters.total(connection, task_id).cancelled:
+    if left and total_counts(connection, task_id).cancelled:
         low, high = _seq_from(connection, task_id, min(left)), _seq_from(connection, task_id, max(left) + 1)
         between = (_e.task_id == task_id) & (_e.seq >= low) & (_e.seq < high) & (_e["items"] == 1)
         cancelled = between & (_e.status == Status.CANCELLED) & batches.among(connection, _e.first_row, list(left))
@@ -1033,7 +1043,7 @@ def tolerated_left(connection: Connection, task: Mapping[str, Any]) -> int | Non
     it has none, or none is known while the list is split."""
     if (tolerance := tolerance_of(task)) is None:
         return None
-    counts = counters.total(connection, task["id"])
+    counts = total_counts(connection, task["id"])
     return tolerance.left(counts.failed, counts.error, _known_total(task))
 
 
@@ -1084,7 +1094,7 @@ def _pause_failing(ledger: Ledger, task_id: int) -> bool:
         task = try_lock(connection, ledger, task_id)
         if task is None or task["state"] not in (State.SPLITTING, State.RUNNING) or task["turning"] is not None:
             return False
-        counts = counters.total(connection, task_id)
+        counts = total_counts(connection, task_id)
         open_ = counts.enqueue + counts.working + counts.stopped
         if not _is_failing({**task, "failed": counts.failed, "error": counts.error, "open": open_}):
             return False
@@ -1159,7 +1169,7 @@ def try_close(ledger: Ledger, task_id: int) -> bool:
 
 def _close(connection: Connection, ledger: Ledger, task: dict[str, Any]) -> None:
     """Closes the generation of a locked Task and queues the callbacks that follow it; without any, the Task is done."""
-    due = due_callbacks(task["state"], counters.total(connection, task["id"]))
+    due = due_callbacks(task["state"], total_counts(connection, task["id"]))
     said = [NewCallback(**each) for each in loads(task["callbacks"]) or ()]
     # An export is merged first; its callbacks are told what came of that.
     callbacks = [each for each in said if each.name == MERGE] or [each for each in said if each.name in due]
@@ -1188,7 +1198,7 @@ def close_after(ledger: Ledger, record: EventRecord) -> None:
 
 
 def _may_close(connection: Connection, task: dict[str, object]) -> bool:
-    counts = counters.total(connection, int(str(task["id"])))
+    counts = total_counts(connection, int(str(task["id"])))
     return may_close(str(task["state"]), bool(task["generation_sealed"]), task["turning"] is not None, counts)
 
 
@@ -1278,7 +1288,7 @@ def _callbacks_of(connection: Connection, task: dict[str, Any]) -> list[tuple[st
 
 
 def _after_merge(connection: Connection, task: dict[str, Any], merge_failed: bool) -> list[NewCallback]:
-    due = due_callbacks(task["state"], counters.total(connection, task["id"]))
+    due = due_callbacks(task["state"], total_counts(connection, task["id"]))
     if merge_failed:
         due = ("on_complete", "on_failure")
     return [NewCallback(**each) for each in loads(task["callbacks"]) if each["name"] in due]

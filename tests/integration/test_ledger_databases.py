@@ -22,8 +22,8 @@ from asynctask.database.retrying import OutcomeUnknown, TransactionConflict, rep
 from asynctask.database.tables import events, task_samples, task_tallies, tasks, write_marks
 from asynctask.errors import LedgerUnavailable
 from asynctask.integrations.base import Reporter
-from asynctask.ledger import control, counters, lost_copies, reservations
-from asynctask.ledger.events import Failure, lock_events
+from asynctask.ledger import control, lost_copies, reservations
+from asynctask.ledger.events import COUNTS, Failure, lock_events, total_counts
 from asynctask.ledger.progress import progress
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.ledger.standalone import NewJob, enqueue, record
@@ -248,7 +248,7 @@ def test_counts_are_moved_by_many_processes_at_once_and_none_is_lost(world: Worl
     for thread in threads:
         thread.join(120)
     with apps[0].ledger.database.read() as connection:
-        assert counters.total(connection, task.id).finish == 60
+        assert total_counts(connection, task.id).finish == 60
     assert apps[0].doctor() == []
 
 
@@ -471,7 +471,7 @@ def test_a_wrong_password_and_a_missing_server_are_told_without_the_password(wor
 
 
 def test_tallies_name_every_column_that_they_move() -> None:
-    assert set(counters.FIELDS) <= set(task_tallies.c.keys())
+    assert set(COUNTS) <= set(task_tallies.c.keys())
 
 
 def test_records_of_another_language_count_once_though_they_come_several_times_at_once(world: World) -> None:
