@@ -40,8 +40,8 @@ from asynctask.ledger.tasks import CALLBACK_RETRIES
 from asynctask.lists.items import ItemShape
 from asynctask.logs import get_logger
 from asynctask.middleware.tracker import Arrival, JobRecord, Recorded, RemoteTracker, Stops, Ticket, Tracker
+from asynctask.runtime.execution import backoff
 from asynctask.runtime.process import AppProcess, Dispatching, recording_chain
-from asynctask.runtime.retry import backoff
 from asynctask.worker import Worker, describe
 
 __all__ = [
