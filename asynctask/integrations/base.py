@@ -35,11 +35,11 @@ from asynctask.errors import ConfigError, Conflict, InputError, Unavailable
 from asynctask.ledger import processes
 from asynctask.ledger.base import Ledger, dumps
 from asynctask.ledger.recorder import LINGER_S, Recorder
-from asynctask.ledger.standalone import ENGINE, NewJob, enqueue, reopen_elsewhere
+from asynctask.ledger.standalone import ENGINE, Arrival, enqueue, reopen_elsewhere
 from asynctask.ledger.tasks import CALLBACK_RETRIES
 from asynctask.lists.items import ItemShape
 from asynctask.logs import get_logger
-from asynctask.middleware.tracker import Arrival, JobRecord, Recorded, RemoteTracker, Stops, Ticket, Tracker
+from asynctask.middleware.tracker import JobRecord, Recorded, RemoteTracker, Stops, Ticket, Tracker
 from asynctask.runtime.execution import backoff
 from asynctask.runtime.process import AppProcess, Dispatching, recording_chain
 from asynctask.worker import Worker, describe
@@ -406,7 +406,7 @@ class LoneEvents(Together):
     """Makes the Events of lone jobs before they are sent. Raises InputError and LedgerUnavailable."""
 
     def __init__(self, app: Dispatching, engine: str) -> None:
-        def make(jobs: Sequence[NewJob]) -> Sequence[None]:
+        def make(jobs: Sequence[Arrival]) -> Sequence[None]:
             enqueue(app.ledger, jobs, options={ENGINE: engine})
             return [None] * len(jobs)
 

@@ -41,7 +41,7 @@ from asynctask.ledger.events import (
 from asynctask.ledger.processes import engine_of
 from asynctask.ledger.recorder import Follower, Outcome, Recorder
 from asynctask.ledger.reservations import Ready
-from asynctask.ledger.standalone import ENGINE, MAX_JOB_ID, NewJob, enqueue, fitted, is_job_id
+from asynctask.ledger.standalone import ENGINE, MAX_JOB_ID, Arrival, enqueue, fitted, is_job_id
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.worker import Worker
@@ -49,7 +49,6 @@ from asynctask.worker import Worker
 __all__ = [
     "RECORDS",
     "TICKET",
-    "Arrival",
     "AttemptLost",
     "JobRecord",
     "Recorded",
@@ -80,22 +79,6 @@ class AttemptLost(AsyncTaskError):
     """
 
     code = "attempt_lost"
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A job that an engine fetched.
-
-    ``attempt``: the fence in the copy; None for one that its engine keeps and retries. ``params`` and ``options`` (JSON
-    text): for its Event, if it has none yet.
-    """
-
-    job_id: str
-    attempt: int | None
-    worker_name: str
-    queue: str
-    params: Any = None
-    options: str | None = None
 
 
 @dataclass(slots=True)
@@ -323,9 +306,8 @@ class Tracker:
         A copy that outlived its Event gets one at its own attempt; otherwise its fence would drop it, and the Event would
         wait for ever. Raises :class:`~asynctask.errors.InputError` for values that the database cannot store.
         """
-        jobs = [NewJob(a.job_id, a.worker_name, a.queue, a.params, a.attempt or 1, a.options) for a in arrivals]
         engine = engine_of(self._ledger.identity)
-        enqueue(self._ledger, jobs, options=None if engine is None else {ENGINE: engine})
+        enqueue(self._ledger, arrivals, options=None if engine is None else {ENGINE: engine})
 
     # -- 2. start
 
@@ -896,9 +878,9 @@ def _is_current(record: JobRecord, event: EventRecord) -> bool:
     return record.started_at is None or not _has_ended(event, record.started_at)
 
 
-def _new_job(record: JobRecord) -> NewJob:
+def _new_job(record: JobRecord) -> Arrival:
     """An engine keeps the arguments of its jobs; here they are only shown, so those that do not fit are left out."""
-    job = NewJob(record.job_id, record.worker or "", record.queue, record.args, record.attempt or 1)
+    job = Arrival(record.job_id, record.attempt, record.worker or "", record.queue, record.args)
     return fitted(job)[0]
 
 

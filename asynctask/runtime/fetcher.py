@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -22,10 +22,10 @@ from asynctask.dispatch.outbox import buried, job_of, options_of, worker_name
 from asynctask.errors import InputError, Unavailable
 from asynctask.job import CurrentJob
 from asynctask.ledger.reservations import Ready
-from asynctask.ledger.standalone import NewJob, fitted, is_job_id
+from asynctask.ledger.standalone import Arrival, fitted, is_job_id
 from asynctask.logs import get_logger
 from asynctask.messages import clean
-from asynctask.middleware.tracker import TICKET, Arrival, Ticket, Tracker
+from asynctask.middleware.tracker import TICKET, Ticket, Tracker
 from asynctask.runtime.execution import Execution
 from asynctask.runtime.pool import MANY_DONE, HeldCopies, Pool
 from asynctask.wire.payload import parse
@@ -434,10 +434,10 @@ def _arrival(execution: Execution) -> tuple[Arrival, str | None]:
     if copy.attempt > 0:
         return Arrival(copy.jid, copy.attempt, name, copy.queue, args), None
     came = parse(copy.payload, keep_numbers=True)
-    job, unfit = fitted(NewJob(copy.jid, name, copy.queue, args, options=options_of(came)))
+    arrival, unfit = fitted(Arrival(copy.jid, copy.attempt, name, copy.queue, args, options_of(came)))
     # The arguments as they came: what an Event can keep of them was seen by their values.
-    params = None if job.params is None else orjson.Fragment(dump_any(came["args"]))
-    return Arrival(job.job_id, copy.attempt, job.worker_name, job.queue, params, job.options), unfit
+    params = None if arrival.params is None else orjson.Fragment(dump_any(came["args"]))
+    return replace(arrival, params=params), unfit
 
 
 def _bind(execution: Execution, ticket: Ticket, asked: float) -> None:

@@ -26,7 +26,7 @@ from asynctask.ledger import control, lost_copies, reservations
 from asynctask.ledger.events import COUNTS, Failure, lock_events, total_counts
 from asynctask.ledger.progress import progress
 from asynctask.ledger.recorder import Outcome, Recorder
-from asynctask.ledger.standalone import NewJob, enqueue, record
+from asynctask.ledger.standalone import Arrival, enqueue, record
 from asynctask.middleware.tracker import JobRecord
 from asynctask.testing import wait_for
 
@@ -258,7 +258,7 @@ def test_the_same_job_announced_by_two_processes_at_once_is_one_event(world: Wor
 
     def announce(app: AsyncTask) -> None:
         start.wait(120)
-        enqueue(app.ledger, [NewJob(f"job-{i}", "note", "default", [{"n": i}]) for i in range(50)])
+        enqueue(app.ledger, [Arrival(f"job-{i}", 1, "note", "default", [{"n": i}]) for i in range(50)])
 
     threads = [threading.Thread(target=announce, args=(app,)) for app in apps]
     for thread in threads:
