@@ -145,6 +145,12 @@ class Execution:
         return copy.attempt == 0 or (copy.task_id is None and self.payload.get("attempt") != copy.attempt)
 
     @property
+    def is_unknown(self) -> bool:
+        """Whether this process does not know the worker of a job that the ledger keeps. A job that was put into a queue by
+        hand to be tracked is none: nobody ever checked its name, and it ends in error."""
+        return self.worker is None and self.copy.attempt > 0
+
+    @property
     def is_tracked(self) -> bool:
         """Whether an Event is kept of it: it has one, its payload asks for one, or its worker does."""
         if self.copy.attempt > 0:
