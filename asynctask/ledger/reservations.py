@@ -45,7 +45,6 @@ from asynctask.ledger import dispatchable, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import MAX_ID, Ledger, dumps, each_free, loads, try_lock
 from asynctask.ledger.events import (
-    Applied,
     Change,
     EventRecord,
     Note,
@@ -497,7 +496,7 @@ def _lend_due(connection: Connection, ledger: Ledger, event_ids: Sequence[int]) 
         return lend(row, ledger.identity) if may else None
 
     applied = apply(connection, ledger, [Change(event_id, decide) for event_id in event_ids])
-    return [each.change.event_id for each in applied if each.turn is not None]
+    return [each.event_id for each in applied if each.turn is not None]
 
 
 def _lend_fresh(connection: Connection, ledger: Ledger, fresh: Sequence[Ready]) -> None:
@@ -524,7 +523,7 @@ def take_back_loans(ledger: Ledger, known: Collection[int]) -> int:
 
 
 @repeatable
-def _return_loans(ledger: Ledger, event_ids: Sequence[int]) -> list[Applied]:
+def _return_loans(ledger: Ledger, event_ids: Sequence[int]) -> list[Change]:
     def decide(record: EventRecord) -> Turn | None:
         if not is_lent(record.row) or record.row.process != ledger.identity:
             return None
@@ -576,7 +575,7 @@ def _release(
         simple = _release_first(connection, ledger, task, [i for i in found if i in admitted], now)
         found = [i for i in found if i in admitted and i not in set(simple)]
     changes = [Change(event_id, _release_if_due(now)) for event_id in found]
-    return simple + [each.change.event_id for each in apply(connection, ledger, changes) if each.turn is not None]
+    return simple + [each.event_id for each in apply(connection, ledger, changes) if each.turn is not None]
 
 
 @cache
@@ -759,7 +758,7 @@ def reserve_alone(ledger: Ledger, event_ids: Sequence[int], *, look_again_s: flo
         now = ledger.now()
         look_at = {"look_at": now + micros(look_again_s)}
         changes = [Change(event_id, _release_if_due(now), values=dict(look_at)) for event_id in event_ids]
-        ids = [each.change.event_id for each in apply(connection, ledger, changes) if each.turn is not None]
+        ids = [each.event_id for each in apply(connection, ledger, changes) if each.turn is not None]
         return _read_ready(connection, batches.among(connection, _e.id, ids)) if ids else []
 
 

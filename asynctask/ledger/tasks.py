@@ -35,7 +35,6 @@ from asynctask.iterable import places_of
 from asynctask.ledger import sessions
 from asynctask.ledger.base import MAX_SLOTS, PURGING, SLOTS_FROM, Ledger, dumps, in_range, loads, try_lock
 from asynctask.ledger.events import (
-    Applied,
     Change,
     EventRecord,
     Note,
@@ -1347,7 +1346,7 @@ def call_back_again(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
 
 def reopen_callbacks(
     connection: Connection, ledger: Ledger, task: dict[str, Any], event_ids: Sequence[int]
-) -> list[Applied]:
+) -> list[Change]:
     """Opens these callbacks of a locked Task again; if it was done, it waits for them again.
 
     Raises :class:`Conflict` for one of an earlier generation.

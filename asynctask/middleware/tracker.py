@@ -27,7 +27,6 @@ from asynctask.iterable import News, Slice
 from asynctask.job import CurrentJob, interrupted
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.events import (
-    Applied,
     Change,
     EventRecord,
     Failure,
@@ -493,7 +492,7 @@ class Tracker:
         self._recorder.announce(applied)
 
     @repeatable
-    def _put_off(self, tickets: Sequence[tuple[Ticket, str]], until: int) -> list[Applied]:
+    def _put_off(self, tickets: Sequence[tuple[Ticket, str]], until: int) -> list[Change]:
         with self._ledger.database.write() as connection:
             return apply(connection, self._ledger, [self._waiting(ticket, clean(why), until) for ticket, why in tickets])
 
