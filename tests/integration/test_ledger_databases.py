@@ -21,13 +21,12 @@ from asynctask.database.engine import Database, _Mark
 from asynctask.database.retrying import OutcomeUnknown, TransactionConflict, repeatable
 from asynctask.database.tables import events, task_samples, task_tallies, tasks, write_marks
 from asynctask.errors import LedgerUnavailable
-from asynctask.integrations.base import Reporter
+from asynctask.integrations.remote import JobRecord, Reporter
 from asynctask.ledger import control, lost_copies, reservations
 from asynctask.ledger.events import COUNTS, Failure, lock_events, total_counts
 from asynctask.ledger.progress import progress
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.ledger.standalone import Arrival, enqueue, record
-from asynctask.middleware.tracker import JobRecord
 from asynctask.testing import wait_for
 
 SERVERS = pytest.mark.databases("postgresql", "mariadb", reason="SQLite has one writer and no connection to lose")

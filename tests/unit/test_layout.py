@@ -19,7 +19,7 @@ PACKAGES = ("asynctask", "webapi")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 NAMES = [str(path.relative_to(ROOT)) for path in SOURCES]
 
-MODULES = 149
+MODULES = 150
 FUNCTION_LINES = 50
 
 # Each is longer than the limit for the reason beside it; one that is not any more must leave the list.
