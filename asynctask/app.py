@@ -26,7 +26,7 @@ from asynctask.dispatch.outbox import engine_of
 from asynctask.errors import AsyncTaskError, ConfigError, InputError, UnknownWorker
 from asynctask.exports.files import ResultFile
 from asynctask.exports.run import MERGER, check_columns, check_format, merge, result_of, write_shard
-from asynctask.integrations.base import RemoteWorkers, Reporter
+from asynctask.integrations.remote import JobRecord, Recorded, RemoteWorkers, Reporter
 from asynctask.iterable import Iterable
 from asynctask.job import CurrentJob, has_current_job
 from asynctask.ledger import doctor as doctors
@@ -41,7 +41,6 @@ from asynctask.lists.readers import RawRow
 from asynctask.lists.rows import ListSource, remove_list
 from asynctask.lists.uploads import StoredFile
 from asynctask.logs import get_logger
-from asynctask.middleware.tracker import JobRecord, Recorded
 from asynctask.operations import Operations
 from asynctask.pushing import Pushing
 from asynctask.runtime.launcher import Launcher, Queues
@@ -802,7 +801,7 @@ class AsyncTask(OnDemand):
         """Records what a worker in another language did with its jobs; ``POST /api/records`` calls this.
 
         Returns what became of each record, and what the process ``reporter`` is to do: ``quiet``, ``stop`` or None. Raises
-        as :meth:`asynctask.integrations.base.RemoteWorkers.record`.
+        as :meth:`asynctask.integrations.remote.RemoteWorkers.record`.
         """
         return self._remote.record(records, reporter)
 

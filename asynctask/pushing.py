@@ -97,7 +97,7 @@ class Pushing:
             _check_text(worker, job)
         standalone.enqueue(
             core.ledger,
-            [standalone.NewJob(j.job_id, worker.name, j.queue, j.payload["args"]) for j in let_through],
+            [standalone.Arrival(j.job_id, 1, worker.name, j.queue, j.payload["args"]) for j in let_through],
             due_at=due or now,
             options={
                 "retry": options.get("retry", worker.max_retries),

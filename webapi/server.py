@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import signal
 import socket
 import sys
@@ -14,7 +13,7 @@ from typing import Final
 
 from asynctask.app import AsyncTask
 from asynctask.errors import Unavailable
-from asynctask.runtime.supervisor import RESTART_S, STEADY_S, Wakeup
+from asynctask.runtime.supervisor import Child, Wakeup, listen
 from webapi import create_app
 from webapi.http_loop import GRACE_S, HttpLoop
 from webapi.reading import longest_body, longest_upload
@@ -69,13 +68,12 @@ class _Parent:
     def __init__(
         self, child: Callable[[Callable[[], None]], None], listener: socket.socket, monotonic: Callable[[], float]
     ) -> None:
-        self._child = child
+        self._perform = child
         self._listener = listener
         self._monotonic = monotonic
         self._wakeup = Wakeup()
-        self._pid = self._pulse = -1
-        self._started = self._heard = 0.0
-        self._failures = 0
+        self._child = Child()
+        self._pid = -1
         self._up = self._hopeless = False
 
     def run(self, started: Callable[[], None]) -> None:
@@ -89,7 +87,7 @@ class _Parent:
             self._listen(1.0)
             if self._ended():
                 self._replace()
-            elif self._monotonic() - self._heard > HELD_S:
+            elif self._monotonic() - self._child.heard > HELD_S:
                 _log.error("the loop of the answering process %d does not turn; it is killed", self._pid)
                 os.kill(self._pid, signal.SIGKILL)
         self._listener.close()
@@ -111,8 +109,8 @@ class _Parent:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
         os.close(theirs)
         os.set_blocking(ours, False)
-        self._pid, self._pulse = pid, ours
-        self._started = self._heard = self._monotonic()
+        self._pid, self._child.pulse = pid, ours
+        self._child.started = self._child.heard = self._monotonic()
 
     def _run_child(self, pulse: int) -> None:
         """Never returns."""
@@ -128,22 +126,13 @@ class _Parent:
             if os.getppid() != parent:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        self._child(beat)
+        self._perform(beat)
         # Do not return into the code after the caller's serve().
         raise SystemExit(0)
 
     def _listen(self, seconds: float) -> None:
-        poll = select.poll()
-        poll.register(self._wakeup.fileno(), select.POLLIN)
-        if self._pulse >= 0:
-            poll.register(self._pulse, select.POLLIN)
-        poll.poll(seconds * 1_000)
-        self._wakeup.clear()
-        try:
-            if self._pulse >= 0 and os.read(self._pulse, 4_096):
-                self._heard, self._up = self._monotonic(), True
-        except BlockingIOError:
-            pass
+        for child in listen(self._wakeup, [self._child], seconds):
+            self._up = bool(child.read(self._monotonic())) or self._up
 
     def _ended(self) -> bool:
         pid, status = os.waitpid(self._pid, os.WNOHANG)
@@ -153,13 +142,10 @@ class _Parent:
         return pid != 0
 
     def _replace(self) -> None:
-        os.close(self._pulse)
-        self._pulse = -1
+        pause = self._child.ended(self._monotonic())
         if self._hopeless:
             self._listener.close()
             raise Unavailable("the process that answers requests does not start; what it wrote says why")
-        self._failures = 0 if self._monotonic() - self._started > STEADY_S else self._failures + 1
-        pause = RESTART_S[min(self._failures, len(RESTART_S) - 1)]
         _log.error("the answering process %d died; another one starts in %g s", self._pid, pause)
         until = self._monotonic() + pause
         while not self._wakeup.is_set and (left := until - self._monotonic()) > 0:
@@ -181,7 +167,7 @@ class _Parent:
         if not ended:
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
-        os.close(self._pulse)
+        self._child.hang_up()
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -19,7 +19,7 @@ from pydantic import (
 
 from asynctask.clock import from_datetime
 from asynctask.errors import without_later
-from asynctask.integrations.base import Reporter
+from asynctask.integrations.remote import JobRecord, Reporter
 from asynctask.lists.options import (
     INTERVAL,
     NUL_FREE,
@@ -36,7 +36,6 @@ from asynctask.lists.options import (
     listed_or_text,
     whole_number,
 )
-from asynctask.middleware.tracker import JobRecord
 from webapi.problems import from_validation
 
 __all__ = [

@@ -37,6 +37,8 @@ __all__ = [
     "has_statistics",
     "insert",
     "insert_mariadb",
+    "insert_new",
+    "insert_or_add",
     "insert_sqlite",
     "json_each",
     "json_list",
@@ -487,3 +489,37 @@ def insert_mariadb(table: sa.Table, columns: tuple[str, ...]) -> str:
     picked = ", ".join(f"d{i}" for i in range(len(columns)))
     source = json_table([table.c[name] for name in columns])
     return f"INSERT INTO {table.name} ({names}) SELECT {picked} FROM {source}"  # noqa: S608 - names of our own tables
+
+
+# -- rows that may exist already
+
+
+def insert_or_add(
+    dialect: str, table: sa.Table, keys: tuple[str, ...], added: tuple[str, ...], replaced: tuple[str, ...] = ()
+) -> Any:
+    """An INSERT that on a conflict of ``keys`` adds to ``added`` and sets ``replaced``."""
+    into = _insert_of(dialect)(table)
+    if dialect == "mariadb":
+        sums: dict[str, Any] = {c: table.c[c] + into.inserted[c] for c in added}
+        return into.on_duplicate_key_update({**sums, **{c: into.inserted[c] for c in replaced}})
+    sums = {c: table.c[c] + into.excluded[c] for c in added}
+    return into.on_conflict_do_update(index_elements=list(keys), set_={**sums, **{c: into.excluded[c] for c in replaced}})
+
+
+def insert_new(dialect: str, table: sa.Table, keys: tuple[str, ...]) -> Any:
+    """An INSERT that skips rows whose ``keys`` exist."""
+    into = _insert_of(dialect)(table)
+    if dialect == "mariadb":  # INSERT IGNORE would also hide other errors
+        return into.on_duplicate_key_update({keys[0]: table.c[keys[0]]})
+    return into.on_conflict_do_nothing(index_elements=list(keys))
+
+
+def _insert_of(name: str) -> Any:
+    """The INSERT of a dialect, imported only for the database in use."""
+    if name == "mariadb":
+        from sqlalchemy.dialects.mysql import insert
+    elif name == "sqlite":
+        from sqlalchemy.dialects.sqlite import insert  # type: ignore[assignment]
+    else:
+        from sqlalchemy.dialects.postgresql import insert  # type: ignore[assignment]
+    return insert

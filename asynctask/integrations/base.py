@@ -10,7 +10,7 @@ copy of an older attempt. The engine decides only whether and when it is retried
 through the engine. It carries no attempt, for the engine alone keeps it, retries it and delivers it again.
 
 A worker process in another language has no such object beside it. It sends its records to a process of this application,
-where :class:`RemoteWorkers` writes them and keeps its lease.
+where :class:`~asynctask.integrations.remote.RemoteWorkers` writes them and keeps its lease.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from __future__ import annotations
 import functools
 import os
 import queue
-import re
 import threading
 from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -33,24 +32,23 @@ from asynctask.core.states import Reason, Status
 from asynctask.core.transitions import Begin
 from asynctask.dispatch.demand import MEASURE_S, Load, Rate
 from asynctask.dispatch.outbox import CALLBACK_OF, EngineQueues, decode, engine_queue
-from asynctask.errors import ConfigError, Conflict, InputError, Unavailable
+from asynctask.errors import Unavailable
 from asynctask.exports.run import MERGER, Exporting, check_columns, merge, write_shard
 from asynctask.ledger import processes
-from asynctask.ledger.base import Ledger, dumps
+from asynctask.ledger.base import dumps
 from asynctask.ledger.recorder import LINGER_S, Recorder
-from asynctask.ledger.standalone import ENGINE, NewJob, enqueue, reopen_elsewhere
+from asynctask.ledger.standalone import ENGINE, Arrival, enqueue, reopen_elsewhere
 from asynctask.ledger.tasks import CALLBACK_RETRIES
 from asynctask.lists.items import ItemShape
 from asynctask.logs import get_logger
-from asynctask.middleware.tracker import Arrival, JobRecord, Recorded, RemoteTracker, Stops, Ticket, Tracker
+from asynctask.middleware.tracker import Stops, Ticket, Tracker
+from asynctask.runtime.execution import backoff
 from asynctask.runtime.process import AppProcess, Dispatching, recording_chain
-from asynctask.runtime.retry import backoff
 from asynctask.worker import Worker, describe
 
 __all__ = [
     "BEGUN", "Attachable", "EarlyTickets", "Engine", "EngineCapabilities", "EngineProcess", "EngineWorkers", "HeldAcks",
-    "LoneEvents", "ProcessLost", "PushedJob", "RemoteWorkers", "Reporter", "Together", "engine_worker", "kept_params",
-    "merge_function", "pushed_job", "shard_writer",
+    "LoneEvents", "PushedJob", "Together", "engine_worker", "kept_params", "merge_function", "pushed_job", "shard_writer",
 ]  # fmt: skip
 
 EARLY_S: Final = 0.5
@@ -454,7 +452,7 @@ class LoneEvents(Together):
     """Makes the Events of lone jobs before they are sent. Raises InputError and LedgerUnavailable."""
 
     def __init__(self, app: Dispatching, engine: str) -> None:
-        def make(jobs: Sequence[NewJob]) -> Sequence[None]:
+        def make(jobs: Sequence[Arrival]) -> Sequence[None]:
             enqueue(app.ledger, jobs, options={ENGINE: engine})
             return [None] * len(jobs)
 
@@ -707,127 +705,3 @@ class EngineProcess(AppProcess):
                 is_dry = self._worked and running < self._concurrency and idle_s >= MEASURE_S
             if is_dry:
                 self._ask_for_more()
-
-
-# -- worker processes in another language
-
-_ENGINE: Final = re.compile(r"[a-z]{1,8}")
-_NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,55}")
-_SIGNALS: Final = {"TSTP": "quiet", "TERM": "stop"}
-_RENEW_S: Final = 1.0
-"""Seconds between two writes of a process that sends records all the time, at most."""
-
-
-class ProcessLost(Conflict):
-    """The process was silent for longer than its lease, and its jobs were given to others."""
-
-    code = "process_lost"
-
-
-@dataclass(frozen=True, slots=True)
-class Reporter:
-    """A worker process in another language.
-
-    ``engine``: what runs it, 1 to 8 small letters; ``name``: its own, unique in its life, such as HOST:PID:NONCE.
-    ``concurrency``, ``busy`` and ``quiet`` say what its ``queues``, of this application's broker, can use. ``ended``: it
-    performs nothing any more.
-    """
-
-    engine: str
-    name: str
-    concurrency: int = 0
-    queues: Sequence[str] = ()
-    busy: int = 0
-    quiet: bool = False
-    ended: bool = False
-
-    @property
-    def identity(self) -> str:
-        """Its name in the ledger."""
-        return f"{self.engine}@{self.name}"
-
-
-class RemoteWorkers:
-    """Takes the records of worker processes in other languages, and renews the lease of each with them."""
-
-    def __init__(self, app: Dispatching) -> None:
-        self._app = app
-        self._renewed: dict[str, tuple[float, Reporter]] = {}
-        self._lock = threading.Lock()
-        self._log = get_logger("asynctask.remote")
-
-    def record(self, records: Sequence[JobRecord], reporter: Reporter | None = None) -> tuple[list[Recorded], str | None]:
-        """Records what a process says, and what it is to do: ``quiet``, ``stop`` or None.
-
-        Without a reporter nobody notices when a worker dies. Raises :class:`InputError`, LedgerUnavailable; and
-        :class:`ProcessLost`, with nothing recorded: the process takes another name and sends the records again.
-        """
-        ledger = self._app.ledger.under("" if reporter is None else reporter.identity)
-        signal = None if reporter is None else self._renew(ledger, reporter)
-        tracker = RemoteTracker(ledger, on_due=self._app.dispatcher.expect, limit=self._app.config.max_result_bytes)
-        recorded = tracker.record(records)
-        self._forget_copies(records)
-        if reporter is not None and reporter.ended:
-            processes.leave(ledger)
-        return recorded, signal
-
-    def _renew(self, ledger: Ledger, reporter: Reporter) -> str | None:
-        config, now = self._app.config, self._app.clock.monotonic()
-        every_s = min(_RENEW_S, config.heartbeat_s, config.lease_s / 3)
-        at, known = self._renewed.get(reporter.identity, (0.0, None))
-        if known is not None and now - at < every_s and _constant(known) == _constant(reporter):
-            return None
-        if known is None:
-            self._register(ledger, reporter)
-        queues = dumps(list(reporter.queues))
-        left = processes.beat(
-            ledger, lease_s=config.lease_s, concurrency=reporter.concurrency, queues=queues,
-            busy=min(reporter.busy, reporter.concurrency), quiet=int(reporter.quiet),
-        )  # fmt: skip
-        with self._lock:
-            oldest = now - config.lease_s
-            self._renewed = {name: each for name, each in self._renewed.items() if each[0] > oldest}
-            self._renewed[reporter.identity] = now, reporter
-            if left == processes.LOST or reporter.ended:
-                del self._renewed[reporter.identity]
-        if left == processes.LOST:
-            raise ProcessLost(
-                f"{reporter.identity} was silent for longer than lease_s ({config.lease_s:g} s), so its jobs were given to"
-                " others; go on under another name"
-            )
-        return None if left is None else _SIGNALS.get(left)
-
-    def _register(self, ledger: Ledger, reporter: Reporter) -> None:
-        if not _ENGINE.fullmatch(reporter.engine) or reporter.engine in self._app.engines:
-            raise InputError(
-                f"a process's engine has 1 to 8 small letters, and is none that is attached: {reporter.engine[:80]!r}",
-                code="bad_process",
-            )
-        if not _NAME.fullmatch(reporter.name):
-            raise InputError(
-                f"a process's name has 1 to 55 letters, digits and _ . : -, not {reporter.name[:80]!r}", code="bad_process"
-            )
-        parts = reporter.name.split(":")
-        pid = int(parts[1]) if len(parts) > 1 and parts[1].isdecimal() and len(parts[1]) < 10 else 0
-        try:
-            # Without the id of a boot it is judged by its lease alone: its pid may be of another machine.
-            processes.register(
-                ledger, processes.Host(parts[0], ""), kind=reporter.engine, pid=pid, lease_s=self._app.config.lease_s,
-                concurrency=reporter.concurrency, queues=reporter.queues,
-            )  # fmt: skip
-        except ConfigError:
-            return  # through another web process, or before this one started
-        self._app.dispatcher.nudge()
-
-    def _forget_copies(self, records: Sequence[JobRecord]) -> None:
-        """The broker does not see that another program takes a job from its queue."""
-        keys = {(record.job_id, record.attempt) for record in records if record.attempt is not None}
-        try:
-            self._app.broker.forget(sorted(keys))
-        except Unavailable as error:  # it holds an entry too many, which asking for that copy removes
-            self._log.warning("copies_not_forgotten", count=len(keys), error=str(error))
-
-
-def _constant(reporter: Reporter) -> tuple[object, ...]:
-    """What is written at once when it changes."""
-    return reporter.concurrency, tuple(reporter.queues), reporter.quiet, reporter.ended

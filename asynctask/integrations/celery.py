@@ -54,9 +54,9 @@ from asynctask.integrations.base import (
     shard_writer,
 )  # fmt: skip
 from asynctask.job import CurrentJob, reset_current_job, set_current_job
-from asynctask.ledger.standalone import NewJob, end_elsewhere, is_job_id
+from asynctask.ledger.standalone import Arrival, end_elsewhere, is_job_id
 from asynctask.logs import get_logger
-from asynctask.middleware.tracker import TICKET, Arrival, Ticket
+from asynctask.middleware.tracker import TICKET, Ticket
 from asynctask.worker import Worker
 
 try:
@@ -445,7 +445,7 @@ class CeleryEngine:
         if not is_job_id(task_id):
             return apply_async(args, kwargs, task_id=task_id, **options)
         queue = engine_queue(NAME, _queue_name(options) or own_name(self._tracked[task.name].queue))
-        job = NewJob(task_id, task.name, queue, self._params(task_id, args, kwargs))
+        job = Arrival(task_id, None, task.name, queue, self._params(task_id, args, kwargs))
         self._lone_events(job)
         try:
             return apply_async(args, kwargs, task_id=task_id, **options)

@@ -54,9 +54,9 @@ from asynctask.integrations.base import (
     shard_writer,
 )  # fmt: skip
 from asynctask.job import CurrentJob, reset_current_job, set_current_job
-from asynctask.ledger.standalone import NewJob
+from asynctask.ledger.standalone import Arrival
 from asynctask.logs import get_logger
-from asynctask.middleware.tracker import TICKET, Arrival, Ticket
+from asynctask.middleware.tracker import TICKET, Ticket
 from asynctask.worker import Worker
 
 try:
@@ -498,7 +498,7 @@ class TaskEvents(Middleware):  # type: ignore[misc,unused-ignore]
             self._record_retry(current, delay)
         elif self._has_no_event(message):
             name = engine_queue(self.engine.name, actor.queue_name)
-            job = NewJob(message.message_id, actor.actor_name, name, self._params(message))
+            job = Arrival(message.message_id, None, actor.actor_name, name, self._params(message))
             try:
                 self._lone_events(job)
             except Exception as error:

@@ -33,8 +33,9 @@ from asynctask.core.transitions import Begin
 from asynctask.errors import ConfigError, JobTimeout, Unavailable
 from asynctask.integrations.base import EngineProcess
 from asynctask.job import CurrentJob
+from asynctask.ledger.standalone import Arrival
 from asynctask.logs import get_logger
-from asynctask.middleware.tracker import Arrival, Ticket
+from asynctask.middleware.tracker import Ticket
 
 __all__ = ["RecordingGone", "RecordingProcess"]
 

@@ -47,8 +47,8 @@ from asynctask.integrations.base import (
 )
 from asynctask.integrations.recording import RecordingGone, RecordingProcess
 from asynctask.job import CurrentJob, reset_current_job, set_current_job
-from asynctask.ledger.standalone import NewJob, is_job_id
-from asynctask.middleware.tracker import TICKET, Arrival, Ticket, Tracker
+from asynctask.ledger.standalone import Arrival, is_job_id
+from asynctask.middleware.tracker import TICKET, Ticket, Tracker
 from asynctask.runtime.process import recording_chain
 from asynctask.worker import Worker
 
@@ -378,7 +378,7 @@ class RqEngine:
             return
         if getattr(job, "repeats_left", None):
             raise ConfigError(f"{tracked.path} is tracked, and each run has an Event of its own: do not repeat= one job")
-        self._lone_events(NewJob(job.id, tracked.worker.name, engine_queue(NAME, job.origin), self._params(job)))
+        self._lone_events(Arrival(job.id, None, tracked.worker.name, engine_queue(NAME, job.origin), self._params(job)))
 
     def _params(self, job: Any) -> Any:
         return kept_params(job.id, job.args, job.kwargs, self._app.config.max_item_bytes)

@@ -26,7 +26,7 @@ from asynctask.iterable import places_of
 from asynctask.ledger import corrections, dispatchable, progress, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, dumps, loads, try_lock
-from asynctask.ledger.events import Applied, Change, EventRecord, Note, apply, read_events, rows_of
+from asynctask.ledger.events import Change, EventRecord, Note, apply, read_events, rows_of
 from asynctask.messages import is_storable
 
 __all__ = ["cancel_task", "give_back_copies", "pause", "resume", "retry", "turn_some", "turning_tasks", "update"]
@@ -301,7 +301,7 @@ def turn_some(ledger: Ledger, task_id: int) -> bool | None:
 
 
 @repeatable
-def _turn_some(ledger: Ledger, task_id: int) -> tuple[bool | None, list[Applied]]:
+def _turn_some(ledger: Ledger, task_id: int) -> tuple[bool | None, list[Change]]:
     with ledger.database.write() as connection:
         task = try_lock(connection, ledger, task_id)
         if task is None:
@@ -397,10 +397,10 @@ def _cancel_at_rest(record: EventRecord) -> Turn | None:
     return cancel(record.row) if at_rest(record.row) else None
 
 
-def give_back_copies(ledger: Ledger, copies: Sequence[tuple[str, int]]) -> list[Applied]:
+def give_back_copies(ledger: Ledger, copies: Sequence[tuple[str, int]]) -> list[Change]:
     """Makes rows wait again, or cancels them, whose copies (job id, attempt) were taken out of the broker unrun."""
     attempts = dict(copies)
-    applied: list[Applied] = []
+    applied: list[Change] = []
     jids = list(attempts)
     for part in chunks(jids, 1_000):
         applied += _give_back_part(ledger, part, attempts)
@@ -409,7 +409,7 @@ def give_back_copies(ledger: Ledger, copies: Sequence[tuple[str, int]]) -> list[
 
 
 @repeatable
-def _give_back_part(ledger: Ledger, jids: Sequence[str], attempts: dict[str, int]) -> list[Applied]:
+def _give_back_part(ledger: Ledger, jids: Sequence[str], attempts: dict[str, int]) -> list[Change]:
     with ledger.database.write() as connection:
         now = ledger.now()
         records = read_events(connection, _e.job_id.in_(jids))

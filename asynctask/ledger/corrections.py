@@ -18,9 +18,8 @@ from asynctask.database import batches
 from asynctask.database.tables import as_dict, events, item_errors, resubmitted_rows, task_ancestors, task_rejects, tasks
 from asynctask.errors import Conflict, InputError, NotFound
 from asynctask.iterable import places_of
-from asynctask.ledger import counters
 from asynctask.ledger.base import PURGING, NewItem, Reject, loads
-from asynctask.ledger.events import read_events, rows_of
+from asynctask.ledger.events import read_events, rows_of, total_counts
 
 __all__ = [
     "MOST_CORRECTIONS",
@@ -113,7 +112,7 @@ def _ended_badly(connection: Connection, task_id: int, rows: Collection[int]) ->
     found = set(connection.execute(sa.select(_x.row).where(failed)).scalars())
     found.update(connection.execute(sa.select(task_rejects.c.row).where(refused)).scalars())
     left = set(rows) - found
-    if left and counters.total(connection, task_id).cancelled:
+    if left and total_counts(connection, task_id).cancelled:
         low, high = _seq_from(connection, task_id, min(left)), _seq_from(connection, task_id, max(left) + 1)
         between = (_e.task_id == task_id) & (_e.seq >= low) & (_e.seq < high) & (_e["items"] == 1)
         cancelled = between & (_e.status == Status.CANCELLED) & batches.among(connection, _e.first_row, list(left))

@@ -25,7 +25,7 @@ from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, each_free
-from asynctask.ledger.events import Applied, End
+from asynctask.ledger.events import Change, End
 from asynctask.logs import get_logger
 
 __all__ = [
@@ -62,7 +62,7 @@ _DUE = sa.select(_t.id).where(_t.due_next <= sa.bindparam("now")).order_by(_t.du
 MAY = _t.state.in_(_DISPATCHED) & (_t.session_key.is_(None) | _t.session_holder.is_not(None))
 
 
-def announce(ledger: Ledger, applied: Iterable[Applied], ends: Iterable[End] = ()) -> int | None:
+def announce(ledger: Ledger, applied: Iterable[Change], ends: Iterable[End] = ()) -> int | None:
     """Writes the hints for committed changes and ``ends``; call it after their transaction.
 
     Returns when the first of them is due (microseconds; the past: now), None if there is none. Does not wait for locked

@@ -14,6 +14,7 @@ from sqlalchemy.engine import Connection
 
 from asynctask.core.states import OPEN, PROBLEM, State, Status
 from asynctask.core.transitions import MERGE, Delta, due_callbacks, in_flight, marked, marks_of, measure
+from asynctask.database import batches
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import (
     events,
@@ -29,10 +30,19 @@ from asynctask.database.tables import (
 )
 from asynctask.errors import LedgerUnavailable, NotFound, Unavailable
 from asynctask.iterable import item_statuses
-from asynctask.ledger import counters
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import MAX_ID, PURGING, Ledger, chunks, loads
-from asynctask.ledger.events import EventRecord, Failure, group_of, read_events, read_tasks_events, rows_of
+from asynctask.ledger.events import (
+    COUNTS,
+    EventRecord,
+    Failure,
+    group_of,
+    move_counts,
+    read_events,
+    read_tasks_events,
+    rows_of,
+    total_counts,
+)
 from asynctask.logs import get_logger
 
 __all__ = ["RESERVE_BYTES", "Finding", "NotWritable", "Readiness", "examine"]
@@ -126,8 +136,8 @@ def _repairs(connection: Connection, task_id: int) -> int:
 
 def _inspect(connection: Connection, task_id: int) -> _Examined:
     task = task_rows.get(connection, task_id)
-    stored, (truth, flying, untold) = counters.total(connection, task_id), _count(connection, task_id)
-    missing = Delta(*(getattr(truth, name) - getattr(stored, name) for name in counters.FIELDS))
+    stored, (truth, flying, untold) = total_counts(connection, task_id), _count(connection, task_id)
+    missing = Delta(*(getattr(truth, name) - getattr(stored, name) for name in COUNTS))
     missing.dispatched, missing.returned = flying - (stored.dispatched - stored.returned), 0
     items = sum(getattr(truth, str(status)) for status in Status)
     created = (truth.jobs - task["created_jobs"], items - task["created"])
@@ -212,7 +222,7 @@ def _callbacks(connection: Connection, task: dict[str, Any], truth: Delta) -> li
 
 def _repair(connection: Connection, ledger: Ledger, task: dict[str, Any], examined: _Examined) -> None:
     # Added, not set: outcomes committed since the read have moved the counts.
-    counters.move(connection, {(task["id"], 0): examined.missing}, ledger.now())
+    move_counts(connection, {(task["id"], 0): examined.missing}, ledger.now())
     jobs, items = examined.created
     values = {"created_jobs": _t.created_jobs + jobs, "created": _t.created + items, "version": _t.version + 1}
     connection.execute(tasks.update().where(_t.id == task["id"]).values(values))
@@ -334,7 +344,7 @@ def _rebuild_groups(connection: Connection, task_id: int) -> None:
     rows = [_group(connection, task_id, str(digest), int(count)) for digest, count in sorted(missing)]
     if rows:
         keys = ("task_id", "slot", "digest")
-        connection.execute(counters.insert_or_add(connection, task_errors, keys, ("count",)), rows)
+        connection.execute(batches.insert_or_add(connection.dialect.name, task_errors, keys, ("count",)), rows)
 
 
 def _group(connection: Connection, task_id: int, digest: str, count: int) -> dict[str, Any]:

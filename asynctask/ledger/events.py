@@ -17,16 +17,15 @@ from asynctask.core.states import PROBLEM, TERMINAL, Reason, State, Status
 from asynctask.core.transitions import MARKS, Delta, Row, Turn, marks_of
 from asynctask.database import batches
 from asynctask.database.retrying import TransactionConflict
-from asynctask.database.tables import events, item_errors, task_errors, tasks
+from asynctask.database.tables import events, item_errors, task_errors, task_tallies, tasks
 from asynctask.iterable import ItemFailure, unpack
-from asynctask.ledger import counters
 from asynctask.ledger.base import Ledger, chunks, dumps, loads, stamp, stamps
 from asynctask.messages import KEEP_FIRST, append
 
 __all__ = [
+    "COUNTS",
     "ITEMS",
     "RESUMABLE",
-    "Applied",
     "Change",
     "End",
     "EventRecord",
@@ -38,6 +37,7 @@ __all__ = [
     "group_of",
     "last_start",
     "lock_events",
+    "move_counts",
     "problem_of",
     "read_events",
     "read_jobs",
@@ -45,6 +45,7 @@ __all__ = [
     "read_stops",
     "read_tasks_events",
     "rows_of",
+    "total_counts",
     "untouched",
     "write_unread",
 ]
@@ -201,6 +202,9 @@ class Change:
     collector busy. If the change wins, ``notes`` are added to ``added_messages``, and the entry of ``notes_by_reason`` for
     the turn's reason. ``values``: further columns to set (``result``, ``checkpoint``, ``started_at``); ``failure``: for a
     turn that ends ``failed`` or ``error``; ``failures``: the same of a slice's items, by place.
+
+    :func:`apply` sets its result: ``turn``, None if the compare-and-set was lost, and ``record``, the Event as it is then,
+    None if it is gone.
     """
 
     event_id: int
@@ -210,20 +214,13 @@ class Change:
     values: dict[str, Any] = field(default_factory=dict)
     notes_by_reason: Mapping[Reason, Note] | None = None
     failures: Mapping[int, ItemFailure] = field(default_factory=dict)
+    record: EventRecord | None = None
+    turn: Turn | None = None
 
     def notes_for(self, turn: Turn) -> Sequence[Note]:
         """The messages that this turn adds."""
         last = self.notes_by_reason.get(turn.reason) if self.notes_by_reason else None
         return self.notes if last is None else (*self.notes, last)
-
-
-@dataclass(slots=True)
-class Applied:
-    """The result of a change. ``turn`` is None if the compare-and-set was lost; ``record`` too if the Event is gone."""
-
-    change: Change
-    record: EventRecord | None
-    turn: Turn | None
 
 
 class StaleRead(TransactionConflict):
@@ -323,49 +320,45 @@ def read_tasks_events(
     return [_record(found) for found in batches.fetch(connection, statement)]
 
 
-def apply(connection: Connection, ledger: Ledger, changes: Sequence[Change], ends: Sequence[End] = ()) -> list[Applied]:
+def apply(connection: Connection, ledger: Ledger, changes: Sequence[Change], ends: Sequence[End] = ()) -> list[Change]:
     """Writes every change whose decision still holds, and every end, in the caller's write transaction.
 
     Events, their messages, the Task's counts and its grouped errors move together. Changes: rows are read under lock,
     ``decide`` is called on what was read, and the UPDATE compares status and attempt again. Ends are decided already and
-    are only compared: all are written, or :class:`StaleRead` is raised. Returns the result of each change, in the order
-    given. An Event may occur only once per call.
+    are only compared: all are written, or :class:`StaleRead` is raised. Returns the changes, each with its result. An Event
+    may occur only once per call.
     """
-    applied: list[Applied] = []
     moved: dict[tuple[int, int], Delta] = {}
     now = ledger.now()
     for batch in chunks(changes, _BATCH):
-        applied += _apply_batch(connection, ledger, batch, moved, now)
+        _apply_batch(connection, ledger, batch, moved, now)
     if ends:
         write_unread(connection, ledger, ends, moved, now)
     # Lock order of every transaction: all events first, then their counters.
-    _write_failures(connection, ledger, applied, ends)
-    counters.move(connection, moved, now)
-    return applied
+    _write_failures(connection, ledger, changes, ends)
+    move_counts(connection, moved, now)
+    return list(changes)
 
 
 def _apply_batch(
     connection: Connection, ledger: Ledger, changes: Sequence[Change], moved: dict[tuple[int, int], Delta], now: int
-) -> list[Applied]:
+) -> None:
     condition = batches.among(connection, _e.id, [change.event_id for change in changes])
     records = {record.id: record for record in read_events(connection, condition, lock=True)}
-    results: list[Applied] = []
-    won: list[Applied] = []
+    won: list[Change] = []
     for change in changes:
-        record = records.get(change.event_id)
-        turn = change.decide(record) if record is not None else None
-        results.append(Applied(change, record, turn))
+        record = change.record = records.get(change.event_id)
+        turn = change.turn = change.decide(record) if record is not None else None
         if turn is None or record is None:
             continue
-        won.append(results[-1])
+        won.append(change)
         record.row = turn.after
         if record.task_id is not None:
             moved.setdefault((record.task_id, ledger.slot(record.slots)), Delta()).add(turn.delta)
     _write(connection, ledger, won, now)
-    return results
 
 
-def _write(connection: Connection, ledger: Ledger, won: Sequence[Applied], now: int) -> None:
+def _write(connection: Connection, ledger: Ledger, won: Sequence[Change], now: int) -> None:
     alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for each in won:
         values = _values(ledger, each, now)
@@ -376,8 +369,8 @@ def _write(connection: Connection, ledger: Ledger, won: Sequence[Applied], now: 
             raise TransactionConflict("rows changed under their lock; the transaction is rolled back and tried again")
 
 
-def _values(ledger: Ledger, each: Applied, now: int) -> dict[str, Any]:
-    change, record, turn = each.change, each.record, each.turn
+def _values(ledger: Ledger, change: Change, now: int) -> dict[str, Any]:
+    record, turn = change.record, change.turn
     assert record is not None
     assert turn is not None
     assert turn.before is not None
@@ -430,19 +423,19 @@ def group_of(failure: Failure, status: str) -> str:
     return hashlib.blake2b(f"{status}\0{text}".encode(), digest_size=16).hexdigest()
 
 
-def _write_failures(connection: Connection, ledger: Ledger, applied: Sequence[Applied], ends: Sequence[End]) -> None:
+def _write_failures(connection: Connection, ledger: Ledger, changes: Sequence[Change], ends: Sequence[End]) -> None:
     ended: list[_Failed] = []
     reopened: list[tuple[EventRecord, Sequence[int | None] | None]] = []
-    for each in applied:
-        record, turn = each.record, each.turn
+    for change in changes:
+        record, turn = change.record, change.turn
         if record is None or turn is None or record.task_id is None:
             continue
         if turn.after.items > 1:
-            ended += _failed_items(connection, record, turn, each.change)
+            ended += _failed_items(connection, record, turn, change)
             if turn.reason is Reason.RETRIED:
                 reopened.append((record, _reopened_rows(connection, record, turn)))
         elif turn.after.status in PROBLEM:
-            ended.append(_Failed(record, turn, each.change.failure or _unexplained(turn), record.first_row))
+            ended.append(_Failed(record, turn, change.failure or _unexplained(turn), record.first_row))
         elif turn.reason is Reason.RETRIED:
             reopened.append((record, None))
     for end in ends:
@@ -543,7 +536,7 @@ def _count_failures(connection: Connection, ledger: Ledger, ended: Sequence[_Fai
 
 
 def _move_groups(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
-    statement = counters.insert_or_add(connection, task_errors, ("task_id", "slot", "digest"), ("count",))
+    statement = batches.insert_or_add(connection.dialect.name, task_errors, ("task_id", "slot", "digest"), ("count",))
     connection.execute(statement, rows)
 
 
@@ -680,3 +673,37 @@ def _write_end_batch(connection: Connection, group: _EndBatch, now: int) -> None
     found = batches.update(connection, events, ("id", "attempt"), written, group.rows, same=same, where=where)
     if found != len(group.rows):
         raise StaleRead("something else was written of an Event meanwhile; it is read and decided again")
+
+
+# -- the counts of a Task, sharded over slots so that processes do not contend for one hot row
+#
+# They move only in the transaction that changes the rows, by the deltas of asynctask.core.transitions. Lock order: events
+# first, then slots by (task_id, slot).
+
+COUNTS: Final = tuple(Delta.__slots__)
+_TOTAL = sa.select(*[sa.func.coalesce(sa.func.sum(task_tallies.c[f]), 0) for f in COUNTS]).where(
+    task_tallies.c.task_id == sa.bindparam("task_id")
+)
+
+
+def move_counts(connection: Connection, deltas: Mapping[tuple[int, int], Delta], now: int) -> None:
+    """Adds deltas to counts, by (task id, slot). Every move raises the Task's version."""
+    rows = [
+        {"task_id": task_id, "slot": slot, "version": 1, "updated_at": now, **{f: getattr(delta, f) for f in COUNTS}}
+        for (task_id, slot), delta in sorted(deltas.items())
+        if delta
+    ]
+    if rows:
+        connection.execute(_move_counts(connection.dialect.name), rows)
+
+
+@cache
+def _move_counts(dialect: str) -> Any:
+    """Cached: every flush runs it."""
+    return batches.insert_or_add(dialect, task_tallies, ("task_id", "slot"), ("version", *COUNTS), ("updated_at",))
+
+
+def total_counts(connection: Connection, task_id: int) -> Delta:
+    """The counts of one Task, summed over its slots."""
+    row = connection.execute(_TOTAL, {"task_id": task_id}).one()
+    return Delta(*(int(value) for value in row))

@@ -20,7 +20,7 @@ from asynctask.database.tables import events, task_tallies, tasks
 from asynctask.ledger import dispatchable
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, try_lock
-from asynctask.ledger.events import Applied, Change, EventRecord, Note, apply, read_events
+from asynctask.ledger.events import Change, EventRecord, Note, apply, read_events
 
 __all__ = [
     "advance_low_mark",
@@ -124,7 +124,7 @@ def _watch(ledger: Ledger, event_ids: Sequence[int]) -> None:
         apply(connection, ledger, [Change(event_id, lambda record: watch(record.row)) for event_id in event_ids])
 
 
-def redispatch_lost(ledger: Ledger, lost: Sequence[tuple[int, int]]) -> list[Applied]:
+def redispatch_lost(ledger: Ledger, lost: Sequence[tuple[int, int]]) -> list[Change]:
     """Makes rows, (event id, attempt), that the broker did not hold on two checks wait in the ledger again."""
     applied = _redispatch_lost(ledger, lost)
     dispatchable.announce(ledger, applied)
@@ -132,7 +132,7 @@ def redispatch_lost(ledger: Ledger, lost: Sequence[tuple[int, int]]) -> list[App
 
 
 @repeatable
-def _redispatch_lost(ledger: Ledger, lost: Sequence[tuple[int, int]]) -> list[Applied]:
+def _redispatch_lost(ledger: Ledger, lost: Sequence[tuple[int, int]]) -> list[Change]:
     with ledger.database.write() as connection:
         now = ledger.now()
         changes = [

@@ -23,7 +23,7 @@ from asynctask.database.tables import as_dict, events, processes, tasks
 from asynctask.errors import ConfigError
 from asynctask.ledger import dispatchable
 from asynctask.ledger.base import Ledger, dumps, each_free, loads
-from asynctask.ledger.events import Applied, Change, EventRecord, Failure, Note, apply, read_events
+from asynctask.ledger.events import Change, EventRecord, Failure, Note, apply, read_events
 from asynctask.ledger.standalone import is_job_id
 
 __all__ = [
@@ -394,13 +394,13 @@ def dead_processes(connection: Connection, ledger: Ledger, host: Host) -> list[s
     return [str(process["identity"]) for process in list_processes(connection) if is_dead(ledger, host, process)]
 
 
-def recover_events(ledger: Ledger, identity: str, copies: Sequence[tuple[str, int]]) -> list[Applied]:
+def recover_events(ledger: Ledger, identity: str, copies: Sequence[tuple[str, int]]) -> list[Change]:
     """Recovers the Events of a dead process: those whose copies it held, and those that name it.
 
     ``copies``: (job id, attempt) as the broker lists them; attempt 0 is a job of another program, which may have an Event
     since it was fetched. Idempotent, because the attempt rises.
     """
-    applied: list[Applied] = []
+    applied: list[Change] = []
     attempts = dict(sorted(copies))  # the later attempt of two copies of a job
     for ids in _events_of(ledger, identity, [jid for jid in attempts if is_job_id(jid)]):
         applied += _recover_part(ledger, identity, ids, attempts)
@@ -414,7 +414,7 @@ def recover_job(ledger: Ledger, event_id: int) -> None:
 
 
 @repeatable
-def _recover_part(ledger: Ledger, identity: str, ids: Sequence[int], attempts: Mapping[str, int]) -> list[Applied]:
+def _recover_part(ledger: Ledger, identity: str, ids: Sequence[int], attempts: Mapping[str, int]) -> list[Change]:
     with ledger.database.write() as connection:
         now = ledger.now()
         begun = (_e.process == identity) & (_e.status == str(Status.WORKING))

@@ -47,7 +47,7 @@ from asynctask.iterable import item_statuses, unpack
 from asynctask.ledger import corrections, dispatchable, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, in_range, loads, stamp
-from asynctask.ledger.events import RESUMABLE, Applied, Change, EventRecord, Failure, Note, apply, read_events
+from asynctask.ledger.events import RESUMABLE, Change, EventRecord, Failure, Note, apply, read_events
 from asynctask.ledger.reservations import options_priority
 from asynctask.ledger.standalone import ENGINE
 from asynctask.ledger.tasks import Reject, close_after
@@ -697,7 +697,7 @@ def turn_waiting(ledger: Ledger, action: str, event_ids: Sequence[int], *, who: 
 
 
 @repeatable
-def _turn_part(ledger: Ledger, action: str, event_ids: Sequence[int], who: str) -> list[Applied]:
+def _turn_part(ledger: Ledger, action: str, event_ids: Sequence[int], who: str) -> list[Change]:
     make = {"restart": _hurry_change, "delete": _cancel_change, "kill": _kill_change}[action]
     with ledger.database.write() as connection:
         elsewhere = engines(connection, event_ids)
@@ -743,7 +743,7 @@ def cancel_removed(ledger: Ledger, keys: Sequence[tuple[str, int]], *, who: str 
 
 
 @repeatable
-def _cancel_removed(ledger: Ledger, job_ids: Sequence[str], attempts: dict[str, int], who: str) -> list[Applied]:
+def _cancel_removed(ledger: Ledger, job_ids: Sequence[str], attempts: dict[str, int], who: str) -> list[Change]:
     def decide(seen: EventRecord) -> Turn | None:
         holds_attempt = seen.row.attempt == attempts[seen.job_id] and seen.row.status is Status.ENQUEUE
         return cancel(seen.row) if holds_attempt and in_flight(seen.row) else None
@@ -756,7 +756,7 @@ def _cancel_removed(ledger: Ledger, job_ids: Sequence[str], attempts: dict[str, 
     return applied
 
 
-def _log(connection: Connection, ledger: Ledger, applied: Sequence[Applied], action: str, who: str) -> None:
+def _log(connection: Connection, ledger: Ledger, applied: Sequence[Change], action: str, who: str) -> None:
     """Logs one entry per Task: who did it to how many jobs, and the first of them."""
     changed: dict[int, list[str]] = {}
     for each in applied:
@@ -766,7 +766,7 @@ def _log(connection: Connection, ledger: Ledger, applied: Sequence[Applied], act
         task_rows.log(connection, ledger, task_id, f"jobs {action}", {"jobs": len(job_ids), "first": job_ids[0]}, who)
 
 
-def _after_commit(ledger: Ledger, applied: Sequence[Applied]) -> int:
+def _after_commit(ledger: Ledger, applied: Sequence[Change]) -> int:
     """Follows a committed change with the dispatcher's hints, and closes Tasks that it ended."""
     dispatchable.announce(ledger, applied)
     won = [each for each in applied if each.turn is not None and each.record is not None]
@@ -808,7 +808,7 @@ def start_one(ledger: Ledger, event_id: int, *, who: str = "") -> bool:
 @repeatable
 def _turn_one(
     ledger: Ledger, event_id: int, decide: Callable[[EventRecord], Turn | None], action: str | None, who: str
-) -> list[Applied]:
+) -> list[Change]:
     with ledger.database.write() as connection:
         if (engine := engines(connection, [event_id]).get(event_id)) is not None:
             raise OtherEngine(engine)
@@ -846,7 +846,7 @@ def retry_one(ledger: Ledger, event_id: int, *, who: str = "", refused_too: bool
 
 
 @repeatable
-def _retry_one(ledger: Ledger, event_id: int, who: str, refused_too: bool) -> list[Applied]:
+def _retry_one(ledger: Ledger, event_id: int, who: str, refused_too: bool) -> list[Change]:
     now = ledger.now()
 
     def reopen(seen: EventRecord) -> Turn | None:
@@ -880,7 +880,7 @@ def _retry_one(ledger: Ledger, event_id: int, who: str, refused_too: bool) -> li
     return applied
 
 
-def _retry_callback(connection: Connection, ledger: Ledger, task_id: int, event_id: int, who: str) -> list[Applied]:
+def _retry_callback(connection: Connection, ledger: Ledger, task_id: int, event_id: int, who: str) -> list[Change]:
     task = task_rows.lock(connection, task_id)
     applied = task_rows.reopen_callbacks(connection, ledger, task, [event_id])
     if any(each.turn is not None for each in applied):

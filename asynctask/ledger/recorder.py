@@ -27,7 +27,7 @@ from asynctask.errors import LedgerUnavailable, TooLarge, Unavailable
 from asynctask.iterable import News
 from asynctask.ledger import dispatchable
 from asynctask.ledger.base import Ledger
-from asynctask.ledger.events import Applied, Change, End, EventRecord, Failure, Note, StaleRead, apply
+from asynctask.ledger.events import Change, End, EventRecord, Failure, Note, StaleRead, apply
 from asynctask.ledger.processes import Figures
 from asynctask.ledger.reservations import close_small
 from asynctask.ledger.tasks import candidates, try_close, try_finish
@@ -350,7 +350,7 @@ class Recorder:
                 each.done = True
             self.recorded += len(wave)
             self._figures.flushes.add(len(wave))
-            left = {each.change.event_id: each.record for each in applied if each.turn is None}
+            left = {each.event_id: each.record for each in applied if each.turn is None}
             for each in wave:
                 won = each.event_id not in left or already_recorded(self._ledger, each, left[each.event_id])
                 if won and (kind := _figure(each)) is not None:
@@ -370,7 +370,7 @@ class Recorder:
         else:
             self._closer.check_if_due()
 
-    def _record(self, wave: Sequence[Outcome]) -> tuple[list[End], list[Applied]]:
+    def _record(self, wave: Sequence[Outcome]) -> tuple[list[End], list[Change]]:
         """Writes a wave; returns the ends written without a read, and the results of the other outcomes."""
         try:
             return self._write(wave)
@@ -379,7 +379,7 @@ class Recorder:
                 each.doubtful = True
             raise
 
-    def _write(self, wave: Sequence[Outcome]) -> tuple[list[End], list[Applied]]:
+    def _write(self, wave: Sequence[Outcome]) -> tuple[list[End], list[Change]]:
         if self._reads == 0:
             try:
                 return write_once(self._ledger, wave)
@@ -400,7 +400,7 @@ class Recorder:
         except Exception:
             self._log.exception("outcome_not_told", event_id=each.event_id, attempt=each.attempt, won=won)
 
-    def announce(self, applied: Sequence[Applied], ends: Sequence[End] = ()) -> None:
+    def announce(self, applied: Sequence[Change], ends: Sequence[End] = ()) -> None:
         """Reports to the dispatcher what committed changes and ends made ready.
 
         A lost change is reported by the row as it is: its first try may have written that row although the answer was lost.
@@ -447,11 +447,11 @@ def _is_over(record: EventRecord) -> bool:
     return record.row.status not in OPEN
 
 
-def _as_it_stands(applied: Applied) -> Applied:
-    if applied.turn is not None or applied.record is None:
-        return applied
-    row = applied.record.row
-    return Applied(applied.change, applied.record, Turn(row, row, Reason.RECORDED))
+def _as_it_stands(change: Change) -> Change:
+    if change.turn is not None or change.record is None:
+        return change
+    row = change.record.row
+    return replace(change, turn=Turn(row, row, Reason.RECORDED))
 
 
 def _brief(error: Exception) -> str:
@@ -470,7 +470,7 @@ def with_followers(batch: Sequence[Outcome]) -> list[Outcome]:
 # -- writing outcomes
 
 
-def write_once(ledger: Ledger, wave: Sequence[Outcome]) -> tuple[list[End], list[Applied]]:
+def write_once(ledger: Ledger, wave: Sequence[Outcome]) -> tuple[list[End], list[Change]]:
     """Commits outcomes of different Events; returns the ends written without a read, and the results of the others.
     Raises :class:`~asynctask.ledger.events.StaleRead` if an Event changed since Begin, and LedgerUnavailable."""
     ends = [

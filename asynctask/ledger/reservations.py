@@ -41,10 +41,19 @@ from asynctask.core.transitions import (
 from asynctask.database import batches
 from asynctask.database.retrying import TransactionConflict, repeatable
 from asynctask.database.tables import events, task_log, tasks
-from asynctask.ledger import counters, dispatchable, sessions
+from asynctask.ledger import dispatchable, sessions
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import MAX_ID, Ledger, dumps, each_free, loads, try_lock
-from asynctask.ledger.events import Applied, Change, EventRecord, Note, apply, last_start, read_events
+from asynctask.ledger.events import (
+    Change,
+    EventRecord,
+    Note,
+    apply,
+    last_start,
+    move_counts,
+    read_events,
+    total_counts,
+)
 from asynctask.ledger.leases import is_taken
 
 __all__ = [
@@ -338,7 +347,7 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Rese
         reserved = len(found)
         if high > low:
             fresh, begun = _at_pointer(connection, task, low, high)
-            counters.move(connection, {(task_id, ledger.slot(task["slots"])): Delta(dispatched=begun)}, now)
+            move_counts(connection, {(task_id, ledger.slot(task["slots"])): Delta(dispatched=begun)}, now)
             found += fresh
             reserved += begun
         full = limit is not None and flying + reserved >= limit
@@ -469,7 +478,7 @@ def lend_jobs(ledger: Ledger, task_id: int, wanted: int, places: int) -> list[Re
         if high > low:
             fresh, begun = _at_pointer(connection, task, low, high)
             _lend_fresh(connection, ledger, fresh)
-            counters.move(connection, {(task_id, ledger.slot(task["slots"])): Delta(dispatched=begun - len(fresh))}, now)
+            move_counts(connection, {(task_id, ledger.slot(task["slots"])): Delta(dispatched=begun - len(fresh))}, now)
             found += fresh
         values: dict[str, Any] = {"next_seq": high}
         due = sessions.next_due(connection, task_id)
@@ -487,7 +496,7 @@ def _lend_due(connection: Connection, ledger: Ledger, event_ids: Sequence[int]) 
         return lend(row, ledger.identity) if may else None
 
     applied = apply(connection, ledger, [Change(event_id, decide) for event_id in event_ids])
-    return [each.change.event_id for each in applied if each.turn is not None]
+    return [each.event_id for each in applied if each.turn is not None]
 
 
 def _lend_fresh(connection: Connection, ledger: Ledger, fresh: Sequence[Ready]) -> None:
@@ -514,7 +523,7 @@ def take_back_loans(ledger: Ledger, known: Collection[int]) -> int:
 
 
 @repeatable
-def _return_loans(ledger: Ledger, event_ids: Sequence[int]) -> list[Applied]:
+def _return_loans(ledger: Ledger, event_ids: Sequence[int]) -> list[Change]:
     def decide(record: EventRecord) -> Turn | None:
         if not is_lent(record.row) or record.row.process != ledger.identity:
             return None
@@ -546,7 +555,7 @@ def _flying(connection: Connection, task: Mapping[str, Any]) -> int:
     """Number of a Task's jobs in flight; 0 without a limit, where nobody needs it."""
     if task["parallel"] is None and task["interval_s"] <= 0:
         return 0
-    counts = counters.total(connection, task["id"])
+    counts = total_counts(connection, task["id"])
     return counts.dispatched - counts.returned
 
 
@@ -566,7 +575,7 @@ def _release(
         simple = _release_first(connection, ledger, task, [i for i in found if i in admitted], now)
         found = [i for i in found if i in admitted and i not in set(simple)]
     changes = [Change(event_id, _release_if_due(now)) for event_id in found]
-    return simple + [each.change.event_id for each in apply(connection, ledger, changes) if each.turn is not None]
+    return simple + [each.event_id for each in apply(connection, ledger, changes) if each.turn is not None]
 
 
 @cache
@@ -595,7 +604,7 @@ def _release_first(
     if chosen:
         connection.execute(_released(dialect), {"ids": batches.given(dialect, chosen)})
         moved = {(task["id"], ledger.slot(task["slots"])): Delta(dispatched=len(chosen))}
-        counters.move(connection, moved, now)
+        move_counts(connection, moved, now)
     return [int(i) for i in chosen]
 
 
@@ -749,7 +758,7 @@ def reserve_alone(ledger: Ledger, event_ids: Sequence[int], *, look_again_s: flo
         now = ledger.now()
         look_at = {"look_at": now + micros(look_again_s)}
         changes = [Change(event_id, _release_if_due(now), values=dict(look_at)) for event_id in event_ids]
-        ids = [each.change.event_id for each in apply(connection, ledger, changes) if each.turn is not None]
+        ids = [each.event_id for each in apply(connection, ledger, changes) if each.turn is not None]
         return _read_ready(connection, batches.among(connection, _e.id, ids)) if ids else []
 
 
@@ -804,7 +813,7 @@ def reserve_small(ledger: Ledger, task_ids: Collection[int], wanted: int, *, lea
             },
         )
         moved = {(i, ledger.slot(chosen[i].slots)): Delta(dispatched=len(jobs)) for i, jobs in whole.items()}
-        counters.move(connection, moved, now)
+        move_counts(connection, moved, now)
     return {i: [_ready(chosen[i], job) for job in jobs] for i, jobs in whole.items()}
 
 

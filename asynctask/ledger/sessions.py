@@ -29,8 +29,8 @@ from asynctask.core.transitions import BLOCKED
 from asynctask.database import batches
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events, key_places, task_tallies, tasks
-from asynctask.ledger import counters
 from asynctask.ledger.base import Ledger, chunks, loads, try_lock, try_lock_duty
+from asynctask.ledger.events import total_counts
 
 __all__ = [
     "MAX_KEY",
@@ -184,7 +184,7 @@ def _waits_for_retries(connection: Connection, task: Mapping[str, Any], now: int
         or task["next_seq"] < task["created_jobs"]
     ):
         return False
-    counts = counters.total(connection, task["id"])
+    counts = total_counts(connection, task["id"])
     if counts.working or counts.stopped or not counts.enqueue or counts.dispatched != counts.returned:
         return False
     due = connection.execute(_NEXT_DUE, {"task_id": task["id"]}).scalar()  # or they wait for jobs of their keys

@@ -13,14 +13,13 @@ from sqlalchemy.engine import Connection
 
 from asynctask.core.states import PROBLEM, TERMINAL, Reason, Status, check_event
 from asynctask.core.transitions import Turn, explicit_retry, held_elsewhere, outcome, recorded
-from asynctask.database.batches import MAX_BYTES
+from asynctask.database.batches import MAX_BYTES, insert_new
 from asynctask.database.notify import LEDGER, notify
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events
 from asynctask.errors import InputError, JobTimeout
 from asynctask.ledger import dispatchable
 from asynctask.ledger.base import Ledger, chunks, dumps
-from asynctask.ledger.counters import insert_new
 from asynctask.ledger.events import Change, EventRecord, Failure, Note, apply
 from asynctask.ledger.tasks import close_after
 from asynctask.messages import clean
@@ -30,7 +29,7 @@ __all__ = [
     "MAX_JOB_ID",
     "MAX_OPTIONS",
     "MAX_PARAMS",
-    "NewJob",
+    "Arrival",
     "discard",
     "end_elsewhere",
     "enqueue",
@@ -61,17 +60,18 @@ _e = events.c
 
 
 @dataclass(frozen=True, slots=True)
-class NewJob:
-    """A job without a Task.
+class Arrival:
+    """A job as it comes to the ledger: an engine fetched it, or a program sends it.
 
-    ``params``: its arguments, JSON-ready; ``attempt``: as in its copy; ``options``: its other members, JSON text.
+    ``attempt``: the fence in its copy, 0 in a copy without one; None for a job that its engine keeps and retries. For its
+    Event, if it has none yet: ``params``, its arguments, JSON-ready, and ``options``, its other members, JSON text.
     """
 
     job_id: str
+    attempt: int | None
     worker_name: str
     queue: str
     params: Any = None
-    attempt: int = 1
     options: str | None = None
 
 
@@ -80,7 +80,7 @@ def is_job_id(text: str) -> bool:
     return 0 < len(text) <= MAX_JOB_ID and clean(text) == text
 
 
-def fitted(job: NewJob) -> tuple[NewJob, str | None]:
+def fitted(job: Arrival) -> tuple[Arrival, str | None]:
     """A job of another program made to fit an Event, and a description of the changes; None without changes.
 
     Names are truncated and cleaned; arguments that cannot be stored are dropped, and the reason quotes their beginning.
@@ -120,7 +120,7 @@ def _unfit_params(params: Any) -> str | None:
 
 
 def enqueue(
-    ledger: Ledger, jobs: Sequence[NewJob], *, due_at: int | None = None, options: Mapping[str, Any] | None = None
+    ledger: Ledger, jobs: Sequence[Arrival], *, due_at: int | None = None, options: Mapping[str, Any] | None = None
 ) -> None:
     """Creates stand-alone Events; skips ids that exist.
 
@@ -138,13 +138,13 @@ def enqueue(
         raise InputError(f"no Event can be made: {clean(str(cause))[:_SHOWN]}", code="not_recordable") from error
 
 
-def _row(job: NewJob, options: str | None) -> dict[str, Any]:
+def _row(job: Arrival, options: str | None) -> dict[str, Any]:
     return {
         "job_id": job.job_id,
         "worker_name": job.worker_name,
         "queue": job.queue,
         "status": Status.ENQUEUE,
-        "attempt": job.attempt,
+        "attempt": job.attempt or 1,
         "params": None if job.params is None else dumps(job.params),
         "options": job.options or options,
     }
@@ -209,7 +209,7 @@ def record(ledger: Ledger, job_id: str, status: str, message: str) -> bool:
 def _find(connection: Connection, ledger: Ledger, job_id: str) -> int:
     found = connection.execute(sa.select(_e.id).where(_e.job_id == job_id)).scalar()
     if found is None:
-        _insert(connection, [_row(NewJob(job_id, "", "default"), None)], None, ledger.now())
+        _insert(connection, [_row(Arrival(job_id, 1, "", "default"), None)], None, ledger.now())
         found = connection.execute(sa.select(_e.id).where(_e.job_id == job_id)).scalar_one()
     return int(found)
 

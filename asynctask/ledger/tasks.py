@@ -29,9 +29,9 @@ from asynctask.database.tables import (
     tasks,
 )
 from asynctask.errors import Conflict, InputError, NotFound, Unavailable
-from asynctask.ledger import corrections, counters, sessions
+from asynctask.ledger import corrections, sessions
 from asynctask.ledger.base import MAX_SLOTS, PURGING, SLOTS_FROM, Ledger, NewItem, Reject, dumps, in_range, loads, try_lock
-from asynctask.ledger.events import Applied, Change, EventRecord, Note, apply
+from asynctask.ledger.events import Change, EventRecord, Note, apply, move_counts, total_counts
 from asynctask.ledger.progress import progress
 from asynctask.messages import clean
 
@@ -435,7 +435,7 @@ def _add_jobs(
     if task["key_limit"] is not None:
         sessions.add_places(connection, [task_id], low=first)
     counts = Delta(enqueue=items_of(items), jobs=len(items))
-    counters.move(connection, {(task_id, ledger.slot(task["slots"])): counts}, now)
+    move_counts(connection, {(task_id, ledger.slot(task["slots"])): counts}, now)
 
 
 def _insert_events(
@@ -764,7 +764,7 @@ def _insert(ledger: Ledger, wholes: Sequence[NewWhole]) -> list[Whole]:
             (task_id, ledger.slot(row["slots"])): Delta(enqueue=items_of(each.items), jobs=len(each.items))
             for task_id, each, row in made
         }
-        counters.move(connection, moved, now)
+        move_counts(connection, moved, now)
         for task_id, each, row in made:
             _write_rest(connection, ledger, task_id, each, row)
         if any(each.notify_dispatcher and each.items for each in wholes):
@@ -828,7 +828,7 @@ def tolerated_left(connection: Connection, task: Mapping[str, Any]) -> int | Non
     it has none, or none is known while the list is split."""
     if (tolerance := tolerance_of(task)) is None:
         return None
-    counts = counters.total(connection, task["id"])
+    counts = total_counts(connection, task["id"])
     return tolerance.left(counts.failed, counts.error, _known_total(task))
 
 
@@ -879,7 +879,7 @@ def _pause_failing(ledger: Ledger, task_id: int) -> bool:
         task = try_lock(connection, ledger, task_id)
         if task is None or task["state"] not in (State.SPLITTING, State.RUNNING) or task["turning"] is not None:
             return False
-        counts = counters.total(connection, task_id)
+        counts = total_counts(connection, task_id)
         open_ = counts.enqueue + counts.working + counts.stopped
         if not _is_failing({**task, "failed": counts.failed, "error": counts.error, "open": open_}):
             return False
@@ -954,7 +954,7 @@ def try_close(ledger: Ledger, task_id: int) -> bool:
 
 def _close(connection: Connection, ledger: Ledger, task: dict[str, Any]) -> None:
     """Closes the generation of a locked Task and queues the callbacks that follow it; without any, the Task is done."""
-    due = due_callbacks(task["state"], counters.total(connection, task["id"]))
+    due = due_callbacks(task["state"], total_counts(connection, task["id"]))
     said = [NewCallback(**each) for each in loads(task["callbacks"]) or ()]
     # An export is merged first; its callbacks are told what came of that.
     callbacks = [each for each in said if each.name == MERGE] or [each for each in said if each.name in due]
@@ -983,7 +983,7 @@ def close_after(ledger: Ledger, record: EventRecord) -> None:
 
 
 def _may_close(connection: Connection, task: dict[str, object]) -> bool:
-    counts = counters.total(connection, int(str(task["id"])))
+    counts = total_counts(connection, int(str(task["id"])))
     return may_close(str(task["state"]), bool(task["generation_sealed"]), task["turning"] is not None, counts)
 
 
@@ -1073,7 +1073,7 @@ def _callbacks_of(connection: Connection, task: dict[str, Any]) -> list[tuple[st
 
 
 def _after_merge(connection: Connection, task: dict[str, Any], merge_failed: bool) -> list[NewCallback]:
-    due = due_callbacks(task["state"], counters.total(connection, task["id"]))
+    due = due_callbacks(task["state"], total_counts(connection, task["id"]))
     if merge_failed:
         due = ("on_complete", "on_failure")
     return [NewCallback(**each) for each in loads(task["callbacks"]) if each["name"] in due]
@@ -1132,7 +1132,7 @@ def call_back_again(ledger: Ledger, task_id: int, *, who: str = "") -> bool:
 
 def reopen_callbacks(
     connection: Connection, ledger: Ledger, task: dict[str, Any], event_ids: Sequence[int]
-) -> list[Applied]:
+) -> list[Change]:
     """Opens these callbacks of a locked Task again; if it was done, it waits for them again.
 
     Raises :class:`Conflict` for one of an earlier generation.

@@ -18,16 +18,15 @@ from typing import Any, Final
 
 import orjson
 
-from asynctask.clock import SECOND, rfc3339
+from asynctask.clock import SECOND
 from asynctask.core.states import Reason, State, Status
 from asynctask.core.transitions import LEAD_S, Begin, Row, Turn, begin, cancel, give_back, is_foreign, is_suspect
 from asynctask.database.retrying import repeatable
-from asynctask.errors import AsyncTaskError, InputError, JobInterrupted, JobTimeout
+from asynctask.errors import AsyncTaskError, JobInterrupted, JobTimeout
 from asynctask.iterable import News, Slice
 from asynctask.job import CurrentJob, interrupted
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.events import (
-    Applied,
     Change,
     EventRecord,
     Failure,
@@ -41,24 +40,20 @@ from asynctask.ledger.events import (
 from asynctask.ledger.processes import engine_of
 from asynctask.ledger.recorder import Follower, Outcome, Recorder
 from asynctask.ledger.reservations import Ready
-from asynctask.ledger.standalone import ENGINE, MAX_JOB_ID, NewJob, enqueue, fitted, is_job_id
+from asynctask.ledger.standalone import ENGINE, Arrival, enqueue
 from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.worker import Worker
 
 __all__ = [
-    "RECORDS",
     "TICKET",
-    "Arrival",
     "AttemptLost",
-    "JobRecord",
-    "Recorded",
-    "RemoteTracker",
     "Stops",
     "TaskEventMiddleware",
     "Ticket",
     "Tracker",
     "failure_of",
+    "last_message_is",
     "refusal_of",
     "result_text",
 ]
@@ -80,22 +75,6 @@ class AttemptLost(AsyncTaskError):
     """
 
     code = "attempt_lost"
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A job that an engine fetched.
-
-    ``attempt``: the fence in the copy; None for one that its engine keeps and retries. ``params`` and ``options`` (JSON
-    text): for its Event, if it has none yet.
-    """
-
-    job_id: str
-    attempt: int | None
-    worker_name: str
-    queue: str
-    params: Any = None
-    options: str | None = None
 
 
 @dataclass(slots=True)
@@ -323,9 +302,8 @@ class Tracker:
         A copy that outlived its Event gets one at its own attempt; otherwise its fence would drop it, and the Event would
         wait for ever. Raises :class:`~asynctask.errors.InputError` for values that the database cannot store.
         """
-        jobs = [NewJob(a.job_id, a.worker_name, a.queue, a.params, a.attempt or 1, a.options) for a in arrivals]
         engine = engine_of(self._ledger.identity)
-        enqueue(self._ledger, jobs, options=None if engine is None else {ENGINE: engine})
+        enqueue(self._ledger, arrivals, options=None if engine is None else {ENGINE: engine})
 
     # -- 2. start
 
@@ -511,7 +489,7 @@ class Tracker:
         self._recorder.announce(applied)
 
     @repeatable
-    def _put_off(self, tickets: Sequence[tuple[Ticket, str]], until: int) -> list[Applied]:
+    def _put_off(self, tickets: Sequence[tuple[Ticket, str]], until: int) -> list[Change]:
         with self._ledger.database.write() as connection:
             return apply(connection, self._ledger, [self._waiting(ticket, clean(why), until) for ticket, why in tickets])
 
@@ -524,7 +502,7 @@ class Tracker:
             if record.task_state == State.CANCELLED:
                 change.notes = [Note("cancelled", self._ledger.catalogue("cancelled"))]
                 return cancel(record.row)
-            if not _last_message_is(record.messages, why):
+            if not last_message_is(record.messages, why):
                 change.notes = [Note("enqueue", why)]
             return give_back(record.row, now=until)
 
@@ -676,7 +654,8 @@ def refusal_of(error: BaseException) -> Failure:
     return Failure(clean(str(getattr(error, "code", "failed")))[:64] or "failed", clean(str(error)))
 
 
-def _last_message_is(messages: str | None, text: str) -> bool:
+def last_message_is(messages: str | None, text: str) -> bool:
+    """Whether a job's last message says this."""
     said = orjson.loads(messages) if messages else []
     return bool(said) and said[-1].get("message") == text
 
@@ -701,230 +680,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, set | frozenset | bytes):
         raise TypeError(f"{type(value).__name__} is no JSON")
     return str(value)
-
-
-# -- records of workers in another language
-
-RECORDS: Final = ("working", "finish", "failed", "error", "interrupted")
-"""What a record can say: the job began, returned, was refused for a business reason, raised, or was under way when its
-process shut down."""
-
-_UNKNOWN_ENGINE: Final = "remote"
-
-_SEVERAL: Final = "workers in another language perform jobs of one item: submit its items without chunk_size"
-
-
-@dataclass(frozen=True, slots=True)
-class JobRecord:
-    """What a worker in another language says of a job.
-
-    ``status``: one of :data:`RECORDS`; ``attempt``: the fence that the job carries, None for a job that its own engine
-    keeps; ``will_retry`` and ``retry_at`` (microseconds, default: at once): another attempt follows an ``error``;
-    ``worker``, ``queue`` and ``args``: for its Event, if it has none; ``started_at`` (microseconds): when this attempt
-    began; ``result``: of one that returned.
-    """
-
-    job_id: str
-    status: str
-    message: str = ""
-    attempt: int | None = None
-    will_retry: bool = False
-    retry_at: int | None = None
-    worker: str | None = None
-    queue: str = "default"
-    args: Sequence[Any] | None = None
-    started_at: int | None = None
-    result: Any = None
-
-    def check(self) -> None:
-        """Raises :class:`InputError` for values that no Event can have."""
-        if self.status not in RECORDS:
-            raise InputError(f"no record: {self.status!r}; there are {', '.join(RECORDS)}", code="not_recordable")
-        if not is_job_id(self.job_id):
-            raise InputError(
-                f"a job id has 1 to {MAX_JOB_ID} characters, and no NUL or half a character among them",
-                code="not_recordable",
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """What became of a record. ``counted``: it changed the Event, or is the ``working`` that the Event has. ``status`` and
-    ``attempt`` are the Event's now, None where it has none."""
-
-    job_id: str
-    counted: bool
-    status: str | None
-    attempt: int | None
-
-
-class RemoteTracker:
-    """Records what workers in another language say, many records in one transaction.
-
-    A job with an attempt, or of a Task, is kept by the ledger: its retry waits there, and a record of an older attempt does
-    not count. Any other is kept by its own engine. A record that arrives twice counts once: by its attempt, or by the
-    start of its attempt.
-
-    ``ledger`` has the identity of the process that performs the jobs, or none; ``limit``: bytes of a result.
-    """
-
-    def __init__(self, ledger: Ledger, *, on_due: Callable[[int], None] = lambda at: None, limit: int = 65_536) -> None:
-        self._ledger = ledger
-        self._limit = limit
-        self._recorder = Recorder(ledger, on_due=on_due)
-        self._tracker = Tracker(ledger, self._recorder)
-
-    def record(self, records: Sequence[JobRecord]) -> list[Recorded]:
-        """Records them in order, and says of each what became of it. Raises :class:`InputError`, LedgerUnavailable: some
-        may be recorded then, and all may be sent again."""
-        for record in records:
-            record.check()
-        answers: dict[int, Recorded] = {}
-        left = list(enumerate(records))
-        while left:  # one transaction, unless a job occurs twice
-            wave: dict[str, tuple[int, JobRecord]] = {}
-            later = [each for each in left if wave.setdefault(each[1].job_id, each) is not each]
-            for (place, _), answer in zip(wave.values(), self._record([r for _, r in wave.values()]), strict=True):
-                answers[place] = answer
-            left = later
-        return [answers[place] for place in range(len(records))]
-
-    def _record(self, records: Sequence[JobRecord]) -> list[Recorded]:
-        known = self._events(records)
-        counted: dict[str, bool] = {}
-        outcomes = []
-        for record in records:
-            event = known.get(record.job_id)
-            if event is not None and _is_current(record, event):
-                outcomes += self._outcomes(record, event, partial(counted.__setitem__, record.job_id))
-        if outcomes:
-            self._recorder.commit(outcomes)
-        # What follows from a record that counted is known, unless the job waits again: its Task may be cancelled.
-        ended = {r.job_id: r for r in records if counted.get(r.job_id) and not (r.will_retry or r.status == "interrupted")}
-        now = self._tracker.read([record.job_id for record in records if record.job_id not in ended])
-        return [
-            Recorded(record.job_id, True, record.status, known[record.job_id].row.attempt)
-            if record.job_id in ended
-            else _recorded(record.job_id, counted.get(record.job_id, False), now.get(record.job_id))
-            for record in records
-        ]
-
-    def _events(self, records: Sequence[JobRecord]) -> dict[str, EventRecord]:
-        """The Events of these jobs; those of unknown ones are made if their worker is named."""
-        known = self._tracker.read([record.job_id for record in records])
-        new = [record for record in records if record.job_id not in known and record.worker]
-        for is_kept, options in ((False, {ENGINE: engine_of(self._ledger.identity) or _UNKNOWN_ENGINE}), (True, None)):
-            jobs = [_new_job(record) for record in new if (record.attempt is not None) is is_kept]
-            if jobs:
-                enqueue(self._ledger, jobs, options=options)
-        return known | self._tracker.read([record.job_id for record in new]) if new else known
-
-    def _outcomes(self, record: JobRecord, event: EventRecord, count: Callable[[bool], None]) -> list[Outcome]:
-        """What to write of a record of the current attempt. ``count`` is called with whether the record counts."""
-        if event.row.items > 1 and record.status != "interrupted":
-            return [self._refused_slice(event)]
-        if record.status == "working":
-            return self._begin(record, event, count)
-        text, retry_at = clean(record.message), None
-        ticket = Ticket(
-            Begin.RUN, event.job_id, event.id, event.task_id, event.row.attempt, event.row.retries,
-            elsewhere=_is_elsewhere(record, event), started_at=self._started_at(record),
-            said=event.row.status is Status.WORKING,
-            seen=event if untouched(event) and not _is_elsewhere(record, event) else None,
-        )  # fmt: skip
-        if record.status == "finish":
-            ticket.finish(record.result, self._limit)
-        elif record.status == "failed":
-            ticket.status, ticket.reason, ticket.failure = Status.FAILED, Reason.REFUSED, Failure("failed", text)
-        elif record.status == "interrupted":
-            ticket.status, ticket.reason = Status.ERROR, Reason.INTERRUPTED
-            retry_at = self._ledger.now() if ticket.elsewhere else None  # its own engine delivers it again
-        else:
-            ticket.status, ticket.reason, ticket.failure = Status.ERROR, Reason.RAISED, Failure("raised", text)
-            retry_at = max(record.retry_at or 0, self._ledger.now()) if record.will_retry else None
-        is_told = ticket.failure is not None or not text
-        opening = 0 if ticket.said else 1
-        outcome = self._tracker.outcome(ticket, retry_at, then=count)
-        outcome.doubtful = True  # stands for the attempt that was read: sent twice at the same time, it is written once
-        if not is_told:
-            outcome.notes.insert(opening, Note("working", text))
-        return [outcome]
-
-    def _refused_slice(self, event: EventRecord) -> Outcome:
-        """The end of a job of several items: whoever knows jobs of one item cannot say what each came to, so what it says
-        does not count. Told so when it begins, it performs none of them."""
-        ticket = Ticket(Begin.RUN, event.job_id, event.id, event.task_id, event.row.attempt, event.row.retries)
-        outcome = self._tracker.outcome(ticket, None, discarded=_SEVERAL)
-        outcome.doubtful = True
-        return outcome
-
-    def _begin(self, record: JobRecord, event: EventRecord, count: Callable[[bool], None]) -> list[Outcome]:
-        row, text = event.row, [Note("working", clean(record.message))] if record.message else []
-        if row.status is Status.WORKING and row.process == self._ledger.holder:
-            count(True)
-            if not text or _last_message_is(event.messages, text[0].message):
-                return []
-            return [Outcome(event.id, row.attempt, Status.WORKING, Reason.STARTED, text)]
-        elsewhere = _is_elsewhere(record, event)
-        verdict = begin(row, None if elsewhere else row.attempt, event.task_state)
-        if verdict is Begin.CANCEL:
-            return [Outcome(event.id, row.attempt, Status.CANCELLED, Reason.CANCELLED)]
-        if verdict is Begin.GIVE_BACK:
-            return [Outcome(event.id, row.attempt, Status.ENQUEUE, Reason.GIVEN_BACK)]
-        if verdict is Begin.DROP:
-            return []
-        started_at = self._started_at(record)
-        notes = [Note("working", self._ledger.catalogue("working"), started_at), *text]
-        return [
-            Outcome(
-                event.id,
-                row.attempt,
-                Status.WORKING,
-                Reason.STARTED,
-                notes,
-                started_at=started_at,
-                then=count,
-                elsewhere=elsewhere,
-                doubtful=True,
-            )
-        ]
-
-    def _started_at(self, record: JobRecord) -> int:
-        return self._ledger.now() if record.started_at is None else record.started_at
-
-
-def _is_elsewhere(record: JobRecord, event: EventRecord) -> bool:
-    """Whether the job's own engine keeps it."""
-    return record.attempt is None and event.is_lone
-
-
-def _is_current(record: JobRecord, event: EventRecord) -> bool:
-    """Whether a record speaks of the Event's current attempt, and that may be under way."""
-    row = event.row
-    if row.status not in (Status.ENQUEUE, Status.WORKING) or row.due_at is not None or not row.reserved:
-        return False
-    if record.attempt is not None:
-        return record.attempt == row.attempt
-    return record.started_at is None or not _has_ended(event, record.started_at)
-
-
-def _new_job(record: JobRecord) -> NewJob:
-    """An engine keeps the arguments of its jobs; here they are only shown, so those that do not fit are left out."""
-    job = NewJob(record.job_id, record.worker or "", record.queue, record.args, record.attempt or 1)
-    return fitted(job)[0]
-
-
-def _has_ended(event: EventRecord, started_at: int) -> bool:
-    """Whether the attempt that began at ``started_at`` has its outcome: its messages say so."""
-    at = rfc3339(started_at)
-    said: list[Mapping[str, Any]] = orjson.loads(event.messages) if event.messages else []
-    return any(each.get("at") == at and each.get("attempt", 0) < event.row.attempt for each in said)
-
-
-def _recorded(job_id: str, counted: bool, event: EventRecord | None) -> Recorded:
-    if event is None:
-        return Recorded(job_id, False, None, None)
-    return Recorded(job_id, counted, str(event.row.status), event.row.attempt)
 
 
 # -- the middleware that records a tracked job; docs/middleware.md has the table of what it records

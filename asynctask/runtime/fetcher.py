@@ -1,14 +1,14 @@
 """The fetcher: takes jobs from the broker in batches, reads them, and acknowledges what is recorded.
 
-A fetched copy is a job that runs here, a tracked job that waits for another process (:class:`TrackedDeferral`), an
-untracked job of others (:class:`UntrackedDeferral`), or no job at all.
+A fetched copy is a job that runs here, a tracked job of a worker that this process does not know, which waits in the
+ledger for another, an untracked job of others (:class:`UntrackedDeferral`), or no job at all.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -22,10 +22,10 @@ from asynctask.dispatch.outbox import buried, job_of, options_of, worker_name
 from asynctask.errors import InputError, Unavailable
 from asynctask.job import CurrentJob
 from asynctask.ledger.reservations import Ready
-from asynctask.ledger.standalone import NewJob, fitted, is_job_id
+from asynctask.ledger.standalone import Arrival, fitted, is_job_id
 from asynctask.logs import get_logger
 from asynctask.messages import clean
-from asynctask.middleware.tracker import TICKET, Arrival, Ticket, Tracker
+from asynctask.middleware.tracker import TICKET, Ticket, Tracker
 from asynctask.runtime.execution import Execution
 from asynctask.runtime.pool import MANY_DONE, HeldCopies, Pool
 from asynctask.wire.payload import parse
@@ -41,7 +41,6 @@ __all__ = [
     "Doubt",
     "Fetcher",
     "Intake",
-    "TrackedDeferral",
     "UntrackedDeferral",
     "why_not_ours",
 ]
@@ -51,6 +50,10 @@ LATENCY_S: Final = 0.5
 
 HOARD: Final = 10
 """With more jobs ready than so many times what a process would fetch now, it gives back what it cannot begin soon."""
+
+DEFER_S: Final = 5
+"""Seconds after which a tracked job of a worker that this process does not know is dispatched again, to any process that
+fetches it then: another may know it, as during a roll-out."""
 
 MAX_FETCH: Final = 1_000
 MAX_UNRECORDED: Final = 5_000
@@ -90,7 +93,7 @@ class Fetcher:
         self._held = held
         self._intake = intake
         self._untracked_deferral = untracked_deferral
-        self._tracked_deferral = TrackedDeferral(tracker)
+        self._tracker = tracker
         self._quiet = quiet
         self._order = order
         self._on_dry = on_dry
@@ -219,7 +222,7 @@ class Fetcher:
         for each in executions:
             if not each.begins:
                 self._pool.release(each)
-            elif self._tracked_deferral.applies_to(each):
+            elif each.is_unknown:
                 deferred.append(each)
             else:
                 ready.append(each)
@@ -228,8 +231,13 @@ class Fetcher:
             self._put_off(deferred)
 
     def _put_off(self, deferred: Sequence[Execution]) -> None:
+        """Tracked jobs of workers that this process does not know wait in the ledger, without spending a retry. Raises
+        :class:`Unavailable`."""
+        until = self._tracker.now() + DEFER_S * SECOND
+        names = sorted({job.name[:100] for job in deferred})
+        get_logger("asynctask.missing").warning("worker_missing", workers=names[:10], count=len(deferred))
         try:
-            self._tracked_deferral.put_off(deferred)
+            self._tracker.put_off([(job.ticket, _why_put_off(job)) for job in deferred if job.ticket is not None], until)
         except Unavailable:
             self._held.forget([each.copy for each in deferred])
             raise
@@ -244,6 +252,10 @@ class Fetcher:
             except Unavailable:
                 self._held.forget(copies[position:])
                 raise
+
+
+def _why_put_off(job: Execution) -> str:
+    return f"Waiting for a worker: no process that took it knows {job.name[:200]!r}. Start one that registers it"
 
 
 # -- exchanges without an answer
@@ -434,10 +446,10 @@ def _arrival(execution: Execution) -> tuple[Arrival, str | None]:
     if copy.attempt > 0:
         return Arrival(copy.jid, copy.attempt, name, copy.queue, args), None
     came = parse(copy.payload, keep_numbers=True)
-    job, unfit = fitted(NewJob(copy.jid, name, copy.queue, args, options=options_of(came)))
+    arrival, unfit = fitted(Arrival(copy.jid, copy.attempt, name, copy.queue, args, options_of(came)))
     # The arguments as they came: what an Event can keep of them was seen by their values.
-    params = None if job.params is None else orjson.Fragment(dump_any(came["args"]))
-    return Arrival(job.job_id, copy.attempt, job.worker_name, job.queue, params, job.options), unfit
+    params = None if arrival.params is None else orjson.Fragment(dump_any(came["args"]))
+    return replace(arrival, params=params), unfit
 
 
 def _bind(execution: Execution, ticket: Ticket, asked: float) -> None:
@@ -447,41 +459,6 @@ def _bind(execution: Execution, ticket: Ticket, asked: float) -> None:
     execution.job.attempt = ticket.attempt
     execution.job.local[TICKET] = ticket
     execution.job.resume(ticket.checkpoint)
-
-
-# -- tracked jobs of workers that this process does not know: another may, as during a roll-out
-
-DEFER_S: Final = 5
-"""Seconds after which such a job is dispatched again, to any process that fetches it then."""
-
-
-class TrackedDeferral:
-    """Puts such jobs off in the ledger. No retry is spent on it.
-
-    Untracked ones are left to others before, see :class:`UntrackedDeferral`. A job that was put into a
-    queue by hand to be tracked is not taken: nobody ever checked its name, and it ends in error.
-    """
-
-    def __init__(self, tracker: Tracker) -> None:
-        self._tracker = tracker
-        self._log = get_logger("asynctask.missing")
-
-    @staticmethod
-    def applies_to(execution: Execution) -> bool:
-        """Whether this one is to be put off."""
-        return execution.worker is None and execution.copy.attempt > 0
-
-    def put_off(self, jobs: Sequence[Execution]) -> None:
-        """Has them wait in the ledger; then their copies may be acknowledged. Raises Unavailable."""
-        until = self._tracker.now() + DEFER_S * SECOND
-        names = sorted({job.name[:100] for job in jobs})
-        self._log.warning("worker_missing", workers=names[:10], count=len(jobs))
-        self._tracker.put_off([(job.ticket, _why(job)) for job in jobs if job.ticket is not None], until)
-
-
-def _why(job: Execution) -> str:
-    name = job.name[:200]
-    return f"Waiting for a worker: no process that took it knows {name!r}. Start one that registers it"
 
 
 # -- untracked jobs that others perform

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar
 
 if TYPE_CHECKING:
     from asynctask.database.engine import Database
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 __all__ = [
     "LIFELINE",
     "PULSE",
-    "RESTART_S",
-    "STEADY_S",
     "Announcement",
+    "Child",
     "ChildSpec",
     "Lease",
     "Pulse",
     "Supervisor",
     "Wakeup",
     "become",
+    "listen",
     "supervising",
     "watch_parent",
 ]
@@ -86,18 +86,71 @@ class Announcement(NamedTuple):
     text: str
 
 
-class _Child:
+C = TypeVar("C", bound="Child")
+
+
+class Child:
+    """A process that is kept running: its pulse, which it writes into a pipe, and how soon it ended the last times."""
+
+    def __init__(self) -> None:
+        self.pulse = -1  # the reading end of its pipe; -1: there is none
+        self.started = 0.0
+        self.heard = 0.0  # when its pulse was heard last
+        self.failures = 0
+
+    def read(self, now: float) -> bytes:
+        """What it has written since; the pipe does not block. Closes it where the child has closed it or ended."""
+        try:
+            received = os.read(self.pulse, 65_536)
+        except BlockingIOError:
+            return b""
+        if received:
+            self.heard = now
+        else:
+            self._close()
+        return received
+
+    def hang_up(self) -> None:
+        """Closes the pipe: it has ended."""
+        self._close()
+
+    def _close(self) -> None:
+        if self.pulse >= 0:
+            os.close(self.pulse)
+        self.pulse = -1
+
+    def ended(self, now: float) -> float:
+        """It ended: hangs up, and returns the seconds before it is started again."""
+        self.hang_up()
+        self.failures = 0 if now - self.started > STEADY_S else self.failures + 1
+        return RESTART_S[min(self.failures, len(RESTART_S) - 1)]
+
+
+def listen(wakeup: Wakeup, children: Sequence[C], seconds: float) -> list[C]:
+    """Waits for at most so many seconds for a wake-up or a pulse; returns the children that are to be read."""
+    poll = select.poll()
+    poll.register(wakeup.fileno(), select.POLLIN)
+    pulses = {child.pulse: child for child in children if child.pulse >= 0}
+    for descriptor in pulses:
+        poll.register(descriptor, select.POLLIN)
+    ready = poll.poll(seconds * 1_000)
+    wakeup.clear()
+    return [pulses[descriptor] for descriptor, _ in ready if descriptor in pulses]
+
+
+class _Worker(Child):
     def __init__(self, spec: ChildSpec) -> None:
+        super().__init__()
         self.spec = spec
         self.process: subprocess.Popen[bytes] | None = None
-        self.started = 0.0
         self.restart_at = 0.0
-        self.failures = 0
-        self.pulse = -1  # the reading end of its pipe
         self.unread = b""  # an incomplete line
         self.lease: Lease | None = None
-        self.heard = 0.0  # when its pulse was heard last
         self.silent = False
+
+    def hang_up(self) -> None:
+        super().hang_up()
+        self.unread, self.lease, self.silent = b"", None, False
 
 
 class Supervisor:
@@ -117,7 +170,7 @@ class Supervisor:
         logger: Callable[[], Logger],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._children = [_Child(spec) for spec in children]
+        self._children = [_Worker(spec) for spec in children]
         self._environ = environ
         self._shutdown_s = shutdown_s
         self._logger = logger
@@ -183,17 +236,17 @@ class Supervisor:
             killed = 1
         self._renewer.end()
         for child in self._children:
-            self._hang_up(child)
+            child.hang_up()
         os.close(self._write)
         os.close(self._read)
         return killed
 
-    def _living(self) -> list[_Child]:
+    def _living(self) -> list[_Worker]:
         return [child for child in self._children if child.process is not None and child.process.poll() is None]
 
     # -- children
 
-    def _spawn(self, child: _Child) -> None:
+    def _spawn(self, child: _Worker) -> None:
         child.pulse, theirs = os.pipe()
         os.set_blocking(child.pulse, False)
         environ = {**self._environ, LIFELINE: str(self._read), PULSE: str(theirs)}
@@ -206,22 +259,15 @@ class Supervisor:
             os.close(theirs)
         child.started = self._monotonic()
 
-    def _ended(self, child: _Child, pid: int, code: int) -> None:
+    def _ended(self, child: _Worker, pid: int, code: int) -> None:
         if code == 0 and len(self._children) == 1:
             child.process = None
             self.stop()
             return
         now = self._monotonic()
-        child.failures = 0 if now - child.started > STEADY_S else child.failures + 1
-        pause = RESTART_S[min(child.failures, len(RESTART_S) - 1)]
+        pause = child.ended(now)
         self._logger().warning("child_died", name=child.spec.name, pid=pid, code=code, restart_in_s=pause)
         child.process, child.restart_at = None, now + pause
-        self._hang_up(child)
-
-    def _hang_up(self, child: _Child) -> None:
-        if child.pulse >= 0:
-            os.close(child.pulse)
-        child.pulse, child.unread, child.lease, child.silent = -1, b"", None, False
 
     def _signal(self, number: int) -> None:
         for child in self._children:
@@ -232,31 +278,11 @@ class Supervisor:
 
     def _listen(self, seconds: float) -> None:
         """Waits for a signal or a pulse, and reads every pulse received."""
-        poll = select.poll()
-        poll.register(self._wakeup.fileno(), select.POLLIN)
-        pulses = {child.pulse: child for child in self._children if child.pulse >= 0}
-        for descriptor in pulses:
-            poll.register(descriptor, select.POLLIN)
-        ready = poll.poll(seconds * 1_000)
-        self._wakeup.clear()
-        for descriptor, _ in ready:
-            if descriptor in pulses:
-                self._hear(pulses[descriptor])
-
-    def _hear(self, child: _Child) -> None:
-        try:
-            received = os.read(child.pulse, 65_536)
-        except BlockingIOError:
-            return
-        if not received:  # the child has ended or closed it
-            os.close(child.pulse)
-            child.pulse = -1
-            return
-        child.heard = self._monotonic()
-        *lines, child.unread = (child.unread + received).split(b"\n")
-        for line in lines:
-            if line:
-                child.lease = Lease(**json.loads(line))
+        for child in listen(self._wakeup, self._children, seconds):
+            *lines, child.unread = (child.unread + child.read(self._monotonic())).split(b"\n")
+            for line in lines:
+                if line:
+                    child.lease = Lease(**json.loads(line))
 
     def _renew(self) -> None:
         """Renews the leases of living children without a pulse."""

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from support.world import World, numbers
 
-from asynctask.runtime.execution import Execution, Performer
-from asynctask.runtime.retry import Decision
+from asynctask.runtime.execution import Decision, Execution, Performer
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.databases("sqlite", reason="about processes, signals and threads")

@@ -16,7 +16,8 @@ from asynctask.core.states import Reason, Status
 from asynctask.ledger import control, dispatchable, reservations
 from asynctask.ledger.events import Note
 from asynctask.ledger.recorder import Outcome, Recorder
-from asynctask.middleware.tracker import Arrival, Tracker
+from asynctask.ledger.standalone import Arrival
+from asynctask.middleware.tracker import Tracker
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 

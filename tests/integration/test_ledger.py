@@ -15,7 +15,7 @@ from asynctask.core.transitions import POISON_DEATHS, cancel, give_back, outcome
 from asynctask.errors import Conflict, InputError, TransitionRefused
 from asynctask.ledger import doctor, processes, reservations
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.events import Applied, Change, EventRecord, Failure, Note, apply
+from asynctask.ledger.events import Change, EventRecord, Failure, Note, apply
 from asynctask.ledger.progress import progress
 from asynctask.ledger.tasks import try_close
 from asynctask.messages import KEEP_FIRST, KEEP_LAST
@@ -24,7 +24,7 @@ from asynctask.task import TaskHandle
 decided_by_us = pytest.mark.one_database(reason="it is decided in Python, of rows that were read")
 
 
-def take(app: AsyncTask, *changes: Change) -> list[Applied]:
+def take(app: AsyncTask, *changes: Change) -> list[Change]:
     with app.ledger.database.write() as connection:
         return apply(connection, app.ledger, changes)
 

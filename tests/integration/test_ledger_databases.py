@@ -21,13 +21,12 @@ from asynctask.database.engine import Database, _Mark
 from asynctask.database.retrying import OutcomeUnknown, TransactionConflict, repeatable
 from asynctask.database.tables import events, task_samples, task_tallies, tasks, write_marks
 from asynctask.errors import LedgerUnavailable
-from asynctask.integrations.base import Reporter
-from asynctask.ledger import control, counters, lost_copies, reservations
-from asynctask.ledger.events import Failure, lock_events
+from asynctask.integrations.remote import JobRecord, Reporter
+from asynctask.ledger import control, lost_copies, reservations
+from asynctask.ledger.events import COUNTS, Failure, lock_events, total_counts
 from asynctask.ledger.progress import progress
 from asynctask.ledger.recorder import Outcome, Recorder
-from asynctask.ledger.standalone import NewJob, enqueue, record
-from asynctask.middleware.tracker import JobRecord
+from asynctask.ledger.standalone import Arrival, enqueue, record
 from asynctask.testing import wait_for
 
 SERVERS = pytest.mark.databases("postgresql", "mariadb", reason="SQLite has one writer and no connection to lose")
@@ -248,7 +247,7 @@ def test_counts_are_moved_by_many_processes_at_once_and_none_is_lost(world: Worl
     for thread in threads:
         thread.join(120)
     with apps[0].ledger.database.read() as connection:
-        assert counters.total(connection, task.id).finish == 60
+        assert total_counts(connection, task.id).finish == 60
     assert apps[0].doctor() == []
 
 
@@ -258,7 +257,7 @@ def test_the_same_job_announced_by_two_processes_at_once_is_one_event(world: Wor
 
     def announce(app: AsyncTask) -> None:
         start.wait(120)
-        enqueue(app.ledger, [NewJob(f"job-{i}", "note", "default", [{"n": i}]) for i in range(50)])
+        enqueue(app.ledger, [Arrival(f"job-{i}", 1, "note", "default", [{"n": i}]) for i in range(50)])
 
     threads = [threading.Thread(target=announce, args=(app,)) for app in apps]
     for thread in threads:
@@ -471,7 +470,7 @@ def test_a_wrong_password_and_a_missing_server_are_told_without_the_password(wor
 
 
 def test_tallies_name_every_column_that_they_move() -> None:
-    assert set(counters.FIELDS) <= set(task_tallies.c.keys())
+    assert set(COUNTS) <= set(task_tallies.c.keys())
 
 
 def test_records_of_another_language_count_once_though_they_come_several_times_at_once(world: World) -> None:

@@ -15,7 +15,8 @@ from asynctask.database.batches import sendable
 from asynctask.errors import TooLarge
 from asynctask.ledger import reservations
 from asynctask.ledger.recorder import Recorder
-from asynctask.middleware.tracker import Arrival, Tracker
+from asynctask.ledger.standalone import Arrival
+from asynctask.middleware.tracker import Tracker
 from asynctask.testing import wait_for
 
 PACKET = 1 << 20

@@ -15,8 +15,9 @@ from asynctask.integrations.base import EngineProcess
 from asynctask.ledger import reservations
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.recorder import LINGER_S, LONGEST_LINGER_S, Outcome, Recorder
+from asynctask.ledger.standalone import Arrival
 from asynctask.ledger.tasks import try_close
-from asynctask.middleware.tracker import Arrival, Ticket, Tracker
+from asynctask.middleware.tracker import Ticket, Tracker
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.databases("sqlite", reason="what it waits for is no database's matter")

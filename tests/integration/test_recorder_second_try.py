@@ -16,7 +16,8 @@ from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import recorder as closer
 from asynctask.ledger import reservations
 from asynctask.ledger.recorder import Recorder
-from asynctask.middleware.tracker import Arrival, Ticket, Tracker
+from asynctask.ledger.standalone import Arrival
+from asynctask.middleware.tracker import Ticket, Tracker
 from asynctask.task import TaskHandle
 from asynctask.testing import wait_for
 

@@ -8,7 +8,8 @@ from support.databases import Store
 
 from asynctask import AsyncTask
 from asynctask.ledger.recorder import Recorder
-from asynctask.middleware.tracker import Arrival, Tracker
+from asynctask.ledger.standalone import Arrival
+from asynctask.middleware.tracker import Tracker
 from asynctask.testing import wait_for
 
 

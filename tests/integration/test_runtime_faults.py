@@ -21,9 +21,9 @@ from asynctask.job import CurrentJob
 from asynctask.ledger.base import dumps
 from asynctask.middleware.tracker import TICKET, Ticket, Tracker
 from asynctask.runtime import fetcher, timeouts
+from asynctask.runtime.execution import MAX_PAUSE_S, Follow, decide
 from asynctask.runtime.fetcher import MAX_FETCH
 from asynctask.runtime.launcher import Launcher
-from asynctask.runtime.retry import MAX_PAUSE_S, Follow, decide
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database(reason="what stands on the ledger is the same on each database")

@@ -12,7 +12,8 @@ from asynctask import AsyncTask
 from asynctask.core.states import Status
 from asynctask.ledger import reservations
 from asynctask.ledger.recorder import Outcome, Recorder
-from asynctask.middleware.tracker import Arrival, Ticket, Tracker
+from asynctask.ledger.standalone import Arrival
+from asynctask.middleware.tracker import Ticket, Tracker
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.one_database("nothing of it is the database's")

@@ -18,7 +18,8 @@ from asynctask.database.tables import events
 from asynctask.ledger import doctor, processes, reservations
 from asynctask.ledger.events import read_events, untouched
 from asynctask.ledger.recorder import Outcome, Recorder
-from asynctask.middleware.tracker import Arrival, Ticket, Tracker
+from asynctask.ledger.standalone import Arrival
+from asynctask.middleware.tracker import Ticket, Tracker
 from asynctask.testing import wait_for
 
 

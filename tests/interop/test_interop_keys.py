@@ -23,7 +23,7 @@ from asynctask.brokers.redis.broker import RedisBroker
 from asynctask.client import RedisClient, RemoteWorker
 from asynctask.clock import SECOND, SystemClock
 from asynctask.dispatch.outbox import poisoned
-from asynctask.runtime.retry import after_failure
+from asynctask.runtime.execution import after_failure
 from asynctask.testing import wait_for
 from asynctask.wire.payload import dump, parse
 

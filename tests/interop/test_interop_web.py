@@ -24,7 +24,7 @@ from asynctask.brokers.redis.broker import RedisBroker
 from asynctask.brokers.redis.presence import MAX_SHOWN
 from asynctask.clock import SECOND, SystemClock
 from asynctask.dispatch.outbox import poisoned
-from asynctask.runtime.retry import after_failure
+from asynctask.runtime.execution import after_failure
 from asynctask.wire.activejob import Symbol, wrap
 from asynctask.wire.payload import build, dump, parse
 

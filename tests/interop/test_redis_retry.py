@@ -16,7 +16,7 @@ from asynctask.clock import SECOND
 from asynctask.errors import BrokerUnavailable, JobInterrupted
 from asynctask.job import CurrentJob
 from asynctask.maintenance import POISON_COPIES, Maintenance
-from asynctask.runtime.retry import Decision, Follow, after_failure, decide_untracked
+from asynctask.runtime.execution import Decision, Follow, after_failure, decide_untracked
 from asynctask.testing import wait_for
 from asynctask.wire.activejob import OLD_WRAPPER, WRAPPER, GlobalId, Symbol, wrap
 from asynctask.wire.payload import decode_backtrace, dump, parse

@@ -12,7 +12,8 @@ from support.clocks import SettableClock
 from asynctask.core.transitions import Begin
 from asynctask.errors import InputError, LedgerUnavailable
 from asynctask.integrations.base import EARLY_S, EarlyTickets, Together
-from asynctask.middleware.tracker import Arrival, Ticket
+from asynctask.ledger.standalone import Arrival
+from asynctask.middleware.tracker import Ticket
 from asynctask.testing import wait_for
 
 

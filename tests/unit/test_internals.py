@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -110,3 +111,39 @@ def test_decisions_are_numbered_without_a_gap_and_tell_the_four_things(number: i
     for part in ("Context.", "Choice.", "Price.", "How we would notice that it was wrong."):
         assert f"\n**{part}**" in text, f"{path.name} does not tell its {part}"
     assert f"(decisions/{path.name})" in PAGE, f"docs/internals.md does not link {path.name}"
+
+
+def house() -> Any:
+    spec = importlib.util.spec_from_file_location("house", ROOT / "scripts" / "house.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("row", "files", "lines"), [("fetch, run, finish", 8, 1_500), ("the whole way of one item", 30, None)]
+)
+def test_the_way_of_one_item_stays_short(row: str, files: int, lines: int | None) -> None:
+    count = house().counts()[row]
+    assert count.files <= files
+    assert lines is None or count.with_calls <= lines
+    told = re.search(rf"^\| {row} \| (\d+) \|", PAGE, re.MULTILINE)
+    assert told is not None
+    assert int(told[1]) == count.files, "run scripts/house.py and copy its table into docs/internals.md"
+
+
+def test_the_steps_name_what_decides_about_an_item() -> None:
+    steps = house().sections(PAGE)
+    for number, names in {
+        "3": ("reservations.reserve", "outbox.tracked_copy", "SqlBroker.push", "reservations.confirm"),
+        "4": ("SqlBroker.exchange",),
+        "5": ("Intake.take", "Tracker.begin", "transitions.begin"),
+        "6": ("Performer.execute", "Performer.decide", "Performer.settle", "execution.decide", "Ticket.raised"),
+        "7": ("Tracker.settle", "Recorder.flush", "events.apply", "transitions.difference", "events.move_counts"),
+        "8": ("Pool.done",),
+        "9": ("tasks.try_close",),
+    }.items():
+        for name in names:
+            assert f".{name}`" in steps[number], f"step {number} does not name {name}"

@@ -24,7 +24,8 @@ from asynctask.core.transitions import (
 from asynctask.errors import JobInterrupted
 from asynctask.ledger.processes import engine_identity, is_engine, recover_events
 from asynctask.ledger.recorder import Recorder
-from asynctask.middleware.tracker import Arrival, Ticket, Tracker
+from asynctask.ledger.standalone import Arrival
+from asynctask.middleware.tracker import Ticket, Tracker
 
 RUNNING = Row(Status.WORKING, reserved=True, process="dramatiq@host:1:ab")
 

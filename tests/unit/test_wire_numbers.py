@@ -15,7 +15,7 @@ from asynctask.brokers.base import Copy, Held
 from asynctask.brokers.redis.envelope import sealed_for_set
 from asynctask.clock import SECOND, micros
 from asynctask.dispatch.outbox import buried
-from asynctask.runtime.retry import after_failure
+from asynctask.runtime.execution import after_failure
 from asynctask.wire.payload import dump, parse, write_time
 
 OWN = [

@@ -10,8 +10,8 @@ from support.webshop import Client, client_of
 
 from asynctask import AsyncTask
 from asynctask.errors import InputError
+from asynctask.integrations.remote import JobRecord
 from asynctask.ledger import processes
-from asynctask.middleware.tracker import JobRecord
 from asynctask.testing import wait_for
 
 BATCH = "/api/records"
