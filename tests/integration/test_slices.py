@@ -15,8 +15,7 @@ from support.world import World
 
 from asynctask import AsyncTask, NormalException, current_job
 from asynctask.errors import InputError
-from asynctask.integrations.base import Reporter
-from asynctask.middleware.tracker import JobRecord
+from asynctask.integrations.remote import JobRecord, Reporter
 from asynctask.task import place_in_list
 from asynctask.testing import wait_for
 
