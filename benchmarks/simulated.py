@@ -592,7 +592,7 @@ class _Dispatcher(Dispatcher):
         world.spend("alone")
         tasks = [(world.tasks[task_id], priority) for task_id, _, priority in found]
         return [
-            Runnable(task.id, QUEUE, at, task.is_small, task.columns["owner"], task.columns["interval_s"] > 0)
+            Runnable(task.id, QUEUE, at, task.is_small, task.columns["owner"], task.columns["interval_s"] > 0, task.left)
             for task, at in sorted(tasks, key=lambda each: each[1])
         ], []
 
