@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -471,21 +472,27 @@ class Dispatcher:
 
     def _limit(
         self,
-        found: Mapping[str, Mapping[int, _Sources]],
+        found: Mapping[str, dict[int, _Sources]],
         open_: set[tuple[str, int]],
         rounds: set[int],
         loads_: Iterable[Load],
         waiting: Mapping[str, Mapping[int, int]],
     ) -> None:
         """Limits what is open to what this process can use. A Task with an interval limits itself; and the leader may not
-        reach the queues of an engine that this process only submits to."""
+        reach the queues of an engine that this process only submits to.
+
+        Each process begins with another Task: of those that got alike, all would serve the first.
+        """
         own = Capacity([load for load in loads_ if load.is_local])
         soon = own.soon({}, self._rates, self._ahead_s)
         room = Demand(soon, waiting, own.free, is_ordered=self._router.is_ordered)
         for queue, priority in open_:
             if engine_of(queue) is not None and queue not in soon:
                 continue
-            for sources in found.get(queue, {}).get(priority, {}).values():
+            groups = list(found[queue][priority].items())
+            turned = zlib.crc32(self._ledger.identity.encode()) % len(groups)
+            found[queue][priority] = dict(groups[turned:] + groups[:turned])
+            for _, sources in groups:
                 for name in sources.keys() - rounds:
                     sources[name] = partial(_send_within, room, queue, priority, sources[name])
 
