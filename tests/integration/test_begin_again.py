@@ -150,7 +150,9 @@ def test_what_was_fetched_ahead_does_not_start_under_an_old_knob(world: World, c
     assert app.doctor() == []
 
 
-def test_what_lies_ready_for_long_is_left_to_what_is_more_urgent_by_now(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_lies_ready_for_long_is_left_to_what_is_more_urgent_by_now(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before, as many as a process has threads stayed, and began before it."""
     room = Fetcher._room
     monkeypatch.setattr(Pool, "load", lambda self: Load(self.identity, self._queues, 20, 0.0))
