@@ -254,7 +254,7 @@ class Dispatcher:
         began = clock.monotonic()
         if own:  # only a round of its own puts off the next one: others do not serve this process first
             self._own_round_at = began + HELP_S
-        pushed = self._round(anew=anew)
+        pushed = self._round(anew=anew, own=own and not anew and self._leadership.elsewhere)
         if own and not self._leadership.elsewhere:
             self._empty_rounds = 0 if pushed else self._empty_rounds + 1
             self._own_round_at = clock.monotonic() + min(HELP_S, SHORTEST_S * 2 ** min(self._empty_rounds, 9))
@@ -308,15 +308,16 @@ class Dispatcher:
         """
         return self._round(anew=True)
 
-    def _round(self, *, anew: bool) -> int:
+    def _round(self, *, anew: bool, own: bool = False) -> int:
+        """``own``: for this process alone; it observes no others, for each of a thousand would read a thousand rows."""
         with self._round_lock:
             self._round_at = self._ledger.clock.monotonic()
-            again = self._observe() if anew or self._ledger.clock.monotonic() >= self._observed_until else []
+            again = self._observe() if anew or (not own and self._round_at >= self._observed_until) else []
             pushed = self._settle()
             for task_id, queue in again:
                 if self._router.reaches(queue):
                     pushed += self._part(partial(self._push_again, task_id, queue))
-            pushed += self._part(partial(self._dispatch, self._loads(self._workers)))
+            pushed += self._part(partial(self._dispatch, self._loads(() if own else self._workers)))
             self.rounds += 1
             self.dispatched += pushed
             if self._ledger.held.keeps:
