@@ -187,6 +187,8 @@ class World:
         self.transactions = 0
         self.starts: Counter[int] = Counter()  # by tenth of a second
         self.recovered_at: dict[str, float] = {}
+        self.most_waiting = 0
+        """Jobs in the broker at a time."""
 
     # -- time
 
@@ -269,6 +271,7 @@ class World:
         """Jobs of Tasks at priorities; processes that wait are told."""
         for task, count, priority in batches:
             self.queues[priority].append((task, count))
+        self.most_waiting = max(self.most_waiting, sum(self.waiting([QUEUE])[QUEUE].values()))
         waiting = list(self.idle)
         self.draw.shuffle(waiting)
         for process in waiting:
@@ -592,7 +595,7 @@ class _Dispatcher(Dispatcher):
         world.spend("alone")
         tasks = [(world.tasks[task_id], priority) for task_id, _, priority in found]
         return [
-            Runnable(task.id, QUEUE, at, task.is_small, task.columns["owner"], task.columns["interval_s"] > 0)
+            Runnable(task.id, QUEUE, at, task.is_small, task.columns["owner"], task.columns["interval_s"] > 0, task.left)
             for task, at in sorted(tasks, key=lambda each: each[1])
         ], []
 

@@ -32,7 +32,7 @@ from asynctask.database.tables import events
 from benchmarks.children import Job, await_worker, build, child
 from benchmarks.common import Place
 from benchmarks.databases import SqliteSource
-from benchmarks.simulated import Process, Task, World
+from benchmarks.simulated import QUEUE, Process, Task, World
 
 __all__ = ["Report", "main", "parser", "simulate"]
 
@@ -139,7 +139,7 @@ def simulate(options: Any) -> Report:
         world.run(world.clock.monotonic() + 1.0)
         taken_over = world.clock.monotonic()
     report = Report()
-    _report_shares(report, world, sizes, small, quarter)
+    _report_shares(report, world, sizes, small, options.processes * options.threads)
     _report_knobs(report, knobs)
     _report_statements(report, world, quarter)
     _report_deaths(report, world, 2 * quarter, deaths)
@@ -246,7 +246,7 @@ def real(options: argparse.Namespace) -> dict[str, Any]:
 # -- the report
 
 
-def _report_shares(report: Report, world: World, tasks: Sequence[Task], small: Sequence[Task], since: float) -> None:
+def _report_shares(report: Report, world: World, tasks: Sequence[Task], small: Sequence[Task], threads: int) -> None:
     usual = [t for t in tasks if t.columns["priority"] == USUAL and t.columns["parallel"] is None and not t.starts_of]
     usual = [t for t in usual if t.columns["interval_s"] == 0 and t.columns["state"] == "running"]
     starts = sorted(t.starts for t in usual)
@@ -266,6 +266,11 @@ def _report_shares(report: Report, world: World, tasks: Sequence[Task], small: S
         f"{len(over)} of {len(small)}", *((round(statistics.median(over), 2), round(max(over), 2)) if over else ())
     )  # fmt: skip
     report.need(starts[0] > 0, "a Task of the usual priority never started")
+    report.table["jobs in the broker (most, at the end)"] = world.most_waiting, sum(world.waiting([QUEUE])[QUEUE].values())
+    report.need(
+        world.most_waiting <= 2 * threads,
+        f"{world.most_waiting} jobs in the broker, for {threads} threads",
+    )
     for task in tasks:
         parallel = task.columns["parallel"]
         report.need(

@@ -6,7 +6,9 @@ broker loses nothing.
 
 from __future__ import annotations
 
+import math
 import threading
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -82,7 +84,8 @@ class Dispatcher:
 
     The process that made something ready runs a round for it. What is left then, because there is more than the workers can
     use, is dispatched by one leader at a time, round after round until nothing is left; when it dies, another process leads
-    within a second.
+    within a second. Of that, the rounds of others push what their own process can use: no round knows what others have
+    reserved and not pushed yet, so that a hundred of them for all workers would push a hundred times what is wanted.
 
     Arguments: ``ahead_s`` is how many seconds of consumption wait in the queue; ``outgoing`` filters what is pushed. What
     this process can use, :meth:`attach` says; of others their last heartbeat counts. ``engines``: the attached engines by
@@ -252,7 +255,7 @@ class Dispatcher:
         began = clock.monotonic()
         if own:  # only a round of its own puts off the next one: others do not serve this process first
             self._own_round_at = began + HELP_S
-        pushed = self._round(anew=anew)
+        pushed = self._round(anew=anew, own=own and not anew and self._leadership.elsewhere)
         if own and not self._leadership.elsewhere:
             self._empty_rounds = 0 if pushed else self._empty_rounds + 1
             self._own_round_at = clock.monotonic() + min(HELP_S, SHORTEST_S * 2 ** min(self._empty_rounds, 9))
@@ -269,10 +272,13 @@ class Dispatcher:
 
     def _go_on(self, pause: float) -> float:
         """Acquires, renews or ends leadership by what is left. Returns how long to wait for the next round."""
-        if not self._is_left:
-            self._leadership.resign()
-            return pause if self._ran_dry else QUIET_S
-        others_s = self._leadership.acquire(least_s=ACTIVE_S)
+        with self._round_lock:  # a round of another thread may acquire it
+            if not self._is_left:
+                if self._leadership.held:
+                    self._leadership.resign()
+                    self.nudge()  # whoever made something ready before that left it to this process
+                return pause if self._ran_dry else QUIET_S
+            others_s = self._leadership.acquire(least_s=ACTIVE_S)
         if others_s is None:
             return pause
         return min(others_s, pause if self._ran_dry else IDLE_S)
@@ -303,20 +309,21 @@ class Dispatcher:
         """
         return self._round(anew=True)
 
-    def _round(self, *, anew: bool) -> int:
+    def _round(self, *, anew: bool, own: bool = False) -> int:
+        """``own``: for this process alone; it observes no others, for each of a thousand would read a thousand rows."""
         with self._round_lock:
             self._round_at = self._ledger.clock.monotonic()
-            again = self._observe() if anew or self._ledger.clock.monotonic() >= self._observed_until else []
+            again = self._observe() if anew or (not own and self._round_at >= self._observed_until) else []
             pushed = self._settle()
             for task_id, queue in again:
                 if self._router.reaches(queue):
                     pushed += self._part(partial(self._push_again, task_id, queue))
-            pushed += self._part(partial(self._dispatch, self._loads(self._workers)))
+            pushed += self._part(partial(self._dispatch, self._loads(() if own else self._workers)))
             self.rounds += 1
             self.dispatched += pushed
             if self._ledger.held.keeps:
                 self.expect(self._ledger.now() + micros(HELD_S))
-            if self._is_left and threading.current_thread() is not self._thread:
+            if (self._is_left or self._leadership.held) and threading.current_thread() is not self._thread:
                 self._wake.set()  # somebody has to go on with it
             return pushed
 
@@ -393,10 +400,10 @@ class Dispatcher:
             if self._router.reaches(queue)
         }
         room = Demand(soon, waiting, used.free, is_ordered=self._router.is_ordered)
-        sent = {
-            queue: self._dispatch_queue(room, queue, sources)
-            for queue, sources in self._sources(tasks, alone, rounds).items()
-        }
+        found = self._sources(tasks, alone, rounds)
+        if (open_ := self._open(room, tasks, alone)) and not self._is_for_all():
+            self._limit(found, open_, rounds, loads_, waiting)
+        sent = {queue: self._dispatch_queue(room, queue, sources) for queue, sources in found.items()}
         for queue in soon:
             waits, went = sum(waiting.get(queue, {}).values()), sent.get(queue, 0)
             # A rest that is left on purpose is wanted no more: the pace goes by whether all went that was to go.
@@ -439,6 +446,57 @@ class Dispatcher:
                 sources[name] = partial(self._reserve_small, small[name], task.queue)
         self._shares.keep({key for by in found.values() for at, groups in by.items() for key in _keys(at, groups)})
         return found
+
+    def _open(self, room: Demand, tasks: Sequence[Runnable], alone: Sequence[Alone]) -> set[tuple[str, int]]:
+        """The queues and priorities of which more may be ready than is wanted. Of the others every job is wanted, and any
+        number of rounds at once push each of these once."""
+        ready: dict[tuple[str, int], float] = defaultdict(float)
+        read: dict[str, int] = defaultdict(int)
+        for job in alone:
+            ready[job.queue, job.priority] += 1
+        for task in tasks:
+            read[task.queue] += 1
+            if not task.has_rounds:
+                ready[task.queue, task.priority] += task.left or math.inf  # it is not known how many are due again
+        full = {queue for queue, count in read.items() if count >= reservations.PAGE}
+        return {
+            (queue, priority)
+            for (queue, priority), count in ready.items()
+            if (wanted := room.at(queue, priority)) > 0 and (count > wanted or queue in full)
+        }
+
+    def _is_for_all(self) -> bool:
+        """Whether this round pushes for all processes: one process at a time does, for no round knows what others have
+        reserved and not pushed."""
+        if self._has_thread:
+            return self._leadership.acquire(least_s=ACTIVE_S, anew=True) is None
+        return not self._leadership.query_elsewhere()  # a process that leads has to go on with it
+
+    def _limit(
+        self,
+        found: Mapping[str, dict[int, _Sources]],
+        open_: set[tuple[str, int]],
+        rounds: set[int],
+        loads_: Iterable[Load],
+        waiting: Mapping[str, Mapping[int, int]],
+    ) -> None:
+        """Limits what is open to what this process can use. A Task with an interval limits itself; and the leader may not
+        reach the queues of an engine that this process only submits to.
+
+        Each process begins with another Task: of those that got alike, all would serve the first.
+        """
+        own = Capacity([load for load in loads_ if load.is_local])
+        soon = own.soon({}, self._rates, self._ahead_s)
+        room = Demand(soon, waiting, own.free, is_ordered=self._router.is_ordered)
+        for queue, priority in open_:
+            if engine_of(queue) is not None and queue not in soon:
+                continue
+            groups = list(found[queue][priority].items())
+            turned = zlib.crc32(self._ledger.identity.encode()) % len(groups)
+            found[queue][priority] = dict(groups[turned:] + groups[:turned])
+            for _, sources in groups:
+                for name in sources.keys() - rounds:
+                    sources[name] = partial(_send_within, room, queue, priority, sources[name])
 
     def _dispatch_queue(self, room: Demand, queue: str, sources: Mapping[int, _Sources]) -> int:
         """Priorities one after the other; first what the queue owes to those that would wait for all others."""
@@ -484,6 +542,7 @@ class Dispatcher:
                 wanted = self._wanted(room, queue, priority, owed, reserved)
                 count = min(share, wanted, _MAX_RESERVED)
                 sent = self._part(partial(sources[source], count, at)) if count > 0 else 0
+                self._renew()
                 self._note_served(room, queue, priority, group, source, sent)
                 reserved += sent
                 if sent < count or sent == 0:
@@ -492,6 +551,11 @@ class Dispatcher:
                     del groups[group]
             self._settle()
         return reserved
+
+    def _renew(self) -> None:
+        """A round of many Tasks may last longer than the lease."""
+        if self._leadership.held:
+            self._leadership.acquire(least_s=ACTIVE_S)
 
     def _wanted(self, room: Demand, queue: str, priority: int, owed: int | None, reserved: int) -> int:
         wanted = room.at(queue, priority)
@@ -563,6 +627,13 @@ class Dispatcher:
 
     def _pushed(self) -> None:
         self._ran_dry = False  # the next fetch finds what was pushed
+
+
+def _send_within(room: Demand, queue: str, priority: int, send: _Send, count: int, at: int | None) -> int:
+    count = min(count, room.at(queue, priority))
+    sent = send(count, at) if count > 0 else 0
+    room.take(queue, priority, sent)
+    return sent
 
 
 def _keys(priority: int, groups: _Sources) -> Iterator[Hashable]:

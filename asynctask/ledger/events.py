@@ -69,7 +69,7 @@ _READ = (
         _e.id, _e.job_id, _e.task_id, _e.seq, _e.status, _e.attempt, _e.due_at, _e.retries, _e.deaths, _e.watched,
         _e["items"], _e.n_finish, _e.n_failed, _e.n_error, _e.n_cancelled, _e.process, _e.added_messages, _e.first_row,
         _e.started_at, _e.finished_at, sa.func.coalesce(_e.worker_name, _t.worker_name, ""),
-        sa.func.coalesce(_e.queue, _t.queue, "default"), _t.state, _t.next_seq, _t.slots, _t.parallel, _ROUND_AT,
+        sa.func.coalesce(_e.queue, _t.queue, "default"), _t.state, _t.next_seq, _t.slots, _t.parallel, _ROUND_AT, _t.priority, _t.interval_s,
         _e.callback_of, _e.line, _e.stopping, _e.marks, _e.last_row,
     )
     .select_from(events.outerjoin(tasks, _t.id == _e.task_id))
@@ -109,6 +109,7 @@ class EventRecord:
 
     ``round_at``: of a Task with an interval, when the jobs of its last round may start. ``callback_of``: the Task whose
     callback it is. ``line``: of those that have a key, see :mod:`asynctask.ledger.sessions`.
+    ``knobs``: of its Task, those that say when its jobs start.
     """
 
     id: int
@@ -129,6 +130,7 @@ class EventRecord:
     callback_of: int | None = None
     line: int | None = None
     last_row: int | None = None
+    knobs: tuple[float | None, ...] = ()
 
     @property
     def is_lone(self) -> bool:
@@ -233,7 +235,7 @@ def _record(found: Any) -> EventRecord:
     (
         id_, job_id, task_id, seq, status, attempt, due_at, retries, deaths, watched, items, n_finish, n_failed, n_error,
         n_cancelled, process, messages, first_row, started_at, finished_at, worker_name, queue, state, next_seq, slots,
-        parallel, round_at, callback_of, line, stopping, marks, last_row,
+        parallel, round_at, priority, interval_s, callback_of, line, stopping, marks, last_row,
     ) = found  # fmt: skip
     reserved = task_id is None or (seq is not None and next_seq is not None and seq < next_seq)
     row = Row(
@@ -242,7 +244,7 @@ def _record(found: Any) -> EventRecord:
     )  # fmt: skip
     return EventRecord(
         id_, job_id, task_id, seq, row, messages, first_row, started_at, finished_at, worker_name, queue, state,
-        slots or 1, parallel, round_at, callback_of, line, last_row,
+        slots or 1, parallel, round_at, callback_of, line, last_row, (priority, parallel, interval_s),
     )  # fmt: skip
 
 

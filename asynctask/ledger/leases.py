@@ -63,12 +63,20 @@ def acquire(ledger: Ledger, name: str, for_s: float) -> int | None:
     Returns None if this process holds it now, else until when another process does (microseconds).
     """
     now = ledger.now()
+    taken_until, is_known = _taken_until(ledger, name, now)
+    if taken_until is not None:
+        return taken_until
+    until = now + micros(for_s)
+    return None if _acquire(ledger, name, now, until, known=is_known) else until
+
+
+def _taken_until(ledger: Ledger, name: str, now: int) -> tuple[int | None, bool]:
+    """Until when another process holds a duty (None: none does), and whether the duty has a row."""
     with ledger.database.read() as connection:
         found = connection.execute(sa.select(_d.holder, _d.held_until).where(_d.name == name)).one_or_none()
     if found is not None and is_taken(found.holder, found.held_until, ledger.identity, now):
-        return int(found.held_until)
-    until = now + micros(for_s)
-    return None if _acquire(ledger, name, now, until, known=found is not None) else until
+        return int(found.held_until), True
+    return None, found is not None
 
 
 @repeatable
@@ -146,15 +154,16 @@ class Leadership:
         """Whether another process leads, as far as this one knows."""
         return self._ledger.clock.monotonic() < self._elsewhere_until
 
-    def acquire(self, *, least_s: float) -> float | None:
+    def acquire(self, *, least_s: float, anew: bool = False) -> float | None:
         """Acquires or renews the duty for :data:`LEADER_LEASE_S`. Raises LedgerUnavailable.
 
-        Returns None where this process leads, or for how many seconds, at least ``least_s``, another does.
+        Returns None where this process leads, or for how many seconds, at least ``least_s``, another does. ``anew``: asks
+        although another's lease runs, for it may have resigned.
         """
         now = self._ledger.clock.monotonic()
         if now < self._held_until - LEADER_LEASE_S / 2:
             return None
-        if now < self._elsewhere_until:
+        if now < self._elsewhere_until and not anew:
             return self._elsewhere_until - now
         other = self._acquire()
         if other is None:
@@ -164,6 +173,10 @@ class Leadership:
         left = max(least_s, (other - self._ledger.now()) / SECOND)
         self._elsewhere_until = now + left
         return left
+
+    def query_elsewhere(self) -> bool:
+        """Whether another process leads now, by the lease. Raises LedgerUnavailable."""
+        return not self.held and self._query_lease() is not None
 
     def take_over(self, gives_way: Callable[[Holder], bool]) -> bool:
         """Takes the duty, for as long as this process lives, from a leader that ``gives_way``. Returns whether it leads.
@@ -191,6 +204,9 @@ class Leadership:
             self._log.warning("duty_not_given_up", duty=self._duty, error=str(error))
 
     # -- the ledger; a simulation has one of its own
+
+    def _query_lease(self) -> int | None:
+        return _taken_until(self._ledger, self._duty, self._ledger.now())[0]
 
     def _acquire(self) -> int | None:
         return acquire(self._ledger, self._duty, LEADER_LEASE_S)

@@ -60,6 +60,7 @@ __all__ = [
     "MOST_LENT",
     "MOST_OF_ROUND",
     "MOST_SMALL",
+    "PAGE",
     "Alone",
     "Confirmed",
     "Ready",
@@ -78,6 +79,9 @@ __all__ = [
     "take_back_loans",
     "unconfirmed",
 ]
+
+PAGE: Final = 100
+"""Tasks of a queue that one round reads."""
 
 MOST_SMALL = 20
 """Jobs of the largest small Task: in a larger one, the cost of its jobs outweighs its own."""
@@ -125,7 +129,7 @@ _IS_SMALL = (
     & _t.key_limit.is_(None)
 )
 _READY = (
-    sa.select(_t.id, _t.queue, _t.ready, _IS_SMALL, _t.owner, _HAS_ROUNDS)
+    sa.select(_t.id, _t.queue, _t.ready, _IS_SMALL, _t.owner, _HAS_ROUNDS, _t.created_jobs - _t.next_seq)
     .with_hint(tasks, "FORCE INDEX (ix_tasks_ready)", "mariadb")  # else it reads the Tasks that are not ready, too
     .where(_t.queue == sa.bindparam("of"), _FREE)
     .order_by(_t.ready, _t.id)
@@ -171,7 +175,8 @@ _STATES = sa.select(_t.id, _t.state, _t.priority).where(_t.id.in_(sa.bindparam("
 class Runnable:
     """A Task that may start jobs now; the dispatcher shares the demand of a queue among these.
 
-    ``small``: a candidate for :func:`reserve_small`; ``has_rounds``: it has an interval.
+    ``small``: a candidate for :func:`reserve_small`; ``has_rounds``: it has an interval; ``left``: its jobs before the
+    pointer, without those that are due again.
     """
 
     task_id: int
@@ -180,6 +185,7 @@ class Runnable:
     small: bool = False
     owner: str = ""
     has_rounds: bool = False
+    left: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +222,7 @@ def runnable(
     connection: Connection,
     ledger: Ledger,
     queues: Collection[str],
-    limit: int = 100,
+    limit: int = PAGE,
     *,
     after: Mapping[tuple[str, int], int] = MappingProxyType({}),
 ) -> list[Runnable]:
@@ -243,8 +249,8 @@ def runnable(
             lower=partial(read, _RUNNABLE_LOWER),
         )
         found += [
-            Runnable(int(i), name, int(at), bool(small), owner, bool(rounds))
-            for i, name, at, small, owner, rounds in ready_there
+            Runnable(int(i), name, int(at), bool(small), owner, bool(rounds), int(left))
+            for i, name, at, small, owner, rounds, left in ready_there
         ]
     return sorted(found, key=lambda each: each.priority)
 

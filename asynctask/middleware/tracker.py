@@ -111,6 +111,7 @@ class Ticket:
     results: str | None = None  # and what these returned
     slice: Slice | None = None  # this attempt of it
     worker: str = ""
+    knobs: tuple[float | None, ...] = ()  # of its Task at Begin
     began: float = 0.0  # on the monotonic clock
     saved_at: float = 0.0  # its place, on the same
     _notes: list[Note] = field(default_factory=list)
@@ -293,7 +294,7 @@ class Tracker:
             is_suspect(row), arrival.attempt is None, row.process,
             awaited=record.parallel is not None or record.round_at is not None, not_before=_not_before(record),
             seen=record if untouched(record) else None, callback_of=record.callback_of, items=row.items,
-            row=record.first_row, worker=record.worker_name,
+            row=record.first_row, worker=record.worker_name, knobs=record.knobs,
         )  # fmt: skip
 
     def enqueue(self, arrivals: Sequence[Arrival]) -> None:

@@ -27,7 +27,7 @@ from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.middleware.tracker import TICKET, Ticket, Tracker
 from asynctask.runtime.execution import Execution
-from asynctask.runtime.pool import MANY_DONE, HeldCopies, Pool
+from asynctask.runtime.pool import MANY_DONE, STALE_S, HeldCopies, Pool
 from asynctask.wire.payload import parse
 from asynctask.wire.ruby_json import dump_any
 from asynctask.worker import Worker
@@ -176,8 +176,11 @@ class Fetcher:
         idle = pool.concurrency - busy
         wanted = min(MAX_FETCH, fetched_ahead(idle, rate, self._latency))
         pool.mark = wanted // 2
-        if ready > HOARD * wanted + pool.concurrency:
+        if ready > wanted and pool.is_stale:
+            pool.keep(wanted)
+        elif ready > HOARD * wanted + pool.concurrency:
             pool.keep(wanted + pool.concurrency)
+        ready = pool.ready
         return wanted - ready if ready <= pool.mark else 0
 
     def _can_wait(self) -> bool:
@@ -203,7 +206,8 @@ class Fetcher:
         # Every commit, our own too, ends the wait: a busy process must not answer each with a transaction.
         self._quiet.wait(_PACE_S if self._pool.busy else 0)
         # Not for long while jobs lie ready, for they may prove to be long.
-        seconds = AHEAD_S if self._pool.ready > self._pool.concurrency else _IDLE_WAIT_S
+        ready = self._pool.ready
+        seconds = AHEAD_S if ready > self._pool.concurrency else STALE_S if ready else _IDLE_WAIT_S
         self._broker.wait(self._untracked_deferral.limit_wait(seconds))
 
     def _begin(self, copies: Sequence[Copy]) -> None:
@@ -375,12 +379,14 @@ class Intake:
             self._bury(execution, str(error))
             return [None]
 
-    def ask_again(self, execution: Execution) -> None:
-        """A ticket that says what is so now, for a job that was not begun since it got its first. Raises Unavailable."""
-        asked = self._clock.monotonic()
+    def ask_again(self, execution: Execution) -> bool:
+        """A ticket that says what is so now, for a job that was not begun since it got its first. Returns whether it may
+        begin: not if a knob of its Task was turned meanwhile, under which it is dispatched anew. Raises Unavailable."""
+        asked, old = self._clock.monotonic(), execution.ticket
         arrival, _ = _arrival(execution)
         (ticket,) = self._tracker.begin([arrival])
         _bind(execution, ticket, asked)
+        return ticket.verdict is Begin.RUN and (old is None or old.knobs == ticket.knobs)
 
     def _assign(self, copy: Copy) -> Execution | DeferredCopy | None:
         try:

@@ -98,6 +98,7 @@ class Pool:
         self._buffer: Queue = SimpleQueue()
         self._suspects: Queue = SimpleQueue()
         self._has_line = False
+        self._filled_at = 0.0  # when jobs were put there last
         self._threads: dict[threading.Thread, Queue] = {}
         self._lock = threading.Lock()  # over the threads
         self.low = threading.Event()  # set when no more than `mark` jobs lie ready: time for the next fetch
@@ -170,6 +171,11 @@ class Pool:
         return self._buffer.qsize()
 
     @property
+    def is_stale(self) -> bool:
+        """Whether what lies ready was fetched too long ago to begin without asking again."""
+        return self._clock.monotonic() - self._filled_at >= STALE_S
+
+    @property
     def closed(self) -> bool:
         """Whether a suspect has the process to itself."""
         return self._isolation.closed
@@ -213,6 +219,7 @@ class Pool:
 
     def put(self, executions: Sequence[Execution]) -> None:
         """Jobs that may begin, for the processors."""
+        self._filled_at = self._clock.monotonic()
         for execution in executions:
             if execution.is_suspect:
                 self._line_up(execution)
@@ -227,7 +234,8 @@ class Pool:
         self._suspects.put(suspect)
 
     def keep(self, count: int) -> None:
-        """Gives all but ``count`` ready jobs back, where jobs became long: others can begin them. Raises Unavailable."""
+        """Gives all but ``count`` ready jobs back, where jobs became long: others can begin them, and what is more urgent
+        by now comes before them. Raises Unavailable."""
         surplus = _drained(self._buffer)
         for execution in surplus[:count]:
             self._buffer.put(execution)
@@ -339,11 +347,10 @@ class Pool:
         if not self._waited_for_start():
             return False
         try:
-            self._intake.ask_again(execution)
+            return self._intake.ask_again(execution)
         except Exception as error:  # what cannot be asked about does not begin: back to the ledger, when that is there
             self._log.warning("begin_put_off", job_id=execution.copy.jid, error=str(error)[:500])
             return False
-        return execution.ticket.verdict is Begin.RUN
 
     def _waited_for_start(self) -> bool:
         """Waits until anything may start; False if nothing will any more."""

@@ -135,3 +135,37 @@ def test_a_recovered_job_that_runs_long_keeps_its_process_to_itself_for_a_while_
         assert suspects.wait(120)["counts"]["finish"] == 2
     assert not {str(n) for n in range(10, 16)} & set(began(world))
     assert app.doctor() == []
+
+
+@pytest.mark.parametrize("change", [{"priority": 300}, {"parallel": 3}, {"interval": 60.0}])
+@pytest.mark.usefixtures("fetches_ahead")
+def test_what_was_fetched_ahead_does_not_start_under_an_old_knob(world: World, change: dict[str, Any]) -> None:
+    app = world.app()
+    with world.working(app, concurrency=1) as launcher:
+        task = all_lie_ready_behind_the_first(world, app, launcher, 3)
+        task.update(**change)
+        world.open_gate()
+        wait_for(lambda: task.progress()["counts"]["finish"], "the first one is over")
+        wait_for(lambda: {each["attempt"] for each in task.events()[1:]} == {2}, "the others went back")
+    assert app.doctor() == []
+
+
+def test_what_lies_ready_for_long_is_left_to_what_is_more_urgent_by_now(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, as many as a process has threads stayed, and began before it."""
+    room = Fetcher._room
+    monkeypatch.setattr(Pool, "load", lambda self: Load(self.identity, self._queues, 20, 0.0))
+    monkeypatch.setattr(Fetcher, "_room", lambda self: 20)
+    app = world.app()
+    with world.working(app, concurrency=1) as launcher:
+        less = all_lie_ready_behind_the_first(world, app, launcher, 2)
+        monkeypatch.setattr(Fetcher, "_room", room)
+        wait_for(lambda: held(app, launcher) == 1, "what lies behind the first one went back")
+        urgent = app.submit("note", numbers(1, 10), priority=1)
+        wait_for(lambda: 1 in app.broker.waiting(["default"]).get("default", {}), "the urgent one is in the broker")
+        world.open_gate()
+        assert urgent.wait(120)["counts"]["finish"] == 1
+        assert less.wait(120)["counts"]["finish"] == 2
+    assert began(world) == ["0", "0", "10", "1", "1"]
+    assert app.doctor() == []

@@ -6,12 +6,14 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from support.costs import analyze, cost
-from support.world import World
+from support.world import World, numbers
 
 from asynctask import AsyncTask, maintenance
 from asynctask.brokers.base import Copy
@@ -325,6 +327,69 @@ def test_a_small_rest_is_left_to_the_next_round(
     client.submit("note", [{"n": n} for n in range(10)], priority=Priority.SYSTEM_LOW)
     assert app.dispatcher.round() == pushed
     assert noted == [("default", 0, pushed, pushed, free)]
+
+
+def at_once(apps: Sequence[AsyncTask], places: int) -> None:
+    """The dispatchers of as many worker processes, each of which makes a round while the one before it pushes: none sees
+    what the others have reserved."""
+    for app in apps:
+        processes.register(
+            app.ledger, app.host, kind="worker", pid=app._made().pid, lease_s=3600, concurrency=places, queues=["default"]
+        )
+        app.dispatcher.attach(partial(Load, app.ledger.identity, ("default",), places, 0.0))
+        app.dispatcher._thread = threading.current_thread()  # it goes on if it leads
+    for app, following in pairwise(apps):
+        push = app.dispatcher._outbox._put
+
+        def late(copies: Sequence[Copy], following: AsyncTask = following, push: Any = push) -> None:
+            if not following.dispatcher.rounds:
+                following.dispatcher.round()
+            push(copies)
+
+        app.dispatcher._outbox._put = late
+
+
+@pytest.mark.each_database(reason="what is read and locked is each one's own")
+def test_rounds_at_once_push_for_all_processes_once(world: World) -> None:
+    """Before, each of these pushed for all: a thousand processes that started together, a hundred times what was wanted."""
+    client, *apps = (world.app() for _ in range(4))
+    for _ in range(30):
+        client.submit("note", numbers(21))
+    at_once(apps, 3)
+    apps[0].dispatcher.round()
+    pushed = [app.dispatcher.dispatched for app in apps]
+    assert pushed == [9, 3, 3], "the leader pushes for all, and the others for themselves"
+    assert sum(client.broker.waiting(["default"])["default"].values()) == sum(pushed)
+
+
+def test_what_all_processes_can_use_is_pushed_by_whoever_sees_it(world: World) -> None:
+    app, client = world.app(), world.app()
+    at_once([app], 10)
+    other = process(app, "another")
+    assert leases.acquire(other, leases.DISPATCH, 60.0) is None
+    urgent = client.submit("note", numbers(8), priority=1)
+    assert client.dispatcher.dispatched == 8, "it has no threads of its own, but all of these are wanted"
+    client.submit("note", numbers(30), priority=2)
+    assert client.dispatcher.dispatched == 8, "of more than is wanted, the leader pushes for all"
+    assert urgent.progress()["control"]["in_flight"] == 8
+    app.dispatcher.round()
+    assert app.dispatcher.dispatched == 2
+
+
+def test_a_leader_that_resigns_looks_once_more_for_what_was_left_to_it(world: World) -> None:
+    app, client = world.app(), world.app()
+    at_once([app], 10)
+    client.submit("note", numbers(30))
+    assert app.dispatcher._step() <= ACTIVE_S
+    assert app.dispatcher._leadership.held
+    client.task(1).pause()
+    app.dispatcher._step()
+    assert not app.dispatcher._leadership.held
+    client.task(1).resume()  # accepted while it still led, so that nobody else pushed it
+    app.broker.withdraw(1, 100)
+    assert app.dispatcher._nudged
+    app.dispatcher._step()
+    assert app.dispatcher._leadership.held
 
 
 def test_a_task_of_one_place_goes_on_in_whatever_process_its_jobs_end(world: World) -> None:
