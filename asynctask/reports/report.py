@@ -30,7 +30,7 @@ from asynctask.lists.uploads import Uploads, Workbook, is_workbook
 from asynctask.logs import get_logger
 from asynctask.reports.files import ReportRow
 
-__all__ = ["Original", "Report", "make_report", "open_original"]
+__all__ = ["Original", "Report", "make_report", "open_original", "rows_expected"]
 
 KINDS: Mapping[str, frozenset[str]] = {
     "failed": frozenset({Status.FAILED, Status.ERROR}),
@@ -59,6 +59,12 @@ class Report:
     headers: list[str]
     rows: Generator[ReportRow, None, None]
     locale: str = "en"
+
+
+def rows_expected(progress: Mapping[str, Any], kind: str) -> int:
+    """The rows that a report of ``kind`` (one of :data:`KINDS`) has now, from the progress of its Task."""
+    rejected = progress["split"]["rejected"] if kind in _WITH_REJECTS else 0
+    return int(rejected + sum(progress["counts"][status] for status in KINDS[kind]))
 
 
 def make_report(
