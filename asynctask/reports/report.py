@@ -112,7 +112,7 @@ def _corrected(
     """The rows of a corrected list under the numbers of the first Task's list, so that each can be corrected once more."""
     with closing(rows):
         while page := list(islice(rows, _PAGE)):
-            with database.read() as connection:
+            with database.read(once=True) as connection:
                 numbers = queries.corrected_numbers(connection, task_id, page[0].number or 0, page[-1].number or 0)
             yield from (replace(row, number=numbers.get(row.number or 0)) for row in page)
 
@@ -236,7 +236,7 @@ class _LedgerRows:
             failed = {event.id for event in page if event.status in _FAILED}
             messages = {}
             if failed:
-                with self._database.read() as connection:
+                with self._database.read(once=True) as connection:
                     messages = queries.failures_by_row(connection, failed)
             for event in page:
                 # As the retry policy counts them; a job redelivered for other reasons is not counted again.
