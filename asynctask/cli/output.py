@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import IO, Any, Final, Self
+from typing import IO, Any, Final, Self, TypeVar
 
 import click
 from rich import box
@@ -28,6 +28,7 @@ __all__ = [
     "USAGE",
     "Bars",
     "Output",
+    "RowsWritten",
     "clean",
     "count",
     "duration",
@@ -213,6 +214,7 @@ def _located(problem: Problem) -> str:
 
 STATUSES: Final = ("finish", "failed", "error", "cancelled", "working", "enqueue", "stopped")
 _LINE_EVERY_S: Final = 2.0
+_REDRAW_EVERY_S: Final = 0.1
 _BAR_WIDTH: Final = 46
 
 
@@ -327,3 +329,48 @@ class Bars:
         if key in self._notes:
             parts.append(Text(self._notes[key], style="yellow"))
         return Group(*parts)
+
+
+Row = TypeVar("Row")
+
+
+class RowsWritten:
+    """How far a file of rows is: one line that changes on a terminal, elsewhere a line every two seconds, none of a file
+    that takes less; a context manager.
+
+    Arguments: ``monotonic``, a clock in seconds; ``what``, the file; ``total``, the rows that are expected.
+    """
+
+    def __init__(self, out: Output, monotonic: Callable[[], float], what: str, total: int) -> None:
+        self._out, self._monotonic = out, monotonic
+        self._what, self._total, self._written = what, total, 0
+        self._shown_at = monotonic()
+        self._live = Live(console=out.console, auto_refresh=False, transient=True) if out.terminal else None
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def counted(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """The rows, each counted when the next one is asked for."""
+        for row in rows:
+            yield row
+            self._written += 1
+            self.show()
+
+    def show(self) -> None:
+        """Shows how far the file is, if the last time was long enough ago. Call it often, also before the first row."""
+        now = self._monotonic()
+        if now - self._shown_at < (_LINE_EVERY_S if self._live is None else _REDRAW_EVERY_S):
+            return
+        self._shown_at = now
+        done = f"{number(self._written)} of {count(self._total, 'row')}" if self._written else "the list is read"
+        if self._live is None:
+            self._out.line(f"{self._what}: {done}")
+        else:
+            self._live.update(Text(f"{self._what}: {done}"), refresh=True)

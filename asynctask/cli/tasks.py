@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from asynctask.cli.options import TASK_ID, Command, Session, pass_session
-from asynctask.cli.output import FAILURES, OK, clean, count, headline, number, pace, summary
+from asynctask.cli.output import FAILURES, OK, Output, RowsWritten, clean, count, headline, number, pace, summary
 from asynctask.cli.submit import print_refusal, priority_value
+from asynctask.clock import SystemClock
 from asynctask.core.states import PROBLEM, State, Status
 from asynctask.errors import InputError, UnknownWorker
 from asynctask.task import place_in_list
@@ -404,21 +405,25 @@ def report(session: Session, task_id: int, path: Path, rows: str) -> int:
     """
     suffix = _suffix(path)
     handle = session.existing().task(task_id)
-    written = _write_report(handle, path, suffix, rows)
+    written = _write_report(session.out, handle, path, suffix, rows)
     session.out.document({"task_id": task_id, "rows": rows, "written": written, "path": str(path.resolve())})
     session.out.line(f"{path}: {count(written, 'row')} ({rows})")
     return OK
 
 
-def _write_report(handle: TaskHandle, path: Path, suffix: str, rows: str) -> int:
+def _write_report(out: Output, handle: TaskHandle, path: Path, suffix: str, rows: str) -> int:
     from asynctask.reports import files
+    from asynctask.reports.report import rows_expected
 
-    content = handle.report(rows)
-    with closing(content.rows), _replace_atomically(path, suffix) as temporary:
-        if suffix == ".xlsx":
-            return files.write_xlsx(temporary, content.headers, content.rows, locale=content.locale)
-        with temporary.open("wb") as stream:
-            return files.write_csv(stream, content.headers, content.rows, locale=content.locale)
+    total = rows_expected(handle.progress(), rows)
+    with RowsWritten(out, SystemClock().monotonic, clean(path), total) as shown:
+        content = handle.report(rows, alive=shown.show)
+        counted = shown.counted(content.rows)
+        with closing(content.rows), _replace_atomically(path, suffix) as temporary:
+            if suffix == ".xlsx":
+                return files.write_xlsx(temporary, content.headers, counted, locale=content.locale)
+            with temporary.open("wb") as stream:
+                return files.write_csv(stream, content.headers, counted, locale=content.locale)
 
 
 @click.command("result", cls=Command)

@@ -379,7 +379,7 @@ def rows_by_status(
             .order_by(_e.seq)
             .limit(size)
         )
-        with database.read() as connection:
+        with database.read(once=True) as connection:
             page = connection.execute(statement).mappings().all()
         for row in page:
             for item in _items(dict(row)):
@@ -414,7 +414,7 @@ def rejects(
     while left is None or left > 0:
         size = size if left is None else min(size, left)
         statement = sa.select(*columns).where(c.task_id == task_id, c.row > after).order_by(c.row).limit(size)
-        with database.read() as connection:
+        with database.read(once=True) as connection:
             page = connection.execute(statement).mappings().all()
         for row in page:
             yield Reject(row["row"], loads(row["errors"]), loads(row["cells"]))

@@ -30,7 +30,7 @@ from asynctask.lists.uploads import Uploads, Workbook, is_workbook
 from asynctask.logs import get_logger
 from asynctask.reports.files import ReportRow
 
-__all__ = ["Original", "Report", "make_report", "open_original"]
+__all__ = ["Original", "Report", "make_report", "open_original", "rows_expected"]
 
 KINDS: Mapping[str, frozenset[str]] = {
     "failed": frozenset({Status.FAILED, Status.ERROR}),
@@ -59,6 +59,12 @@ class Report:
     headers: list[str]
     rows: Generator[ReportRow, None, None]
     locale: str = "en"
+
+
+def rows_expected(progress: Mapping[str, Any], kind: str) -> int:
+    """The rows that a report of ``kind`` (one of :data:`KINDS`) has now, from the progress of its Task."""
+    rejected = progress["split"]["rejected"] if kind in _WITH_REJECTS else 0
+    return int(rejected + sum(progress["counts"][status] for status in KINDS[kind]))
 
 
 def make_report(
@@ -106,7 +112,7 @@ def _corrected(
     """The rows of a corrected list under the numbers of the first Task's list, so that each can be corrected once more."""
     with closing(rows):
         while page := list(islice(rows, _PAGE)):
-            with database.read() as connection:
+            with database.read(once=True) as connection:
                 numbers = queries.corrected_numbers(connection, task_id, page[0].number or 0, page[-1].number or 0)
             yield from (replace(row, number=numbers.get(row.number or 0)) for row in page)
 
@@ -231,7 +237,7 @@ class _LedgerRows:
             failed = {event.id for event in page if event.status in _FAILED}
             messages = {}
             if failed:
-                with self._database.read() as connection:
+                with self._database.read(once=True) as connection:
                     messages = queries.failures_by_row(connection, failed)
             for event in page:
                 # As the retry policy counts them; a job redelivered for other reasons is not counted again.

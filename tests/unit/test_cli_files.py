@@ -11,6 +11,8 @@ import openpyxl
 import pytest
 
 from asynctask import AsyncTask
+from asynctask.cli import tasks
+from asynctask.cli.output import Output, RowsWritten
 from asynctask.cli.root import run
 
 SHOP = f"{Path(__file__).resolve().parents[1] / 'support/shop.py'}:app"
@@ -72,3 +74,45 @@ def test_a_report_is_written_in_the_language_of_the_setting(environ: dict[str, s
         assert headers(path)[:2] == ("sku", "n")
         assert headers(path)[3] == status
     assert [each.name for each in tmp_path.iterdir() if "report" in each.name] == ["report.xlsx"]
+
+
+class _Steps:
+    """A clock that moves by a second with each look."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_report_that_takes_long_says_how_many_rows_are_written(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = AsyncTask(environ=environ)
+    app.worker(name="take")(lambda item: None)
+    task_id = app.submit("take", [{"sku": n} for n in range(6)]).id
+    app.close()
+    monkeypatch.setattr(tasks, "SystemClock", _Steps)
+    path = tmp_path / "rest.csv"
+    code, out, err = call("report", str(task_id), "-o", str(path), "--rows", "unprocessed")
+    assert (code, err) == (0, "")
+    *lines, last = out.splitlines()
+    assert lines == [f"{path}: {n} of 6 rows" for n in (1, 3, 5)]
+    assert last == f"{path}: 6 rows (unprocessed)"
+
+
+def test_the_rows_written_stand_in_one_line_of_a_terminal_and_in_none_of_a_document() -> None:
+    for out, json_wanted in ((_Terminal(), False), (io.StringIO(), True)):
+        with RowsWritten(Output(out, json=json_wanted), _Steps().monotonic, "rest.csv", 9) as shown:
+            for _ in range(2):
+                shown.show()
+            assert list(shown.counted(range(9))) == list(range(9))
+        assert ("the list is read" in out.getvalue()) is not json_wanted
+        assert ("7 of 9 rows" in out.getvalue()) is not json_wanted
