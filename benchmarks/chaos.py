@@ -20,7 +20,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,8 @@ LATE_S = 120.0
 """So long after its time the run still waits for a kind of fault to hit."""
 
 _MAX_N = 1_000_000
-_END_S = 900.0
+_STILL_S = 300.0
+"""A run in which nothing ends for so long has come to a halt: how long it takes in all depends on the machine."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -110,7 +111,7 @@ def run(options: argparse.Namespace, folder: Path) -> int:
         since = clock.monotonic()
         _attack(place, faults, options, since)
         expected = lists.made + [Expected(task_id, range(first, first + faults.rows)) for task_id, first in faults.uploads]
-        _await_end(place, app, [each.task_id for each in expected])
+        _await_end(app, [*(each.task_id for each in expected), *faults.corrections.tasks])
         seconds = clock.monotonic() - since
         _await_idle(place, app)
         unclean = place.end_workers()
@@ -121,24 +122,28 @@ def run(options: argparse.Namespace, folder: Path) -> int:
 
 
 _SEEN = "INSERT INTO chaos_seen VALUES (NEW.id, OLD.status, NEW.status);"
+_MARKED = "COALESCE(OLD.marks, '') <> COALESCE(NEW.marks, '')"
+_MARKS = "INSERT INTO chaos_marks VALUES (NEW.id, COALESCE(OLD.marks, ''), COALESCE(NEW.marks, ''));"
 
 
 def _watch(database: Database) -> None:
-    """Has the database note by itself every change of a status from or to a terminal one."""
+    """Has the database note by itself every change of a status from or to a terminal one, and of what items came to."""
     names = ", ".join(f"'{status}'" for status in TERMINAL)
     ends = f"OLD.status <> NEW.status AND (OLD.status IN ({names}) OR NEW.status IN ({names}))"
     dialect = database.dialect
-    statements = ["CREATE TABLE chaos_seen (event_id BIGINT, was VARCHAR(9), became VARCHAR(9))"]
-    if dialect == "sqlite":
-        statements.append(f"CREATE TRIGGER chaos AFTER UPDATE OF status ON events WHEN {ends} BEGIN {_SEEN} END")
-    elif dialect == "postgresql":
-        body = f"BEGIN {_SEEN} RETURN NULL; END"
-        statements.append(f"CREATE FUNCTION chaos() RETURNS trigger LANGUAGE plpgsql AS $${body}$$")
-        when = f"FOR EACH ROW WHEN ({ends}) EXECUTE FUNCTION chaos()"
-        statements.append(f"CREATE TRIGGER chaos AFTER UPDATE OF status ON events {when}")
-    else:
-        body = f"BEGIN IF {ends} THEN {_SEEN} END IF; END"
-        statements.append(f"CREATE TRIGGER chaos AFTER UPDATE ON events FOR EACH ROW {body}")
+    statements = ["CREATE TABLE chaos_seen (event_id BIGINT, was VARCHAR(9), became VARCHAR(9))",
+                  "CREATE TABLE chaos_marks (event_id BIGINT, was TEXT, became TEXT)"]  # fmt: skip
+    for name, column, when, note in (("chaos", "status", ends, _SEEN), ("chaos_slices", "marks", _MARKED, _MARKS)):
+        if dialect == "sqlite":
+            statements.append(f"CREATE TRIGGER {name} AFTER UPDATE OF {column} ON events WHEN {when} BEGIN {note} END")
+        elif dialect == "postgresql":
+            body = f"BEGIN {note} RETURN NULL; END"
+            statements.append(f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $${body}$$")
+            each = f"FOR EACH ROW WHEN ({when}) EXECUTE FUNCTION {name}()"
+            statements.append(f"CREATE TRIGGER {name} AFTER UPDATE OF {column} ON events {each}")
+        else:
+            body = f"BEGIN IF {when} THEN {note} END IF; END"
+            statements.append(f"CREATE TRIGGER {name} AFTER UPDATE ON events FOR EACH ROW {body}")
     for statement in statements:
         with database.write() as connection:
             connection.exec_driver_sql(statement)
@@ -185,10 +190,12 @@ class Lists:
         for number in range(max(2, n // 10 // (PER_SESSION * SESSION_ITEMS))):
             for _ in range(PER_SESSION):
                 self.submit("once", SESSION_ITEMS, session=f"user:{number}")
-        faults.doomed += [self.submit("work", max(50, n // 200), parallel=1) for _ in range(4)]
+        self.submit("once", n // 20, parallel=3, chunk_size=10)
+        self.submit("work", n // 20, chunk_size=50)
+        faults.doomed += [self.submit("work", max(50, n // 200), parallel=1, chunk_size=size) for size in (1, 1, 7, 7)]
         faults.turned += [self.submit("work", n // 20, parallel=8) for _ in range(2)]
         faults.timed += [self.submit("work", n // 50, parallel=4)]
-        faults.retriable += [self.submit("work", max(20, n // 200)) for _ in range(2)]
+        faults.retriable += [self.submit("work", max(20, n // 200), chunk_size=size) for size in (1, 10)]
         self.submit("work", max(100, n - (self._next - before)))
 
 
@@ -239,18 +246,31 @@ def _nothing_left(faults: Faults) -> bool:
         return False
 
 
-def _await_end(place: Arena, app: AsyncTask, ids: Sequence[int]) -> None:
-    left = list(ids)
+def _await_end(app: AsyncTask, ids: Sequence[int]) -> None:
+    """Until every Task is over, or no item has come to anything for :data:`_STILL_S`."""
+    left, before = list(ids), -1
 
     def over() -> bool:
         while left and app.task(left[-1]).progress()["done"]:
             left.pop()
         return not left
 
-    try:
-        patiently(over, "every Task is over", _END_S)
-    except AssertionError:
-        print(f"Tasks {left[-20:]} are not over: {app.task(left[-1]).progress()}", file=sys.stderr)
+    while (now := _done(app)) != before:
+        before = now
+        with suppress(AssertionError):
+            patiently(over, "every Task is over", _STILL_S)
+            return
+    print(f"Tasks {left[-20:]} are not over: {app.task(left[-1]).progress()}", file=sys.stderr)
+
+
+def _done(app: AsyncTask) -> int:
+    statement = sa.text("SELECT count(*) FROM chaos_seen")
+
+    def read() -> tuple[int]:
+        with app.ledger.database.read() as connection:
+            return (int(connection.execute(statement).scalar_one()),)
+
+    return patiently(read, "outcomes are counted")[0]
 
 
 def _await_idle(place: Arena, app: AsyncTask) -> None:

@@ -23,6 +23,7 @@ from asynctask.database.tables import processes, tasks
 from asynctask.errors import Conflict, NotFound, Unavailable
 from asynctask.testing import wait_for
 from benchmarks.chaos_arena import LEASE_S, Arena, Slot, clock, patiently
+from benchmarks.chaos_corrections import Corrections
 from benchmarks.chaos_wire import Wire
 
 __all__ = ["Fault", "Faults", "Knob"]
@@ -82,6 +83,7 @@ class Faults:
         """Each with the number of its first row."""
         self.retriable: list[int] = []
         self.timed: list[int] = []
+        self.corrections = Corrections(app, draw)
         kinds: dict[str, Callable[[], tuple[str, int, int]]] = {
             "worker killed": self._kill_worker,
             "worker stopped past its lease": self._stop_worker,
@@ -92,6 +94,7 @@ class Faults:
             "interval turned": self._interval,
             "task cancelled": self._cancel,
             "task retried": self._retry,
+            "list corrected": self._correct,
         }
         if arena.server is not None:
             kinds |= {"database killed": self._kill_database, "database stopped": self._stop_database,
@@ -269,7 +272,8 @@ class Faults:
         wait_for(self._web_answers, "the web server answers")
         first = self._take(self.rows)
         title = f"upload-{first}"
-        sender = threading.Thread(target=self._send, args=(title, first), daemon=True)
+        chunk_size = self.draw.choice([1, 20])
+        sender = threading.Thread(target=self._send, args=(title, first, chunk_size), daemon=True)
         sender.start()
         try:
             seen = wait_for(lambda: self._splitting(title), "it is split", 30, every=0.001)
@@ -306,11 +310,12 @@ class Faults:
                 return connection.getresponse().status == 200
         return False
 
-    def _send(self, title: str, first: int) -> None:
+    def _send(self, title: str, first: int, chunk_size: int) -> None:
         pad = "x" * 150  # so large that a process of its own splits it
         kinds = ("ok", "ok", "refuse", "ok", "ok", "shaky", "ok")
         lines = "".join(f"{n},{kinds[n % 7]},{pad}\n" for n in range(first, first + self.rows))
-        fields = {"worker": "row", "title": title, "on_complete": '{"worker": "told", "args": ["complete"]}'}
+        told = '{"worker": "told", "args": ["complete"]}'
+        fields = {"worker": "row", "title": title, "on_complete": told, "chunk_size": str(chunk_size)}
         parts = [f'Content-Disposition: form-data; name="{key}"\r\n\r\n{value}' for key, value in fields.items()]
         file = 'Content-Disposition: form-data; name="file"; filename="rows.csv"\r\nContent-Type: text/csv'
         parts.append(f"{file}\r\n\r\nn,kind,pad\n{lines}")
@@ -388,13 +393,21 @@ class Faults:
         return f"Task {task_id}", hit, 0
 
     def _retry(self) -> tuple[str, int, int]:
-        over = [each for each in (*self.retriable, *(upload for upload, _ in self.uploads)) if self._over(each)]
+        uploads = [*(upload for upload, _ in self.uploads), *self.corrections.tasks]
+        over = [each for each in (*self.retriable, *uploads) if self._over(each)]
         if not over:
             raise Void("no Task with failures is over")
         task_id, hit = self.draw.choice(over), self._at_work()
         with suppress(Conflict, NotFound):
             patiently(lambda: self.app.task(task_id).retry() or True, "retried")
         return f"Task {task_id}", hit, 0
+
+    def _correct(self) -> tuple[str, int, int]:
+        hit = self._at_work()
+        made = self.corrections.correct([upload for upload, _ in self.uploads])
+        if made is None:
+            raise Void("no upload has failed rows")
+        return f"Task {made.of_task}, {len(made.numbers)} rows, taken by {' and '.join(map(str, made.tasks))}", hit, 0
 
 
 def _continue(pid: int) -> None:

@@ -19,10 +19,10 @@ def book_of(*found: Performance) -> Book:
     """A book with these performances."""
     book = Book.__new__(Book)
     book.performances = sorted(found, key=lambda each: each.begin)
-    book.of_task, book.of_job = defaultdict(list), defaultdict(list)
+    book.of_task, book.of_item = defaultdict(list), defaultdict(list)
     for each in book.performances:
         book.of_task[each.task_id].append(each)
-        book.of_job[each.job_id].append(each)
+        book.of_item[each.job_id, each.n].append(each)
     return book
 
 
