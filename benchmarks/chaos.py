@@ -165,7 +165,7 @@ class Lists:
         self._next += count
         return self._next - count
 
-    def submit(self, worker: str, count: int, **options: Any) -> int:
+    def submit(self, worker: str, count: int, *, chunk_size: int = 1, **options: Any) -> int:
         """A list of so many items; returns its Task."""
         first = self.take(count)
         numbers = range(first, first + count)
@@ -173,7 +173,7 @@ class Lists:
         told = {"worker": "told", "args": ["complete"]}
         promised = dict(options)
         key = SystemIds().nonce()  # a database that falls may have taken it
-        options |= {"on_complete": told, "idempotency_key": key}
+        options |= {"on_complete": told, "idempotency_key": key, "chunk_size": chunk_size}
         task = patiently(partial(self._app.submit, worker, items, **options), "a list is taken")
         assert isinstance(task, TaskHandle)
         task_id = task.id

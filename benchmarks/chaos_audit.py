@@ -42,7 +42,6 @@ class Expected:
     interval: float = 0.0
     keys: int = 0
     session: str = ""
-    chunk_size: int = 1
 
 
 @dataclass(frozen=True)
@@ -245,21 +244,22 @@ def _recorded_twice(app: AsyncTask) -> list[str]:
 
 
 def _marked_twice(app: AsyncTask) -> list[str]:
-    """Items of slices that came to something, and then to something else; only a retry opens one that did not finish."""
-    final, done = set(MARKS.values()), MARKS[Status.FINISH]
     statement = sa.text(
         "SELECT m.event_id, m.was, m.became, t.generation FROM chaos_marks m"
         " JOIN events e ON e.id = m.event_id JOIN tasks t ON t.id = e.task_id"
     )
     with app.ledger.database.read() as connection:
         found = connection.execute(statement).all()
-    wrong = []
-    for event_id, was, became, generation in found:
-        for place, old in enumerate(was):
-            new = became[place] if became else ""
-            if old in final and new != old and (new in final or old == done or generation == 1):
-                wrong.append(f"item {place} of Event {event_id} came to {old!r} and then to {new!r}")
-    return wrong
+    return [wrong for event_id, was, became, generation in found for wrong in _changed(event_id, was, became, generation)]
+
+
+def _changed(event_id: int, was: str, became: str, generation: int) -> Iterable[str]:
+    """Items of a slice that came to something, and then to something else; a retry opens those that did not finish."""
+    final, done = set(MARKS.values()), MARKS[Status.FINISH]
+    for place, old in enumerate(was):
+        new = became[place : place + 1]
+        if old in final and new != old and (new in final or old == done or generation == 1):
+            yield f"item {place} of Event {event_id} came to {old!r} and then to {new!r}"
 
 
 # -- performances beyond the first
