@@ -91,9 +91,9 @@ class Corrections:
         writer = csv.DictWriter(text, rows[0].keys())
         writer.writeheader()
         writer.writerows({**row, "kind": "refuse" if int(row["n"]) in refused else "ok"} for row in rows)
-        body, chunk_size = text.getvalue().encode(), self._draw.choice([1, 20])
+        body = text.getvalue().encode()
         found: list[int] = []
-        both = [threading.Thread(target=lambda: found.append(self._upload(task_id, body, chunk_size))) for _ in range(2)]
+        both = [threading.Thread(target=lambda: found.append(self._upload(task_id, body))) for _ in range(2)]
         for each in both:
             each.start()
         for each in both:
@@ -102,7 +102,7 @@ class Corrections:
             raise AssertionError(f"a corrected list of Task {task_id} was not taken")
         return Corrected(task_id, numbers, tuple(taken for taken in found if taken))
 
-    def _upload(self, task_id: int, body: bytes, chunk_size: int) -> int:
+    def _upload(self, task_id: int, body: bytes) -> int:
         """The Task of a corrected list; 0 where another has taken all of its rows. One key each: a database that falls may
         have taken it."""
         key = SystemIds().nonce()
@@ -118,7 +118,6 @@ class Corrections:
                     on_complete=told,
                     idempotency_key=key,
                     wait_s=60,
-                    chunk_size=chunk_size,
                 )
             except InputError as refused:
                 if {problem.code for problem in refused.errors} != {"already_resubmitted"}:
