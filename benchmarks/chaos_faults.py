@@ -348,9 +348,17 @@ class Faults:
 
     def _at_work_of(self, task_id: int) -> int:
         try:
-            return wait_for(lambda: self.arena.at_work(task_id), "its jobs are performed", 6 * _MOMENT_S, every=0.005)
+            hit = wait_for(
+                lambda: self.arena.at_work(task_id) or -self._over(task_id),
+                "its jobs are performed",
+                6 * _MOMENT_S,
+                every=0.005,
+            )
         except AssertionError:
             raise Void(f"no job of Task {task_id} was performed") from None
+        if hit < 0:
+            raise Void(f"Task {task_id} was over too soon")
+        return hit
 
     def _open(self, ids: list[int], **options: Any) -> tuple[int, int]:
         """One of these Tasks that is not over, another if there is none; and how many of its jobs are being performed."""
