@@ -216,16 +216,18 @@ def _item(worker: str, number: int) -> dict[str, Any]:
 
 def _attack(place: Arena, faults: Faults, options: argparse.Namespace, since: float) -> None:
     """Every kind once, in a drawn order, then any at random until the time is over; with new work where there is none."""
-    left = list(faults.kinds)
+    left, void = list(faults.kinds), ""
     faults.draw.shuffle(left)
     until, last = since + options.minutes * 60, since + 3 * options.minutes * 60 + LATE_S
     while clock.monotonic() < until or (left and clock.monotonic() < last):
         _keep_at_work(place, faults, options.n)
-        kind = left.pop() if left else faults.draw.choice(list(faults.kinds))
+        waits = clock.monotonic() < until and left == [void]  # alone, it is not tried again at once
+        kind = left.pop() if left and not waits else faults.draw.choice(list(faults.kinds))
         fault = faults.strike(kind)
+        void = "" if fault.hit else kind
         print(said(fault, since), flush=True)
         if not fault.hit and not any(each.hit for each in faults.log if each.kind == kind):
-            left.insert(0, kind)  # later there may be something to hit
+            left = [kind, *(each for each in left if each != kind)]  # later there may be something to hit
         faults.pause(0.5)
 
 
