@@ -27,11 +27,14 @@ from benchmarks.chaos_jobs import build
 from benchmarks.chaos_wire import Wire, wire
 from benchmarks.databases import NotHere
 
-__all__ = ["LEASE_S", "Arena", "Death", "Slot", "arena", "patiently"]
+__all__ = ["LEASE_S", "UNAVAILABLE", "Arena", "Death", "Slot", "arena", "patiently"]
 
 LEASE_S = 2.0
 THREADS = 4
 WORKERS = 4
+UNAVAILABLE = 3
+"""The exit code of a command that finds no server when it starts."""
+
 MARK = "CHAOS_FOLDER"
 ROOT = Path(__file__).resolve().parents[1]
 _START_S = 60.0
@@ -154,6 +157,7 @@ class Arena:
         self.deaths: list[Death] = []
         self.web: subprocess.Popen[bytes] | None = None
         self.web_port = free_port()
+        self.webs_put_off = 0
         self.poller: subprocess.Popen[bytes] | None = None
         self._readers: dict[int, _Reader] = {}
         self._lifeline = os.pipe()
@@ -228,18 +232,25 @@ class Arena:
         self._keeper.start()
 
     def start_web(self) -> None:
-        """Starts a web server, at the same port each time."""
+        """Starts a web server, at the same port each time, in the place of the one before."""
         words = ("asynctask", "-A", "benchmarks.chaos_app:app", "web", "--port", str(self.web_port))
-        self.web = self.spawn("web.log", *words, **{LIFELINE: ""})
+        with self._lock:
+            if self.web is not None:
+                self.web.kill()
+                self.web.wait()
+            self.web = self.spawn("web.log", *words, **{LIFELINE: ""})
 
     def start_poller(self) -> None:
         """Starts the process that writes down the progress."""
         self.poller = self.spawn("poller.log", "benchmarks.chaos_app")
 
     def _keep(self) -> None:
-        """Replaces worker processes that end, and notes when they ended."""
+        """Replaces worker processes that end, and notes when they ended; and a web server that found no database."""
         while not self._stop.wait(0.02):
             with self._lock:
+                if self.web is not None and self.web.poll() == UNAVAILABLE:
+                    self.webs_put_off += 1
+                    self.start_web()
                 for slot in self.slots:
                     self._keep_one(slot)
 

@@ -17,7 +17,7 @@ from asynctask.core.states import TERMINAL, Status
 from asynctask.core.transitions import MARKS
 from asynctask.database.tables import events, jobs, key_places, task_callbacks, tasks
 from asynctask.iterable import item_statuses, unpack
-from benchmarks.chaos_arena import Arena, Death
+from benchmarks.chaos_arena import UNAVAILABLE, Arena, Death
 from benchmarks.chaos_corrections import Corrected
 from benchmarks.chaos_faults import Fault, Faults, Knob
 
@@ -429,14 +429,14 @@ def _condemned(result: Audit, arena: Arena, log: Sequence[Fault]) -> None:
     lines = arena.said("*.log")
     unforeseen = [death for death in arena.deaths if death.pid not in victims]
     # A process that finds no server when it starts says so and ends with 3: it was no worker yet.
-    put_off = [d for d in unforeseen if d.code == 3 and not any(f":{d.pid}:" in line for line in lines)]
+    put_off = [d for d in unforeseen if d.code == UNAVAILABLE and not any(f":{d.pid}:" in line for line in lines)]
     wrong = [f"worker {d.pid} ended with {d.code} at {d.at:.3f}" for d in unforeseen if d not in put_off]
     healthy = {pid for slot in arena.slots for pid in slot.pids} - victims
     for line in lines:
         if "declared_dead" in line or "process_recovered" in line:
             wrong += [line[:300] for pid in healthy if f":{pid}:" in line]
     result.put("healthy workers condemned", wrong)
-    result.table["starts of a worker put off, a server was away"] = len(put_off)
+    result.table["starts put off, a server was away"] = len(put_off) + arena.webs_put_off
 
 
 def _lingering(result: Audit, arena: Arena, app: AsyncTask) -> None:

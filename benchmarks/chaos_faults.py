@@ -291,11 +291,8 @@ class Faults:
         for pid in {splitter, *victims, *self._splitters()}:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        assert self.arena.web is not None
-        self.arena.web.kill()
-        self.arena.web.wait()
-        sender.join()
         self.arena.start_web()
+        sender.join()
         after = self._created(task_id)
         return f"Task {task_id}, {created} to {after} of {self.rows} rows", 1 if after < self.rows else 0, splitter
 
