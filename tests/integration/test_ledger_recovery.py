@@ -138,6 +138,21 @@ def test_a_renewal_is_stamped_when_it_has_its_locks_and_not_before_it_waits(
     assert process["lease_until"] >= process["beat_at"] + 60_000_000
 
 
+def test_a_process_renews_its_lease_while_its_startup_hooks_run(world: World) -> None:
+    """One that loads a model for longer than a lease was taken for dead before it began."""
+    app = world.app(heartbeat_s=0.1)
+    beaten = []
+
+    @app.on("startup")
+    def load() -> None:
+        (registered,) = app.processes()
+        wait_for(lambda: app.processes()[0]["beat_at"] > registered["beat_at"], "a heartbeat")
+        beaten.append(True)
+
+    with world.working(app):
+        assert beaten
+
+
 def test_lost_copies_are_looked_for_after_the_clock_was_put_back(world: World) -> None:
     app = world.app()
     task = app.submit("note", numbers(1))
