@@ -55,6 +55,10 @@ LEAST_N = 500
 LEAST_ROWS = 4_000
 """Of an upload: fewer are split before anybody could be killed."""
 
+LEASE_S = 2.0
+"""Short, so that much happens in a minute. A machine that is so busy that it keeps a process from running for as long needs
+more: nobody can tell that one from a dead one."""
+
 LATE_S = 120.0
 """So long after its time the run still waits for a kind of fault to hit."""
 
@@ -72,10 +76,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--redis", action="store_true", help="jobs travel through a private Redis")
     parser.add_argument("--seed", type=int, help="of the faults (default: another one each time; it is printed)")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="a new folder for book and logs, which is kept")
+    parser.add_argument("--lease", type=float, default=LEASE_S, metavar="S", help="of the processes (default %(default)g)")
     parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
     options = parser.parse_args(argv)
     if not LEAST_N <= options.n <= _MAX_N or not 0.05 <= options.minutes <= 600:
         parser.error(f"-n must be from {LEAST_N} to {_MAX_N:,}, --minutes from 0.05 to 600")
+    if not 1 <= options.lease <= 60:
+        parser.error("--lease must be from 1 to 60")
     if options.seed is None:
         options.seed = int(SystemIds().nonce()[:8], 16)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -95,7 +102,8 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     work_ms = min(200.0, max(1.0, BUSY * options.minutes * 60_000 * WORKERS * THREADS / (options.n + 2 * rows)))
     print(f"seed {options.seed}, {options.server}{' and Redis' * options.redis}, jobs of {work_ms:.1f} ms", flush=True)
     draw = random.Random(options.seed)
-    with arena(folder, options.server, with_redis=options.redis, work_ms=work_ms) as place, closing(place.app()) as app:
+    ground = arena(folder, options.server, with_redis=options.redis, work_ms=work_ms, lease_s=options.lease)
+    with ground as place, closing(place.app()) as app:
         with closing(Database(place.direct_url)) as database:
             schema.upgrade(database)
             _watch(database)
@@ -311,8 +319,8 @@ def _show(options: argparse.Namespace, found: Audit, hits: dict[str, int], log: 
     print({0: "all promises held", 1: "a promise is broken", 2: "void"}[code])
     if options.json:
         where = {"kind": options.server, "broker": "Redis" if options.redis else "the database", "seed": options.seed}
-        settings = {**where, "code": code, "minutes": options.minutes, "table": found.table, "broken": found.broken,
-                    "never_hit": never, "log": [vars(fault) for fault in log]}  # fmt: skip
+        settings = {**where, "code": code, "minutes": options.minutes, "lease_s": options.lease, "table": found.table,
+                    "broken": found.broken, "never_hit": never, "log": [vars(fault) for fault in log]}  # fmt: skip
         print(json.dumps({"name": "chaos", "n": found.table["items"], "ours": len(found.broken), "peer": None,
                           "ratio": None, "unit": "broken", "settings": settings}))  # fmt: skip
     sys.stdout.flush()

@@ -27,9 +27,8 @@ from benchmarks.chaos_jobs import build
 from benchmarks.chaos_wire import Wire, wire
 from benchmarks.databases import NotHere
 
-__all__ = ["LEASE_S", "UNAVAILABLE", "Arena", "Death", "Slot", "arena", "patiently"]
+__all__ = ["UNAVAILABLE", "Arena", "Death", "Slot", "arena", "patiently"]
 
-LEASE_S = 2.0
 THREADS = 4
 WORKERS = 4
 UNAVAILABLE = 3
@@ -141,10 +140,10 @@ class Redis:
 
 
 class Arena:
-    """Everything of one run. ``folder``: empty, and its own."""
+    """Everything of one run. ``folder``: empty, and its own; ``lease_s``: of its processes, in seconds."""
 
-    def __init__(self, folder: Path, kind: str, work_ms: float) -> None:
-        self.folder, self.kind, self._work_ms = folder, kind, work_ms
+    def __init__(self, folder: Path, kind: str, work_ms: float, lease_s: float) -> None:
+        self.folder, self.kind, self._work_ms, self.lease_s = folder, kind, work_ms, lease_s
         self.book = folder / "book"
         self.book.mkdir()
         self.server: SqlServer | None = None
@@ -197,8 +196,8 @@ class Arena:
             "database_url": self.direct_url if direct else self.url,
             "broker_url": self.direct_broker_url if direct else self.broker_url,
             "data_dir": str(self.folder / "data"),
-            "lease_s": LEASE_S,
-            "heartbeat_s": LEASE_S / 4,
+            "lease_s": self.lease_s,
+            "heartbeat_s": self.lease_s / 4,
         }
 
     # -- processes
@@ -330,9 +329,9 @@ class Arena:
 
 
 @contextmanager
-def arena(folder: Path, kind: str, *, with_redis: bool, work_ms: float) -> Iterator[Arena]:
+def arena(folder: Path, kind: str, *, with_redis: bool, work_ms: float, lease_s: float) -> Iterator[Arena]:
     """An arena with its servers; everything of it ends with the block."""
-    found = Arena(folder, kind, work_ms)
+    found = Arena(folder, kind, work_ms, lease_s)
     with ExitStack() as stack:
         stack.callback(found.close)
         found.open_servers(stack, with_redis=with_redis)

@@ -22,7 +22,7 @@ from asynctask import AsyncTask
 from asynctask.database.tables import processes, tasks
 from asynctask.errors import Conflict, NotFound, Unavailable
 from asynctask.testing import wait_for
-from benchmarks.chaos_arena import LEASE_S, Arena, Slot, clock, patiently
+from benchmarks.chaos_arena import Arena, Slot, clock, patiently
 from benchmarks.chaos_corrections import Corrections
 from benchmarks.chaos_wire import Wire
 
@@ -160,7 +160,7 @@ class Faults:
         slot.deed = "worker stopped past its lease"
         pid = slot.pid
         try:
-            patiently(lambda: self._condemned(pid), "it is taken for dead", 30 * LEASE_S)
+            patiently(lambda: self._condemned(pid), "it is taken for dead", 30 * self.arena.lease_s)
         except AssertionError:
             return f"worker {slot.number}, pid {pid}, was not taken for dead", 0, pid
         finally:
@@ -179,7 +179,7 @@ class Faults:
         slot, hit = self._busy(self.arena.slots[:2])
         slot.deed = "worker of this host stopped"
         pid = slot.pid
-        self.pause(0.4 * LEASE_S)
+        self.pause(0.4 * self.arena.lease_s)
         os.kill(pid, signal.SIGCONT)
         return f"worker {slot.number}, pid {pid}, for less than its lease", hit, pid
 
@@ -196,7 +196,7 @@ class Faults:
     # -- the database
 
     def _silence(self) -> tuple[str, int, int]:
-        hit, seconds = self._at_work(), self.draw.uniform(1.3, 2.5) * LEASE_S
+        hit, seconds = self._at_work(), self.draw.uniform(1.3, 2.5) * self.arena.lease_s
         with ExitStack() as stack:
             if self.arena.database_wire is None:
                 with (self.arena.folder / "ledger.db.lock").open("a") as lock:
@@ -214,7 +214,7 @@ class Faults:
 
     def _stop_database(self) -> tuple[str, int, int]:
         assert self.arena.server is not None
-        hit, seconds = self._at_work(), self.draw.uniform(1.3, 2.5) * LEASE_S
+        hit, seconds = self._at_work(), self.draw.uniform(1.3, 2.5) * self.arena.lease_s
         main = self.arena.server.pid
         with ExitStack() as undo:
             for pid in (main, *_descendants(main)):
@@ -226,7 +226,7 @@ class Faults:
 
     def _kill_database(self) -> tuple[str, int, int]:
         assert self.arena.server is not None
-        hit, seconds = self._at_work(), self.draw.choice([0.0, 1.5 * LEASE_S])
+        hit, seconds = self._at_work(), self.draw.choice([0.0, 1.5 * self.arena.lease_s])
         self.arena.server.kill()
         self.pause(seconds)
         self.arena.server.start()
@@ -251,7 +251,7 @@ class Faults:
 
     def _kill_redis(self) -> tuple[str, int, int]:
         assert self.arena.redis is not None
-        hit, seconds = self._at_work(), self.draw.choice([0.0, 1.5 * LEASE_S])
+        hit, seconds = self._at_work(), self.draw.choice([0.0, 1.5 * self.arena.lease_s])
         self.arena.redis.kill()
         self.pause(seconds)
         self.arena.redis.start()
@@ -259,7 +259,7 @@ class Faults:
 
     def _silence_redis(self) -> tuple[str, int, int]:
         assert self.arena.redis_wire is not None
-        hit, seconds = self._at_work(), self.draw.uniform(1.3, 2.5) * LEASE_S
+        hit, seconds = self._at_work(), self.draw.uniform(1.3, 2.5) * self.arena.lease_s
         self.arena.redis_wire.tell("hold")
         self.pause(seconds)
         self.arena.redis_wire.tell("release")

@@ -66,7 +66,10 @@ def test_every_fault_hits_jobs_and_every_promise_holds_on_servers(open_folder: P
     assert {"database killed", "connections cut"} <= set(settings["table"]["faults"])
 
 
-@pytest.mark.parametrize(("words", "why"), [(["-n", "10"], "-n must be"), (["--minutes", "0"], "--minutes from")])
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [(["-n", "10"], "-n must be"), (["--minutes", "0"], "--minutes from"), (["--lease", "0"], "--lease must be")],
+)
 def test_what_could_hit_nothing_is_refused(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         chaos.main(words)
