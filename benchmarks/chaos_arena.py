@@ -247,11 +247,14 @@ class Arena:
         """Replaces worker processes that end, and notes when they ended; and a web server that found no database."""
         while not self._stop.wait(0.02):
             with self._lock:
-                if self.web is not None and self.web.poll() == UNAVAILABLE:
-                    self.webs_put_off += 1
-                    self.start_web()
+                self._keep_web()
                 for slot in self.slots:
                     self._keep_one(slot)
+
+    def _keep_web(self) -> None:
+        if self.web is not None and self.web.poll() == UNAVAILABLE:
+            self.webs_put_off += 1
+            self.start_web()
 
     def _keep_one(self, slot: Slot) -> None:
         if slot.process is not None:

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,7 +15,7 @@ from asynctask import AsyncTask
 from asynctask.core.states import Status
 from asynctask.core.transitions import MARKS, OPEN_MARK
 from benchmarks import chaos_audit as audits
-from benchmarks.chaos_arena import Death
+from benchmarks.chaos_arena import Arena, Death
 from benchmarks.chaos_audit import Audit, Book, Expected, Item, Performance
 from benchmarks.chaos_corrections import Corrected
 from benchmarks.chaos_faults import Fault, Knob
@@ -190,3 +191,23 @@ def test_a_corrected_row_that_is_not_taken_once_is_seen(more: list[Item], mended
     made = [Corrected(1, frozenset((0, 1)), (2, 3))]
     audits._corrected(result, cast(AsyncTask, Told(mended)), [item(0, task=2), *more], made)
     assert result.table["corrected rows not taken once"] == wrong
+
+
+@pytest.mark.parametrize(("code", "again"), [(3, 1), (1, 0), (None, 0)])
+def test_a_web_server_that_found_no_database_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int | None, again: int
+) -> None:
+    """One that ends in any other way is missed by whoever needs it, and the run is void."""
+    arena = Arena(tmp_path, "sqlite", 1.0, 2.0)
+    started = []
+
+    def spawn(*words: str, **environ: str) -> Mock:
+        started.append(words)
+        return Mock(**{"poll.return_value": code})
+
+    monkeypatch.setattr(arena, "spawn", spawn)
+    arena.start_web()
+    arena._keep_web()
+    assert (len(started) - 1, arena.webs_put_off) == (again, again)
+    arena.web = None
+    arena.close()
