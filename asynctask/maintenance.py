@@ -52,7 +52,11 @@ _PURGE_FOR_S: Final = 0.05
 """How long one step removes rows, of as many as there are."""
 
 _REST_FACTOR: Final = 20
-"""Of any other step, in multiples of the time that it took: no step takes more than a twentieth of the time."""
+"""Of any other step, in multiples of the time that it took: no step takes more than a twentieth of the time. The shorter of
+its last two times counts, because one that is long alone was spent waiting for a database that was silent."""
+
+_RECOVERY_RESTS_S: Final = 1.0
+"""Of the recovery of dead processes at most: the jobs that they held wait for it."""
 
 _WORK: Final = ("release_due", "turn_rows")
 """Steps without a pause: somebody waits for their end, and each run brings it nearer."""
@@ -136,6 +140,7 @@ class Maintenance:
         self._searched_at = -math.inf
         self._unknown: set[str] = set()
         self._rests: dict[str, float] = {}
+        self._took: dict[str, float] = {}  # how long each step took when it was done last
         self._thread: threading.Thread | None = None
         self._log = get_logger("asynctask.sweep")
 
@@ -171,22 +176,23 @@ class Maintenance:
     def _do(self, steps: Sequence[str]) -> None:
         clock = self._ledger.clock
         for name in steps:
-            begun, longest = clock.monotonic(), math.inf
+            begun, longest = clock.monotonic(), _RECOVERY_RESTS_S if name == "recover_dead" else math.inf
             if begun < self._rests.get(name, 0.0):
                 continue
             try:
                 self._steps[name]()
             except Unavailable as error:
-                longest = (
-                    FIND_LOST_S  # it was no work to wait for an answer that did not come: look soon whether it does now
-                )
+                # It was no work to wait for an answer that did not come: look soon whether it does now.
+                longest = min(longest, FIND_LOST_S)
                 self._log.warning("sweep_put_off", part=name, error=str(error))
             except Exception:
                 self._log.exception("sweep_failed", part=name)
             if name in _WORK:
                 continue
             ended = clock.monotonic()
-            self._rests[name] = ended + min(_REST_FACTOR * (ended - begun), longest)
+            took = min(ended - begun, self._took.get(name, 0.0))
+            self._took[name] = ended - begun
+            self._rests[name] = ended + min(_REST_FACTOR * took, longest)
 
     # -- the dead
 

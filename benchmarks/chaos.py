@@ -20,7 +20,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,11 +55,16 @@ LEAST_N = 500
 LEAST_ROWS = 4_000
 """Of an upload: fewer are split before anybody could be killed."""
 
+LEASE_S = 2.0
+"""Short, so that much happens in a minute. A machine that is so busy that it keeps a process from running for as long needs
+more: nobody can tell that one from a dead one."""
+
 LATE_S = 120.0
 """So long after its time the run still waits for a kind of fault to hit."""
 
 _MAX_N = 1_000_000
-_END_S = 900.0
+_STILL_S = 300.0
+"""A run in which nothing ends for so long has come to a halt: how long it takes in all depends on the machine."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,10 +76,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--redis", action="store_true", help="jobs travel through a private Redis")
     parser.add_argument("--seed", type=int, help="of the faults (default: another one each time; it is printed)")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="a new folder for book and logs, which is kept")
+    parser.add_argument("--lease", type=float, default=LEASE_S, metavar="S", help="of the processes (default %(default)g)")
     parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
     options = parser.parse_args(argv)
     if not LEAST_N <= options.n <= _MAX_N or not 0.05 <= options.minutes <= 600:
         parser.error(f"-n must be from {LEAST_N} to {_MAX_N:,}, --minutes from 0.05 to 600")
+    if not 1 <= options.lease <= 60:
+        parser.error("--lease must be from 1 to 60")
     if options.seed is None:
         options.seed = int(SystemIds().nonce()[:8], 16)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -94,7 +102,8 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     work_ms = min(200.0, max(1.0, BUSY * options.minutes * 60_000 * WORKERS * THREADS / (options.n + 2 * rows)))
     print(f"seed {options.seed}, {options.server}{' and Redis' * options.redis}, jobs of {work_ms:.1f} ms", flush=True)
     draw = random.Random(options.seed)
-    with arena(folder, options.server, with_redis=options.redis, work_ms=work_ms) as place, closing(place.app()) as app:
+    ground = arena(folder, options.server, with_redis=options.redis, work_ms=work_ms, lease_s=options.lease)
+    with ground as place, closing(place.app()) as app:
         with closing(Database(place.direct_url)) as database:
             schema.upgrade(database)
             _watch(database)
@@ -110,7 +119,7 @@ def run(options: argparse.Namespace, folder: Path) -> int:
         since = clock.monotonic()
         _attack(place, faults, options, since)
         expected = lists.made + [Expected(task_id, range(first, first + faults.rows)) for task_id, first in faults.uploads]
-        _await_end(place, app, [each.task_id for each in expected])
+        _await_end(app, [*(each.task_id for each in expected), *faults.corrections.tasks])
         seconds = clock.monotonic() - since
         _await_idle(place, app)
         unclean = place.end_workers()
@@ -121,24 +130,28 @@ def run(options: argparse.Namespace, folder: Path) -> int:
 
 
 _SEEN = "INSERT INTO chaos_seen VALUES (NEW.id, OLD.status, NEW.status);"
+_MARKED = "COALESCE(OLD.marks, '') <> COALESCE(NEW.marks, '')"
+_MARKS = "INSERT INTO chaos_marks VALUES (NEW.id, COALESCE(OLD.marks, ''), COALESCE(NEW.marks, ''));"
 
 
 def _watch(database: Database) -> None:
-    """Has the database note by itself every change of a status from or to a terminal one."""
+    """Has the database note by itself every change of a status from or to a terminal one, and of what items came to."""
     names = ", ".join(f"'{status}'" for status in TERMINAL)
     ends = f"OLD.status <> NEW.status AND (OLD.status IN ({names}) OR NEW.status IN ({names}))"
     dialect = database.dialect
-    statements = ["CREATE TABLE chaos_seen (event_id BIGINT, was VARCHAR(9), became VARCHAR(9))"]
-    if dialect == "sqlite":
-        statements.append(f"CREATE TRIGGER chaos AFTER UPDATE OF status ON events WHEN {ends} BEGIN {_SEEN} END")
-    elif dialect == "postgresql":
-        body = f"BEGIN {_SEEN} RETURN NULL; END"
-        statements.append(f"CREATE FUNCTION chaos() RETURNS trigger LANGUAGE plpgsql AS $${body}$$")
-        when = f"FOR EACH ROW WHEN ({ends}) EXECUTE FUNCTION chaos()"
-        statements.append(f"CREATE TRIGGER chaos AFTER UPDATE OF status ON events {when}")
-    else:
-        body = f"BEGIN IF {ends} THEN {_SEEN} END IF; END"
-        statements.append(f"CREATE TRIGGER chaos AFTER UPDATE ON events FOR EACH ROW {body}")
+    statements = ["CREATE TABLE chaos_seen (event_id BIGINT, was VARCHAR(9), became VARCHAR(9))",
+                  "CREATE TABLE chaos_marks (event_id BIGINT, was TEXT, became TEXT)"]  # fmt: skip
+    for name, column, when, note in (("chaos", "status", ends, _SEEN), ("chaos_slices", "marks", _MARKED, _MARKS)):
+        if dialect == "sqlite":
+            statements.append(f"CREATE TRIGGER {name} AFTER UPDATE OF {column} ON events WHEN {when} BEGIN {note} END")
+        elif dialect == "postgresql":
+            body = f"BEGIN {note} RETURN NULL; END"
+            statements.append(f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $${body}$$")
+            each = f"FOR EACH ROW WHEN ({when}) EXECUTE FUNCTION {name}()"
+            statements.append(f"CREATE TRIGGER {name} AFTER UPDATE OF {column} ON events {each}")
+        else:
+            body = f"BEGIN IF {when} THEN {note} END IF; END"
+            statements.append(f"CREATE TRIGGER {name} AFTER UPDATE ON events FOR EACH ROW {body}")
     for statement in statements:
         with database.write() as connection:
             connection.exec_driver_sql(statement)
@@ -160,7 +173,7 @@ class Lists:
         self._next += count
         return self._next - count
 
-    def submit(self, worker: str, count: int, **options: Any) -> int:
+    def submit(self, worker: str, count: int, *, chunk_size: int = 1, **options: Any) -> int:
         """A list of so many items; returns its Task."""
         first = self.take(count)
         numbers = range(first, first + count)
@@ -168,7 +181,7 @@ class Lists:
         told = {"worker": "told", "args": ["complete"]}
         promised = dict(options)
         key = SystemIds().nonce()  # a database that falls may have taken it
-        options |= {"on_complete": told, "idempotency_key": key}
+        options |= {"on_complete": told, "idempotency_key": key, "chunk_size": chunk_size}
         task = patiently(partial(self._app.submit, worker, items, **options), "a list is taken")
         assert isinstance(task, TaskHandle)
         task_id = task.id
@@ -185,10 +198,12 @@ class Lists:
         for number in range(max(2, n // 10 // (PER_SESSION * SESSION_ITEMS))):
             for _ in range(PER_SESSION):
                 self.submit("once", SESSION_ITEMS, session=f"user:{number}")
-        faults.doomed += [self.submit("work", max(50, n // 200), parallel=1) for _ in range(4)]
+        self.submit("once", n // 20, parallel=3, chunk_size=10)
+        self.submit("work", n // 20, chunk_size=50)
+        faults.doomed += [self.submit("work", max(50, n // 200), parallel=1, chunk_size=size) for size in (1, 1, 7, 7)]
         faults.turned += [self.submit("work", n // 20, parallel=8) for _ in range(2)]
         faults.timed += [self.submit("work", n // 50, parallel=4)]
-        faults.retriable += [self.submit("work", max(20, n // 200)) for _ in range(2)]
+        faults.retriable += [self.submit("work", max(20, n // 200), chunk_size=size) for size in (1, 10)]
         self.submit("work", max(100, n - (self._next - before)))
 
 
@@ -209,16 +224,18 @@ def _item(worker: str, number: int) -> dict[str, Any]:
 
 def _attack(place: Arena, faults: Faults, options: argparse.Namespace, since: float) -> None:
     """Every kind once, in a drawn order, then any at random until the time is over; with new work where there is none."""
-    left = list(faults.kinds)
+    left, void = list(faults.kinds), ""
     faults.draw.shuffle(left)
     until, last = since + options.minutes * 60, since + 3 * options.minutes * 60 + LATE_S
     while clock.monotonic() < until or (left and clock.monotonic() < last):
         _keep_at_work(place, faults, options.n)
-        kind = left.pop() if left else faults.draw.choice(list(faults.kinds))
+        waits = clock.monotonic() < until and left == [void]  # alone, it is not tried again at once
+        kind = left.pop() if left and not waits else faults.draw.choice(list(faults.kinds))
         fault = faults.strike(kind)
+        void = "" if fault.hit else kind
         print(said(fault, since), flush=True)
         if not fault.hit and not any(each.hit for each in faults.log if each.kind == kind):
-            left.insert(0, kind)  # later there may be something to hit
+            left = [kind, *(each for each in left if each != kind)]  # later there may be something to hit
         faults.pause(0.5)
 
 
@@ -239,18 +256,31 @@ def _nothing_left(faults: Faults) -> bool:
         return False
 
 
-def _await_end(place: Arena, app: AsyncTask, ids: Sequence[int]) -> None:
-    left = list(ids)
+def _await_end(app: AsyncTask, ids: Sequence[int]) -> None:
+    """Until every Task is over, or no item has come to anything for :data:`_STILL_S`."""
+    left, before = list(ids), -1
 
     def over() -> bool:
         while left and app.task(left[-1]).progress()["done"]:
             left.pop()
         return not left
 
-    try:
-        patiently(over, "every Task is over", _END_S)
-    except AssertionError:
-        print(f"Tasks {left[-20:]} are not over: {app.task(left[-1]).progress()}", file=sys.stderr)
+    while (now := _done(app)) != before:
+        before = now
+        with suppress(AssertionError):
+            patiently(over, "every Task is over", _STILL_S)
+            return
+    print(f"Tasks {left[-20:]} are not over: {app.task(left[-1]).progress()}", file=sys.stderr)
+
+
+def _done(app: AsyncTask) -> int:
+    statement = sa.text("SELECT count(*) FROM chaos_seen")
+
+    def read() -> tuple[int]:
+        with app.ledger.database.read() as connection:
+            return (int(connection.execute(statement).scalar_one()),)
+
+    return patiently(read, "outcomes are counted")[0]
 
 
 def _await_idle(place: Arena, app: AsyncTask) -> None:
@@ -289,8 +319,8 @@ def _show(options: argparse.Namespace, found: Audit, hits: dict[str, int], log: 
     print({0: "all promises held", 1: "a promise is broken", 2: "void"}[code])
     if options.json:
         where = {"kind": options.server, "broker": "Redis" if options.redis else "the database", "seed": options.seed}
-        settings = {**where, "code": code, "minutes": options.minutes, "table": found.table, "broken": found.broken,
-                    "never_hit": never, "log": [vars(fault) for fault in log]}  # fmt: skip
+        settings = {**where, "code": code, "minutes": options.minutes, "lease_s": options.lease, "table": found.table,
+                    "broken": found.broken, "never_hit": never, "log": [vars(fault) for fault in log]}  # fmt: skip
         print(json.dumps({"name": "chaos", "n": found.table["items"], "ours": len(found.broken), "peer": None,
                           "ratio": None, "unit": "broken", "settings": settings}))  # fmt: skip
     sys.stdout.flush()

@@ -27,11 +27,13 @@ from benchmarks.chaos_jobs import build
 from benchmarks.chaos_wire import Wire, wire
 from benchmarks.databases import NotHere
 
-__all__ = ["LEASE_S", "Arena", "Death", "Slot", "arena", "patiently"]
+__all__ = ["UNAVAILABLE", "Arena", "Death", "Slot", "arena", "patiently"]
 
-LEASE_S = 2.0
 THREADS = 4
 WORKERS = 4
+UNAVAILABLE = 3
+"""The exit code of a command that finds no server when it starts."""
+
 MARK = "CHAOS_FOLDER"
 ROOT = Path(__file__).resolve().parents[1]
 _START_S = 60.0
@@ -138,10 +140,10 @@ class Redis:
 
 
 class Arena:
-    """Everything of one run. ``folder``: empty, and its own."""
+    """Everything of one run. ``folder``: empty, and its own; ``lease_s``: of its processes, in seconds."""
 
-    def __init__(self, folder: Path, kind: str, work_ms: float) -> None:
-        self.folder, self.kind, self._work_ms = folder, kind, work_ms
+    def __init__(self, folder: Path, kind: str, work_ms: float, lease_s: float) -> None:
+        self.folder, self.kind, self._work_ms, self.lease_s = folder, kind, work_ms, lease_s
         self.book = folder / "book"
         self.book.mkdir()
         self.server: SqlServer | None = None
@@ -154,6 +156,7 @@ class Arena:
         self.deaths: list[Death] = []
         self.web: subprocess.Popen[bytes] | None = None
         self.web_port = free_port()
+        self.webs_put_off = 0
         self.poller: subprocess.Popen[bytes] | None = None
         self._readers: dict[int, _Reader] = {}
         self._lifeline = os.pipe()
@@ -193,8 +196,8 @@ class Arena:
             "database_url": self.direct_url if direct else self.url,
             "broker_url": self.direct_broker_url if direct else self.broker_url,
             "data_dir": str(self.folder / "data"),
-            "lease_s": LEASE_S,
-            "heartbeat_s": LEASE_S / 4,
+            "lease_s": self.lease_s,
+            "heartbeat_s": self.lease_s / 4,
         }
 
     # -- processes
@@ -228,20 +231,30 @@ class Arena:
         self._keeper.start()
 
     def start_web(self) -> None:
-        """Starts a web server, at the same port each time."""
+        """Starts a web server, at the same port each time, in the place of the one before."""
         words = ("asynctask", "-A", "benchmarks.chaos_app:app", "web", "--port", str(self.web_port))
-        self.web = self.spawn("web.log", *words, **{LIFELINE: ""})
+        with self._lock:
+            if self.web is not None:
+                self.web.kill()
+                self.web.wait()
+            self.web = self.spawn("web.log", *words, **{LIFELINE: ""})
 
     def start_poller(self) -> None:
         """Starts the process that writes down the progress."""
         self.poller = self.spawn("poller.log", "benchmarks.chaos_app")
 
     def _keep(self) -> None:
-        """Replaces worker processes that end, and notes when they ended."""
+        """Replaces worker processes that end, and notes when they ended; and a web server that found no database."""
         while not self._stop.wait(0.02):
             with self._lock:
+                self._keep_web()
                 for slot in self.slots:
                     self._keep_one(slot)
+
+    def _keep_web(self) -> None:
+        if self.web is not None and self.web.poll() == UNAVAILABLE:
+            self.webs_put_off += 1
+            self.start_web()
 
     def _keep_one(self, slot: Slot) -> None:
         if slot.process is not None:
@@ -319,9 +332,9 @@ class Arena:
 
 
 @contextmanager
-def arena(folder: Path, kind: str, *, with_redis: bool, work_ms: float) -> Iterator[Arena]:
+def arena(folder: Path, kind: str, *, with_redis: bool, work_ms: float, lease_s: float) -> Iterator[Arena]:
     """An arena with its servers; everything of it ends with the block."""
-    found = Arena(folder, kind, work_ms)
+    found = Arena(folder, kind, work_ms, lease_s)
     with ExitStack() as stack:
         stack.callback(found.close)
         found.open_servers(stack, with_redis=with_redis)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -13,9 +13,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from asynctask import AsyncTask
-from asynctask.core.states import TERMINAL
+from asynctask.core.states import TERMINAL, Status
+from asynctask.core.transitions import MARKS
 from asynctask.database.tables import events, jobs, key_places, task_callbacks, tasks
-from benchmarks.chaos_arena import Arena, Death
+from asynctask.iterable import item_statuses, unpack
+from benchmarks.chaos_arena import UNAVAILABLE, Arena, Death
+from benchmarks.chaos_corrections import Corrected
 from benchmarks.chaos_faults import Fault, Faults, Knob
 
 __all__ = ["Audit", "Expected", "audit"]
@@ -34,16 +37,28 @@ class Expected:
     """One submitted Task: the numbers of its items, and what has to hold for it."""
 
     task_id: int
-    numbers: range
+    numbers: Collection[int]
     parallel: int | None = None
     interval: float = 0.0
     keys: int = 0
     session: str = ""
 
 
+@dataclass(frozen=True)
+class Item:
+    """One item as the ledger has it: the ``n`` that its job was given, and what it came to or where it is."""
+
+    event_id: int
+    job_id: str
+    task_id: int
+    n: int
+    status: str
+    attempt: int
+
+
 @dataclass
 class Performance:
-    """One job performed once. ``end``: as noted, or when its process was seen alive last."""
+    """One item performed once. ``end``: as noted, or when its process was seen alive last."""
 
     pid: int
     task_id: int
@@ -76,18 +91,21 @@ def audit(arena: Arena, app: AsyncTask, faults: Faults, expected: Sequence[Expec
     """Everything at once; the worker processes have ended."""
     result = Audit()
     book = Book(arena, faults.log)
-    rows = _rows(app)
-    _items(result, expected, rows, book)
-    result.put("outcomes recorded twice", _recorded_twice(app))
+    items = _read_items(app)
+    expected = [*expected, *_taken(items, faults.corrections.tasks)]
+    _items(result, expected, items, book)
+    _corrected(result, app, items, faults.corrections.made)
+    result.put("outcomes recorded twice", [*_recorded_twice(app), *_marked_twice(app)])
     result.table["performances beyond the first"] = _beyond(book, faults.log, arena.deaths)
-    result.put("counts against rows", _counts(app, expected))
+    result.put("counts against rows", _counts(app, expected, items))
     result.put("closes and callbacks not one per generation", _closes(app, expected))
     _limits(result, expected, book, faults.knobs)
     _orders(result, expected, book)
     result.put("progress that fell or went over", _progress(arena.book))
     _condemned(result, arena, faults.log)
     _lingering(result, arena, app)
-    attempts = [int(row.attempt) for row in rows]
+    attempts = list({item.event_id: item.attempt for item in items}.values())
+    result.table["slices"] = sum(count > 1 for count in Counter(item.event_id for item in items).values())
     result.table["attempts"] = {"most": max(attempts, default=0), "rows over 10": sum(each > 10 for each in attempts)}
     result.table["performances"] = len(book.performances)
     return result
@@ -109,10 +127,10 @@ class Book:
             self._read(path, ended.get(int(path.name), float("inf")), stopped.get(int(path.name)))
         self.performances.sort(key=lambda each: each.begin)
         self.of_task: dict[int, list[Performance]] = defaultdict(list)
-        self.of_job: dict[str, list[Performance]] = defaultdict(list)
+        self.of_item: dict[tuple[str, int], list[Performance]] = defaultdict(list)
         for each in self.performances:
             self.of_task[each.task_id].append(each)
-            self.of_job[each.job_id].append(each)
+            self.of_item[each.job_id, each.n].append(each)
 
     def _read(self, path: Path, ended: float, stopped: float | None) -> None:
         open_ones: dict[tuple[str, str], Performance] = {}
@@ -139,38 +157,77 @@ class Book:
 # -- items
 
 
-def _rows(app: AsyncTask) -> list[Any]:
+def _read_items(app: AsyncTask) -> list[Item]:
     _e = events.c
-    columns = (_e.id, _e.job_id, _e.task_id, _e.status, _e.attempt, _e.params)
+    columns = (_e.id, _e.job_id, _e.task_id, _e.status, _e.attempt, _e.params, _e["items"].label("size"), _e.marks)
+    found = []
     with app.ledger.database.read() as connection:
-        return list(connection.execute(sa.select(*columns).where(_e.task_id.is_not(None))))
+        for row in connection.execute(sa.select(*columns).where(_e.task_id.is_not(None))):
+            params = json.loads(row.params)
+            carried = unpack(params)[1] if row.size > 1 else [params]
+            for each, status in zip(carried, item_statuses(row.marks, row.size, row.status), strict=True):
+                n = int(each["n"] if isinstance(each, dict) else each[0]["n"])
+                found.append(Item(row.id, row.job_id, row.task_id, n, str(status), row.attempt))
+    return found
 
 
-def _items(result: Audit, expected: Sequence[Expected], rows: Sequence[Any], book: Book) -> None:
-    of_task: dict[int, list[Any]] = defaultdict(list)
-    for row in rows:
-        of_task[row.task_id].append(row)
+def _taken(items: Sequence[Item], task_ids: Collection[int]) -> list[Expected]:
+    """The corrected lists, with what they took: whether that is right is a question to :func:`_corrected`."""
+    found: dict[int, list[int]] = {task_id: [] for task_id in task_ids}
+    for item in items:
+        if item.task_id in found:
+            found[item.task_id].append(item.n)
+    return [Expected(task_id, numbers) for task_id, numbers in found.items()]
+
+
+def _items(result: Audit, expected: Sequence[Expected], items: Sequence[Item], book: Book) -> None:
+    of_task: dict[int, list[Item]] = defaultdict(list)
+    for item in items:
+        of_task[item.task_id].append(item)
     lost, open_ones = [], []
     for each in expected:
-        found = Counter(_number(row.params) for row in of_task[each.task_id])
+        found = Counter(item.n for item in of_task[each.task_id])
         lost += [f"Task {each.task_id} has no item {n}" for n in each.numbers if not found[n]]
         lost += [f"Task {each.task_id} has item {n} {count} times" for n, count in found.items() if count > 1]
-        for row in of_task[each.task_id]:
-            if row.status not in TERMINAL:
-                open_ones.append(f"Event {row.id} of Task {each.task_id} is {row.status}, attempt {row.attempt}")
-            elif row.status != "cancelled" and row.job_id not in book.of_job:
-                lost.append(f"Event {row.id} of Task {each.task_id} is {row.status} and was never performed")
-            elif row.status == "finish" and not any(p.outcome == "finish" for p in book.of_job[row.job_id]):
-                lost.append(f"Event {row.id} of Task {each.task_id} finished and no performance did")
+        for item in of_task[each.task_id]:
+            said = f"item {item.n} of Event {item.event_id} of Task {each.task_id} is {item.status}"
+            performed = book.of_item.get((item.job_id, item.n), [])
+            if item.status not in TERMINAL:
+                open_ones.append(f"{said}, attempt {item.attempt}")
+            elif item.status != "cancelled" and not performed:
+                lost.append(f"{said} and was never performed")
+            elif item.status == "finish" and not any(one.outcome == "finish" for one in performed):
+                lost.append(f"{said} and no performance finished")
     result.table["items"] = sum(len(each.numbers) for each in expected)
     result.put("items lost", lost)
-    result.put("open Events", open_ones)
-    result.table["outcomes"] = dict(Counter(str(row.status) for row in rows))
+    result.put("open items", open_ones)
+    result.table["outcomes"] = dict(Counter(item.status for item in items))
 
 
-def _number(params: str) -> int:
-    found = json.loads(params)
-    return int(found["n"] if isinstance(found, dict) else found[0]["n"])
+def _corrected(result: Audit, app: AsyncTask, items: Sequence[Item], made: Sequence[Corrected]) -> None:
+    """Each row that was sent is in one of the lists that it was sent with, and none succeeded twice."""
+    numbers: dict[int, Counter[int]] = defaultdict(Counter)
+    finished: dict[int, int] = Counter(item.task_id for item in items if item.status == "finish")
+    for item in items:
+        numbers[item.task_id][item.n] += 1
+    wrong: list[str] = []
+    below: dict[int, list[int]] = defaultdict(list)
+    for each in made:
+        took = sum((numbers[task_id] for task_id in each.tasks), Counter[int]())
+        wrong += [f"item {n} of Task {each.of_task} was taken {took[n]} times" for n in each.numbers if took[n] != 1]
+        wrong += [f"item {n} of Task {each.of_task} was taken and not sent" for n in took.keys() - each.numbers]
+        below[each.of_task] += each.tasks
+
+    def mended(task_id: int) -> int:
+        return sum(finished[under] + mended(under) for under in below[task_id])
+
+    for task_id in list(below):
+        if (said := app.task(task_id).progress()["mended"]) != (count := mended(task_id)):
+            wrong.append(f"Task {task_id} says that {said} rows were mended, and {count} were")
+    twice = Counter(item.n for item in items if item.status == "finish")
+    wrong += [f"item {n} succeeded in {count} lists" for n, count in twice.items() if count > 1]
+    result.put("corrected rows not taken once", wrong)
+    result.table["rows corrected"] = sum(len(each.numbers) for each in made)
 
 
 def _recorded_twice(app: AsyncTask) -> list[str]:
@@ -186,13 +243,32 @@ def _recorded_twice(app: AsyncTask) -> list[str]:
     return [f"Event {row[0]} ended {row[1]} times and was opened {row[2]} times" for row in found]
 
 
+def _marked_twice(app: AsyncTask) -> list[str]:
+    statement = sa.text(
+        "SELECT m.event_id, m.was, m.became, t.generation FROM chaos_marks m"
+        " JOIN events e ON e.id = m.event_id JOIN tasks t ON t.id = e.task_id"
+    )
+    with app.ledger.database.read() as connection:
+        found = connection.execute(statement).all()
+    return [wrong for event_id, was, became, generation in found for wrong in _changed(event_id, was, became, generation)]
+
+
+def _changed(event_id: int, was: str, became: str, generation: int) -> Iterable[str]:
+    """Items of a slice that came to something, and then to something else; a retry opens those that did not finish."""
+    final, done = set(MARKS.values()), MARKS[Status.FINISH]
+    for place, old in enumerate(was):
+        new = became[place : place + 1]
+        if old in final and new != old and (new in final or old == done or generation == 1):
+            yield f"item {place} of Event {event_id} came to {old!r} and then to {new!r}"
+
+
 # -- performances beyond the first
 
 
 def _beyond(book: Book, log: Sequence[Fault], deaths: Sequence[Death]) -> dict[str, int]:
     killed = {death.pid: death for death in deaths}
     why: Counter[str] = Counter()
-    for found in book.of_job.values():
+    for found in book.of_item.values():
         for first, again in pairwise(found):
             why[_reason(first, again, killed, log)] += 1
     return dict(sorted(why.items()))
@@ -212,20 +288,17 @@ def _reason(first: Performance, again: Performance, killed: dict[int, Death], lo
 # -- Tasks
 
 
-def _counts(app: AsyncTask, expected: Sequence[Expected]) -> list[str]:
-    _e = events.c
-    statement = sa.select(_e.task_id, _e.status, sa.func.sum(_e["items"])).group_by(_e.task_id, _e.status)
-    rows: dict[int, dict[str, int]] = defaultdict(dict)
-    with app.ledger.database.read() as connection:
-        for task_id, status, items in connection.execute(statement.where(_e.task_id.is_not(None))):
-            rows[task_id][status] = int(items)
+def _counts(app: AsyncTask, expected: Sequence[Expected], items: Sequence[Item]) -> list[str]:
+    rows: dict[int, Counter[str]] = defaultdict(Counter)
+    for item in items:
+        rows[item.task_id][item.status] += 1
     wrong = [f"{each.code}: {each.message}" for each in app.doctor()]
     for each in expected:
         counts = app.task(each.task_id).progress()["counts"]
         total = counts.pop("total")
         said = {status: count for status, count in counts.items() if count}
         if said != rows[each.task_id] or total != len(each.numbers):
-            wrong.append(f"Task {each.task_id} says {said} of {total}, its rows {rows[each.task_id]}")
+            wrong.append(f"Task {each.task_id} says {said} of {total}, its rows {dict(rows[each.task_id])}")
     return wrong
 
 
@@ -356,14 +429,14 @@ def _condemned(result: Audit, arena: Arena, log: Sequence[Fault]) -> None:
     lines = arena.said("*.log")
     unforeseen = [death for death in arena.deaths if death.pid not in victims]
     # A process that finds no server when it starts says so and ends with 3: it was no worker yet.
-    put_off = [d for d in unforeseen if d.code == 3 and not any(f":{d.pid}:" in line for line in lines)]
+    put_off = [d for d in unforeseen if d.code == UNAVAILABLE and not any(f":{d.pid}:" in line for line in lines)]
     wrong = [f"worker {d.pid} ended with {d.code} at {d.at:.3f}" for d in unforeseen if d not in put_off]
     healthy = {pid for slot in arena.slots for pid in slot.pids} - victims
     for line in lines:
         if "declared_dead" in line or "process_recovered" in line:
             wrong += [line[:300] for pid in healthy if f":{pid}:" in line]
     result.put("healthy workers condemned", wrong)
-    result.table["starts of a worker put off, a server was away"] = len(put_off)
+    result.table["starts put off, a server was away"] = len(put_off) + arena.webs_put_off
 
 
 def _lingering(result: Audit, arena: Arena, app: AsyncTask) -> None:

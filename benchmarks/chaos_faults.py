@@ -22,7 +22,8 @@ from asynctask import AsyncTask
 from asynctask.database.tables import processes, tasks
 from asynctask.errors import Conflict, NotFound, Unavailable
 from asynctask.testing import wait_for
-from benchmarks.chaos_arena import LEASE_S, Arena, Slot, clock, patiently
+from benchmarks.chaos_arena import Arena, Slot, clock, patiently
+from benchmarks.chaos_corrections import Corrections
 from benchmarks.chaos_wire import Wire
 
 __all__ = ["Fault", "Faults", "Knob"]
@@ -82,6 +83,7 @@ class Faults:
         """Each with the number of its first row."""
         self.retriable: list[int] = []
         self.timed: list[int] = []
+        self.corrections = Corrections(app, draw)
         kinds: dict[str, Callable[[], tuple[str, int, int]]] = {
             "worker killed": self._kill_worker,
             "worker stopped past its lease": self._stop_worker,
@@ -92,6 +94,7 @@ class Faults:
             "interval turned": self._interval,
             "task cancelled": self._cancel,
             "task retried": self._retry,
+            "list corrected": self._correct,
         }
         if arena.server is not None:
             kinds |= {"database killed": self._kill_database, "database stopped": self._stop_database,
@@ -157,7 +160,7 @@ class Faults:
         slot.deed = "worker stopped past its lease"
         pid = slot.pid
         try:
-            patiently(lambda: self._condemned(pid), "it is taken for dead", 30 * LEASE_S)
+            patiently(lambda: self._condemned(pid), "it is taken for dead", 30 * self.arena.lease_s)
         except AssertionError:
             return f"worker {slot.number}, pid {pid}, was not taken for dead", 0, pid
         finally:
@@ -176,7 +179,7 @@ class Faults:
         slot, hit = self._busy(self.arena.slots[:2])
         slot.deed = "worker of this host stopped"
         pid = slot.pid
-        self.pause(0.4 * LEASE_S)
+        self.pause(0.4 * self.arena.lease_s)
         os.kill(pid, signal.SIGCONT)
         return f"worker {slot.number}, pid {pid}, for less than its lease", hit, pid
 
@@ -193,7 +196,7 @@ class Faults:
     # -- the database
 
     def _silence(self) -> tuple[str, int, int]:
-        hit, seconds = self._at_work(), self.draw.uniform(1.3, 2.5) * LEASE_S
+        hit, seconds = self._at_work(), self.draw.uniform(1.3, 2.5) * self.arena.lease_s
         with ExitStack() as stack:
             if self.arena.database_wire is None:
                 with (self.arena.folder / "ledger.db.lock").open("a") as lock:
@@ -211,7 +214,7 @@ class Faults:
 
     def _stop_database(self) -> tuple[str, int, int]:
         assert self.arena.server is not None
-        hit, seconds = self._at_work(), self.draw.uniform(1.3, 2.5) * LEASE_S
+        hit, seconds = self._at_work(), self.draw.uniform(1.3, 2.5) * self.arena.lease_s
         main = self.arena.server.pid
         with ExitStack() as undo:
             for pid in (main, *_descendants(main)):
@@ -223,7 +226,7 @@ class Faults:
 
     def _kill_database(self) -> tuple[str, int, int]:
         assert self.arena.server is not None
-        hit, seconds = self._at_work(), self.draw.choice([0.0, 1.5 * LEASE_S])
+        hit, seconds = self._at_work(), self.draw.choice([0.0, 1.5 * self.arena.lease_s])
         self.arena.server.kill()
         self.pause(seconds)
         self.arena.server.start()
@@ -248,7 +251,7 @@ class Faults:
 
     def _kill_redis(self) -> tuple[str, int, int]:
         assert self.arena.redis is not None
-        hit, seconds = self._at_work(), self.draw.choice([0.0, 1.5 * LEASE_S])
+        hit, seconds = self._at_work(), self.draw.choice([0.0, 1.5 * self.arena.lease_s])
         self.arena.redis.kill()
         self.pause(seconds)
         self.arena.redis.start()
@@ -256,7 +259,7 @@ class Faults:
 
     def _silence_redis(self) -> tuple[str, int, int]:
         assert self.arena.redis_wire is not None
-        hit, seconds = self._at_work(), self.draw.uniform(1.3, 2.5) * LEASE_S
+        hit, seconds = self._at_work(), self.draw.uniform(1.3, 2.5) * self.arena.lease_s
         self.arena.redis_wire.tell("hold")
         self.pause(seconds)
         self.arena.redis_wire.tell("release")
@@ -269,7 +272,8 @@ class Faults:
         wait_for(self._web_answers, "the web server answers")
         first = self._take(self.rows)
         title = f"upload-{first}"
-        sender = threading.Thread(target=self._send, args=(title, first), daemon=True)
+        chunk_size = self.draw.choice([1, 20])
+        sender = threading.Thread(target=self._send, args=(title, first, chunk_size), daemon=True)
         sender.start()
         try:
             seen = wait_for(lambda: self._splitting(title), "it is split", 30, every=0.001)
@@ -287,11 +291,8 @@ class Faults:
         for pid in {splitter, *victims, *self._splitters()}:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        assert self.arena.web is not None
-        self.arena.web.kill()
-        self.arena.web.wait()
-        sender.join()
         self.arena.start_web()
+        sender.join()
         after = self._created(task_id)
         return f"Task {task_id}, {created} to {after} of {self.rows} rows", 1 if after < self.rows else 0, splitter
 
@@ -306,11 +307,12 @@ class Faults:
                 return connection.getresponse().status == 200
         return False
 
-    def _send(self, title: str, first: int) -> None:
+    def _send(self, title: str, first: int, chunk_size: int) -> None:
         pad = "x" * 150  # so large that a process of its own splits it
         kinds = ("ok", "ok", "refuse", "ok", "ok", "shaky", "ok")
         lines = "".join(f"{n},{kinds[n % 7]},{pad}\n" for n in range(first, first + self.rows))
-        fields = {"worker": "row", "title": title, "on_complete": '{"worker": "told", "args": ["complete"]}'}
+        told = '{"worker": "told", "args": ["complete"]}'
+        fields = {"worker": "row", "title": title, "on_complete": told, "chunk_size": str(chunk_size)}
         parts = [f'Content-Disposition: form-data; name="{key}"\r\n\r\n{value}' for key, value in fields.items()]
         file = 'Content-Disposition: form-data; name="file"; filename="rows.csv"\r\nContent-Type: text/csv'
         parts.append(f"{file}\r\n\r\nn,kind,pad\n{lines}")
@@ -343,9 +345,17 @@ class Faults:
 
     def _at_work_of(self, task_id: int) -> int:
         try:
-            return wait_for(lambda: self.arena.at_work(task_id), "its jobs are performed", 6 * _MOMENT_S, every=0.005)
+            hit = wait_for(
+                lambda: self.arena.at_work(task_id) or -self._over(task_id),
+                "its jobs are performed",
+                6 * _MOMENT_S,
+                every=0.005,
+            )
         except AssertionError:
             raise Void(f"no job of Task {task_id} was performed") from None
+        if hit < 0:
+            raise Void(f"Task {task_id} was over too soon")
+        return hit
 
     def _open(self, ids: list[int], **options: Any) -> tuple[int, int]:
         """One of these Tasks that is not over, another if there is none; and how many of its jobs are being performed."""
@@ -388,13 +398,21 @@ class Faults:
         return f"Task {task_id}", hit, 0
 
     def _retry(self) -> tuple[str, int, int]:
-        over = [each for each in (*self.retriable, *(upload for upload, _ in self.uploads)) if self._over(each)]
+        uploads = [*(upload for upload, _ in self.uploads), *self.corrections.tasks]
+        over = [each for each in (*self.retriable, *uploads) if self._over(each)]
         if not over:
             raise Void("no Task with failures is over")
         task_id, hit = self.draw.choice(over), self._at_work()
         with suppress(Conflict, NotFound):
             patiently(lambda: self.app.task(task_id).retry() or True, "retried")
         return f"Task {task_id}", hit, 0
+
+    def _correct(self) -> tuple[str, int, int]:
+        hit = self._at_work()
+        made = self.corrections.correct([upload for upload, _ in self.uploads])
+        if made is None:
+            raise Void("no upload has failed rows")
+        return f"Task {made.of_task}, {len(made.numbers)} rows, taken by {' and '.join(map(str, made.tasks))}", hit, 0
 
 
 def _continue(pid: int) -> None:

@@ -187,8 +187,8 @@ class Launcher(AppProcess):
         """Registers the process and starts its parts. Raises LedgerUnavailable."""
         self.register()
         self._pulse.registered(self.ledger.identity, self.ledger.database.absolute_url, self._parts.config.lease_s)
+        self.heartbeat.start()  # before the hooks, which may take longer than a lease
         self._parts.fire("startup")
-        self.heartbeat.start()
         self.recorder.start()
         self.pool.start()
         self.fetcher.start()

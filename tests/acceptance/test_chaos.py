@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,20 +45,31 @@ def test_every_fault_hits_jobs_and_every_promise_holds_on_a_file(tmp_path: Path)
     assert (settings["kind"], settings["broker"], settings["seed"]) == ("sqlite", "the database", 7)
 
 
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that the servers may enter: under root they run as another user, and pytest's own are closed to it."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
 @pytest.mark.full(reason="minutes; each fault alone is tested on each database elsewhere")
 @pytest.mark.parametrize("words", [("postgresql", "--redis"), ("mariadb",)], ids=" ".join)
-def test_every_fault_hits_jobs_and_every_promise_holds_on_servers(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_every_fault_hits_jobs_and_every_promise_holds_on_servers(open_folder: Path, words: tuple[str, ...]) -> None:
     server = {"postgresql": ("postgres", "postgresql"), "mariadb": ("mariadbd", "mariadb-server")}[words[0]]
     try:
         find_program(*server)
         find_program("redis-server", "redis-server")
     except MissingServer:
         missing(*server)
-    settings = table(tmp_path, "--server", *words)
+    settings = table(open_folder, "--server", *words)
     assert {"database killed", "connections cut"} <= set(settings["table"]["faults"])
 
 
-@pytest.mark.parametrize(("words", "why"), [(["-n", "10"], "-n must be"), (["--minutes", "0"], "--minutes from")])
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [(["-n", "10"], "-n must be"), (["--minutes", "0"], "--minutes from"), (["--lease", "0"], "--lease must be")],
+)
 def test_what_could_hit_nothing_is_refused(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         chaos.main(words)

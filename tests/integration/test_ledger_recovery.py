@@ -138,6 +138,21 @@ def test_a_renewal_is_stamped_when_it_has_its_locks_and_not_before_it_waits(
     assert process["lease_until"] >= process["beat_at"] + 60_000_000
 
 
+def test_a_process_renews_its_lease_while_its_startup_hooks_run(world: World) -> None:
+    """One that loads a model for longer than a lease was taken for dead before it began."""
+    app = world.app(heartbeat_s=0.1)
+    beaten = []
+
+    @app.on("startup")
+    def load() -> None:
+        (registered,) = app.processes()
+        wait_for(lambda: app.processes()[0]["beat_at"] > registered["beat_at"], "a heartbeat")
+        beaten.append(True)
+
+    with world.working(app):
+        assert beaten
+
+
 def test_lost_copies_are_looked_for_after_the_clock_was_put_back(world: World) -> None:
     app = world.app()
     task = app.submit("note", numbers(1))
@@ -151,6 +166,28 @@ def test_lost_copies_are_looked_for_after_the_clock_was_put_back(world: World) -
     look._ledger.time.set(clock.now() - 3_600 * 1_000_000)
     assert look.find_lost() == 1
     assert task.progress()["control"]["in_flight"] == 0
+
+
+@pytest.mark.parametrize(("step", "rest_s"), [("close", 20 * 4.0), ("recover_dead", 1.0)], ids=["any", "recovery"])
+def test_a_step_rests_for_what_it_takes_each_time_and_not_for_one_wait(world: World, step: str, rest_s: float) -> None:
+    """A database that was silent for 4 s once kept the dead unrecovered for 80 s."""
+    app, clock, done = world.app(), SettableClock(), []
+    look = Maintenance(replace(app.ledger, clock=clock), app.broker, app.host, app.controls)
+    takes = iter((0.01, 4.0, 0.01, 4.0, 4.0, 0.01))
+
+    def act() -> None:
+        done.append(clock.seconds)
+        clock.seconds += next(takes)
+
+    def count_after(rest: float) -> int:
+        clock.seconds += rest
+        look._do([step])
+        return len(done)
+
+    look._steps = {step: act}
+    assert [count_after(0.0), count_after(0.0), count_after(0.21)] == [1, 2, 3], "after a wait it is done soon"
+    assert [count_after(0.21), count_after(0.21)] == [4, 5]
+    assert [count_after(rest_s - 0.01), count_after(0.02)] == [5, 6], "what takes long each time rests"
 
 
 @pytest.mark.each_database(reason="each locks and compares in its own way")

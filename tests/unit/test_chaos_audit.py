@@ -6,12 +6,18 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
+from unittest.mock import Mock
 
 import pytest
 
+from asynctask import AsyncTask
+from asynctask.core.states import Status
+from asynctask.core.transitions import MARKS, OPEN_MARK
 from benchmarks import chaos_audit as audits
-from benchmarks.chaos_arena import Death
-from benchmarks.chaos_audit import Audit, Book, Expected, Performance
+from benchmarks.chaos_arena import Arena, Death
+from benchmarks.chaos_audit import Audit, Book, Expected, Item, Performance
+from benchmarks.chaos_corrections import Corrected
 from benchmarks.chaos_faults import Fault, Knob
 
 
@@ -19,10 +25,10 @@ def book_of(*found: Performance) -> Book:
     """A book with these performances."""
     book = Book.__new__(Book)
     book.performances = sorted(found, key=lambda each: each.begin)
-    book.of_task, book.of_job = defaultdict(list), defaultdict(list)
+    book.of_task, book.of_item = defaultdict(list), defaultdict(list)
     for each in book.performances:
         book.of_task[each.task_id].append(each)
-        book.of_job[each.job_id].append(each)
+        book.of_item[each.job_id, each.n].append(each)
     return book
 
 
@@ -121,3 +127,87 @@ def test_an_end_is_read_from_the_book_and_a_death_ends_what_is_open(tmp_path: Pa
         (6, 3.0, "", True),
     ]
     assert book.forks == {7: 1}
+
+
+def item(n: int, status: str = "finish", *, task: int = 1) -> Item:
+    return Item(9, "job-9", task, n, status, 1)
+
+
+def in_slice(n: int, outcome: str) -> Performance:
+    return Performance(7, 1, n, "job-9", 1, n, n + 0.5, outcome)
+
+
+@pytest.mark.parametrize(
+    ("second", "outcome", "lost", "open_ones"),
+    [("finish", "finish", 0, 0), ("finish", "failed", 1, 0), ("enqueue", "", 0, 1), ("error", None, 1, 0)],
+)
+def test_an_item_of_a_slice_is_held_against_its_own_performance(
+    second: str, outcome: str | None, lost: int, open_ones: int
+) -> None:
+    """``outcome``: of the performance of the second item, None if there was none."""
+    performances = [in_slice(0, "finish"), *([] if outcome is None else [in_slice(1, outcome)])]
+    result = Audit()
+    audits._items(result, [Expected(1, range(2))], [item(0), item(1, second)], book_of(*performances))
+    assert (result.table["items lost"], result.table["open items"]) == (lost, open_ones)
+
+
+@pytest.mark.parametrize(
+    ("was", "became", "generation", "wrong"),
+    [(".f", "ff", 1, 0), ("f.", "e.", 1, 1), ("e.", "..", 1, 1), ("e.", "..", 2, 0), ("f.", "..", 2, 1), ("fe", "", 2, 1)],
+)
+def test_an_item_of_a_slice_that_comes_to_two_things_is_seen(was: str, became: str, generation: int, wrong: int) -> None:
+    letters = {"f": MARKS[Status.FINISH], "e": MARKS[Status.ERROR], ".": OPEN_MARK}
+    before, after = ("".join(letters[each] for each in text) for text in (was, became))
+    assert len(list(audits._changed(9, before, after, generation))) == wrong
+
+
+class Told:
+    """An application whose Task 1 says that so many of its rows were mended."""
+
+    def __init__(self, mended: int) -> None:
+        self._mended = mended
+
+    def task(self, task_id: int) -> Told:
+        assert task_id == 1
+        return self
+
+    def progress(self) -> dict[str, int]:
+        return {"mended": self._mended}
+
+
+@pytest.mark.parametrize(
+    ("more", "mended", "wrong"),
+    [
+        ([item(1, "failed", task=3)], 1, 0),
+        ([], 1, 1),  # item 1 is in no list
+        ([item(1, "failed", task=2), item(1, "failed", task=3)], 1, 1),
+        ([item(1, "failed", task=3), item(5, task=3)], 2, 1),  # it was not sent
+        ([item(1, "failed", task=3)], 2, 1),
+        ([item(1, "failed", task=3), item(0)], 1, 1),  # item 0 succeeded in both
+    ],
+)
+def test_a_corrected_row_that_is_not_taken_once_is_seen(more: list[Item], mended: int, wrong: int) -> None:
+    result = Audit()
+    made = [Corrected(1, frozenset((0, 1)), (2, 3))]
+    audits._corrected(result, cast(AsyncTask, Told(mended)), [item(0, task=2), *more], made)
+    assert result.table["corrected rows not taken once"] == wrong
+
+
+@pytest.mark.parametrize(("code", "again"), [(3, 1), (1, 0), (None, 0)])
+def test_a_web_server_that_found_no_database_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int | None, again: int
+) -> None:
+    """One that ends in any other way is missed by whoever needs it, and the run is void."""
+    arena = Arena(tmp_path, "sqlite", 1.0, 2.0)
+    started = []
+
+    def spawn(*words: str, **environ: str) -> Mock:
+        started.append(words)
+        return Mock(**{"poll.return_value": code})
+
+    monkeypatch.setattr(arena, "spawn", spawn)
+    arena.start_web()
+    arena._keep_web()
+    assert (len(started) - 1, arena.webs_put_off) == (again, again)
+    arena.web = None
+    arena.close()
