@@ -72,3 +72,15 @@ def test_a_report_is_written_in_the_language_of_the_setting(environ: dict[str, s
         assert headers(path)[:2] == ("sku", "n")
         assert headers(path)[3] == status
     assert [each.name for each in tmp_path.iterdir() if "report" in each.name] == ["report.xlsx"]
+
+
+def test_a_list_is_submitted_in_slices(environ: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "list.csv"
+    file.write_text("sku,quantity\n" + "".join(f"A-{n},{n}\n" for n in range(1, 8)))
+    code, out, err = call("-A", SHOP, "submit", str(file), "--worker", "enroll", "--chunk-size", "3", "--json")
+    made = json.loads(out)
+    assert (code, err, made["counts"]["total"], made["jobs"]) == (0, "", 7, 3)
+    for wrong in ("0", "1001", "many"):
+        code, _, err = call("-A", SHOP, "submit", str(file), "--worker", "enroll", "--chunk-size", wrong)
+        assert code == 2
+        assert "chunk" in err
