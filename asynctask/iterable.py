@@ -219,6 +219,7 @@ class _Report(NamedTuple):
     mark: str
     failure: ItemFailure | None = None
     result: str | None = None
+    is_lost: bool = False
 
 
 @dataclass(slots=True)
@@ -268,9 +269,9 @@ class Slice:
         """Whether an item has no outcome yet."""
         return place in self._left
 
-    def finish(self, place: int, result: str | None = None) -> None:
-        """The item returned; ``result``: JSON text."""
-        self._report(_Report(place, MARKS[Status.FINISH], None, result))
+    def finish(self, place: int, result: str | None = None, *, is_lost: bool = False) -> None:
+        """The item returned; ``result``: JSON text; ``is_lost``: what it returned cannot be kept."""
+        self._report(_Report(place, MARKS[Status.FINISH], None, result, is_lost))
 
     def fail(self, place: int, code: str, message: str) -> None:
         """The business refused the item."""
@@ -303,8 +304,9 @@ class Slice:
         """What the attempt has come to so far."""
         added = False
         while self._reports:
-            place, mark, failure, result = self._reports.popleft()
+            place, mark, failure, result, is_lost = self._reports.popleft()
             self._marks[place] = mark
+            self.dropped += is_lost
             if failure is not None:
                 self._failures[place] = failure
             if result is not None:

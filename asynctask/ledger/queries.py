@@ -148,11 +148,12 @@ _EVENT = sa.select(
 
 
 def _item_objects(
-    row: dict[str, Any], statuses: Collection[str], failures: Mapping[tuple[int, int | None], str]
+    row: dict[str, Any], statuses: Collection[str], failures: Mapping[tuple[int, int | None], Failure]
 ) -> Iterator[dict[str, Any]]:
     """An Event as :func:`_event_object`, once for each of its items with one of these statuses (none: all).
 
-    An item of a slice has the messages of its job and of its own row, and last why it failed (``failures``).
+    An item of a slice has the messages of its job and of its own row, and why it failed (``failures``): as its last message
+    and, as a code, its ``problem``.
     """
     found = _event_object(row)
     for item in _items(dict(row)):
@@ -161,10 +162,11 @@ def _item_objects(
         each = {**found, "row": item.row, "status": item.status, "params": item.params, "result": item.result}
         if row["items"] > 1:
             said = [message for message in found["messages"] if message.get("row") in (None, item.row)]
+            problem = None if item.status in TERMINAL else found["problem"]
             if (why := failures.get((row["id"], item.row))) is not None:
-                at = row["finished_at"] or row["started_at"] or row["created_at"]
-                said.append(stamp(at, item.status, why, row["attempt"], item.row))
-            each |= {"added_messages": said, "messages": said}
+                at, problem = row["finished_at"] or row["started_at"] or row["created_at"], why.code
+                said.append(stamp(at, item.status, why.message, row["attempt"], item.row))
+            each |= {"added_messages": said, "messages": said, "problem": problem}
         yield each
 
 
@@ -229,7 +231,7 @@ def event_page(
         in_slices = any(each.size > 1 for each in listed)
         for part in chunks([int(each.id) for each in listed[:enough]], _SLICES_AT_ONCE if in_slices else wanted):
             rows = connection.execute(_EVENT.where(_e.id.in_(part)).order_by(_e.id)).mappings().all()
-            failures = failures_by_row(connection, [row["id"] for row in rows if row["items"] > 1]) if in_slices else {}
+            failures = _failures(connection, [row["id"] for row in rows if row["items"] > 1]) if in_slices else {}
             for row in rows:
                 behind = after_row if row["id"] == after else None
                 items = _item_objects(dict(row), statuses, failures)
@@ -395,9 +397,13 @@ def rows_by_status(
 
 def failures_by_row(connection: Connection, event_ids: Collection[int]) -> dict[tuple[int, int | None], str]:
     """The final message of each item, by Event and row."""
+    return {place: failure.message for place, failure in _failures(connection, event_ids).items()}
+
+
+def _failures(connection: Connection, event_ids: Collection[int]) -> dict[tuple[int, int | None], Failure]:
     c = item_errors.c
-    found = sa.select(c.event_id, c.row, c.message).where(c.event_id.in_(list(event_ids))).order_by(c.id)
-    return {(int(event_id), row): str(message) for event_id, row, message in connection.execute(found)}
+    found = sa.select(c.event_id, c.row, c.code, c.message).where(c.event_id.in_(list(event_ids))).order_by(c.id)
+    return {(int(i), row): Failure(str(code), str(message)) for i, row, code, message in connection.execute(found)}
 
 
 def rejects(

@@ -549,7 +549,9 @@ class Tracker:
         status, reason = (Status.ERROR, Reason.RAISED) if retry_at is not None else (part.status, Reason.RETURNED)
         notes = self._opening(ticket)
         if part.dropped:
-            notes.append(Note("working", say("not_kept", f"{part.dropped} of {ticket.items}: max_result_bytes")))
+            notes.append(
+                Note("working", say("not_kept", f"{part.dropped} of {ticket.items}: no JSON, or over max_result_bytes"))
+            )
         if retry_at is not None:
             notes += [Note("error", say("error", f"{part.waits}/{ticket.items}")), Note("enqueue", say("retry"))]
         elif status is Status.FINISH:

@@ -338,7 +338,7 @@ class Performer:
         else:
             results = result if worker.batch and isinstance(result, list | tuple) else [None if worker.batch else result]
             for place, each in zip_longest(places, results[: len(places)]):
-                part.finish(place, None if each is None else result_text(each, self._result_limit)[0])
+                _finish(part, place, each)
         part.hand = ()
 
     def _call_item(self, worker: Worker, execution: Execution, part: Slice, places: list[int]) -> Any:
@@ -609,7 +609,7 @@ class _BatchReports:
         self._performer, self._execution, self._part, self._places = performer, execution, part, places
 
     def finish(self, index: int, result: Any) -> None:
-        self._part.finish(self._places[index], None if result is None else result_text(result, self._part.limit)[0])
+        _finish(self._part, self._places[index], result)
 
     def fail(self, index: int, code: str, reason: str) -> None:
         self._part.fail(self._places[index], code, reason)
@@ -621,6 +621,11 @@ class _BatchReports:
             why = failure_of(error)
             text = why.message if isinstance(reason, BaseException) else str(reason)
             self._part.error(place, why.code, text, self._performer.ask_policy(self._execution, error))
+
+
+def _finish(part: Slice, place: int, result: Any) -> None:
+    text, why_not = result_text(result, part.limit)
+    part.finish(place, text, is_lost=why_not is not None)
 
 
 def _pair(failure: Any) -> tuple[str, str]:

@@ -70,15 +70,20 @@ def test_rows_that_repeat_an_earlier_one_are_rejected_and_the_others_run(world: 
     world.check_promises(app, [task.id], 25)
 
 
-@pytest.mark.parametrize("point", ["before:add_slice:1", "after:add_slice:2", "before:seal:1"])
-def test_whoever_takes_a_split_over_knows_the_rows_before_it(world: World, point: str) -> None:
+@pytest.mark.parametrize(
+    ("point", "chunk_size"), [("before:add_slice:1", 1), ("after:add_slice:2", 4), ("before:seal:1", 1)]
+)
+def test_whoever_takes_a_split_over_knows_the_rows_before_it(world: World, point: str, chunk_size: int) -> None:
     """The process is killed; rows 31 to 45 repeat rows that it split, and rows that nobody split yet."""
     app = world.app(lease_s=1.0, heartbeat_s=0.3)
     items = numbers(45, twice=15)
-    task_id = killed_in_its_split(world, app, point, items, {"unique": ["n"]})
+    task_id = killed_in_its_split(world, app, point, items, {"unique": ["n"], "chunk_size": chunk_size})
     with world.working(app):
         wait_for(lambda: app.task(task_id).progress()["done"], f"the Task is over after {point}")
-    assert rows_of(world, task_id) == list(range(1, 31)), "no false accept, no false refusal, no row twice"
+    rows = [event["row"] for event in app.task(task_id).events()]
+    assert rows == list(range(1, 31)), "no false accept, no false refusal, no row twice"
+    jobs = int(app.task(task_id).progress()["jobs"])
+    assert jobs == 30 if chunk_size == 1 else 8 <= jobs <= 10
     assert rejected_rows(app, task_id) == dict.fromkeys(range(31, 46), "duplicate_in_upload")
     assert app.task(task_id).progress()["split"] == {
         "state": "sealed",
@@ -87,7 +92,7 @@ def test_whoever_takes_a_split_over_knows_the_rows_before_it(world: World, point
         "created": 30,
         "rejected": 15,
     }
-    world.check_promises(app, [task_id], 30)
+    world.check_promises(app, [task_id], jobs)
 
 
 def test_a_worker_may_say_what_is_unique_and_a_submission_may_say_otherwise(world: World) -> None:

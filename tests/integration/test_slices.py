@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -14,8 +15,12 @@ from support.place_app import add_workers
 from support.world import World
 
 from asynctask import AsyncTask, NormalException, current_job
+from asynctask.core.transitions import Turn, stepped, working
+from asynctask.dispatch.dispatcher import Load
 from asynctask.errors import InputError
 from asynctask.integrations.remote import JobRecord, Reporter
+from asynctask.iterable import ItemFailure
+from asynctask.ledger.events import Change, EventRecord, apply
 from asynctask.task import place_in_list
 from asynctask.testing import wait_for
 
@@ -233,7 +238,8 @@ def test_a_page_of_events_ends_within_a_slice_and_the_next_goes_on_there(world: 
         task.events(after="7.")
     assert [m["message"] for m in task.events()[4]["messages"] if "row" in m] == ["hello"]
     failed = task.events(status="failed")
-    assert {e["messages"][-1]["message"] for e in failed} == {"refused"}
+    assert {(e["problem"], e["messages"][-1]["message"]) for e in failed} == {("failed", "refused")}
+    assert {e["problem"] for e in task.events(status="finish")} == {None}
     assert [m["row"] for m in failed[1]["messages"] if "row" in m] == [4], "no messages of other rows"
 
 
@@ -267,4 +273,125 @@ def test_a_worker_in_another_language_gets_no_slice_and_says_nothing_of_one(worl
     (why,) = task.progress()["top_errors"]
     assert "without chunk_size" in why["message"]
     assert why["count"] == 4
+    assert app.doctor() == []
+
+
+# -- what comes in the middle of a slice
+
+
+def test_an_item_whose_thread_hangs_ends_alone_and_the_others_go_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asynctask.runtime.timeouts.GRACE_S", 0.2)
+    app = world.app()
+    reading, writing = os.pipe()
+    done: list[int] = []
+
+    @app.worker(retry=0, timeout=0.1)
+    def hangs(item: dict[str, Any]) -> None:
+        done.append(item["n"])
+        if item["n"] == 2:
+            os.read(reading, 1)  # one long call into C: no exception is delivered before it returns
+
+    task = app.submit(hangs, [{"n": n} for n in range(5)], chunk_size=5)
+    try:
+        with world.working(app, concurrency=1):
+            task.wait(60)
+            assert counts(task) == {"total": 5, "finish": 4, "error": 1}
+    finally:
+        os.write(writing, b".")
+    wait_for(lambda: not any(t.name == "processor" for t in threading.enumerate()), "the thread ends")
+    os.close(reading)
+    os.close(writing)
+    assert counts(task) == {"total": 5, "finish": 4, "error": 1}, "what the lost thread came to counts no more"
+    assert done == [0, 1, 2, 3, 4]
+    (event,) = task.events(status="error")
+    assert (event["row"], event["problem"]) == (3, "timeout")
+    assert app.doctor() == []
+
+
+@pytest.mark.parametrize("kind", ["stop", "pause"])
+def test_a_slice_that_was_stopped_or_paused_goes_on_with_its_next_item(world: World, kind: str) -> None:
+    app = world.app()
+    seen = Seen(app)
+    task = app.submit(seen.worker, [{"n": n, "wait": n == 3, "refuse": n == 1} for n in range(8)], chunk_size=8)
+    (job_id,) = {event["job_id"] for event in task.events()}
+    with world.working(app):
+        wait_for(lambda: counts(task).get("finish") == 2, "three items have ended")
+        app.stop_job(job_id) if kind == "stop" else task.pause()
+        wait_for(lambda: not counts(task).get("working"), "its worker lets go")
+        waits = "stopped" if kind == "stop" else "enqueue"
+        assert counts(task) == {"total": 8, "finish": 3, "failed": 1, waits: 4}
+        app.start_job(job_id) if kind == "stop" else task.resume()
+        task.wait(60)
+    assert counts(task) == {"total": 8, "finish": 7, "failed": 1}
+    assert [seen.times(n) for n in range(8)] == [1] * 8
+    assert app.doctor() == []
+
+
+def test_parallel_counts_jobs_and_coroutines_perform_slices_in_lanes(world: World) -> None:
+    app = world.app()
+    inside, most, rows = 0, 0, []
+
+    @app.worker
+    async def later(item: dict[str, Any]) -> int:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        await asyncio.sleep(0)
+        rows.append(current_job().row)
+        inside -= 1
+        if item["n"] == 5:
+            raise NormalException("no")
+        return int(item["n"])
+
+    task = app.submit(later, [{"n": n} for n in range(40)], chunk_size=4, parallel=2)
+    with world.working(app):
+        task.wait(60)
+    assert counts(task) == {"total": 40, "finish": 39, "failed": 1}
+    assert most <= 2, "a job has one item in hand at a time"
+    assert sorted(rows) == list(range(1, 41))
+    assert [e["result"] for e in task.events(limit=4)] == [0, 1, 2, 3]
+    assert task.progress()["control"]["in_flight"] == 0
+    assert app.doctor() == []
+
+
+def test_results_beyond_max_result_bytes_are_left_out_and_counted(world: World) -> None:
+    app = world.app(max_result_bytes=100)
+
+    @app.worker
+    def wordy(item: dict[str, Any]) -> str:
+        return "r" * int(item["n"])
+
+    task = app.submit(wordy, [{"n": n} for n in (40, 200, 40, 30)], chunk_size=4)
+    with world.working(app):
+        task.wait(60)
+    assert [e["result"] for e in task.events()] == ["r" * 40, None, "r" * 40, None]
+    said = [m["message"] for m in task.events()[0]["messages"]]
+    assert any("2 of 4" in message and "max_result_bytes" in message for message in said), said
+    assert app.doctor() == []
+
+
+@pytest.mark.parametrize("how", ["cancel", "recover"])
+def test_a_slice_whose_process_died_behind_its_last_item_ends_as_its_items_did(world: World, how: str) -> None:
+    app = world.app()
+    seen = Seen(app)
+    task = app.submit(seen.worker, [{"n": n} for n in range(2)], chunk_size=2)
+    app.dispatcher.attach(lambda: Load("me", ["default"], 1, 0.0, is_local=True))
+    assert app.dispatcher.round() == 1
+
+    def recorded(record: EventRecord) -> Turn:
+        begun = working(record.row, "gone")
+        return begun._replace(after=stepped(begun.after, "fx"))
+
+    with app.ledger.database.write() as connection:
+        failures = {1: ItemFailure(2, "failed", "refused")}
+        apply(connection, app.ledger, [Change(task.events()[0]["id"], recorded, failures=failures)])
+    assert counts(task) == {"total": 2, "finish": 1, "failed": 1}
+    if how == "cancel":
+        task.cancel()
+    with world.working(app):
+        task.wait(60)
+    assert counts(task) == {"total": 2, "finish": 1, "failed": 1}
+    (event,) = {each["job_id"] for each in task.events()}
+    assert app.event(event)["status"] == "failed"
+    assert seen.calls == []
     assert app.doctor() == []

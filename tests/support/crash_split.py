@@ -22,6 +22,7 @@ from asynctask.lists import split
 def main() -> int:
     """Works until the trap goes off; 3 if it never does."""
     split.FIRST_SLICE = split.SLICE = 10
+    split._JOBS_OF_SLICE = 2  # type: ignore[misc]
     app = make_app(Path(os.environ[MARK]), lease_s=1.0, heartbeat_s=0.3, database_url=os.environ[DATABASE])
     trap = Trap(os.environ["CRASH_AT"])
     setattr(task_rows, trap.point, trap.around(getattr(task_rows, trap.point)))

@@ -116,3 +116,15 @@ def test_the_rows_written_stand_in_one_line_of_a_terminal_and_in_none_of_a_docum
             assert list(shown.counted(range(9))) == list(range(9))
         assert ("the list is read" in out.getvalue()) is not json_wanted
         assert ("7 of 9 rows" in out.getvalue()) is not json_wanted
+
+
+def test_a_list_is_submitted_in_slices(environ: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "list.csv"
+    file.write_text("sku,quantity\n" + "".join(f"A-{n},{n}\n" for n in range(1, 8)))
+    code, out, err = call("-A", SHOP, "submit", str(file), "--worker", "enroll", "--chunk-size", "3", "--json")
+    made = json.loads(out)
+    assert (code, err, made["counts"]["total"], made["jobs"]) == (0, "", 7, 3)
+    for wrong in ("0", "1001", "many"):
+        code, _, err = call("-A", SHOP, "submit", str(file), "--worker", "enroll", "--chunk-size", wrong)
+        assert code == 2
+        assert "chunk" in err

@@ -140,6 +140,25 @@ def test_events_are_paged_and_filtered(client: Client, ended: Callable[..., int]
     assert "failed" in answer.json["detail"]
 
 
+def test_a_page_of_events_has_no_more_than_its_limit_though_a_job_has_more_items(
+    client: Client, ended: Callable[..., int]
+) -> None:
+    url = f"/api/tasks/{ended('NO-1', 'A', 'NO-2', 'B', 'NO-3', chunk_size=3)}/events"
+    rows, after = [], f"{url}?limit=2"
+    while after is not None:
+        page = client.get(after).json
+        rows.append([event["row"] for event in page["events"]])
+        after = page["links"]["next"]
+    assert rows == [[1, 2], [3, 4], [5]]
+    first, second = client.get(f"{url}?status=failed&limit=2").json["events"]
+    (third,) = client.get(f"{url}?status=failed&after={first['id']}").json["events"]
+    assert [event["row"] for event in (first, second, third)] == [1, 3, 5]
+    assert second["messages"][-1]["message"] == "NO-2 is not qualified"
+    job = client.get(f"/api/jobs/{first['job_id']}").json
+    assert (job["items"], job["outcomes"]) == (3, {"finish": 1, "failed": 2, "error": 0, "cancelled": 0})
+    assert client.get(f"{url}?after=1.x").status_code == 422
+
+
 def test_an_event_has_the_names_of_its_record_beside_the_earlier_ones(
     app: AsyncTask, client: Client, ended: Callable[..., int]
 ) -> None:
