@@ -19,7 +19,7 @@ from asynctask.database.tables import events, jobs, key_places, task_callbacks, 
 from asynctask.iterable import item_statuses, unpack
 from benchmarks.chaos_arena import UNAVAILABLE, Arena, Death
 from benchmarks.chaos_corrections import Corrected
-from benchmarks.chaos_faults import Fault, Faults, Knob
+from benchmarks.chaos_faults import PEOPLE, Fault, Faults, Knob
 
 __all__ = ["Audit", "Expected", "audit"]
 
@@ -28,6 +28,9 @@ GRACE_S = 1.0
 
 BLUR_S = 0.01
 """The book notes a begin a little after the program has decided on it."""
+
+UNRECORDED_S = 30.0
+"""An outcome that is older than this when its process dies is in the ledger: no fault keeps a database away for longer."""
 
 SHOWN = 5
 
@@ -96,7 +99,7 @@ def audit(arena: Arena, app: AsyncTask, faults: Faults, expected: Sequence[Expec
     _items(result, expected, items, book)
     _corrected(result, app, items, faults.corrections.made)
     result.put("outcomes recorded twice", [*_recorded_twice(app), *_marked_twice(app)])
-    result.table["performances beyond the first"] = _beyond(book, faults.log, arena.deaths)
+    _beyond(result, book, faults.log, arena.deaths)
     result.put("counts against rows", _counts(app, expected, items))
     result.put("closes and callbacks not one per generation", _closes(app, expected))
     _limits(result, expected, book, faults.knobs)
@@ -265,24 +268,36 @@ def _changed(event_id: int, was: str, became: str, generation: int) -> Iterable[
 # -- performances beyond the first
 
 
-def _beyond(book: Book, log: Sequence[Fault], deaths: Sequence[Death]) -> dict[str, int]:
+def _beyond(result: Audit, book: Book, log: Sequence[Fault], deaths: Sequence[Death]) -> None:
     killed = {death.pid: death for death in deaths}
-    why: Counter[str] = Counter()
+    why: dict[str, list[str]] = defaultdict(list)
     for found in book.of_item.values():
         for first, again in pairwise(found):
-            why[_reason(first, again, killed, log)] += 1
-    return dict(sorted(why.items()))
+            said = f"item {first.n} of Task {first.task_id}, {first.outcome} at {first.end:.3f}, began at {again.begin:.3f}"
+            why[_reason(first, again, killed, log)].append(said)
+    result.put("performances without a reason", why.pop("", []))
+    result.table["performances beyond the first"] = {reason: len(why[reason]) for reason in sorted(why)}
 
 
 def _reason(first: Performance, again: Performance, killed: dict[int, Death], log: Sequence[Fault]) -> str:
+    """Why an item was performed again; "" for no reason."""
+    if first.outcome == "failed" and any(_retried(fault, first, again) for fault in log):
+        return "a person retried it"
     death = killed.get(first.pid)
     # What had ended and was not recorded yet is lost with its process, too. A stopped one is given up before it ends.
-    if first.stray or (death is not None and death.at <= again.begin and first.outcome != "error"):
+    lost = death is not None and death.at <= again.begin and first.end > death.at - UNRECORDED_S
+    if first.stray or (lost and first.outcome != "error"):
         return (death.by if death is not None else "") or "worker died by itself"
-    if first.outcome in ("error", "failed"):
+    if first.outcome == "error":
         return "its error was retried"
-    near = [fault for fault in log if fault.hit and fault.at < again.begin and fault.until + GRACE_S > first.begin]
-    return near[-1].kind if near else "unexplained"
+    faults = [fault for fault in log if fault.hit and fault.kind not in PEOPLE]
+    near = [fault for fault in faults if fault.at < again.begin and fault.until + GRACE_S > first.begin]
+    return near[-1].kind if near else ""
+
+
+def _retried(fault: Fault, first: Performance, again: Performance) -> bool:
+    of_it = fault.kind == "task retried" and fault.what == f"Task {first.task_id}"
+    return of_it and first.end <= fault.until and fault.at <= again.begin
 
 
 # -- Tasks

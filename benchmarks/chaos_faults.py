@@ -26,7 +26,10 @@ from benchmarks.chaos_arena import Arena, Slot, clock, patiently
 from benchmarks.chaos_corrections import Corrections
 from benchmarks.chaos_wire import Wire
 
-__all__ = ["Fault", "Faults", "Knob"]
+__all__ = ["PEOPLE", "Fault", "Faults", "Knob"]
+
+PEOPLE = frozenset({"knob turned", "interval turned", "task cancelled", "task retried", "list corrected"})
+"""What people do: it takes no outcome from anybody."""
 
 _MOMENT_S = 5.0
 """So long a fault waits for jobs that it could hit."""

@@ -104,17 +104,44 @@ def test_progress_that_falls_or_goes_over_is_seen(
     assert len(audits._progress(tmp_path)) == wrong
 
 
+def reasons(book: Book, log: Sequence[Fault], deaths: Sequence[Death] = ()) -> dict[str, int]:
+    """Why items were performed again, and how often; "" for no reason."""
+    result = Audit()
+    audits._beyond(result, book, log, deaths)
+    without = result.table["performances without a reason"]
+    assert without == len(result.broken)
+    return {**result.table["performances beyond the first"], **({"": without} if without else {})}
+
+
 def test_each_performance_beyond_the_first_has_its_reason() -> None:
     cut = Fault("connections cut", 1.0, 1.1, "", 3)
     deaths = [Death(7, 5.0, -9, "worker killed")]
     killed, again = performed(0, 4.0, 5.0), performed(0, 6.0, 7.0, pid=8)
     killed.outcome = ""
-    assert audits._beyond(book_of(killed, again), [cut], deaths) == {"worker killed": 1}
+    assert reasons(book_of(killed, again), [cut], deaths) == {"worker killed": 1}
     early, soon = performed(0, 1.0, 2.0), performed(0, 3.0, 4.0, pid=8)
-    assert audits._beyond(book_of(early, soon), [], deaths) == {"unexplained": 1}, "its process died later"
+    assert reasons(book_of(early, soon), [], deaths) == {"": 1}, "its process died later"
     first, second = performed(1, 0.5, 0.9, pid=9), performed(1, 1.5, 1.6, pid=9)
-    assert audits._beyond(book_of(first, second), [cut], deaths) == {"connections cut": 1}
-    assert audits._beyond(book_of(first, second), [], deaths) == {"unexplained": 1}
+    assert reasons(book_of(first, second), [cut], deaths) == {"connections cut": 1}
+    assert reasons(book_of(first, second), [], deaths) == {"": 1}
+    late = [Death(9, 60.0, -9, "worker killed")]
+    assert reasons(book_of(first, performed(1, 61.0, 62.0)), [], late) == {"": 1}, "it was recorded long before"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "what", "at", "reason"),
+    [
+        ("failed", "Task 1", 1.0, "a person retried it"),
+        ("failed", "Task 2", 1.0, ""),
+        ("failed", "Task 1", 3.5, ""),
+        ("finish", "Task 1", 1.0, ""),
+    ],
+)
+def test_what_failed_is_performed_again_by_a_person_only(outcome: str, what: str, at: float, reason: str) -> None:
+    first, again = performed(0, 0.0, 0.5, pid=9), performed(0, 3.0, 4.0, pid=9)
+    first.outcome = outcome
+    retry = Fault("task retried", at, at + 0.1, what, 2)
+    assert reasons(book_of(first, again), [retry]) == {reason: 1}
 
 
 def test_an_end_is_read_from_the_book_and_a_death_ends_what_is_open(tmp_path: Path) -> None:
