@@ -237,10 +237,10 @@ class Fetcher:
     def _put_off(self, deferred: Sequence[Execution]) -> None:
         """Tracked jobs of workers that this process does not know wait in the ledger, without spending a retry. Raises
         :class:`Unavailable`."""
-        until = self._tracker.now() + DEFER_S * SECOND
         names = sorted({job.name[:100] for job in deferred})
         get_logger("asynctask.missing").warning("worker_missing", workers=names[:10], count=len(deferred))
         try:
+            until = self._tracker.now() + DEFER_S * SECOND
             self._tracker.put_off([(job.ticket, _why_put_off(job)) for job in deferred if job.ticket is not None], until)
         except Unavailable:
             self._held.forget([each.copy for each in deferred])
