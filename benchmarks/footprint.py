@@ -1,11 +1,11 @@
 """What jobs take up: the size of the tables after N of them, or with ``--redis`` the memory of Redis while lists wait.
 
     python -m benchmarks.footprint [-n N] [--server KIND | --database-url URL] [--json]
-    python -m benchmarks.footprint --redis [-n N] [--few N] [--server KIND] [--json]
+    python -m benchmarks.footprint --redis [-n N] [--few N] [--work-ms MS] [--server KIND] [--json]
 
-One worker process performs empty jobs. Without ``--redis`` all N are done first; ``ours`` is the bytes that a job takes
-in all tables with their indexes, ``settings`` has each table's, and on PostgreSQL the share of HOT updates: those that
-touch no index. A size on MariaDB is its own estimate.
+One worker process performs the jobs, which do nothing, or wait for MS. Without ``--redis`` all N are done first; ``ours``
+is the bytes that a job takes in all tables with their indexes, ``settings`` has each table's, and on PostgreSQL the share
+of HOT updates: those that touch no index. A size on MariaDB is its own estimate.
 
 With ``--redis`` a list of ``--few`` items and one of N are submitted, each to a Redis of its own. ``ours`` is the most
 memory that Redis held, beyond what it held empty, until the whole list was accepted and a few thousand of its jobs were
@@ -36,7 +36,7 @@ __all__ = ["main"]
 _MILLION = 1_000_000
 _MB = 1_048_576
 _LIMIT_S = 3_600.0
-_DONE = 3_000
+_DONE = 2_000
 """So many jobs are done before the memory of Redis is read: what is fetched ahead has settled by then."""
 
 _ROWS = {
@@ -61,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
     parser = common.arguments(__doc__, n=200_000)
     parser.add_argument("--few", type=int, default=10_000, help="with --redis: items of the short list (default 10,000)")
+    parser.add_argument("--work-ms", type=float, default=0.0, metavar="MS", help="each job waits so long (default 0)")
     return common.run(parser, argv, measure)
 
 
@@ -75,8 +76,8 @@ def measure(options: argparse.Namespace) -> Result:
 
 
 def _tables(options: argparse.Namespace) -> Result:
-    with common.place(options) as place, closing(build(place, Job())) as app:
-        with child("worker", place) as process:
+    with common.place(options) as place, closing(build(place, Job(work_ms=options.work_ms))) as app:
+        with child("worker", place, "--work-ms", str(options.work_ms)) as process:
             await_worker(app, process)
             task = app.submit("job", _items(options.n), title="benchmark")
             _await(lambda: task.progress()["done"], "the jobs did not end")
@@ -134,6 +135,7 @@ def _redis(options: argparse.Namespace) -> Result:
     settings: dict[str, Any] = {
         **common.setting(options),
         "few": options.few,
+        "job": f"waits for {options.work_ms:g} ms" if options.work_ms else "nothing",
         "empty_mb": round(many[0] / _MB, 2),
         "peer": f"the same of a list of {options.few:,} items",
         "ours_is": "the most memory that Redis held beyond what it held empty",
@@ -146,19 +148,22 @@ def _redis(options: argparse.Namespace) -> Result:
 def _memory(options: argparse.Namespace, n: int) -> tuple[int, int, int]:
     """Bytes that Redis held with a worker process that had nothing to do, the most that it held then, and how many items
     still waited."""
-    with common.place(options) as place, closing(build(place, Job())) as app:
+    with common.place(options) as place, closing(build(place, Job(work_ms=options.work_ms))) as app:
         assert place.redis is not None
-        with child("worker", place) as process, redis.Redis.from_url(place.redis.url) as client:
+        with (
+            child("worker", place, "--work-ms", str(options.work_ms)) as process,
+            redis.Redis.from_url(place.redis.url) as client,
+        ):
             await_worker(app, process)
             empty = int(client.info("memory")["used_memory"])
             task = app.submit("job", _items(n), title="benchmark")
             wanted = min(n, _DONE)
-            _await(lambda: _ended(app, task.id) >= wanted, "no job ended")
-            waiting = n - _ended(app, task.id)
+            _await(lambda: _ended(app, task.id) >= wanted, "the jobs did not end")
+            counts = task.progress()["counts"]
             peak = int(client.info("memory")["used_memory_peak"])
-            task.cancel()
-            _await(lambda: task.progress()["done"], "the Task was not cancelled")
-    return empty, peak, waiting
+        if counts["total"] != n:
+            raise Unaccounted(f"the Task has {counts['total']} items, expected {n}")
+    return empty, peak, counts["enqueue"]
 
 
 def _ended(app: AsyncTask, task_id: int) -> int:

@@ -155,6 +155,33 @@ def test_an_idle_worker_tells_its_memory_and_its_share_of_a_processor(tmp_path: 
     assert (found["unit"], found["peer"], settings["broker"]) == ("MB", None, "Redis")
 
 
+def test_the_tables_that_jobs_fill_are_told_by_name(tmp_path: Path) -> None:
+    found = result(tmp_path, "footprint", "-n", "300")
+    settings = found["settings"]
+    assert (found["unit"], found["peer"]) == ("bytes/job", None)
+    assert next(iter(settings["mb"])) == "events"
+    assert settings["mb_per_million"] == pytest.approx(found["ours"] * 1e6 / 2**20, abs=1)
+
+
+@pytest.mark.full(reason="a way of measuring, not the product")
+def test_the_updates_of_events_are_told_with_the_share_that_is_hot(tmp_path: Path, databases: Databases) -> None:
+    found = result(tmp_path, "footprint", "-n", "300", *on(databases, "postgresql"))
+    assert found["settings"]["updates_per_job"] >= 1
+    assert 0 < found["settings"]["hot_share"] <= 1
+
+
+@pytest.mark.full(reason="a way of measuring, not the product")
+def test_what_waiting_lists_take_of_redis_is_told_beside_a_short_one(tmp_path: Path) -> None:
+    if shutil.which("redis-server") is None:
+        missing("redis-server", "redis-server")
+    found = result(tmp_path, "footprint", "-n", "300", "--few", "100", "--redis")
+    assert found["ratio"] == pytest.approx(found["ours"] / found["peer"])
+    assert found["settings"]["few"] == 100
+    refused = bench(tmp_path, "footprint", "-n", "300", "--few", "301", "--redis")
+    assert refused.returncode == 2
+    assert "--few" in refused.stderr
+
+
 @pytest.mark.full(reason="a way of measuring, not the product")
 def test_a_server_that_is_started_for_a_run_keeps_what_it_commits(databases: Databases, tmp_path: Path) -> None:
     databases.templates("postgresql")  # skipped where it is not installed
