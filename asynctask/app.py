@@ -28,7 +28,7 @@ from asynctask.exports.files import ResultFile
 from asynctask.exports.run import MERGER, check_columns, check_format, merge, result_of, write_shard
 from asynctask.integrations.remote import JobRecord, Recorded, RemoteWorkers, Reporter
 from asynctask.iterable import Iterable
-from asynctask.job import CurrentJob, has_current_job
+from asynctask.job import CurrentJob
 from asynctask.ledger import doctor as doctors
 from asynctask.ledger import processes as recovery
 from asynctask.ledger import progress, queries, standalone
@@ -222,16 +222,14 @@ class AsyncTask(OnDemand):
         def register(function: RowsOf) -> Worker[..., Any]:
             names = check_columns(columns, function)
 
-            def perform(shard: Any) -> Any:
-                if not has_current_job():  # a program calls it for its rows
-                    return function(shard)
+            def perform(shard: Any) -> dict[str, int]:
                 return write_shard(self, names, lambda: function(shard))
 
             perform.__name__, perform.__doc__ = function.__name__, function.__doc__
             worker: Worker[..., Any] = self.worker(**options)(perform)
             if not worker.use_task_event:
                 raise ConfigError(f"worker {worker.name}: a shard is an item of a Task, so an export must be tracked")
-            self._workers[worker.name] = worker = replace(worker, columns=names)
+            self._workers[worker.name] = worker = replace(worker, columns=names, rows_of=function)
             return worker
 
         if MERGER not in self._internal:

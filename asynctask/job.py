@@ -11,16 +11,7 @@ from typing import Any, Final, NoReturn, Protocol
 from asynctask.errors import InputError, JobInterrupted, carries
 from asynctask.messages import clean
 
-__all__ = [
-    "MAX_CHECKPOINT",
-    "CurrentJob",
-    "Place",
-    "current_job",
-    "has_current_job",
-    "interrupted",
-    "reset_current_job",
-    "set_current_job",
-]
+__all__ = ["MAX_CHECKPOINT", "CurrentJob", "Place", "current_job", "interrupted", "reset_current_job", "set_current_job"]
 
 
 MAX_CHECKPOINT: Final = 65_536
@@ -267,11 +258,6 @@ def current_job() -> CurrentJob:
     if job is None:
         raise RuntimeError("no job is being performed here: current_job() works inside a worker only")
     return job
-
-
-def has_current_job() -> bool:
-    """Whether a job is being performed in this thread or coroutine."""
-    return _current.get() is not None
 
 
 def set_current_job(job: CurrentJob | None) -> Token[CurrentJob | None]:

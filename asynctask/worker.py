@@ -225,8 +225,9 @@ class Worker(Generic[P, R_co]):
     (:mod:`asynctask.wire.payload`). ``overrides`` and ``wait`` are those of :meth:`set`. ``engine``: the attached
     engine that performs it; its ``queue`` has that engine's name before it. ``callbacks``: those of its Tasks, by name,
     where a submission says nothing else. ``batch``: its function takes a list of items, and reports on them with
-    ``current_job().finish``, ``fail`` and ``error``. ``columns``: of an export, those of its rows. Calling a worker calls
-    the function itself, in this thread. Type checkers see the parameters and the result of the function.
+    ``current_job().finish``, ``fail`` and ``error``. ``columns``: of an export, those of its rows; ``rows_of``: what
+    yields them, where that is another function. Calling a worker calls what was declared, in this thread. Type
+    checkers see the parameters and the result of the function.
     """
 
     name: str
@@ -255,6 +256,7 @@ class Worker(Generic[P, R_co]):
     batch: bool = False
     is_iterable: bool = False
     columns: tuple[str, ...] = ()
+    rows_of: Callable[..., Any] | None = None
 
     def queue_for(self, name: str | None) -> str:
         """The queue of a Task that asks for the queue ``name``: one of the worker's engine, if it has one."""
@@ -283,7 +285,8 @@ class Worker(Generic[P, R_co]):
         return None if self.model is None else self.model.model_json_schema()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        return self.function(*args, **kwargs)
+        declared: Callable[P, R_co] = self.rows_of or self.function
+        return declared(*args, **kwargs)
 
     # -- Sidekiq's verbs
 

@@ -45,7 +45,12 @@ __all__ = ["COMMANDS", "ReportRows", "audit_campaigns"]
 _MARK: Final = ".asynctask-demo"
 _SHOP: Final = "PROMOTIONS_DATABASE_URL"
 _PRODUCTS: Final = 200
-_EXPORTED: Final = 50_000
+_EXPORTED: Final = (50_000, 20)
+"""Rows of the price list that is exported, and its shards."""
+
+_EXPORTED_ON_ENGINE: Final = (10_000, 4)
+"""The same on an engine: RQ starts a process for each shard."""
+
 _ROWS: Final[Mapping[str | None, int]] = {"rq": 1_000}  # RQ starts a process for each job
 _START_S: Final = 60.0
 _STALLED_S: Final = 120.0
@@ -103,13 +108,14 @@ def demo(session: Session, folder: Path, rows: int | None, engine: str | None, k
     follows all three, fetches the report of what did not succeed and the exported file, and audits the outcome against
     what the shop holds: exit code 1 if anything disagrees.
 
-    With --engine the engine's own worker command performs the jobs, without the export; redis-server must be installed.
+    With --engine the engine's own worker command performs the jobs, and 10,000 rows are exported; redis-server must be
+    installed.
     """
     _check_flags(session.flags, engine)
     with ExitStack() as stack:
         stack.enter_context(_term_as_interrupt())
         folder = stack.enter_context(_empty_folder(folder))
-        run = _Run(session, folder, rows or _ROWS.get(engine, 10_000), exports=engine is None)
+        run = _Run(session, folder, rows or _ROWS.get(engine, 10_000), _EXPORTED_ON_ENGINE if engine else _EXPORTED)
         stack.enter_context(environment(run.settings, session.environ))
         stack.enter_context(variables({_SHOP: f"sqlite:///{folder / 'promotions.db'}"}, session.environ))
         stack.enter_context(run.services() if engine is None else run.services_on(engine))
@@ -135,11 +141,11 @@ def _check_flags(flags: Collection[str], engine: str | None) -> None:
 
 
 class _Run:
-    def __init__(self, session: Session, folder: Path, rows: int, *, exports: bool) -> None:
+    def __init__(self, session: Session, folder: Path, rows: int, exported: tuple[int, int]) -> None:
         config, _ = session.config()
         self.out: Output = session.out
         self._environ = session.environ
-        self._folder, self._rows, self._exports = folder, rows, exports
+        self._folder, self._rows, (self._prices, self._shards) = folder, rows, exported
         self._clock, self._pause = SystemClock(), threading.Event()
         self._host = config.host
         port = free_port(config.host, session.flags.get("port", 0))
@@ -245,13 +251,13 @@ class _Run:
         sent = {self._task_id(self._api.post_json("/api/tasks", body).json()): self._clock.monotonic()}
         fields = {"worker": "create_campaign", "title": self._sheet.name}
         sent[self._task_id(self._api.post_file("/api/tasks", self._sheet, fields).json())] = self._clock.monotonic()
-        if self._exports:
-            shop.stock_price_list(_EXPORTED)
-            self.out.line(f"Exporting the price list, {number(_EXPORTED)} rows in 20 shards\n")
-            body = {"worker": "export_price_list", "shards": shop.price_list_shards(), "title": "Price list"}
-            sent[self._task_id(self._api.post_json("/api/exports", body).json())] = self._clock.monotonic()
+        shop.stock_price_list(self._prices)
+        self.out.line(f"Exporting the price list, {number(self._prices)} rows in {self._shards} shards\n")
+        shards = shop.price_list_shards(self._shards)
+        body = {"worker": "export_price_list", "shards": shards, "title": "Price list"}
+        sent[self._task_id(self._api.post_json("/api/exports", body).json())] = self._clock.monotonic()
         followed = self._follow(sent)
-        enrolled, created, *exported = followed
+        enrolled, created, exported = followed
         task_id = created.progress["task_id"]
         report = self._fetch_report(task_id)
         findings = [
@@ -264,9 +270,8 @@ class _Run:
                 expected,
             ),
         ]
-        for each in exported:
-            self._exported.write_bytes(self._api.get(f"/api/tasks/{each.progress['task_id']}/result").body)
-            findings += audit_export(each.progress, self._exported, *shop.price_list_sum())
+        self._exported.write_bytes(self._api.get(f"/api/tasks/{exported.progress['task_id']}/result").body)
+        findings += audit_export(exported.progress, self._exported, *shop.price_list_sum())
         shop.shop.close()
         errors = {each.progress["task_id"]: self._errors(each.progress["task_id"]) for each in followed}
         errors[task_id] += [
@@ -274,7 +279,7 @@ class _Run:
         ]
         return {
             **_document(followed, errors, findings, self._retried(enrolled.progress["task_id"]), self.report),
-            "exported": str(self._exported) if exported else None,
+            "exported": str(self._exported),
         }
 
     def _task_id(self, progress: Mapping[str, Any]) -> int:
@@ -334,8 +339,7 @@ class _Run:
                 out.line(f"      {sentence}", style="red")
         out.line()
         out.line(f"Report: {found['report']}")
-        if found["exported"] is not None:
-            out.line(f"Export: {found['exported']}")
+        out.line(f"Export: {found['exported']}")
         if keep:
             out.line(f"Page:   {served_at(self._host, self.settings['port'])} (Ctrl-C stops it)")
         else:

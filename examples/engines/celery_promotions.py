@@ -1,12 +1,13 @@
 """The shop of ``examples/promotions.py`` on Celery: what ``asynctask demo --engine celery`` runs.
 
-Its two functions are tasks here, and retried by Celery's rules. Both examples must be importable (``PYTHONPATH``):
+Its three functions are tasks here, and retried by Celery's rules. Both examples must be importable (``PYTHONPATH``):
 
     celery -A celery_promotions:celery worker
     asynctask -A celery_promotions:app web
 """
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import promotions
@@ -31,3 +32,9 @@ def enroll_product(item: promotions.Product) -> dict[str, Any]:
 def create_campaign(item: promotions.Campaign) -> dict[str, Any]:
     """Creates one campaign."""
     return promotions.create_campaign(item)
+
+
+@celery.task(name="export_price_list", export_columns=promotions.PRICE_COLUMNS)
+def export_price_list(shard: dict[str, int]) -> Iterator[tuple[Any, ...]]:
+    """The rows of one shard."""
+    return promotions.export_price_list(shard)

@@ -1,12 +1,13 @@
 """The shop of ``examples/promotions.py`` on Dramatiq: what ``asynctask demo --engine dramatiq`` runs.
 
-Its two functions are actors here, and retried by Dramatiq's rules. Both examples must be importable (``PYTHONPATH``):
+Its three functions are actors here, and retried by Dramatiq's rules. Both examples must be importable (``PYTHONPATH``):
 
     dramatiq dramatiq_promotions:broker
     asynctask -A dramatiq_promotions:app web
 """
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import dramatiq
@@ -32,3 +33,9 @@ def enroll_product(item: promotions.Product) -> dict[str, Any]:
 def create_campaign(item: promotions.Campaign) -> dict[str, Any]:
     """Creates one campaign."""
     return promotions.create_campaign(item)
+
+
+@dramatiq.actor(max_retries=3, export_columns=promotions.PRICE_COLUMNS)
+def export_price_list(shard: dict[str, int]) -> Iterator[tuple[Any, ...]]:
+    """The rows of one shard."""
+    return promotions.export_price_list(shard)

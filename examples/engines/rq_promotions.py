@@ -1,12 +1,13 @@
 """The shop of ``examples/promotions.py`` on RQ: what ``asynctask demo --engine rq`` runs.
 
-Its two functions are jobs here, and retried by RQ's rules. Both examples must be importable (``PYTHONPATH``):
+Its three functions are jobs here, and retried by RQ's rules. Both examples must be importable (``PYTHONPATH``):
 
     rq worker -c rq_promotions -S json -w asynctask.integrations.rq.TrackedWorker
     asynctask -A rq_promotions:app web
 """
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import promotions
@@ -30,3 +31,9 @@ def enroll_product(item: promotions.Product) -> dict[str, Any]:
 def create_campaign(item: promotions.Campaign) -> dict[str, Any]:
     """Creates one campaign."""
     return promotions.create_campaign(item)
+
+
+@rq.job("default", retry=Retry(max=3), export_columns=promotions.PRICE_COLUMNS)
+def export_price_list(shard: dict[str, int]) -> Iterator[tuple[Any, ...]]:
+    """The rows of one shard."""
+    return promotions.export_price_list(shard)
