@@ -224,15 +224,15 @@ def _item(worker: str, number: int) -> dict[str, Any]:
 
 def _attack(place: Arena, faults: Faults, options: argparse.Namespace, since: float) -> None:
     """Every kind once, in a drawn order, then any at random until the time is over; with new work where there is none."""
-    left, void = list(faults.kinds), ""
+    left, void = list(faults.kinds), set[str]()
     faults.draw.shuffle(left)
     until, last = since + options.minutes * 60, since + 3 * options.minutes * 60 + LATE_S
     while clock.monotonic() < until or (left and clock.monotonic() < last):
         _keep_at_work(place, faults, options.n)
-        waits = clock.monotonic() < until and left == [void]  # alone, it is not tried again at once
+        waits = clock.monotonic() < until and void.issuperset(left)  # none of them is tried again at once
         kind = left.pop() if left and not waits else faults.draw.choice(list(faults.kinds))
         fault = faults.strike(kind)
-        void = "" if fault.hit else kind
+        void = set() if fault.hit else {*void, kind}
         print(said(fault, since), flush=True)
         if not fault.hit and not any(each.hit for each in faults.log if each.kind == kind):
             left = [kind, *(each for each in left if each != kind)]  # later there may be something to hit
