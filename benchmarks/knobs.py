@@ -242,6 +242,8 @@ class Run:
         self._settle(lambda: (timed.update(parallel=2), timed.resume()))
         self._turn("interval set", timed, lambda: timed.update(interval=self._interval_s), limit=2)
         if self._load == "slow":
+            # All of a pause between two rounds: at its end, the next one would take the places first.
+            wait_for(lambda: not self._idle(), "a round runs", 5 * self._long_s)
             wait_for(self._idle, "the next round waits for its time", 5 * self._long_s)
         self._turn("interval off", timed, lambda: timed.update(interval=0.0), limit=2, begins=True)
         timed.pause()
