@@ -52,7 +52,10 @@ class Config:
     dispatch_ahead_s: float = _field(0.25, "Seconds of work that the dispatcher keeps in the queue.", low=0.01, high=60)
     fair_by: str = _field("task", "Who shares alike among Tasks of one priority: task, or owner.")
     background_share: float = _field(
-        0.05, "Share of the jobs that goes to larger priorities while smaller ones wait; 0: none.", low=0, high=0.5
+        0.05,
+        "Share of the jobs that goes to all larger priorities together while the smallest waits; 0: none.",
+        low=0,
+        high=0.5,
     )
 
     broker_connections: int = _field(10, "Largest number of connections from a process to Redis.", low=2, high=1000)

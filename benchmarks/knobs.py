@@ -133,7 +133,8 @@ class Start:
 class Episode:
     """A change of a Task's knob (``knob``: what changed), accepted at ``at`` and observed until ``until``.
 
-    ``limit``: the ``parallel`` that forbids what the other value allows, or that of the rounds.
+    ``limit``: the ``parallel`` that forbids what the other value allows, or that of the rounds, which are ``interval_s``
+    apart.
     """
 
     load: str
@@ -142,6 +143,7 @@ class Episode:
     at: float
     until: float
     limit: int = 0
+    interval_s: float = INTERVAL_S
 
 
 _STOPS = frozenset({"pause", "less urgent", "parallel lower", "interval set"})
@@ -167,7 +169,7 @@ def _telling(episode: Episode, starts: Sequence[Start]) -> Iterator[Start]:
     """The starts that only one of the two values allows."""
     recent: deque[float] = deque()
     for start in starts:
-        while recent and recent[0] <= start.at - INTERVAL_S + _EARLY_S:
+        while recent and recent[0] <= start.at - episode.interval_s + _EARLY_S:
             recent.popleft()
         if episode.knob.startswith("parallel"):
             tells = start.beside >= episode.limit
@@ -201,8 +203,13 @@ def read_book(folder: Path) -> dict[int, list[Start]]:
 class Run:
     """One load on a fresh database: turns each knob and notes when each change was accepted."""
 
-    def __init__(self, app: AsyncTask, load: str, long_s: float, draw: random.Random, speed: Speed, n: int) -> None:
+    def __init__(
+        self, app: AsyncTask, load: str, long_s: float, draw: random.Random, speed: Speed, n: int, idle: Callable[[], bool]
+    ) -> None:
         self._app = app
+        self._idle = idle
+        # Longer than the jobs take: else they keep the rounds apart, and the interval never shows.
+        self._interval_s = 1.5 * long_s if load == "slow" else INTERVAL_S
         self._load = load
         self._long_s = long_s
         self._draw = draw
@@ -233,7 +240,11 @@ class Run:
         task.pause()
         timed = self.timed
         self._settle(lambda: (timed.update(parallel=2), timed.resume()))
-        self._turn("interval set", timed, lambda: timed.update(interval=INTERVAL_S), limit=2)
+        self._turn("interval set", timed, lambda: timed.update(interval=self._interval_s), limit=2)
+        if self._load == "slow":
+            # All of a pause between two rounds: at its end, the next one would take the places first.
+            wait_for(lambda: not self._idle(), "a round runs", 5 * self._long_s)
+            wait_for(self._idle, "the next round waits for its time", 5 * self._long_s)
         self._turn("interval off", timed, lambda: timed.update(interval=0.0), limit=2, begins=True)
         timed.pause()
         first, other = self.first, self.other
@@ -268,11 +279,13 @@ class Run:
         if begins and self._load == "turn":
             self._speed.set(0.0)  # the threads are taken by long jobs: they would show when these end
         quick = self._load == "fast" or (self._load == "turn" and begins)
-        self._wait(IN_TIME_S + (INTERVAL_S if quick else 1.2 * self._long_s))
+        # Until the places of an interval would be taken a second time.
+        long = (2.2 if knob == "interval set" else 1.2) * self._long_s
+        self._wait(IN_TIME_S + (INTERVAL_S if quick else long))
         if self._load == "turn":
             self._speed.set(0.0)
         until = _clock.monotonic()
-        self.episodes.append(Episode(self._load, knob, task.id, at, until, limit))
+        self.episodes.append(Episode(self._load, knob, task.id, at, until, limit, self._interval_s))
 
     def _wait(self, seconds: float) -> None:
         self._pause.wait(seconds)
@@ -281,7 +294,7 @@ class Run:
 def _one_run(options: argparse.Namespace, load: str, draw: random.Random) -> list[tuple[Episode, float, int]]:
     with common.place(options) as place, closing(build(place)) as app, ExitStack() as stack:
         speed = Speed(place.folder)
-        run = Run(app, load, options.long, draw, speed, options.n)
+        run = Run(app, load, options.long, draw, speed, options.n, lambda: not _running(place.folder))
         for number in range(WORKERS):
             process = stack.enter_context(child("worker", place, "-c", str(THREADS), "--knobs"))
             await_worker(app, process, number + 1)

@@ -651,9 +651,8 @@ _TURN_FOR_S = 0.5
 class Control:
     """Pause, resume, cancel, retry and knobs; accepted with or without living workers, and while the broker is away.
 
-    A pause or cancel reaches what waits in the broker, and what a worker fetched half a second ago or earlier: Begin is
-    asked again before it starts. A changed ``parallel``, ``interval`` or ``priority`` applies to reservations and loans
-    from then on; the few jobs that were fetched before still start.
+    A pause, a cancel and a changed ``parallel``, ``interval`` or ``priority`` reach what waits in the broker, and what a
+    worker fetched half a second ago or earlier: Begin is asked again before it starts.
     """
 
     def __init__(self, ledger: Ledger, broker: Broker, clock: Clock) -> None:
