@@ -36,7 +36,8 @@ def test_a_report_leaves_its_rows_in_no_cache_of_sqlite(tmp_path: Path) -> None:
     with closing(made()) as app:
         task_id = app.submit("take", [{"n": n, "text": "x" * 30_000} for n in range(300)]).id
     with closing(made()) as app:
-        before, most = app.task(task_id).progress() and sqlite_bytes(), 0
+        app.task(task_id).progress()  # a connection of its own
+        before, most = sqlite_bytes(), 0
         report = app.task(task_id).report("unprocessed")
         with closing(report.rows):
             for count, row in enumerate(report.rows, 1):
