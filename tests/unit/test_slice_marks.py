@@ -47,7 +47,8 @@ def test_a_slice_ends_as_its_worst_item(marks: str, how: str) -> None:
     if how == "poison":
         found = core.recover(row._replace(deaths=core.POISON_DEATHS - 1), "running", now=1)
         if marks.count(".") > 1:
-            assert found is not None and found.after.status is Status.ENQUEUE, "the item it died under ended, no other"
+            assert found is not None
+            assert found.after.status is Status.ENQUEUE, "the item it died under ended, no other"
             return
         assert found is not None
         turn = found
