@@ -177,22 +177,22 @@ class Maintenance:
         clock = self._ledger.clock
         for name in steps:
             begun, longest = clock.monotonic(), _RECOVERY_RESTS_S if name == "recover_dead" else math.inf
+            earlier_s = self._took.get(name, 0.0)
             if begun < self._rests.get(name, 0.0):
                 continue
             try:
                 self._steps[name]()
             except Unavailable as error:
-                # It was no work to wait for an answer that did not come: look soon whether it does now.
-                longest = min(longest, FIND_LOST_S)
+                # It was no work to wait for an answer that did not come: look soon whether it does now, not at once.
+                longest, earlier_s = min(longest, FIND_LOST_S), math.inf
                 self._log.warning("sweep_put_off", part=name, error=str(error))
             except Exception:
                 self._log.exception("sweep_failed", part=name)
             if name in _WORK:
                 continue
             ended = clock.monotonic()
-            took = min(ended - begun, self._took.get(name, 0.0))
+            self._rests[name] = ended + min(_REST_FACTOR * min(ended - begun, earlier_s), longest)
             self._took[name] = ended - begun
-            self._rests[name] = ended + min(_REST_FACTOR * took, longest)
 
     # -- the dead
 

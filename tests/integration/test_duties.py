@@ -393,6 +393,18 @@ def test_a_leader_that_resigns_looks_once_more_for_what_was_left_to_it(world: Wo
     assert app.dispatcher._leadership.held
 
 
+def test_a_knob_is_told_to_the_workers_where_its_own_process_takes_them_for_busy(world: World) -> None:
+    app = world.app(heartbeat_s=60.0, lease_s=180.0)
+    with world.working(app, concurrency=4):
+        task = app.submit("gated", numbers(5), parallel=1)
+        wait_for(lambda: len(world.shop.lines()) == 1, "the one place is taken")
+        world.sql("UPDATE processes SET busy = concurrency")  # as of a heartbeat under load
+        world.app().task(task.id).update(parallel=3)
+        wait_for(lambda: len(world.shop.lines()) == 3, "three have begun, though none has ended")
+        world.open_gate()
+        task.wait(60)
+
+
 def test_a_task_of_one_place_goes_on_in_whatever_process_its_jobs_end(world: World) -> None:
     app = world.app()
     task = app.submit("note", [{"n": n} for n in range(40)], parallel=1)

@@ -169,7 +169,7 @@ def connect(server: SqlServer, name: str, **more: Any) -> Any:
     if server.dialect == "postgresql":
         return psycopg.connect(server.url(name), autocommit=True, **more)
     mode = "SET sql_mode = CONCAT(@@sql_mode, ',ANSI_QUOTES,STRICT_ALL_TABLES'), lock_wait_timeout = 20"
-    options = {"user": "root", "database": name, "charset": "utf8mb4", "init_command": mode, **more}
+    options = {"user": "root", "database": name, "charset": "utf8mb4", "init_command": mode, "ssl_disabled": True, **more}
     return pymysql.connect(host="127.0.0.1", port=server.port, autocommit=True, **options)
 
 
