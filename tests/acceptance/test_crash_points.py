@@ -27,32 +27,31 @@ def points(*way: str) -> list[str]:
 
 
 POINTS = points("insert", "seal", "reserve", "push", "confirm", "fetch", "begin", "perform", "commit", "ack", "close")
-LATER = ["after:insert:2", "after:reserve:3", "before:commit:3", "after:ack:2", "after:perform:9"]
+LATER = examples(
+    ["before:commit:3"], ["after:insert:2", "after:reserve:3", "before:commit:3", "after:ack:2", "after:perform:9"]
+)
 IN_REDIS = points("push", "fetch", "begin", "perform", "commit", "ack")
 """Where the broker has a part, or has handed out what may not be lost."""
 
-SMALL = points("create_whole:2", "reserve_small:2", "push:2", "confirm", "close")
+SMALL = points(
+    *examples(["create_whole:2", "reserve_small:2"], ["create_whole:2", "reserve_small:2", "push:2", "confirm", "close"])
+)
 """What Tasks of one item each pass through together."""
 
 CALLED = [
-    "before:close:1",
     "after:queue_callbacks:1",
     "after:close:1",
-    "before:told:1",
     "after:told:1",
-    "before:finish:1",
     "after:finish:1",
+    *examples([], ["before:close:1", "before:told:1", "before:finish:1"]),
 ]
-"""From the close to the end of a callback; the second is in the middle of the transaction that closes."""
+"""From the close to the end of a callback; the first is in the middle of the transaction that closes."""
 
 KEYED = [
-    "before:admit:1",
     "after:admit:2",
-    "before:turn:3",
     "after:turn:2",
-    "before:free:1",
     "after:free:1",
-    "after:push:2",
+    *examples([], ["before:admit:1", "before:turn:3", "before:free:1", "after:push:2"]),
 ]
 """Of items with keys; a turn is in the middle of the transaction of a reservation, or of that after an end."""
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.one_database("what recovery does with a copy is the sam
 JID = "f" * 24
 
 
-@pytest.mark.parametrize("broker_kind", ["sql", "redis"])
+@pytest.mark.parametrize("broker_kind", [pytest.param("sql", marks=pytest.mark.full(reason="the same ledger")), "redis"])
 def test_it_runs_again_under_its_event_until_that_is_poison(world: World, broker_kind: str) -> None:
     app = world.app()
     job: dict[str, Any] = {

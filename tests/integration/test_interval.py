@@ -187,7 +187,6 @@ def test_a_job_that_arrives_before_the_time_of_its_round_waits_for_it(world: Wor
 # -- with workers
 
 
-@pytest.mark.each_database(reason="several processes write to it, and one dies")
 def test_the_interval_holds_over_processes_dispatchers_and_kills(world: World) -> None:
     app = world.app(lease_s=1.0, heartbeat_s=0.3)
     workers = [world.cli("kill_app", "worker", "-c", "2") for _ in range(3)]

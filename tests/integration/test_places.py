@@ -164,7 +164,6 @@ def test_a_checkpoint_that_cannot_be_kept_is_refused_in_the_job(world: World, va
     assert kept == [("bad_checkpoint", 7)]
 
 
-@pytest.mark.each_database
 def test_a_worker_killed_in_the_middle_goes_on_from_its_last_place_and_is_no_poison(world: World) -> None:
     app = walking(world, lease_s=1.0, heartbeat_s=0.3)
     task = app.submit("walk", [{"count": 300, "pause": 0.01}])

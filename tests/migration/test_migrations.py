@@ -14,6 +14,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from support.databases import Databases, Store
+from support.drawn import examples
 from support.schemas import described
 
 from asynctask import AsyncTask
@@ -167,7 +168,7 @@ def race(count: int, act: Callable[[int], object]) -> list[Exception]:
 
 
 @pytest.mark.databases("sqlite", reason="on a server a person says when tables are made")
-@pytest.mark.parametrize("round_number", range(5))
+@pytest.mark.parametrize("round_number", range(examples(2, 5)))
 def test_several_that_find_an_empty_file_at_once_set_it_up_together(
     app: Callable[[], AsyncTask], round_number: int
 ) -> None:
@@ -177,7 +178,7 @@ def test_several_that_find_an_empty_file_at_once_set_it_up_together(
         assert each.tasks() == []
 
 
-@pytest.mark.parametrize("round_number", range(3))
+@pytest.mark.parametrize("round_number", range(examples(1, 3)))
 def test_of_upgrades_at_once_one_works_and_the_others_wait(empty: Store, database: Database, round_number: int) -> None:
     """Taken out: the advisory lock. On both servers the others failed with tables that were there already."""
     several = [Database(empty.url) for _ in range(4)]
@@ -202,7 +203,7 @@ def breaks(database: Database, at: int) -> Callable[[], None]:
     return lambda: sa.event.remove(database.engine, "before_cursor_execute", executed)
 
 
-@pytest.mark.parametrize("at", [2, 9, 30])
+@pytest.mark.parametrize("at", examples([9], [2, 9, 30]))
 def test_an_upgrade_that_broke_off_can_be_run_again(database: Database, another: Store, at: int) -> None:
     """Where the schema cannot be changed in a transaction (MariaDB), what is there already is passed over."""
     whole = Database(another.url)
@@ -220,7 +221,7 @@ def test_an_upgrade_that_broke_off_can_be_run_again(database: Database, another:
     whole.close()
 
 
-@pytest.mark.parametrize("at", [2, 9])
+@pytest.mark.parametrize("at", examples([9], [2, 9]))
 def test_a_downgrade_that_broke_off_can_be_run_again(database: Database, at: int) -> None:
     schema.upgrade(database)
     mend = breaks(database, at)
