@@ -22,7 +22,7 @@ demo: .venv/.runtime $(ENGINE:%=.venv/.with-%) ## Show everything at work on an 
 # TEST_STATUS, if it is set, names a file for pytest's own exit code: make has only one code for every failure.
 test: .venv/.dev ## Run the tests, except those marked full (ARGS="-k name" picks some, ARGS="-n 0" runs them in one process)
 	@sh scripts/test-servers.sh
-	@$(BIN)/python -m pytest -n 4 --dist worksteal --tb=native $(ARGS) || { code=$$?; [ -n "$$TEST_STATUS" ] || exit $$code; echo $$code > "$$TEST_STATUS"; }
+	@$(BIN)/python -m pytest -n 6 --dist worksteal --tb=native $(ARGS) || { code=$$?; [ -n "$$TEST_STATUS" ] || exit $$code; echo $$code > "$$TEST_STATUS"; }
 
 test-full: export TEST_FULL = 1
 test-full: override ARGS += --every-database

@@ -18,7 +18,6 @@ from typing import Any
 
 from asynctask.brokers.base import Broker, Copy
 from asynctask.clock import SECOND, Clock, micros
-from asynctask.database.notify import LEDGER, notify
 from asynctask.dispatch.demand import Capacity, Credit, Demand, Load, QueueRates, Shares
 from asynctask.dispatch.outbox import EngineQueues, Outbox, PushFilter, Router, engine_of
 from asynctask.errors import BrokerUnavailable, Unavailable
@@ -305,17 +304,10 @@ class Dispatcher:
         """One round: observes the workers, settles what is on its way, reserves and pushes what is wanted. Returns how many
         jobs were pushed.
 
-        A process without a dispatching thread notifies those that have one of what is left: what it knows of their workers
-        may be a heartbeat old, and nobody else would go on with it before a job ends.
-
         Raises :class:`Unavailable` where the ledger or the broker does not answer; any other fault is logged and costs only
         the part of the round that it is in.
         """
-        pushed = self._round(anew=True)
-        if self._is_left and not self._has_thread:
-            with self._ledger.database.write() as connection:
-                notify(connection, LEDGER)
-        return pushed
+        return self._round(anew=True)
 
     def _round(self, *, anew: bool, own: bool = False) -> int:
         """``own``: for this process alone; it observes no others, for each of a thousand would read a thousand rows."""

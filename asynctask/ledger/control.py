@@ -19,6 +19,7 @@ from asynctask.core.transitions import (
     give_back,
     in_flight,
 )
+from asynctask.database.notify import LEDGER, notify
 from asynctask.database.retrying import repeatable
 from asynctask.database.tables import events, item_errors, task_errors, tasks
 from asynctask.errors import Conflict, InputError
@@ -219,6 +220,9 @@ def update(ledger: Ledger, task_id: int, changes: dict[str, Any], *, who: str = 
         )
         if task["finished_at"] is None and {"parallel", "interval_s"} & set(values):
             progress.measure_anew(connection, task_id, ledger.now())
+        if task["finished_at"] is None and {"parallel", "interval_s", "priority"} & set(values):
+            # This process may take the workers for busy, by heartbeats of a second ago; they know better.
+            notify(connection, LEDGER)
         task_rows.log(connection, ledger, task_id, "changed", _change(task, changes), who)
         if "tolerated_failures" in values and task["state_reason"] == Reason.TOO_MANY_FAILURES:
             _go_on(connection, ledger, {**task, **values}, who)
