@@ -101,7 +101,7 @@ def test_the_bar_goes_on_after_the_server_was_away(page: Page, shop: Shop, tmp_p
         expect(page.locator("#connection")).to_have_text("Connection lost, retrying…")
         shop.open_gate(7)
         with shop.web(urlsplit(said["url"]).port or 0):
-            # Two of them ran already. A later one may begin before the rest: what a worker holds and cannot begin goes back.
+            # Two of them ran already. Others may begin first: what a worker holds and cannot begin goes back.
             expect(page.get_by_role("progressbar")).to_have_attribute("aria-valuenow", re.compile("[5-7]0"))
             expect(page.locator("#connection")).to_be_hidden()
             shop.open_gate(10)
