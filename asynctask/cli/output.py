@@ -259,19 +259,13 @@ def pace(progress: Mapping[str, Any]) -> str:
     return "  ".join(part for part in (percent, state, rate, f"{left} left" if left else "") if part)
 
 
-class Bars:
-    """A progress bar for each watched Task; a context manager.
+class _Drawn:
+    """What is drawn anew on a terminal while a block runs, and written in lines elsewhere; a context manager."""
 
-    Arguments: ``monotonic``, a clock in seconds, limits how often a line is written without a terminal.
-    """
-
-    def __init__(self, out: Output, monotonic: Callable[[], float]) -> None:
+    def __init__(self, out: Output, monotonic: Callable[[], float], *, transient: bool = False) -> None:
         self._out = out
         self._monotonic = monotonic
-        self._seen: dict[int, Mapping[str, Any]] = {}
-        self._notes: dict[int, str] = {}
-        self._printed: dict[int, tuple[float, str, str]] = {}
-        self._live = Live(console=out.console, auto_refresh=False) if out.terminal else None
+        self._live = Live(console=out.console, auto_refresh=False, transient=transient) if out.terminal else None
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -281,6 +275,19 @@ class Bars:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._live is not None:
             self._live.stop()
+
+
+class Bars(_Drawn):
+    """A progress bar for each watched Task; a context manager.
+
+    Arguments: ``monotonic``, a clock in seconds, limits how often a line is written without a terminal.
+    """
+
+    def __init__(self, out: Output, monotonic: Callable[[], float]) -> None:
+        super().__init__(out, monotonic)
+        self._seen: dict[int, Mapping[str, Any]] = {}
+        self._notes: dict[int, str] = {}
+        self._printed: dict[int, tuple[float, str, str]] = {}
 
     def show(self, progress: Mapping[str, Any]) -> None:
         key = progress["task_id"]
@@ -334,7 +341,7 @@ class Bars:
 Row = TypeVar("Row")
 
 
-class RowsWritten:
+class RowsWritten(_Drawn):
     """How far a file of rows is: one line that changes on a terminal, elsewhere a line every two seconds, none of a file
     that takes less; a context manager.
 
@@ -342,19 +349,9 @@ class RowsWritten:
     """
 
     def __init__(self, out: Output, monotonic: Callable[[], float], what: str, total: int) -> None:
-        self._out, self._monotonic = out, monotonic
+        super().__init__(out, monotonic, transient=True)
         self._what, self._total, self._written = what, total, 0
         self._shown_at = monotonic()
-        self._live = Live(console=out.console, auto_refresh=False, transient=True) if out.terminal else None
-
-    def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._live is not None:
-            self._live.stop()
 
     def counted(self, rows: Iterable[Row]) -> Iterator[Row]:
         """The rows, each counted when the next one is asked for."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import ssl
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -219,6 +220,23 @@ def test_a_process_whose_connections_are_all_in_use_says_which_setting_that_is(
     with database.read() as connection:
         assert connection.execute(sa.text("SELECT 1")).scalar() == 1, "given back, it serves the next"
     database.close()
+
+
+@pytest.mark.databases("mariadb", reason="its driver prepares for TLS with every connection")
+def test_a_connection_that_verifies_no_server_reads_no_certificates(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: Any, **__: Any) -> Any:
+        raise AssertionError("35 ms of processor time")
+
+    monkeypatch.setattr(ssl, "create_default_context", read)
+    with closing(Database(store.url)) as database, database.read() as connection:
+        assert connection.execute(sa.text("SELECT 1")).scalar() == 1
+    # One that is to be verified does read them.
+    with (
+        closing(Database(f"{store.url}?ssl_check_hostname=true")) as verifying,
+        pytest.raises(AssertionError, match="35 ms"),
+        verifying.read(),
+    ):
+        """The connection is opened here."""
 
 
 @SERVERS_ONLY

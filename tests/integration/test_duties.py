@@ -23,6 +23,7 @@ from asynctask.database.tables import tasks
 from asynctask.dispatch.dispatcher import ACTIVE_S, Load
 from asynctask.ledger import dispatchable, leases, processes, reservations
 from asynctask.ledger.base import Ledger
+from asynctask.ledger.control import update
 from asynctask.maintenance import Maintenance, Schedule
 from asynctask.testing import wait_for
 from asynctask.worker import Priority
@@ -393,16 +394,16 @@ def test_a_leader_that_resigns_looks_once_more_for_what_was_left_to_it(world: Wo
     assert app.dispatcher._leadership.held
 
 
-def test_a_knob_is_told_to_the_workers_where_its_own_process_takes_them_for_busy(world: World) -> None:
-    app = world.app(heartbeat_s=60.0, lease_s=180.0)
-    with world.working(app, concurrency=4):
-        task = app.submit("gated", numbers(5), parallel=1)
-        wait_for(lambda: len(world.shop.lines()) == 1, "the one place is taken")
-        world.sql("UPDATE processes SET busy = concurrency")  # as of a heartbeat under load
-        world.app().task(task.id).update(parallel=3)
-        wait_for(lambda: len(world.shop.lines()) == 3, "three have begun, though none has ended")
-        world.open_gate()
-        task.wait(60)
+@pytest.mark.parametrize("knob", [{"parallel": 3}, {"interval": 0}, {"priority": 9}])
+def test_a_knob_notifies_the_dispatchers_for_its_own_process_may_take_all_workers_for_busy(
+    world: World, knob: dict[str, Any]
+) -> None:
+    app = world.app()
+    task = app.submit("note", numbers(5), parallel=1, interval=60.0)
+    heard = world.app().signals.waker(LEDGER)
+    wait_for(lambda: heard.wait(1) and heard.signalled, "the signal with which listening begins")
+    update(app.ledger, task.id, knob)  # the ledger's part alone: no round of this process pushes anything
+    wait_for(lambda: heard.wait(1) and heard.signalled, "it notifies", timeout=20)
 
 
 def test_a_task_of_one_place_goes_on_in_whatever_process_its_jobs_end(world: World) -> None:
