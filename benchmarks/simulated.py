@@ -46,7 +46,6 @@ STATEMENTS: Final = {
     "observe": 3,  # unconfirmed reservations, the processes, what is due
     "runnable": 1,  # once more for each page beyond the first
     "alone": 1,
-    "elsewhere": 1,
     "reserve": 5,  # the Task, what is due, the jobs, the counts, the pointer
     "reserve of a limit": 1,  # and what is in flight
     "reserve small": 4,
@@ -291,6 +290,13 @@ class World:
                 found.append((task, count))
                 limit -= count
         return found
+
+    def in_hand(self, me: str) -> dict[str, int]:
+        """The smallest priority of a Task that another dispatcher than ``me`` has in hand, by queue."""
+        since = self.clock.now() + micros(LEASE_S - PUSHING_S)
+        found = (self.tasks[i].columns for i in self.unconfirmed)
+        held = [c["ready"] for c in found if leases.is_taken(c["dispatch_by"], c["dispatch_until"], me, since)]
+        return {QUEUE: min(at for at in held if at is not None)} if any(at is not None for at in held) else {}
 
     # -- the processes
 
@@ -593,24 +599,12 @@ class _Dispatcher(Dispatcher):
             lower=lambda priority: rows(world.ready.first(free, _PAGE, above=priority)),
         )
         world.spend("alone")
+        self._up_to = world.in_hand(self._process.identity)
         tasks = [(world.tasks[task_id], priority) for task_id, _, priority in found]
         return [
             Runnable(task.id, QUEUE, at, task.is_small, task.columns["owner"], task.columns["interval_s"] > 0, task.left)
             for task, at in sorted(tasks, key=lambda each: each[1])
         ], []
-
-    def _is_reserved_elsewhere(self, queue: str, priority: int) -> bool:
-        world, now = self._world, self._world.clock.now()
-        world.spend("elsewhere")
-        found = (world.tasks[i].columns for i in world.unconfirmed)
-        return any(
-            leases.is_taken(
-                c["dispatch_by"], c["dispatch_until"], self._process.identity, now + micros(LEASE_S - PUSHING_S)
-            )
-            and c["ready"] is not None
-            and c["ready"] < priority
-            for c in found
-        )
 
     def _next_due(self) -> int | None:
         self._world.spend("alone")

@@ -65,6 +65,9 @@ OBSERVE_S = 0.4
 PUSHING_S = 0.5
 """For so long at most larger priorities wait while another dispatcher pushes jobs of a Task that has more."""
 
+TURN_S = 0.25
+"""A round dispatches in one queue for so long, and goes on in the next: which Tasks have their turn is read anew."""
+
 HELD_S = 0.5
 """Until a Task whose row another session had locked is tried again."""
 
@@ -122,7 +125,9 @@ class Dispatcher:
         self._fair_by_owner = fair_by_owner
         self._shares = Shares()
         self._credit = Credit(background_share)
-        self._in_hand: set[str] = set()  # queues of which another dispatcher has a Task in hand that this round asked for
+        self._up_to: dict[str, int] = {}  # larger priorities of a queue are left to the next round
+        self._turn_until = 0.0  # until when this round dispatches in the queue that it is at
+        self._is_cut = False  # the last round ended before everything that was wanted was dispatched
         self._last_served: dict[tuple[str, int], int] = {}  # the Task of a queue and priority that got jobs last
         self._rates = QueueRates(ledger.clock)
         self._wake = threading.Event()
@@ -261,6 +266,8 @@ class Dispatcher:
             self._own_round_at = clock.monotonic() + min(HELP_S, SHORTEST_S * 2 ** min(self._empty_rounds, 9))
         if due and (next_due := self._next_due()) is not None:
             self.expect(next_due)
+        if self._is_cut:
+            return 0.0
         if pushed:  # from beginning to beginning: what is pushed lasts no longer because a round takes its time
             self._used_up_at = began + self._pause_s
         rest = self._used_up_at - clock.monotonic()
@@ -387,6 +394,7 @@ class Dispatcher:
         return loads_
 
     def _dispatch(self, loads_: Sequence[Load]) -> int:
+        self._is_cut = False
         used = Capacity(loads_, self._router.reaches)
         tasks, alone = self._dispatchable(used)
         self._is_left = bool(tasks or alone)
@@ -414,7 +422,10 @@ class Dispatcher:
 
     def _dispatchable(self, used: Capacity) -> tuple[Sequence[Runnable], Sequence[Alone]]:
         with self._ledger.database.read() as connection:
-            tasks = reservations.runnable(connection, self._ledger, used.queues, after=self._last_served)
+            since = self._ledger.now() + micros(LEASE_S - PUSHING_S)
+            tasks, self._up_to = reservations.runnable(
+                connection, self._ledger, used.queues, after=self._last_served, since=since
+            )
             # What waits for a queue that nobody works stays in the ledger, and nothing else waits behind it.
             return tasks, reservations.alone_due(connection, self._ledger.now(), used.wanting)
 
@@ -500,14 +511,13 @@ class Dispatcher:
 
     def _dispatch_queue(self, room: Demand, queue: str, sources: Mapping[int, _Sources]) -> int:
         """Priorities one after the other; first what the queue owes to those that would wait for all others."""
-        self._in_hand.clear()
+        self._turn_until = self._ledger.clock.monotonic() + TURN_S
         first, *others = sorted(sources)
         if not others:
             self._credit.forget(queue)
             return self._share_next(room, queue, first, sources)
         later: _Sources = {(priority, key): found for priority in others for key, found in sources[priority].items()}
         behind = self._share(room, queue, first, later, self._credit.owed(queue))
-        self._in_hand.clear()
         sent = self._share_next(room, queue, first, sources)
         for priority in others:
             behind += self._share_next(room, queue, priority, sources)
@@ -515,19 +525,18 @@ class Dispatcher:
         return sent + behind
 
     def _share_next(self, room: Demand, queue: str, priority: int, sources: Mapping[int, _Sources]) -> int:
-        """What is wanted at a priority, unless another dispatcher has a Task of a smaller one in hand."""
-        if queue in self._in_hand or room.at(queue, priority) <= 0 or self._is_reserved_elsewhere(queue, priority):
+        """What is wanted at a priority, unless another dispatcher has a Task of a smaller one in hand, or the turn ended
+        before those of a smaller one had what they can use."""
+        if room.at(queue, priority) <= 0 or self._up_to.get(queue, priority) < priority:
             return 0
         return self._share(room, queue, priority, sources[priority])
 
-    def _note_in_hand(self, queue: str, until: int) -> None:
+    def _note_in_hand(self, queue: str, priority: int, until: int) -> None:
         if until > self._ledger.now() + micros(LEASE_S - PUSHING_S):
-            self._in_hand.add(queue)
+            self._leave_above(queue, priority)
 
-    def _is_reserved_elsewhere(self, queue: str, priority: int) -> bool:
-        since = self._ledger.now() + micros(LEASE_S - PUSHING_S)
-        with self._ledger.database.read() as connection:
-            return reservations.is_reserved_elsewhere(connection, self._ledger, queue, priority, since)
+    def _leave_above(self, queue: str, priority: int) -> None:
+        self._up_to[queue] = min(priority, self._up_to.get(queue, priority))
 
     def _share(self, room: Demand, queue: str, priority: int, groups: _Sources, owed: int | None = None) -> int:
         """Those of one priority share alike. ``owed``: these are of larger priorities, and so many of their jobs go at
@@ -537,6 +546,11 @@ class Dispatcher:
         while groups and (wanted := self._wanted(room, queue, priority, owed, reserved)) > 0:
             share = max(1, wanted // len(groups))
             for group in self._shares.order(groups):
+                if reserved and self._ledger.clock.monotonic() >= self._turn_until:
+                    self._is_cut = True
+                    self._leave_above(queue, priority)
+                    self._settle()
+                    return reserved
                 sources = groups[group]
                 source = self._shares.order(sources)[0]
                 wanted = self._wanted(room, queue, priority, owed, reserved)

@@ -68,7 +68,6 @@ __all__ = [
     "alone_due",
     "close_small",
     "confirm",
-    "is_reserved_elsewhere",
     "lend_jobs",
     "options_priority",
     "reserve",
@@ -135,17 +134,23 @@ _READY = (
     .order_by(_t.ready, _t.id)
     .limit(sa.bindparam("count"))
 )
-_RUNNABLE = _READY.where(_t.ready.is_not(None))
+# The queue comes by a function, for SQLite: by its index, every Task that is ready would be read for the few in hand.
+_IN_HAND = (
+    sa.select(sa.func.min(_t.ready).label("ready"))
+    .where(_t.dispatch_until > sa.bindparam("since"), _t.dispatch_by != sa.bindparam("me"))
+    .where(sa.func.coalesce(_t.queue, "") == sa.bindparam("of"))
+    .subquery()
+)
+_FIRST_READY = _READY.where(_t.ready.is_not(None)).subquery()
+# One statement: a Task is either free, or in another's hand, at one moment.
+_RUNNABLE = sa.union_all(
+    sa.select(_FIRST_READY),
+    sa.select(sa.null(), sa.null(), _IN_HAND.c.ready, *[sa.null()] * 4),
+)
 _RUNNABLE_AFTER = _READY.where(_t.ready == sa.bindparam("priority"), _t.id > sa.bindparam("after"))
 _RUNNABLE_LOWER = _READY.where(_t.ready > sa.bindparam("priority"))
 _UNCONFIRMED = (
     sa.select(_t.id, _t.queue).where(_t.dispatch_until <= sa.bindparam("now"), _t.dispatch_by.is_not(None)).limit(1_000)
-)
-_ELSEWHERE = (
-    sa.select(_t.id)
-    .where(_t.dispatch_until > sa.bindparam("since"), _t.dispatch_by != sa.bindparam("me"))
-    .where(_t.queue == sa.bindparam("of"), _t.ready < sa.bindparam("priority"))
-    .limit(1)
 )
 _DUE_OF_TASK = (
     sa.select(_e.id)
@@ -225,8 +230,11 @@ def runnable(
     limit: int = PAGE,
     *,
     after: Mapping[tuple[str, int], int] = MappingProxyType({}),
-) -> list[Runnable]:
-    """The first Tasks with jobs to dispatch in each of these queues, by priority, then in the order submitted.
+    since: int = MAX_ID,
+) -> tuple[list[Runnable], dict[str, int]]:
+    """The first Tasks with jobs to dispatch in each of these queues, by priority, then in the order submitted; and, by
+    queue, the smallest priority of a ready Task that another dispatcher has reserved under a lease that ends after
+    ``since`` (microseconds).
 
     Reads at most ``limit`` per queue, and where these are all of them of one priority, as many that are ready at a larger
     one. Of the last priority for which there is no room for every Task, those after the id that ``after`` names for
@@ -234,17 +242,23 @@ def runnable(
     is used up, another Task holds the session, paused); Tasks reserved by another dispatcher are skipped.
     """
     found: list[Runnable] = []
-    given = {"me": ledger.identity, "now": ledger.now(), "count": limit}
+    in_hand: dict[str, int] = {}
+    given = {"me": ledger.identity, "now": ledger.now(), "count": limit, "since": since}
     for queue in sorted(queues):
         here = {**given, "of": queue}
 
         def read(statement: Any, here: Mapping[str, Any] = here, **more: int) -> list[Any]:
             return [tuple(row) for row in connection.execute(statement, {**here, **more})]
 
+        def read_first(queue: str = queue) -> list[Any]:
+            rows = read(_RUNNABLE)
+            in_hand.update((queue, int(at)) for task_id, _, at, *_ in rows if task_id is None and at is not None)
+            return sorted((row for row in rows if row[0] is not None), key=lambda row: (row[2], row[0]))
+
         ready_there = page(
             limit,
             {priority: task_id for (name, priority), task_id in after.items() if name == queue},
-            first=partial(read, _RUNNABLE),
+            first=read_first,
             beyond=partial(read, _RUNNABLE_AFTER),
             lower=partial(read, _RUNNABLE_LOWER),
         )
@@ -252,7 +266,7 @@ def runnable(
             Runnable(int(i), name, int(at), bool(small), owner, bool(rounds), int(left))
             for i, name, at, small, owner, rounds, left in ready_there
         ]
-    return sorted(found, key=lambda each: each.priority)
+    return sorted(found, key=lambda each: each.priority), in_hand
 
 
 def page(
@@ -288,18 +302,18 @@ def reserve(
     *,
     lease_s: float,
     expect: Callable[[int], None] = lambda at: None,
-    in_hand: Callable[[int], None] = lambda until: None,
+    in_hand: Callable[[int, int], None] = lambda priority, until: None,
 ) -> list[Ready]:
     """Reserves up to ``wanted`` jobs of a Task within its ``parallel``, due ones first.
 
     Of a Task with an interval it reserves a round: as many as ``parallel`` allows, though fewer are wanted. If the next
     round may not begin yet, it reserves none; in both cases ``expect`` gets the time of the next check (microseconds).
-    None while another dispatcher's lease on an unconfirmed reservation runs (``in_hand`` gets its end), or another
-    transaction holds the Task's row.
+    None while another dispatcher's lease on an unconfirmed reservation runs (``in_hand`` gets the Task's priority and the
+    end of the lease), or another transaction holds the Task's row.
     """
     reserved = _reserve(ledger, task_id, wanted, lease_s)
     if reserved.in_hand is not None:
-        in_hand(reserved.in_hand)
+        in_hand(*reserved.in_hand)
     if reserved.next_at is not None:
         expect(reserved.next_at)
     if reserved.woken:
@@ -318,7 +332,7 @@ class _Reserved:
     full: bool = False  # ``parallel`` is used up
     idle: bool = False  # holds its session, but has nothing to reserve
     next_at: int | None = None  # when to check whether the next round may begin, or an earlier split has ended
-    in_hand: int | None = None  # until when another dispatcher has the Task's reservation
+    in_hand: tuple[int, int] | None = None  # the Task's priority, and until when another dispatcher has its reservation
     woken: set[int] = field(default_factory=set)  # Tasks that have jobs due now, because the line of a key went on
 
 
@@ -330,7 +344,7 @@ def _reserve(ledger: Ledger, task_id: int, wanted: int, lease_s: float) -> _Rese
         if task is None:
             return _Reserved([])
         if _held_by_another(ledger, task, now):
-            return _Reserved([], in_hand=int(task["dispatch_until"]))
+            return _Reserved([], in_hand=(int(task["priority"]), int(task["dispatch_until"])))
         if not may_dispatch(task["state"]) or not sessions.may(task):
             connection.execute(tasks.update().where(_t.id == task_id).values(ready=None))
             return _Reserved([])
@@ -700,13 +714,6 @@ def confirm(
 def unconfirmed(connection: Connection, now: int) -> list[tuple[int, str]]:
     """Tasks whose dispatcher's lease ended between reserve and confirm, with their queues."""
     return [(int(i), str(queue)) for i, queue in connection.execute(_UNCONFIRMED, {"now": now})]
-
-
-def is_reserved_elsewhere(connection: Connection, ledger: Ledger, queue: str, priority: int, since: int) -> bool:
-    """Whether another dispatcher is pushing jobs of a Task of a smaller priority that has more to dispatch, under a lease
-    that ends after ``since`` (microseconds)."""
-    given = {"of": queue, "me": ledger.identity, "priority": min(priority, MAX_ID), "since": since}
-    return connection.execute(_ELSEWHERE, given).first() is not None
 
 
 @repeatable

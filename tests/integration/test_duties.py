@@ -134,7 +134,7 @@ def test_tasks_that_cannot_go_now_hide_no_other(world: World) -> None:
         reservations.reserve(other, task.id, 1, lease_s=60)
         world.sql("UPDATE tasks SET ready = priority WHERE id = ?", task.id)
     with app.ledger.database.read() as connection:
-        found = reservations.runnable(connection, app.ledger, ["default"], limit=3)
+        found, _ = reservations.runnable(connection, app.ledger, ["default"], limit=3)
     assert [each.task_id for each in found] == [last.id]
 
 

@@ -67,7 +67,7 @@ def test_a_full_page_begins_after_the_last_that_was_served_and_shows_who_waits_b
     (behind,) = submitted(app, 1, priority=300)
     with app.ledger.database.read() as connection:
         for after, there in ((first, ids[:3]), (ids[1], [ids[2], ids[3], first]), (ids[3], [first, *ids[:2]])):
-            found = reservations.runnable(connection, app.ledger, ["default"], 3, after={("default", 100): after})
+            found, _ = reservations.runnable(connection, app.ledger, ["default"], 3, after={("default", 100): after})
             assert {each.task_id for each in found} == {*there, behind}
 
 
@@ -194,3 +194,38 @@ def test_a_task_that_another_dispatcher_took_meanwhile_is_not_passed(world: Worl
 
     app.dispatcher._reserve_task = late  # type: ignore[method-assign]
     assert app.dispatcher.round() == 0
+
+
+def test_a_task_that_another_dispatcher_pushed_during_the_round_is_not_passed(world: World) -> None:
+    app, other = world.app(), world.app()
+    (urgent,) = submitted(app, 1, 100, priority=100)
+    submitted(app, 1, 100, priority=200)
+    using(app, 10)
+    reservations.reserve(other.ledger, urgent, 10, lease_s=LEASE_S)
+    read = app.dispatcher._dispatchable
+
+    def then_confirmed(used: Any) -> Any:
+        found = read(used)
+        reservations.confirm(other.ledger, [urgent])
+        return found
+
+    app.dispatcher._dispatchable = then_confirmed  # type: ignore[method-assign]
+    assert app.dispatcher.round() == 0
+    app.dispatcher._dispatchable = read  # type: ignore[method-assign]
+    assert app.dispatcher.round() == 10
+
+
+def test_a_round_whose_turn_ends_leaves_the_rest_to_the_next_with_its_own_priorities(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = world.app(background_share=0.0)
+    (first,) = submitted(app, 1, 100, priority=100)
+    (other,) = submitted(app, 1, 100, priority=200)
+    monkeypatch.setattr(dispatcher, "TURN_S", 0.0)
+    monkeypatch.setattr(dispatcher, "_MAX_RESERVED", 20)
+    using(app, 50)
+    assert app.dispatcher.round() == 20
+    app.task(first).update(priority=300)
+    assert app.dispatcher.round() == 20
+    found = app.broker.exchange("a process", [], ["default"], 50)
+    assert {copy.task_id for copy in found} == {other}

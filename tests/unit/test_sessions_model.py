@@ -160,7 +160,7 @@ class Lines(RuleBasedStateMachine):
         if due:
             dispatchable.wake_due(ledger, due)
         with ledger.database.read() as connection:
-            found = reservations.runnable(connection, ledger, ["default"])
+            found, _ = reservations.runnable(connection, ledger, ["default"])
         assert [(each.priority, each.task_id) for each in found] == sorted((each.priority, each.task_id) for each in found)
         for each in found:
             self.flying += reservations.reserve(ledger, each.task_id, count, lease_s=5)
