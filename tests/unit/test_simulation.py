@@ -25,8 +25,8 @@ def test_the_promises_hold_at_forty_processes() -> None:
     assert report.broken == []
     jobs_a_second = report.table["starts a second"]
     assert jobs_a_second > 0.8 * 40 * 10 / options.work_s
-    # Each job costs its outcome, its Begin and its `working`; a process, its heartbeat and its look at the leader.
-    assert report.table["statements a second (median, most)"][1] < 12 * jobs_a_second + 10 * 40
+    # Each job costs its reservation, its Begin, its `working` and its outcome, which share statements with others.
+    assert report.table["statements per job"] < 11
 
 
 def test_a_dead_leader_costs_no_more_than_its_lease_and_a_round() -> None:
