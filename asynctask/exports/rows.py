@@ -26,7 +26,7 @@ from uuid import UUID
 import orjson
 
 from asynctask.errors import InputError, NormalException, not_installed
-from asynctask.lists.cells import GUARDED, NEGATIVE, SHEET_ROWS, csv_cell, packed, sheet_text, sheet_value, unpacked
+from asynctask.lists.written_cells import GUARDED, NEGATIVE, SHEET_ROWS, csv_cell, packed, sheet_text, sheet_value, unpacked
 
 __all__ = ["FORMATS", "MAX_SHEET_COLUMNS", "Format", "Part", "RowError", "checked"]
 

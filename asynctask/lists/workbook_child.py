@@ -24,9 +24,9 @@ import orjson
 
 from asynctask._version import __version__
 from asynctask.errors import InputError
-from asynctask.lists.cells import dump
 from asynctask.lists.readers.base import Limits, OpenOptions, RawRow, Source, too_costly
 from asynctask.lists.readers.opening import OPENERS, SHEETS, sniff
+from asynctask.lists.written_cells import dump
 
 __all__ = ["ANOTHER_VERSION", "main"]
 

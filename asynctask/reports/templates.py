@@ -16,8 +16,8 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
 from pydantic.fields import FieldInfo
 
 from asynctask.errors import Conflict, InputError
-from asynctask.lists.cells import csv_cell, cut, sheet_text, sheet_value
 from asynctask.lists.items import ItemShape
+from asynctask.lists.written_cells import csv_cell, cut, sheet_text, sheet_value
 from asynctask.reports.files import SHEET_ROWS
 from asynctask.worker import Worker
 

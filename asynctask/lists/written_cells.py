@@ -1,8 +1,8 @@
-"""Typed cells, encoded: as JSON between processes and on disk, and as values of a report's file.
+"""How typed cells are written: as JSON between processes and on disk, and as values of a report's file.
 
 A type that JSON lacks is an object of one key, ``{"d": "2026-03-05"}``. In a report a value keeps its type where the file
 format has it, and is text where it would be changed; no text becomes a formula, a link, a number or markup.
-What a cell means for a field of an item is decided in :mod:`asynctask.lists.items`, by :mod:`asynctask.lists.coerce`.
+How a cell becomes a field of an item: :mod:`asynctask.lists.items`.
 """
 
 from __future__ import annotations
