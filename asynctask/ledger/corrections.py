@@ -177,7 +177,7 @@ def take_rows(
             why = f"row {each.row} cannot be taken any more ({problem['code']}) since this strict list was checked"
             raise InputError(why, code=problem["code"])
         else:
-            bad.append(Reject(each.row, [problem], loads(each.params)))
+            bad.append(Reject(each.row, [problem], each.values))
     batches.insert(connection, resubmitted_rows, ("task_id", "number", "row", "of_task", "of_row", "taken"), new)
     return good, sorted(bad, key=lambda each: each.row)
 
