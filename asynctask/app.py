@@ -74,8 +74,6 @@ if TYPE_CHECKING:
     from asynctask.client import RemoteWorker
     from asynctask.lists.options import Options
 
-__all__ = ["AsyncTask"]
-
 EVENTS = ("startup", "quiet", "shutdown", "error", "death", "task_finished")
 _OPTIONS = (
     "name", "queue", "retry", "priority", "timeout", "failed_on", "use_task_event", "unique", "key", "key_limit",

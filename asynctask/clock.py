@@ -16,8 +16,6 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Final, Protocol
 
-__all__ = ["SECOND", "Clock", "Ids", "SystemClock", "SystemIds", "from_datetime", "hostname", "micros", "rfc3339"]
-
 SECOND: Final = 1_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST_S: Final = -30_610_224_000  # the year 1000: four digits from here

@@ -34,8 +34,6 @@ from asynctask.worker import Worker
 if TYPE_CHECKING:
     from asynctask.lists.options import Options  # loads pydantic, which a worker process need not
 
-__all__ = ["Submission", "Submitter", "check_fields"]
-
 INLINE_BYTES = 1_000_000
 """Lists up to this size are split in a thread of the process that took them, larger ones in a child process."""
 

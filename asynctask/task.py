@@ -26,8 +26,6 @@ from asynctask.logs import get_logger
 if TYPE_CHECKING:
     from asynctask.reports.report import Report
 
-__all__ = ["Services", "TaskHandle", "place_in_list"]
-
 _PROBLEMS = (str(Status.FAILED), str(Status.ERROR))
 
 

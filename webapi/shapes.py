@@ -38,41 +38,6 @@ from asynctask.lists.options import (
 )
 from webapi.problems import from_validation
 
-__all__ = [
-    "DryRunResult",
-    "ErrorGroups",
-    "Event",
-    "EventPage",
-    "EventQuery",
-    "FileSubmission",
-    "Health",
-    "JobsPage",
-    "JobsQuery",
-    "JobsSubmission",
-    "JsonSubmission",
-    "Knobs",
-    "ListedEvent",
-    "LogEntries",
-    "NoQuery",
-    "OneTaskQuery",
-    "PageLinks",
-    "ProblemDetails",
-    "Progress",
-    "RawQuery",
-    "Record",
-    "RecordBatch",
-    "RecordResult",
-    "RecordResults",
-    "RejectedPage",
-    "RejectedQuery",
-    "ReportQuery",
-    "RetryQuery",
-    "Submitted",
-    "TaskPage",
-    "TaskQuery",
-    "Workers",
-]
-
 Name = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=NUL_FREE)]
 _COLUMNS = 'Which header means which field, as JSON: {"Artikel-Nr.": "sku"}; the rest is found by name.'
 _ENCODING = "What a text is encoded in: utf-8, gb18030, cp932...; default: its charset, else found out."

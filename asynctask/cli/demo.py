@@ -40,8 +40,6 @@ from asynctask.clock import SystemClock
 from asynctask.config import ENV_PREFIX
 from asynctask.errors import AsyncTaskError, ConfigError, InputError, Unavailable, not_installed
 
-__all__ = ["COMMANDS", "ReportRows", "audit_campaigns"]
-
 _MARK: Final = ".asynctask-demo"
 _SHOP: Final = "PROMOTIONS_DATABASE_URL"
 _PRODUCTS: Final = 200

@@ -21,8 +21,6 @@ from asynctask.ledger.purge import ENDED, Purged
 from asynctask.middleware.tracker import TaskEventMiddleware
 from asynctask.operations import ACTIONS, LISTS, MAX_TARGET_S, MIN_TARGET_S, TARGET_S
 
-__all__ = ["COMMANDS"]
-
 _AGE: Final = re.compile(r"(\d{1,6})([dhms])")
 _SECONDS: Final = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 _TELL_S: Final = 2.0

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from asynctask.submission import Submission
     from asynctask.task import TaskHandle
 
-__all__ = ["COMMANDS", "follow", "outcome", "print_refusal", "priority_value"]
-
 _POLL_S: Final = 0.25
 _AWAY_S: Final = 120.0  # a database that is away for longer is reported
 _SHOWN_ERRORS: Final = 10

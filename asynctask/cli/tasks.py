@@ -26,8 +26,6 @@ from asynctask.task import place_in_list
 if TYPE_CHECKING:
     from asynctask.task import TaskHandle
 
-__all__ = ["COMMANDS", "who"]
-
 KNOBS: Final = ("parallel", "interval", "priority", "tolerated_failures", "title")
 _WIDE: Final = 120
 """Terminal columns that the full list of Tasks needs without breaking words."""

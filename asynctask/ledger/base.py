@@ -28,26 +28,6 @@ from asynctask.database.retrying import LOCKED, code_of, repeatable
 from asynctask.database.tables import as_dict, duties, tasks
 from asynctask.messages import Catalogue
 
-__all__ = [
-    "MAX_ID",
-    "MAX_SLOTS",
-    "PURGING",
-    "SLOTS_FROM",
-    "Held",
-    "Ledger",
-    "NewItem",
-    "Reject",
-    "dumps",
-    "each_free",
-    "in_range",
-    "is_held",
-    "loads",
-    "stamp",
-    "stamps",
-    "try_lock",
-    "try_lock_duty",
-]
-
 MAX_SLOTS = 32
 """Slots of ``task_tallies`` of a large Task: the number of processes that can count without contention."""
 

@@ -21,20 +21,6 @@ from asynctask.iterable import places_of
 from asynctask.ledger.base import PURGING, NewItem, Reject, loads
 from asynctask.ledger.events import read_events, rows_of, total_counts
 
-__all__ = [
-    "MOST_CORRECTIONS",
-    "ancestors",
-    "any_taken",
-    "count_taken",
-    "find_corrected",
-    "lock_all",
-    "may_be_corrected",
-    "not_taken",
-    "row_problem",
-    "take_rows",
-    "taken_between",
-]
-
 MOST_CORRECTIONS: Final = 200
 """Lists that correct one Task, or correct those lists. Progress sums over them."""
 

@@ -28,18 +28,6 @@ from asynctask.ledger.base import PURGING, in_range, loads
 from asynctask.ledger.sessions import waiting_in_line
 from asynctask.messages import is_storable
 
-__all__ = [
-    "are_late",
-    "eta_by_rounds",
-    "first_progress",
-    "measure_anew",
-    "percent",
-    "progress",
-    "progress_page",
-    "sample",
-    "unsampled",
-]
-
 _t, _e, _n, _x, _s, _c = tasks.c, events.c, task_tallies.c, task_errors.c, task_samples.c, task_callbacks.c
 _COUNTS = tuple(str(status) for status in Status)
 _TALLIED = (*_COUNTS, "retrying", "jobs", "dispatched", "returned", "version")

@@ -46,45 +46,12 @@ from asynctask.errors import Conflict, NotFound, OtherEngine
 from asynctask.iterable import item_statuses, unpack
 from asynctask.ledger import corrections, dispatchable, sessions
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger, chunks, in_range, loads, stamp
+from asynctask.ledger.base import Ledger, Reject, chunks, in_range, loads, stamp
 from asynctask.ledger.events import RESUMABLE, Change, EventRecord, Failure, Note, apply, read_events
 from asynctask.ledger.reservations import options_priority
 from asynctask.ledger.standalone import ENGINE
-from asynctask.ledger.tasks import Reject, close_after
+from asynctask.ledger.tasks import close_after
 from asynctask.messages import is_storable
-
-__all__ = [
-    "COUNTED",
-    "DEAD",
-    "RETRY",
-    "SCHEDULE",
-    "Backlog",
-    "EndedRow",
-    "alone_dead",
-    "ask_stop_one",
-    "backlog",
-    "cancel_removed",
-    "corrected_numbers",
-    "count",
-    "dead_tasks",
-    "engines",
-    "error_groups",
-    "event",
-    "event_page",
-    "failures_by_row",
-    "find",
-    "ids",
-    "log",
-    "open_tasks",
-    "page",
-    "rejects",
-    "resumable_page",
-    "retry_one",
-    "rows_by_status",
-    "start_one",
-    "stop_removed",
-    "turn_waiting",
-]
 
 _t, _e, _x, _n = tasks.c, events.c, task_errors.c, task_tallies.c
 

@@ -20,8 +20,6 @@ from asynctask.lists.readers import Limits
 from asynctask.lists.rows import ListSource, open_list, still_failed, too_many_items
 from asynctask.lists.uploads import Uploads
 
-__all__ = ["KEPT_PROBLEMS", "Checker", "DryRun", "DryRunTimeout", "check_rows"]
-
 KEPT_PROBLEMS: Final = 1_000
 """The most problems of a list that an answer names."""
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import pydantic
     from pydantic.fields import FieldInfo
 
-__all__ = ["MIXED", "Binding", "ItemShape", "MixedShape", "Refused", "listed"]
-
 MIXED: Final = "*"
 """The worker's name of a Task whose jobs name their own."""
 

@@ -24,8 +24,6 @@ from asynctask.lists.readers.base import Limits, Source, column_letters
 from asynctask.lists.readers.workbook import Package, read_workbook
 from asynctask.lists.written_cells import Percent, packed, unpacked
 
-__all__ = ["KeptRows", "Percents", "all_columns", "keep_rows", "percents_of", "remove_drafts"]
-
 _VERSION: Final = 1
 _BATCH: Final = 500
 _DAMAGED: Final = (OSError, EOFError, ValueError, KeyError, IndexError, TypeError)

@@ -29,20 +29,6 @@ from asynctask.lists.readers.table import HEADER_ROWS
 from asynctask.lists.uploads import ITEMS, ListFile, Uploads, list_file
 from asynctask.messages import is_storable
 
-__all__ = [
-    "FirstRows",
-    "ListSource",
-    "Names",
-    "all_good",
-    "checked",
-    "encoding_option",
-    "open_list",
-    "refuse_absent",
-    "remove_list",
-    "still_failed",
-    "too_many_items",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ListSource:

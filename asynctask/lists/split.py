@@ -16,8 +16,8 @@ from asynctask.errors import InputError, LedgerUnavailable
 from asynctask.iterable import MAX_SLICE_BYTES as MAX_JOB_BYTES
 from asynctask.iterable import chunk_of, pack
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger
-from asynctask.ledger.tasks import NewItem, NewTask, NewWhole, Reject, SplitLost
+from asynctask.ledger.base import Ledger, NewItem, Reject
+from asynctask.ledger.tasks import NewTask, NewWhole, SplitLost
 from asynctask.lists.items import ItemShape, Refused
 from asynctask.lists.problems import stored
 from asynctask.lists.readers import Limits
@@ -25,8 +25,6 @@ from asynctask.lists.rows import ListSource, Names, OpenList, open_list, still_f
 from asynctask.lists.uploads import Uploads
 from asynctask.logs import get_logger
 from asynctask.messages import clean
-
-__all__ = ["WHOLE_S", "Splitter", "Writing"]
 
 FIRST_SLICE = 100
 SLICE = 1_000

@@ -31,8 +31,6 @@ from asynctask.lists.readers.base import over_limit, too_costly
 from asynctask.lists.written_cells import unpacked
 from asynctask.messages import clean
 
-__all__ = ["ITEMS", "ListFile", "StoredFile", "Uploads", "Workbook", "is_workbook", "items_body", "list_file"]
-
 ITEMS = "items.json"
 """The file name of a list of JSON items."""
 

@@ -28,8 +28,6 @@ from asynctask.lists.readers.base import Limits, OpenOptions, RawRow, Source, to
 from asynctask.lists.readers.opening import OPENERS, SHEETS, sniff
 from asynctask.lists.written_cells import dump
 
-__all__ = ["ANOTHER_VERSION", "main"]
-
 ANOTHER_VERSION: Final = 3
 """The exit code of a child whose code has another version than its parent's: it was replaced meanwhile."""
 _BATCH_BYTES: Final = 262_144

@@ -22,20 +22,6 @@ from asynctask.lists.problems import jsonable
 from asynctask.lists.readers.base import CellError
 from asynctask.lists.readers.csv import FORMULA_STARTS
 
-__all__ = [
-    "GUARDED",
-    "NEGATIVE",
-    "SHEET_ROWS",
-    "Percent",
-    "csv_cell",
-    "cut",
-    "dump",
-    "packed",
-    "sheet_text",
-    "sheet_value",
-    "unpacked",
-]
-
 SHEET_ROWS: Final = 1_048_575
 """The rows of a sheet without its header."""
 

@@ -25,8 +25,6 @@ from asynctask.errors import Unavailable
 from asynctask.lists.readers.base import COLUMNS, SUFFIX, CellError, normalise, of_locale, report_block
 from asynctask.lists.written_cells import SHEET_ROWS, Percent, csv_cell, cut, sheet_value
 
-__all__ = ["SHEET_ROWS", "ReportRow", "iter_csv", "iter_xlsx", "report_headers", "write_csv", "write_xlsx"]
-
 MAX_COMMENTS: Final = 5_000
 """Comments of a sheet: XlsxWriter keeps them in memory, and spreadsheets are slow with more."""
 _CHUNK: Final = 16_384

@@ -22,19 +22,6 @@ from sqlalchemy import exc
 
 from asynctask.testing import wait_for
 
-__all__ = [
-    "SERVERS",
-    "MariaServer",
-    "MissingServer",
-    "PgBouncer",
-    "PostgresServer",
-    "RabbitServer",
-    "RedisServer",
-    "SqlServer",
-    "free_port",
-    "redis_command",
-]
-
 
 class MissingServer(Exception):
     """A server's program is not installed; the message says how to install it."""
