@@ -595,7 +595,7 @@ def write_unread(
     """
     alike: dict[tuple[Any, ...], _EndBatch] = {}
     counted: dict[tuple[int | None, int, int], list[Any]] = {}
-    now_text = str(rfc3339(now))
+    now_text = rfc3339(now)
     for record, turn, notes, failure, result, started_at in sorted(ends, key=_event_id):  # the lock order everywhere
         problem = problem_of(turn, failure)
         key = (id(turn), problem, result is None, started_at is None)
