@@ -36,7 +36,7 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.purge import Old, Purge, Purged, count_old
 from asynctask.ledger.tasks import NewCallback, TaskRow
 from asynctask.lists.dry_run import DryRun
-from asynctask.lists.items import MIXED, Accepted, ItemShape, MixedShape
+from asynctask.lists.items import MIXED, ItemShape, MixedShape, Refused
 from asynctask.lists.readers import RawRow
 from asynctask.lists.rows import ListSource, remove_list
 from asynctask.lists.uploads import StoredFile
@@ -73,8 +73,6 @@ if TYPE_CHECKING:
 
     from asynctask.client import RemoteWorker
     from asynctask.lists.options import Options
-
-__all__ = ["AsyncTask"]
 
 EVENTS = ("startup", "quiet", "shutdown", "error", "death", "task_finished")
 _OPTIONS = (
@@ -945,9 +943,9 @@ def _checked_arguments(worker: Worker, args: Sequence[Any]) -> Sequence[Any]:
     if len(args) != 1 or not isinstance(worker.shape, ItemShape):
         return args
     found = worker.shape.validate(RawRow(1, args[0]), None)
-    if isinstance(found, Accepted):
-        return [found.item]
-    raise InputError(f"worker {worker.name!r} does not take the item", code="invalid_item", errors=found.problems)
+    if isinstance(found, Refused):
+        raise InputError(f"worker {worker.name!r} does not take the item", code="invalid_item", errors=found.problems)
+    return [found.values]
 
 
 def _performed_by_others(item: Any) -> None:

@@ -14,9 +14,7 @@ import time
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Final, Protocol
-
-__all__ = ["SECOND", "Clock", "Ids", "SystemClock", "SystemIds", "from_datetime", "hostname", "micros", "rfc3339"]
+from typing import Annotated, Final, Protocol, overload
 
 SECOND: Final = 1_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -111,6 +109,17 @@ def from_datetime(when: datetime) -> int:
     if when.tzinfo is None:
         raise ValueError("a time without a zone is ambiguous: give an aware datetime, e.g. datetime.now(UTC)")
     return (when - _EPOCH) // timedelta(microseconds=1)
+
+
+Time = Annotated[str, "RFC 3339, UTC"]
+
+
+@overload
+def rfc3339(at: int) -> str: ...
+
+
+@overload
+def rfc3339(at: int | None) -> str | None: ...
 
 
 def rfc3339(at: int | None) -> str | None:

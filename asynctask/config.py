@@ -16,8 +16,6 @@ from typing import Any, Final, get_type_hints
 from asynctask.errors import ConfigError
 from asynctask.messages import CATALOGUE
 
-__all__ = ["ENV_PREFIX", "QUEUE_NAME", "Config", "Setting", "check_setting", "load", "setting_types", "settings"]
-
 ENV_PREFIX: Final = "ASYNCTASK_"
 _REDIS: Final = ("redis://", "rediss://", "unix://")
 QUEUE_NAME: Final = re.compile(r"[A-Za-z0-9_:.\-]{1,255}")

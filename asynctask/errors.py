@@ -8,30 +8,6 @@ from typing import Any, Final
 
 from asynctask._version import DISTRIBUTION
 
-__all__ = [
-    "AsyncTaskError",
-    "BrokerUnavailable",
-    "ConfigError",
-    "Conflict",
-    "InputError",
-    "JobInterrupted",
-    "JobTimeout",
-    "LedgerUnavailable",
-    "NormalException",
-    "NotBuilt",
-    "NotFound",
-    "OtherEngine",
-    "Problem",
-    "SchemaOutdated",
-    "TooLarge",
-    "TransitionRefused",
-    "Unavailable",
-    "UnknownWorker",
-    "UnsupportedFormat",
-    "not_installed",
-    "without_later",
-]
-
 
 def not_installed(what: str, extra: str) -> str:
     """The message for a library that an extra of this package brings and that is not there."""

@@ -21,21 +21,6 @@ from asynctask.core.transitions import MARKS, OPEN_MARK, RAISED_MARK, Row, marke
 from asynctask.job import CurrentJob, current_job
 from asynctask.messages import clean
 
-__all__ = [
-    "AUTO",
-    "MAX_CHUNK",
-    "MAX_SLICE_BYTES",
-    "ItemFailure",
-    "Iterable",
-    "News",
-    "Slice",
-    "chunk_of",
-    "item_statuses",
-    "pack",
-    "places_of",
-    "unpack",
-]
-
 
 class Iterable:
     """The base of a worker class that goes through many elements in one job::

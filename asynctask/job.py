@@ -11,9 +11,6 @@ from typing import Any, Final, NoReturn, Protocol
 from asynctask.errors import InputError, JobInterrupted, carries
 from asynctask.messages import clean
 
-__all__ = ["MAX_CHECKPOINT", "CurrentJob", "Place", "current_job", "interrupted", "reset_current_job", "set_current_job"]
-
-
 MAX_CHECKPOINT: Final = 65_536
 """Bytes of the value of a checkpoint, as JSON."""
 

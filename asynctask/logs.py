@@ -14,8 +14,6 @@ from typing import Any, Final
 
 import structlog
 
-__all__ = ["MAX_STACK", "Logger", "get_logger", "log_to_stderr"]
-
 MAX_STACK: Final = 20_000
 """Characters of a stack; the end of it, where the error is."""
 

@@ -29,8 +29,6 @@ from asynctask.lists.rows import ListSource, remove_list
 from asynctask.lists.uploads import Uploads
 from asynctask.logs import get_logger
 
-__all__ = ["STRAYS_S", "Maintenance", "Schedule"]
-
 # Seconds between two runs of a step
 
 FIND_LOST_S = 10.0

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-__all__ = ["CATALOGUE", "KEEP_FIRST", "KEEP_LAST", "MAX_MESSAGE", "Catalogue", "append", "clean", "is_storable"]
-
 KEEP_FIRST: Final = 10
 KEEP_LAST: Final = 90
 MAX_MESSAGE: Final = 10_000

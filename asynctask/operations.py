@@ -37,28 +37,6 @@ from asynctask.task import Services
 from asynctask.wire.payload import read_time
 from asynctask.worker import Worker
 
-__all__ = [
-    "ACTIONS",
-    "JOB_ACTIONS",
-    "LISTS",
-    "SIGNALS",
-    "Action",
-    "ListName",
-    "NotNow",
-    "Operations",
-    "Result",
-    "checked",
-    "job_ids",
-    "job_object",
-    "plain",
-    "process_object",
-    "queue_name",
-    "set_of",
-    "tracked_object",
-    "untracked_object",
-    "wanted_keys",
-]
-
 MAX_WINDOW: Final = 10_000
 """The furthest end of a page of two merged lists."""
 

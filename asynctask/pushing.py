@@ -29,8 +29,6 @@ from asynctask.worker import Worker
 if TYPE_CHECKING:
     from asynctask.client import RedisClient
 
-__all__ = ["BATCH", "Pushing"]
-
 BATCH: Final = 1_000
 """Untracked jobs of one round trip."""
 

@@ -15,13 +15,13 @@ from asynctask.core.states import Reason
 from asynctask.core.transitions import CALLBACKS, MERGE
 from asynctask.errors import AsyncTaskError, Conflict, InputError, NotFound, Problem
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import dumps, loads
+from asynctask.ledger.base import NewItem, dumps, loads
 from asynctask.ledger.processes import other_language
 from asynctask.ledger.progress import first_progress
 from asynctask.ledger.sessions import MAX_KEY
 from asynctask.ledger.tasks import GroupSubmit, NewCallback, NewTask, NewWhole, SplitLost, Whole
 from asynctask.lists.dry_run import KEPT_PROBLEMS, Checker, DryRun, check_rows
-from asynctask.lists.items import MIXED, Accepted, ItemShape, Refused
+from asynctask.lists.items import MIXED, ItemShape, Refused
 from asynctask.lists.problems import fault, kept_problems, problems_of, refusal
 from asynctask.lists.readers import RawRow
 from asynctask.lists.rows import ListSource, all_good, checked, open_list
@@ -34,8 +34,6 @@ from asynctask.worker import Worker
 if TYPE_CHECKING:
     from asynctask.lists.options import Options  # loads pydantic, which a worker process need not
 
-__all__ = ["Submission", "Submitter", "check_fields"]
-
 INLINE_BYTES = 1_000_000
 """Lists up to this size are split in a thread of the process that took them, larger ones in a child process."""
 
@@ -46,7 +44,7 @@ SLOW_S = 60.0
 MOST_OF_KEY: Final = 100_000
 """The largest ``key_limit``."""
 
-Rows = Callable[[], Iterable[Accepted | Refused]]
+Rows = Callable[[], Iterable[NewItem | Refused]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +353,7 @@ class Submitter:
 
     # -- lists that are split
 
-    def _split_here(self, worker: Worker, new: NewTask, rows: Iterable[Accepted | Refused]) -> TaskHandle:
+    def _split_here(self, worker: Worker, new: NewTask, rows: Iterable[NewItem | Refused]) -> TaskHandle:
         made = self._create(new)
         if made.created:
             try:

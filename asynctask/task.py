@@ -17,6 +17,8 @@ from asynctask.ledger import progress as progress_rows
 from asynctask.ledger import queries
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger
+from asynctask.ledger.progress import Progress
+from asynctask.ledger.queries import ListedEvent
 from asynctask.lists.items import ItemShape
 from asynctask.lists.problems import localised, refusal, revived
 from asynctask.lists.readers import Limits
@@ -26,7 +28,7 @@ from asynctask.logs import get_logger
 if TYPE_CHECKING:
     from asynctask.reports.report import Report
 
-__all__ = ["Services", "TaskHandle", "place_in_list"]
+__all__ = ["ListedEvent", "Progress", "Services", "TaskHandle", "place_in_list"]
 
 _PROBLEMS = (str(Status.FAILED), str(Status.ERROR))
 

@@ -43,8 +43,6 @@ from asynctask.submission import Submitter
 from asynctask.task import Services
 from asynctask.worker import Worker
 
-__all__ = ["Core", "OnDemand", "WebProcess"]
-
 
 class Core:
     """What one process of an application works with: connections and everything that stands on them."""

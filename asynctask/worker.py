@@ -31,30 +31,6 @@ from asynctask.iterable import Iterable
 from asynctask.job import CurrentJob
 from asynctask.wire.payload import RULES, UNTRACKED, Rule, When, check_names, check_values, due_at
 
-__all__ = [
-    "DEFAULT_RETRIES",
-    "TRACKED_RETRIES",
-    "Actor",
-    "Callback",
-    "Check",
-    "EngineTask",
-    "JobOptions",
-    "Performs",
-    "Priority",
-    "Pusher",
-    "Register",
-    "RetryIn",
-    "Shape",
-    "Takes",
-    "Worker",
-    "WorkerOptions",
-    "as_callback",
-    "check_job_options",
-    "describe",
-    "is_model",
-    "is_span",
-]
-
 # -- priorities: smaller runs first, any integer is legal
 
 

@@ -22,10 +22,11 @@ from asynctask.config import ENV_PREFIX
 from asynctask.errors import Unavailable
 from asynctask.runtime.supervisor import LIFELINE
 from asynctask.testing import wait_for
-from asynctask.testing.servers import SERVERS, MissingServer, SqlServer, free_port, redis_command
+from asynctask.testing.servers import MissingServer, free_port, redis_command
 from benchmarks.chaos_jobs import build
 from benchmarks.chaos_wire import Wire, wire
 from benchmarks.databases import NotHere
+from benchmarks.servers import SERVERS, SqlServer
 
 __all__ = ["UNAVAILABLE", "Arena", "Death", "Slot", "arena", "patiently"]
 

@@ -21,7 +21,8 @@ from sqlalchemy.engine.url import URL, make_url
 from asynctask.clock import SystemIds
 from asynctask.database import schema
 from asynctask.database.engine import Database
-from asynctask.testing.servers import SERVERS, MissingServer
+from asynctask.testing.servers import MissingServer
+from benchmarks.servers import SERVERS
 
 __all__ = ["KINDS", "NotHere", "Refused", "Source", "shown", "source"]
 

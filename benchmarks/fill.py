@@ -12,11 +12,11 @@ from asynctask.core.states import Reason, Status
 from asynctask.core.transitions import Turn, stop
 from asynctask.ledger import progress, reservations
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger, dumps
+from asynctask.ledger.base import Ledger, NewItem, dumps
 from asynctask.ledger.events import Change, EventRecord, Failure, Note, apply
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.ledger.reservations import Ready
-from asynctask.ledger.tasks import NewItem, NewTask
+from asynctask.ledger.tasks import NewTask
 
 __all__ = ["fill"]
 

@@ -19,27 +19,6 @@ from asynctask.lists.readers.json import check_depth
 from asynctask.messages import CATALOGUE
 from asynctask.task import TaskHandle
 
-__all__ = [
-    "EXTENSION",
-    "TASKS",
-    "TASK_PAGES",
-    "asynctask_app",
-    "choose",
-    "find_progress",
-    "find_task",
-    "json_response",
-    "json_text",
-    "page_links",
-    "parse_json",
-    "progress_response",
-    "reader_locale",
-    "retry_after",
-    "set_language",
-    "task_url",
-    "who",
-    "with_links",
-]
-
 EXTENSION: Final = "asynctask"
 _MAX_ID: Final = 2**63 - 1
 

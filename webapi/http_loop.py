@@ -30,8 +30,6 @@ from asynctask.clock import SECOND, Clock
 from asynctask.runtime.supervisor import Wakeup
 from webapi.problems import server_problem
 
-__all__ = ["HttpLoop"]
-
 MAX_CONNECTIONS: Final = 2_000
 """Beyond it, the connection that has waited longest for its next request is closed."""
 

@@ -16,8 +16,6 @@ from webapi.problems import MEDIA_TYPE
 from webapi.shapes import DryRunResult, FileSubmission, JobsSubmission, JsonSubmission, ProblemDetails
 from webapi.tasks import KEY_PATTERN, RAW
 
-__all__ = ["register"]
-
 _METHODS: Final = frozenset({"get", "post", "put", "patch", "delete"})
 _REF: Final = "#/components/schemas/{model}"
 _NO_NUL: Final = {"pattern": NUL_FREE}

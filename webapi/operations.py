@@ -21,8 +21,6 @@ from webapi.shapes import Health, Name, NoQuery, PageLinks, Time, _In, _Out, _Qu
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-__all__ = ["blueprint", "health"]
-
 _log = logging.getLogger(__name__)
 
 # -- schemas of requests and responses

@@ -27,18 +27,6 @@ from asynctask.errors import (
 from asynctask.lists.problems import fault, from_pydantic, render, render_whole
 from webapi.context import json_text, reader_locale, set_language
 
-__all__ = [
-    "CrossSite",
-    "MalformedBody",
-    "did_you_mean",
-    "from_validation",
-    "problem_objects",
-    "problem_response",
-    "public_message",
-    "register",
-    "server_problem",
-]
-
 MEDIA_TYPE: Final = "application/problem+json"
 MAX_ERRORS: Final = 10_000
 """Single faults in one answer; ``errors_total`` is their number if there are more."""

@@ -21,8 +21,6 @@ from asynctask.errors import InputError, TooLarge
 from webapi.context import parse_json
 from webapi.problems import MalformedBody
 
-__all__ = ["CHARSETS", "ApiRequest", "Transcoded", "current_request", "longest_body", "longest_upload", "register"]
-
 JSON: Final = "application/json"
 FORM: Final = "multipart/form-data"
 MAX_FORM_PARTS: Final = 100

@@ -22,8 +22,6 @@ from asynctask.task import TaskHandle
 from webapi.context import TASKS, find_task, json_response, page_links, reader_locale, set_language
 from webapi.shapes import RejectedPage, RejectedQuery, ReportQuery
 
-__all__ = ["CSV", "XLSX", "attachment", "blueprint", "register"]
-
 # -- files as answers: limited in number, given up when the client disconnects
 
 CSV: Final = "text/csv"

@@ -20,8 +20,6 @@ from asynctask.config import Config
 from asynctask.errors import InputError
 from webapi.problems import CrossSite
 
-__all__ = ["AllowedHosts", "register"]
-
 _WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared, not bound
 
 

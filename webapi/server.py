@@ -18,8 +18,6 @@ from webapi import create_app
 from webapi.http_loop import GRACE_S, HttpLoop
 from webapi.reading import longest_body, longest_upload
 
-__all__ = ["serve"]
-
 HELD_S: Final = 60.0
 """Seconds without a turn of the child's loop after which it is killed: something holds its interpreter."""
 

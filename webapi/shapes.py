@@ -4,7 +4,23 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from enum import Enum
+from functools import reduce
+from operator import or_
+from types import GenericAlias, UnionType
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    Self,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)  # fmt: skip
 
 from pydantic import (
     AfterValidator,
@@ -15,8 +31,10 @@ from pydantic import (
     JsonValue,
     StringConstraints,
     ValidationError,
+    create_model,
 )
 
+from asynctask import clock, task
 from asynctask.clock import from_datetime
 from asynctask.errors import without_later
 from asynctask.integrations.remote import JobRecord, Reporter
@@ -37,41 +55,6 @@ from asynctask.lists.options import (
     whole_number,
 )
 from webapi.problems import from_validation
-
-__all__ = [
-    "DryRunResult",
-    "ErrorGroups",
-    "Event",
-    "EventPage",
-    "EventQuery",
-    "FileSubmission",
-    "Health",
-    "JobsPage",
-    "JobsQuery",
-    "JobsSubmission",
-    "JsonSubmission",
-    "Knobs",
-    "ListedEvent",
-    "LogEntries",
-    "NoQuery",
-    "OneTaskQuery",
-    "PageLinks",
-    "ProblemDetails",
-    "Progress",
-    "RawQuery",
-    "Record",
-    "RecordBatch",
-    "RecordResult",
-    "RecordResults",
-    "RejectedPage",
-    "RejectedQuery",
-    "ReportQuery",
-    "RetryQuery",
-    "Submitted",
-    "TaskPage",
-    "TaskQuery",
-    "Workers",
-]
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=NUL_FREE)]
 _COLUMNS = 'Which header means which field, as JSON: {"Artikel-Nr.": "sku"}; the rest is found by name.'
@@ -405,6 +388,32 @@ class _Out(BaseModel):
 Time = Annotated[str, Field(description="RFC 3339, UTC", json_schema_extra={"format": "date-time"})]
 
 
+def described(declared: Any, name: str = "", about: str = "", /, **more: Any) -> Any:
+    """The schema of an object that the application declares as a TypedDict; ``more``: fields that this API adds."""
+    fields: dict[str, Any] = {}
+    for field, hint in get_type_hints(declared, include_extras=True).items():
+        text = hint.__metadata__[0] if get_origin(hint) is Annotated and hint != clock.Time else None
+        fields[field] = (_schema(hint.__origin__), Field(description=text)) if text else (_schema(hint), ...)
+    return create_model(name or declared.__name__, __base__=_Out, __doc__=about or declared.__doc__, **fields, **more)
+
+
+def _schema(hint: Any) -> Any:
+    """The type of a field, with the schemas of the TypedDicts in it and the values of an enumeration."""
+    if hint == clock.Time:
+        return Time
+    if is_typeddict(hint):
+        return described(hint)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return Literal[tuple(str(each) for each in hint)]
+    if get_origin(hint) is UnionType or get_origin(hint) is Union:
+        return reduce(or_, map(_schema, get_args(hint)))
+    return _list_of(_schema(get_args(hint)[0])) if get_origin(hint) is list else JsonValue if hint is Any else hint
+
+
+def _list_of(schema: Any) -> Any:
+    return GenericAlias(list, (schema,))
+
+
 class Fault(_Out):
     """One thing wrong with one cell, row or field."""
 
@@ -439,53 +448,6 @@ class ProblemDetails(BaseModel):
     )
 
 
-class Split(_Out):
-    state: str
-    reason: str | None
-    planned: int | None
-    created: int
-    rejected: int
-
-
-class Counts(_Out):
-    """Items by status; they sum to ``total``."""
-
-    total: int
-    enqueue: int
-    working: int
-    stopped: int
-    finish: int
-    failed: int
-    error: int
-    cancelled: int
-
-
-class Done(_Out):
-    done: int
-    remaining: int
-    percent: float | None
-    rate_per_s: float | None
-    eta_s: float | None
-
-
-class Control(_Out):
-    parallel: int | None = Field(description="null: no limit; with an interval, 1.")
-    in_flight: int
-    interval: float = Field(description="Seconds from round to round; 0 for none.")
-    priority: int
-    session: str | None
-    key: str | None = Field(description="The field whose equal values run one after the other.")
-    key_limit: int | None = Field(description="How many of one key may run at once; null: no job has a key.")
-    tolerated_failures: int | str | None
-
-
-class TopError(_Out):
-    message: str
-    status: str
-    count: int
-    sample_job_id: str | None
-
-
 class Links(_Out):
     self: str
     events: str
@@ -495,66 +457,20 @@ class Links(_Out):
     ui: str
 
 
-class JobProgress(_Out):
-    """How far one job is."""
-
-    done: float
-    total: float | None
-    percent: float | None
-
-
-class Outcomes(_Out):
-    """What the items of one job came to so far."""
-
-    finish: int
-    failed: int
-    error: int
-    cancelled: int
-
-
-class ListedEvent(_Out):
-    """The record of one job, in a list; of a job of several items, once for each item."""
-
-    id: int
-    job_id: str
-    task_id: int | None
-    worker_name: str | None
-    worker: str | None = Field(description="The same as worker_name, by the name of earlier releases.")
-    queue: str | None
-    status: StatusName
-    attempt: int
-    retries: int
-    row: int | None
-    items: int = Field(description="How many items the job has.")
-    outcomes: Outcomes
-    params: JsonValue
-    added_messages: list[dict[str, JsonValue]]
-    messages: list[dict[str, JsonValue]] = Field(description="The same as added_messages, by the name of earlier releases.")
-    result: JsonValue
-    problem: str | None
-    due_at: Time | None
-    waits_for: str | None = Field(description="`key`: it waits for earlier jobs of its key.")
-    created_at: Time | None
-    started_at: Time | None
-    finished_at: Time | None
-    process: str | None
-    callback_of: int | None = Field(description="The Task whose callback it is.")
-    checkpoint: JsonValue = Field(description="The place that it saved last, from which its next attempt goes on.")
-    progress: JobProgress | None = Field(description="How far it said to be, in units of its own.")
-    stopping: bool = Field(description="A person stopped it, and its worker has not let go of it yet.")
-
-
-class Event(ListedEvent):
-    """The record of one job, and what can be done about it."""
-
-    actions: list[Literal["restart", "kill", "delete", "stop", "start"]] = Field(description="Those that apply to it now.")
-
-
-class ToldEvent(Event):
-    """The record of a job that was to be stopped or started."""
-
-    changed: bool = Field(description="Whether anything changed.")
-    detail: str = Field(description="What is the case.")
+ListedEvent = described(task.ListedEvent)
+Event = described(
+    task.ListedEvent,
+    "Event",
+    "The record of one job, and what can be done about it.",
+    actions=(list[Literal["restart", "kill", "delete", "stop", "start"]], Field(description="Those that apply to it now.")),
+)
+ToldEvent = create_model(
+    "ToldEvent",
+    __base__=Event,
+    __doc__="The record of a job that was to be stopped or started.",
+    changed=(bool, Field(description="Whether anything changed.")),
+    detail=(str, Field(description="What is the case.")),
+)
 
 
 class Refusal(_Out):
@@ -565,64 +481,18 @@ class Refusal(_Out):
     errors: list[Fault] = Field(description="The first 20.")
 
 
-class CallbackState(_Out):
-    """A callback; with a job once its generation has closed with an outcome that it follows."""
-
-    name: Literal["merge", "on_complete", "on_success", "on_failure"]
-    worker: str
-    status: StatusName | None
-    job_id: str | None
-
-
-class ExportResult(_Out):
-    """The file of an export."""
-
-    rows: int
-    bytes: int
-    sha256: str
-    format: str
-    partial: bool = Field(description="Whether shards are missing in it.")
-
-
-class Progress(_Out):
-    """How far a Task is."""
-
-    task_id: int
-    title: str
-    worker: str
-    owner: str | None
-    state: StateName
-    state_reason: str | None
-    done: bool
-    split: Split
-    counts: Counts
-    retrying: int
-    next_retry_at: Time | None
-    jobs: int
-    progress: Done
-    control: Control
-    top_errors: list[TopError]
-    callbacks: list[CallbackState]
-    result: ExportResult | None = Field(description="Of an export, once it is merged.")
-    resubmit_of: int | None = Field(description="The Task whose failed rows this list corrects.")
-    resubmitted_by: list[int] = Field(description="The Tasks that correct failed rows of this one.")
-    mended: int = Field(description="Failed rows of this Task that have succeeded since in a Task that corrects them.")
-    generation: int
-    version: int
-    poll_after_ms: int
-    created_at: Time
-    started_at: Time | None
-    updated_at: Time
-    finished_at: Time | None
-    links: Links
-    errors: list[ListedEvent] | None = Field(None, description="With include=errors: the first 20 failures.")
-    refusal: Refusal | None = Field(None, description="With include=errors: why a rejected list was refused.")
-
-
-class Submitted(Progress):
-    """The progress object, with the rows that were refused where they are known already."""
-
-    errors: list[Fault] | None = None  # type: ignore[assignment]
+Progress = described(
+    task.Progress,
+    links=(Links, ...),
+    errors=(_list_of(ListedEvent) | None, Field(None, description="With include=errors: the first 20 failures.")),
+    refusal=(Refusal | None, Field(None, description="With include=errors: why a rejected list was refused.")),
+)
+Submitted = create_model(
+    "Submitted",
+    __base__=Progress,
+    __doc__="The progress object, with the rows that were refused where they are known already.",
+    errors=(list[Fault] | None, None),
+)
 
 
 class DryRunResult(_Out):
@@ -641,19 +511,9 @@ class PageLinks(_Out):
     next: str | None
 
 
-class TaskPage(_Out):
-    tasks: list[Progress]
-    links: PageLinks
-
-
-class EventPage(_Out):
-    events: list[ListedEvent]
-    links: PageLinks
-
-
-class JobsPage(_Out):
-    jobs: list[ListedEvent]
-    links: PageLinks
+TaskPage = create_model("TaskPage", __base__=_Out, tasks=(_list_of(Progress), ...), links=(PageLinks, ...))
+EventPage = create_model("EventPage", __base__=_Out, events=(_list_of(ListedEvent), ...), links=(PageLinks, ...))
+JobsPage = create_model("JobsPage", __base__=_Out, jobs=(_list_of(ListedEvent), ...), links=(PageLinks, ...))
 
 
 class RecordResult(_Out):

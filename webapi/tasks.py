@@ -57,8 +57,6 @@ from webapi.shapes import (
     TaskQuery,
 )
 
-__all__ = ["KEY_PATTERN", "RAW", "blueprint", "exports"]
-
 blueprint: Final = APIBlueprint("tasks", __name__, url_prefix=TASKS, tag="Tasks")
 
 

@@ -28,8 +28,6 @@ from webapi.shapes import (
     Workers,
 )
 
-__all__ = ["blueprint", "describe"]
-
 _MAX_JOB_ID: Final = 64
 
 blueprint: Final = APIBlueprint("workers", __name__, url_prefix="/api", tag="Workers")

@@ -13,8 +13,6 @@ from asynctask.app import AsyncTask
 from asynctask.errors import ConfigError
 from webapi import create_app
 
-__all__ = ["load"]
-
 VARIABLE = "ASYNCTASK_APP"
 
 

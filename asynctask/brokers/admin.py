@@ -19,31 +19,6 @@ from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, Copy, Key
 from asynctask.errors import Conflict, InputError
 from asynctask.wire.payload import Malformed, dump, parse, read_time, write_time
 
-__all__ = [
-    "ACTED_AT_ONCE",
-    "LOOKED_THROUGH",
-    "MAX_OFFSET",
-    "MAX_PAGE",
-    "MOST_NAMES",
-    "SETS",
-    "Entry",
-    "Found",
-    "Operations",
-    "Page",
-    "QueueFacts",
-    "RemoteProcess",
-    "Removed",
-    "cannot_pause",
-    "checked_text",
-    "checked_window",
-    "class_of",
-    "distinct",
-    "enqueued_at",
-    "job_key",
-    "peeked",
-    "pushed_again",
-]
-
 SETS: Final = (SCHEDULE, RETRY, DEAD)
 """The sets of a broker, in which jobs wait that are on no queue."""
 

@@ -23,24 +23,6 @@ from asynctask.errors import InputError, Problem, TooLarge
 if TYPE_CHECKING:
     from asynctask.brokers.admin import Operations
 
-__all__ = [
-    "BIGINT",
-    "DEAD",
-    "INT",
-    "MAX_PAYLOAD_BYTES",
-    "RETRY",
-    "SCHEDULE",
-    "About",
-    "Broker",
-    "Capabilities",
-    "Copy",
-    "Held",
-    "Key",
-    "Presence",
-    "Running",
-    "refuse_unstorable",
-]
-
 SCHEDULE = "schedule"
 RETRY = "retry"
 DEAD = "dead"

@@ -7,8 +7,6 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-__all__ = ["main"]
-
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Runs one command and exits with its code: 0 ok, 1 finished with failures, 2 usage, 3 unavailable.

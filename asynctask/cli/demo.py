@@ -40,8 +40,6 @@ from asynctask.clock import SystemClock
 from asynctask.config import ENV_PREFIX
 from asynctask.errors import AsyncTaskError, ConfigError, InputError, Unavailable, not_installed
 
-__all__ = ["COMMANDS", "ReportRows", "audit_campaigns"]
-
 _MARK: Final = ".asynctask-demo"
 _SHOP: Final = "PROMOTIONS_DATABASE_URL"
 _PRODUCTS: Final = 200
@@ -95,14 +93,14 @@ class Followed:
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("demo-data"),
     show_default=True,
-    help="The folder that it makes, anew each time.",
+    help="Its folder, emptied each time.",
 )
 @click.option("--rows", type=click.IntRange(100, 100_000), help="Rows of the sheet.  [default: 10,000; on rq 1,000]")
 @click.option("--engine", type=click.Choice(list(ENGINES)), help="Run the jobs on this engine, on a Redis of its own.")
 @click.option("--keep", is_flag=True, help="Leave it running at the end, until Ctrl-C.")
 @pass_session
 def demo(session: Session, folder: Path, rows: int | None, engine: str | None, keep: bool) -> int:
-    """Show the whole thing at work on an example shop.
+    """Show the whole system on an example shop.
 
     It hands over 200 products as JSON and 10,000 campaigns as a spreadsheet, has 50,000 rows of a price list exported,
     follows all three, fetches the report of what did not succeed and the exported file, and audits the outcome against

@@ -21,8 +21,6 @@ from asynctask.ledger.purge import ENDED, Purged
 from asynctask.middleware.tracker import TaskEventMiddleware
 from asynctask.operations import ACTIONS, LISTS, MAX_TARGET_S, MIN_TARGET_S, TARGET_S
 
-__all__ = ["COMMANDS"]
-
 _AGE: Final = re.compile(r"(\d{1,6})([dhms])")
 _SECONDS: Final = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 _TELL_S: Final = 2.0
@@ -61,12 +59,14 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _yes(command: _Function) -> _Function:
-    return click.option("--yes", is_flag=True, help="Do not ask before something is lost.")(command)
+    return click.option("--yes", is_flag=True, help="Do not ask for confirmation.")(command)
 
 
 def _page_options(command: _Function) -> _Function:
-    command = click.option("--limit", type=_LIMIT, default=20, show_default=True, help="Most to list.")(command)
-    return click.option("--after", type=_AFTER, default=0, help="Go on after so many: what the page before says.")(command)
+    command = click.option("--limit", type=_LIMIT, default=20, show_default=True, help="At most this many entries.")(
+        command
+    )
+    return click.option("--after", type=_AFTER, default=0, help="Entries to skip, as the previous page says.")(command)
 
 
 def _print_result(session: Session, result: Mapping[str, Any], words: str) -> int:
@@ -89,7 +89,7 @@ def _short_time(text: Any) -> str:
 
 # -- queues
 
-queues: Final = Listing("queues", help="Show queues, and what waits in one; pause, clear, delete jobs.")
+queues: Final = Listing("queues", help="Show queues and their jobs; pause and clear queues, delete jobs.")
 
 
 @queues.command("list")
@@ -98,7 +98,7 @@ queues: Final = Listing("queues", help="Show queues, and what waits in one; paus
     type=click.FloatRange(MIN_TARGET_S, MAX_TARGET_S),
     default=TARGET_S,
     show_default=True,
-    help="Seconds within which the wanted processes would finish what waits.",
+    help="Seconds within which the wanted processes would finish the waiting jobs.",
 )
 @pass_session
 def list_queues(session: Session, target_s: float) -> int:
@@ -171,7 +171,7 @@ def clear(session: Session, queue: str, yes: bool) -> int:
 @click.argument("queue")
 @pass_session
 def pause(session: Session, queue: str) -> int:
-    """Take nothing from a queue until it is unpaused. Only where Redis is the broker."""
+    """Take no jobs from a queue until it is unpaused. Only with Redis as the broker."""
     return _print_pause(session, queue, session.existing().operations.pause(queue), "paused")
 
 
@@ -179,7 +179,7 @@ def pause(session: Session, queue: str) -> int:
 @click.argument("queue")
 @pass_session
 def unpause(session: Session, queue: str) -> int:
-    """Go on with a paused queue."""
+    """Resume a paused queue."""
     return _print_pause(session, queue, session.existing().operations.unpause(queue), "unpaused")
 
 
@@ -244,7 +244,7 @@ def _list_command(name: str) -> click.Command:
 def _search_command(name: str) -> click.Command:
     @click.command("search", cls=Command, help=f"Find {_ABOUT[name]} that hold a text, letter by letter.")
     @click.argument("text")
-    @click.option("--limit", type=_LIMIT, default=20, show_default=True, help="Most to list.")
+    @click.option("--limit", type=_LIMIT, default=20, show_default=True, help="At most this many entries.")
     @pass_session
     def search(session: Session, text: str, limit: int) -> int:
         found = session.existing().operations.search(name, text, limit=limit)
@@ -270,7 +270,7 @@ _HELP: Final = {
 def _action_command(name: str, action: str) -> click.Command:
     @click.command(action, cls=Command, help=_HELP[action].format(_ABOUT[name]))
     @click.argument("keys", nargs=-1, metavar="[KEY]...")
-    @click.option("--all", "everything", is_flag=True, help="All that are there now.")
+    @click.option("--all", "everything", is_flag=True, help="All of the list, as it is now.")
     @_yes
     @pass_session
     def act(session: Session, keys: tuple[str, ...], everything: bool, yes: bool) -> int:
@@ -290,13 +290,13 @@ def _action_command(name: str, action: str) -> click.Command:
 
 # -- processes
 
-processes: Final = Listing("processes", help="Show what runs; have worker processes take nothing more, or end.")
+processes: Final = Listing("processes", help="Show running processes; make worker processes take no more jobs, or stop.")
 
 
 @processes.command("list")
 @pass_session
 def list_processes(session: Session) -> int:
-    """List processes: ours, and at Redis also those of Sidekiq."""
+    """List running processes; with Redis also those of Sidekiq."""
     found = session.existing().operations.processes()
     session.out.document({"processes": found})
     if not found:
@@ -322,7 +322,7 @@ def list_processes(session: Session) -> int:
 @click.argument("identity")
 @pass_session
 def quiet(session: Session, identity: str) -> int:
-    """Have a worker process finish what it runs and take nothing more."""
+    """Make a worker process finish its running jobs and take no more."""
     return _send_signal(session, identity, "quiet")
 
 
@@ -330,7 +330,7 @@ def quiet(session: Session, identity: str) -> int:
 @click.argument("identity")
 @pass_session
 def stop(session: Session, identity: str) -> int:
-    """Have a worker process end."""
+    """Stop a worker process."""
     return _send_signal(session, identity, "stop")
 
 
@@ -363,7 +363,7 @@ db = Group("db", help="The database's schema.")
 @click.command("upgrade", cls=Command)
 @pass_session
 def upgrade(session: Session) -> int:
-    """Bring the schema up to date; what is there is kept."""
+    """Upgrade the schema; the data is kept."""
     with _database(session) as database:
         before = schema.current(database)
         after = schema.upgrade(database)
@@ -375,7 +375,7 @@ def upgrade(session: Session) -> int:
 @click.command("check", cls=Command)
 @pass_session
 def check(session: Session) -> int:
-    """Say whether the schema is the one that is needed.
+    """Check whether the schema is the one that this version needs.
 
     Exit code 3 if it is not.
     """
@@ -391,10 +391,10 @@ db.add_command(check)
 
 
 @click.command("doctor", cls=Command)
-@click.option("--repair", is_flag=True, help="Put right what is found.")
+@click.option("--repair", is_flag=True, help="Repair what is found.")
 @pass_session
 def doctor(session: Session, repair: bool) -> int:
-    """Prove that all counts equal what the rows say.
+    """Prove that all counts equal the rows.
 
     Exit code 1 for a finding that stays.
     """
@@ -426,7 +426,7 @@ def _age(_context: click.Context, _option: click.Parameter, text: str) -> float:
 @click.option("--older-than", "age", required=True, callback=_age, help="Only what ended longer ago: 90d, 12h, 30m, 45s.")
 @click.option("--state", "states", multiple=True, type=click.Choice(ENDED), help="Only Tasks in this state; repeatable.")
 @click.option("--owner", help="Only Tasks of this owner.")
-@click.option("--dry-run", is_flag=True, help="Only say how much there is.")
+@click.option("--dry-run", is_flag=True, help="Only count.")
 @_yes
 @pass_session
 def purge(session: Session, age: float, states: tuple[str, ...], owner: str | None, dry_run: bool, yes: bool) -> int:
@@ -482,13 +482,13 @@ def config(session: Session, config_file: str | None, environment: str | None) -
     return OK
 
 
-middleware = Group("middleware", help="What wraps the jobs of the application.")
+middleware = Group("middleware", help="The middleware of the application.")
 
 
 @click.command("list", cls=Command)
 @pass_session
 def list_middleware(session: Session) -> int:
-    """Print the chains around a push and around a performance, outermost first."""
+    """Print the chains around a push and around a job, outermost first."""
     app = session.app(required="the chains belong to an application")
     # The runtime puts the recording middleware nearest to the job.
     server = [*app.server_middleware.names(), TaskEventMiddleware.__qualname__]

@@ -26,20 +26,6 @@ from asynctask.errors import ConfigError
 if TYPE_CHECKING:
     from asynctask.app import AsyncTask
 
-__all__ = [
-    "TASK_ID",
-    "Command",
-    "Group",
-    "Session",
-    "SettingOption",
-    "environment",
-    "examples_folder",
-    "file_options",
-    "load_file",
-    "pass_session",
-    "variables",
-]
-
 # Settings of one process: the flags of a command may differ from what the application was built with.
 OF_A_PROCESS: Final = frozenset(
     {"concurrency", "processes", "queues", "strict_queues", "shutdown_s", "host", "port", "web_threads", "app"}

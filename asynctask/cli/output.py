@@ -20,24 +20,6 @@ from rich.text import Text
 
 from asynctask.errors import AsyncTaskError, Problem, SchemaOutdated, Unavailable
 
-__all__ = [
-    "DETACHED",
-    "FAILURES",
-    "INTERNAL",
-    "OK",
-    "USAGE",
-    "Bars",
-    "Output",
-    "RowsWritten",
-    "clean",
-    "count",
-    "duration",
-    "exit_code",
-    "headline",
-    "number",
-    "summary",
-]
-
 OK: Final = 0
 FAILURES: Final = 1
 USAGE: Final = 2

@@ -15,8 +15,6 @@ from asynctask.cli.options import Group, Session
 from asynctask.cli.output import DETACHED, OK, Output
 from asynctask.errors import AsyncTaskError, not_installed
 
-__all__ = ["build", "run"]
-
 _EXTRAS: Final = {
     "psycopg": "postgresql", "pymysql": "mysql", "celery": "celery", "dramatiq": "dramatiq", "rq": "rq", "yaml": "yaml",
     "pyarrow": "parquet", "fsspec": "buckets", "s3fs": "buckets",

@@ -23,8 +23,6 @@ from asynctask.database.engine import Database
 from asynctask.errors import ConfigError
 from asynctask.runtime.supervisor import LIFELINE, Announcement, ChildSpec, Pulse, become, watch_parent
 
-__all__ = ["COMMANDS", "address", "child_argv", "free_port", "served_at", "warn_if_open"]
-
 _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 _ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - compared, not bound
 _OUTWARD: Final = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}  # for documentation; nothing is sent

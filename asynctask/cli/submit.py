@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from asynctask.submission import Submission
     from asynctask.task import TaskHandle
 
-__all__ = ["COMMANDS", "follow", "outcome", "print_refusal", "priority_value"]
-
 _POLL_S: Final = 0.25
 _AWAY_S: Final = 120.0  # a database that is away for longer is reported
 _SHOWN_ERRORS: Final = 10
@@ -142,19 +140,19 @@ def _columns(_context: click.Context, _option: click.Parameter, text: str | None
 @click.command("submit", cls=Command)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path))
 @click.option("--worker", required=True, help="The worker that performs the rows.")
-@click.option("--watch", "look_on", is_flag=True, help="Stay and show it until it is done.")
+@click.option("--watch", "look_on", is_flag=True, help="Show it until it is done.")
 @click.option("--sheet", help="The sheet of a workbook; by default the first that is visible and has rows.")
 @click.option("--columns", callback=_columns, help='Headers that do not match by themselves: {"SKU no.": "sku"}.')
-@click.option("--encoding", help="What a text is encoded in, gb18030 or cp932 for instance; by default it is found out.")
-@click.option("--title", help="What people will read in lists; by default the file's name.")
-@click.option("--parallel", type=click.IntRange(min=1), help="Most rows at work at once.")
+@click.option("--encoding", help="Encoding of a text, such as gb18030 or cp932; by default it is detected.")
+@click.option("--title", help="Display name; by default the name of the file.")
+@click.option("--parallel", type=click.IntRange(min=1), help="The most rows that run at once.")
 @click.option(
     "--interval", type=click.FloatRange(min=0), help="Seconds from round to round of --parallel rows (or of one)."
 )
 @click.option("--tolerated-failures", help="Pause after more failed rows: 10, 5%, failed:10 or error:5%.")
 @click.option("--priority", help="Smaller runs first: a number or a name such as ADMIN_HIGH.")
 @click.option("--session", "line", help="Tasks of one session run one after the other.")
-@click.option("--key", help="A field: rows with an equal value run one after the other, across all Tasks of the worker.")
+@click.option("--key", help="Field whose equal values run one after the other, across all Tasks of the worker.")
 @click.option("--key-limit", type=click.IntRange(min=1), help="How many rows of one key may run at once; default 1.")
 @click.option("--chunk-size", help="Rows of one job, or auto: 1 up to 10,000 rows, then about 10,000 jobs.")
 @click.option(
@@ -162,11 +160,11 @@ def _columns(_context: click.Context, _option: click.Parameter, text: str | None
 )
 @click.option("--on-success", help="The same, if no row failed or was cancelled.")
 @click.option("--on-failure", help="The same, if any row failed or was cancelled.")
-@click.option("--idempotency-key", help="The same key with the same file is one Task, however often it is sent.")
+@click.option("--idempotency-key", help="Repeated submissions of the same key and file are one Task.")
 @click.option("--unique", help="Fields in which no two rows may be the same, with commas between.")
 @click.option("--resubmit-of", type=TASK_ID, help="The Task whose report FILE is, corrected: take its failed rows again.")
 @click.option("--strict", is_flag=True, help="One refused row refuses the whole file.")
-@click.option("--dry-run", is_flag=True, help="Only tell what the file would come to; nothing is written.")
+@click.option("--dry-run", is_flag=True, help="Only validate and report; nothing is written.")
 @pass_session
 def submit(
     session: Session,
@@ -224,12 +222,10 @@ def _print_dry_run(session: Session, found: DryRun, locale: str, item: str = "ro
     "--shards", required=True, metavar="JSON", help="A list of shards as JSON, or the name of a file that holds one."
 )
 @click.option("--format", "form", default="csv", show_default=True, help="csv, csv.gz, ndjson, xlsx or parquet.")
-@click.option("--title", help="A name that people will read.")
-@click.option(
-    "--idempotency-key", help="The same key with the same shards and format is one Task, however often it is sent"
-)
+@click.option("--title", help="Display name.")
+@click.option("--idempotency-key", help="Repeated submissions of the same key, shards and format are one Task.")
 @click.option("--dry-run", is_flag=True, help="Only check shards, format and options; nothing is written.")
-@click.option("--watch", "look_on", is_flag=True, help="Stay until it is done, with a bar for the shards.")
+@click.option("--watch", "look_on", is_flag=True, help="Show it until it is done, with a bar for the shards.")
 @pass_session
 def export(
     session: Session, /, worker: str, shards: str, form: str, look_on: bool, dry_run: bool, **options: str | None

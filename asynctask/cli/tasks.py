@@ -26,8 +26,6 @@ from asynctask.task import place_in_list
 if TYPE_CHECKING:
     from asynctask.task import TaskHandle
 
-__all__ = ["COMMANDS", "who"]
-
 KNOBS: Final = ("parallel", "interval", "priority", "tolerated_failures", "title")
 _WIDE: Final = 120
 """Terminal columns that the full list of Tasks needs without breaking words."""
@@ -43,11 +41,11 @@ def who() -> str:
 
 
 @click.command("tasks", cls=Command)
-@click.option("--state", type=click.Choice([state.value for state in State]), help="Only those in this state.")
-@click.option("--worker", help="Only those of this worker.")
-@click.option("--owner", help="Only those of this owner.")
-@click.option("--after", type=int, help="Go on after this Task: the last of the page before.")
-@click.option("--limit", type=click.IntRange(1, 200), default=20, show_default=True, help="Most Tasks to list.")
+@click.option("--state", type=click.Choice([state.value for state in State]), help="Only Tasks in this state.")
+@click.option("--worker", help="Only Tasks of this worker.")
+@click.option("--owner", help="Only Tasks of this owner.")
+@click.option("--after", type=int, help="Continue after this Task, the last of the previous page.")
+@click.option("--limit", type=click.IntRange(1, 200), default=20, show_default=True, help="At most this many Tasks.")
 @pass_session
 def tasks(session: Session, /, limit: int, **filters: Any) -> int:
     """List Tasks, newest first."""
@@ -100,8 +98,10 @@ def _narrow_row(progress: Mapping[str, Any]) -> tuple[Any, ...]:
 @click.command("show", cls=Command)
 @click.argument("task_id", type=TASK_ID)
 @click.option("--failed", is_flag=True, help="Also the rows that ended failed or error, and their messages grouped.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Most rows of --failed.")
-@click.option("--after", help="Go on after this row of --failed: what the page before says.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="At most this many rows of --failed."
+)
+@click.option("--after", help="Continue after this row of --failed, as the previous page says.")
 @pass_session
 def show(session: Session, task_id: int, failed: bool, limit: int, after: str | None) -> int:
     """Show one Task as it is now."""
@@ -290,9 +290,9 @@ def _statuses(_context: click.Context, _option: click.Parameter, text: str) -> t
 
 @click.command("retry", cls=Command)
 @click.argument("task_id", type=TASK_ID)
-@click.option("--status", default="", callback=_statuses, help="Only rows that ended so: failed,error,cancelled.")
+@click.option("--status", default="", callback=_statuses, help="Only rows with these statuses: failed,error,cancelled.")
 @click.option("--message", help="Only failures of the group with this message.")
-@click.option("--limit", type=click.IntRange(1), help="At most so many rows, in the order of the list.")
+@click.option("--limit", type=click.IntRange(1), help="At most this many rows, in the order of the list.")
 @pass_session
 def retry(session: Session, task_id: int, status: tuple[str, ...], message: str | None, limit: int | None) -> int:
     """Run the rows again that did not finish."""
@@ -325,10 +325,10 @@ _output_option: Final = click.option(
 
 @click.command("jobs", cls=Command)
 @click.option("--resumable", is_flag=True, help="The stopped jobs instead, those of Tasks too.")
-@click.option("--worker", help="Of this worker only.")
+@click.option("--worker", help="Only of this worker.")
 @click.option("--status", default="", help="Only jobs with one of these, with commas between.")
-@click.option("--after", type=click.IntRange(1), help="Go on after this id: what the page before says.")
-@click.option("--limit", type=click.IntRange(1, 1_000), default=20, show_default=True, help="Most to list.")
+@click.option("--after", type=click.IntRange(1), help="Continue after this id, as the previous page says.")
+@click.option("--limit", type=click.IntRange(1, 1_000), default=20, show_default=True, help="At most this many entries.")
 @pass_session
 def jobs(session: Session, resumable: bool, worker: str | None, status: str, after: int | None, limit: int) -> int:
     """List the jobs without a Task, newest first, or those that are stopped."""

@@ -28,8 +28,6 @@ from asynctask.config import QUEUE_NAME, Config, check_setting, setting_types
 from asynctask.errors import ConfigError, TooLarge
 from asynctask.wire.payload import nearest
 
-__all__ = ["MAX_FILE_BYTES", "WorkerFile", "read_worker_file"]
-
 MAX_FILE_BYTES: Final = 65_536
 MAX_EVENTS: Final = 4_000
 MAX_DEPTH: Final = 10

@@ -15,24 +15,6 @@ from typing import Final
 
 from asynctask.errors import TransitionRefused
 
-__all__ = [
-    "EVENT_EDGES",
-    "OPEN",
-    "PROBLEM",
-    "TASK_EDGES",
-    "TERMINAL",
-    "Edge",
-    "Reason",
-    "State",
-    "Status",
-    "Who",
-    "check_event",
-    "check_task",
-    "diagram",
-    "page",
-    "table",
-]
-
 
 class Status(StrEnum):
     """The status of an Event."""

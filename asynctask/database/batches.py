@@ -25,36 +25,6 @@ from asynctask.database.retrying import is_lost
 from asynctask.errors import TooLarge
 from asynctask.logs import get_logger
 
-__all__ = [
-    "Form",
-    "among",
-    "among_given",
-    "fetch",
-    "fetch_prepared",
-    "fetch_small",
-    "for_update",
-    "given",
-    "has_statistics",
-    "insert",
-    "insert_mariadb",
-    "insert_new",
-    "insert_or_add",
-    "insert_sqlite",
-    "json_each",
-    "json_list",
-    "json_rows",
-    "json_table",
-    "locked",
-    "packed",
-    "sendable",
-    "texts",
-    "update",
-    "update_each",
-    "update_mariadb",
-    "update_postgresql",
-    "update_sqlite",
-]
-
 MAX_BYTES: Final = 4_000_000
 """Of one batch as JSON: a quarter of MariaDB's default packet."""
 

@@ -37,18 +37,6 @@ from asynctask.database.retrying import (
 )
 from asynctask.errors import ConfigError, LedgerUnavailable, not_installed
 
-__all__ = [
-    "Database",
-    "DatabaseTime",
-    "Reading",
-    "WriteLock",
-    "connect_sqlite",
-    "database_now",
-    "missing_file",
-    "read_now",
-    "read_time",
-]
-
 _DRIVERS: Final = {"postgresql": "postgresql+psycopg", "mysql": "mariadb+pymysql", "mariadb": "mariadb+pymysql"}
 _EXTRAS: Final = {"postgresql": "postgresql", "mariadb": "mysql"}
 

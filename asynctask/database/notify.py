@@ -22,19 +22,6 @@ from sqlalchemy.engine import Connection
 from asynctask.database.engine import Database
 from asynctask.logs import get_logger
 
-__all__ = [
-    "JOBS",
-    "LEDGER",
-    "TO_SEND",
-    "Channel",
-    "MariadbChannel",
-    "PostgresqlChannel",
-    "Signals",
-    "SqliteChannel",
-    "Waker",
-    "notify",
-]
-
 JOBS: Final = "jobs"
 """Jobs were pushed on a queue of the SQL broker; for fetchers."""
 

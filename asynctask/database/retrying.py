@@ -13,18 +13,6 @@ from sqlalchemy.engine import Connection
 
 from asynctask.errors import InputError, LedgerUnavailable, TooLarge
 
-__all__ = [
-    "LOCKED",
-    "LockTimeout",
-    "OutcomeUnknown",
-    "TransactionConflict",
-    "code_of",
-    "is_lost",
-    "is_read_only",
-    "repeatable",
-    "translated",
-]
-
 # Conflicts with another transaction, to be repeated.
 # PostgreSQL: serialization failure, deadlock. MariaDB: deadlock, deadlock on the AUTO_INCREMENT counter, row changed.
 _CONFLICTS: Final = frozenset({"40001", "40P01", 1213, 1467, 1020})

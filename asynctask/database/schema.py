@@ -22,8 +22,6 @@ from asynctask.errors import ConfigError, LedgerUnavailable, SchemaOutdated
 if TYPE_CHECKING:
     from alembic.config import Config as AlembicConfig
 
-__all__ = ["check", "check_server", "current", "downgrade", "ensure", "head", "migrations_folder", "upgrade"]
-
 OLDEST: Final = {"postgresql": (12,), "mariadb": (10, 6)}
 """The oldest supported servers: with SKIP LOCKED, and on MariaDB atomic DDL and RETURNING."""
 

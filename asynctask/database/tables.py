@@ -25,27 +25,6 @@ from sqlalchemy import (
 )
 from sqlalchemy.event import listen
 
-__all__ = [
-    "duties",
-    "events",
-    "full_metadata",
-    "item_errors",
-    "jobs",
-    "key_places",
-    "metadata",
-    "processes",
-    "resubmitted_rows",
-    "task_ancestors",
-    "task_callbacks",
-    "task_errors",
-    "task_log",
-    "task_rejects",
-    "task_samples",
-    "task_tallies",
-    "tasks",
-    "write_marks",
-]
-
 metadata: Final = MetaData(
     naming_convention={
         "ix": "ix_%(column_0_label)s",

@@ -12,23 +12,6 @@ from typing import Final
 from asynctask.clock import Clock
 from asynctask.core.transitions import target
 
-__all__ = [
-    "AHEAD_S",
-    "LEAST_S",
-    "MEASURE_S",
-    "Capacity",
-    "Credit",
-    "Demand",
-    "Load",
-    "Pace",
-    "Performing",
-    "QueueRates",
-    "Rate",
-    "Shares",
-    "fetched_ahead",
-    "workers_wanted",
-]
-
 _STALE_S: Final = 1.0
 """A queue not watched for this long has no known rate."""
 

@@ -28,8 +28,6 @@ from asynctask.ledger.reservations import Alone, Ready, Runnable, reserve_small
 from asynctask.ledger.tasks import try_close
 from asynctask.logs import get_logger
 
-__all__ = ["ACTIVE_S", "Control", "Dispatcher", "Load"]
-
 # Seconds between two rounds
 
 SHORTEST_S = 0.05

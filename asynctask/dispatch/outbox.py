@@ -28,29 +28,6 @@ from asynctask.wire.activejob import is_wrapped, unwrap
 from asynctask.wire.payload import dump, parse, presentable, read_time, write_time
 from asynctask.worker import Worker
 
-__all__ = [
-    "CALLBACK_OF",
-    "EngineQueues",
-    "Outbox",
-    "Outgoing",
-    "PushFilter",
-    "Router",
-    "arguments_of",
-    "build",
-    "buried",
-    "decode",
-    "encoded",
-    "engine_of",
-    "engine_queue",
-    "job_of",
-    "options_of",
-    "own_name",
-    "passes",
-    "poisoned",
-    "tracked_copy",
-    "worker_name",
-]
-
 PushFilter = Callable[[Sequence[Copy]], Sequence[Copy]]
 
 

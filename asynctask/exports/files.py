@@ -28,8 +28,6 @@ from asynctask.config import Config
 from asynctask.errors import AsyncTaskError, Conflict, NotFound, Unavailable, not_installed
 from asynctask.exports.rows import Format, Part
 
-__all__ = ["Bucket", "ExportFiles", "Folder", "PartsMissing", "ResultFile", "Store", "store_of"]
-
 _HEAD: Final = 64
 """Bytes before the body of a part: what it holds, as JSON with blanks after."""
 

@@ -26,9 +26,7 @@ from uuid import UUID
 import orjson
 
 from asynctask.errors import InputError, NormalException, not_installed
-from asynctask.lists.cells import GUARDED, NEGATIVE, SHEET_ROWS, csv_cell, packed, sheet_text, sheet_value, unpacked
-
-__all__ = ["FORMATS", "MAX_SHEET_COLUMNS", "Format", "Part", "RowError", "checked"]
+from asynctask.lists.written_cells import GUARDED, NEGATIVE, SHEET_ROWS, csv_cell, packed, sheet_text, sheet_value, unpacked
 
 MAX_SHEET_COLUMNS: Final = 16_384
 MAX_CELL: Final = 32_767

@@ -13,8 +13,6 @@ from asynctask.job import current_job
 from asynctask.ledger import queries
 from asynctask.ledger.base import Ledger
 
-__all__ = ["MERGER", "Exporting", "check_columns", "check_format", "merge", "result_of", "write_shard"]
-
 MERGER: Final = "asynctask.merge"
 """The name of the worker that merges, on the own runtime and on every engine. Nobody can submit to it."""
 

@@ -46,11 +46,6 @@ from asynctask.runtime.execution import backoff
 from asynctask.runtime.process import AppProcess, Dispatching, recording_chain
 from asynctask.worker import Worker, describe
 
-__all__ = [
-    "BEGUN", "Attachable", "EarlyTickets", "Engine", "EngineCapabilities", "EngineProcess", "EngineWorkers", "HeldAcks",
-    "LoneEvents", "PushedJob", "Together", "engine_worker", "kept_params", "merge_function", "pushed_job", "shard_writer",
-]  # fmt: skip
-
 EARLY_S: Final = 0.5
 """Seconds for which a ticket is good that was asked for before a thread was free."""
 

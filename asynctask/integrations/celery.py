@@ -70,8 +70,6 @@ except ModuleNotFoundError as error:
         raise
     raise ModuleNotFoundError(not_installed("celery", "celery"), name="celery") from None
 
-__all__ = ["CeleryEngine", "attach"]
-
 NAME: Final = "celery"
 """This engine's name, before the names of its queues, in the identities of its processes and in its Events."""
 

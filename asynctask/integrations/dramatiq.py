@@ -78,8 +78,6 @@ except ModuleNotFoundError as error:
         raise
     raise ModuleNotFoundError(not_installed("dramatiq", "dramatiq"), name="dramatiq") from None
 
-__all__ = ["TaskEvents", "TrackingUnavailable", "attach"]
-
 NAME: Final = "dramatiq"
 """This engine's name, before the names of its queues, in the identities of its processes and in its Events."""
 

@@ -37,8 +37,6 @@ from asynctask.ledger.standalone import Arrival
 from asynctask.logs import get_logger
 from asynctask.middleware.tracker import Ticket
 
-__all__ = ["RecordingGone", "RecordingProcess"]
-
 PUT_OFF_S: Final = 10.0
 """A job of a Task that its engine gave up before it began waits for so long in the ledger."""
 

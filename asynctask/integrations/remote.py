@@ -31,8 +31,6 @@ from asynctask.messages import clean
 from asynctask.middleware.tracker import Ticket, Tracker, last_message_is
 from asynctask.runtime.process import Dispatching
 
-__all__ = ["RECORDS", "JobRecord", "ProcessLost", "Recorded", "RemoteTracker", "RemoteWorkers", "Reporter"]
-
 # -- records
 
 RECORDS: Final = ("working", "finish", "failed", "error", "interrupted")

@@ -66,8 +66,6 @@ except ModuleNotFoundError as error:
         raise
     raise ModuleNotFoundError(not_installed("rq", "rq"), name="rq") from None
 
-__all__ = ["RqEngine", "TrackedQueue", "TrackedSimpleWorker", "TrackedWorker", "attach"]
-
 NAME: Final = "rq"
 """This engine's name, before the names of its queues, in the identities of its processes and in its Events."""
 

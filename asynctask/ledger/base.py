@@ -28,26 +28,6 @@ from asynctask.database.retrying import LOCKED, code_of, repeatable
 from asynctask.database.tables import as_dict, duties, tasks
 from asynctask.messages import Catalogue
 
-__all__ = [
-    "MAX_ID",
-    "MAX_SLOTS",
-    "PURGING",
-    "SLOTS_FROM",
-    "Held",
-    "Ledger",
-    "NewItem",
-    "Reject",
-    "dumps",
-    "each_free",
-    "in_range",
-    "is_held",
-    "loads",
-    "stamp",
-    "stamps",
-    "try_lock",
-    "try_lock_duty",
-]
-
 MAX_SLOTS = 32
 """Slots of ``task_tallies`` of a large Task: the number of processes that can count without contention."""
 
@@ -361,8 +341,8 @@ def is_held(ledger: Ledger, task_id: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NewItem:
-    """A job to be: an accepted item, or a slice of several ``items``: its params as JSON text, and its row in the list, or
-    its first and last.
+    """An accepted item, or a slice of several ``items``: its params as JSON text, and its row in the list, or its first and
+    last.
 
     ``worker_name`` and ``options`` (JSON text): of an item that is not for the Task's worker. ``key``: its field and value,
     if equal ones run one after the other. ``number``: of the row that it corrects, see :mod:`asynctask.ledger.corrections`.
@@ -376,6 +356,11 @@ class NewItem:
     items: int = 1
     last_row: int | None = None
     number: int | None = None
+
+    @property
+    def values(self) -> Any:
+        """What the params say: with a model, a dict by field name."""
+        return orjson.loads(self.params)
 
 
 @dataclass(frozen=True, slots=True)

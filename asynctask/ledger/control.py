@@ -30,8 +30,6 @@ from asynctask.ledger.base import Ledger, chunks, dumps, loads, try_lock
 from asynctask.ledger.events import Change, EventRecord, Note, apply, read_events, rows_of
 from asynctask.messages import is_storable
 
-__all__ = ["cancel_task", "give_back_copies", "pause", "resume", "retry", "turn_some", "turning_tasks", "update"]
-
 _t, _e, _x, _g = tasks.c, events.c, item_errors.c, task_errors.c
 SLICE = 10_000
 """The most rows that one transaction turns; fewer on SQLite, where it holds the only write lock."""

@@ -21,20 +21,6 @@ from asynctask.iterable import places_of
 from asynctask.ledger.base import PURGING, NewItem, Reject, loads
 from asynctask.ledger.events import read_events, rows_of, total_counts
 
-__all__ = [
-    "MOST_CORRECTIONS",
-    "ancestors",
-    "any_taken",
-    "count_taken",
-    "find_corrected",
-    "lock_all",
-    "may_be_corrected",
-    "not_taken",
-    "row_problem",
-    "take_rows",
-    "taken_between",
-]
-
 MOST_CORRECTIONS: Final = 200
 """Lists that correct one Task, or correct those lists. Progress sums over them."""
 
@@ -177,7 +163,7 @@ def take_rows(
             why = f"row {each.row} cannot be taken any more ({problem['code']}) since this strict list was checked"
             raise InputError(why, code=problem["code"])
         else:
-            bad.append(Reject(each.row, [problem], loads(each.params)))
+            bad.append(Reject(each.row, [problem], each.values))
     batches.insert(connection, resubmitted_rows, ("task_id", "number", "row", "of_task", "of_row", "taken"), new)
     return good, sorted(bad, key=lambda each: each.row)
 

@@ -28,11 +28,6 @@ from asynctask.ledger.base import Ledger, chunks, each_free
 from asynctask.ledger.events import Change, End
 from asynctask.logs import get_logger
 
-__all__ = [
-    "MAY", "RECHECK_S", "announce", "announce_freed", "catch_up", "due_tasks", "next_due", "repair", "settled", "wake",
-    "wake_due",
-]  # fmt: skip
-
 RECHECK_S: Final = 0.8
 """The longest time between two checks of a Task that waits for its next round: a user may edit its row."""
 

@@ -45,8 +45,6 @@ from asynctask.ledger.events import (
 )
 from asynctask.logs import get_logger
 
-__all__ = ["RESERVE_BYTES", "Finding", "NotWritable", "Readiness", "examine"]
-
 _e, _t, _x, _o = events.c, tasks.c, item_errors.c, resubmitted_rows.c
 _KEPT = sa.select(_t.id).where(sa.func.coalesce(_t.turning, "") != PURGING).order_by(_t.id)
 _PAGE = 5_000

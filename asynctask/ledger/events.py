@@ -22,34 +22,6 @@ from asynctask.iterable import ItemFailure, unpack
 from asynctask.ledger.base import Ledger, chunks, dumps, loads, stamp, stamps
 from asynctask.messages import KEEP_FIRST, append
 
-__all__ = [
-    "COUNTS",
-    "ITEMS",
-    "RESUMABLE",
-    "Change",
-    "End",
-    "EventRecord",
-    "Failure",
-    "Note",
-    "Saved",
-    "StaleRead",
-    "apply",
-    "group_of",
-    "last_start",
-    "lock_events",
-    "move_counts",
-    "problem_of",
-    "read_events",
-    "read_jobs",
-    "read_saved",
-    "read_stops",
-    "read_tasks_events",
-    "rows_of",
-    "total_counts",
-    "untouched",
-    "write_unread",
-]
-
 MAX_GROUPS = 100
 """Groups of failure messages kept for one Task; the rest are counted under "other"."""
 
@@ -623,7 +595,7 @@ def write_unread(
     """
     alike: dict[tuple[Any, ...], _EndBatch] = {}
     counted: dict[tuple[int | None, int, int], list[Any]] = {}
-    now_text = str(rfc3339(now))
+    now_text = rfc3339(now)
     for record, turn, notes, failure, result, started_at in sorted(ends, key=_event_id):  # the lock order everywhere
         problem = problem_of(turn, failure)
         key = (id(turn), problem, result is None, started_at is None)

@@ -23,8 +23,6 @@ from asynctask.ledger.base import Ledger
 from asynctask.ledger.processes import Host
 from asynctask.logs import get_logger
 
-__all__ = ["DISPATCH", "MAINTENANCE", "Holder", "Leadership", "Work", "acquire", "holder_of", "is_taken", "query_work"]
-
 DISPATCH: Final = "dispatch"
 MAINTENANCE: Final = "upkeep"
 

@@ -22,16 +22,6 @@ from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, chunks, try_lock
 from asynctask.ledger.events import Change, EventRecord, Note, apply, read_events
 
-__all__ = [
-    "advance_low_mark",
-    "check_later",
-    "events_to_check",
-    "redispatch_lost",
-    "rows_in_flight",
-    "tasks_in_flight",
-    "watch_in_flight",
-]
-
 _e, _t, _n = events.c, tasks.c, task_tallies.c
 
 _IN_FLIGHT = sa.func.coalesce(sa.func.sum(_n.dispatched - _n.returned), 0)

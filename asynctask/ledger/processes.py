@@ -26,34 +26,6 @@ from asynctask.ledger.base import Ledger, dumps, each_free, loads
 from asynctask.ledger.events import Change, EventRecord, Failure, Note, apply, read_events
 from asynctask.ledger.standalone import is_job_id
 
-__all__ = [
-    "DURATIONS_S",
-    "MOST_WORKERS",
-    "OTHERS",
-    "SIZES",
-    "Figures",
-    "Histogram",
-    "Host",
-    "beat",
-    "dead_processes",
-    "engine_identity",
-    "engine_of",
-    "forget",
-    "give_up",
-    "is_dead",
-    "is_engine",
-    "leave",
-    "list_processes",
-    "other_language",
-    "performing",
-    "recover_events",
-    "recover_job",
-    "register",
-    "renew",
-    "signal",
-    "unknown_workers",
-]
-
 _p, _e, _t = processes.c, events.c, tasks.c
 
 LOST = "LOST"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from functools import cache
-from typing import Any
+from typing import Annotated, Any, Literal, TypedDict, cast
 
 import orjson
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from asynctask.clock import SECOND, micros, rfc3339
+from asynctask.clock import SECOND, Time, micros, rfc3339
 from asynctask.core.states import State, Status
 from asynctask.core.transitions import MERGE, at_once, interval_of, next_round
 from asynctask.database import batches
@@ -28,24 +28,121 @@ from asynctask.ledger.base import PURGING, in_range, loads
 from asynctask.ledger.sessions import waiting_in_line
 from asynctask.messages import is_storable
 
-__all__ = [
-    "are_late",
-    "eta_by_rounds",
-    "first_progress",
-    "measure_anew",
-    "percent",
-    "progress",
-    "progress_page",
-    "sample",
-    "unsampled",
-]
-
 _t, _e, _n, _x, _s, _c = tasks.c, events.c, task_tallies.c, task_errors.c, task_samples.c, task_callbacks.c
 _COUNTS = tuple(str(status) for status in Status)
 _TALLIED = (*_COUNTS, "retrying", "jobs", "dispatched", "returned", "version")
 RATE_WINDOW_S = 30
 TOP_ERRORS = 5
 _ERROR_FIELDS = ("count", "digest", "message", "status", "job")
+
+
+# -- the progress object, which Python, the command line and the API return; the API's document is made of these
+
+
+class Split(TypedDict):
+    """How far the split of the list is, in rows."""
+
+    state: str
+    reason: str | None
+    planned: int | None
+    created: int
+    rejected: int
+
+
+class Counts(TypedDict):
+    """Items by status; they sum to ``total``."""
+
+    total: int
+    enqueue: int
+    working: int
+    stopped: int
+    finish: int
+    failed: int
+    error: int
+    cancelled: int
+
+
+class Done(TypedDict):
+    """How many items have ended, how fast, and when the last will have."""
+
+    done: int
+    remaining: int
+    percent: float | None
+    rate_per_s: float | None
+    eta_s: float | None
+
+
+class Control(TypedDict):
+    """The knobs, and how many jobs run or wait in the broker."""
+
+    parallel: Annotated[int | None, "null: no limit; with an interval, 1."]
+    in_flight: int
+    interval: Annotated[float, "Seconds from round to round; 0 for none."]
+    priority: int
+    session: str | None
+    key: Annotated[str | None, "The field whose equal values run one after the other."]
+    key_limit: Annotated[int | None, "How many of one key may run at once; null: no job has a key."]
+    tolerated_failures: int | str | None
+
+
+class TopError(TypedDict):
+    """One of the most frequent failures."""
+
+    message: str
+    status: str
+    count: int
+    sample_job_id: str | None
+
+
+class CallbackState(TypedDict):
+    """A callback; with a job once its generation has closed with an outcome that it follows."""
+
+    name: Literal["merge", "on_complete", "on_success", "on_failure"]
+    worker: str
+    status: Status | None
+    job_id: str | None
+
+
+class ExportResult(TypedDict):
+    """The file of an export."""
+
+    rows: int
+    bytes: int
+    sha256: str
+    format: str
+    partial: Annotated[bool, "Whether shards are missing in it."]
+
+
+class Progress(TypedDict):
+    """How far a Task is."""
+
+    task_id: int
+    title: str
+    worker: str
+    owner: str | None
+    state: State
+    state_reason: str | None
+    done: bool
+    split: Split
+    counts: Counts
+    retrying: int
+    next_retry_at: Time | None
+    jobs: int
+    progress: Done
+    control: Control
+    top_errors: list[TopError]
+    callbacks: list[CallbackState]
+    result: Annotated[ExportResult | None, "Of an export, once it is merged."]
+    resubmit_of: Annotated[int | None, "The Task whose failed rows this list corrects."]
+    resubmitted_by: Annotated[list[int], "The Tasks that correct failed rows of this one."]
+    mended: Annotated[int, "Failed rows of this Task that have succeeded since in a Task that corrects them."]
+    generation: int
+    version: int
+    poll_after_ms: int
+    created_at: Time
+    started_at: Time | None
+    updated_at: Time
+    finished_at: Time | None
 
 
 def _next_due(chosen: Any, lookup: str) -> Any:
@@ -272,7 +369,7 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
     moved = max(row["updated_at"], row["moved_at"] or 0)
     corrections = row["corrections"] or []
     corrections = orjson.loads(corrections) if isinstance(corrections, str) else corrections
-    return {
+    found: Progress = {
         "task_id": row["id"],
         "title": row["title"],
         "worker": row["worker_name"],
@@ -287,7 +384,7 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
             "created": row["created"],
             "rejected": row["rejected"],
         },
-        "counts": {"total": total, **counts},
+        "counts": cast("Counts", {"total": total, **counts}),
         "retrying": retrying,
         "next_retry_at": rfc3339(row["next_due_at"]) if retrying else None,
         "jobs": int(row["n_jobs"] or 0),
@@ -323,29 +420,32 @@ def _progress_object(row: dict[str, Any], now: int) -> dict[str, Any]:
         "updated_at": rfc3339(moved),
         "finished_at": rfc3339(row["finished_at"]),
     }
+    return dict(found)
 
 
-def _callbacks(row: dict[str, Any]) -> list[dict[str, Any]]:
+def _callbacks(row: dict[str, Any]) -> list[CallbackState]:
     """The Task's callbacks; ``job_id`` and ``status`` are of the job that was queued in its generation, if one was."""
     if row["callbacks"] is None:
         return []
     queued = row["queued_callbacks"] or []
     queued = orjson.loads(queued) if isinstance(queued, str) else queued
     jobs = {name: (job_id, status) for name, job_id, status, _ in queued}
-    found = []
+    found: list[CallbackState] = []
     for each in loads(row["callbacks"]):
         job_id, status = jobs.get(each["name"], (None, None))
         found.append({"name": each["name"], "worker": each["worker"], "status": status, "job_id": job_id})
     return found
 
 
-def _result(row: dict[str, Any]) -> dict[str, Any] | None:
+def _result(row: dict[str, Any]) -> ExportResult | None:
     """What the merge of an export made in its generation; None before, and for other Tasks."""
     queued = row["queued_callbacks"] or []
     for name, _, status, result in orjson.loads(queued) if isinstance(queued, str) else queued:
         if name == MERGE and status == Status.FINISH:
             found = orjson.loads(result) if isinstance(result, str) else result
-            return None if found is None else {key: found[key] for key in ("rows", "bytes", "sha256", "format", "partial")}
+            return (
+                None if found is None else cast("ExportResult", {key: found[key] for key in ExportResult.__annotations__})
+            )
     return None
 
 

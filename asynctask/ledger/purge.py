@@ -36,8 +36,6 @@ from asynctask.errors import InputError, Unavailable
 from asynctask.ledger.base import PURGING, Ledger, each_free, loads
 from asynctask.logs import get_logger
 
-__all__ = ["ENDED", "Old", "Purge", "Purged", "count_old"]
-
 ENDED: Final = (State.FINISHED, State.CANCELLED, State.REJECTED)
 """The states of a Task that may be purged."""
 

@@ -9,12 +9,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, TypedDict, cast
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from asynctask.clock import rfc3339
+from asynctask.clock import Time, rfc3339
 from asynctask.core.states import OPEN, PROBLEM, TERMINAL, Status
 from asynctask.core.transitions import (
     BLOCKED,
@@ -46,45 +46,12 @@ from asynctask.errors import Conflict, NotFound, OtherEngine
 from asynctask.iterable import item_statuses, unpack
 from asynctask.ledger import corrections, dispatchable, sessions
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger, chunks, in_range, loads, stamp
+from asynctask.ledger.base import Ledger, Reject, chunks, in_range, loads, stamp
 from asynctask.ledger.events import RESUMABLE, Change, EventRecord, Failure, Note, apply, read_events
 from asynctask.ledger.reservations import options_priority
 from asynctask.ledger.standalone import ENGINE
-from asynctask.ledger.tasks import Reject, close_after
+from asynctask.ledger.tasks import close_after
 from asynctask.messages import is_storable
-
-__all__ = [
-    "COUNTED",
-    "DEAD",
-    "RETRY",
-    "SCHEDULE",
-    "Backlog",
-    "EndedRow",
-    "alone_dead",
-    "ask_stop_one",
-    "backlog",
-    "cancel_removed",
-    "corrected_numbers",
-    "count",
-    "dead_tasks",
-    "engines",
-    "error_groups",
-    "event",
-    "event_page",
-    "failures_by_row",
-    "find",
-    "ids",
-    "log",
-    "open_tasks",
-    "page",
-    "rejects",
-    "resumable_page",
-    "retry_one",
-    "rows_by_status",
-    "start_one",
-    "stop_removed",
-    "turn_waiting",
-]
 
 _t, _e, _x, _n = tasks.c, events.c, task_errors.c, task_tallies.c
 
@@ -92,17 +59,61 @@ _t, _e, _x, _n = tasks.c, events.c, task_errors.c, task_tallies.c
 # -- Events
 
 
-def _event_object(row: dict[str, Any]) -> dict[str, Any]:
-    """An Event as returned by Python, the command line and the API.
+class Outcomes(TypedDict):
+    """What the items of one job came to so far."""
 
-    ``worker_name`` and ``added_messages`` are the documented names; ``worker`` and ``messages`` repeat them for older
-    readers.
-    """
+    finish: int
+    failed: int
+    error: int
+    cancelled: int
+
+
+class JobProgress(TypedDict):
+    """How far one job is."""
+
+    done: float
+    total: float | None
+    percent: float | None
+
+
+class ListedEvent(TypedDict):
+    """The record of one job, in a list; of a job of several items, once for each item."""
+
+    id: int
+    job_id: str
+    task_id: int | None
+    worker_name: str | None
+    worker: Annotated[str | None, "The same as worker_name, by the name of earlier releases."]
+    queue: str | None
+    status: Status
+    attempt: int
+    retries: int
+    row: int | None
+    items: Annotated[int, "How many items the job has."]
+    outcomes: Outcomes
+    params: Any
+    added_messages: list[dict[str, Any]]
+    messages: Annotated[list[dict[str, Any]], "The same as added_messages, by the name of earlier releases."]
+    result: Any
+    problem: str | None
+    due_at: Time | None
+    waits_for: Annotated[str | None, "`key`: it waits for earlier jobs of its key."]
+    created_at: Time | None
+    started_at: Time | None
+    finished_at: Time | None
+    process: str | None
+    callback_of: Annotated[int | None, "The Task whose callback it is."]
+    checkpoint: Annotated[Any, "The place that it saved last, from which its next attempt goes on."]
+    progress: Annotated[JobProgress | None, "How far it said to be, in units of its own."]
+    stopping: Annotated[bool, "A person stopped it, and its worker has not let go of it yet."]
+
+
+def _event_object(row: dict[str, Any]) -> dict[str, Any]:
+    """An Event as Python, the command line and the API return it."""
     messages = loads(row["added_messages"]) or []
     blocked = row["due_at"] == BLOCKED
     place = loads(row["checkpoint"]) or {}
-    times = {name: rfc3339(row[name]) for name in ("created_at", "started_at", "finished_at")}
-    return {
+    found: ListedEvent = {
         "id": row["id"],
         "job_id": row["job_id"],
         "task_id": row["task_id"],
@@ -114,7 +125,7 @@ def _event_object(row: dict[str, Any]) -> dict[str, Any]:
         "retries": row["retries"],
         "row": row["first_row"],
         "items": row["items"],
-        "outcomes": {status: row[f"n_{status}"] for status in ("finish", "failed", "error", "cancelled")},
+        "outcomes": cast("Outcomes", {status: row[f"n_{status}"] for status in Outcomes.__annotations__}),
         "params": loads(row["params"]),
         "added_messages": messages,
         "messages": messages,
@@ -127,11 +138,14 @@ def _event_object(row: dict[str, Any]) -> dict[str, Any]:
         "stopping": bool(row["stopping"]) and row["status"] in OPEN,
         "due_at": None if blocked else rfc3339(row["due_at"]),
         "waits_for": "key" if blocked else None,
-        **times,
+        "created_at": rfc3339(row["created_at"]),
+        "started_at": rfc3339(row["started_at"]),
+        "finished_at": rfc3339(row["finished_at"]),
     }
+    return dict(found)
 
 
-def _progress_of(place: Mapping[str, Any]) -> dict[str, Any] | None:
+def _progress_of(place: Mapping[str, Any]) -> JobProgress | None:
     """How far a single job said to be, by its last checkpoint."""
     done, total = place.get("done"), place.get("total")
     if done is None:

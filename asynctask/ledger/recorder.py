@@ -33,18 +33,6 @@ from asynctask.ledger.reservations import close_small
 from asynctask.ledger.tasks import candidates, try_close, try_finish
 from asynctask.logs import get_logger
 
-__all__ = [
-    "Follower",
-    "Outcome",
-    "Recorder",
-    "TaskCloser",
-    "already_recorded",
-    "forget_seen",
-    "with_followers",
-    "write",
-    "write_once",
-]
-
 LINGER_S = 0.005
 """How long an outcome waits for those of other running jobs. A commit takes about a fifth of it, and holds the lock."""
 

@@ -56,29 +56,6 @@ from asynctask.ledger.events import (
 )
 from asynctask.ledger.leases import is_taken
 
-__all__ = [
-    "MOST_LENT",
-    "MOST_OF_ROUND",
-    "MOST_SMALL",
-    "PAGE",
-    "Alone",
-    "Confirmed",
-    "Ready",
-    "Runnable",
-    "alone_due",
-    "close_small",
-    "confirm",
-    "lend_jobs",
-    "options_priority",
-    "reserve",
-    "reserve_alone",
-    "reserve_small",
-    "runnable",
-    "take_again",
-    "take_back_loans",
-    "unconfirmed",
-]
-
 PAGE: Final = 100
 """Tasks of a queue that one round reads."""
 

@@ -32,29 +32,6 @@ from asynctask.database.tables import events, key_places, task_tallies, tasks
 from asynctask.ledger.base import Ledger, chunks, loads, try_lock, try_lock_duty
 from asynctask.ledger.events import total_counts
 
-__all__ = [
-    "MAX_KEY",
-    "add_places",
-    "admit",
-    "block",
-    "free",
-    "key_of",
-    "key_text",
-    "line_of",
-    "lock_keys",
-    "may",
-    "promote",
-    "promote_alone",
-    "readiness",
-    "release",
-    "repair",
-    "repair_keys",
-    "step_aside",
-    "turning_to",
-    "waiting_in_line",
-    "waits_for_split",
-]
-
 _t, _e, _n, _k = tasks.c, events.c, task_tallies.c, key_places.c
 _DISPATCHED = (str(State.SPLITTING), str(State.RUNNING))
 _OVER = (State.FINALIZING, State.FINISHED, State.REJECTED)

@@ -24,21 +24,6 @@ from asynctask.ledger.events import Change, EventRecord, Failure, Note, apply
 from asynctask.ledger.tasks import close_after
 from asynctask.messages import clean
 
-__all__ = [
-    "ENGINE",
-    "MAX_JOB_ID",
-    "MAX_OPTIONS",
-    "MAX_PARAMS",
-    "Arrival",
-    "discard",
-    "end_elsewhere",
-    "enqueue",
-    "fitted",
-    "is_job_id",
-    "record",
-    "reopen_elsewhere",
-]
-
 ENGINE: Final = "engine"
 """The option that names the engine that holds an Event's job; the only one of such an Event."""
 

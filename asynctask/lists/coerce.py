@@ -16,8 +16,6 @@ from decimal import Decimal
 from enum import Enum
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
-__all__ = ["Coercer", "Unclear", "allows_none", "coercer_for", "kind_of", "span_text"]
-
 Coercer = Callable[[Any], Any]
 _YES: Final = frozenset({"yes", "y", "true", "t", "on", "1", "是", "はい"})
 _NO: Final = frozenset({"no", "n", "false", "f", "off", "0", "否", "いいえ"})

@@ -13,14 +13,12 @@ from typing import Any, Final, Protocol
 import orjson
 
 from asynctask.errors import InputError, Problem, Unavailable
-from asynctask.ledger.base import Ledger
-from asynctask.lists.items import Accepted, ItemShape, Refused
+from asynctask.ledger.base import Ledger, NewItem
+from asynctask.lists.items import ItemShape, Refused
 from asynctask.lists.problems import render, say
 from asynctask.lists.readers import Limits
 from asynctask.lists.rows import ListSource, open_list, still_failed, too_many_items
 from asynctask.lists.uploads import Uploads
-
-__all__ = ["KEPT_PROBLEMS", "Checker", "DryRun", "DryRunTimeout", "check_rows"]
 
 KEPT_PROBLEMS: Final = 1_000
 """The most problems of a list that an answer names."""
@@ -63,11 +61,11 @@ class DryRun:
     first_items: list[Any] = field(default_factory=list)
     strict: bool = False
 
-    def add(self, row: Accepted | Refused) -> None:
-        if isinstance(row, Accepted):
+    def add(self, row: NewItem | Refused) -> None:
+        if isinstance(row, NewItem):
             self.accepted += 1
             if len(self.first_items) < FIRST_ITEMS:
-                self.first_items.append(row.item)
+                self.first_items.append(row.values)
             return
         self.rejected += 1
         room = KEPT_PROBLEMS - len(self.problems)
@@ -92,7 +90,7 @@ class DryRun:
 
 
 def check_rows(
-    rows: Iterable[Accepted | Refused], max_rows: int, *, strict: bool, check_time: Callable[[], None] = lambda: None
+    rows: Iterable[NewItem | Refused], max_rows: int, *, strict: bool, check_time: Callable[[], None] = lambda: None
 ) -> DryRun:
     """Validates a list and writes nothing. ``check_time`` is called for each row and may raise.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from asynctask.errors import InputError, Problem
+from asynctask.ledger.base import NewItem, dumps
 from asynctask.lists.coerce import Coercer, Unclear, allows_none, coercer_for, kind_of
 from asynctask.lists.problems import fault, from_pydantic, in_order, jsonable
 from asynctask.lists.readers.base import CellError, RawRow, normalise, report_block, shorten
@@ -17,8 +18,6 @@ from asynctask.worker import Worker, is_model
 if TYPE_CHECKING:
     import pydantic
     from pydantic.fields import FieldInfo
-
-__all__ = ["MIXED", "Accepted", "Binding", "ItemShape", "MixedShape", "Refused", "listed"]
 
 MIXED: Final = "*"
 """The worker's name of a Task whose jobs name their own."""
@@ -31,21 +30,9 @@ _TAKES_BLANK: Final = (None, coercer_for(str, sheet=False))
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
-    """A row that became an item. ``item`` is JSON-ready; with a model, a dict by field name. ``worker``: whose it is, where
-    the jobs of the list name their workers. ``key``: its field and value, if equal ones run one after the other.
-    ``number``: of the row that it corrects, from the row-number column of a report."""
-
-    row: int
-    item: Any
-    worker: Worker | None = None
-    key: str | None = None
-    number: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Refused:
-    """A refused row: all its problems, and its original cells, JSON-ready; ``number`` as of :class:`Accepted`."""
+    """A refused row: all its problems, and its original cells, JSON-ready. ``number``: of the row that it corrects, from
+    the row-number column of a report."""
 
     row: int
     problems: tuple[Problem, ...]
@@ -143,7 +130,7 @@ class ItemShape:
         made = (self._column(header, field, sheet=True) for field, header in by_field.items())
         return Binding(tuple(made), ignored)
 
-    def validate(self, row: RawRow, binding: Binding | None) -> Accepted | Refused:
+    def validate(self, row: RawRow, binding: Binding | None) -> NewItem | Refused:
         """Converts a row to an item, or refuses it with all its problems. ``binding`` is None for JSON."""
         values = self.values(row)
         if self.model is None and binding is None and not isinstance(values, Mapping) and not row.problems:
@@ -217,7 +204,7 @@ class ItemShape:
         data: dict[str, Any],
         problems: list[Problem],
         binding: Binding | None,
-    ) -> Accepted | Refused:
+    ) -> NewItem | Refused:
         from pydantic import ValidationError  # with a model, pydantic is loaded already
 
         assert self.model is not None
@@ -230,42 +217,43 @@ class ItemShape:
             # An exception in a validator of the model refuses this row only, not the list.
             words = shorten(jsonable(f"{type(error).__name__}: {error}"))
             problems.append(fault(number, None, "invalid", "unchecked", {"words": words}))
-        if not problems:
-            problems.extend(self._unstorable(number, item))
-        if not problems:
-            return Accepted(number, item)
-        return Refused(number, in_order(problems, values), jsonable(values))
+        if problems:
+            return Refused(number, in_order(problems, values), jsonable(values))
+        return self._stored(number, item, values)
 
-    def _scalar(self, number: int, value: Any) -> Accepted | Refused:
+    def _scalar(self, number: int, value: Any) -> NewItem | Refused:
         """Without a model an item is any JSON value: a number, a text, a list."""
         item = jsonable(value)
-        problems = tuple(self._unstorable(number, item))
-        return Refused(number, problems, {"value": item}) if problems else Accepted(number, item)
+        return self._stored(number, item, {"value": item})
 
-    def _plain(self, number: int, values: Mapping[str, Any], binding: Binding | None) -> Accepted | Refused:
+    def _plain(self, number: int, values: Mapping[str, Any], binding: Binding | None) -> NewItem | Refused:
         if binding is None and _SCALARS.issuperset(map(type, values.values())) and {str}.issuperset(map(type, values)):
-            found = tuple(self._unstorable(number, values))
-            return Refused(number, found, jsonable(values)) if found else Accepted(number, dict(values))
+            return self._stored(number, values, values)
         ignored = binding.ignored if binding else frozenset()
         renamed = binding.fields if binding else {}
         kept = {key: value for key, value in values.items() if key not in ignored}
         problems = [_cell_error(number, key, value) for key, value in kept.items() if isinstance(value, CellError)]
-        item = {renamed.get(key, str(key)): jsonable(value) for key, value in kept.items()}
-        if not problems:
-            problems.extend(self._unstorable(number, {renamed.get(key, key): value for key, value in kept.items()}))
-        return Refused(number, tuple(problems), jsonable(values)) if problems else Accepted(number, item)
+        if problems:
+            return Refused(number, tuple(problems), jsonable(values))
+        given = {renamed.get(key, key): value for key, value in kept.items()}
+        found = self._stored(number, given, values)
+        return found if isinstance(found, Refused) else NewItem(dumps(jsonable(given)), number)
 
-    def _unstorable(self, number: int, item: Any) -> Iterable[Problem]:
+    def _stored(self, number: int, item: Any, values: Any) -> NewItem | Refused:
+        """The item as JSON text, or its refusal with the row's ``values`` if the ledger cannot keep it."""
         try:
             body = orjson.dumps(item, default=jsonable)
         except TypeError as error:
-            return [fault(number, None, "invalid", "not_json", {"words": shorten(str(error))})]
-        if len(body) > self._max_bytes:
-            params = {"size": len(body), "limit": self._max_bytes}
-            return [fault(number, None, "item_too_large", "item_too_large", params)]
-        if b"\\u0000" in body and has_nul(item):
-            return [fault(number, None, "invalid", "nul")]
-        return ()
+            problem = fault(number, None, "invalid", "not_json", {"words": shorten(str(error))})
+        else:
+            if len(body) > self._max_bytes:
+                params = {"size": len(body), "limit": self._max_bytes}
+                problem = fault(number, None, "item_too_large", "item_too_large", params)
+            elif b"\\u0000" in body and has_nul(item):
+                problem = fault(number, None, "invalid", "nul")
+            else:
+                return NewItem(body.decode(), number)
+        return Refused(number, (problem,), jsonable(values))
 
     def _problems(
         self,
@@ -389,7 +377,7 @@ class MixedShape(ItemShape):
         super().__init__(None, max_item_bytes=max_item_bytes)
         self._find = find
 
-    def validate(self, row: RawRow, binding: Binding | None) -> Accepted | Refused:
+    def validate(self, row: RawRow, binding: Binding | None) -> NewItem | Refused:
         """The item as its worker's shape takes it, or all problems of the row."""
         values = row.values
         if not isinstance(values, Mapping) or values.keys() != {"worker", "item"} or row.problems:
@@ -403,7 +391,12 @@ class MixedShape(ItemShape):
         found = worker.shape.validate(replace(row, values=values["item"]), None)
         if isinstance(found, Refused):
             return replace(found, values={"worker": name, **found.values})
-        return replace(found, worker=worker)
+        return replace(found, worker_name=name, options=dumps({"retry": worker.max_retries}))
+
+    def key_field(self, item: NewItem) -> str | None:
+        """The field that is the key of the worker of an accepted item; None without one."""
+        worker = self._find(item.worker_name) if item.worker_name is not None else None
+        return None if worker is None else worker.key
 
 
 def _take_cells(

@@ -25,31 +25,6 @@ from asynctask.iterable import AUTO, MAX_CHUNK
 from asynctask.lists.problems import fault, from_pydantic
 from asynctask.worker import as_callback
 
-__all__ = [
-    "INTERVAL",
-    "KEY",
-    "NAMES",
-    "NOT_BLANK",
-    "NUL_FREE",
-    "TOLERATED",
-    "CallbackOption",
-    "CallbackText",
-    "CommonOptions",
-    "Interval",
-    "KeyLimit",
-    "Options",
-    "Parallel",
-    "Priority",
-    "QueueName",
-    "TaskId",
-    "Title",
-    "Tolerated",
-    "Unique",
-    "check_options",
-    "listed_or_text",
-    "whole_number",
-]
-
 NUL_FREE: Final = r"^[^\x00]*$"
 NOT_BLANK: Final = r"^[^\x00]*[^\x00\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000][^\x00]*$"
 """For the API's document: a text with more than blanks, which are stripped. Dialects differ in what ``\\s`` matches."""

@@ -1,7 +1,7 @@
 """The typed rows of a workbook, cached beside it: written once, streamed for every report.
 
 The file is a gzip of JSON lines. The first describes the columns; then each row is ``[number, [cell, ...]]``, cells as in
-:mod:`asynctask.lists.cells`. Only this module reads and writes it.
+:mod:`asynctask.lists.written_cells`. Only this module reads and writes it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ from xml.parsers.expat import XMLParserType
 import orjson
 
 from asynctask.errors import InputError
-from asynctask.lists.cells import Percent, packed, unpacked
 from asynctask.lists.readers.base import Limits, Source, column_letters
 from asynctask.lists.readers.workbook import Package, read_workbook
-
-__all__ = ["KeptRows", "Percents", "all_columns", "keep_rows", "percents_of", "remove_drafts"]
+from asynctask.lists.written_cells import Percent, packed, unpacked
 
 _VERSION: Final = 1
 _BATCH: Final = 500

@@ -21,31 +21,10 @@ from asynctask.core.states import State
 from asynctask.errors import InputError, Problem
 from asynctask.ledger import queries
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger
-from asynctask.ledger.tasks import Reject
+from asynctask.ledger.base import Ledger, Reject
 from asynctask.lists.coerce import span_text
 from asynctask.lists.readers.base import CellError, shorten
 from asynctask.messages import CATALOGUE
-
-__all__ = [
-    "CODES",
-    "describe",
-    "fault",
-    "from_pydantic",
-    "in_order",
-    "jsonable",
-    "kept_problems",
-    "localised",
-    "problems_of",
-    "refusal",
-    "render",
-    "render_whole",
-    "revived",
-    "rows_rejected",
-    "say",
-    "stored",
-    "texts",
-]
 
 CODES: Final[Mapping[str, str]] = {
     kind: code

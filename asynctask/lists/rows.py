@@ -18,31 +18,16 @@ import orjson
 
 from asynctask.errors import InputError, Problem, TooLarge
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger, dumps, loads
+from asynctask.ledger.base import Ledger, NewItem, dumps, loads
 from asynctask.ledger.corrections import find_corrected, row_problem
 from asynctask.ledger.sessions import MAX_KEY, key_text
-from asynctask.lists.items import Accepted, Binding, ItemShape, MixedShape, Refused, listed
+from asynctask.lists.items import Binding, ItemShape, MixedShape, Refused, listed
 from asynctask.lists.problems import MAX_ROWS, fault, jsonable, revived, rows_rejected, say
 from asynctask.lists.readers import Limits, RawRow, Source
 from asynctask.lists.readers.base import normalise, row_number_header, shorten
 from asynctask.lists.readers.table import HEADER_ROWS
 from asynctask.lists.uploads import ITEMS, ListFile, Uploads, list_file
 from asynctask.messages import is_storable
-from asynctask.worker import Worker
-
-__all__ = [
-    "FirstRows",
-    "ListSource",
-    "Names",
-    "all_good",
-    "checked",
-    "encoding_option",
-    "open_list",
-    "refuse_absent",
-    "remove_list",
-    "still_failed",
-    "too_many_items",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +136,7 @@ class OpenList:
     def planned(self) -> int | None:
         return self.source.planned
 
-    def checked(self, after: int = 0, names: Names | None = None) -> Iterator[Accepted | Refused]:
+    def checked(self, after: int = 0, names: Names | None = None) -> Iterator[NewItem | Refused]:
         """See :func:`checked`; ``names`` gets those of every row that is read."""
         if self.binding is not None and self.source.headers is not None:
             refuse_absent(self.unique, self.source.headers, self.binding, self.shape)
@@ -210,7 +195,7 @@ def checked(
     after: int = 0,
     key: str | None = None,
     numbers: str | None = None,
-) -> Iterator[Accepted | Refused]:
+) -> Iterator[NewItem | Refused]:
     """Validates the rows after ``after``; with ``unique``, also against the rows before them. Each needs a value of
     ``key``, or of the key of its own worker, and a row number in the column ``numbers``.
 
@@ -228,19 +213,19 @@ def checked(
     twins = Twins(unique, shape, binding)
     for raw in rows(0):
         outcome = validate(raw, binding)
-        if isinstance(outcome, Accepted):
+        if isinstance(outcome, NewItem):
             outcome = twins.refuse_second(raw, outcome)
         if raw.number > after:
             yield outcome
 
 
-Validate = Callable[[RawRow, Binding | None], Accepted | Refused]
+Validate = Callable[[RawRow, Binding | None], NewItem | Refused]
 
 
 def _numbered(validate: Validate, header: str) -> Validate:
     """``validate`` for a corrected report: each row gets the number in the column ``header``, or is refused without one."""
 
-    def with_number(raw: RawRow, binding: Binding | None) -> Accepted | Refused:
+    def with_number(raw: RawRow, binding: Binding | None) -> NewItem | Refused:
         found = validate(raw, binding)
         cell = raw.values.get(header) if isinstance(raw.values, Mapping) else None
         if (number := _whole(cell)) is not None:
@@ -265,7 +250,7 @@ def _whole(cell: Any) -> int | None:
     return cell if type(cell) is int and 0 < cell < 2**53 else None
 
 
-def still_failed(ledger: Ledger, task_id: int, rows: Iterable[Accepted | Refused]) -> Iterator[Accepted | Refused]:
+def still_failed(ledger: Ledger, task_id: int, rows: Iterable[NewItem | Refused]) -> Iterator[NewItem | Refused]:
     """The rows of a corrected list as :func:`~asynctask.ledger.tasks.add_slice` would take them now; takes none of them.
     What it refuses has no number any more."""
     first: dict[int, int] = {}
@@ -287,8 +272,8 @@ def still_failed(ledger: Ledger, task_id: int, rows: Iterable[Accepted | Refused
             elif isinstance(row, Refused):
                 yield replace(row, problems=(*row.problems, revived(row.row, problem, "en")), number=None)
             else:
-                item = row.item if isinstance(row.item, dict) else {"value": row.item}
-                yield Refused(row.row, (revived(row.row, problem, "en"),), item)
+                values = row.values if isinstance(row.values, dict) else {"value": row.values}
+                yield Refused(row.row, (revived(row.row, problem, "en"),), values)
 
 
 _AT_ONCE: Final = 1_000
@@ -301,15 +286,16 @@ class _Keyed:
         self._shape, self._key = shape, key
         self._names = {field: header for header, field in binding.fields.items()} if binding else {}
 
-    def validate(self, raw: RawRow, binding: Binding | None) -> Accepted | Refused:
+    def validate(self, raw: RawRow, binding: Binding | None) -> NewItem | Refused:
         """The row as the shape takes it, with its key."""
         row = self._shape.validate(raw, binding)
         if isinstance(row, Refused):
             return row
-        field = self._key or (row.worker.key if row.worker is not None else None)
+        field = self._key or (self._shape.key_field(row) if isinstance(self._shape, MixedShape) else None)
         if field is None:
             return row
-        value = row.item.get(field) if isinstance(row.item, Mapping) else None
+        item = row.values
+        value = item.get(field) if isinstance(item, dict) else None
         text = key_text(value)
         if text is not None:
             return replace(row, key=f"{field}\0{text}")
@@ -411,7 +397,7 @@ def _fits(name: str, file: ListFile, shape: ItemShape) -> bool:
 
 
 @contextmanager
-def all_good(rows: Iterable[Accepted | Refused], max_rows: int) -> Iterator[tuple[int, Iterator[Accepted]]]:
+def all_good(rows: Iterable[NewItem | Refused], max_rows: int) -> Iterator[tuple[int, Iterator[NewItem]]]:
     """Validates every row before the first is used. Yields their number, and the rows from a temporary file.
 
     Raises :class:`InputError` ``rows_rejected`` with the problems of the refused rows, or ``too_many_rows``.
@@ -419,16 +405,12 @@ def all_good(rows: Iterable[Accepted | Refused], max_rows: int) -> Iterator[tupl
     with tempfile.TemporaryFile(prefix="asynctask-strict-") as spool:
         total = rejected = 0
         problems: list[Problem] = []
-        workers: dict[str | None, Worker] = {}
         for row in rows:
             total += 1
             if total > max_rows:
                 raise too_many_items(max_rows)
-            if isinstance(row, Accepted):
-                if row.worker is not None:
-                    workers[row.worker.name] = row.worker
-                name = None if row.worker is None else row.worker.name
-                spool.write(dumps([row.row, row.item, name, row.key]).encode() + b"\n")
+            if isinstance(row, NewItem):
+                spool.write(dumps([row.params, row.row, row.worker_name, row.options, row.key]).encode() + b"\n")
                 continue
             rejected += 1
             if rejected <= MAX_ROWS:
@@ -436,8 +418,7 @@ def all_good(rows: Iterable[Accepted | Refused], max_rows: int) -> Iterator[tupl
         if rejected:
             raise rows_rejected(rejected, total, tuple(problems))
         spool.seek(0)
-        kept = (loads(line) for line in spool)
-        yield total, (Accepted(row, item, workers.get(name), key) for row, item, name, key in kept)
+        yield total, (NewItem(*loads(line)) for line in spool)
 
 
 # -- duplicates in the fields of the option unique
@@ -458,9 +439,9 @@ class Twins:
         self._plain = {field: _PLAIN.get(shape.kind(field)) for field in self._unique}
         self._first = FirstRows()
 
-    def refuse_second(self, raw: RawRow, row: Accepted) -> Accepted | Refused:
+    def refuse_second(self, raw: RawRow, row: NewItem) -> NewItem | Refused:
         """``row``, or its refusal, which names the first row with the same values."""
-        key = self._key(raw, row.item)
+        key = self._key(raw, row.values)
         first = row.row if key is None else self._first.put(key, row.row)
         if first == row.row:
             return row

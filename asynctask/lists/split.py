@@ -16,17 +16,15 @@ from asynctask.errors import InputError, LedgerUnavailable
 from asynctask.iterable import MAX_SLICE_BYTES as MAX_JOB_BYTES
 from asynctask.iterable import chunk_of, pack
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger, dumps
-from asynctask.ledger.tasks import NewItem, NewTask, NewWhole, Reject, SplitLost
-from asynctask.lists.items import Accepted, ItemShape, Refused
+from asynctask.ledger.base import Ledger, NewItem, Reject
+from asynctask.ledger.tasks import NewTask, NewWhole, SplitLost
+from asynctask.lists.items import ItemShape, Refused
 from asynctask.lists.problems import stored
 from asynctask.lists.readers import Limits
 from asynctask.lists.rows import ListSource, Names, OpenList, open_list, still_failed, too_many_items
 from asynctask.lists.uploads import Uploads
 from asynctask.logs import get_logger
 from asynctask.messages import clean
-
-__all__ = ["WHOLE_S", "Splitter", "Writing"]
 
 FIRST_SLICE = 100
 SLICE = 1_000
@@ -53,18 +51,17 @@ class _Slice:
     begun: float = 0.0
     after: int = 0
     notify_dispatcher: bool = False
-    open: list[tuple[int, str]] = field(default_factory=list)  # row and params of the items of the job that is not full yet
+    open: list[NewItem] = field(default_factory=list)  # the items of the job that is not full yet
     open_size: int = 0
     count: int = 0  # rows, accepted or refused
 
     def close_job(self) -> None:
         """Makes a job of the open items."""
         if len(self.open) == 1:
-            ((row, params),) = self.open
-            self.items.append(NewItem(params, row))
+            self.items += self.open
         elif self.open:
-            rows = [row for row, _ in self.open]
-            params = pack(rows, [params for _, params in self.open])
+            rows = [each.row for each in self.open]
+            params = pack(rows, [each.params for each in self.open])
             self.items.append(NewItem(params, rows[0], items=len(rows), last_row=rows[-1]))
         self.open, self.open_size = [], 0
 
@@ -113,12 +110,12 @@ class Splitter:
         """
         names = Names("items" if source.items else "list", task_rows.read(self._ledger, task_id).headers if after else {})
 
-        def read(opened: OpenList, after: int) -> Iterator[Accepted | Refused]:
+        def read(opened: OpenList, after: int) -> Iterator[NewItem | Refused]:
             if source.items:
                 return _noted(opened.checked(after), names)
             return opened.checked(after, names)
 
-        def whole(opened: OpenList) -> Iterator[Accepted | Refused]:
+        def whole(opened: OpenList) -> Iterator[NewItem | Refused]:
             rows = read(opened, 0)
             return rows if opened.resubmit_of is None else still_failed(self._ledger, opened.resubmit_of, rows)
 
@@ -157,7 +154,7 @@ class Splitter:
             self._log.warning("upload_not_removed", task_id=task_id, error=str(error))
 
     def split_items(
-        self, task_id: int, rows: Iterable[Accepted | Refused], *, chunk_size: int = 1, planned: int | None = None
+        self, task_id: int, rows: Iterable[NewItem | Refused], *, chunk_size: int = 1, planned: int | None = None
     ) -> None:
         """Splits a program's items, consumed one by one in the caller's thread; re-raises what the iterable raises."""
         with self._lease(task_id):
@@ -178,7 +175,7 @@ class Splitter:
         """Whether a list of ``count`` rows and ``size`` bytes (None: unknown) may suit :meth:`gather`."""
         return (count is None or count <= min(SLICE, self._limits.max_rows)) and (size is None or size <= MAX_WHOLE_BYTES)
 
-    def gather(self, new: NewTask, rows: Iterable[Accepted | Refused], *, strict: bool) -> NewWhole | None:
+    def gather(self, new: NewTask, rows: Iterable[NewItem | Refused], *, strict: bool) -> NewWhole | None:
         """A Task with its whole list, validated, if that fits one slice and takes at most :data:`WHOLE_S`; writes nothing.
 
         None for a list that must be split: too large, too slow, or broken; the split meets the error again and records it.
@@ -201,7 +198,7 @@ class Splitter:
 
     # -- strict lists
 
-    def _refused(self, task_id: int, rows: Iterable[Accepted | Refused], names: Names, after: int) -> int:
+    def _refused(self, task_id: int, rows: Iterable[NewItem | Refused], names: Names, after: int) -> int:
         """The number of rows of a list with refused ones, 0 if all are accepted. Writes refused rows, and nothing else.
 
         ``rows`` are all rows; the refused ones up to the row ``after`` are in the ledger already.
@@ -223,7 +220,7 @@ class Splitter:
 
     # -- slices
 
-    def _split(self, task_id: int, rows: Iterable[Accepted | Refused], names: Names, after: int, chunks: _Chunks) -> None:
+    def _split(self, task_id: int, rows: Iterable[NewItem | Refused], names: Names, after: int, chunks: _Chunks) -> None:
         current = _Slice(begun=self._clock.monotonic(), after=after)
         sizes = self._sizes()
         largest = next(sizes)
@@ -302,7 +299,7 @@ def _error_text(error: BaseException) -> str:
     return clean(f"{type(error).__name__}: {error}")
 
 
-def _still_good(rows: Iterable[Accepted | Refused]) -> Iterator[Accepted]:
+def _still_good(rows: Iterable[NewItem | Refused]) -> Iterator[NewItem]:
     """The accepted rows of a strict list, validated a second time. Raises :class:`InputError` if one is refused now."""
     for row in rows:
         if isinstance(row, Refused):
@@ -314,9 +311,9 @@ def _still_good(rows: Iterable[Accepted | Refused]) -> Iterator[Accepted]:
         yield row
 
 
-def _noted(rows: Iterable[Accepted | Refused], names: Names) -> Iterator[Accepted | Refused]:
+def _noted(rows: Iterable[NewItem | Refused], names: Names) -> Iterator[NewItem | Refused]:
     for row in rows:
-        names.add(row.item if isinstance(row, Accepted) else row.values)
+        names.add(row.values)
         yield row
 
 
@@ -342,29 +339,22 @@ class _Chunks:
 _ONE_EACH: Final = _Chunks(1)
 
 
-def _add(current: _Slice, row: Accepted | Refused, chunks: _Chunks = _ONE_EACH) -> None:
+def _add(current: _Slice, row: NewItem | Refused, chunks: _Chunks = _ONE_EACH) -> None:
     current.cursor = row.row
     current.count += 1
-    if isinstance(row, Accepted):
-        params = dumps(row.item)
-        current.size += len(params)
+    if isinstance(row, NewItem):
+        size = len(row.params)
+        current.size += size
         if chunks.chunk_size == 1:
-            current.items.append(_new_item(params, row))
+            current.items.append(row)
             return
-        current.open.append((row.row, params))
-        current.open_size += len(params)
+        current.open.append(row)
+        current.open_size += size
         if len(current.open) >= chunks.size or current.open_size > MAX_JOB_BYTES:
             chunks.created += len(current.open)
             current.close_job()
     else:
         current.rejects.append(Reject(row.row, [stored(problem) for problem in row.problems], row.values, row.number))
-
-
-def _new_item(params: str, row: Accepted) -> NewItem:
-    worker = row.worker
-    if worker is None:
-        return NewItem(params, row.row, key=row.key, number=row.number)
-    return NewItem(params, row.row, worker.name, dumps({"retry": worker.max_retries}), row.key)
 
 
 # -- writing ahead

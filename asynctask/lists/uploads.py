@@ -26,12 +26,10 @@ import orjson
 from asynctask._version import __version__
 from asynctask.clock import Ids
 from asynctask.errors import InputError, TooLarge, Unavailable
-from asynctask.lists.cells import unpacked
 from asynctask.lists.readers import Limits, RawRow, Source, open_source
 from asynctask.lists.readers.base import over_limit, too_costly
+from asynctask.lists.written_cells import unpacked
 from asynctask.messages import clean
-
-__all__ = ["ITEMS", "ListFile", "StoredFile", "Uploads", "Workbook", "is_workbook", "items_body", "list_file"]
 
 ITEMS = "items.json"
 """The file name of a list of JSON items."""

@@ -24,11 +24,9 @@ import orjson
 
 from asynctask._version import __version__
 from asynctask.errors import InputError
-from asynctask.lists.cells import dump
 from asynctask.lists.readers.base import Limits, OpenOptions, RawRow, Source, too_costly
 from asynctask.lists.readers.opening import OPENERS, SHEETS, sniff
-
-__all__ = ["ANOTHER_VERSION", "main"]
+from asynctask.lists.written_cells import dump
 
 ANOTHER_VERSION: Final = 3
 """The exit code of a child whose code has another version than its parent's: it was replaced meanwhile."""

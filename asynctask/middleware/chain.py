@@ -14,8 +14,6 @@ from typing import Any
 from asynctask.job import CurrentJob
 from asynctask.worker import Worker
 
-__all__ = ["Chain", "Middleware"]
-
 Middleware = Callable[[Worker, CurrentJob, str, Callable[[], Any]], Any]
 
 

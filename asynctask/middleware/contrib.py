@@ -16,8 +16,6 @@ from asynctask.logs import get_logger
 from asynctask.middleware.chain import Middleware
 from asynctask.worker import Worker
 
-__all__ = ["FlaskApp", "LogContext", "Session", "flask_context", "sqlalchemy_cleanup"]
-
 
 class Session(Protocol):
     """A SQLAlchemy ``Session``, or a ``scoped_session`` (the registry), which has ``remove()`` too."""

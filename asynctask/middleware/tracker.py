@@ -45,20 +45,6 @@ from asynctask.logs import get_logger
 from asynctask.messages import clean
 from asynctask.worker import Worker
 
-__all__ = [
-    "TICKET",
-    "AttemptLost",
-    "Stops",
-    "TaskEventMiddleware",
-    "Ticket",
-    "Tracker",
-    "failure_of",
-    "last_message_is",
-    "refusal_of",
-    "result_text",
-]
-
-
 SAVE_S: Final = 0.2
 """Seconds between two saves of a running job's place, at least. Each is a commit; after a kill the job repeats what it did
 since the last one."""

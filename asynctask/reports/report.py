@@ -18,8 +18,7 @@ from asynctask.database.engine import Database
 from asynctask.errors import InputError
 from asynctask.ledger import queries
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger
-from asynctask.ledger.tasks import Reject
+from asynctask.ledger.base import Ledger, Reject
 from asynctask.lists.items import ItemShape
 from asynctask.lists.original_rows import KeptRows, all_columns, remove_drafts
 from asynctask.lists.problems import render
@@ -29,8 +28,6 @@ from asynctask.lists.rows import ListSource
 from asynctask.lists.uploads import Uploads, Workbook, is_workbook
 from asynctask.logs import get_logger
 from asynctask.reports.files import ReportRow
-
-__all__ = ["Original", "Report", "make_report", "open_original", "rows_expected"]
 
 KINDS: Mapping[str, frozenset[str]] = {
     "failed": frozenset({Status.FAILED, Status.ERROR}),

@@ -16,12 +16,9 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
 from pydantic.fields import FieldInfo
 
 from asynctask.errors import Conflict, InputError
-from asynctask.lists.cells import csv_cell, cut, sheet_text, sheet_value
 from asynctask.lists.items import ItemShape
-from asynctask.reports.files import SHEET_ROWS
+from asynctask.lists.written_cells import SHEET_ROWS, csv_cell, cut, sheet_text, sheet_value
 from asynctask.worker import Worker
-
-__all__ = ["TEXTS", "NoTemplate", "Template", "make_template", "template_csv", "template_xlsx"]
 
 _MAX_COLUMNS: Final = 16_384
 _DAY: Final = date(2026, 3, 5)

@@ -45,23 +45,6 @@ from asynctask.worker import TRACKED_RETRIES, Worker
 if TYPE_CHECKING:
     from asynctask.runtime.lanes import Lane
 
-__all__ = [
-    "MAX_PAUSE_S",
-    "MAX_RETRY_COUNT",
-    "Decision",
-    "Execution",
-    "Follow",
-    "Observers",
-    "Performer",
-    "Place",
-    "WorkerMissing",
-    "after_failure",
-    "backoff",
-    "decide",
-    "decide_foreign",
-    "decide_untracked",
-]
-
 _NOTHING: Mapping[str, Any] = {}
 
 MAX_STACK = 20_000

@@ -32,19 +32,6 @@ from asynctask.wire.payload import parse
 from asynctask.wire.ruby_json import dump_any
 from asynctask.worker import Worker
 
-__all__ = [
-    "CHECKS_S",
-    "FIRST_REST_S",
-    "LONGEST_REST_S",
-    "MAX_FETCH",
-    "DeferredCopy",
-    "Doubt",
-    "Fetcher",
-    "Intake",
-    "UntrackedDeferral",
-    "why_not_ours",
-]
-
 LATENCY_S: Final = 0.5
 """A fetch that takes longer is an exception, and no reason to fetch more ahead."""
 

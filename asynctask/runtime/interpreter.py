@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-__all__ = ["OFTEN_S", "QUICK_S", "SELDOM", "Defaults", "Switching", "collect_seldom", "defaults"]
-
 SELDOM: Final = 50_000
 """A process holds some thousand jobs at a time, of a few dozen short-lived objects each. With CPython's own threshold these
 alone trigger full collections again and again: a third of the processor time."""

@@ -23,8 +23,6 @@ from asynctask.ledger.reservations import MOST_LENT, Ready
 from asynctask.logs import get_logger
 from asynctask.runtime.execution import Execution
 
-__all__ = ["MOST", "SPAN_S", "Lane", "Lanes"]
-
 SPAN_S: Final = 0.35
 """Seconds of work lent for one place. A lent job begins within half a second or goes back, like every job fetched ahead: a
 knob acts within a second, and an urgent job waits no longer for a thread."""

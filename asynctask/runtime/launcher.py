@@ -35,12 +35,6 @@ from asynctask.runtime.pool import HeldCopies, Isolation, Pool
 from asynctask.runtime.process import AppProcess, Parts, PresenceHeartbeat, recording_chain
 from asynctask.runtime.supervisor import Pulse, Wakeup
 
-__all__ = [
-    "Launcher",
-    "Poller",
-    "Queues",
-]
-
 LONG_S = 0.1
 """A job that runs for longer than this has its ``working`` status written by itself."""
 

@@ -26,8 +26,6 @@ from asynctask.runtime.lanes import Lanes, Lend
 if TYPE_CHECKING:
     from asynctask.runtime.fetcher import Intake
 
-__all__ = ["ALONE_S", "MANY_DONE", "STALE_S", "HeldCopies", "Isolation", "Pool"]
-
 STALE_S: Final = 0.5
 """Seconds after which Begin is asked again before a job starts, so that a knob acts on new starts within a second. A
 fetched job mostly starts within :data:`AHEAD_S`; it waits longer where jobs proved to be long, or behind a suspect."""

@@ -37,16 +37,6 @@ from asynctask.middleware.tracker import TaskEventMiddleware, Tracker
 from asynctask.runtime.execution import Execution
 from asynctask.worker import Worker
 
-__all__ = [
-    "AppProcess",
-    "Dispatching",
-    "Heartbeat",
-    "Parts",
-    "PresenceHeartbeat",
-    "Tracked",
-    "recording_chain",
-]
-
 
 class Tracked(Protocol):
     """The parts of an application that every process needs."""

@@ -23,22 +23,6 @@ if TYPE_CHECKING:
     from asynctask.database.engine import Database
     from asynctask.logs import Logger
 
-__all__ = [
-    "LIFELINE",
-    "PULSE",
-    "Announcement",
-    "Child",
-    "ChildSpec",
-    "Lease",
-    "Pulse",
-    "Supervisor",
-    "Wakeup",
-    "become",
-    "listen",
-    "supervising",
-    "watch_parent",
-]
-
 _PLAN: Final = "_ASYNCTASK_CHILDREN"
 _RENEW: Final = "renew-leases"
 _POLL_S: Final = 0.5  # a child that ends, a pulse and a signal wake it at once

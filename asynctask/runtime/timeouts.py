@@ -22,8 +22,6 @@ from asynctask.clock import Clock
 from asynctask.errors import JobInterrupted, JobTimeout, carries
 from asynctask.logs import get_logger
 
-__all__ = ["EventLoop", "Watch", "Watchdog"]
-
 GRACE_S = 5.0
 """A thread that does not return within this time after its timeout was raised counts as hung."""
 

@@ -26,22 +26,6 @@ from asynctask.brokers.base import DEAD, RETRY, SCHEDULE, About, Broker, Copy, H
 from asynctask.clock import SECOND, SystemClock
 from asynctask.errors import Conflict, InputError
 
-__all__ = [
-    "BrokerConformance",
-    "BrokerCrashes",
-    "BrokerRaces",
-    "BrokerSuite",
-    "OperationsConformance",
-    "OperationsCrashes",
-    "a_copy",
-    "at_once",
-    "keys_of",
-    "refused",
-    "untracked",
-    "waiting_in",
-    "where",
-]
-
 # -- shared tools
 
 LISTED = "a process's list"

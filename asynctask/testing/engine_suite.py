@@ -35,8 +35,6 @@ from asynctask.task import TaskHandle
 from asynctask.testing import PATIENCE_S, wait_for
 from asynctask.wire.payload import dump
 
-__all__ = ["COLUMNS", "EngineConformance", "EngineHarness", "act", "cells", "performed"]
-
 COLUMNS: Final = ("n", "text")
 """Of the export ``cells``."""
 

@@ -26,21 +26,6 @@ from typing import Any, Final
 from asynctask.errors import InputError
 from asynctask.wire.ruby_json import MAX_DEPTH
 
-__all__ = [
-    "OLD_WRAPPER",
-    "WRAPPER",
-    "ActiveJob",
-    "GlobalId",
-    "ModuleName",
-    "RubyRange",
-    "Symbol",
-    "decode_arguments",
-    "encode_arguments",
-    "is_wrapped",
-    "unwrap",
-    "wrap",
-]
-
 OLD_WRAPPER: Final = "ActiveJob::QueueAdapters::SidekiqAdapter::JobWrapper"
 """The class of such a payload; every version of Sidekiq runs it."""
 

@@ -21,8 +21,6 @@ import orjson
 
 from asynctask.errors import InputError, Problem
 
-__all__ = ["MAX_BYTES", "MAX_DEPTH", "Malformed", "Number", "check", "dump", "dump_any", "parse"]
-
 MAX_DEPTH: Final = 100
 """Levels of nested arrays and objects; Ruby's own limit for reading and writing."""
 

@@ -23,12 +23,13 @@ from support.servers import missing
 
 from asynctask import AsyncTask
 from asynctask.testing import wait_for
-from asynctask.testing.servers import SERVERS, MissingServer
+from asynctask.testing.servers import MissingServer
 from benchmarks import children, common, sheet, sheet_files, submit
 from benchmarks.databases import PREFIX, shown
 from benchmarks.original_design import PACKAGES, installed
 from benchmarks.processes import started
 from benchmarks.redis_servers import redis_server
+from benchmarks.servers import SERVERS
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = ["name", "n", "ours", "peer", "ratio", "unit", "settings"]

@@ -30,7 +30,8 @@ from asynctask.database.tables import jobs
 from asynctask.errors import BrokerUnavailable
 from asynctask.testing import wait_for
 from asynctask.testing.broker_suite import a_copy
-from asynctask.testing.servers import MariaServer, MissingServer, PgBouncer, PostgresServer
+from asynctask.testing.servers import MissingServer
+from benchmarks.servers import MariaServer, PgBouncer, PostgresServer
 
 CLAIMER = Path(__file__).resolve().parents[1] / "support" / "claimer.py"
 

@@ -14,7 +14,7 @@ from support.world import World, numbers
 from asynctask import AsyncTask, current_job
 from asynctask.clock import SECOND
 from asynctask.database.tables import task_tallies, tasks
-from asynctask.dispatch.dispatcher import Load
+from asynctask.dispatch.demand import Load
 from asynctask.errors import InputError
 from asynctask.ledger import processes, queries
 from asynctask.testing import wait_for

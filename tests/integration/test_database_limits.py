@@ -32,7 +32,7 @@ from asynctask.ledger import doctor, reservations
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.events import Change, apply
 from asynctask.testing import wait_for
-from asynctask.testing.servers import SERVERS, MariaServer, SqlServer
+from benchmarks.servers import SERVERS, MariaServer, SqlServer
 
 SERVERS_ONLY = pytest.mark.databases("postgresql", "mariadb", reason="a file refuses nothing of the kind")
 

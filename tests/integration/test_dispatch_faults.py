@@ -14,7 +14,7 @@ from support.world import World, numbers
 from asynctask import AsyncTask
 from asynctask.brokers.base import DEAD, Copy, Held
 from asynctask.dispatch import dispatcher
-from asynctask.dispatch.dispatcher import Load
+from asynctask.dispatch.demand import Load
 from asynctask.errors import BrokerUnavailable, InputError
 from asynctask.job import CurrentJob
 from asynctask.ledger import lost_copies, reservations

@@ -20,7 +20,8 @@ from asynctask.brokers.base import Copy
 from asynctask.clock import SECOND, SystemClock
 from asynctask.database.notify import LEDGER
 from asynctask.database.tables import tasks
-from asynctask.dispatch.dispatcher import ACTIVE_S, Load
+from asynctask.dispatch.demand import Load
+from asynctask.dispatch.dispatcher import ACTIVE_S
 from asynctask.ledger import dispatchable, leases, processes, reservations
 from asynctask.ledger.base import Ledger
 from asynctask.ledger.control import update

@@ -10,8 +10,8 @@ from support.world import World, numbers
 
 from asynctask import AsyncTask
 from asynctask.dispatch import dispatcher
-from asynctask.dispatch.demand import Shares
-from asynctask.dispatch.dispatcher import LEASE_S, Load
+from asynctask.dispatch.demand import Load, Shares
+from asynctask.dispatch.dispatcher import LEASE_S
 from asynctask.errors import ConfigError
 from asynctask.ledger import reservations
 

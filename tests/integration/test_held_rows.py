@@ -13,7 +13,7 @@ from support.world import World, numbers
 from asynctask import AsyncTask
 from asynctask.core.states import Reason, Status
 from asynctask.database.retrying import LockTimeout
-from asynctask.dispatch.dispatcher import Load
+from asynctask.dispatch.demand import Load
 from asynctask.dispatch.outbox import tracked_copy
 from asynctask.ledger import base, dispatchable, processes, reservations
 from asynctask.ledger import tasks as task_rows

@@ -20,6 +20,7 @@ from asynctask.core.transitions import BLOCKED
 from asynctask.errors import Conflict, InputError
 from asynctask.ledger import dispatchable, reservations, sessions
 from asynctask.ledger import tasks as task_rows
+from asynctask.ledger.base import NewItem
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.maintenance import Maintenance
 from asynctask.task import TaskHandle
@@ -141,7 +142,7 @@ def test_an_earlier_list_that_is_still_split_keeps_later_ones_waiting(world: Wor
     other = app.submit("order", [{"n": 20, "kind": "a"}], key="kind")
     assert reserve(app, later) == []
     assert numbers_of(reserve(app, other)) == [20], "of another worker"
-    row = [task_rows.NewItem('{"n":0,"serial":"a"}', 1, key="serial\0a")]
+    row = [NewItem('{"n":0,"serial":"a"}', 1, key="serial\0a")]
     task_rows.add_slice(app.ledger, split, row, [], after=0, cursor=1, lease_s=60)
     task_rows.seal(app.ledger, split)
     assert run_out(app, later, app.task(split)) == [[0], [10]]

@@ -18,9 +18,9 @@ from asynctask.database.retrying import TransactionConflict
 from asynctask.errors import BrokerUnavailable
 from asynctask.ledger import base, dispatchable, doctor, processes, recorder, reservations, sessions
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger
+from asynctask.ledger.base import Ledger, NewItem
 from asynctask.ledger.recorder import Outcome
-from asynctask.ledger.tasks import NewItem, NewTask
+from asynctask.ledger.tasks import NewTask
 from asynctask.testing import wait_for
 
 pytestmark = pytest.mark.databases("postgresql", "mariadb", reason="on SQLite a write transaction excludes all others")

@@ -17,7 +17,7 @@ from support.world import World, numbers
 
 from asynctask import maintenance
 from asynctask.database.engine import Database, read_now
-from asynctask.dispatch.dispatcher import Load
+from asynctask.dispatch.demand import Load
 from asynctask.errors import LedgerUnavailable
 from asynctask.ledger import control, processes
 from asynctask.maintenance import Maintenance

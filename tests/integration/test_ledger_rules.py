@@ -14,7 +14,8 @@ from support.world import SUPPORT, World
 from asynctask import AsyncTask
 from asynctask.errors import ConfigError, InputError
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.tasks import NewItem, SplitLost
+from asynctask.ledger.base import NewItem
+from asynctask.ledger.tasks import SplitLost
 from asynctask.lists import split
 from asynctask.lists.dry_run import DryRun
 from asynctask.lists.uploads import items_body

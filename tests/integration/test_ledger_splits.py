@@ -12,7 +12,8 @@ from support.world import World, numbers
 from asynctask import AsyncTask
 from asynctask.errors import Conflict, InputError, LedgerUnavailable
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.tasks import NewItem, NewTask, SplitLost
+from asynctask.ledger.base import NewItem
+from asynctask.ledger.tasks import NewTask, SplitLost
 from asynctask.lists import split
 from asynctask.testing import wait_for
 

@@ -15,7 +15,8 @@ from support.world import World, mixed
 from asynctask.database import schema
 from asynctask.database.engine import Database
 from asynctask.testing import wait_for
-from asynctask.testing.servers import MissingServer, PgBouncer, PostgresServer
+from asynctask.testing.servers import MissingServer
+from benchmarks.servers import PgBouncer, PostgresServer
 
 pytestmark = pytest.mark.databases("postgresql", reason="PgBouncer stands before no other")
 

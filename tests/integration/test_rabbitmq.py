@@ -24,8 +24,9 @@ from asynctask.dispatch.outbox import build, engine_queue
 from asynctask.errors import BrokerUnavailable
 from asynctask.testing import wait_for
 from asynctask.testing.engine_suite import ended, exact, is_past, performed
-from asynctask.testing.servers import MissingServer, RabbitServer
+from asynctask.testing.servers import MissingServer
 from asynctask.wire.payload import dump
+from benchmarks.servers import RabbitServer
 
 COMMANDS = {"celery": (*CELERY, "-P", "prefork"), "dramatiq": DRAMATIQ}
 

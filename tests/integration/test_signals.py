@@ -18,7 +18,8 @@ from asynctask.database.engine import Database
 from asynctask.database.notify import JOBS, LEDGER, Signals, Waker, notify
 from asynctask.lists.split import FIRST_SLICE
 from asynctask.testing import wait_for
-from asynctask.testing.servers import MissingServer, PgBouncer, PostgresServer
+from asynctask.testing.servers import MissingServer
+from benchmarks.servers import PgBouncer, PostgresServer
 
 LONG_S = 60.0
 """Nothing in these tests takes so long: a wait that ends before has been ended by a signal."""

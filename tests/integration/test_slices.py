@@ -16,7 +16,7 @@ from support.world import World
 
 from asynctask import AsyncTask, NormalException, current_job
 from asynctask.core.transitions import Turn, stepped, working
-from asynctask.dispatch.dispatcher import Load
+from asynctask.dispatch.demand import Load
 from asynctask.errors import InputError
 from asynctask.integrations.remote import JobRecord, Reporter
 from asynctask.iterable import ItemFailure

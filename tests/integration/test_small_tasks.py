@@ -15,11 +15,12 @@ from support.world import World, numbers
 from asynctask import AsyncTask, submission
 from asynctask.core.states import Reason, Status
 from asynctask.database.engine import Database
-from asynctask.dispatch.dispatcher import Load
+from asynctask.dispatch.demand import Load
 from asynctask.errors import InputError, LedgerUnavailable
 from asynctask.ledger import reservations, tasks
+from asynctask.ledger.base import NewItem, Reject
 from asynctask.ledger.recorder import TaskCloser
-from asynctask.ledger.tasks import GroupSubmit, NewItem, NewTask, NewWhole, Reject
+from asynctask.ledger.tasks import GroupSubmit, NewTask, NewWhole
 from asynctask.lists import split
 from asynctask.lists.split import MAX_WHOLE_BYTES
 from asynctask.maintenance import Maintenance

@@ -26,7 +26,8 @@ from support.servers import unmet
 
 from asynctask.database import schema
 from asynctask.database.engine import Database
-from asynctask.testing.servers import SERVERS, MissingServer, SqlServer
+from asynctask.testing.servers import MissingServer
+from benchmarks.servers import SERVERS, SqlServer
 
 KINDS = ("sqlite", *SERVERS)
 """Every database that a test of the ledger runs on, unless it is marked otherwise."""

@@ -16,7 +16,7 @@ from support.proxy import Proxy
 from asynctask import AsyncTask
 from asynctask.errors import Unavailable
 from asynctask.testing import PATIENCE_S, wait_for
-from asynctask.testing.servers import SqlServer
+from benchmarks.servers import SqlServer
 
 T = TypeVar("T")
 

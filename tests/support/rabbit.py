@@ -16,7 +16,8 @@ from pathlib import Path
 from support.servers import unmet
 
 from asynctask.testing import wait_for
-from asynctask.testing.servers import MissingServer, RabbitServer
+from asynctask.testing.servers import MissingServer
+from benchmarks.servers import RabbitServer
 
 _STARTING, _USERS, _SAID, _LOG = "rabbit.starting", "rabbit.users", "rabbit.said", "rabbit.log"
 

@@ -16,7 +16,7 @@ from asynctask.core import transitions as core
 from asynctask.core.states import OPEN, TERMINAL, State, Status
 from asynctask.core.transitions import Begin, Delta, Row, Turn, begin, may_close, room
 
-REAL: dict[str, Any] = {name: getattr(core, name) for name in core.__all__}
+REAL: dict[str, Any] = {name: value for name, value in vars(core).items() if callable(value)}
 
 
 def changed(name: str, **changes: Any) -> Callable[..., Any]:

@@ -17,8 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from support.drawn import examples
 
 from asynctask.errors import InputError, Problem
+from asynctask.ledger.base import NewItem
 from asynctask.lists.coerce import Unclear, coercer_for
-from asynctask.lists.items import Accepted, Binding, ItemShape, Refused
+from asynctask.lists.items import Binding, ItemShape, Refused
 from asynctask.lists.problems import describe
 from asynctask.lists.readers import CellError, RawRow
 
@@ -55,8 +56,8 @@ def refused(row: RawRow, binding: Binding | None = None, shape: ItemShape = SHAP
 
 def accepted(row: RawRow, binding: Binding | None = None, shape: ItemShape = SHAPE) -> dict[str, Any]:
     outcome = shape.validate(row, binding)
-    assert isinstance(outcome, Accepted), outcome
-    return dict(outcome.item)
+    assert isinstance(outcome, NewItem), outcome
+    return dict(outcome.values)
 
 
 def of_sheet(**cells: Any) -> RawRow:
@@ -218,7 +219,7 @@ class TestRefused:
             ({"開始日": 86_400}, "wrong_type", "format the cell as a date"),
             ({"開始日": "86400"}, "wrong_type", "2026-03-05"),
             ({"開始日": dt.datetime(2026, 3, 5, 1)}, "wrong_type", "only the date"),
-            ({"開始日": dt.timedelta(1)}, "wrong_type", "no date"),
+            ({"開始日": dt.timedelta(1)}, "wrong_type", "is not a date"),
         ],
     )
     def test_a_cell_is_refused_with_a_stable_code(self, cells: dict[str, Any], code: str, words: str) -> None:
@@ -253,8 +254,8 @@ class TestRefused:
     @pytest.mark.parametrize("value", [None, 1, "x", [1], True])
     def test_a_worker_without_a_model_takes_any_json_value(self, value: Any) -> None:
         outcome = ItemShape(None).validate(RawRow(1, value), None)
-        assert isinstance(outcome, Accepted)
-        assert outcome.item == value
+        assert isinstance(outcome, NewItem)
+        assert outcome.values == value
 
     def test_problems_that_the_reader_found_refuse_the_row(self) -> None:
         problem = Problem(2, None, "too_many_cells", "x")
@@ -475,8 +476,8 @@ class TestWhatPeopleType:
         model = pydantic.create_model("Item", field=(kind, ...))
         shape = ItemShape(model)
         outcome = shape.validate(RawRow(1, {"field": value}), shape.bind(["field"]) if sheet else None)
-        if isinstance(outcome, Accepted):
-            shape.revive(outcome.item)
+        if isinstance(outcome, NewItem):
+            shape.revive(outcome.values)
         else:
             assert all(problem.message for problem in outcome.problems)
 

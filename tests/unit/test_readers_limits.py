@@ -15,7 +15,8 @@ from support.sheets import ods, read, rows_xml, saved, sheet_xml, table, table_r
 
 from asynctask.config import Config
 from asynctask.errors import InputError, TooLarge
-from asynctask.lists.items import Accepted, ItemShape, Refused
+from asynctask.ledger.base import NewItem
+from asynctask.lists.items import ItemShape, Refused
 from asynctask.lists.readers import Limits, RawRow
 
 Rows = list[list[Any]]
@@ -155,7 +156,7 @@ class Item(BaseModel):
 def test_bytes_of_an_item(tmp_path: Path, write: Write) -> None:
     path = write(tmp_path / "f", [["a", "b"], ["x" * 90, None]])
     with_headers, rows = read(path)
-    for most, kind in ((98, Accepted), (97, Refused)):
+    for most, kind in ((98, NewItem), (97, Refused)):
         shape = ItemShape(Item, max_item_bytes=most)
         found = shape.validate(rows[0], shape.bind(with_headers) if with_headers is not None else None)
         assert isinstance(found, kind)

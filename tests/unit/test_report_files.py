@@ -22,10 +22,11 @@ from pydantic import BaseModel, Field
 from support.drawn import examples
 
 from asynctask.errors import Unavailable
-from asynctask.lists.cells import Percent, csv_cell
-from asynctask.lists.items import Accepted, ItemShape
+from asynctask.ledger.base import NewItem
+from asynctask.lists.items import ItemShape
 from asynctask.lists.readers import CellError, Limits, RawRow, normalise, open_source
 from asynctask.lists.readers.base import COLUMNS, SUFFIX
+from asynctask.lists.written_cells import Percent, csv_cell
 from asynctask.messages import CATALOGUE
 from asynctask.reports.files import ReportRow, iter_csv, iter_xlsx, report_headers, write_csv, write_xlsx
 
@@ -376,9 +377,9 @@ class TestRoundTrip:
             (again,) = source.rows()
             assert report_headers(source.headers) == report_headers(headers)
         outcome = shape.validate(again, binding)
-        assert isinstance(outcome, Accepted)
+        assert isinstance(outcome, NewItem)
         status = "new" if "Status" in headers else None
-        assert outcome.item == {"code": "-=x", "day": "2026-03-05", "budget": "-1.5", "status": status}
+        assert outcome.values == {"code": "-=x", "day": "2026-03-05", "budget": "-1.5", "status": status}
 
     @settings(max_examples=examples(40, 150))
     @given(st.lists(st.fixed_dictionaries({"text": TEXTS, "other": CELLS, "error": TEXTS}), min_size=1, max_size=5))

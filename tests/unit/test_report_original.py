@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from support.drawn import examples
 
 from asynctask.clock import SystemClock, SystemIds
-from asynctask.lists.cells import Percent
 from asynctask.lists.original_rows import KeptRows, Percents, keep_rows, percents_of
 from asynctask.lists.readers import CellError, Limits, RawRow
 from asynctask.lists.rows import ListSource
 from asynctask.lists.uploads import StoredFile, Uploads
+from asynctask.lists.written_cells import Percent
 from asynctask.reports.report import Original, open_original
 
 

@@ -21,10 +21,10 @@ from asynctask.database.engine import Database
 from asynctask.errors import Conflict
 from asynctask.ledger import control, dispatchable, reservations, sessions
 from asynctask.ledger import tasks as task_rows
-from asynctask.ledger.base import Ledger
+from asynctask.ledger.base import Ledger, NewItem
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.ledger.reservations import Ready
-from asynctask.ledger.tasks import NewItem, NewTask, try_close
+from asynctask.ledger.tasks import NewTask, try_close
 
 SESSIONS = ("a", "b", "c", None)
 PICK = st.integers(0, 7)

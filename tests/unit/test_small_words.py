@@ -10,11 +10,11 @@ from pydantic import BaseModel, Field, TypeAdapter
 
 from asynctask.cli.tasks import _knob
 from asynctask.errors import InputError
-from asynctask.lists.cells import csv_cell
 from asynctask.lists.coerce import Unclear, coercer_for, span_text
 from asynctask.lists.items import ItemShape, Refused
 from asynctask.lists.problems import say
 from asynctask.lists.readers import RawRow
+from asynctask.lists.written_cells import csv_cell
 
 
 @pytest.mark.parametrize(

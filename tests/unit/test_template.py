@@ -16,7 +16,7 @@ import pytest
 from pydantic import AliasChoices, BaseModel, Field
 
 from asynctask import AsyncTask
-from asynctask.lists.items import Accepted
+from asynctask.ledger.base import NewItem
 from asynctask.lists.readers import Limits, open_source
 from asynctask.messages import CATALOGUE
 from asynctask.reports.templates import TEXTS, NoTemplate, Template, make_template, template_csv, template_xlsx
@@ -227,9 +227,9 @@ class TestRoundTrip:
             assert source.headers == tuple(FILLED)
             binding = shape.bind(source.headers)
             first, second = (shape.validate(row, binding) for row in source.rows())
-        assert isinstance(first, Accepted), first
-        assert isinstance(second, Accepted), second
-        assert first.item == {
+        assert isinstance(first, NewItem), first
+        assert isinstance(second, NewItem), second
+        assert first.values == {
             "code": "00123", "budget": "12.5", "pieces": 7, "parcel": 12, "weight": 0.5, "begins": "2026-03-05",
             "sent_at": "2026-03-05T14:30:00", "opens": "09:30:00", "lasts": "P1DT6H", "express": True, "kind": "=a",
             "channel": "shop, in town", "level": 2, "country": "C099", "big": 123456789012345678, "tags": [],

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from asynctask.errors import InputError
-from asynctask.lists.items import Accepted, ItemShape, Refused
+from asynctask.ledger.base import NewItem
+from asynctask.lists.items import ItemShape, Refused
 from asynctask.lists.problems import render
 from asynctask.lists.readers import RawRow
 from asynctask.lists.rows import FirstRows, checked, refuse_absent
@@ -82,7 +83,7 @@ def test_a_row_that_is_refused_for_another_reason_takes_nothing_from_a_later_one
     raws = [RawRow(2, {"Article": "a", "count": "many"}), RawRow(3, {"Article": "a", "count": 1})]
     first, second = checked(lambda _: iter(raws), shape, binding, ["sku"])
     assert isinstance(first, Refused)
-    assert isinstance(second, Accepted)
+    assert isinstance(second, NewItem)
 
 
 def test_the_problem_names_column_value_and_the_first_row() -> None:
@@ -101,10 +102,10 @@ def test_the_problem_names_column_value_and_the_first_row() -> None:
 def test_items_of_a_program_may_be_models_or_anything_without_a_model() -> None:
     models = [RawRow(n, Item(SKU="a", count=n)) for n in (1, 2)]
     rows = list(checked(lambda _: iter(models), SHAPE, None, ["sku"]))
-    assert [type(row) for row in rows] == [Accepted, Refused]
+    assert [type(row) for row in rows] == [NewItem, Refused]
     plain = [RawRow(1, {"k": 1}), RawRow(2, {"k": "1"}), RawRow(3, {"k": 1}), RawRow(4, 7), RawRow(5, 7), RawRow(6, {})]
     kinds = [type(row) for row in checked(lambda _: iter(plain), ItemShape(None), None, ["k"])]
-    assert kinds == [Accepted, Accepted, Refused, Accepted, Accepted, Accepted]
+    assert kinds == [NewItem, NewItem, Refused, NewItem, NewItem, NewItem]
 
 
 def test_without_a_model_a_column_that_the_sheet_does_not_have_is_refused() -> None:

@@ -36,8 +36,6 @@ from asynctask.clock import SECOND, Clock, micros
 from asynctask.errors import InputError
 from asynctask.wire.payload import Malformed, dump, parse, write_time
 
-__all__ = ["RedisOperations", "Sets", "score", "time_of"]
-
 _SCAN_BATCH: Final = 500
 _PART: Final = 50
 _PAGE_BYTES: Final = 33_554_432

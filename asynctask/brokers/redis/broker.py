@@ -31,8 +31,6 @@ from asynctask.clock import SECOND, Clock, Ids, SystemClock, SystemIds
 from asynctask.errors import BrokerUnavailable
 from asynctask.logs import get_logger
 
-__all__ = ["RedisBroker", "Waiter"]
-
 PUSHED_AT_ONCE: Final = 10_000
 """Copies per script call; a larger push takes several calls, each all or none."""
 

@@ -23,18 +23,6 @@ from asynctask.errors import InputError, Problem
 from asynctask.wire.payload import DEFAULT_QUEUE, presentable
 from asynctask.wire.ruby_json import MAX_BYTES, MAX_DEPTH, Malformed, dump, dump_any, parse
 
-__all__ = [
-    "MALFORMED",
-    "held_key",
-    "key_of",
-    "keys_in",
-    "marked",
-    "opened",
-    "sealed",
-    "sealed_for_set",
-    "shown",
-]
-
 MALFORMED: Final = "bad-"
 """Prefix of the jid of a copy that is no job, whose payload is the text found, with attempt 0. It goes to the dead set, in
 the form of :func:`shown`."""

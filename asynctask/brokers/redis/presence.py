@@ -33,8 +33,6 @@ from asynctask.errors import BrokerUnavailable
 from asynctask.logs import get_logger
 from asynctask.wire.ruby_json import dump_any
 
-__all__ = ["BOUNDS", "Counters", "Figures", "Metrics", "RedisPresence", "Statistics", "commands", "day", "process_facts"]
-
 SEEN_S: Final = 60
 """Seconds after its last beat until a process disappears."""
 

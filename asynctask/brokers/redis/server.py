@@ -21,8 +21,6 @@ from redis.retry import Retry
 
 from asynctask.errors import BrokerUnavailable, ConfigError
 
-__all__ = ["Keys", "Server"]
-
 T = TypeVar("T")
 Command = tuple[str | int | bytes, ...]
 

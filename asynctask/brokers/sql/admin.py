@@ -41,8 +41,6 @@ from asynctask.database.retrying import repeatable
 from asynctask.database.tables import jobs
 from asynctask.errors import BrokerUnavailable, InputError, LedgerUnavailable
 
-__all__ = ["SqlOperations"]
-
 _j = jobs.c
 _COPY: Final = tuple(_j[name] for name in COPY)
 

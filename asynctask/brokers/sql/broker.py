@@ -35,8 +35,6 @@ from asynctask.database.retrying import repeatable
 from asynctask.database.tables import jobs
 from asynctask.errors import BrokerUnavailable, LedgerUnavailable
 
-__all__ = ["SqlBroker"]
-
 _j = jobs.c
 _COPY: Final = tuple(_j[name] for name in COPY)
 _TABLES: Final[Mapping[str, Callable[[Database], JobsTable]]] = {

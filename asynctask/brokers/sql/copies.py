@@ -14,21 +14,6 @@ from typing import Any, Final, NamedTuple, TypeVar
 from asynctask.brokers.base import BIGINT, INT, MAX_PAYLOAD_BYTES, Copy, refuse_unstorable
 from asynctask.errors import Problem
 
-__all__ = [
-    "COLUMNS",
-    "COPY",
-    "FIRST",
-    "LAST",
-    "Heads",
-    "Range",
-    "Row",
-    "copy_of",
-    "ordinary",
-    "parts",
-    "put_back",
-    "row_of",
-]
-
 Row = dict[str, Any]
 
 COLUMNS: Final = ("jid", "attempt", "queue", "priority", "task_id", "held_in", "run_at", "deaths", "payload", "waits")

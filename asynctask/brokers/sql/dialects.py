@@ -30,19 +30,6 @@ from asynctask.database.retrying import TransactionConflict, repeatable
 from asynctask.database.tables import jobs
 from asynctask.errors import LedgerUnavailable
 
-__all__ = [
-    "EXCHANGE",
-    "WITHDRAW",
-    "JobsTable",
-    "MariadbJobs",
-    "PostgresqlJobs",
-    "SqliteJobs",
-    "Taken",
-    "exchange_statement",
-    "exchange_values",
-    "look_statement",
-]
-
 _j = jobs.c
 
 _INSERT: Final = (

@@ -10,26 +10,6 @@ from typing import Any, Final, Protocol, Self
 
 from asynctask.errors import InputError, Problem, TooLarge
 
-__all__ = [
-    "COLUMNS",
-    "SUFFIX",
-    "CellError",
-    "Limits",
-    "OpenOptions",
-    "RawRow",
-    "Source",
-    "column_letters",
-    "normalise",
-    "of_locale",
-    "over_limit",
-    "report_block",
-    "row_number_header",
-    "shorten",
-    "too_costly",
-    "too_long",
-    "too_wide",
-]
-
 # -- columns that a report adds: one table for writing and for recognising them
 
 COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {

@@ -13,8 +13,6 @@ from asynctask.lists.readers.base import Limits, OpenOptions, normalise, over_li
 from asynctask.lists.readers.encodings import prove_encoding
 from asynctask.lists.readers.table import HEADER_ROWS, TableSource, matches
 
-__all__ = ["FORMULA_STARTS", "open_csv", "open_tsv"]
-
 DELIMITERS: Final = ",;\t|"
 FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 """Beginnings that a spreadsheet may take for a formula; a report prefixes such text with ', and reading removes it."""

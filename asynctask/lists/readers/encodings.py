@@ -18,8 +18,6 @@ from typing import Any, Final
 from asynctask.errors import InputError
 from asynctask.lists.readers.base import normalise
 
-__all__ = ["BOM", "decoded", "encoding_names", "head_text", "known_encoding", "prove_encoding"]
-
 BOM: Final = b"\xef\xbb\xbf"
 _CHUNK: Final = 1 << 20
 _SAMPLE: Final = 20_000

@@ -14,8 +14,6 @@ from asynctask.errors import InputError, Problem
 from asynctask.lists.readers.base import Limits, OpenOptions, RawRow, over_limit
 from asynctask.lists.readers.encodings import BOM, decoded, prove_encoding
 
-__all__ = ["check_depth", "items_of", "open_json", "open_ndjson"]
-
 _CHUNK: Final = 1 << 18
 _SHOWN: Final = 200
 _STRINGS: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)

@@ -30,8 +30,6 @@ from asynctask.lists.readers.workbook import (
     plain_number,
 )
 
-__all__ = ["MIMETYPE", "ods_table", "open_ods"]
-
 MIMETYPE: Final = b"application/vnd.oasis.opendocument.spreadsheet"
 _CONTENT: Final = "content.xml"
 _MANIFEST: Final = "meta-inf/manifest.xml"

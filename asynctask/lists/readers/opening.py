@@ -19,8 +19,6 @@ from asynctask.lists.readers.workbook import OLE, OleFile, Package, encrypted, o
 from asynctask.lists.readers.xls import STREAMS, open_xls, xls_sheets
 from asynctask.lists.readers.xlsx import open_xlsx, xlsx_sheets
 
-__all__ = ["OPENERS", "SHEETS", "sniff"]
-
 OPENERS: Final[Mapping[str, Callable[[Path, OpenOptions], Source]]] = {
     "xlsx": open_xlsx,
     "xls": open_xls,

@@ -14,8 +14,6 @@ from asynctask.errors import TooLarge
 from asynctask.lists.readers.base import over_limit
 from asynctask.lists.readers.workbook import Package, damaged, parse_xml
 
-__all__ = ["TextParser", "Texts", "canonical", "clean", "escaped", "load_texts"]
-
 NAMES: Final[Mapping[str, str]] = {"amp": "&", "lt": "<", "gt": ">", "quot": '"', "apos": "'"}
 _REFERENCE: Final = re.compile(r"&(?:#x([0-9A-Fa-f]{1,6})|#([0-9]{1,7})|([A-Za-z]{1,8}));|&")
 _ESCAPE: Final = re.compile(r"_x([0-9A-Fa-f]{4})_")

@@ -11,8 +11,6 @@ from typing import Any, Final, NamedTuple, Self
 from asynctask.errors import InputError, Problem
 from asynctask.lists.readers.base import Limits, OpenOptions, RawRow, column_letters, normalise, over_limit, shorten
 
-__all__ = ["HEADER_ROWS", "Table", "TableSource", "matches", "sheet_source"]
-
 Cells = Callable[[], Iterator[tuple[int, list[Any]]]]
 """Iterates over the non-empty rows: their numbers, and their cells from column A on, empty ones None."""
 

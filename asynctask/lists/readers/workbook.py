@@ -25,33 +25,6 @@ from xml.parsers.expat import XMLParserType
 from asynctask.errors import InputError, TooLarge, UnsupportedFormat
 from asynctask.lists.readers.base import CellError, Limits, over_limit
 
-__all__ = [
-    "BUILT_IN",
-    "MAX_SHEETS",
-    "MAX_STYLES",
-    "MOMENT",
-    "NO_VALUE",
-    "NUMBER",
-    "OLE",
-    "OleFile",
-    "Package",
-    "SheetPart",
-    "choose_sheet",
-    "classify",
-    "damaged",
-    "empty_sheet",
-    "encrypted",
-    "feed",
-    "from_iso",
-    "from_serial",
-    "office_document",
-    "parse_xml",
-    "plain_number",
-    "read_workbook",
-    "sheet_kinds",
-    "tidy",
-]
-
 # -- zip package
 #
 # Untrusted: every size is verified by inflating.

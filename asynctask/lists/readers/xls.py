@@ -26,8 +26,6 @@ from asynctask.lists.readers.workbook import (
     tidy,
 )
 
-__all__ = ["STREAMS", "open_xls", "xls_table"]
-
 STREAMS: Final = ("workbook", "book")
 _MAX_UNORDERED: Final = 1_000_000
 

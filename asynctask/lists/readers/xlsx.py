@@ -31,8 +31,6 @@ from asynctask.lists.readers.workbook import (
     sheet_kinds,
 )
 
-__all__ = ["open_xlsx", "xlsx_sheets", "xlsx_table"]
-
 
 def open_xlsx(path: Path, options: OpenOptions) -> TableSource:
     """Opens the named sheet, else the first visible one with rows.

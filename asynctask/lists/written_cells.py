@@ -1,8 +1,8 @@
-"""Typed cells, encoded: as JSON between processes and on disk, and as values of a report's file.
+"""How typed cells are written: as JSON between processes and on disk, and as values of a report's file.
 
 A type that JSON lacks is an object of one key, ``{"d": "2026-03-05"}``. In a report a value keeps its type where the file
 format has it, and is text where it would be changed; no text becomes a formula, a link, a number or markup.
-What a cell means for a field of an item is decided in :mod:`asynctask.lists.items`, by :mod:`asynctask.lists.coerce`.
+How a cell becomes a field of an item: :mod:`asynctask.lists.items`.
 """
 
 from __future__ import annotations
@@ -21,20 +21,6 @@ from asynctask.lists.coerce import span_text
 from asynctask.lists.problems import jsonable
 from asynctask.lists.readers.base import CellError
 from asynctask.lists.readers.csv import FORMULA_STARTS
-
-__all__ = [
-    "GUARDED",
-    "NEGATIVE",
-    "SHEET_ROWS",
-    "Percent",
-    "csv_cell",
-    "cut",
-    "dump",
-    "packed",
-    "sheet_text",
-    "sheet_value",
-    "unpacked",
-]
 
 SHEET_ROWS: Final = 1_048_575
 """The rows of a sheet without its header."""
