@@ -151,8 +151,11 @@ def check_seen(job: Job, n: int) -> None:
 
 
 @contextmanager
-def child(role: str, place: Place, *more: str) -> Iterator[subprocess.Popen[str]]:
-    """A process of this module in the ``role`` of ``worker`` or ``web``; it has ended when the block has."""
+def child(role: str, place: Place, *more: str, may_die: bool = False) -> Iterator[subprocess.Popen[str]]:
+    """A process of this module in the ``role`` of ``worker`` or ``web``; it has ended when the block has.
+
+    Raises :class:`Unaccounted` if it ended before, unless it ``may_die``.
+    """
     lifeline, hold = os.pipe()
     argv = [sys.executable, "-m", "benchmarks.children", role, str(place.folder), *more]
     # Not among the words, which every user of the machine can read: a URL may hold a password.
@@ -165,7 +168,7 @@ def child(role: str, place: Place, *more: str) -> Iterator[subprocess.Popen[str]
         with started(argv, _end, cwd=place.folder, env=environ, pass_fds=(lifeline,), **how) as process:
             os.close(lifeline)
             yield process
-            if process.poll() is not None:
+            if process.poll() is not None and not may_die:
                 log.seek(0)
                 raise Unaccounted(f"the {role} process ended with {process.returncode}: {log.read()[-2_000:]}")
     finally:

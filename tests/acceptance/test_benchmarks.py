@@ -29,6 +29,7 @@ from benchmarks.databases import PREFIX, shown
 from benchmarks.original_design import PACKAGES, installed
 from benchmarks.processes import started
 from benchmarks.redis_servers import redis_server
+from benchmarks.rounds import judge
 from benchmarks.servers import SERVERS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -154,6 +155,22 @@ def test_an_idle_worker_tells_its_memory_and_its_share_of_a_processor(tmp_path: 
     assert settings["own_mb"] > 10
     assert 0 <= settings["cpu_percent"] < 100
     assert (found["unit"], found["peer"], settings["broker"]) == ("MB", None, "Redis")
+
+
+@pytest.mark.full(reason="a way of measuring, not the product")
+def test_rounds_are_never_too_soon_though_who_dispatches_dies(tmp_path: Path) -> None:
+    found = result(
+        tmp_path, "rounds", "-n", "12", "--interval", "0.1", "--parallel", "2", "--processes", "2", "--deaths", "1"
+    )
+    assert (found["unit"], found["peer"], found["settings"]["too_soon"]) == ("% late", 5.0, 0)
+    assert found["ratio"] == pytest.approx(found["ours"] / found["peer"])
+
+
+def test_a_start_is_too_soon_by_those_that_a_round_may_have() -> None:
+    assert judge([0.0, 0.0, 1.0, 1.1, 2.0], 1.0, 2) == ([], [0.0, 0.0])
+    soon, late = judge([0.0, 0.0, 0.9, 2.5], 1.0, 2)
+    assert soon == [pytest.approx(0.1)]
+    assert late == [0.0]
 
 
 def test_the_tables_that_jobs_fill_are_told_by_name(tmp_path: Path) -> None:
