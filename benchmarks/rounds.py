@@ -21,6 +21,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from itertools import pairwise
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -75,7 +76,7 @@ def judge(starts: Sequence[float], interval: float, parallel: int) -> tuple[list
     gaps = [later - sooner for sooner, later in zip(starts, starts[parallel:], strict=False)]
     soon = [interval - gap for gap in gaps if gap < interval - 1 / SECOND]
     rounds = starts[::parallel]
-    return soon, [max(0.0, later - sooner - interval) for sooner, later in zip(rounds, rounds[1:], strict=False)]
+    return soon, [max(0.0, later - sooner - interval) for sooner, later in pairwise(rounds)]
 
 
 def _starts(place: Place, options: argparse.Namespace) -> list[float]:
