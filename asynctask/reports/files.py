@@ -22,8 +22,8 @@ import xlsxwriter
 from xlsxwriter.utility import xl_col_to_name, xl_range
 
 from asynctask.errors import Unavailable
-from asynctask.lists.cells import SHEET_ROWS, Percent, csv_cell, cut, sheet_value
-from asynctask.lists.readers.base import COLUMNS, SUFFIX, CellError, normalise, of_locale, report_block
+from asynctask.lists.cells import SHEET_ROWS, csv_cell, cut, sheet_value
+from asynctask.lists.readers.base import COLUMNS, SUFFIX, CellError, Percent, normalise, of_locale, report_block
 
 __all__ = ["SHEET_ROWS", "ReportRow", "iter_csv", "iter_xlsx", "report_headers", "write_csv", "write_xlsx"]
 

@@ -22,10 +22,10 @@ from pydantic import BaseModel, Field
 from support.drawn import examples
 
 from asynctask.errors import Unavailable
-from asynctask.lists.cells import Percent, csv_cell
+from asynctask.lists.cells import csv_cell
 from asynctask.lists.items import Accepted, ItemShape
 from asynctask.lists.readers import CellError, Limits, RawRow, normalise, open_source
-from asynctask.lists.readers.base import COLUMNS, SUFFIX
+from asynctask.lists.readers.base import COLUMNS, SUFFIX, Percent
 from asynctask.messages import CATALOGUE
 from asynctask.reports.files import ReportRow, iter_csv, iter_xlsx, report_headers, write_csv, write_xlsx
 
