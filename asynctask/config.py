@@ -35,7 +35,7 @@ class Config:
     broker_url: str = _field("", "URL of the queue: redis://, rediss:// or unix://; empty: a table of the database.")
     namespace: str = _field("", "Prefix of every key in Redis.")
     locale: str = _field("en", "Language of the messages that the middleware records: " + ", ".join(CATALOGUE) + ".")
-    data_dir: str = _field("asynctask-data", "Folder for uploads and reports, shared by all processes.")
+    data_dir: str = _field("asynctask-data", "Folder for uploads and exports, shared by all processes.")
     results_url: str = _field("", "URL of a bucket for exports, such as s3://bucket/prefix; empty: a folder of data_dir.")
     app: str = _field("", "module:attribute of the application, for child processes.")
 

@@ -1,12 +1,13 @@
 """The report of a Task whose rows all failed, downloaded from a web server: when it begins, how long it takes, its memory.
 
-    python -m benchmarks.reports [-n N] [--format csv|xlsx] [--runs R] [--server KIND] [--json]
+    python -m benchmarks.reports [-n N] [--sheet] [--format csv|xlsx] [--runs R] [--server KIND] [--json]
 
-The items come from a program, have eight fields and are split as any list; their failures are recorded by the recorder. A
-web server in a process of its own answers ``GET /api/tasks/ID/report.csv`` or ``.xlsx``. ``ours`` is the median time until
-the first byte of the file is here; ``total_ms`` and ``peak_mb`` (of the server's process, all runs together) are in
-``settings``. The peer is the bare loop over the same rows in memory, with :mod:`csv` or XlsxWriter in constant memory: it
-has nothing to send before its last row, so its total time counts.
+The items come from a program, have eight fields and are split as any list; their failures are recorded by the recorder.
+With ``--sheet`` they are the seven columns of an uploaded workbook, which every report reads again. A web server in a
+process of its own answers ``GET /api/tasks/ID/report.csv`` or ``.xlsx``. ``ours`` is the median time until the first byte
+of the file is here; ``total_ms`` and ``peak_mb`` (of the server's process, all runs together, without the one that reads
+the workbook) are in ``settings``. The peer is the bare loop over the same rows in memory, with :mod:`csv` or XlsxWriter in
+constant memory: it has nothing to send before its last row, so its total time counts.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import io
 import statistics
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -33,7 +35,7 @@ from asynctask.ledger import reservations
 from asynctask.ledger.events import Failure, Note
 from asynctask.ledger.recorder import Outcome, Recorder
 from asynctask.ledger.reservations import Ready
-from benchmarks import common
+from benchmarks import common, sheet_files
 from benchmarks.children import await_address, child
 from benchmarks.common import Result, Unaccounted
 from benchmarks.memory import peak_kb
@@ -42,12 +44,14 @@ __all__ = ["main"]
 
 _PAGE = 1_000
 _LEASE_S = 3_600.0
+_POLL_S = 0.05
 _WHY = "the seller is not qualified for this promotion"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
     parser = common.arguments(__doc__, n=10_000)
+    parser.add_argument("--sheet", action="store_true", help="of an uploaded workbook, not of a program's items")
     parser.add_argument("--format", choices=("csv", "xlsx"), default="xlsx", help="of the report (default xlsx)")
     parser.add_argument("--runs", type=int, default=3, help="downloads, in turn with the peer (default 3)")
     return common.run(parser, argv, measure)
@@ -58,7 +62,7 @@ def measure(options: argparse.Namespace) -> Result:
     firsts, totals, peers = [], [], []
     with common.place(options) as place, closing(place.app()) as app:
         app.worker(name="job", retry=0)(_elsewhere)
-        task_id = app.submit("job", _items(options.n), title="benchmark").id
+        task_id = _uploaded(app, options.n, place.folder) if options.sheet else app.submit("job", _items(options.n)).id
         _fail_all(app, task_id)
         common.audit(app, task_id, failed=options.n)
         with child("web", place) as process:
@@ -76,6 +80,7 @@ def measure(options: argparse.Namespace) -> Result:
         **common.setting(options),
         "runs": options.runs,
         "format": options.format,
+        "list": "an uploaded workbook" if options.sheet else "items of a program",
         "total_ms": round(statistics.median(totals)),
         "peak_mb": round(peak / 1024, 1),
         "idle_mb": round(before / 1024, 1),
@@ -103,6 +108,16 @@ def _items(n: int) -> Iterator[dict[str, Any]]:
             "sku": f"SKU-{i:08}", "title": f"Promotion of the spring, number {i}", "price": i / 4, "stock": i % 997,
             "seller": f"seller-{i % 5_003}", "from": "2026-03-05", "until": "2026-04-05", "note": None,
         }  # fmt: skip
+
+
+def _uploaded(app: AsyncTask, n: int, folder: Path) -> int:
+    """The Task of an uploaded workbook, once it is split."""
+    with sheet_files.make("xlsx", n, folder).open("rb") as file:
+        task = app.submit_file("job", app.uploads.store(file, "orders.xlsx")).task
+    pause = threading.Event()
+    while task.progress()["state"] == "splitting":
+        pause.wait(_POLL_S)
+    return int(task.id)
 
 
 def _fail_all(app: AsyncTask, task_id: int) -> None:
@@ -152,7 +167,8 @@ def _check(data: bytes, options: argparse.Namespace) -> None:
 
 def _peer(options: argparse.Namespace, folder: Path) -> float:
     """Milliseconds of the bare loop."""
-    clock, rows = SystemClock(), [[*item.values(), n, "failed", _WHY, 1] for n, item in enumerate(_items(options.n), 1)]
+    own = map(sheet_files.row, range(options.n)) if options.sheet else (item.values() for item in _items(options.n))
+    clock, rows = SystemClock(), [[*cells, n, "failed", _WHY, 1] for n, cells in enumerate(own, 1)]
     began = clock.monotonic()
     if options.format == "csv":
         with (folder / "peer.csv").open("w", newline="") as file:

@@ -167,8 +167,8 @@ def _streamed(task: TaskHandle, rows: str, pieces: Callable[..., Generator[bytes
     with ExitStack() as stack:
         stack.enter_context(slot())
         report = task.report(rows, reader_locale(), client_check())
-        # The rows hold the original file until they are closed, even if they are not read to the end.
-        stack.callback(report.rows.close)
+        # It holds the original list until it is closed, even if its rows are not read to the end.
+        stack.callback(report.close)
         chunks = pieces(report.headers, report.rows, locale=report.locale)
         stack.callback(chunks.close)
         # Made before the answer begins: an immediate error is an error answer, not half a file.

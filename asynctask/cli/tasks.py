@@ -419,7 +419,7 @@ def _write_report(out: Output, handle: TaskHandle, path: Path, suffix: str, rows
     with RowsWritten(out, SystemClock().monotonic, clean(path), total) as shown:
         content = handle.report(rows, alive=shown.show)
         counted = shown.counted(content.rows)
-        with closing(content.rows), _replace_atomically(path, suffix) as temporary:
+        with closing(content), _replace_atomically(path, suffix) as temporary:
             if suffix == ".xlsx":
                 return files.write_xlsx(temporary, content.headers, counted, locale=content.locale)
             with temporary.open("wb") as stream:

@@ -34,7 +34,6 @@ from asynctask.messages import clean
 ITEMS = "items.json"
 """The file name of a list of JSON items."""
 
-KEPT_ROWS = ".rows"
 _CHUNK = 1 << 20
 
 
@@ -128,15 +127,11 @@ class Uploads:
             )
         return path
 
-    def kept_rows(self, name: str) -> Path:
-        """Where the rows of a stored workbook are cached for reports; removed with the workbook."""
-        return self._folder / f"{name}{KEPT_ROWS}"
-
     def remove(self, name: str) -> bool:
-        """Removes a list by its name, with its cached rows. Returns False for a missing one. Raises OSError."""
+        """Removes a list by its name. Returns False for a missing one. Raises OSError."""
         if not name.isalnum():
             return False
-        self.kept_rows(name).unlink(missing_ok=True)
+        (self._folder / f"{name}.rows").unlink(missing_ok=True)  # an earlier version cached the rows of a workbook
         try:
             (self._folder / name).unlink()
         except FileNotFoundError:
@@ -199,9 +194,12 @@ _START: Final = "import sys; sys.path[:] = sys.argv[1:]; from asynctask.lists.wo
 class ListFile(Protocol):
     """An uploaded list: a context manager that opens its sheets."""
 
-    def open(self, sheet: str | None, expect: Collection[str], *, unzipped: int | None = None) -> Source:
+    def open(
+        self, sheet: str | None, expect: Collection[str], *, unzipped: int | None = None, report: bool = False
+    ) -> Source:
         """The named sheet, else the first visible one with rows; arguments and errors as of
-        :func:`~asynctask.lists.readers.open_source`. ``unzipped``: a lower limit on the workbook's unzipped bytes."""
+        :func:`~asynctask.lists.readers.open_source`. ``unzipped``: a lower limit on the workbook's unzipped bytes;
+        ``report``: as of :class:`~asynctask.lists.readers.base.OpenOptions`."""
         ...
 
     def sheets(self) -> list[str]:
@@ -237,7 +235,9 @@ class _Text:
     def __init__(self, path: Path, filename: str, limits: Limits, encoding: str | None) -> None:
         self._path, self._filename, self._limits, self._encoding = path, filename, limits, encoding
 
-    def open(self, sheet: str | None, expect: Collection[str], *, unzipped: int | None = None) -> Source:
+    def open(
+        self, sheet: str | None, expect: Collection[str], *, unzipped: int | None = None, report: bool = False
+    ) -> Source:
         return open_source(
             self._path, self._filename, sheet=sheet, encoding=self._encoding, limits=self._limits, expect=expect
         )
@@ -274,18 +274,16 @@ class Workbook:
         """The order whose answers are still unread."""
         self._deaths = 0
 
-    def open(self, sheet: str | None, expect: Collection[str], *, unzipped: int | None = None) -> Source:
+    def open(
+        self, sheet: str | None, expect: Collection[str], *, unzipped: int | None = None, report: bool = False
+    ) -> Source:
         """See :class:`ListFile`."""
-        order = {"sheet": sheet, "expect": sorted(expect), "unzipped": unzipped}
+        order = {"sheet": sheet, "expect": sorted(expect), "unzipped": unzipped, "report": report}
         return _Sheet(self, order, self._answer({**order, "do": "open"}))
 
     def sheets(self) -> list[str]:
         """See :class:`ListFile`."""
         return list(self._answer({"do": "sheets"})["sheets"])
-
-    def keep(self, target: Path, sheet: str | None, expect: Collection[str]) -> None:
-        """Writes the rows of a sheet to ``target``, for :class:`~asynctask.lists.original_rows.KeptRows`."""
-        self._answer({"do": "keep", "target": str(target), "sheet": sheet, "expect": sorted(expect), "unzipped": None})
 
     def close(self) -> None:
         """Ends the child; idempotent."""

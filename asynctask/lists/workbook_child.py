@@ -73,11 +73,9 @@ class _Child:
         if order["do"] == "sheets":
             _send({"sheets": SHEETS[self._format(self._limits)](self._path, self._limits)})
             return
-        source = self._open(order["sheet"], order["expect"], order["unzipped"])
+        source = self._open(order["sheet"], order["expect"], order["unzipped"], order["report"])
         if order["do"] == "rows":
             _send_rows(source, order["after"])
-        elif order["do"] == "keep":
-            self._keep_rows(source, Path(order["target"]))
         _send(
             {
                 "format": source.format,
@@ -93,15 +91,15 @@ class _Child:
             self._opened[1].close()
             self._opened = None
 
-    def _open(self, sheet: str | None, expect: list[str], unzipped: int | None) -> Source:
-        key = (sheet, expect, unzipped)
+    def _open(self, sheet: str | None, expect: list[str], unzipped: int | None, report: bool) -> Source:
+        key = (sheet, expect, unzipped, report)
         if self._opened is not None and self._opened[0] == key:
             return self._opened[1]
         self.forget()
         limits = self._limits
         if unzipped is not None:
             limits = replace(limits, max_unzipped_bytes=min(limits.max_unzipped_bytes, unzipped))
-        source = OPENERS[self._format(limits)](self._path, OpenOptions(sheet, limits, frozenset(expect)))
+        source = OPENERS[self._format(limits)](self._path, OpenOptions(sheet, limits, frozenset(expect), report=report))
         self._opened = (key, source)
         return source
 
@@ -109,14 +107,6 @@ class _Child:
         from asynctask.lists.readers import readable
 
         return sniff(self._path, self._filename, limits, readable())
-
-    def _keep_rows(self, source: Source, target: Path) -> None:
-        from asynctask.lists.original_rows import (
-            keep_rows,
-            percents_of,  # imported here: most workbooks are read for no report
-        )
-
-        keep_rows(source, percents_of(self._path, self._limits, source.format, source.sheet_name), target)
 
 
 def _send_rows(source: Source, after: int) -> None:

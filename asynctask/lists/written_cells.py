@@ -1,4 +1,4 @@
-"""How typed cells are written: as JSON between processes and on disk, and as values of a report's file.
+"""How typed cells are written: as JSON between processes, and as values of a report's file.
 
 A type that JSON lacks is an object of one key, ``{"d": "2026-03-05"}``. In a report a value keeps its type where the file
 format has it, and is text where it would be changed; no text becomes a formula, a link, a number or markup.
@@ -19,7 +19,7 @@ import orjson
 
 from asynctask.lists.coerce import span_text
 from asynctask.lists.problems import jsonable
-from asynctask.lists.readers.base import CellError
+from asynctask.lists.readers.base import CellError, Percent
 from asynctask.lists.readers.csv import FORMULA_STARTS
 
 SHEET_ROWS: Final = 1_048_575
@@ -48,6 +48,8 @@ def packed(value: Any) -> Any:
         return {"s": [value.days, value.seconds, value.microseconds]}
     if kind is CellError:
         return {"e": value.text}
+    if kind is Percent:
+        return {"p": [float(value), value.pattern]}
     return str(value)
 
 
@@ -62,6 +64,8 @@ def unpacked(value: dict[str, Any]) -> Any:
         return time.fromisoformat(content)
     if kind == "s":
         return timedelta(*content)
+    if kind == "p":
+        return Percent(*content)
     return CellError(str(content))
 
 
@@ -77,17 +81,6 @@ _NO_CHARACTERS: Final = re.compile("[\x00\ud800-\udfff\ufffe\uffff]")
 GUARDED: Final = (*FORMULA_STARTS, "'")
 NEGATIVE: Final = re.compile(r"-(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,15})?")
 """Negative numbers as a spreadsheet reads them exactly."""
-
-
-class Percent(float):
-    """A number displayed as a percentage; ``pattern`` is its number format."""
-
-    pattern: str
-
-    def __new__(cls, value: float, pattern: str) -> Percent:
-        made = super().__new__(cls, value)
-        made.pattern = pattern
-        return made
 
 
 def csv_cell(value: Any) -> str | float | None:

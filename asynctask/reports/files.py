@@ -22,8 +22,8 @@ import xlsxwriter
 from xlsxwriter.utility import xl_col_to_name, xl_range
 
 from asynctask.errors import Unavailable
-from asynctask.lists.readers.base import COLUMNS, SUFFIX, CellError, normalise, of_locale, report_block
-from asynctask.lists.written_cells import SHEET_ROWS, Percent, csv_cell, cut, sheet_value
+from asynctask.lists.readers.base import COLUMNS, SUFFIX, CellError, Percent, normalise, of_locale, report_block
+from asynctask.lists.written_cells import SHEET_ROWS, csv_cell, cut, sheet_value
 
 MAX_COMMENTS: Final = 5_000
 """Comments of a sheet: XlsxWriter keeps them in memory, and spreadsheets are slow with more."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import heapq
-import os
-import threading
+import re
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from asynctask.core.states import Status
 from asynctask.database.engine import Database
@@ -20,12 +17,11 @@ from asynctask.ledger import queries
 from asynctask.ledger import tasks as task_rows
 from asynctask.ledger.base import Ledger, Reject
 from asynctask.lists.items import ItemShape
-from asynctask.lists.original_rows import KeptRows, all_columns, remove_drafts
 from asynctask.lists.problems import render
-from asynctask.lists.readers import Limits, Source, open_source
+from asynctask.lists.readers import Limits, Source
 from asynctask.lists.readers.base import normalise
 from asynctask.lists.rows import ListSource
-from asynctask.lists.uploads import Uploads, Workbook, is_workbook
+from asynctask.lists.uploads import ListFile, Uploads, list_file
 from asynctask.logs import get_logger
 from asynctask.reports.files import ReportRow
 
@@ -50,12 +46,20 @@ _NO_MORE = 2**63
 class Report:
     """A report. ``headers`` are the user's own columns; ``rows`` can be read once, in the order of the list.
 
-    ``locale``: language of the report's own headers. Close ``rows`` if they are not read to the end.
+    ``locale``: language of the report's own headers. ``original``: the list that the rows are read from, None if there is
+    none. Close the report if its rows are not read to the end.
     """
 
     headers: list[str]
     rows: Generator[ReportRow, None, None]
     locale: str = "en"
+    original: Original | None = None
+
+    def close(self) -> None:
+        """Ends the rows, and the process that reads a workbook for them; idempotent."""
+        self.rows.close()
+        if self.original is not None:  # rows that nobody began to read have not closed it
+            self.original.close()
 
 
 def rows_expected(progress: Mapping[str, Any], kind: str) -> int:
@@ -79,10 +83,10 @@ def make_report(
 
     Arguments: ``kind``, one of :data:`KINDS`; ``locale``, the language of its texts; ``alive``, called now and then, also
     while rows are read: an exception it raises ends the work. Rows are read in pages, each at its own moment. If the
-    original list is gone, the columns are the items' fields.
+    original list is gone, the columns are the items' fields; where it cannot be read further, the cells are the items'.
 
-    Raises :class:`InputError` for an unknown ``kind``, NotFound, and :class:`Unavailable` if a workbook must be read again
-    and no process can be started for it.
+    Raises :class:`InputError` for an unknown ``kind``, NotFound, and :class:`Unavailable` if no process can be started to
+    read a workbook. Its rows raise :class:`InputError` if that process ends before it has read what they need.
     """
     if kind not in KINDS:
         raise InputError(f"rows={kind!r} is none; choose of {', '.join(KINDS)}", code="unknown_rows")
@@ -100,7 +104,8 @@ def make_report(
     else:
         headers = list(original.headers)
         rows = _original_rows(original, ledger_rows, headers, _columns(shape, headers), alive)
-    return Report(headers, rows if task.resubmit_of is None else _corrected(ledger.database, task_id, rows), locale)
+    rows = rows if task.resubmit_of is None else _corrected(ledger.database, task_id, rows)
+    return Report(headers, rows, locale, original)
 
 
 def _corrected(
@@ -137,7 +142,7 @@ def _original_rows(
     original: Original, ledger_rows: _LedgerRows, headers: list[str], columns: Mapping[str, str], alive: Callable[[], None]
 ) -> Generator[ReportRow, None, None]:
     """The ledger's rows with the cells of the original list, both read in step."""
-    with closing(_Cells(original, alive)) as cells:
+    with closing(original), closing(_Cells(original, alive)) as cells:
         for count, (row, event_id) in enumerate(ledger_rows.rows(headers, values=False)):
             if count % _ALIVE_EVERY == 0:
                 alive()
@@ -169,6 +174,8 @@ class _Cells:
         try:
             self._number, self._values = next(self._rows, (_NO_MORE, None))
         except (InputError, OSError) as error:
+            if isinstance(error, InputError) and error.code in _UNREAD:
+                raise  # an incomplete file says so; one with empty cells would look whole
             get_logger("asynctask.report").warning("original_unreadable", after=self._number, error=str(error))
             self._number, self._values = _NO_MORE, None
 
@@ -281,21 +288,47 @@ def _cells(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {"value": value}
 
 
-# -- the original list
-#
-# Text is read again from the upload itself. A workbook is read once, by a child process that caches its rows.
+# -- the original list, read once more: a text here, a workbook by a child process that the report's pace holds up
 
 _ALIVE_EVERY_READ: Final = 1_000
+_UNREAD: Final = frozenset({"too_costly", "reader_died"})
+"""The process that reads the workbook has ended. The list itself may be sound, so the rest of its rows is unknown."""
 
 
-class Original(Protocol):
-    """The original list. ``headers``: all columns in order, those without a header too ("Column C")."""
+class Original:
+    """The original list, open. ``headers``: all columns in order, those without a header too ("Column C").
 
-    headers: tuple[str, ...]
+    Arguments: ``file`` and its ``sheet``; ``expect``, names that a header may have; ``alive``, called now and then;
+    ``known``, the columns that its rows have, None if all rows must be read for them. Close it.
+    """
+
+    def __init__(
+        self,
+        file: ListFile,
+        sheet: str | None,
+        expect: Collection[str],
+        alive: Callable[[], None],
+        known: Sequence[str] | None,
+    ) -> None:
+        names: dict[str, None] = dict.fromkeys(known or ())
+        with ExitStack() as stack:
+            stack.enter_context(file)
+            self._opened = stack.enter_context(file.open(sheet, expect, report=True))
+            for number, values in _original_cells(self._opened, quiet=True) if known is None else ():
+                if number % _ALIVE_EVERY_READ == 0:
+                    alive()
+                if values.keys() - names.keys() and len(names) < _MAX_NAMES:
+                    names.update(dict.fromkeys(values))
+            self.headers: tuple[str, ...] = tuple(_all_columns(self._opened, list(names)))
+            self._stack = stack.pop_all()
 
     def rows(self) -> Generator[tuple[int, Mapping[str, Any]], None, None]:
         """Row number and cells by header, in order. Raises :class:`InputError` where the rest cannot be read."""
-        ...
+        yield from _original_cells(self._opened)
+
+    def close(self) -> None:
+        """Closes the file and ends the child; idempotent."""
+        self._stack.close()
 
 
 def open_original(
@@ -309,111 +342,47 @@ def open_original(
     """The list of a Task; None if it is gone or unreadable.
 
     Arguments: ``limits`` and ``expect`` as of :func:`~asynctask.lists.readers.open_source`; ``alive`` is called now and
-    then, and an exception it raises ends the work; ``names``, the columns of a text's rows, None if it must be read for
-    them. Raises :class:`Unavailable` if no child can be started.
+    then, and an exception it raises ends the work; ``names``, the columns of its rows, None if it must be read for them.
+    Raises :class:`Unavailable` if no child can be started.
     """
     try:
         path = uploads.find(source.name)
-        if is_workbook(path):
-            return _cached_rows(uploads, path, source, limits, expect, alive)
-        return _Text(path, source, limits, expect, alive, names)
+        file = list_file(path, source.filename, limits, encoding=source.encoding, alive=alive)
+        return Original(file, source.sheet, expect, alive, names)
     except (InputError, OSError) as error:
         get_logger("asynctask.report").warning("original_unreadable", name=source.name, error=str(error))
         return None
 
 
-class _Text:
-    """A text list: its rows, and before them its columns, for which it is read once more unless ``known`` has them."""
-
-    def __init__(
-        self,
-        path: Path,
-        source: ListSource,
-        limits: Limits,
-        expect: Collection[str],
-        alive: Callable[[], None],
-        known: Sequence[str] | None,
-    ) -> None:
-        self._path, self._source, self._limits, self._expect = path, source, limits, expect
-        names: dict[str, None] = dict.fromkeys(known or ())
-        with self._open() as opened:
-            for number, values in _original_cells(opened, quiet=True) if known is None else ():
-                if number % _ALIVE_EVERY_READ == 0:
-                    alive()
-                if values.keys() - names.keys() and len(names) < _MAX_NAMES:
-                    names.update(dict.fromkeys(values))
-            self.headers: tuple[str, ...] = tuple(all_columns(opened, list(names)))
-
-    def rows(self) -> Generator[tuple[int, Mapping[str, Any]], None, None]:
-        with self._open() as opened:
-            yield from _original_cells(opened)
-
-    def _open(self) -> Source:
-        return open_source(
-            self._path,
-            self._source.filename,
-            sheet=self._source.sheet,
-            encoding=self._source.encoding,
-            limits=self._limits,
-            expect=self._expect,
-        )
-
-
-def _original_cells(opened: Source, *, quiet: bool = False) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _original_cells(opened: Source, *, quiet: bool = False) -> Generator[tuple[int, Mapping[str, Any]], None, None]:
     """With ``quiet`` a list that is broken in the middle ends there."""
     try:
         for row in opened.rows():
             yield row.number, row.values if isinstance(row.values, Mapping) else {"value": row.values}
-    except InputError:
-        if not quiet:
+    except InputError as error:
+        if not quiet or error.code in _UNREAD:
             raise
 
 
-def _cached_rows(
-    uploads: Uploads,
-    path: Path,
-    source: ListSource,
-    limits: Limits,
-    expect: Collection[str],
-    alive: Callable[[], None],
-) -> KeptRows:
-    target = uploads.kept_rows(path.name)
-    if (found := _readable(target)) is not None:
-        return found
-    # One at a time on a machine, for reading a workbook is costly; a waiting process finds the rows cached.
-    with _one_process(path.with_name(".reading"), alive):
-        if (found := _readable(target)) is None:
-            remove_drafts(target)  # left by a killed child
-            try:
-                with Workbook(path, source.filename, limits, alive=alive) as workbook:
-                    workbook.keep(target, source.sheet, expect)
-            finally:
-                remove_drafts(target)
-            found = KeptRows(target)
-    return found
+_COLUMN: Final = re.compile(r"Column ([A-Z]{1,3})\**")
 
 
-def _readable(target: Path) -> KeptRows | None:
-    try:
-        return KeptRows(target)
-    except InputError:
-        return None
+def _all_columns(source: Source, names: Sequence[str]) -> list[str]:
+    """All columns of a list in the order of the sheet; ``names`` are the keys of its rows, in any order."""
+    headers, places = list(source.headers or ()), source.places or ()
+    at = dict(zip(headers, places, strict=False))
+    known = set(headers)
+    for name in names:
+        if name not in known:
+            if (match := _COLUMN.fullmatch(name)) is not None:
+                at[name] = _place(match[1])
+            headers.append(name)
+    return sorted(headers, key=lambda name: at[name]) if len(at) == len(headers) else headers
 
 
-@contextmanager
-def _one_process(lock: Path, alive: Callable[[], None]) -> Iterator[None]:
-    """Holds a lock between processes; the kernel releases it when its holder dies."""
-    pause = threading.Event()
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                alive()
-                pause.wait(0.05)
-        yield
-    finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # explicit: a process forked meanwhile holds the open file too
-        os.close(descriptor)
+def _place(letters: str) -> int:
+    """The index of a column; A is 0."""
+    place = 0
+    for letter in letters:
+        place = place * 26 + ord(letter) - 64
+    return place - 1

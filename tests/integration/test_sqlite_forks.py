@@ -16,8 +16,6 @@ import pytest
 from support.databases import Store
 
 from asynctask.database.engine import Database, WriteLock
-from asynctask.reports.report import _one_process
-from asynctask.testing import wait_for
 
 pytestmark = [
     pytest.mark.databases("sqlite", reason="a server holds its locks itself"),
@@ -102,26 +100,3 @@ def test_a_forked_child_may_write_although_a_thread_of_its_parent_was_writing(tm
     assert ended.wait(120)
     assert status == [0]
     lock.close()
-
-
-def test_a_workbook_is_given_back_although_a_process_was_forked_while_it_was_read(tmp_path: Path) -> None:
-    with _one_process(tmp_path / "lock", lambda: None):
-        ours, theirs = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(theirs)
-            os.read(ours, 1)
-            os._exit(0)
-    os.close(ours)
-    again = threading.Event()
-
-    def take() -> None:
-        with _one_process(tmp_path / "lock", lambda: None):
-            again.set()
-
-    Thread(target=take, daemon=True).start()
-    try:
-        wait_for(again.is_set, "it is had again")
-    finally:
-        os.close(theirs)
-        os.waitpid(child, 0)

@@ -25,8 +25,8 @@ from asynctask.errors import Unavailable
 from asynctask.ledger.base import NewItem
 from asynctask.lists.items import ItemShape
 from asynctask.lists.readers import CellError, Limits, RawRow, normalise, open_source
-from asynctask.lists.readers.base import COLUMNS, SUFFIX
-from asynctask.lists.written_cells import Percent, csv_cell
+from asynctask.lists.readers.base import COLUMNS, SUFFIX, Percent
+from asynctask.lists.written_cells import csv_cell
 from asynctask.messages import CATALOGUE
 from asynctask.reports.files import ReportRow, iter_csv, iter_xlsx, report_headers, write_csv, write_xlsx
 

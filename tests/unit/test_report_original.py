@@ -1,17 +1,19 @@
-"""The original list of a report: a workbook is read once, by a child, and its rows come back as they were."""
+"""The original list of a report: a child reads a workbook once more, at the report's pace, and it comes back as it was."""
 
 # ruff: noqa: DTZ001 - the times of a sheet have no zone
 from __future__ import annotations
 
 import datetime as dt
-import fcntl
 import io
+import signal
 import subprocess
 import zipfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 import xlsxwriter
 from hypothesis import given, settings
@@ -19,12 +21,17 @@ from hypothesis import strategies as st
 from support.drawn import examples
 
 from asynctask.clock import SystemClock, SystemIds
-from asynctask.lists.original_rows import KeptRows, Percents, keep_rows, percents_of
+from asynctask.errors import InputError
+from asynctask.lists import uploads as lists
 from asynctask.lists.readers import CellError, Limits, RawRow
+from asynctask.lists.readers.base import Percent
 from asynctask.lists.rows import ListSource
-from asynctask.lists.uploads import StoredFile, Uploads
-from asynctask.lists.written_cells import Percent
+from asynctask.lists.uploads import StoredFile, Uploads, list_file
+from asynctask.lists.written_cells import dump, unpacked
 from asynctask.reports.report import Original, open_original
+
+LONG = 10_000
+"""Rows that no pipe has room for: a child that has sent them has had a reader."""
 
 
 class Gone(Exception):
@@ -52,96 +59,176 @@ def uploads(tmp_path: Path) -> Uploads:
     return Uploads(tmp_path, 100_000_000, SystemIds(SystemClock()))
 
 
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
+    """The processes that were started to read a workbook."""
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def noted(*args: Any, **more: Any) -> Any:
+        started.append(popen(*args, **more))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", noted)
+    return started
+
+
 def stored(uploads: Uploads, body: bytes, filename: str = "list.xlsx") -> StoredFile:
     return uploads.store(io.BytesIO(body), filename)
 
 
-def opened(uploads: Uploads, file: StoredFile, **more: Any) -> Original | None:
-    return open_original(uploads, ListSource(name=file.name, filename=file.filename), Limits(), ["sku"], **more)
+def opened(uploads: Uploads, file: StoredFile, names: list[str] | None = None, **more: Any) -> Original | None:
+    source = ListSource(name=file.name, filename=file.filename)
+    return open_original(uploads, source, Limits(), ["sku"], names=names, **more)
 
 
-def left(tmp_path: Path) -> set[str]:
-    """The files beside the uploads and the lock."""
-    return {path.suffix for path in (tmp_path / "uploads").iterdir() if path.name != ".reading"}
-
-
-def test_a_large_workbook_is_read_by_a_child_and_only_once(
-    uploads: Uploads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = stored(uploads, workbook(5_000))
-    assert file.size > 100_000
-    looks: list[None] = []
-    original = opened(uploads, file, alive=lambda: looks.append(None))
-    assert looks, "nobody waited for a child"
+def sure(original: Original | None) -> Original:
     assert original is not None
-    assert original.headers == ("sku", "rate", "Column C", "day")
-    rows = list(original.rows())
-    assert len(rows) == 5_000
+    return original
+
+
+NAMES = ["sku", "rate", "day", "Column C"]
+
+
+@pytest.mark.parametrize("names", [None, NAMES], ids=["columns unknown", "columns known"])
+def test_a_workbook_comes_back_as_it_was_and_leaves_nothing_behind(
+    uploads: Uploads, tmp_path: Path, children: list[subprocess.Popen[bytes]], names: list[str] | None
+) -> None:
+    file = stored(uploads, workbook(LONG))
+    with closing(sure(opened(uploads, file, names))) as original:
+        assert original.headers == ("sku", "rate", "Column C", "day")
+        rows = list(original.rows())
+    assert len(rows) == LONG
     number, cells = rows[7]
     assert (number, cells["rate"], cells["Column C"], cells["day"]) == (9, 1.0, True, dt.date(2026, 1, 9))
     assert cells["rate"].pattern == "0.0%"
-    assert left(tmp_path) == {"", ".rows"}
-
-    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("it was read again"))
-    again = opened(uploads, file)
-    assert again is not None
-    assert list(again.rows()) == rows
-    uploads.remove(file.name)
-    assert left(tmp_path) == set()
+    assert [path.name for path in (tmp_path / "uploads").iterdir()] == [file.name]
+    assert [child.poll() is None for child in children] == [False]
 
 
-def test_who_has_gone_ends_the_child_and_leaves_nothing_behind(uploads: Uploads, tmp_path: Path) -> None:
+def test_rows_arrive_while_the_child_still_reads(uploads: Uploads, children: list[subprocess.Popen[bytes]]) -> None:
+    with closing(sure(opened(uploads, stored(uploads, workbook(LONG)), NAMES))) as original:
+        rows = original.rows()
+        assert next(rows)[0] == 2
+        (child,) = children
+        child.send_signal(signal.SIGSTOP)
+        held = [next(rows)[0] for _ in range(50)]
+        child.send_signal(signal.SIGCONT)
+        assert held + [number for number, _ in rows] == list(range(3, LONG + 2))
+
+
+def test_two_reports_of_one_workbook_read_it_each_by_itself(
+    uploads: Uploads, children: list[subprocess.Popen[bytes]]
+) -> None:
+    file = stored(uploads, workbook(LONG))
+    with closing(sure(opened(uploads, file, NAMES))) as first:
+        one = first.rows()
+        assert next(one)[0] == 2
+        with closing(sure(opened(uploads, file, NAMES))) as second:
+            assert next(second.rows())[0] == 2
+        assert [child.poll() is None for child in children] == [True, False]
+        assert len(list(one)) == LONG - 1
+
+
+def test_a_child_that_dies_is_replaced_once(uploads: Uploads, children: list[subprocess.Popen[bytes]]) -> None:
+    with closing(sure(opened(uploads, stored(uploads, workbook(LONG)), NAMES))) as original:
+        rows = original.rows()
+        found = [next(rows)[0]]
+        children[-1].kill()
+        found += [next(rows)[0] for _ in range(LONG - 10)]
+        assert len(children) == 2
+        assert found == list(range(2, LONG - 7))
+
+
+@pytest.mark.parametrize(
+    ("number", "deaths", "code"), [(signal.SIGKILL, 2, "reader_died"), (signal.SIGXCPU, 1, "too_costly")]
+)
+def test_a_child_that_ends_for_good_is_an_error_and_no_end_of_the_list(
+    uploads: Uploads, children: list[subprocess.Popen[bytes]], number: int, deaths: int, code: str
+) -> None:
+    with closing(sure(opened(uploads, stored(uploads, workbook(2 * LONG)), NAMES))) as original:
+        rows = original.rows()
+        for death in range(deaths):
+            next(row for row in rows if row[0] > death * LONG)
+            children[-1].send_signal(number)
+        with pytest.raises(InputError) as caught:
+            list(rows)
+    assert caught.value.code == code
+
+
+def test_columns_that_cannot_be_read_to_the_end_are_no_columns(
+    uploads: Uploads, children: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = lists.Workbook.stream
+
+    def ended(*order: Any) -> Iterator[list[Any]]:
+        for row in stream(*order):
+            yield row
+            children[-1].send_signal(signal.SIGXCPU)
+
+    monkeypatch.setattr(lists.Workbook, "stream", ended)
+    assert opened(uploads, stored(uploads, workbook(LONG))) is None
+    assert len(children) == 1
+
+
+def test_who_has_gone_ends_the_child(uploads: Uploads, children: list[subprocess.Popen[bytes]]) -> None:
     def alive() -> None:
         raise Gone
 
-    file = stored(uploads, workbook(5_000))
     with pytest.raises(Gone):
-        opened(uploads, file, alive=alive)
-    assert left(tmp_path) == {""}
-    assert opened(uploads, file) is not None
+        opened(uploads, stored(uploads, workbook(LONG)), alive=alive)
+    assert [child.poll() is None for child in children] == [False]
 
 
-def test_only_one_at_a_time_reads_a_workbook_and_who_waits_may_give_up(uploads: Uploads, tmp_path: Path) -> None:
-    file = stored(uploads, workbook(3))
-    with (tmp_path / "uploads" / ".reading").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-
-        def alive() -> None:
-            raise Gone
-
-        with pytest.raises(Gone):
-            opened(uploads, file, alive=alive)
-    assert opened(uploads, file) is not None
-
-
-@pytest.mark.parametrize("spoilt", [b"", b"\x1f\x8b", b"no gzip", None])
-def test_rows_that_were_spoilt_are_read_again_from_the_workbook(uploads: Uploads, spoilt: bytes | None) -> None:
-    file = stored(uploads, workbook(3))
-    assert opened(uploads, file) is not None
-    kept = uploads.kept_rows(file.name)
-    kept.write_bytes(kept.read_bytes()[:20] if spoilt is None else spoilt)
-    original = opened(uploads, file)
-    assert original is not None
-    assert len(list(original.rows())) == 3
-
-
-def test_a_workbook_that_cannot_be_read_is_none_and_kills_nobody(uploads: Uploads, tmp_path: Path) -> None:
-    whole = workbook(5_000)
+def test_a_workbook_that_cannot_be_read_is_none_and_kills_nobody(
+    uploads: Uploads, children: list[subprocess.Popen[bytes]]
+) -> None:
+    whole = workbook(LONG)
     for body in (whole[: len(whole) // 2], b"PK\x03\x04" + b"x" * 200_000, b"\xd0\xcf\x11\xe0" + b"x" * 200_000):
         assert opened(uploads, stored(uploads, body)) is None
-    assert left(tmp_path) == {""}
+    assert [child.poll() is None for child in children] == [False] * 3
+
+
+def test_rows_that_an_earlier_version_cached_go_with_their_workbook(uploads: Uploads, tmp_path: Path) -> None:
+    file = stored(uploads, workbook(3))
+    (tmp_path / "uploads" / f"{file.name}.rows").write_bytes(b"x")
+    assert uploads.remove(file.name)
+    assert list((tmp_path / "uploads").iterdir()) == []
 
 
 class Listed:
-    """A list whose rows are given."""
+    """A list whose rows are given: the file, and its only sheet."""
 
     format, headers, places, sheet_name, planned = "xlsx", ("a", "b"), (0, 2), None, None
 
-    def __init__(self, rows: list[dict[str, Any]]) -> None:
+    def __init__(self, *rows: dict[str, Any]) -> None:
         self._rows = rows
+
+    def open(self, *_: Any, **__: Any) -> Any:
+        return self
+
+    def sheets(self) -> list[str]:
+        return []
 
     def rows(self, after: int = 0) -> Iterator[RawRow]:
         return (RawRow(number, values) for number, values in enumerate(self._rows, 2))
+
+    def close(self) -> None:
+        pass
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("known", [None, ["a", "b", "Column D", "Column B"]])
+def test_columns_without_a_header_stand_in_their_places(known: list[str] | None) -> None:
+    rows = [{"a": 1, "b": 2}, {"a": 1, "b": 2, "Column D": 3}, {"a": 1, "b": 2, "Column B": 4}]
+    original = Original(Listed(*rows), None, [], lambda: None, known)
+    assert original.headers == ("a", "Column B", "b", "Column D")
+    assert list(original.rows()) == list(enumerate(rows, 2))
 
 
 VALUES = st.one_of(
@@ -155,69 +242,62 @@ VALUES = st.one_of(
     st.times(),
     st.timedeltas(),
     st.builds(CellError, st.sampled_from(["#N/A", "#SPILL!"])),
+    st.builds(Percent, st.floats(-1, 1), st.sampled_from(["0%", "0.00%"])),
 )
 
 
 @settings(max_examples=examples(40, 100))
-@given(rows=st.lists(st.fixed_dictionaries({"a": VALUES, "b": VALUES}, optional={"Column D": VALUES, "Column B": VALUES})))
-def test_every_value_is_kept_with_its_type(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]) -> None:
-    target = tmp_path_factory.mktemp("kept") / "list.rows"
-    source: Any = Listed(rows)
-    keep_rows(source, Percents(), target)
-    kept = KeptRows(target)
-    used = {name for row in rows for name in row}
-    assert kept.headers == tuple(name for name in ("a", "Column B", "b", "Column D") if name in used | {"a", "b"})
-    for (number, found), (wanted, values) in zip(kept.rows(), enumerate(rows, 2), strict=True):
-        assert number == wanted
-        for name in kept.headers:
-            assert found.get(name) == values.get(name)
-            assert type(found.get(name)) is type(values.get(name))
+@given(values=st.lists(VALUES))
+def test_every_value_passes_between_processes_with_its_type(values: list[Any]) -> None:
+    found = [unpacked(each) if type(each) is dict else each for each in orjson.loads(dump(values))]
+    assert found == values
+    assert list(map(type, found)) == list(map(type, values))
+    patterns = [[each.pattern for each in cells if isinstance(each, Percent)] for cells in (found, values)]
+    assert patterns[0] == patterns[1]
 
 
-def test_percentages_are_known_by_runs_of_cells() -> None:
-    found = Percents()
-    assert not found
-    for row in (2, 3, 4, 6):
-        found.add(row, 1, "0%")
-    found.add(7, 1, "0.0%", 9)
-    assert [found.of(row, 1) for row in range(1, 11)] == [None, *["0%"] * 3, None, "0%", *["0.0%"] * 3, None]
-    assert found.of(2, 0) is found.of(2, None) is None
+def percents(path: Path, sheet: str) -> list[tuple[int, dict[str, str | None]]]:
+    """Of each row of a sheet, as a report reads it: header -> the number format of a percentage, None for another cell."""
+    with list_file(path, path.name, Limits()) as file, file.open(sheet, (), report=True) as source:
+        rows = [(row.number, dict(row.values)) for row in source.rows()]
+    with list_file(path, path.name, Limits()) as file, file.open(sheet, ()) as source:
+        plain = [(row.number, dict(row.values)) for row in source.rows()]
+    assert rows == plain, "a percentage is its number"
+    assert Percent not in {type(cell) for _, cells in plain for cell in cells.values()}, "only a report asks for them"
+    return [(number, {name: getattr(cell, "pattern", None) for name, cell in cells.items()}) for number, cells in rows]
 
 
 def test_a_format_with_a_percent_sign_that_it_only_shows_is_none_and_an_odd_one_becomes_plain(tmp_path: Path) -> None:
     book = xlsxwriter.Workbook(tmp_path / "a.xlsx")
     sheet = book.add_worksheet("Data")
-    for row, code in enumerate(['0" %"', r"0\%", "0.00%", '[Red]0%;"x"', "#,##0.0%"]):
+    sheet.write_row(0, 0, ["rate", "whole"])
+    codes = ['0" %"', r"0\%", "0_%", "0.00%", '[Red]0%;"x"', "#,##0.0%", "0%"]
+    for row, code in enumerate(codes, 1):
         sheet.write_number(row, 0, 0.5, book.add_format({"num_format": code}))
+        sheet.write_number(row, 1, 1, book.add_format({"num_format": code}))
     book.close()
-    found = percents_of(tmp_path / "a.xlsx", Limits(), "xlsx", "Data")
-    assert [found.of(row, 0) for row in range(1, 6)] == [None, None, "0.00%", "0.00%", "#,##0.0%"]
-    assert not percents_of(tmp_path / "a.xlsx", Limits(), "xlsx", "Other")
+    expected = [None, None, None, "0.00%", "0.00%", "#,##0.0%", "0%"]
+    assert percents(tmp_path / "a.xlsx", "Data") == [
+        (row, {"rate": pattern, "whole": pattern}) for row, pattern in enumerate(expected, 2)
+    ]
 
 
 def test_percentages_of_an_opendocument_sheet_are_found_where_rows_and_cells_are_repeated(tmp_path: Path) -> None:
-    cell = '<table:table-cell office:value-type="{}"{}/>'
-    twice, thrice = (f' table:number-columns-repeated="{n}"' for n in (2, 3))
+    def text(value: str) -> str:
+        return f'<table:table-cell office:value-type="string"><text:p>{value}</text:p></table:table-cell>'
+
+    def cell(kind: str, more: str = "") -> str:
+        return f'<table:table-cell office:value-type="{kind}" office:value="0.5"{more}/>'
+
+    head = f"<table:table-row>{text('a')}{text('b')}{text('c')}</table:table-row>"
+    twice = cell("percentage", ' table:number-columns-repeated="2"')
     content = (
-        '<office:document-content xmlns:office="o" xmlns:table="t">'
-        f'<table:table table:name="Other"><table:table-row>{cell.format("percentage", "")}</table:table-row></table:table>'
-        '<table:table table:name="Data">'
-        f"<table:table-row>{cell.format('string', thrice)}</table:table-row>"
-        f'<table:table-row table:number-rows-repeated="4">{cell.format("float", "")}{cell.format("percentage", twice)}'
-        "</table:table-row></table:table></office:document-content>"
+        '<office:document-content xmlns:office="o" xmlns:table="t" xmlns:text="x"><office:body><office:spreadsheet>'
+        f'<table:table table:name="Data">{head}<table:table-row table:number-rows-repeated="3">{cell("float")}'
+        f"{twice}</table:table-row></table:table>"
+        "</office:spreadsheet></office:body></office:document-content>"
     )
     with zipfile.ZipFile(tmp_path / "a.ods", "w") as archive:
         archive.writestr("mimetype", "application/vnd.oasis.opendocument.spreadsheet")
         archive.writestr("content.xml", content)
-    found = percents_of(tmp_path / "a.ods", Limits(), "ods", "Data")
-    assert [[found.of(row, column) is not None for column in range(4)] for row in (1, 2, 5, 6)] == [
-        [False] * 4,
-        [False, True, True, False],
-        [False, True, True, False],
-        [False] * 4,
-    ]
-
-
-def test_a_percentage_is_a_number_with_a_format() -> None:
-    assert Percent(0.5, "0%") == 0.5
-    assert Percent(0.5, "0%").pattern == "0%"
+    assert percents(tmp_path / "a.ods", "Data") == [(row, {"a": None, "b": "0.00%", "c": "0.00%"}) for row in (2, 3, 4)]

@@ -5,11 +5,18 @@ from __future__ import annotations
 
 import csv
 import datetime as dt
+import hashlib
+import http.client
 import io
 import re
+import signal
 import socket
+import subprocess
 import tempfile
+import threading
 from collections.abc import Callable
+from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -20,10 +27,15 @@ import xlsxwriter
 from support.webshop import Client, client_of
 
 from asynctask import AsyncTask
+from asynctask.clock import SystemClock
 from asynctask.database.tables import tasks
 from asynctask.ledger import queries
+from asynctask.lists import uploads
 from asynctask.lists.readers.base import COLUMNS
 from asynctask.reports import report
+from asynctask.testing import wait_for
+from webapi import create_app
+from webapi.http_loop import HttpLoop
 
 Form = Callable[..., dict[str, Any]]
 
@@ -372,12 +384,20 @@ def test_the_work_for_a_client_that_has_gone_is_given_up_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("suffix", ["csv", "xlsx"])
-@pytest.mark.parametrize("source", ["upload", "items"])
+@pytest.mark.parametrize("source", ["upload", "workbook", "items"])
 def test_a_report_begins_before_its_rows_are_read(
     app: AsyncTask, client: Client, form: Form, monkeypatch: pytest.MonkeyPatch, source: str, suffix: str
 ) -> None:
     count = 6_000
-    if source == "upload":
+    if source == "workbook":
+        rows: list[list[Any]] = [
+            ["sku", None, "note"],
+            *([f"S{n}", None, n * 7919] for n in range(count - 1)),
+            ["Z", "last", 1],
+        ]
+        task_id = client.post("/api/tasks", **form(workbook(rows), "list.xlsx", worker="anything")).json["task_id"]
+        expected = ["sku", "Column B", "note"]
+    elif source == "upload":
         text = "sku,,note\n" + "".join(f"S{n},,{n * 7919}\n" for n in range(count - 1)) + "Z,last,1\n"
         task_id = client.post("/api/tasks", **form(text, worker="anything")).json["task_id"]
         expected = ["sku", "Column B", "note"]
@@ -405,14 +425,130 @@ def test_a_report_begins_before_its_rows_are_read(
     data = first + b"".join(chunks)
     answer.close()
     if suffix == "csv":
-        header, *rows = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""))
+        header, *found = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""))
     else:
         book = openpyxl.load_workbook(io.BytesIO(data), read_only=True)
-        header, *rows = ([str(cell) for cell in row] for row in book.worksheets[0].iter_rows(values_only=True))
+        header, *found = ([str(cell) for cell in row] for row in book.worksheets[0].iter_rows(values_only=True))
         book.close()
     assert header[:3] == expected
-    assert len(rows) == count
-    assert rows[-1][0] == "Z"
+    assert len(found) == count
+    assert found[-1][0] == "Z"
+
+
+def remark(n: int) -> str:
+    """A text that hardly compresses."""
+    return hashlib.shake_128(str(n).encode()).hexdigest(150)
+
+
+@cache
+def long_sheet() -> bytes:
+    return workbook([["sku", "remark"], *([f"S{n}", f"{n} {remark(n)}"] for n in range(6_000))])
+
+
+@pytest.fixture
+def long_workbook(app: AsyncTask) -> int:
+    """The Task of a workbook whose rows no pipe has room for, with a column that the worker ignores."""
+    task = app.submit_file("enroll", app.uploads.store(io.BytesIO(long_sheet()), "list.xlsx"), wait_s=120).task
+    wait_for(lambda: task.progress()["counts"]["total"] == 6_000, "the end of the split")
+    return int(task.id)
+
+
+def signalled(monkeypatch: pytest.MonkeyPatch, number: int, times: int, after: int = 0) -> list[subprocess.Popen[bytes]]:
+    """Every child that reads a workbook gets a signal with its first row below ``after``, the first ``times`` of them."""
+    stream, found = uploads.Workbook.stream, list[subprocess.Popen[bytes]]()
+
+    def noted(self: uploads.Workbook, *order: Any) -> Any:
+        for row in stream(self, *order):
+            yield row
+            child = self._child
+            if child is not None and child not in found and len(found) < times and row[0] > after:
+                found.append(child)
+                child.send_signal(number)
+
+    monkeypatch.setattr(uploads.Workbook, "stream", noted)
+    return found
+
+
+def test_a_workbooks_report_begins_while_the_process_that_reads_it_is_held_up(
+    client: Client, long_workbook: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = signalled(monkeypatch, signal.SIGSTOP, 1)
+    answer = client.get(f"/api/tasks/{long_workbook}/report.csv?rows=all", buffered=False)
+    chunks = iter(answer.response)
+    data = next(chunks)
+    assert data
+    held[0].send_signal(signal.SIGCONT)
+    data += b"".join(chunks)
+    answer.close()
+    assert held[0].poll() is not None
+    assert [row["remark"].split()[0] for row in rows_of(data.decode())] == [str(n) for n in range(6_000)]
+
+
+@pytest.mark.parametrize(("number", "times"), [(signal.SIGKILL, 2), (signal.SIGXCPU, 1)])
+@pytest.mark.parametrize("suffix", ["csv", "xlsx"])
+def test_a_report_whose_workbook_cannot_be_read_on_breaks_off(
+    app: AsyncTask,
+    client: Client,
+    long_workbook: int,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    times: int,
+    suffix: str,
+) -> None:
+    url = f"/api/tasks/{long_workbook}/report.{suffix}?rows=all"
+    whole = client.get(url).data
+    listener = socket.create_server(("127.0.0.1", 0))
+    loop = HttpLoop(create_app(app), listener, threads=1, body_limit=lambda *_: 0, storage=10**9, clock=SystemClock())
+    thread = threading.Thread(target=loop.run, name="loop")
+    thread.start()
+    ended = signalled(monkeypatch, number, times, after=3_000)
+    try:
+        with closing(http.client.HTTPConnection("127.0.0.1", listener.getsockname()[1], timeout=60)) as connection:
+            connection.request("GET", url)
+            answer = connection.getresponse()
+            assert answer.status == 200
+            with pytest.raises(http.client.IncompleteRead) as caught:
+                answer.read()
+    finally:
+        loop.stop()
+        thread.join()
+    assert len(ended) == times
+    assert len(caught.value.partial) < len(whole)
+    monkeypatch.undo()
+    assert client.get(url).status_code == 200
+
+
+def test_a_reading_process_that_dies_once_is_not_noticed(
+    client: Client, long_workbook: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"/api/tasks/{long_workbook}/report.csv?rows=all"
+    whole = client.get(url).data
+    died = signalled(monkeypatch, signal.SIGKILL, 1)
+    assert client.get(url).data == whole
+    assert len(died) == 1
+
+
+def test_two_reports_of_one_workbook_do_not_meet(client: Client, long_workbook: int) -> None:
+    url = f"/api/tasks/{long_workbook}/report.csv?rows=all"
+    whole = client.get(url).data
+    first, second = (client.get(url, buffered=False) for _ in range(2))
+    one, two = iter(first.response), iter(second.response)
+    begun = next(one), next(two)
+    second.close()
+    assert begun[0] + b"".join(one) == whole
+    assert begun[1] == begun[0]
+    first.close()
+
+
+def test_a_client_that_goes_away_ends_the_process_that_reads_for_it(
+    client: Client, long_workbook: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = signalled(monkeypatch, signal.SIGCONT, 1)
+    answer = client.get(f"/api/tasks/{long_workbook}/report.csv?rows=all", buffered=False)
+    assert next(iter(answer.response))
+    assert read[0].poll() is None
+    answer.close()
+    assert read[0].poll() is not None
 
 
 def test_columns_that_the_split_did_not_keep_are_found_by_reading(app: AsyncTask, client: Client) -> None:

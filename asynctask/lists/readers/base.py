@@ -65,6 +65,17 @@ class CellError:
         return self.text
 
 
+class Percent(float):
+    """A number displayed as a percentage; ``pattern`` is its number format."""
+
+    pattern: str
+
+    def __new__(cls, value: float, pattern: str) -> Percent:
+        made = super().__new__(cls, value)
+        made.pattern = pattern
+        return made
+
+
 @dataclass(frozen=True, slots=True)
 class RawRow:
     """One row before validation.
@@ -84,13 +95,15 @@ class OpenOptions:
     """The options of an opener.
 
     ``expect``: names that a header may have; empty if the worker declares no items. ``encoding``: of a text, as its sender
-    names it.
+    names it. ``report``: for a report, numbers that a sheet (.xlsx, .ods) shows as percentages are :class:`Percent`, and
+    ``planned`` may be None to begin sooner.
     """
 
     sheet: str | None
     limits: Limits
     expect: frozenset[str]
     encoding: str | None = None
+    report: bool = False
 
 
 class Source(Protocol):

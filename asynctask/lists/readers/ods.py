@@ -13,13 +13,14 @@ from typing import Any, Final, NamedTuple
 from xml.parsers.expat import XMLParserType
 
 from asynctask.errors import TooLarge
-from asynctask.lists.readers.base import CellError, Limits, OpenOptions, too_long, too_wide
+from asynctask.lists.readers.base import CellError, Limits, OpenOptions, Percent, too_long, too_wide
 from asynctask.lists.readers.table import Table, TableSource, sheet_source
 from asynctask.lists.readers.workbook import (
     MAX_SHEETS,
     MAX_STYLES,
     MOMENT,
     NO_VALUE,
+    PERCENT,
     Package,
     choose_sheet,
     damaged,
@@ -80,16 +81,16 @@ def ods_table(path: Path, options: OpenOptions) -> Table:
         for _ in package.chunks(_CONTENT):
             pass  # size and checksum are verified at the end of the part
         place, name = _choose(_events(package, limits), options.sheet)
-        small = package.parts[_CONTENT].file_size <= _COUNTED_BYTES
+        counted = not options.report and package.parts[_CONTENT].file_size <= _COUNTED_BYTES
 
     def cells() -> Iterator[tuple[int, list[Any]]]:
         with Package(path, limits) as again:
-            for row in _rows(_events(again, limits), place):
+            for row in _rows(_events(again, limits, percents=options.report), place):
                 for number in range(row.number, row.number + row.repeat):
                     yield number, list(row.cells)
 
     filled = None
-    if small:
+    if counted:
         with Package(path, limits) as package:
             filled = sum(row.repeat for row in _rows(_events(package, limits), place))
     return Table(cells, name, filled, lambda: None)
@@ -145,8 +146,8 @@ def _rows(events: Iterator[_Sheet | _Row], wanted: int) -> Iterator[_Row]:
             yield event
 
 
-def _events(package: Package, limits: Limits) -> Iterator[_Sheet | _Row]:
-    parser = _Parser(limits)
+def _events(package: Package, limits: Limits, *, percents: bool = False) -> Iterator[_Sheet | _Row]:
+    parser = _Parser(limits, percents)
     for _ in feed(package.chunks(_CONTENT), parser.attach, _CONTENT):
         yield from parser.take()
 
@@ -154,8 +155,8 @@ def _events(package: Package, limits: Limits) -> Iterator[_Sheet | _Row]:
 class _Parser:
     """Handlers for an XML parser that collect sheets and rows."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, limits: Limits, percents: bool) -> None:
+        self._limits, self._percents = limits, percents
         self._events: list[_Sheet | _Row] = []
         self._path: list[str] = []
         self._style = ""
@@ -277,6 +278,8 @@ class _Parser:
         value = _value(attrs, text)
         if value is None and "table:formula" in attrs and "office:value-type" not in attrs and not self._shown:
             value = CellError(NO_VALUE)  # an empty text as a saved result has an empty paragraph
+        if self._percents and attrs.get("office:value-type") == "percentage" and type(value) in (int, float):
+            value = Percent(value, PERCENT)
         if value is not None:
             self._put(value, repeat)
         self._column += repeat

@@ -23,7 +23,7 @@ from xml.parsers import expat
 from xml.parsers.expat import XMLParserType
 
 from asynctask.errors import InputError, TooLarge, UnsupportedFormat
-from asynctask.lists.readers.base import CellError, Limits, over_limit
+from asynctask.lists.readers.base import CellError, Limits, Percent, over_limit
 
 # -- zip package
 #
@@ -311,11 +311,12 @@ def read_workbook(package: Package) -> Workbook:
     return Workbook(tuple(sheets), epoch_1904, parts.get("sharedStrings"), parts.get("styles"))
 
 
-def sheet_kinds(package: Package, part: str | None) -> Mapping[bytes, str]:
-    """The kind of number of each cell style, by the style's number; plain numbers are left out."""
+def sheet_kinds(package: Package, part: str | None, *, percents: bool = False) -> Mapping[bytes, str]:
+    """The kind of number of each cell style, by the style's number; plain numbers are left out. With ``percents``, a style
+    that shows percentages has a kind too: its number format behind a ``%``."""
     if part is None or part.lower() not in package.parts:
         return {}
-    codes, styles = dict(BUILT_IN), list[int]()
+    codes, styles = {**BUILT_IN, **(_PERCENTS if percents else {})}, list[int]()
     inside = ""
 
     def start(tag: str, attrs: Mapping[str, str]) -> None:
@@ -324,7 +325,9 @@ def sheet_kinds(package: Package, part: str | None) -> Mapping[bytes, str]:
         if tag in ("numFmts", "cellXfs"):
             inside = tag
         elif tag == "numFmt" and inside == "numFmts" and len(codes) < MAX_STYLES:
-            codes[_whole(attrs.get("numFmtId", ""))] = classify(attrs.get("formatCode", ""))
+            code = attrs.get("formatCode", "")
+            kind = classify(code)
+            codes[_whole(attrs.get("numFmtId", ""))] = _percent(code) if percents and kind == NUMBER else kind
         elif tag == "xf" and inside == "cellXfs" and len(styles) < MAX_STYLES:
             styles.append(_whole(attrs.get("numFmtId", "0")))
 
@@ -414,6 +417,11 @@ BUILT_IN: Final[dict[int, str]] = {
 }
 """The formats identified by number, without a format code."""
 
+PERCENT: Final = "0.00%"
+"""The number format of a percentage whose own is unknown or unusual."""
+_PERCENTS: Final = {9: "%0%", 10: f"%{PERCENT}"}
+_PLAIN_PERCENT: Final = re.compile(r"[#0?,. ]{1,40}%")
+
 _LITERALS: Final = re.compile(r'"[^"]*"?|\\.|[_*].')
 _ELAPSED: Final = re.compile(r"\[(?:h+|m+|s+)\]", re.IGNORECASE)
 _BRACKETS: Final = re.compile(r"\[[^\[\]]*\]")
@@ -467,6 +475,13 @@ def _shows(code: str) -> str:
     return DATE if "m" in letters else NUMBER
 
 
+def _percent(code: str) -> str:
+    """The kind of a format of numbers: that of percentages if it has a percent sign that is no literal text."""
+    if "%" not in _LITERALS.sub("", code[:1_000]):
+        return NUMBER
+    return f"%{code if _PLAIN_PERCENT.fullmatch(code) else PERCENT}"
+
+
 def plain_number(text: bytes) -> Any:
     """A number of a workbook: an int if whole, else a float.
 
@@ -496,7 +511,7 @@ def tidy(value: float) -> Any:
 
 
 def from_serial(value: Any, kind: str, *, epoch_1904: bool) -> Any:
-    """The date or time of a number of days, under a format of ``kind``.
+    """The date or time of a number of days, or the percentage, under a format of ``kind``.
 
     A whole number is a date (a datetime if the format shows a time), one with a fraction a datetime, one below 1 a time;
     a format of elapsed time gives a timedelta. A number outside the calendar stays a number.
@@ -509,6 +524,8 @@ def from_serial(value: Any, kind: str, *, epoch_1904: bool) -> Any:
         return _EPOCH_1900 + timedelta(value)
     if not isinstance(value, int | float):
         return value
+    if kind[:1] == "%":
+        return Percent(value, kind[1:])
     try:
         milliseconds = round(value * _DAY_MS)
         if kind == DURATION:

@@ -48,7 +48,8 @@ def xlsx_table(path: Path, options: OpenOptions) -> Table:
         wanted = _wanted(plan.sheets, options.sheet)
         texts = load_texts(package, plan.texts_part)
         try:
-            book = Book(texts, sheet_kinds(package, plan.styles_part), plan.epoch_1904, options.limits)
+            kinds = sheet_kinds(package, plan.styles_part, percents=options.report)
+            book = Book(texts, kinds, plan.epoch_1904, options.limits)
             seen: set[str] = set()
             for part in wanted:
                 if not part.part:
