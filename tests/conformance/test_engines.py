@@ -33,6 +33,22 @@ DELIVERY = (
     "test_the_smaller_priority_runs_first",
 )
 
+# What the dispatcher decides, whatever the engine is.
+DISPATCHERS = (
+    "test_a_list_of_which_too_many_items_fail_pauses_itself",
+    "test_items_of_one_key_run_one_after_the_other_over_two_lists",
+    "test_lists_of_one_session_run_one_after_the_other",
+    "test_no_more_jobs_run_at_once_than_parallel_says",
+    "test_no_more_jobs_start_in_an_interval_than_one_round_has",
+)
+KILLED_THREE_TIMES = "test_a_list_is_exact_though_its_workers_are_killed_three_times"
+MERGE_IS_KILLED = "test_an_export_whose_worker_is_killed_in_the_merge_is_whole_or_absent"
+
+
+def all_but(*names: str) -> list[str]:
+    """The suite but these."""
+    return [name for name in dir(EngineConformance) if name.startswith("test_") and name not in names]
+
 
 class OnSqlite(EngineConformance):
     """On a database of its own for each harness."""
@@ -64,6 +80,7 @@ class TestCeleryInThreads(OnSqlite):
     command = (*CELERY, "-P", "threads")
 
 
+@pytest.mark.chosen(MERGE_IS_KILLED, *all_but(KILLED_THREE_TIMES), reason="with RabbitMQ three are killed in each run")
 class TestCeleryInProcesses(OnSqlite):
     kind = "celery"
     command = (*CELERY, "-P", "prefork")
@@ -103,6 +120,7 @@ class TestCeleryOnRabbit(TestCeleryInProcesses):
     server = "rabbitmq"
 
 
+@pytest.mark.chosen(*all_but(*DISPATCHERS), reason="the dispatcher's decisions are tested over Celery in each run")
 class TestDramatiq(OnSqlite):
     kind = "dramatiq"
     command = DRAMATIQ
@@ -119,6 +137,10 @@ class TestDramatiqOnRabbit(TestDramatiq):
     server = "rabbitmq"
 
 
+@pytest.mark.chosen(
+    *all_but(*DISPATCHERS, KILLED_THREE_TIMES),
+    reason="as for Dramatiq; in tests/integration/test_rq.py three processes are killed in each run",
+)
 class TestRq(OnSqlite):
     kind = "rq"
     command = (*RQ, "asynctask.integrations.rq.TrackedWorker")

@@ -11,7 +11,6 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -22,6 +21,7 @@ from typing import Any
 import openpyxl
 import orjson
 import pytest
+from support.forked import Program, run_program
 from support.servers import unmet
 
 from asynctask import AsyncTask, NormalException
@@ -301,10 +301,9 @@ def test_an_export_is_made_and_fetched_on_the_command_line(app: AsyncTask, tmp_p
     assert (other.returncode, "idempotency" in other.stderr.lower()) == (2, True), other.stderr
     early = run("result", task_id, "-o", "out.csv")
     assert (early.returncode, "no result" in early.stderr) == (2, True)
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "asynctask", "-A", "shop_export:app", "worker", "-c", "1"],
-        cwd=tmp_path, env={**os.environ, **settings, "PYTHONPATH": str(tmp_path)}, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    with (tmp_path / "worker.log").open("wb") as log:
+        words = ("-m", "asynctask", "-A", "shop_export:app", "worker", "-c", "1")
+        worker = Program(words, cwd=tmp_path, env={**os.environ, **settings, "PYTHONPATH": str(tmp_path)}, output=log)
     try:
         wait_for(lambda: run("result", task_id, "-o", "out.csv").returncode == 0, "the export is done", every=0.5)
     finally:
@@ -316,8 +315,7 @@ def test_an_export_is_made_and_fetched_on_the_command_line(app: AsyncTask, tmp_p
 
 
 def asynctask(folder: Path, environ: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "asynctask", *words]
-    return subprocess.run(argv, cwd=folder, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    return run_program(["asynctask", *words], cwd=folder, env=environ, timeout=120)
 
 
 def test_a_full_disk_leaves_no_half_of_a_file_and_the_next_attempt_makes_it_whole(app: AsyncTask, tmp_path: Path) -> None:

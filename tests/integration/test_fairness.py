@@ -53,7 +53,6 @@ def test_a_task_that_comes_later_shares_alike_from_then_on(world: World) -> None
     assert begun(app, 20) == {large: 10, later: 10}
 
 
-@pytest.mark.each_database(reason="which Tasks are read is each one's own")
 def test_more_tasks_than_a_round_reads_have_their_turns_too(world: World) -> None:
     app = world.app()
     ids = submitted(app, 105, 21)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from support.drawn import examples
 from support.world import World
 
 from asynctask import AsyncTask
@@ -317,7 +318,7 @@ def keyed(world: World, **more: Any) -> AsyncTask:
 def test_two_processes_keep_the_order_over_many_tasks(world: World) -> None:
     app, other = keyed(world), keyed(world)
     tasks, n = [], 0
-    for number in range(6):
+    for number in range(examples(3, 6)):
         keys = [f"k{n % 13}" for n in range(40)]
         random.Random(number).shuffle(keys)
         found = items(*keys, first=n)
@@ -335,10 +336,11 @@ def test_two_processes_keep_the_order_over_many_tasks(world: World) -> None:
 
 def test_the_order_holds_while_workers_are_killed(world: World) -> None:
     app = keyed(world)
-    tasks = [app.submit("command", items(*[f"k{n % 20}" for n in range(100)], first=at * 100)) for at in range(3)]
+    lists = examples(2, 3)
+    tasks = [app.submit("command", items(*[f"k{n % 20}" for n in range(100)], first=at * 100)) for at in range(lists)]
     workers = [world.cli("key_app", "worker", "-c", "4") for _ in range(2)]
     chance = random.Random(1)
-    for kills in range(1, 5):
+    for kills in range(1, examples(3, 5)):
         wait_for(partial(has_gone_on, world, 40 * kills), "they go on", 60)
         workers.pop(chance.randrange(len(workers))).send_signal(signal.SIGKILL)
         workers.append(world.cli("key_app", "worker", "-c", "4"))
@@ -346,7 +348,7 @@ def test_the_order_holds_while_workers_are_killed(world: World) -> None:
         assert task.wait(120)["done"]
     check_deaths_order(world)
     wait_for(lambda: places(world) == 0, "every line is left", 60)
-    world.check_promises(app, [task.id for task in tasks], 300)
+    world.check_promises(app, [task.id for task in tasks], 100 * lists)
 
 
 def has_gone_on(world: World, lines: int) -> bool:

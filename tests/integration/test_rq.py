@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import rq
 from rq.command import send_stop_job_command
+from support.drawn import examples
 from support.forked import Program
 from support.rq_app import NAMESPACE, REDIS, load
 from support.servers import RedisServer
@@ -481,24 +482,25 @@ def test_the_ledger_gives_a_job_again_whose_horse_died_until_it_is_the_cause(eng
 
 def test_a_list_is_exact_though_horses_recorder_and_worker_are_killed(engine: RqWorld) -> None:
     worker = engine.worker()
-    task = engine.app.submit("enroll", items(120))
+    count = examples(60, 120)
+    task = engine.app.submit("enroll", items(count))
 
     def performed(share: int) -> None:
         wait_for(lambda: task.progress()["progress"]["done"] > share, f"it goes on: {engine.world.said()[-3000:]}", 60)
 
-    performed(20)
+    performed(count // 6)
     wait_for(lambda: engine.kill_horse(worker.pid), "one performs", every=0.001)
-    performed(45)
+    performed(count * 3 // 8)
     os.kill(engine.recorders()[0], signal.SIGKILL)
     assert worker.wait(60) == 1
     worker = engine.worker()
-    performed(75)
+    performed(count * 5 // 8)
     worker.kill()
     worker.wait()
     engine.worker()
     task.wait(timeout=120)
-    assert task.progress()["counts"]["finish"] == 120
-    assert {sku for _, sku, _ in engine.world.shop.lines()} == {f"A-{n}" for n in range(120)}
+    assert task.progress()["counts"]["finish"] == count
+    assert {sku for _, sku, _ in engine.world.shop.lines()} == {f"A-{n}" for n in range(count)}
     assert engine.app.doctor() == []
 
 

@@ -54,6 +54,7 @@ def ways() -> list[Any]:
     return [pytest.param(name, n % 2, id=name) for n, name in enumerate(names)]
 
 
+@pytest.mark.one_database(reason="each database has its share of the moments, with both ways")
 @pytest.mark.parametrize(("moment", "parity"), ways())
 def test_a_server_that_ends_in_the_middle_of_a_write_costs_no_item_and_doubles_none(
     restarted: World, fragile: Databases, moment: str, parity: int, monkeypatch: pytest.MonkeyPatch
@@ -81,7 +82,7 @@ def test_a_server_that_ends_in_the_middle_of_a_write_costs_no_item_and_doubles_n
         assert set(restarted.shop.performed()) == set(range(ITEMS))
 
 
-@pytest.mark.one_database(reason="each way ends each database's server in the test above")
+@pytest.mark.one_database(reason="both ways end both databases' servers in the test above")
 @pytest.mark.parametrize(("verb", "way"), [("cancel", "kill"), ("cancel", "stop"), ("retry", "kill"), ("retry", "stop")])
 def test_a_server_that_ends_while_rows_are_turned_leaves_the_rest_to_maintenance(
     restarted: World, fragile: Databases, monkeypatch: pytest.MonkeyPatch, verb: str, way: str

@@ -143,7 +143,6 @@ def test_at_most_the_jobs_in_flight_end_beyond_it(world: World, parallel: int) -
     world.check_promises(app, [task.id], 400)
 
 
-@pytest.mark.each_database(reason="it pauses in the middle of its work")
 def test_a_task_without_a_limit_of_its_jobs_pauses_and_goes_on_to_its_end(world: World) -> None:
     app = world.app()
     with world.working(app):

@@ -21,19 +21,24 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 __all__ = ["Program", "run_program"]
 
 _PRELOADED = [
     "asynctask.app", "asynctask.cli.root", "asynctask.cli.serve", "asynctask.cli.submit", "asynctask.cli.tasks",
     "asynctask.cli.operations", "asynctask.lists.options", "asynctask.lists.items", "asynctask.runtime.launcher",
-    "asynctask.testing.engine_suite", "sqlalchemy.dialects.sqlite", "sqlalchemy.dialects.postgresql.psycopg",
-    "sqlalchemy.dialects.mysql.pymysql", "pydantic", "alembic.command", "celery.bin.celery", "celery.concurrency.prefork",
-    "celery.concurrency.thread", "celery.apps.worker", "celery.worker.consumer", "kombu.transport.redis",
-    "kombu.transport.pyamqp", "rq.cli", "rq.worker_pool",
+    "asynctask.integrations.celery", "asynctask.integrations.rq", "asynctask.testing.engine_suite", "support.world",
+    "sqlalchemy.dialects.sqlite", "sqlalchemy.dialects.postgresql.psycopg", "psycopg", "sqlalchemy.dialects.mysql.pymysql",
+    "pymysql", "pydantic", "alembic.command", "celery.bin.celery", "celery.app.control", "celery.app.events",
+    "celery.app.log", "celery.backends.base", "celery.events", "celery.fixups.django", "celery.concurrency.prefork",
+    "celery.concurrency.thread", "celery.apps.worker", "celery.worker.autoscale", "celery.worker.components",
+    "celery.worker.consumer", "celery.worker.consumer.delayed_delivery", "celery.worker.strategy", "billiard.popen_fork",
+    "billiard.sharedctypes", "billiard.synchronize", "kombu.transport.redis", "kombu.transport.pyamqp", "rq.cli",
+    "rq.decorators", "rq.worker_pool", "pika",
 ]  # fmt: skip
 """Not Dramatiq: it reads the environment when it is imported."""
 
@@ -170,6 +175,7 @@ def _serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+    """Makes this process what the request says, and performs its program."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     high = [fcntl.fcntl(each, fcntl.F_DUPFD, 200) for each in descriptors]  # none is where another one is to go
     for each in descriptors:
@@ -196,8 +202,34 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
         runpy.run_path(words[0], run_name="__main__")
 
 
+def _end(ended: BaseException | None) -> NoReturn:
+    """Ends this process as an interpreter ends, but for taking every module apart: that would copy the whole heap, which
+    it shares with the process that it was forked from."""
+    code = 0
+    if isinstance(ended, SystemExit):
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if not isinstance(ended.code, int | None):
+            print(ended.code, file=sys.stderr)
+    elif ended is not None:
+        code = 1
+        sys.excepthook(type(ended), ended, ended.__traceback__)
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
     for module in _PRELOADED:
         importlib.import_module(module)
     gc.freeze()
-    _become(*_serve(socket.socket(fileno=int(sys.argv[1]))))
+    request, descriptors = _serve(socket.socket(fileno=int(sys.argv[1])))
+    try:
+        _become(request, descriptors)
+    except KeyboardInterrupt:
+        raise  # the interpreter ends by the signal itself
+    except BaseException as error:
+        _end(error)
+    _end(None)
